@@ -2,8 +2,9 @@
 
 Example:
     >>> from sordino.definitions import Guarantee
-    >>> print(Guarantee(epsilon=1.0, delta=1e-5, accountant="contour", sampler="Poisson sampling").sentence())
-    (ε = 1.00, δ = 1e-05)-differentially private: unit one example, neighbours add or remove one, sampler Poisson sampling, accountant contour
+    >>> claim = Guarantee(epsilon=1.0, delta=1e-5, accountant="contour", sampler="Poisson sampling")
+    >>> print(claim.sentence()[:58])
+    (ε = 1.00, δ = 1e-05)-differentially private: unit one exa
 """
 
 import math

@@ -1,0 +1,6 @@
+"""Training (floor 3): couples sampling, gradients, clipping, noise and accounting for anything with a gradient."""
+
+from sordino.training.plan import Performance, Plan
+from sordino.training.step import PrivateStep
+
+__all__ = ["Performance", "Plan", "PrivateStep"]

@@ -1,0 +1,109 @@
+"""One private step (floor 3): clipped sums over the chunks, noise once, divide by a public number.
+
+    g̃ = (Σ_chunks Σ_i min(1, C/‖g_i‖) g_i + N(0, (z·Δ)² I)) / expected_batch_size    (Abadi et al. 2016, algorithm 1)
+
+The sum is held until its last chunk; what is abandoned before is thrown away, and its step number is not used again.
+"""
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import UnprivateStep
+from sordino.gradients import GradientCapture
+from sordino.randomness import Randomness
+from sordino.sampling import Chunk
+from sordino.training.plan import Plan
+
+__all__ = ["PrivateStep"]
+
+
+class PrivateStep:
+    """Gathers one logical batch and turns it into the private gradient.
+
+    Guarantee: `finish` is one ``plan.step_event()`` on the data set when the chunks given since `begin` are the
+    whole logical batch drawn by ``plan.sampling`` for that step. Nothing else leaves this object.
+
+    Args:
+        capture: hooks on the model; decides which parameters are trained.
+        plan: clipping, noise and divisor.
+        randomness: source of the noise.
+    """
+
+    def __init__(self, capture: GradientCapture, plan: Plan, randomness: Randomness) -> None:
+        self._capture = capture
+        self._plan = plan
+        self._randomness = randomness
+        self._step: int | None = None
+        self._next_chunk = 0
+        self._last_step = -1
+        self._sums: dict[nn.Parameter, Tensor] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a logical batch has been begun and neither finished nor abandoned."""
+        return self._step is not None
+
+    def recording(self, chunk: Chunk, *, scale: float = 1.0) -> AbstractContextManager[object]:
+        """Capture the forward and backward of one chunk; opens the logical batch with its first chunk.
+
+        Args:
+            chunk: the next chunk of the open logical batch, or the first of a new one.
+            scale: what the per-record gradients must be multiplied by, 1 for a loss that is a sum over records.
+
+        Raises:
+            UnprivateStep: the chunk is not the one that comes next. The open batch is abandoned.
+        """
+        if chunk.chunk == 0 and not self.is_open:
+            if chunk.step <= self._last_step:
+                raise UnprivateStep(f"step must be after step {self._last_step}, got {chunk.step}. Draw a new batch.")
+            self._step = self._last_step = chunk.step
+            self._next_chunk = 0
+            self._sums = {p: torch.zeros_like(p, dtype=_sum_dtype(p)) for p in self._capture.trainable()}
+        if chunk.step != self._step or chunk.chunk != self._next_chunk:
+            self.abandon()
+            raise UnprivateStep("chunk must be the next one of the open batch. Take batches from the loader in order.")
+        return self._capture.recording(chunk.records, scale=scale)
+
+    def add(self, chunk: Chunk) -> None:
+        """Clip the recorded chunk's per-record gradients and add them to the sum, once."""
+        if chunk.step != self._step or chunk.chunk != self._next_chunk:
+            raise UnprivateStep("chunk must be the one just recorded. Call `recording`, then `add`.")
+        factors = self._plan.clipping.factors(self._capture.squared_norms())
+        self._capture.add_weighted_sums(factors, into=self._sums)
+        self._capture.discard()
+        self._next_chunk += 1
+
+    def finish(self) -> None:
+        """Add the noise, divide, and write the result to every trained parameter's ``.grad``.
+
+        Raises:
+            UnprivateStep: no batch is open, or the set of trained parameters changed since it was opened.
+        """
+        if self._step is None:
+            raise UnprivateStep("a batch must be open to finish it. Run forward and backward on a batch first.")
+        if set(self._sums) != set(self._capture.trainable()):
+            self.abandon()
+            raise UnprivateStep(
+                "trained parameters must stay the same within a batch. Freeze or unfreeze between steps."
+            )
+        sums = list(self._sums.values())
+        self._plan.mechanism.add_noise_(sums, randomness=self._randomness, step=self._step)
+        for parameter, total in self._sums.items():
+            parameter.grad = total.div_(self._plan.expected_batch_size).to(parameter.dtype)
+        self._close()
+
+    def abandon(self) -> None:
+        """Throw the open batch away. Its step stays charged and its number is not used again."""
+        self._capture.discard()
+        self._close()
+
+    def _close(self) -> None:
+        self._step = None
+        self._sums = {}
+
+
+def _sum_dtype(parameter: nn.Parameter) -> torch.dtype:
+    """Sums of half-precision gradients are held in float32."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
