@@ -1,0 +1,342 @@
+"""Declared schemas: what is public about a table or an array of private records (floor 1).
+
+A differentially private training run may use bounds, category lists and label sets only when they are public.
+They are therefore *declared*: written by the user, or taken from a public sample, never computed from the private data.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from sordino.checks import one_of
+from sordino.errors import InvalidArgument, MissingDeclaration
+
+__all__ = ["ArraySchema", "Category", "Numeric", "Schema", "read_schema"]
+
+Origin = Literal["declared", "public_sample"]
+
+_EXAMPLE = (
+    '{"target": "income", "labels": ["low", "high"], "columns": ['
+    '{"name": "age", "type": "numeric", "low": 0, "high": 100}, '
+    '{"name": "work", "type": "category", "categories": ["private", "public"]}]}'
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numeric:
+    """A number with public bounds: clipped to [low, high], then scaled linearly to [-1, 1].
+
+    A missing or unreadable number becomes the midpoint, which is 0 after scaling.
+
+    Args:
+        name: The column's name in the file's header.
+        low: Public lower bound, in the column's own unit.
+        high: Public upper bound, above `low`.
+
+    Raises:
+        InvalidArgument: If the bounds are not finite or not in order.
+    """
+
+    name: str
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _require_name(self.name)
+        _require_bounds(f"the bounds of column {self.name!r}", self.low, self.high)
+
+    @property
+    def width(self) -> int:
+        """One feature."""
+        return 1
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The column's own name."""
+        return (self.name,)
+
+    def to_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        return {"name": self.name, "type": "numeric", "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Category:
+    """A value from a public list, one-hot; a missing or unlisted value is all zeros.
+
+    Values are compared as text, without surrounding white space; whole numbers are written without a decimal point.
+
+    Args:
+        name: The column's name in the file's header.
+        categories: The public list, in the order of the features; at least one, all different.
+
+    Raises:
+        InvalidArgument: If the list is empty or holds a value twice.
+    """
+
+    name: str
+    categories: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _require_name(self.name)
+        object.__setattr__(self, "categories", tuple(self.categories))
+        _require_texts(f"the categories of column {self.name!r}", self.categories, at_least=1)
+
+    @property
+    def width(self) -> int:
+        """One feature per category."""
+        return len(self.categories)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """``column=category`` for every category."""
+        return tuple(f"{self.name}={value}" for value in self.categories)
+
+    def to_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        return {"name": self.name, "type": "category", "categories": list(self.categories)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """The public description of a table: its feature columns, its target and the set of labels.
+
+    Columns of the file that the schema doesn't name are not read.
+
+    Args:
+        columns: The feature columns, in the order of the features.
+        target: The column that holds the label; not among `columns`.
+        labels: The public label set; a record's label is the index in it. At least two.
+        origin: Where the facts come from: ``declared``, or ``public_sample`` when derived from a public sample.
+
+    Raises:
+        InvalidArgument: If names repeat, the target is also a feature, or there are fewer than two labels.
+
+    Example:
+        >>> age = Numeric(name="age", low=0, high=100)
+        >>> job = Category(name="job", categories=("clerk", "sales"))
+        >>> schema = Schema(columns=(age, job), target="income", labels=("low", "high"))
+        >>> schema.feature_names
+        ('age', 'job=clerk', 'job=sales')
+        >>> Schema.from_json(schema.to_json()) == schema
+        True
+    """
+
+    columns: tuple[Numeric | Category, ...]
+    target: str
+    labels: tuple[str, ...]
+    origin: Origin = "declared"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        object.__setattr__(self, "labels", tuple(self.labels))
+        one_of(("declared", "public_sample"), origin=self.origin)
+        _require_name(self.target)
+        if not self.columns:
+            raise InvalidArgument("columns must be at least one column, got none. Declare the features to train on.")
+        names = [column.name for column in self.columns]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InvalidArgument(f"columns must be named once each, got {twice} repeatedly. Remove the repetition.")
+        if self.target in names:
+            raise InvalidArgument(
+                f"target must be a column that is not a feature, got {self.target!r}. Remove it from the columns."
+            )
+        _require_texts(f"the labels of target {self.target!r}", self.labels, at_least=2)
+
+    def width(self) -> int:
+        """Number of features after encoding."""
+        return sum(column.width for column in self.columns)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features after encoding, `width` of them."""
+        return tuple(name for column in self.columns for name in column.feature_names)
+
+    def to_dict(self) -> dict[str, object]:
+        """The JSON form as a dictionary."""
+        return {
+            "target": self.target,
+            "labels": list(self.labels),
+            "columns": [column.to_dict() for column in self.columns],
+            "origin": self.origin,
+        }
+
+    def to_json(self) -> str:
+        """The schema as JSON text; `from_json` reads it back."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Schema":
+        """Read a schema from JSON text.
+
+        Raises:
+            MissingDeclaration: If a bound, a category list, the label set or the target is not there.
+            InvalidArgument: If the text is not JSON, or a value is of the wrong type or out of range.
+        """
+        fields = _object(text)
+        _only_known("schema", fields, {"target", "labels", "columns", "origin"})
+        raw_columns = fields.get("columns")
+        _refuse_missing(fields, raw_columns)
+        return cls(
+            columns=tuple(_column(item) for item in _list("columns", raw_columns)),
+            target=_text("target", fields["target"]),
+            labels=_texts("labels", fields["labels"]),
+            origin=_origin(fields),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArraySchema:
+    """The public description of an array file (IDX, npz): range of the numbers and the set of labels.
+
+    Numbers are clipped to [low, high] and scaled linearly to [0, 1], as images are; NaN becomes the midpoint.
+
+    Args:
+        labels: The public label set; the file's integer labels are indices in it.
+        low: Public lower bound of every number.
+        high: Public upper bound, above `low`.
+        origin: ``declared`` or ``public_sample``.
+    """
+
+    labels: tuple[str, ...]
+    low: float = 0.0
+    high: float = 255.0
+    origin: Origin = "declared"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", tuple(self.labels))
+        one_of(("declared", "public_sample"), origin=self.origin)
+        _require_bounds("the range of the array", self.low, self.high)
+        _require_texts("labels", self.labels, at_least=2)
+
+    def to_json(self) -> str:
+        """The schema as JSON text; `from_json` reads it back."""
+        fields = {"array": {"low": self.low, "high": self.high}, "labels": list(self.labels), "origin": self.origin}
+        return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "ArraySchema":
+        """Read an array schema: ``{"array": {"low": 0, "high": 255}, "labels": ["cat", "dog"]}``.
+
+        Raises:
+            MissingDeclaration: If the range or the label set is not there.
+            InvalidArgument: If the text is not JSON, or a value is of the wrong type or out of range.
+        """
+        fields = _object(text)
+        _only_known("array schema", fields, {"array", "labels", "origin"})
+        bounds = fields.get("array")
+        if not isinstance(bounds, Mapping) or "low" not in bounds or "high" not in bounds:
+            raise MissingDeclaration('array must be declared as {"low": …, "high": …}. Add the public range.')
+        if "labels" not in fields:
+            raise MissingDeclaration("labels must be declared. Add the list of labels, in the order of their numbers.")
+        return cls(
+            labels=_texts("labels", fields["labels"]),
+            low=_number("low", bounds["low"]),
+            high=_number("high", bounds["high"]),
+            origin=_origin(fields),
+        )
+
+
+def read_schema(path: Path) -> Schema | ArraySchema:
+    """Read either kind of schema from a JSON file; an array schema has a field ``array``.
+
+    Raises:
+        InvalidArgument: If there is no such file or it is not a schema.
+        MissingDeclaration: If it lacks a declaration.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise InvalidArgument(f"schema must be a readable JSON file, got {str(path)!r}. Check the path.") from problem
+    return ArraySchema.from_json(text) if "array" in _object(text) else Schema.from_json(text)
+
+
+def _refuse_missing(fields: Mapping[str, object], raw_columns: object) -> None:
+    missing = [f"{name!r}" for name in ("target", "labels", "columns") if name not in fields]
+    for item in raw_columns if isinstance(raw_columns, list) else ():
+        if not isinstance(item, Mapping):
+            continue
+        needed = {"numeric": ("low", "high"), "category": ("categories",)}.get(str(item.get("type")), ("type",))
+        absent = [field for field in needed if field not in item]
+        if absent:
+            missing.append(f"{', '.join(map(repr, absent))} of column {item.get('name', '(unnamed)')!r}")
+    if missing:
+        raise MissingDeclaration(
+            f"the schema must declare every bound, category list and label, got none for: {'; '.join(missing)}. "
+            f"Add them; a complete schema looks like {_EXAMPLE}."
+        )
+
+
+def _origin(fields: Mapping[str, object]) -> Origin:
+    return cast("Origin", one_of(("declared", "public_sample"), origin=fields.get("origin", "declared")))
+
+
+def _column(item: object) -> Numeric | Category:
+    if not isinstance(item, Mapping):
+        raise InvalidArgument(f"columns must be a list of objects. A complete schema looks like {_EXAMPLE}.")
+    name = _text("the name of a column", item.get("name"))
+    if one_of(("numeric", "category"), type=item["type"]) == "numeric":
+        _only_known(f"column {name!r}", item, {"name", "type", "low", "high"})
+        return Numeric(name=name, low=_number(f"low of {name!r}", item["low"]), high=_number("high", item["high"]))
+    _only_known(f"column {name!r}", item, {"name", "type", "categories"})
+    return Category(name=name, categories=_texts(f"the categories of column {name!r}", item["categories"]))
+
+
+def _object(text: str) -> Mapping[str, object]:
+    try:
+        value = json.loads(text)
+    except ValueError as problem:
+        raise InvalidArgument(f"schema must be JSON text. A complete schema looks like {_EXAMPLE}.") from problem
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"schema must be a JSON object. A complete schema looks like {_EXAMPLE}.")
+    return value
+
+
+def _only_known(what: str, fields: Mapping[str, object], known: set[str]) -> None:
+    # A misspelt field must not be dropped silently: it could be the one that declares a bound.
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        raise InvalidArgument(f"{what} must have only the fields {sorted(known)}, got {unknown}. Check the spelling.")
+
+
+def _list(name: str, value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise InvalidArgument(f"{name} must be a list, got {value!r}. Write it in square brackets.")
+    return value
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} must be text, got {value!r}. Write it in double quotes.")
+    return value
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    return tuple(_text(f"every entry of {name}", item) for item in _list(name, value))
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidArgument(f"{name} must be a number, got {value!r}. Write it without quotes.")
+    return value
+
+
+def _require_name(name: str) -> None:
+    if not isinstance(name, str) or not name or name != name.strip():
+        raise InvalidArgument(f"name must be text without surrounding white space, got {name!r}. Strip it.")
+
+
+def _require_bounds(what: str, low: float, high: float) -> None:
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise InvalidArgument(f"{what} must be finite with low < high, got low={low!r}, high={high!r}. Correct them.")
+
+
+def _require_texts(what: str, values: tuple[str, ...], *, at_least: int) -> None:
+    if any(not isinstance(value, str) or value != value.strip() for value in values):
+        raise InvalidArgument(f"{what} must be text without surrounding white space. Strip the entries.")
+    if len(values) < at_least or len(set(values)) != len(values):
+        raise InvalidArgument(f"{what} must be at least {at_least} different values, got {len(values)}. Correct it.")
