@@ -1,0 +1,293 @@
+"""Hooks that capture a model's layers so that per-record gradients can be clipped (floor 1, gradients).
+
+During a recording every module that owns parameters runs with them switched off (``requires_grad=False``), so torch
+propagates gradients through the layer but never computes its ordinary weight gradient. What the layer's rule needs is
+kept, and the gradient at its output is read by a node in the graph. A managed parameter that still receives an
+ordinary gradient was therefore used outside its layer: refused.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from sordino import checks
+from sordino.errors import InvalidArgument, PrivacyError, RecordCountMismatch, UncapturedParameter
+from sordino.gradients.edge import capture_outputs
+from sordino.gradients.graph import ordinary_uses
+from sordino.gradients.recording import Recording
+from sordino.gradients.rules.rule import Use
+from sordino.gradients.sites import Site, find_sites, may_couple, refuse_coupling
+
+__all__ = ["GradientCapture"]
+
+
+class GradientCapture:
+    """Per-record gradient norms and weighted gradient sums of any model, in one forward and one backward pass.
+
+    The model stays the user's object: hooks are registered, nothing is wrapped or replaced. Forward and backward of
+    one chunk of records run inside `recording`; afterwards `squared_norms` and `add_weighted_sums` read it.
+
+    Guarantee:
+        Norms and sums come from the same kept values. ``add_weighted_sums`` with weights that bound
+        ``weight · norm ≤ C`` lets each record contribute at most C(1 + 1e-6). A use of a managed parameter that is
+        not captured raises, and nothing can be read from that recording.
+
+    Args:
+        model: the model; its leading input dimension is the record.
+        parameters: the parameters to capture, by default all of the model's. Frozen ones are captured from the first
+            forward pass after they are unfrozen. Parameters of the model that are not listed receive no gradient.
+
+    Raises:
+        InvalidArgument: a listed parameter is not the model's.
+        UnsupportedModule: a layer mixes records (batch normalisation in training mode).
+
+    Example:
+        >>> model = nn.Linear(3, 1)
+        >>> capture = GradientCapture(model)
+        >>> with capture.recording(records=4):
+        ...     model(torch.ones(4, 3)).sum().backward()
+        >>> capture.squared_norms()
+        tensor([4., 4., 4., 4.], dtype=torch.float64)
+    """
+
+    def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter] | None = None) -> None:
+        named = {parameter: name for name, parameter in model.named_parameters()}
+        wanted = list(named) if parameters is None else list(dict.fromkeys(parameters))
+        if any(parameter not in named for parameter in wanted):
+            raise InvalidArgument("parameters must be parameters of the model, got one that is not. List them from it.")
+        self.model = model
+        self.names: dict[nn.Parameter, str] = {parameter: named[parameter] for parameter in wanted}
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._recording: Recording | None = None
+        self._frames: list[tuple[Site, list[nn.Parameter], list[tuple[str, nn.Parameter]]] | None] = []
+        self._suspended = 0
+        self._handles: list[RemovableHandle] = []
+        self._guarded: set[nn.Parameter] = set()
+        for name, module in model.named_modules():
+            refuse_coupling(module, f"{name or 'the model'} ({type(module).__name__})")
+        self._attach()
+
+    # --- lifecycle -----------------------------------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        for name, module in self.model.named_modules():
+            label = f"{name or 'the model'} ({type(module).__name__})"
+            if may_couple(module):
+                hook = _Hook(lambda inner, _args, _kwargs, label=label: refuse_coupling(inner, label), module)
+                self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        for site in find_sites(self.model):
+            self._attach_site(site)
+        self._guard()
+
+    def _attach_site(self, site: Site) -> None:
+        before = _Hook(lambda *_: self._before(site), site.module)
+        after = _Hook(lambda _module, args, kwargs, output: self._after(site, args, kwargs, output), site.module)
+        self._handles += [
+            site.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+            site.module.register_forward_hook(after, prepend=site.rule is not None, with_kwargs=True, always_call=True),
+        ]
+
+    def _guard(self) -> None:
+        """Watch for ordinary gradients of every managed parameter that requires grad by now."""
+        for parameter, name in self.names.items():
+            if parameter.requires_grad and parameter not in self._guarded:
+                self._guarded.add(parameter)
+                self._handles.append(parameter.register_hook(lambda _grad, name=name: self._refuse(name)))
+
+    def _refuse(self, name: str) -> None:
+        if self._recording is not None:
+            self._recording.poison(name)
+        where = "an uncaptured use" if self._recording is not None and self._recording.open else "an ordinary backward"
+        raise UncapturedParameter(
+            f"{name} must be used through a captured layer inside a recording, got {where}. "
+            "Call the layer itself rather than reading its parameter, and keep penalties on parameters out of the loss."
+        )
+
+    def detach(self) -> None:
+        """Remove every hook; the model is as before."""
+        self.discard()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._guarded.clear()
+
+    def start(self, records: int, *, scale: float = 1.0) -> None:
+        """Begin a recording; whatever was recorded before and not read is discarded.
+
+        Args:
+            records: number of records in the chunk, ≥ 0.
+            scale: factor on every captured gradient, > 0; the record count, when the loss is a mean over the chunk.
+        """
+        checks.integer(0, records=records)
+        checks.positive(scale=scale)
+        self.stop()
+        self._guard()
+        device = next(iter(self.names)).device if self.names else torch.device("cpu")
+        if self._anchor.device != device:
+            self._anchor = torch.zeros((), requires_grad=True, device=device)
+        self._recording = Recording(records, scale=scale, device=device)
+
+    def stop(self) -> None:
+        """End the recording: later forward and backward passes are not captured. It can still be read."""
+        if self._recording is not None:
+            self._recording.open = False
+        self._restore_all()
+
+    @contextmanager
+    def recording(self, records: int, *, scale: float = 1.0) -> Iterator[None]:
+        """`start` and `stop` around a block that holds forward and backward of one chunk.
+
+        An exception inside the block discards the recording.
+        """
+        self.start(records, scale=scale)
+        try:
+            yield
+        except BaseException:
+            self.discard()
+            raise
+        self.stop()
+
+    def discard(self) -> None:
+        """Forget the recording and free what it holds."""
+        self.stop()
+        self._recording = None
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def squared_norms(self) -> Float[Tensor, " B"]:
+        """Squared norm of each record's gradient, summed over all uses and parameters, times ``scale²``.
+
+        Returns:
+            One float64 value per record, never below the true value by more than 1e-6 relative; not finite for a
+            record whose gradient is not finite.
+
+        Raises:
+            UncapturedParameter: a use of a managed parameter was not captured.
+            PrivacyError: there is no recording, or a kept input was modified in place.
+        """
+        return self._readable().squared_norms()
+
+    def add_weighted_sums(self, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor]) -> None:
+        """Add ``scale · Σ_b weights[b] · gradient[b]`` to the entry of every parameter used in this chunk.
+
+        A record of weight 0 contributes nothing, even when its gradient is not finite.
+
+        Args:
+            weights: one factor per record.
+            into: sums by parameter; a missing entry is created, an unused parameter's entry is left alone.
+        """
+        recording = self._readable()
+        if weights.shape != (recording.records,):
+            raise RecordCountMismatch("weights must be one number per record of the chunk, got another shape.")
+        recording.add_weighted_sums(weights, into)
+
+    def uncaptured_uses(self, loss: Tensor) -> list[str]:
+        """Names of managed parameters that `loss` would send an ordinary gradient to: the check before backward."""
+        return ordinary_uses(loss, self.names)
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The managed parameters that require grad now."""
+        return [parameter for parameter in self.names if parameter.requires_grad]
+
+    def _readable(self) -> Recording:
+        if self._recording is None:
+            raise PrivacyError("a recording must exist to be read, got none. Run forward and backward inside one.")
+        return self._recording
+
+    # --- hooks ---------------------------------------------------------------------------------------------------
+
+    def _before(self, site: Site) -> None:
+        recording = self._recording
+        if recording is None or not recording.open or self._suspended or not torch.is_grad_enabled():
+            self._frames.append(None)
+            return
+        owned = site.parameters()
+        switched = [parameter for _, parameter in owned if parameter.requires_grad]
+        captured = [
+            (name, parameter) for name, parameter in owned if parameter.requires_grad and parameter in self.names
+        ]
+        for parameter in switched:
+            parameter.requires_grad_(False)
+        if site.rule is None:
+            self._suspended += 1
+        self._frames.append((site, switched, captured))
+
+    def _restore(self) -> tuple[Site, list[nn.Parameter], list[tuple[str, nn.Parameter]]] | None:
+        frame = self._frames.pop() if self._frames else None
+        if frame is not None:
+            site, switched, _ = frame
+            for parameter in switched:
+                parameter.requires_grad_(True)
+            if site.rule is None:
+                self._suspended -= 1
+        return frame
+
+    def _restore_all(self) -> None:
+        while self._frames:
+            self._restore()
+
+    def _after(self, site: Site, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> object:
+        # First of all the flags: keeping tensors may raise inside a checkpointed block.
+        frame = self._restore()
+        recording = self._recording
+        if frame is None or output is None or recording is None or not frame[2]:
+            return None
+        if site.rule is None or not isinstance(output, Tensor):
+            raise UncapturedParameter(f"{site.label} has no layer rule.")
+        return self._capture(site, recording, dict(frame[2]), site.rule.save(site.module, args, kwargs, output), output)
+
+    def _capture(
+        self,
+        site: Site,
+        recording: Recording,
+        parameters: dict[str, nn.Parameter],
+        saved: tuple[Tensor, ...],
+        output: Tensor,
+    ) -> Tensor:
+        assert site.rule is not None
+        records = recording.records
+        if saved[0].dim() < site.rule.record_dims(site.module) or saved[0].shape[0] not in (1, records):
+            raise RecordCountMismatch(
+                f"the input of {site.label} must have the records as its first dimension, got another leading "
+                "dimension. Keep one row per record until the loss."
+            )
+        if saved[0].shape[0] != records:
+            # One row for the whole batch (position ids): every record gets its own, so that gradients stay apart.
+            saved = tuple(tensor.expand(records, *tensor.shape[1:]) for tensor in saved)
+            output = output.expand(records, *output.shape[1:]).clone()
+        use = Use(module=site.module, label=site.label, rule=site.rule, parameters=parameters, records=records)
+        receive = _Receiver(recording, use)
+        (passed,) = capture_outputs(receive, self._anchor, (output,), saved)
+        return passed
+
+
+class _Receiver:
+    def __init__(self, recording: Recording, use: Use) -> None:
+        self._recording, self._use = recording, use
+
+    def __call__(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
+        self._recording.receive(self._use, saved, grads)
+
+
+class _Hook:
+    """A hook that belongs to one module: a copy of the model carries an inert hook, and pickling drops the capture."""
+
+    def __init__(self, call: Callable[..., object], module: nn.Module) -> None:
+        self._call, self._module = call, module
+
+    def __call__(self, module: nn.Module, *arguments: object) -> object:
+        return self._call(module, *arguments) if module is self._module else None
+
+    def __deepcopy__(self, memo: object) -> "_Hook":
+        return self
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return _inert, ()
+
+
+def _inert(*_: object) -> None:
+    return None

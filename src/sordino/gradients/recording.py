@@ -1,0 +1,125 @@
+"""Everything captured from one chunk of records, and what is computed from it (floor 1, gradients)."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from sordino.errors import PrivacyError, UncapturedParameter
+from sordino.gradients.rules.rule import Use
+from sordino.gradients.shared import shared_squared_norms
+
+__all__ = ["Recording"]
+
+
+class Recording:
+    """The uses of captured parameters in one chunk: filled by the backward pass, read once for norms and sums.
+
+    Args:
+        records: number of records in the chunk, ≥ 0.
+        scale: what every captured gradient is multiplied by (the record count, when the loss was a mean).
+        device: where results live when nothing was captured.
+    """
+
+    def __init__(self, records: int, *, scale: float, device: torch.device) -> None:
+        self.records = records
+        self.scale = scale
+        self.open = True
+        self._device = device
+        self._uses: dict[int, Use] = {}
+        self._sealed = False
+        self._poison: str | None = None
+
+    def poison(self, name: str) -> None:
+        """Remember that parameter `name` had an uncaptured use: norms and sums are refused from now on."""
+        self._poison = name
+
+    def receive(self, use: Use, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
+        """Take a use whose output gradients arrived; a second backward through the same call adds to the first."""
+        if not self.open or self._sealed:
+            self.poison(use.label)
+            raise PrivacyError(
+                f"backward through {use.label} must happen in the recording of its forward pass, got a recording that "
+                "has ended. Run forward and backward of a batch before its private gradient is taken."
+            )
+        if all(grad is None for grad in grads):
+            return
+        if id(use) in self._uses:
+            use.grads = tuple(_added(old, new) for old, new in zip(use.grads, grads, strict=True))
+            return
+        use.saved, use.grads = saved, grads
+        use.versions = tuple(tensor._version for tensor in saved)
+        self._uses[id(use)] = use
+
+    def squared_norms(self) -> Float[Tensor, " B"]:
+        """Squared norm of each record's summed gradient, in float64."""
+        self._check()
+        self._sealed = True
+        total: Tensor | None = None
+        with torch.no_grad():
+            for uses, shares in _groups(list(self._uses.values())):
+                if len(uses) == 1:
+                    part = uses[0].rule.squared_norms(uses[0], frozenset(names[0] for names in shares))
+                else:
+                    part = shared_squared_norms(uses, shares)
+                total = part.double() if total is None else total + part
+        if total is None:
+            return torch.zeros(self.records, dtype=torch.float64, device=self._device)
+        return total * self.scale**2
+
+    def add_weighted_sums(self, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor]) -> None:
+        """Add ``scale · Σ_b weights[b] · gradient[b]`` to every used parameter's entry of `into`."""
+        self._check()
+        self._sealed = True
+        with torch.no_grad():
+            # Below the smallest normal number a weight has lost its precision, and a product with zero keeps NaN:
+            # records without weight are left out instead.
+            weights = weights.detach() * self.scale
+            kept = weights.abs() > torch.finfo(torch.float32).tiny
+            everyone = bool(kept.all())
+            index = None if everyone else kept.nonzero().flatten()
+            chosen = weights if index is None else weights.index_select(0, index)
+            for use in self._uses.values():
+                part = use if index is None else use.select(index)
+                for name, value in use.rule.weighted_sums(part, use.parameters, chosen).items():
+                    _accumulate(into, use.parameters[name], value)
+
+    def _check(self) -> None:
+        if self._poison is not None:
+            raise UncapturedParameter(
+                f"{self._poison} must be used through a captured layer only, got an uncaptured use in this batch. "
+                "Discard the batch and see the refusal that was raised in its backward pass."
+            )
+        for use in self._uses.values():
+            use.check_unmodified()
+
+
+def _added(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+    if old is None or new is None:
+        return new if old is None else old
+    return old + new
+
+
+def _accumulate(into: dict[nn.Parameter, Tensor], parameter: nn.Parameter, value: Tensor) -> None:
+    present = into.get(parameter)
+    if present is None:
+        into[parameter] = value
+    else:
+        present.add_(value)
+
+
+def _groups(uses: list[Use]) -> list[tuple[list[Use], list[tuple[str, ...]]]]:
+    """Parameters that share exactly the same uses, together: (the uses, per parameter its name in each use).
+
+    Squared norms add over parameters, but not over the uses of one parameter.
+    """
+    shares: Mapping[int, list[tuple[int, str]]] = defaultdict(list)
+    for position, use in enumerate(uses):
+        for name, parameter in use.parameters.items():
+            shares[id(parameter)].append((position, name))
+    groups: dict[tuple[int, ...], list[tuple[str, ...]]] = defaultdict(list)
+    for occurrences in shares.values():
+        groups[tuple(position for position, _ in occurrences)].append(tuple(name for _, name in occurrences))
+    return [([uses[position] for position in key], names) for key, names in groups.items()]

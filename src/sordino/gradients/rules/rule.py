@@ -1,0 +1,192 @@
+"""What a layer rule is, and the table of rules (floor 1, gradients).
+
+A rule knows one family of layers: what to keep from the forward pass, and how the per-record gradients, their
+squared norms and their weighted sum follow from what was kept and from the gradient at the layer's output.
+Legend of shapes: B records, T positions, d inputs, p outputs.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from sordino.errors import PrivacyError, RecordCountMismatch
+from sordino.gradients.numerics import compute_dtype, row_squared_norms
+
+__all__ = ["LayerRule", "Use", "layer_rule", "rule_for", "weigh"]
+
+
+@dataclass(eq=False, kw_only=True)
+class Use:
+    """One call of one module: what its rule kept, and the gradient that reached its output.
+
+    Args:
+        module: the module that was called.
+        label: its qualified name, for messages.
+        rule: the rule that reads this use.
+        parameters: the module's captured parameters by name.
+        records: number of records B; every kept tensor and every gradient has B as its first dimension.
+        saved: what `rule.save` kept.
+        grads: gradient at each output; None where no gradient arrived.
+        context: what else the rule needs (never a tensor that depends on records).
+        memo: intermediate results that a rule keeps between norms and sums.
+    """
+
+    module: nn.Module
+    label: str
+    rule: "LayerRule"
+    parameters: Mapping[str, nn.Parameter]
+    records: int
+    saved: tuple[Tensor, ...] = ()
+    grads: tuple[Tensor | None, ...] = ()
+    context: object = None
+    memo: dict[str, Tensor] = field(default_factory=dict)
+    versions: tuple[int, ...] = ()
+
+    @property
+    def grad(self) -> Tensor:
+        """The gradient at the only output."""
+        (grad,) = self.grads
+        if grad is None:
+            raise PrivacyError(f"{self.label} must have a gradient at its output to be read, got none.")
+        return grad
+
+    def select(self, index: Tensor) -> "Use":
+        """The same use, restricted to the records in `index`."""
+        return replace(
+            self,
+            records=index.numel(),
+            saved=tuple(tensor.index_select(0, index) for tensor in self.saved),
+            grads=tuple(None if grad is None else grad.index_select(0, index) for grad in self.grads),
+            memo={name: tensor.index_select(0, index) for name, tensor in self.memo.items()},
+            versions=(),
+        )
+
+    def check_unmodified(self) -> None:
+        """Refuse when a kept tensor was modified in place since the backward pass.
+
+        Raises:
+            PrivacyError: norms and sums would come from different values.
+        """
+        if self.versions and self.versions != tuple(tensor._version for tensor in self.saved):
+            raise PrivacyError(
+                f"the input of {self.label} must stay as it was until the private gradient is taken, got an "
+                "in-place change after the backward pass. Copy the batch instead of overwriting it."
+            )
+
+
+class LayerRule:
+    """Base of the rules. A subclass needs `save` and `per_example`; the rest has slow, correct defaults.
+
+    `names` are the parameters the rule knows; a module with other direct parameters, or with parametrizations, is
+    not matched and goes to the functional fallback.
+    """
+
+    names: ClassVar[frozenset[str]] = frozenset({"weight", "bias"})
+
+    def accepts(self, module: nn.Module) -> bool:  # noqa: ARG002
+        """Whether this rule reads every option that `module` has set."""
+        return True
+
+    def save(
+        self,
+        module: nn.Module,  # noqa: ARG002
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        output: Tensor,  # noqa: ARG002
+    ) -> tuple[Tensor, ...]:
+        """The tensors to keep from a call, each with the records first. By default the only input."""
+        return (only_input(args, kwargs),)
+
+    def record_dims(self, module: nn.Module) -> int:  # noqa: ARG002
+        """The least number of dimensions of the first kept tensor, the records' included."""
+        return 2
+
+    def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
+        """The gradient of each record for parameter `name`."""
+        raise NotImplementedError
+
+    def squared_norms(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
+        """Each record's squared gradient norm over the parameters `names`, in float64."""
+        total = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
+        for name in names:
+            use.memo[name] = self.per_example(use, name)
+            total += row_squared_norms(use.memo[name])
+        return total
+
+    def weighted_sums(
+        self, use: Use, names: Iterable[str], weights: Float[Tensor, " B"]
+    ) -> dict[str, Float[Tensor, "*shape"]]:
+        """``Σ_b weights[b] · gradient[b]`` for each parameter in `names`."""
+        sums = {}
+        for name in names:
+            stored = use.memo.get(name)
+            sums[name] = weigh(self.per_example(use, name) if stored is None else stored, weights)
+        return sums
+
+    def merge(self, uses: list[Use], name: str) -> Use | None:  # noqa: ARG002
+        """One use whose gradient for `name` is the sum over `uses`, or None where this rule can't build it."""
+        return None
+
+
+def weigh(per_example: Float[Tensor, "B *shape"], weights: Float[Tensor, " B"]) -> Float[Tensor, "*shape"]:
+    """``Σ_b weights[b] · per_example[b]``."""
+    rows = per_example.flatten(1) if per_example.dim() > 1 else per_example[:, None]
+    dtype = compute_dtype(rows)
+    return (weights.to(dtype) @ rows.to(dtype)).view(per_example.shape[1:])
+
+
+def only_input(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor:
+    """The one tensor that a simple layer was called with, however it was passed."""
+    values = [*args, *kwargs.values()]
+    if not values or not isinstance(values[0], Tensor):
+        raise RecordCountMismatch("a captured layer must be called with a tensor, got something else.")
+    return values[0]
+
+
+_RULES: dict[type[nn.Module], LayerRule] = {}
+_Rule = TypeVar("_Rule", bound=LayerRule)
+
+
+def layer_rule(*modules: type[nn.Module]) -> Callable[[type[_Rule]], type[_Rule]]:
+    """Class decorator: register a rule for module classes, and for subclasses that don't override `forward`.
+
+    A later registration for the same class replaces the earlier one. Check a new rule with `check_layer_rule`.
+
+    Args:
+        modules: the classes the rule reads.
+
+    Returns:
+        The decorator; the rule class must be constructible without arguments.
+    """
+
+    def register(rule: type[_Rule]) -> type[_Rule]:
+        instance = rule()
+        for module in modules:
+            _RULES[module] = instance
+        return rule
+
+    return register
+
+
+def rule_for(module: nn.Module) -> LayerRule | None:
+    """The rule that reads `module`, or None when only the functional fallback can.
+
+    A rule matches the module's class or a base class whose `forward` is the one that runs, and only when every
+    direct parameter is a plain `nn.Parameter` that the rule knows and nothing is parametrized.
+    """
+    if "forward" in vars(module) or hasattr(module, "parametrizations"):
+        return None
+    for base in type(module).__mro__:
+        rule = _RULES.get(base)
+        if rule is None:
+            continue
+        own = {name for name, _ in module.named_parameters(recurse=False, remove_duplicate=False)}
+        # A known name that is a tensor but no parameter is computed from something else (old-style weight norm).
+        computed = any(isinstance(getattr(module, name, None), Tensor) for name in rule.names - own)
+        plain = own <= rule.names and not computed
+        return rule if type(module).forward is base.forward and plain and rule.accepts(module) else None
+    return None
