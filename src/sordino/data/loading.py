@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from sordino.data.arrays import array_records, array_schema_from_sample, is_array
+from sordino.data.catalogue import CATALOGUE
 from sordino.data.encoding import encode
-from sordino.data.named import NAMED, load_named
+from sordino.data.named import load_named
 from sordino.data.records import DataSet, Records
 from sordino.data.samples import schema_from_sample
 from sordino.data.schema import ArraySchema, Schema, read_schema
@@ -49,7 +50,7 @@ def load(
         >>> len(adult.train), len(adult.test), adult.schema.width()
         (30162, 15060, 104)
     """
-    if str(name_or_path) in NAMED:
+    if str(name_or_path) in CATALOGUE:
         _refuse_for_named(str(name_or_path), schema=schema, public_schema_from=public_schema_from, test=test)
         found = load_named(str(name_or_path), keep_texts=keep_texts)
         _require_target(target, found.schema.target if found.schema else "label")
@@ -57,7 +58,7 @@ def load(
     path = Path(name_or_path).expanduser()
     if not is_table(path) and not is_array(path):
         raise DataUnavailable(
-            f"data must be one of {', '.join(sorted(NAMED))} or a .csv, .tsv, .parquet, .npz or IDX file, "
+            f"data must be one of {', '.join(CATALOGUE)} or a .csv, .tsv, .parquet, .npz or IDX file, "
             f"got {str(name_or_path)!r}. Run `sordino data list` to see the named sets."
         )
     sample = Path(public_schema_from) if public_schema_from is not None else None
