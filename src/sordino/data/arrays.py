@@ -7,10 +7,11 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import numpy as np
 from jaxtyping import Float32
+from numpy.lib.npyio import NpzFile
 
 from sordino.data.records import Records
 from sordino.data.schema import ArraySchema
@@ -126,7 +127,7 @@ def array_schema_from_sample(sample: Path) -> ArraySchema:
 def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     def read() -> dict[str, np.ndarray]:
         # Never with pickles: a data file must not run code.
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, _npz(stream) as file:
             return {key.lower(): file[key] for key in file.files if key.lower() in (*_FEATURE_KEYS, *_LABEL_KEYS)}
 
     arrays = _without_contents(path, read)
@@ -138,6 +139,13 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
             f"and one of {', '.join(_LABEL_KEYS)}. Save it with numpy.savez(path, features=…, labels=…)."
         )
     return features[0], labels[0]
+
+
+def _npz(stream: IO[bytes]) -> NpzFile:
+    archive = np.load(stream, allow_pickle=False)
+    if not isinstance(archive, NpzFile):
+        raise ValueError("a single array")
+    return archive
 
 
 def _without_contents(path: Path, read: Callable[[], T]) -> T:
