@@ -11,6 +11,7 @@ from PIL import Image
 
 from sordino.data import available, hashed_features, load
 from sordino.data.images import read_cifar_binary, read_cifar_jpeg
+from sordino.data.records import fixed_order
 from sordino.data.text import read_imdb
 from sordino.errors import DataUnavailable, InvalidArgument
 
@@ -194,3 +195,11 @@ def test_a_set_with_files_of_another_size_is_refused(tmp_path, monkeypatch):
         (tmp_path / "mnist" / name.removesuffix(".gz")).write_bytes(header + b"\x05")
     with pytest.raises(DataUnavailable, match="must have the shapes"):
         load("mnist")
+
+
+def test_the_fixed_order_is_a_permutation_that_mixes():
+    order = fixed_order(1000)
+    assert sorted(order.tolist()) == list(range(1000))
+    assert np.array_equal(order, fixed_order(1000))
+    # Each half holds about half of the indices below 500.
+    assert 200 < (order[:500] < 500).sum() < 300

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from sordino.data.arrays import labels_path, read_idx, to_images
-from sordino.data.records import Records
+from sordino.data.records import Records, fixed_order
 from sordino.errors import DataUnavailable
 
 __all__ = ["read_cifar_binary", "read_cifar_jpeg", "read_mnist"]
@@ -43,7 +43,7 @@ def read_cifar_binary(files: tuple[Path, ...]) -> tuple[Records, Records]:
 
 
 def read_cifar_jpeg(files: tuple[Path, ...]) -> tuple[Records, Records]:
-    """Train and test records of the lossy copy, in a fixed random order (the file is sorted by class).
+    """Train and test records of the lossy copy, in a fixed mixed order (the file is sorted by class).
 
     Each record of the file is: split (1 byte, 0 train, 1 test), label (1 byte), length (2 bytes, little-endian), JPEG.
 
@@ -81,8 +81,8 @@ def _cifar_records(rows: UInt8[np.ndarray, "n 3073"]) -> Records:
 
 
 def _mixed(rows: UInt8[np.ndarray, "n 3073"]) -> UInt8[np.ndarray, "n 3073"]:
-    # A fixed order of public data, so that any slice holds all classes and every run sees the same one.
-    return rows[np.random.default_rng(0).permutation(len(rows))]
+    # So that any slice holds all classes.
+    return rows[fixed_order(len(rows))]
 
 
 def _damaged(path: Path) -> DataUnavailable:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from sordino.checks import integer
-from sordino.data.records import Records
+from sordino.data.records import Records, fixed_order
 from sordino.errors import DataUnavailable
 
 __all__ = ["TEXT_WIDTH", "hashed_features", "read_imdb"]
@@ -67,7 +67,7 @@ def _place(word: str, width: int) -> tuple[int, float]:
 
 
 def read_imdb(files: tuple[Path, ...], *, keep_texts: bool = False) -> tuple[Records, Records]:
-    """Train and test reviews of the authors' archive or of the JSON-lines copy, in the same fixed random order.
+    """Train and test reviews of the authors' archive or of the JSON-lines copy, in the same fixed mixed order.
 
     Args:
         files: The one file.
@@ -107,7 +107,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, tuple[int, str, str]]]:
 def _records(reviews: list[tuple[int, str, str]], keep_texts: bool) -> Records:
     # Sorted first, so that both forms of the file give the same order; then mixed, so that any slice holds both labels.
     reviews.sort()
-    order = np.random.default_rng(0).permutation(len(reviews))
+    order = fixed_order(len(reviews)).tolist()
     texts = [reviews[i][2] for i in order]
     labels = np.array([reviews[i][0] for i in order], dtype=np.int64)
     return Records(features=hashed_features(texts), labels=labels, texts=tuple(texts) if keep_texts else None)
