@@ -1,3 +1,89 @@
-"""sordino: differentially private machine learning on PyTorch."""
+"""sordino: differentially private machine learning on PyTorch.
+
+The names below load what they need when they are first used: ``import sordino`` alone imports neither torch
+nor numpy, so the parts that only count (accounting, the command line's `account` and `plan`) start at once.
+
+Example:
+    >>> import sordino
+    >>> sordino.NeighboringRelation.ADD_OR_REMOVE_ONE.words
+    'add or remove one'
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sordino import accounting, data, events, recipes, report
+    from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
+    from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, PrivacyError, SordinoError
+    from sordino.randomness import Randomness
+    from sordino.runs import RunFolder
+    from sordino.sampling import PoissonSampling
+    from sordino.training.engine import PrivacyEngine
+    from sordino.training.plan import Performance, Plan
+    from sordino.training.step import PrivateStep
+    from sordino.training.trainer import FitResult, fit
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "BudgetExceeded",
+    "FitResult",
+    "Guarantee",
+    "InvalidArgument",
+    "MissingDeclaration",
+    "NeighboringRelation",
+    "Performance",
+    "Plan",
+    "PoissonSampling",
+    "PrivacyEngine",
+    "PrivacyError",
+    "PrivacyUnit",
+    "PrivateStep",
+    "Randomness",
+    "RunFolder",
+    "SordinoError",
+    "__version__",
+    "accounting",
+    "data",
+    "events",
+    "fit",
+    "recipes",
+    "report",
+]
+
+_HOMES = {
+    "BudgetExceeded": "errors",
+    "FitResult": "training.trainer",
+    "Guarantee": "definitions",
+    "InvalidArgument": "errors",
+    "MissingDeclaration": "errors",
+    "NeighboringRelation": "definitions",
+    "Performance": "training.plan",
+    "Plan": "training.plan",
+    "PoissonSampling": "sampling",
+    "PrivacyEngine": "training.engine",
+    "PrivacyError": "errors",
+    "PrivacyUnit": "definitions",
+    "PrivateStep": "training.step",
+    "Randomness": "randomness",
+    "RunFolder": "runs",
+    "SordinoError": "errors",
+    "fit": "training.trainer",
+}
+_ROOMS = ("accounting", "data", "events", "recipes", "report")
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        value = getattr(import_module(f"sordino.{_HOMES[name]}"), name)
+    elif name in _ROOMS:
+        value = import_module(f"sordino.{name}")
+    else:
+        raise AttributeError(f"module 'sordino' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,5 @@
+"""``python -m sordino``: the command line."""
+
+from sordino.cli import main
+
+main()

@@ -1,0 +1,9 @@
+"""The command line (floor 5): one file a command. Every command has `--json`.
+
+Exit codes: 0 done, 2 usage (also a value out of range or a missing declaration), 3 the budget was refused,
+1 anything else. An error is one line on stderr.
+"""
+
+from sordino.cli.app import app, main
+
+__all__ = ["app", "main"]

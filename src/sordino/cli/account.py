@@ -1,0 +1,204 @@
+"""`sordino account`: the ε of a run that is described, or that lies in a run folder. No torch, no data."""
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sordino import checks
+from sordino.cli.output import JsonOption, Output, facts, finite, heading, rounded
+from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
+from sordino.errors import InvalidArgument, MissingDeclaration
+from sordino.events import (
+    Composed,
+    Event,
+    FixedSizeSampled,
+    Gaussian,
+    NoPrivacy,
+    Nothing,
+    PoissonSampled,
+    SelfComposed,
+    from_json,
+    to_dict,
+)
+
+__all__ = ["account", "sampler_words", "statement", "subsampled_gaussian"]
+
+
+def account(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run folder: account what it did.")] = None,
+    sample_rate: Annotated[
+        float | None, typer.Option(help="Probability, above 0 up to 1, that a record joins a batch.")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise standard deviation over the sensitivity under --relation.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
+    event: Annotated[str | None, typer.Option(help="An event as JSON, or a file that holds one.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ, in (0, 1). A run folder brings its own.")] = None,
+    relation: Annotated[NeighboringRelation | None, typer.Option(help="Which data sets count as neighbours.")] = None,
+    unit: Annotated[PrivacyUnit | None, typer.Option(help="Whose contribution is protected.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute the ε of a described run, of an event, or of a run folder.
+
+    For example: [cyan]sordino account --sample-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5[/cyan]
+    """
+    out = Output(as_json=as_json)
+    described = {"--sample-rate": sample_rate, "--noise-multiplier": noise_multiplier, "--steps": steps}
+    given = [name for name, value in described.items() if value is not None]
+    if sum((run is not None, event is not None, bool(given))) != 1:
+        raise InvalidArgument(
+            "account must be given exactly one of a run folder, --event, or --sample-rate with --noise-multiplier "
+            "and --steps. See `sordino account --help`."
+        )
+    if run is not None:
+        spent, delta, relation, unit = _read(run, delta, relation, unit)
+    elif event is not None:
+        spent = from_json(event if event.lstrip().startswith("{") else _text(Path(event)))
+    else:
+        if sample_rate is None or noise_multiplier is None or steps is None:
+            missing = ", ".join(name for name in described if name not in given)
+            raise MissingDeclaration(f"{missing} must be given beside {', '.join(given)}, got none. Give all three.")
+        spent = subsampled_gaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier, steps=steps)
+    if delta is None:
+        raise MissingDeclaration("--delta must be given, got none. Choose one well below 1 / number of records.")
+    document = statement(
+        spent,
+        delta=delta,
+        relation=relation or NeighboringRelation.ADD_OR_REMOVE_ONE,
+        unit=unit or PrivacyUnit.EXAMPLE,
+    )
+    out.finish(document, *_page(document))
+
+
+def statement(event: Event, *, delta: float, relation: NeighboringRelation, unit: PrivacyUnit) -> dict[str, object]:
+    """ε by every accountant that has a sound answer, with all that is needed to read it, as JSON types."""
+    from sordino import accounting
+
+    checks.probability(zero=False, one=False, delta=delta)
+    best = accounting.epsilon(event, delta, relation=relation)
+    by_accountant = accounting.epsilons(event, delta, relation=relation)
+    guarantee = Guarantee(
+        epsilon=best.upper,
+        delta=delta,
+        accountant=best.accountant,
+        sampler=sampler_words(event),
+        relation=relation,
+        unit=unit,
+    )
+    return {
+        "epsilon": rounded(best.upper),
+        "accountants": {name: rounded(value) for name, value in by_accountant.items()},
+        "accountant": best.accountant,
+        "interval": {"lower": finite(best.lower), "upper": finite(best.upper)},
+        "delta": delta,
+        "relation": relation.value,
+        "unit": unit.value,
+        "sampler": guarantee.sampler,
+        "sentence": guarantee.sentence(),
+        "event": to_dict(event),
+    }
+
+
+def subsampled_gaussian(*, sample_rate: float, noise_multiplier: float, steps: int) -> Event:
+    """The event of DP-SGD with Poisson sampling."""
+    checks.probability(zero=False, sample_rate=sample_rate)
+    checks.non_negative(noise_multiplier=noise_multiplier)
+    if not checks.integer(0, steps=steps):
+        return Nothing()
+    if noise_multiplier == 0:
+        return NoPrivacy(reason="noise_multiplier is 0")
+    step: Event = Gaussian(noise_multiplier=noise_multiplier)
+    if sample_rate < 1:
+        step = PoissonSampled(sample_rate=sample_rate, event=step)
+    return SelfComposed(event=step, count=steps)
+
+
+def sampler_words(event: Event) -> str:
+    """How the batches of an event were drawn, in words."""
+    return " then ".join(dict.fromkeys(_samplers(event))) or "none"
+
+
+def _samplers(event: Event) -> list[str]:
+    match event:
+        case PoissonSampled():
+            return [f"Poisson sampling at rate {event.sample_rate:.6g}"]
+        case FixedSizeSampled():
+            return [f"fixed-size batches of {event.size} out of {event.population}"]
+        case SelfComposed():
+            return _samplers(event.event)
+        case Composed():
+            return [words for part in event.events for words in _samplers(part)]
+        case Nothing() | NoPrivacy():
+            return []
+        case _:
+            return ["full batches"]
+
+
+def _read(
+    path: Path, delta: float | None, relation: NeighboringRelation | None, unit: PrivacyUnit | None
+) -> tuple[Event, float | None, NeighboringRelation, PrivacyUnit]:
+    """What a run folder did; relation and unit are the run's own and can't be chosen afterwards."""
+    from sordino.runs import RunFolder
+
+    folder = RunFolder.open(path)
+    plan = folder.plan
+    fixed = NeighboringRelation(str(plan["neighboring_relation"])), PrivacyUnit(str(plan["privacy_unit"]))
+    for name, chosen, own in (("--relation", relation, fixed[0]), ("--unit", unit, fixed[1])):
+        if chosen not in (None, own):
+            raise InvalidArgument(f"{name} must be {own.value}, as the run was planned, got {chosen}. Drop it.")
+    own_delta = plan.get("delta")
+    if delta is None and isinstance(own_delta, float):
+        delta = own_delta
+    return folder.event(), delta, *fixed
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        raise InvalidArgument(f"--event must be JSON or a file, got {str(path)!r}. Check the path.")
+    return path.read_text()
+
+
+def _page(document: dict[str, object]) -> tuple[RenderableType, ...]:
+    """The document for people."""
+    epsilon = document["epsilon"]
+    interval, accountants = document["interval"], document["accountants"]
+    shown = "∞" if epsilon == "inf" else f"{epsilon:.5f}"
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    if isinstance(accountants, dict):
+        for name, value in sorted(accountants.items(), key=lambda item: float(item[1])):
+            chosen = name == document["accountant"]
+            text = "∞" if value == "inf" else f"{value:.5f}"
+            table.add_row(name, Text(text, style="bold" if chosen else ""))
+    rows = [
+        ("unit", PrivacyUnit(str(document["unit"])).words),
+        ("neighbours", NeighboringRelation(str(document["relation"])).words),
+        ("sampler", str(document["sampler"])),
+        ("accountant", str(document["accountant"])),
+    ]
+    if isinstance(interval, dict):
+        rows.append(("true ε within", _between(interval["lower"], interval["upper"])))
+    return (
+        heading(f"ε = {shown} at δ = {document['delta']:g}"),
+        facts(rows),
+        Text("\nε by accountant (each is a valid upper bound)", style="dim"),
+        table,
+    )
+
+
+def _between(lower: float | str, upper: float | str) -> str:
+    """The interval with as many digits as it takes to tell its ends apart, rounded outwards."""
+    if isinstance(lower, str) or isinstance(upper, str):
+        return "[∞, ∞]" if isinstance(lower, str) else f"[{lower:.5f}, ∞]"
+    if lower == upper:
+        return f"[{lower:.5f}, {upper:.5f}]"
+    digits = min(15, max(5, 1 - math.floor(math.log10(upper - lower))))
+    step = 10.0**digits
+    return f"[{math.floor(lower * step) / step:.{digits}f}, {math.ceil(upper * step) / step:.{digits}f}]"

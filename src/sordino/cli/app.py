@@ -1,0 +1,93 @@
+"""The application: its commands, and how errors become exit codes."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from sordino.cli.account import account
+from sordino.cli.data import data
+from sordino.cli.output import print_error
+from sordino.cli.plan import plan
+from sordino.cli.report import report
+from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, SordinoError
+
+__all__ = ["app", "exit_code", "main"]
+
+
+def exit_code(error: BaseException) -> int:
+    """2 for usage, 3 for a refused budget, 1 for the rest."""
+    if isinstance(error, InvalidArgument | MissingDeclaration):
+        return 2
+    return 3 if isinstance(error, BudgetExceeded) else 1
+
+
+class Commands(TyperGroup):
+    """A group that ends every failure in one clean line.
+
+    The message of an exception that isn't ours may quote a record, so it is withheld unless SORDINO_DEBUG is set.
+    """
+
+    def invoke(self, ctx: typer.Context) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except SordinoError as error:
+            print_error(type(error).__name__, str(error), as_json=bool(ctx.meta.get("sordino.json")))
+            raise typer.Exit(exit_code(error)) from error
+        except KeyboardInterrupt as error:
+            print_error("Interrupted", "Interrupted.", as_json=bool(ctx.meta.get("sordino.json")))
+            raise typer.Exit(130) from error
+        except Exception as error:
+            if os.environ.get("SORDINO_DEBUG") or not _is_foreign(error):
+                raise
+            message = f"{type(error).__name__} was raised unexpectedly. Set SORDINO_DEBUG=1 to see where and why."
+            print_error("Unexpected", message, as_json=bool(ctx.meta.get("sordino.json")))
+            raise typer.Exit(1) from error
+
+
+def _is_foreign(error: Exception) -> bool:
+    """Typer's own exceptions carry an exit code and print themselves."""
+    return not hasattr(error, "exit_code") and not isinstance(error, typer.Abort)
+
+
+app = typer.Typer(
+    name="sordino",
+    cls=Commands,
+    help="Differentially private machine learning on PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from sordino import __version__
+
+        sys.stdout.write(f"sordino {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Differentially private machine learning on PyTorch."""
+
+
+app.command()(plan)
+app.command()(account)
+app.command()(report)
+app.add_typer(data, name="data")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="sordino")
