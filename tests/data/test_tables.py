@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sordino.data import Category, Numeric, Schema, load
+from sordino.data.tables import read_columns, to_number
 from sordino.errors import DataUnavailable, InvalidArgument, MissingDeclaration
 
 SCHEMA = Schema(
@@ -89,6 +90,8 @@ def test_compressed_and_tab_separated_files_are_read(tmp_path, suffix, pack):
         pa.array([25, None, 100], pa.int64()),
         pa.array([25.0, np.nan, 1e9], pa.float32()),
         pa.array(["25", "?", "100"]),
+        pa.array(["25", "?", "100"], pa.large_string()),
+        pa.array(["25", "?", "100"], pa.string_view()),
         pa.array(["25", None, "100"]).dictionary_encode(),
         pa.array([25, None, 100], pa.int32()).dictionary_encode(),
         pa.array([25, None, 100], pa.decimal128(5, 1)),
@@ -224,3 +227,21 @@ def test_removing_one_row_removes_at_most_its_own_record(tmp_path, table, data):
     alone = encoded([table[left_out]], "alone.csv")
     assert len(alone) <= 1
     assert sorted(map(str, whole)) == sorted(map(str, rest + alone))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.one_of(
+            st.floats().map(repr),
+            st.integers(-(10**18), 10**18).map(str),
+            st.from_regex(r"[+-]?[0-9]{0,3}[.,_ ]?[0-9]{0,3}([eE][+-]?[0-9]{1,3})?", fullmatch=True),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_numbers_are_read_as_python_reads_them(tmp_path, written_numbers):
+    (tmp_path / "n.csv").write_text("x,y\n" + "".join(f'"{text}",1\n' for text in written_numbers))
+    found = read_columns(tmp_path / "n.csv", ["x"], numeric=["x"])["x"]
+    np.testing.assert_array_equal(found, [to_number(text) for text in written_numbers])

@@ -11,7 +11,7 @@ from jaxtyping import Float32, Float64, Int64
 
 from sordino.data.records import Records
 from sordino.data.schema import Category, Numeric, Schema
-from sordino.data.tables import Coded, Column
+from sordino.data.tables import Coded, Column, to_number
 
 __all__ = ["encode", "number_text", "positions", "to_numbers"]
 
@@ -61,7 +61,7 @@ def to_numbers(column: Column) -> Float64[np.ndarray, " n"]:
     if not isinstance(column, Coded):
         return column
     # The extra last entry is what the code -1 (missing) finds.
-    numbers = np.array([*map(_number, column.values), np.nan], dtype=np.float64)
+    numbers = np.array([*map(to_number, column.values), np.nan], dtype=np.float64)
     return numbers[column.codes]
 
 
@@ -74,13 +74,6 @@ def positions(column: Column, listed: tuple[str, ...]) -> Int64[np.ndarray, " n"
     values, inverse = np.unique(column, return_inverse=True)
     found = np.array([index.get(number_text(value), -1) for value in values.tolist()], dtype=np.int64)
     return found[inverse.reshape(-1)] if len(values) else np.zeros(0, dtype=np.int64)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return np.nan
 
 
 def number_text(value: float) -> str:

@@ -8,7 +8,7 @@ from sordino.data.encoding import encode
 from sordino.data.named import load_named
 from sordino.data.records import DataSet, Records
 from sordino.data.samples import schema_from_sample
-from sordino.data.schema import ArraySchema, Schema, read_schema
+from sordino.data.schema import ArraySchema, Numeric, Schema, read_schema
 from sordino.data.tables import is_table, read_columns, read_header
 from sordino.errors import DataUnavailable, InvalidArgument, MissingDeclaration
 
@@ -86,9 +86,10 @@ def _table_set(
         raise _undeclared(path, target)
     _require_target(target, declared.target)
     names = [*(column.name for column in declared.columns), declared.target]
+    numeric = [column.name for column in declared.columns if isinstance(column, Numeric)]
 
     def records(file: Path) -> Records:
-        return encode(read_columns(file, names), declared)
+        return encode(read_columns(file, names, numeric=numeric), declared)
 
     return _user_set(path, records(path), records(test) if test else None, declared.labels, declared)
 

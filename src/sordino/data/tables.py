@@ -10,7 +10,7 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,16 @@ from sordino.errors import InvalidArgument
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Coded", "Column", "is_table", "read_columns", "read_header"]
+__all__ = ["Coded", "Column", "is_table", "read_columns", "read_header", "to_number"]
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _COMPRESSIONS = (".gz", ".xz", ".bz2")
 _PARQUET = (".parquet", ".pq")
 # Rows longer than this are a file-level failure of the CSV reader.
 _BLOCK_BYTES = 1 << 24
+_VIEWS = ("string_view", "binary_view")
+# Numbers on which every correctly rounding parser agrees; the rest is left to Python's own.
+_PLAIN_NUMBER = r"\A-?[0-9]{1,15}(\.[0-9]{1,20})?([eE][-+]?[0-9]{1,2})?\z"
 
 T = TypeVar("T")
 
@@ -64,7 +67,7 @@ def read_header(path: Path) -> tuple[str, ...]:
     return names
 
 
-def read_columns(path: Path, names: Sequence[str]) -> dict[str, Column]:
+def read_columns(path: Path, names: Sequence[str], *, numeric: Collection[str] = ()) -> dict[str, Column]:
     """Read the named columns of a CSV, TSV or Parquet file.
 
     A CSV row with the wrong number of fields is left out: it is not a record of the declared form.
@@ -72,6 +75,7 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, Column]:
     Args:
         path: The file; ``.csv`` or ``.tsv`` with optional ``.gz``, ``.xz`` or ``.bz2``, or ``.parquet``.
         names: Columns to read; others are never parsed.
+        numeric: Those that will be used as numbers: their texts are parsed here, fast.
 
     Raises:
         InvalidArgument: If the file can't be read, or lacks a column: the message names the column, and no cell.
@@ -85,7 +89,7 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, Column]:
         )
     raw = dict(zip(header, _raw_header(path), strict=True))
     table = _read(path, [raw[name] for name in names])
-    return {name: _column(path, name, table.column(raw[name])) for name in names}
+    return {name: _column(path, name, table.column(raw[name]), parse=name in numeric) for name in names}
 
 
 def _kind(path: Path) -> str:
@@ -162,14 +166,16 @@ def _read(path: Path, names: list[str]) -> "pa.Table":
     return _without_contents(path, read)
 
 
-def _column(path: Path, name: str, array: "pa.ChunkedArray") -> Column:
+def _column(path: Path, name: str, array: "pa.ChunkedArray", *, parse: bool) -> Column:
     import pyarrow as pa
 
+    if str(array.type) in _VIEWS:
+        array = array.cast(pa.large_binary())
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return _without_contents(path, lambda: _numbers(array))
     if pa.types.is_boolean(kind) or pa.types.is_null(kind) or _is_text(kind):
-        return _without_contents(path, lambda: _coded(array))
+        return _without_contents(path, lambda: _parsed(array) if parse and _is_text(array.type) else _coded(array))
     raise InvalidArgument(
         f"column {name!r} of {path.name!r} must hold numbers, texts or booleans, got {kind}. Convert the column."
     )
@@ -179,7 +185,7 @@ def _is_text(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    return any(test(kind) for test in tests) or kind in (pa.string_view(), pa.binary_view())
+    return any(test(kind) for test in tests) or str(kind) in _VIEWS
 
 
 def _numbers(array: "pa.ChunkedArray") -> Float64[np.ndarray, " n"]:
@@ -187,6 +193,28 @@ def _numbers(array: "pa.ChunkedArray") -> Float64[np.ndarray, " n"]:
 
     plain = array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array
     return np.array(plain.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
+
+
+def _parsed(array: "pa.ChunkedArray") -> Float64[np.ndarray, " n"]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    # The functions of pyarrow.compute are made when it is imported, so a type checker does not know them.
+    # Cell by cell, not by what the whole column looks like: one record must not change how another is read.
+    plain = pc.fill_null(pc.match_substring_regex(array, _PLAIN_NUMBER), fill_value=False)  # pyright: ignore[reportAttributeAccessIssue]
+    easy = pc.if_else(plain, array, pa.scalar(None, type=array.type))  # pyright: ignore[reportAttributeAccessIssue]
+    numbers = np.array(easy.cast(pa.string()).cast(pa.float64()).to_numpy(), dtype=np.float64)
+    others = np.flatnonzero(~np.array(plain.to_numpy(), dtype=bool))
+    numbers[others] = [to_number(_as_text(cell)) for cell in array.take(pa.array(others)).to_pylist()]
+    return numbers
+
+
+def to_number(text: str) -> float:
+    """The number that a text spells, NaN if it spells none."""
+    try:
+        return float(text)
+    except ValueError:
+        return np.nan
 
 
 def _coded(array: "pa.ChunkedArray") -> Coded:
