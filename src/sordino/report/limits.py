@@ -1,0 +1,144 @@
+"""What the guarantee means and where it ends, in plain words and in an attacker's numbers."""
+
+import math
+from collections.abc import Mapping
+
+from sordino import checks
+from sordino.definitions import Guarantee, NeighboringRelation
+from sordino.report.schema import Attack, Remark
+
+__all__ = ["FALSE_POSITIVE_RATES", "attack", "attack_bound", "covered", "not_covered", "question"]
+
+FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
+
+
+def attack_bound(*, epsilon: float, delta: float, false_positive_rate: float) -> float:
+    """The greatest true positive rate of any membership test with this false positive rate.
+
+    Args:
+        epsilon: ≥ 0, may be ∞.
+        delta: in [0, 1].
+        false_positive_rate: in [0, 1].
+
+    Returns:
+        min(1, e^ε·FPR + δ, 1 − e^−ε·(1 − δ − FPR)), in [0, 1].
+
+    References:
+        Kairouz, Oh, Viswanath 2015, "The composition theorem for differential privacy", theorem 2.1.
+    """
+    checks.probability(delta=delta)
+    if math.isinf(epsilon):
+        return 1.0
+    checks.non_negative(epsilon=epsilon)
+    rate = checks.probability(false_positive_rate=false_positive_rate)
+    # e^ε overflows a double beyond 709; by then the bound is 1 for every rate that isn't zero.
+    growth = math.exp(min(epsilon, 709.0))
+    upper = 1 - math.exp(-epsilon) * (1 - delta - rate)
+    return min(1.0, growth * rate + delta, upper)
+
+
+def attack(guarantee: Guarantee) -> Attack | None:
+    """What an attacker can at most do; None when nothing is promised."""
+    if not guarantee.is_private:
+        return None
+    epsilon, delta = guarantee.epsilon, guarantee.delta
+    found = tuple(
+        (rate, attack_bound(epsilon=epsilon, delta=delta, false_positive_rate=rate)) for rate in FALSE_POSITIVE_RATES
+    )
+    # The greatest advantage TPR − FPR is (e^ε − 1 + 2δ) / (e^ε + 1); tanh keeps it finite for large ε.
+    advantage = math.tanh(epsilon / 2) + 2 * delta / (1 + math.exp(min(epsilon, 709.0)))
+    return Attack(found=found, right_guesses=min(1.0, (1 + advantage) / 2))
+
+
+def question(guarantee: Guarantee) -> str:
+    """What the attacker wants to know, in the words of unit and relation."""
+    unit = guarantee.unit.value
+    return {
+        NeighboringRelation.ADD_OR_REMOVE_ONE: f"whether one given {unit} was in the training data",
+        NeighboringRelation.REPLACE_ONE: f"which of two given {unit}s was in the training data",
+        NeighboringRelation.REPLACE_SPECIAL: f"whether one given {unit} contributed to the training",
+    }[guarantee.relation]
+
+
+def covered(guarantee: Guarantee) -> tuple[Remark, ...]:
+    """What the guarantee covers."""
+    if not guarantee.is_private:
+        return ()
+    unit = guarantee.unit.value
+    return (
+        Remark(
+            title="The model",
+            text="Every parameter in model.safetensors, and everything anyone computes from it, on any input, "
+            "now or later, whatever else they know.",
+        ),
+        Remark(
+            title="The whole course of training",
+            text="ε counts every step as if each intermediate model had been published too.",
+        ),
+        Remark(title=f"Each {unit}, wholly", text=f"All that one {unit} contributed, features and label alike."),
+        Remark(
+            title="This run folder",
+            text="The plan, the transcript and this report hold no batch sizes, losses or gradient norms. "
+            "Values measured on private records are never shown here.",
+        ),
+    )
+
+
+def not_covered(
+    guarantee: Guarantee, *, meta: Mapping[str, object], plan: Mapping[str, object], measured: bool
+) -> tuple[Remark, ...]:
+    """What the guarantee does not cover, the most weighty first."""
+    unit = guarantee.unit.value
+    remarks: list[Remark] = []
+    if not guarantee.is_private:
+        remarks.append(
+            Remark(title="Anything at all", text="The run added no noise, or its ε is infinite. Nothing is promised.")
+        )
+    if meta.get("reproducible"):
+        remarks.append(
+            Remark(
+                title="Anyone who knows the seed",
+                text="The noise came from a chosen seed. Whoever knows or guesses it can subtract the noise. "
+                "Use this model for tests only.",
+            )
+        )
+    remarks.append(
+        Remark(
+            title="The choice of settings",
+            text=f"{meta.get('settings', 'The settings were given from outside')}. If anyone picked them by looking at "
+            "results on these records, that choice is not counted in ε.",
+        )
+    )
+    remarks.append(
+        Remark(
+            title="The test records",
+            text="Accuracy was measured on them without noise. They are public, and ε says nothing about them."
+            if measured
+            else "None were measured for this report. Measuring on private records would be a release of its own.",
+        )
+    )
+    if plan.get("dataset_size_is_public"):
+        remarks.append(
+            Remark(
+                title="The size of the data set",
+                text="The sample rate and the divisor were computed from it, so it is treated as public.",
+            )
+        )
+    return (
+        *remarks,
+        Remark(
+            title="Other uses of the same records",
+            text="Every further run, statistic or model on them adds to the bill. This report counts this run alone.",
+        ),
+        Remark(
+            title="What is true of everyone",
+            text="A model may reveal a pattern of the whole population, and that may concern a person who was never in "
+            f"the data. The guarantee is about what one {unit}'s own presence adds.",
+        ),
+        Remark(
+            title="The lowest bits of the noise",
+            text="Noise is drawn in floating point from a cryptographic generator. The proof is about real numbers; "
+            "attacks on rounding (Mironov 2012) are outside it.",
+        ),
+        Remark(title="Side channels", text="How long the run took, and what the machine did meanwhile."),
+    )

@@ -1,0 +1,117 @@
+import doctest
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sordino.report
+import sordino.report.charts
+import sordino.report.numerals
+from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
+from sordino.errors import InvalidArgument
+from sordino.report import attack_bound
+from sordino.report.charts import accuracy_chart, attack_chart, epsilon_chart, ticks
+from sordino.report.limits import attack, covered, question
+from sordino.report.numerals import percent_up
+from sordino.report.schema import Point
+
+EPSILONS = st.floats(0, 50)
+DELTAS = st.floats(0, 1)
+RATES = st.floats(0, 1)
+
+
+@pytest.mark.parametrize("module", [sordino.report, sordino.report.charts, sordino.report.numerals])
+def test_the_module_examples_run(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def slow_bound(epsilon, delta, rate):
+    """Linear programming by hand: the four-point pair of distributions that dominates every (ε, δ)-private one.
+
+    In: leak with probability δ, else "yes" with e^ε / (1 + e^ε). Out: the mirror image. The attacker accuses
+    outcomes in falling order of likelihood ratio until the false positive rate is used up.
+    """
+    yes, no = math.exp(epsilon) / (1 + math.exp(epsilon)), 1 / (1 + math.exp(epsilon))
+    inside = [delta, (1 - delta) * yes, (1 - delta) * no, 0.0]
+    outside = [0.0, (1 - delta) * no, (1 - delta) * yes, delta]
+    found, left = 0.0, rate
+    for gain, price in zip(inside, outside, strict=True):
+        share = 1.0 if price <= left else left / price
+        found, left = found + share * gain, left - share * price
+    return found
+
+
+@given(EPSILONS, DELTAS, RATES)
+def test_the_bound_is_what_the_best_attack_on_the_worst_pair_achieves(epsilon, delta, rate):
+    bound = attack_bound(epsilon=epsilon, delta=delta, false_positive_rate=rate)
+    assert bound == pytest.approx(slow_bound(epsilon, delta, rate), rel=1e-9, abs=1e-9)
+    assert bound >= rate - 1e-12
+
+
+def test_the_bound_follows_the_formula_at_small_rates():
+    assert attack_bound(epsilon=1.0, delta=1e-5, false_positive_rate=0.01) == pytest.approx(math.e * 0.01 + 1e-5)
+
+
+def test_without_privacy_everything_is_found():
+    assert attack_bound(epsilon=math.inf, delta=0.0, false_positive_rate=0.0) == 1.0
+    assert attack_bound(epsilon=800.0, delta=0.0, false_positive_rate=0.001) == 1.0
+
+
+def test_a_rate_outside_the_unit_interval_is_refused():
+    with pytest.raises(InvalidArgument, match="false_positive_rate"):
+        attack_bound(epsilon=1.0, delta=0.0, false_positive_rate=1.01)
+
+
+@given(st.floats(0, 20), st.floats(0, 0.5))
+def test_right_guesses_are_the_best_over_all_rates(epsilon, delta):
+    claim = Guarantee(epsilon=epsilon, delta=delta, accountant="a", sampler="s")
+    rates = [k / 2000 for k in range(2001)] + [(1 - delta) / (1 + math.exp(epsilon))]
+    best = max((1 + attack_bound(epsilon=epsilon, delta=delta, false_positive_rate=r) - r) / 2 for r in rates)
+    assert attack(claim).right_guesses == pytest.approx(best, abs=1e-9)
+
+
+def test_nothing_is_promised_for_an_infinite_epsilon():
+    claim = Guarantee(epsilon=math.inf, delta=1e-5, accountant="a", sampler="s")
+    assert attack(claim) is None
+    assert covered(claim) == ()
+
+
+@pytest.mark.parametrize(
+    ("relation", "words"),
+    [
+        (NeighboringRelation.ADD_OR_REMOVE_ONE, "whether one given user was in"),
+        (NeighboringRelation.REPLACE_ONE, "which of two given users"),
+        (NeighboringRelation.REPLACE_SPECIAL, "whether one given user contributed"),
+    ],
+)
+def test_the_attackers_question_follows_unit_and_relation(relation, words):
+    claim = Guarantee(epsilon=1, delta=0, accountant="a", sampler="s", relation=relation, unit=PrivacyUnit.USER)
+    assert words in question(claim)
+
+
+@given(st.floats(0, 1))
+def test_printed_shares_never_understate(value):
+    shown = float(percent_up(value).removesuffix(" %"))
+    assert shown >= 100 * value - 1e-6
+    assert shown <= 100 * value + 0.1 + 1e-6
+
+
+@given(st.floats(1e-9, 1e9))
+def test_ticks_reach_the_highest_value_in_even_steps(highest):
+    marks = ticks(highest)
+    assert marks[0] == 0
+    assert marks[-1] >= highest * (1 - 1e-6)
+    assert 2 <= len(marks) <= 6
+
+
+def test_empty_charts_are_left_out():
+    assert epsilon_chart([Point(steps=0, epsilon=0.0)], target=None) == ""
+    assert accuracy_chart([]) == ""
+
+
+def test_charts_say_in_words_what_they_show():
+    drawn = epsilon_chart([Point(steps=0, epsilon=0.0), Point(steps=9, epsilon=0.501)], target=1.0)
+    assert 'aria-label="Privacy spent over 9 steps, ending at ε = 0.51"' in drawn
+    assert "target 1" in drawn
+    assert "membership attack" in attack_chart(epsilon=1.0, delta=1e-5)

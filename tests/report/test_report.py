@@ -1,0 +1,244 @@
+import json
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from PIL import Image
+
+from sordino import accounting
+from sordino.definitions import Guarantee
+from sordino.errors import InvalidArgument
+from sordino.events import Gaussian, NoPrivacy, PoissonSampled, SelfComposed
+from sordino.report import read, write
+from sordino.report.writing import html
+from sordino.runs import Metric, RunFolder
+
+STEP = PoissonSampled(sample_rate=0.02, event=Gaussian(noise_multiplier=3.0))
+STEPS = 40
+TRUE_EPSILON = accounting.epsilon(SelfComposed(event=STEP, count=STEPS), 1e-5).upper
+PLAN = {
+    "schema": 1,
+    "noise_multiplier": 3.0,
+    "max_grad_norm": 1.0,
+    "sample_rate": 0.02,
+    "steps": STEPS,
+    "expected_batch_size": 600.0,
+    "delta": 1e-5,
+    "neighboring_relation": "add_or_remove_one",
+    "privacy_unit": "example",
+    "dataset_size_is_public": True,
+}
+PUBLIC = {
+    "test_accuracy": Metric(value=0.836, public=True),
+    "twin_test_accuracy": Metric(value=0.848, public=True),
+    "majority_accuracy": Metric(value=0.754, public=True),
+}
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Text, attributes and nesting of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.words, self.attributes, self.tags = [], [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def make(path, *, epsilon=TRUE_EPSILON, metrics=None, meta=None, plan=None, event=STEP, told=True):
+    facts = {
+        "data": {"name": "adult", "licence": "CC BY 4.0"},
+        "target_epsilon": 1.0,
+        "training": {"model": "logistic"},
+    }
+    with RunFolder.create(path, plan=json.dumps(PLAN | (plan or {})), meta=facts | (meta or {})) as run:
+        for step in range(STEPS):
+            run.append(step=step, event=event, epsilon=0.01 * (step + 1) if told else None)
+    if epsilon is not None:
+        run.write_guarantee(
+            Guarantee(epsilon=epsilon, delta=1e-5, accountant="contour", sampler="Poisson sampling at rate 0.02")
+        )
+    run.write_metrics(PUBLIC if metrics is None else metrics)
+    return run
+
+
+def test_the_page_states_the_guarantee_with_all_it_takes_to_read_it(tmp_path):
+    run = make(tmp_path / "run")
+    page = Page(html(read(run)))
+    assert run.guarantee.sentence() in page.text
+    assert f"ε = {math.ceil(TRUE_EPSILON * 100) / 100:.2f}" in page.text
+    for words in ("one example", "add or remove one", "Poisson sampling at rate 0.02", "contour"):
+        assert words in page.text
+    for heading in (
+        "Privacy spent",
+        "What privacy costs",
+        "What an attacker can at most do",
+        "What is covered",
+        "What is not covered",
+        "How it was trained",
+        "Check it yourself",
+    ):
+        assert heading in page.text
+    assert page.tags.count("svg") == 3
+
+
+def test_the_page_shows_public_accuracy_beside_the_twin(tmp_path):
+    text = Page(html(read(make(tmp_path / "run")))).text
+    for words in ("this model, private 83.6 %", "its twin, not private 84.8 %", "always the commonest label 75.4 %"):
+        assert words in text
+
+
+def test_the_page_names_what_is_not_covered(tmp_path):
+    text = Page(html(read(make(tmp_path / "run")))).text
+    for words in ("choice of settings", "test records", "size of the data set", "floating point", "Other uses"):
+        assert words in text
+    assert "Not for release" not in text
+
+
+def test_the_page_needs_nothing_from_outside(tmp_path):
+    page = html(read(make(tmp_path / "run")))
+    parsed = Page(page)
+    assert not {"script", "link", "img", "iframe", "object", "embed"} & set(parsed.tags)
+    assert not [name for name, _ in parsed.attributes if name in {"src", "href", "xlink:href", "srcset"}]
+    assert not re.search(r"url\(|@import|https?://", page)
+
+
+def test_values_marked_private_appear_nowhere(tmp_path):
+    metrics = {"test_accuracy": Metric(value=0.7312345, public=False), "x": Metric(value=12345.678, public=False)}
+    written = write(make(tmp_path / "run", metrics=metrics))
+    everything = written.page.read_text() + json.dumps(written.report.to_dict())
+    for trace in ("0.73", "73.1", "12345", "12,345"):
+        assert trace not in everything
+    assert "2 measured values are marked private and not shown" in Page(written.page.read_text()).text
+    without = write(make(tmp_path / "other" / "run", metrics={}))
+    assert without.picture.read_bytes() == written.picture.read_bytes()
+
+
+def test_a_claim_below_the_transcript_is_overruled(tmp_path):
+    report = read(make(tmp_path / "run", epsilon=0.5 * TRUE_EPSILON))
+    assert report.guarantee.epsilon == TRUE_EPSILON
+    text = Page(html(report)).text
+    assert "the transcript says more than the run claimed" in text
+    assert "gives a larger ε than was claimed" in text
+
+
+def test_a_run_that_did_not_finish_is_charged_for_the_steps_it_took(tmp_path):
+    report = read(make(tmp_path / "run", epsilon=None, metrics={}))
+    assert report.guarantee.epsilon == TRUE_EPSILON
+    assert "did not finish" in report.guarantee.sentence()
+
+
+def test_a_seeded_run_is_not_for_release(tmp_path):
+    written = write(make(tmp_path / "run", meta={"reproducible": True}))
+    text = Page(written.page.read_text()).text
+    assert "Not for release. The noise came from a chosen seed." in text
+    assert "Anyone who knows the seed" in text
+
+
+def test_a_run_without_noise_promises_nothing(tmp_path):
+    event = NoPrivacy(reason="noise_multiplier is 0")
+    written = write(make(tmp_path / "run", epsilon=math.inf, event=event, told=False, plan={"noise_multiplier": 0.0}))
+    text = Page(written.page.read_text()).text
+    assert "Not for release. This run is not private." in text
+    assert "ε = ∞" in text
+    assert "What an attacker" not in text
+    assert "What is covered" not in text
+    assert written.report.to_dict()["guarantee"]["epsilon"] == "inf"
+
+
+def test_the_curve_is_the_transcripts_own_or_else_computed(tmp_path):
+    told = read(make(tmp_path / "told")).curve
+    assert [(point.steps, point.epsilon) for point in told[:3]] == [(0, 0.0), (1, 0.01), (2, 0.02)]
+    computed = read(make(tmp_path / "silent", told=False)).curve
+    assert computed[0].steps == 0
+    assert computed[-1].steps == STEPS
+    assert computed[-1].epsilon == TRUE_EPSILON
+    spent = [point.epsilon for point in computed]
+    assert spent == sorted(spent)
+
+
+def test_a_long_run_is_drawn_with_few_points_and_ends_at_its_last_step(tmp_path):
+    with RunFolder.create(tmp_path / "run", plan=json.dumps(PLAN)) as run:
+        for step in range(1000):
+            run.append(step=step, event=STEP, epsilon=float(step))
+    curve = read(run).curve
+    assert len(curve) <= 241
+    assert (curve[-1].steps, curve[-1].epsilon) == (1000, 999.0)
+
+
+def test_a_run_without_steps_has_a_report(tmp_path):
+    RunFolder.create(tmp_path / "run", plan=json.dumps(PLAN)).close()
+    report = write(RunFolder.open(tmp_path / "run")).report
+    assert report.guarantee.epsilon == 0
+
+
+def test_names_are_escaped(tmp_path):
+    meta = {"data": {"name": "<script>alert(1)</script>"}}
+    page = html(read(make(tmp_path / "a<b>c", meta=meta)))
+    assert "<script>" not in page
+    assert "a<b>c" not in page
+    assert "a&lt;b&gt;c" in page
+
+
+def test_a_plan_that_was_garbled_is_refused_by_name(tmp_path):
+    with pytest.raises(InvalidArgument, match=r"plan\.json must hold"):
+        read(make(tmp_path / "run", epsilon=None, plan={"neighboring_relation": "cousins"}))
+
+
+def test_the_picture_is_a_wide_png_that_differs_with_what_was_measured(tmp_path):
+    first = write(make(tmp_path / "a" / "run"))
+    second = write(make(tmp_path / "b" / "run", metrics={}))
+    with Image.open(first.picture) as image:
+        assert image.size == (1600, 900)
+        colours = image.convert("RGB").getcolors(1 << 24)
+        assert len(colours) > 50
+    assert first.picture.read_bytes() != second.picture.read_bytes()
+
+
+def test_a_report_can_be_written_elsewhere_and_again(tmp_path):
+    run = make(tmp_path / "run")
+    written = write(run, folder=tmp_path / "elsewhere")
+    assert written.page.parent == written.picture.parent == tmp_path / "elsewhere"
+    assert not (run.path / "report.html").exists()
+    again = write(run, folder=tmp_path / "elsewhere")
+    assert again.page.read_text() == html(written.report)
+
+
+def test_the_report_as_json_has_no_infinities_and_round_trips(tmp_path):
+    body = read(make(tmp_path / "run")).to_dict()
+    assert json.loads(json.dumps(body, allow_nan=False)) == body
+    assert body["schema"] == 1
+
+
+def test_reports_are_made_without_torch(tmp_path):
+    make(tmp_path / "run")
+    code = (
+        "import sys; from sordino.report import write; from sordino.runs import RunFolder\n"
+        "write(RunFolder.open(sys.argv[1])); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)
