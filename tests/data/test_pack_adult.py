@@ -10,7 +10,10 @@ from sordino.data.pack_adult import pack
 from sordino.errors import DataUnavailable
 
 RAW = Path(os.environ.get("SORDINO_DATA", "")) / "adult"
-ROW = "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, Peru, <=50K"
+ROW = (
+    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, Peru, "
+    "<=50K"
+)
 
 
 def test_rows_with_a_missing_value_and_the_survey_weight_are_left_out(tmp_path):
