@@ -1,0 +1,36 @@
+"""What an accountant is (floor 1): the one interface that every file of this room implements."""
+
+from typing import Protocol
+
+from sordino.accounting.interval import Interval
+from sordino.definitions import NeighboringRelation
+from sordino.events import Event
+
+__all__ = ["Accountant"]
+
+
+class Accountant(Protocol):
+    """Turns an event into ε or δ, soundly, or refuses.
+
+    Guarantee:
+        The true ε (δ) of every mechanism that the event describes lies in the returned interval, under the
+        relation given. An event that the accountant can't bound raises `UnsupportedEvent`; an input where its
+        own numerical error can't be bounded raises `AccountingError`.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name under which the accountant is chosen and reported."""
+        ...
+
+    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+        """Whether this accountant has a sound answer for the event under the relation."""
+        ...
+
+    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+        """The smallest ε for which the event is (ε, `delta`)-private, as an interval."""
+        ...
+
+    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+        """The smallest δ for which the event is (`epsilon`, δ)-private, as an interval."""
+        ...

@@ -1,0 +1,117 @@
+"""The contour, closed-form and Rényi accountants (floor 1): events in, intervals out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sordino.accounting.composition import Steps, flatten
+from sordino.accounting.contour import Step, contour_delta, contour_epsilon
+from sordino.accounting.directions import directions
+from sordino.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from sordino.accounting.interval import Interval
+from sordino.accounting.single_step import sampled_gaussian_delta, sampled_gaussian_epsilon
+from sordino.definitions import NeighboringRelation
+from sordino.errors import UnsupportedEvent
+from sordino.events import Event, Gaussian, PoissonSampled
+
+__all__ = ["ClosedForm", "Contour"]
+
+
+def worst(name: str, bounds: Sequence[tuple[float, float]]) -> Interval:
+    """The larger of several directions: both ends are maxima."""
+    return Interval(lower=max(low for low, _ in bounds), upper=max(high for _, high in bounds), accountant=name)
+
+
+@dataclass(frozen=True)
+class Contour:
+    """Contour inversion of the composed loss's moment generating function: certified, tight, the default.
+
+    Guarantee:
+        The interval contains the exact ε (δ) of the dominating pair, worst direction; see `contour`.
+    """
+
+    name: str = "contour"
+
+    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+        """Gaussians, Poisson-sampled Gaussians and Laplace, composed in any number."""
+        return _has_directions(event, relation)
+
+    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+        """Certified interval for ε at δ."""
+        return self._answer(event, relation, lambda steps: contour_epsilon(steps, delta))
+
+    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+        """Certified interval for δ at ε."""
+        return self._answer(event, relation, lambda steps: contour_delta(steps, epsilon))
+
+    def _answer(
+        self,
+        event: Event,
+        relation: NeighboringRelation,
+        solve: Callable[[Sequence[Step]], tuple[float, float]],
+    ) -> Interval:
+        return worst(self.name, [solve(steps) for steps in directions(flatten(event), relation)])
+
+
+def _has_directions(event: Event, relation: NeighboringRelation) -> bool:
+    try:
+        return bool(directions(flatten(event), relation))
+    except UnsupportedEvent:
+        return False
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """Exact formulas: Gaussians without sampling, and one step of a Poisson-sampled Gaussian.
+
+    Guarantee:
+        The interval is the formula's value with its rounding error.
+
+    References:
+        Balle and Wang 2018, theorem 8; Balle, Barthe and Gaboardi 2018, theorem 8 (one sampled step).
+    """
+
+    name: str = "closed_form"
+
+    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+        """One Gaussian after merging, or one Poisson-sampled Gaussian step (not under replace-one)."""
+        try:
+            return self._form(flatten(event), relation) is not None
+        except UnsupportedEvent:
+            return False
+
+    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+        """ε by inverting the closed form."""
+        rate, mu = self._require(event, relation)
+        bounds = gaussian_epsilon(delta, mu) if rate == 1 else sampled_gaussian_epsilon(delta, rate, mu)
+        return worst(self.name, [bounds])
+
+    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+        """δ by the closed form."""
+        rate, mu = self._require(event, relation)
+        bounds = gaussian_delta(epsilon, mu) if rate == 1 else sampled_gaussian_delta(epsilon, rate, mu)
+        return worst(self.name, [bounds])
+
+    def _require(self, event: Event, relation: NeighboringRelation) -> tuple[float, float]:
+        form = self._form(flatten(event), relation)
+        if form is None:
+            raise UnsupportedEvent(
+                f"event must be Gaussians without sampling or one sampled Gaussian step, got {event.kind}. "
+                "Use the contour accountant."
+            )
+        return form
+
+    @staticmethod
+    def _form(steps: Steps, relation: NeighboringRelation) -> tuple[float, float] | None:
+        """Sampling rate and μ, when a closed form exists."""
+        if len(steps.counts) != 1 or steps.counts[0][1] != 1:
+            return None
+        event = steps.counts[0][0]
+        if isinstance(event, Gaussian):
+            return 1.0, 1 / event.noise_multiplier
+        if (
+            isinstance(event, PoissonSampled)
+            and isinstance(event.event, Gaussian)
+            and relation is not NeighboringRelation.REPLACE_ONE
+        ):
+            return event.sample_rate, 1 / event.event.noise_multiplier
+        return None
