@@ -6,7 +6,7 @@ kept, and the gradient at its output is read by a node in the graph. A managed p
 ordinary gradient was therefore used outside its layer: refused.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -15,11 +15,20 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sordino import checks
-from sordino.errors import InvalidArgument, PrivacyError, RecordCountMismatch, UncapturedParameter
+from sordino.errors import (
+    InvalidArgument,
+    PrivacyError,
+    RecordCountMismatch,
+    UncapturedParameter,
+    UnsupportedModule,
+)
 from sordino.gradients.edge import capture_outputs
+from sordino.gradients.fallback import FALLBACK, keep_call
 from sordino.gradients.graph import ordinary_uses
+from sordino.gradients.hooks import CallBefore, Frame, ModuleHook, UseReceiver
+from sordino.gradients.purity import Fingerprint
 from sordino.gradients.recording import Recording
-from sordino.gradients.rules.rule import Use
+from sordino.gradients.rules.rule import LayerRule, Use
 from sordino.gradients.sites import Site, find_sites, may_couple, refuse_coupling
 
 __all__ = ["GradientCapture"]
@@ -63,9 +72,10 @@ class GradientCapture:
         self.names: dict[nn.Parameter, str] = {parameter: named[parameter] for parameter in wanted}
         self._anchor = torch.zeros((), requires_grad=True)
         self._recording: Recording | None = None
-        self._frames: list[tuple[Site, list[nn.Parameter], list[tuple[str, nn.Parameter]]] | None] = []
+        self._frames: list[Frame | None] = []
         self._suspended = 0
         self._handles: list[RemovableHandle] = []
+        self._hook_ids: dict[nn.Module, tuple[int, int]] = {}
         self._guarded: set[nn.Parameter] = set()
         for name, module in model.named_modules():
             refuse_coupling(module, f"{name or 'the model'} ({type(module).__name__})")
@@ -77,19 +87,21 @@ class GradientCapture:
         for name, module in self.model.named_modules():
             label = f"{name or 'the model'} ({type(module).__name__})"
             if may_couple(module):
-                hook = _Hook(lambda inner, _args, _kwargs, label=label: refuse_coupling(inner, label), module)
+                hook = ModuleHook(lambda inner, _args, _kwargs, label=label: refuse_coupling(inner, label), module)
                 self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         for site in find_sites(self.model):
             self._attach_site(site)
         self._guard()
 
     def _attach_site(self, site: Site) -> None:
-        before = _Hook(lambda *_: self._before(site), site.module)
-        after = _Hook(lambda _module, args, kwargs, output: self._after(site, args, kwargs, output), site.module)
-        self._handles += [
-            site.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-            site.module.register_forward_hook(after, prepend=site.rule is not None, with_kwargs=True, always_call=True),
-        ]
+        before = ModuleHook(lambda _module, args, kwargs: self._before(site, args, kwargs), site.module)
+        after = ModuleHook(lambda _module, args, kwargs, output: self._after(site, args, kwargs, output), site.module)
+        first = site.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        # A rule reads the bare output; a module that is run again is run with the user's hooks.
+        prepend = site.rule is not None
+        last = site.module.register_forward_hook(after, prepend=prepend, with_kwargs=True, always_call=True)
+        self._handles += [first, last]
+        self._hook_ids[site.module] = (first.id, last.id)
 
     def _guard(self) -> None:
         """Watch for ordinary gradients of every managed parameter that requires grad by now."""
@@ -114,6 +126,7 @@ class GradientCapture:
             handle.remove()
         self._handles.clear()
         self._guarded.clear()
+        self._hook_ids.clear()
 
     def start(self, records: int, *, scale: float = 1.0) -> None:
         """Begin a recording; whatever was recorded before and not read is discarded.
@@ -169,7 +182,8 @@ class GradientCapture:
             UncapturedParameter: a use of a managed parameter was not captured.
             PrivacyError: there is no recording, or a kept input was modified in place.
         """
-        return self._readable().squared_norms()
+        with self._hooks_suspended():
+            return self._readable().squared_norms()
 
     def add_weighted_sums(self, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor]) -> None:
         """Add ``scale · Σ_b weights[b] · gradient[b]`` to the entry of every parameter used in this chunk.
@@ -183,7 +197,8 @@ class GradientCapture:
         recording = self._readable()
         if weights.shape != (recording.records,):
             raise RecordCountMismatch("weights must be one number per record of the chunk, got another shape.")
-        recording.add_weighted_sums(weights, into)
+        with self._hooks_suspended():
+            recording.add_weighted_sums(weights, into)
 
     def uncaptured_uses(self, loss: Tensor) -> list[str]:
         """Names of managed parameters that `loss` would send an ordinary gradient to: the check before backward."""
@@ -193,6 +208,15 @@ class GradientCapture:
         """The managed parameters that require grad now."""
         return [parameter for parameter in self.names if parameter.requires_grad]
 
+    @contextmanager
+    def _hooks_suspended(self) -> Iterator[None]:
+        """Modules may be run again while a recording is read."""
+        self._suspended += 1
+        try:
+            yield
+        finally:
+            self._suspended -= 1
+
     def _readable(self) -> Recording:
         if self._recording is None:
             raise PrivacyError("a recording must exist to be read, got none. Run forward and backward inside one.")
@@ -200,30 +224,30 @@ class GradientCapture:
 
     # --- hooks ---------------------------------------------------------------------------------------------------
 
-    def _before(self, site: Site) -> None:
+    def _before(self, site: Site, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         recording = self._recording
         if recording is None or not recording.open or self._suspended or not torch.is_grad_enabled():
             self._frames.append(None)
             return
         owned = site.parameters()
-        switched = [parameter for _, parameter in owned if parameter.requires_grad]
-        captured = [
-            (name, parameter) for name, parameter in owned if parameter.requires_grad and parameter in self.names
-        ]
-        for parameter in switched:
-            parameter.requires_grad_(False)
-        if site.rule is None:
-            self._suspended += 1
-        self._frames.append((site, switched, captured))
+        # With nothing of its own to capture, the modules inside it are captured one by one.
+        whole = site.rule is None and any(value.requires_grad and value in self.names for _, value in owned)
+        if whole:
+            owned = list(site.module.named_parameters())
+        switched = [value for _, value in owned if value.requires_grad]
+        captured = {name: value for name, value in owned if value.requires_grad and value in self.names}
+        for value in switched:
+            value.requires_grad_(False)
+        before = CallBefore(args=args, kwargs=kwargs, fingerprint=Fingerprint(site.module)) if whole else None
+        self._suspended += whole
+        self._frames.append(Frame(site=site, switched=switched, captured=captured, whole=whole, before=before))
 
-    def _restore(self) -> tuple[Site, list[nn.Parameter], list[tuple[str, nn.Parameter]]] | None:
+    def _restore(self) -> Frame | None:
         frame = self._frames.pop() if self._frames else None
         if frame is not None:
-            site, switched, _ = frame
-            for parameter in switched:
+            for parameter in frame.switched:
                 parameter.requires_grad_(True)
-            if site.rule is None:
-                self._suspended -= 1
+            self._suspended -= frame.whole
         return frame
 
     def _restore_all(self) -> None:
@@ -234,23 +258,26 @@ class GradientCapture:
         # First of all the flags: keeping tensors may raise inside a checkpointed block.
         frame = self._restore()
         recording = self._recording
-        if frame is None or output is None or recording is None or not frame[2]:
+        if frame is None or output is None or recording is None or not frame.captured:
             return None
+        if frame.before is not None:
+            return self._capture_whole(frame, frame.before, recording, output)
         if site.rule is None or not isinstance(output, Tensor):
-            raise UncapturedParameter(f"{site.label} has no layer rule.")
-        return self._capture(site, recording, dict(frame[2]), site.rule.save(site.module, args, kwargs, output), output)
+            raise UnsupportedModule(f"{site.label} must return one tensor, got something else. Write a layer rule.")
+        return self._capture_layer(frame, site.rule, recording, args, kwargs, output)
 
-    def _capture(
+    def _capture_layer(
         self,
-        site: Site,
+        frame: Frame,
+        rule: LayerRule,
         recording: Recording,
-        parameters: dict[str, nn.Parameter],
-        saved: tuple[Tensor, ...],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         output: Tensor,
     ) -> Tensor:
-        assert site.rule is not None
-        records = recording.records
-        if saved[0].dim() < site.rule.record_dims(site.module) or saved[0].shape[0] not in (1, records):
+        site, records = frame.site, recording.records
+        saved = rule.save(site.module, args, kwargs, output)
+        if saved[0].dim() < rule.record_dims(site.module) or saved[0].shape[0] not in (1, records):
             raise RecordCountMismatch(
                 f"the input of {site.label} must have the records as its first dimension, got another leading "
                 "dimension. Keep one row per record until the loss."
@@ -259,35 +286,33 @@ class GradientCapture:
             # One row for the whole batch (position ids): every record gets its own, so that gradients stay apart.
             saved = tuple(tensor.expand(records, *tensor.shape[1:]) for tensor in saved)
             output = output.expand(records, *output.shape[1:]).clone()
-        use = Use(module=site.module, label=site.label, rule=site.rule, parameters=parameters, records=records)
-        receive = _Receiver(recording, use)
-        (passed,) = capture_outputs(receive, self._anchor, (output,), saved)
+        use = Use(module=site.module, label=site.label, rule=rule, parameters=frame.captured, records=records)
+        (passed,) = capture_outputs(UseReceiver(recording=recording, use=use), self._anchor, (output,), saved)
         return passed
 
+    def _capture_whole(self, frame: Frame, before: CallBefore, recording: Recording, output: object) -> object:
+        site = frame.site
+        before.fingerprint.check(site.module, site.label)
+        self._refuse_hooks_outside(site)
+        kept = keep_call(site.module, site.label, recording.records, before.args, before.kwargs, output)
+        use = Use(
+            module=site.module,
+            label=site.label,
+            rule=FALLBACK,
+            parameters=frame.captured,
+            records=recording.records,
+            context=kept.call,
+        )
+        receive = UseReceiver(recording=recording, use=use, dims=kept.call.output_dims)
+        return kept.rebuild(capture_outputs(receive, self._anchor, kept.outputs, kept.saved))
 
-class _Receiver:
-    def __init__(self, recording: Recording, use: Use) -> None:
-        self._recording, self._use = recording, use
-
-    def __call__(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
-        self._recording.receive(self._use, saved, grads)
-
-
-class _Hook:
-    """A hook that belongs to one module: a copy of the model carries an inert hook, and pickling drops the capture."""
-
-    def __init__(self, call: Callable[..., object], module: nn.Module) -> None:
-        self._call, self._module = call, module
-
-    def __call__(self, module: nn.Module, *arguments: object) -> object:
-        return self._call(module, *arguments) if module is self._module else None
-
-    def __deepcopy__(self, memo: object) -> "_Hook":
-        return self
-
-    def __reduce__(self) -> tuple[object, tuple[()]]:
-        return _inert, ()
-
-
-def _inert(*_: object) -> None:
-    return None
+    def _refuse_hooks_outside(self, site: Site) -> None:
+        """The module is run again with its own hooks: all of them must lie between ours."""
+        first, last = self._hook_ids[site.module]
+        hooks = vars(site.module)
+        before, after = hooks["_forward_pre_hooks"], hooks["_forward_hooks"]
+        if next(iter(before)) != first or next(reversed(after)) != last:
+            raise UnsupportedModule(
+                f"{site.label} must have its other hooks registered before the capture, got a later one. "
+                "Register hooks first, then make the model private."
+            )

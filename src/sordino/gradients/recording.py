@@ -58,6 +58,8 @@ class Recording:
         self._check()
         self._sealed = True
         total: Tensor | None = None
+        if self.records == 0:
+            return torch.zeros(0, dtype=torch.float64, device=self._device)
         with torch.no_grad():
             for uses, shares in _groups(list(self._uses.values())):
                 if len(uses) == 1:
@@ -80,6 +82,8 @@ class Recording:
             kept = weights.abs() > torch.finfo(torch.float32).tiny
             everyone = bool(kept.all())
             index = None if everyone else kept.nonzero().flatten()
+            if self.records == 0 or (index is not None and index.numel() == 0):
+                return
             chosen = weights if index is None else weights.index_select(0, index)
             for use in self._uses.values():
                 part = use if index is None else use.select(index)

@@ -15,6 +15,10 @@ from sordino.gradients.rules.rule import Use
 __all__ = ["shared_squared_norms"]
 
 
+# A squared norm this far below the sum of its parts has cancelled and is recomputed.
+_CANCELLED = 0.05
+
+
 def shared_squared_norms(uses: list[Use], shares: list[tuple[str, ...]]) -> Float[Tensor, " B"]:
     """Squared norm of each record's summed gradient over parameters that share the same uses.
 
@@ -25,29 +29,59 @@ def shared_squared_norms(uses: list[Use], shares: list[tuple[str, ...]]) -> Floa
     Returns:
         One value per record, in float64.
     """
-    total = torch.zeros(uses[0].records, dtype=torch.float64, device=uses[0].saved[0].device)
-    together = [names[0] for names in shares if len(set(names)) == 1]
-    merged = _merged(uses, together)
+    if all(len(set(names)) == 1 for names in shares):
+        together = frozenset(names[0] for names in shares)
+        merged = _merged(uses, next(iter(together)))
+        if len(merged) == 1:
+            return merged[0].rule.squared_norms(merged[0], together)
+    total = torch.zeros(uses[0].records, dtype=torch.float64, device=_device(uses))
     for names in shares:
-        if names[0] in together and merged is not None:
-            continue
-        total += _by_adding(uses, names)
-    if merged is not None:
-        total += merged.rule.squared_norms(merged, frozenset(together))
+        total += _of_one_parameter(uses, names)
     return total
 
 
-def _merged(uses: list[Use], together: list[str]) -> Use | None:
-    if not together or any(use.rule is not uses[0].rule for use in uses):
-        return None
-    return uses[0].rule.merge(uses, together[0])
+def _of_one_parameter(uses: list[Use], names: tuple[str, ...]) -> Float[Tensor, " B"]:
+    """By cross terms where the rules know them, otherwise by adding gradients."""
+    merged = _merged(uses, names[0]) if len(set(names)) == 1 else uses
+    if len(merged) > 2:
+        return _by_adding(uses, names)
+    first, second = merged
+    crossed = first.rule.inner_products(first, second)
+    if crossed is None:
+        crossed = second.rule.inner_products(second, first)
+    if crossed is None:
+        return _by_adding(uses, names)
+    parts = sum(use.rule.squared_norms(use, frozenset([names[0]])).double() for use in merged)
+    assert isinstance(parts, Tensor)
+    total = parts + 2 * crossed
+    sound = total > _CANCELLED * parts
+    if not bool(sound.all()):
+        index = (~sound).nonzero().flatten()
+        total[index] = _by_adding([use.select(index) for use in uses], names)
+    return total + 4 * torch.finfo(torch.float32).eps * parts
+
+
+def _merged(uses: list[Use], name: str) -> list[Use]:
+    """One use per rule where the rule can merge; the uses themselves where it can't."""
+    by_rule: dict[int, list[Use]] = {}
+    for use in uses:
+        by_rule.setdefault(id(use.rule), []).append(use)
+    result: list[Use] = []
+    for group in by_rule.values():
+        one = group[0] if len(group) == 1 else group[0].rule.merge(group, name)
+        result += group if one is None else [one]
+    return result
+
+
+def _device(uses: list[Use]) -> torch.device:
+    return next(iter(uses[0].parameters.values())).device
 
 
 def _by_adding(uses: list[Use], names: tuple[str, ...]) -> Float[Tensor, " B"]:
     """Form the summed gradient of a few records at a time."""
     records = uses[0].records
     step = chunk_records(records, uses[0].parameters[names[0]].numel())
-    device = uses[0].saved[0].device
+    device = _device(uses)
     parts = []
     for start in range(0, records, step):
         index = torch.arange(start, min(start + step, records), device=device)

@@ -19,7 +19,7 @@ class Site:
     Args:
         module: the module.
         label: its qualified name and class, for messages.
-        rule: the rule that reads it; None for the functional fallback, which then owns the whole subtree.
+        rule: the rule that reads it; None for the functional fallback.
     """
 
     module: nn.Module
@@ -27,31 +27,45 @@ class Site:
     rule: LayerRule | None
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """The parameters this site answers for, now: direct ones, or the whole subtree's for the fallback."""
+        """The parameters that the module's own forward reads: direct ones, and those of children that only hold."""
+        own = list(self.module.named_parameters(recurse=False, remove_duplicate=False))
         if self.rule is None:
-            return list(self.module.named_parameters())
-        return list(self.module.named_parameters(recurse=False, remove_duplicate=False))
+            for prefix, child in _holders(self.module):
+                own += child.named_parameters(prefix)
+        return own
 
 
 def find_sites(model: nn.Module) -> list[Site]:
     """A site for every module that owns parameters, in the order of ``model.named_modules()``."""
     sites = []
     for name, module in model.named_modules():
-        if _owns_parameters(module):
+        # A parametrization is part of the layer it belongs to.
+        if _owns_parameters(module) and "parametrizations" not in name.split("."):
             label = f"{name or 'the model'} ({type(module).__name__})"
-            sites.append(Site(module=module, label=label, rule=rule_for(module)))
+            rule = rule_for(module)
+            reason = None if rule is None else rule.refusal(module)
+            if reason is not None:
+                raise UnsupportedModule(f"{label} must have {reason}. Set it before making the model private.")
+            sites.append(Site(module=module, label=label, rule=rule))
     return sites
 
 
 def _owns_parameters(module: nn.Module) -> bool:
     if isinstance(module, nn.ParameterList | nn.ParameterDict):
         return False
-    holders = [child for child in module.children() if isinstance(child, nn.ParameterList | nn.ParameterDict)]
-    return (
-        any(True for _ in module.parameters(recurse=False))
-        or hasattr(module, "parametrizations")
-        or any(True for holder in holders for _ in holder.parameters())
-    )
+    held = (parameter for _, child in _holders(module) for parameter in child.parameters())
+    return any(True for _ in module.parameters(recurse=False)) or any(True for _ in held)
+
+
+def _holders(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Children whose parameters the module reads without calling them."""
+    return [
+        (name, child)
+        for name, child in module.named_children()
+        if isinstance(child, nn.ParameterList | nn.ParameterDict)
+        or name == "parametrizations"
+        or isinstance(module, nn.MultiheadAttention)
+    ]
 
 
 def may_couple(module: nn.Module) -> bool:

@@ -6,7 +6,7 @@ speed only, every kernel is exact. Legend: B records, T positions, d inputs, p o
 
 from typing import Literal
 
-__all__ = ["CHUNK_ENTRIES", "Kernel", "choose_kernel", "chunk_records"]
+__all__ = ["CHUNK_ENTRIES", "Kernel", "choose_convolution_kernel", "choose_kernel", "chunk_records"]
 
 Kernel = Literal["ghost", "stored", "norm_only"]
 
@@ -30,6 +30,36 @@ def choose_kernel(records: int, positions: int, inputs: int, outputs: int) -> Ke
     }
     if entries <= _STORED_FACTOR * positions * (inputs + outputs) and records * entries <= 16 * CHUNK_ENTRIES:
         costs["stored"] = 100 / max(positions, 1)
+    return min(costs, key=lambda kernel: costs[kernel])
+
+
+def choose_convolution_kernel(
+    *, records: int, pixels: int | None, positions: int, channels: int, outputs: int, window: int, groups: int
+) -> Kernel:
+    """The cheapest exact norm kernel for a convolution's weight.
+
+    - ghost: the Gram matrix of padded pixels, summed along diagonals (an addition costs about 16 multiply-adds).
+    - stored: one grouped convolution gradient replaces the ordinary one; what is left is ≈ 200/T.
+    - norm_only: the same, thrown away: 1 more.
+
+    Args:
+        records: B.
+        pixels: padded input pixels per record, or None where the ghost kernel does not apply.
+        positions: output pixels per record, T.
+        channels: input channels.
+        outputs: output channels.
+        window: kernel pixels.
+        groups: convolution groups.
+    """
+    entries = channels * window * outputs // groups
+    costs: dict[Kernel, float] = {"norm_only": 1 + 200 / max(positions, 1)}
+    if pixels is not None:
+        products = (
+            pixels**2 * channels + positions**2 * outputs + 16 * window**0.5 * (pixels * positions + positions**2)
+        )
+        costs["ghost"] = 1.3 * products / max(positions * entries, 1)
+    if entries <= _STORED_FACTOR * positions * (channels + outputs) and records * entries <= 16 * CHUNK_ENTRIES:
+        costs["stored"] = 200 / max(positions, 1)
     return min(costs, key=lambda kernel: costs[kernel])
 
 

@@ -4,7 +4,7 @@ Per record the weight gradient is ``G^T A`` over T positions. With T = 1 its nor
 cost model picks a kernel. Legend: A = inputs [B, T, d], G = output gradients [B, T, p].
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -15,7 +15,7 @@ from sordino.gradients.numerics import compute_dtype, row_squared_norms
 from sordino.gradients.rules.cost import choose_kernel, chunk_records
 from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, weigh
 
-__all__ = ["LinearRule", "ghost_squared_norms", "matrix_per_example", "matrix_squared_norms"]
+__all__ = ["LinearRule", "ghost_sum", "matrix_per_example", "matrix_squared_norms", "positions_of"]
 
 # Rounding of a Gram entry, relative to the lengths of its two vectors, in units of single-precision epsilon.
 _GRAM_ROUNDING = 4.0
@@ -29,7 +29,7 @@ class LinearRule(LayerRule):
 
     def squared_norms(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
         """Each record's squared norm over weight and bias, as far as they are in `names`."""
-        inputs, grads = _flatten(use)
+        inputs, grads = positions_of(use)
         if inputs.shape[1] == 1:
             total = torch.zeros(use.records, dtype=torch.float64, device=grads.device)
             if "weight" in names:
@@ -45,14 +45,14 @@ class LinearRule(LayerRule):
 
     def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
         """``G^T A`` for the weight, the sum over positions for the bias."""
-        inputs, grads = _flatten(use)
+        inputs, grads = positions_of(use)
         return grads.sum(1) if name == "bias" else matrix_per_example(inputs, grads)
 
     def weighted_sums(
         self, use: Use, names: Iterable[str], weights: Float[Tensor, " B"]
     ) -> dict[str, Float[Tensor, "*shape"]]:
         """One matrix product for the weight, one matrix-vector product for the bias."""
-        inputs, grads = _flatten(use)
+        inputs, grads = positions_of(use)
         sums: dict[str, Tensor] = {}
         weights = weights.to(grads.dtype)
         per_row = weights[:, None].expand(grads.shape[:2]).reshape(-1)
@@ -70,13 +70,14 @@ class LinearRule(LayerRule):
 
     def merge(self, uses: list[Use], name: str) -> Use | None:  # noqa: ARG002
         """Several calls are one call on all their positions: the sums over positions add up."""
-        flat = [_flatten(use) for use in uses]
+        flat = [positions_of(use) for use in uses]
         inputs = torch.cat([inputs for inputs, _ in flat], dim=1)
         grads = torch.cat([grads for _, grads in flat], dim=1)
         return replace(uses[0], saved=(inputs,), grads=(grads,), memo={}, versions=())
 
 
-def _flatten(use: Use) -> tuple[Float[Tensor, "B T d"], Float[Tensor, "B T p"]]:
+def positions_of(use: Use) -> tuple[Float[Tensor, "B T d"], Float[Tensor, "B T p"]]:
+    """Inputs and output gradients of a linear layer with all middle dimensions as one, in the computing type."""
     (inputs,), grads = use.saved, use.grad
     dtype = compute_dtype(inputs, grads)
     return _positions(inputs.to(dtype)), _positions(grads.to(dtype))
@@ -104,7 +105,7 @@ def matrix_squared_norms(
     records, positions, width = inputs.shape
     kernel = choose_kernel(records, positions, width, grads.shape[2])
     if kernel == "ghost":
-        return ghost_squared_norms(inputs, grads, with_sum=with_sum)
+        return _ghost(inputs, grads, with_sum=with_sum)
     total = torch.zeros(records, dtype=torch.float64, device=grads.device)
     if with_sum:
         use.memo["bias"] = grads.sum(1)
@@ -123,35 +124,43 @@ def _norm_only(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"]) ->
     return torch.cat(parts)
 
 
-def ghost_squared_norms(
-    inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, with_sum: bool
-) -> Float[Tensor, " B"]:
-    """``Σ_{s,t} ⟨a_s, a_t⟩⟨g_s, g_t⟩`` of each record, never below the true squared norm.
-
-    A bias is one more input that is always 1, so it adds 1 to every ⟨a_s, a_t⟩. The sum may cancel: its rounding
-    error is proportional to the squared position norms ``Σ_t |a_t|²|g_t|²``, so that multiple of it is added, and a
-    record whose sum is far below it, or out of the range of single precision, is recomputed from its gradient.
-    """
+def _ghost(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, with_sum: bool) -> Float[Tensor, " B"]:
     step = chunk_records(inputs.shape[0], inputs.shape[1] ** 2)
-    sums, scales = [], []
+    parts = []
     for a, g in zip(inputs.split(step), grads.split(step), strict=True):
-        gram = torch.bmm(a, a.transpose(1, 2))
+        grams = torch.bmm(a, a.transpose(1, 2))
         if with_sum:
-            gram += 1
-        gram *= torch.bmm(g, g.transpose(1, 2))
-        scales.append(gram.diagonal(dim1=1, dim2=2).double().sum(1))
-        sums.append(gram.sum((1, 2)).double())
-    total, scale = torch.cat(sums), torch.cat(scales)
-    total += _GRAM_ROUNDING * torch.finfo(inputs.dtype).eps * scale
+            # A bias is one more input that is always 1.
+            grams += 1
+
+        def exact(index: Tensor, a: Tensor = a, g: Tensor = g) -> Float[Tensor, " B"]:
+            a, g = a.index_select(0, index).double(), g.index_select(0, index).double()
+            total = _norm_only(a, g)
+            return total + row_squared_norms(g.sum(1)) if with_sum else total
+
+        parts.append(ghost_sum(grams, g, exact))
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=grads.device)
+
+
+def ghost_sum(
+    grams: Float[Tensor, "B T T"], grads: Float[Tensor, "B T p"], exact: Callable[[Tensor], Float[Tensor, " b"]]
+) -> Float[Tensor, " B"]:
+    """``Σ_{s,t} grams[s, t]·⟨g_s, g_t⟩`` of each record, never below the true squared norm.
+
+    The sum may cancel: its rounding error is proportional to the squared position norms ``Σ_t |a_t|²|g_t|²``, so a
+    small multiple of that is added, and a record whose sum is far below it, or out of the range of single precision,
+    is recomputed.
+
+    Args:
+        grams: inner products of the inputs at every two positions; overwritten.
+        grads: output gradients.
+        exact: the squared norms of the records with the given indices, from their gradients.
+    """
+    grams *= torch.bmm(grads, grads.transpose(1, 2))
+    scale = grams.diagonal(dim1=1, dim2=2).double().sum(1)
+    total = grams.sum((1, 2)).double() + _GRAM_ROUNDING * torch.finfo(grads.dtype).eps * scale
     sound = (total > _CANCELLED * scale) & (total > 1e-24) & (total < 1e36)
     if not bool(sound.all()):
         index = (~sound).nonzero().flatten()
-        total[index] = _recomputed(inputs.index_select(0, index), grads.index_select(0, index), with_sum=with_sum)
+        total[index] = exact(index)
     return total
-
-
-def _recomputed(
-    inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, with_sum: bool
-) -> Float[Tensor, " B"]:
-    total = _norm_only(inputs.double(), grads.double())
-    return total + row_squared_norms(grads.double().sum(1)) if with_sum else total

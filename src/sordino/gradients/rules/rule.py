@@ -91,6 +91,10 @@ class LayerRule:
         """Whether this rule reads every option that `module` has set."""
         return True
 
+    def refusal(self, module: nn.Module) -> str | None:  # noqa: ARG002
+        """What `module` must be and isn't ("X=…, got …"), when no per-record gradient of it is meaningful."""
+        return None
+
     def save(
         self,
         module: nn.Module,  # noqa: ARG002
@@ -129,6 +133,10 @@ class LayerRule:
 
     def merge(self, uses: list[Use], name: str) -> Use | None:  # noqa: ARG002
         """One use whose gradient for `name` is the sum over `uses`, or None where this rule can't build it."""
+        return None
+
+    def inner_products(self, use: Use, other: Use) -> Float[Tensor, " B"] | None:  # noqa: ARG002
+        """Per record ⟨gradient of `use`, gradient of `other`⟩ for a shared weight, or None where it isn't known."""
         return None
 
 

@@ -1,0 +1,77 @@
+"""The small objects that stand between torch's hooks and the capture (floor 1, gradients)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from sordino.gradients.purity import Fingerprint
+from sordino.gradients.recording import Recording
+from sordino.gradients.rules.rule import Use
+from sordino.gradients.sites import Site
+
+__all__ = ["CallBefore", "Frame", "ModuleHook", "UseReceiver"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CallBefore:
+    """What a call that will be run again was given, ahead of any other hook."""
+
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Frame:
+    """One call in progress: what was switched off for it and must be switched on again.
+
+    Args:
+        site: the module being called.
+        switched: parameters that had requires_grad on.
+        captured: those of them that are managed, by name.
+        whole: the call is read as a whole, and the modules inside it are not captured.
+        before: arguments and state before a call that will be run again; None for the others.
+    """
+
+    site: Site
+    switched: list[nn.Parameter]
+    captured: dict[str, nn.Parameter]
+    whole: bool
+    before: "CallBefore | None"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class UseReceiver:
+    """Hands what the backward pass brings to the recording, each gradient with the records first."""
+
+    recording: Recording
+    use: Use
+    dims: tuple[int, ...] = (0,)
+
+    def __call__(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
+        """Take the kept tensors and the gradient at each output."""
+        moved = (g if g is None or dim == 0 else g.movedim(dim, 0) for g, dim in zip(grads, self.dims, strict=True))
+        self.recording.receive(self.use, saved, tuple(moved))
+
+
+class ModuleHook:
+    """A hook that belongs to one module: on a copy of the model it does nothing, and pickling drops the capture."""
+
+    def __init__(self, call: Callable[..., object], module: nn.Module) -> None:
+        self._call, self._module = call, module
+
+    def __call__(self, module: nn.Module, *arguments: object) -> object:
+        """Forward to the capture when called by its own module."""
+        return self._call(module, *arguments) if module is self._module else None
+
+    def __deepcopy__(self, memo: object) -> "ModuleHook":
+        return self
+
+    def __reduce__(self) -> tuple[type["_Inert"], tuple[()]]:
+        return _Inert, ()
+
+
+class _Inert:
+    def __call__(self, *_: object) -> None:
+        return None

@@ -1,0 +1,201 @@
+"""Convolutions in one, two and three dimensions (floor 1, gradients).
+
+A record's weight gradient is the convolution of its own input with its own output gradient. All records at once are
+one convolution gradient with B times the groups. Where there are few positions and many weights (late layers), the
+Gram matrices of unfolded inputs are smaller. Legend: B records, C channels, O outputs, T positions, d = C·k inputs.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
+
+from sordino.gradients.numerics import compute_dtype, row_squared_norms
+from sordino.gradients.rules.cost import Kernel, choose_convolution_kernel, chunk_records
+from sordino.gradients.rules.linear import ghost_sum
+from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, weigh
+
+__all__ = ["ConvolutionRule"]
+
+_Sizes = Sequence[int]
+
+
+@layer_rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+class ConvolutionRule(LayerRule):
+    """nn.Conv1d, nn.Conv2d, nn.Conv3d with every padding mode, groups, dilation and stride."""
+
+    def record_dims(self, module: nn.Module) -> int:
+        """Unbatched inputs have one dimension fewer and are refused."""
+        return 2 + len(_convolution(module).kernel_size)
+
+    def squared_norms(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
+        """Each record's squared norm over weight and bias, as far as they are in `names`."""
+        total = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
+        if "bias" in names:
+            use.memo["bias"] = self.per_example(use, "bias")
+            total += row_squared_norms(use.memo["bias"])
+        if "weight" not in names or use.records == 0:
+            return total
+        layer = _convolution(use.module)
+        x, grads, padding = _padded(use)
+        kernel = _kernel(use, x, padding)
+        if kernel == "stored":
+            use.memo["weight"] = _per_record_weight(layer, x, grads, padding)
+            return total + row_squared_norms(use.memo["weight"])
+        if kernel == "ghost":
+            return total + _ghost(layer, x, grads, padding)
+        step = chunk_records(use.records, layer.weight.numel())
+        chunks = zip(x.split(step), grads.split(step), strict=True)
+        return total + torch.cat([row_squared_norms(_per_record_weight(layer, a, g, padding)) for a, g in chunks])
+
+    def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
+        """One grouped convolution gradient for the weight, the sum over positions for the bias."""
+        if name == "bias":
+            return use.grad.to(compute_dtype(use.grad)).flatten(2).sum(2)
+        if use.records == 0:
+            return use.grad.new_zeros((0, *_convolution(use.module).weight.shape))
+        return _per_record_weight(_convolution(use.module), *_padded(use))
+
+    def weighted_sums(
+        self, use: Use, names: Iterable[str], weights: Float[Tensor, " B"]
+    ) -> dict[str, Float[Tensor, "*shape"]]:
+        """From stored gradients, or as the ordinary gradient of the weighted output gradients."""
+        sums: dict[str, Tensor] = {}
+        for name in names:
+            if name in use.memo or name == "bias":
+                stored = use.memo.get(name)
+                sums[name] = weigh(self.per_example(use, name) if stored is None else stored, weights)
+                continue
+            x, grads, padding = _padded(use)
+            per_record = weights.to(grads.dtype).view(-1, *[1] * (grads.dim() - 1))
+            layer = _convolution(use.module)
+            sums[name] = _weight_gradient(layer, x, grads * per_record, layer.groups, layer.weight.shape, padding)
+        return sums
+
+
+def _convolution(module: nn.Module) -> _ConvNd:
+    return cast("_ConvNd", module)
+
+
+def _kernel(use: Use, x: Tensor, padding: _Sizes) -> Kernel:
+    layer = _convolution(use.module)
+    return choose_convolution_kernel(
+        records=use.records,
+        pixels=_pixels(x, padding) if layer.groups == 1 else None,
+        positions=math.prod(use.grad.shape[2:]),
+        channels=layer.in_channels,
+        outputs=layer.out_channels,
+        window=math.prod(layer.kernel_size),
+        groups=layer.groups,
+    )
+
+
+def _padded(use: Use) -> tuple[Tensor, Tensor, _Sizes]:
+    """Input and output gradient in the computing type, and the zero padding that is left to do.
+
+    Other padding modes, and 'same' padding that is not symmetric, are applied here.
+    """
+    layer = _convolution(use.module)
+    dtype = compute_dtype(use.saved[0], use.grad)
+    x, grads = use.saved[0].to(dtype), use.grad.to(dtype)
+    dims = len(layer.kernel_size)
+    both_sides = _both_sides(layer)
+    if layer.padding_mode != "zeros":
+        return F.pad(x, both_sides, mode=layer.padding_mode), grads, [0] * dims
+    symmetric = all(both_sides[2 * i] == both_sides[2 * i + 1] for i in range(dims))
+    if symmetric:
+        return x, grads, [both_sides[2 * i] for i in reversed(range(dims))]
+    return F.pad(x, both_sides), grads, [0] * dims
+
+
+def _both_sides(layer: _ConvNd) -> list[int]:
+    """Padding as `F.pad` takes it: (before, after) for each dimension, the last dimension first."""
+    if layer.padding == "valid":
+        return [0] * (2 * len(layer.kernel_size))
+    sides: list[int] = []
+    for i in reversed(range(len(layer.kernel_size))):
+        if layer.padding == "same":
+            whole = layer.dilation[i] * (layer.kernel_size[i] - 1)
+            sides += [whole // 2, whole - whole // 2]
+        else:
+            sides += [int(layer.padding[i])] * 2
+    return sides
+
+
+def _per_record_weight(
+    layer: _ConvNd, x: Float[Tensor, "B C *S"], grads: Float[Tensor, "B O *T"], padding: _Sizes
+) -> Float[Tensor, "B O c *k"]:
+    records = x.shape[0]
+    shape = (records * layer.out_channels, *layer.weight.shape[1:])
+    one_x, one_g = x.reshape(1, -1, *x.shape[2:]), grads.reshape(1, -1, *grads.shape[2:])
+    together = _weight_gradient(layer, one_x, one_g, records * layer.groups, shape, padding)
+    return together.view(records, *layer.weight.shape)
+
+
+def _weight_gradient(layer: _ConvNd, x: Tensor, grads: Tensor, groups: int, shape: _Sizes, padding: _Sizes) -> Tensor:
+    # Only the shape of the weight is read when its own gradient is asked for.
+    weight = x.new_empty(1).expand(tuple(shape))
+    return torch.ops.aten.convolution_backward(
+        grads,
+        x,
+        weight,
+        None,
+        list(layer.stride),
+        list(padding),
+        list(layer.dilation),
+        False,
+        [0] * len(layer.kernel_size),
+        groups,
+        [False, True, False],
+    )[1]
+
+
+def _pixels(x: Tensor, padding: _Sizes) -> int:
+    return math.prod(size + 2 * pad for size, pad in zip(x.shape[2:], padding, strict=True))
+
+
+def _patch_grams(layer: _ConvNd, x: Float[Tensor, "B C *S"], positions: _Sizes) -> Float[Tensor, "B T T"]:
+    """Inner products of the input patches under every two output positions, without unfolding.
+
+    The inner product of two patches is the sum over kernel offsets of inner products of pixels; the offsets of one
+    dimension shift both pixels alike. So the pixel Gram matrix is formed once and summed along its diagonals,
+    dimension by dimension.
+    """
+    sizes = x.shape[2:]
+    dims = len(sizes)
+    pixels = x.flatten(2)
+    grams = torch.bmm(pixels.transpose(1, 2), pixels).view(-1, *sizes, *sizes)
+    for i in range(dims):
+        span = layer.stride[i] * (positions[i] - 1) + 1
+        total: Tensor | None = None
+        for offset in range(0, layer.dilation[i] * layer.kernel_size[i], layer.dilation[i]):
+            at = [slice(None)] * grams.dim()
+            at[1 + i] = at[1 + dims + i] = slice(offset, offset + span, layer.stride[i])
+            total = grams[tuple(at)].clone() if total is None else total.add_(grams[tuple(at)])
+        assert total is not None
+        grams = total
+    return grams.reshape(x.shape[0], math.prod(positions), math.prod(positions))
+
+
+def _ghost(layer: _ConvNd, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[Tensor, " B"]:
+    """``Σ_{s,t} ⟨patch_s, patch_t⟩⟨g_s, g_t⟩``, with the same care for cancellation as for linear layers."""
+    x = F.pad(x, [pad for pad in reversed(padding) for _ in range(2)])
+    flat = grads.flatten(2).transpose(1, 2)
+    step = chunk_records(x.shape[0], _pixels(x, [0] * len(padding)) ** 2)
+    parts = []
+    for start in range(0, x.shape[0], step):
+        x_chunk, g_chunk = x[start : start + step], flat[start : start + step]
+        patches = _patch_grams(layer, x_chunk, grads.shape[2:])
+
+        def exact(index: Tensor, start: int = start) -> Float[Tensor, " B"]:
+            chosen = (index + start, [0] * len(padding))
+            x_few, g_few = x.index_select(0, chosen[0]).double(), grads.index_select(0, chosen[0]).double()
+            return row_squared_norms(_per_record_weight(layer, x_few, g_few, chosen[1]))
+
+        parts.append(ghost_sum(patches, g_chunk, exact))
+    return torch.cat(parts)

@@ -1,0 +1,149 @@
+"""Lookup tables (floor 1, gradients).
+
+A record's gradient has at most T non-zero rows; it is never formed densely. Positions with the same id in the same
+record are added up first, by keys ``record · V + id``. Legend: B records, T positions, V rows, d columns.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from sordino.errors import UnsupportedModule
+from sordino.gradients.numerics import compute_dtype, row_squared_norms
+from sordino.gradients.rules.cost import chunk_records
+from sordino.gradients.rules.linear import LinearRule, positions_of
+from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, only_input
+
+__all__ = ["EmbeddingBagRule", "EmbeddingRule"]
+
+
+@layer_rule(nn.Embedding)
+class EmbeddingRule(LayerRule):
+    """nn.Embedding with ids of any rank, and padding_idx."""
+
+    names: ClassVar[frozenset[str]] = frozenset({"weight"})
+
+    def refusal(self, module: nn.Module) -> str | None:
+        """Renormalising the table or weighing by batch frequency depends on all records."""
+        if getattr(module, "max_norm", None) is not None:
+            return "max_norm=None, got a table that is renormalised by the ids it sees"
+        if getattr(module, "scale_grad_by_freq", False):
+            return "scale_grad_by_freq=False, got gradients weighed by the frequencies in the batch"
+        return None
+
+    def record_dims(self, module: nn.Module) -> int:  # noqa: ARG002
+        """Ids may be one per record."""
+        return 1
+
+    def squared_norms(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:  # noqa: ARG002
+        """Sparse segment sums, then the norms of the segments."""
+        ids, grads = self.lookups(use)
+        rows = _rows(use.module)
+        total = torch.zeros(use.records, dtype=torch.float64, device=grads.device)
+        if ids.numel() == 0:
+            return total
+        offsets = rows * torch.arange(use.records, device=ids.device)[:, None]
+        keys, segments = torch.unique((ids + offsets).flatten(), return_inverse=True)
+        sums = grads.new_zeros(keys.numel(), grads.shape[2]).index_add_(0, segments, grads.flatten(0, 1))
+        return total.index_add_(0, keys // rows, row_squared_norms(sums))
+
+    def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:  # noqa: ARG002
+        """The dense gradient, for a table that is shared with a layer of another kind."""
+        ids, grads = self.lookups(use)
+        dense = grads.new_zeros(use.records, _rows(use.module), grads.shape[2])
+        return dense.scatter_add_(1, ids[:, :, None].expand_as(grads), grads)
+
+    def weighted_sums(
+        self, use: Use, names: Iterable[str], weights: Float[Tensor, " B"]
+    ) -> dict[str, Float[Tensor, "*shape"]]:
+        """The ordinary embedding gradient of the weighted output gradients."""
+        ids, grads = self.lookups(use)
+        weighted = grads * weights.to(grads.dtype)[:, None, None]
+        summed = grads.new_zeros(_rows(use.module), grads.shape[2]).index_add_(0, ids.flatten(), weighted.flatten(0, 1))
+        return dict.fromkeys(names, summed)
+
+    def merge(self, uses: list[Use], name: str) -> Use | None:  # noqa: ARG002
+        """Several calls are one call with all their ids."""
+        looked_up = [rule.lookups(use) for use in uses if isinstance(rule := use.rule, EmbeddingRule)]
+        ids = torch.cat([ids for ids, _ in looked_up], dim=1)
+        grads = torch.cat([grads for _, grads in looked_up], dim=1)
+        return replace(uses[0], rule=_PLAIN, saved=(ids,), grads=(grads,), memo={}, versions=())
+
+    def inner_products(self, use: Use, other: Use) -> Float[Tensor, " B"] | None:
+        """With a linear layer that shares the table: ``Σ_{t,s} G[t, id_s] ⟨h_t, g_s⟩``."""
+        if not isinstance(other.rule, LinearRule):
+            return None
+        ids, grads = self.lookups(use)
+        hidden, logits = positions_of(other)
+        step = chunk_records(use.records, hidden.shape[1] * ids.shape[1])
+        parts = []
+        for start in range(0, use.records, step):
+            chunk = slice(start, start + step)
+            matches = torch.bmm(hidden[chunk], grads[chunk].transpose(1, 2).to(hidden.dtype))
+            index = ids[chunk, None, :].expand(-1, hidden.shape[1], -1)
+            parts.append((matches.double() * logits[chunk].gather(2, index)).sum((1, 2)))
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=ids.device)
+
+    def lookups(self, use: Use) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B T d"]]:
+        """Ids and the gradient at each looked-up row; zero where the id is the padding."""
+        ids, grads = use.saved[0], use.grad
+        ids = ids.reshape(use.records, -1) if use.records else ids.reshape(0, 0)
+        grads = grads.reshape(*ids.shape, grads.shape[-1]).to(compute_dtype(grads))
+        return ids.long(), _without_padding(use.module, ids, grads)
+
+
+@layer_rule(nn.EmbeddingBag)
+class EmbeddingBagRule(EmbeddingRule):
+    """nn.EmbeddingBag in modes sum and mean on ids [B, T]: a lookup whose output gradient goes to every position."""
+
+    def accepts(self, module: nn.Module) -> bool:
+        """The largest-entry mode goes to the fallback."""
+        return getattr(module, "mode", "") in ("sum", "mean")
+
+    def save(
+        self,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        output: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Ids and the share of each position in its bag."""
+        ids = only_input(args, kwargs)
+        given = dict(zip(("input", "offsets", "per_sample_weights"), args, strict=False)) | dict(kwargs)
+        if ids.dim() != 2 or given.get("offsets") is not None:
+            raise UnsupportedModule(
+                "an nn.EmbeddingBag must be called with ids [records, positions], got flat ids with offsets. Pad them."
+            )
+        shares = torch.ones(ids.shape, dtype=output.dtype, device=ids.device)
+        if isinstance(weights := given.get("per_sample_weights"), Tensor):
+            shares = weights.detach()
+        if getattr(module, "mode", "") == "mean":
+            padding = getattr(module, "padding_idx", None)
+            counted = shares if padding is None else shares * (ids != padding)
+            shares = counted / counted.sum(1, keepdim=True).clamp(min=1)
+        return ids, shares
+
+    def lookups(self, use: Use) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B T d"]]:
+        """Every position of a bag receives the bag's gradient times its share."""
+        ids, shares = use.saved
+        dtype = compute_dtype(use.grad, shares)
+        grads = use.grad.to(dtype)[:, None, :] * shares.to(dtype)[:, :, None]
+        return ids.long(), _without_padding(use.module, ids, grads)
+
+
+_PLAIN = EmbeddingRule()
+
+
+def _rows(module: nn.Module) -> int:
+    return int(getattr(module, "num_embeddings"))  # noqa: B009
+
+
+def _without_padding(
+    module: nn.Module, ids: Int[Tensor, "B T"], grads: Float[Tensor, "B T d"]
+) -> Float[Tensor, "B T d"]:
+    padding = getattr(module, "padding_idx", None)
+    return grads if padding is None else grads.masked_fill((ids == padding)[:, :, None], 0)

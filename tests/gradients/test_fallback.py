@@ -1,0 +1,355 @@
+"""Modules that no rule reads go through the functional fallback: exact, or refused by name."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import oracles
+from sordino.clipping import FlatClipping
+from sordino.errors import RecordCountMismatch, UncapturedParameter, UnsupportedModule
+from sordino.gradients import GradientCapture
+
+BOUND = 0.3
+
+
+def x_of(*shape, seed=3):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def check(model, loss, *batch, tolerance=1e-5):
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    expected = oracles.per_record_gradients(model, lambda m, record: loss(m, *record).sum(), batch)
+    capture = GradientCapture(model)
+    with capture.recording(records=batch[0].shape[0]):
+        total = loss(model, *batch).sum()
+        assert capture.uncaptured_uses(total) == []
+        total.backward()
+    squared = capture.squared_norms()
+    assert torch.allclose(squared, oracles.squared_norms(expected), rtol=2 * tolerance)
+    sums = {}
+    capture.add_weighted_sums(FlatClipping(max_grad_norm=BOUND).factors(squared), sums)
+    reference = oracles.clipped_sum(expected, BOUND)
+    scale = max(float(r.abs().max()) for r in reference)
+    for parameter, value in zip(wanted, reference, strict=True):
+        assert oracles.relative_error(sums[parameter], value, floor=scale) < tolerance
+    assert all(p.requires_grad and p.grad is None for p in wanted)
+    capture.detach()
+
+
+class Tokens(nn.Module):
+    """A class token and a position table added by broadcast, a scale, in front of layers with rules."""
+
+    def __init__(self):
+        super().__init__()
+        self.cls = nn.Parameter(torch.randn(1, 1, 4))
+        self.positions = nn.Parameter(torch.randn(1, 4, 4))
+        self.scale = nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        tokens = torch.cat([self.cls.expand(x.shape[0], -1, -1), x], 1)
+        return (tokens + self.positions) * self.scale
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_class_token_position_table_and_scale_are_exact(whole):
+    torch.manual_seed(0)
+    if whole:
+
+        class Model(Tokens):
+            def __init__(self):
+                super().__init__()
+                self.layer, self.norm = nn.Linear(4, 3), nn.LayerNorm(3)
+
+            def forward(self, x):
+                return self.norm(self.layer(super().forward(x)))
+
+        model = Model()
+    else:
+        model = nn.Sequential(nn.Linear(4, 4), Tokens(), nn.Linear(4, 3))
+    check(model, lambda m, x: m(x)[:, 0].square().sum(1), x_of(5, 3, 4))
+
+
+def test_a_frozen_bare_parameter_leaves_the_layers_inside_to_their_rules():
+    torch.manual_seed(0)
+
+    class Model(Tokens):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(super().forward(x))
+
+    model = Model()
+    for parameter in (model.cls, model.positions, model.scale):
+        parameter.requires_grad_(False)
+    check(model, lambda m, x: m(x)[:, 0].square().sum(1), x_of(5, 3, 4))
+
+
+def test_a_module_that_only_returns_its_parameter_is_expanded_to_all_records():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(1, 3, 4))
+
+        def forward(self):
+            return self.table
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.layer = Table(), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.layer(torch.tanh(x + self.table()))
+
+    torch.manual_seed(0)
+    check(Model(), lambda m, x: m(x).square().flatten(1).sum(1), x_of(5, 3, 4))
+
+
+def test_a_parameter_returned_without_a_record_dimension_is_refused():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.g = nn.Parameter(torch.ones(3))
+
+        def forward(self):
+            return self.g
+
+    capture = GradientCapture(scale := Scale())
+    for records in (3, 5):
+        with pytest.raises(RecordCountMismatch, match="Scale"), capture.recording(records=records):
+            scale()
+
+
+def test_parameter_lists_and_dicts_are_exact():
+    class Mixture(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.ParameterList([torch.randn(3, 2) for _ in range(2)])
+            self.shifts = nn.ParameterDict({"a": torch.randn(2)})
+
+        def forward(self, *, values):
+            return {"sum": values @ self.weights[0] + self.shifts["a"], "pair": (values @ self.weights[1], 3)}
+
+    torch.manual_seed(0)
+
+    def loss(m, x):
+        output = m(values=x)
+        return output["sum"].square().sum(1) + output["pair"][0].tanh().sum(1)
+
+    check(Mixture(), loss, x_of(5, 3))
+    check(Mixture(), lambda m, x: m(values=x)["pair"][0].tanh().sum(1) + 0 * m(values=x)["sum"].sum(1), x_of(5, 3))
+
+
+@pytest.mark.parametrize("wrap", [parametrizations.weight_norm, parametrizations.orthogonal])
+def test_parametrized_layers_are_exact(wrap):
+    torch.manual_seed(0)
+    model = nn.Sequential(wrap(nn.Linear(3, 3)), nn.Tanh(), nn.Linear(3, 2))
+    check(model, lambda m, x: m(x).square().sum(1), x_of(4, 3))
+
+
+def test_spectral_normalisation_stores_statistics_and_is_refused():
+    capture = GradientCapture(model := parametrizations.spectral_norm(nn.Linear(3, 3)))
+    with pytest.raises(UnsupportedModule, match="buffer"), capture.recording(records=2):
+        model(x_of(2, 3))
+
+
+@pytest.mark.parametrize("make", [lambda: nn.ConvTranspose2d(2, 3, 2), lambda: nn.Bilinear(3, 3, 2), nn.PReLU])
+def test_layers_without_a_rule_are_exact(make):
+    torch.manual_seed(0)
+    layer = make()
+    if isinstance(layer, nn.Bilinear):
+        check(layer, lambda m, x, y: m(x, y).square().sum(1), x_of(4, 3), x_of(4, 3, seed=5))
+    else:
+        check(layer, lambda m, x: m(x).square().flatten(1).sum(1), x_of(4, 2, 3, 3))
+
+
+def test_a_subclass_that_overrides_forward_does_not_get_the_rule_of_its_base():
+    class Scaled(nn.Embedding):
+        def forward(self, ids):
+            return super().forward(ids) * math.sqrt(3)
+
+    class Named(nn.Linear):
+        pass
+
+    torch.manual_seed(0)
+    check(
+        nn.Sequential(Scaled(5, 3), Named(3, 2)), lambda m, x: m(x).square().flatten(1).sum(1), torch.arange(4)[:, None]
+    )
+
+
+# --- recurrent and attention modules -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_recurrent_layers_give_torchs_output_and_exact_gradients(cls, batch_first, bidirectional):
+    torch.manual_seed(0)
+    layer = cls(3, 4, num_layers=2, batch_first=batch_first, bidirectional=bidirectional)
+
+    def loss(m, x):
+        output, state = m(x if batch_first else x.transpose(0, 1))
+        last = state[0] if isinstance(state, tuple) else state
+        return output.square().sum((1 if batch_first else 0, 2)) + last.sum((0, 2))
+
+    plain = loss(layer, x_of(3, 5, 3)).detach()
+    capture = GradientCapture(layer)
+    with capture.recording(records=3):
+        assert torch.allclose(loss(layer, x_of(3, 5, 3)), plain, rtol=1e-6)
+    capture.detach()
+    check(layer, loss, x_of(3, 5, 3))
+
+
+def test_a_recurrent_layer_takes_an_initial_state_and_only_its_last_output():
+    torch.manual_seed(0)
+    layer = nn.LSTM(3, 4, batch_first=True)
+
+    def loss(m, x, h):
+        state = h.movedim(0, 1).contiguous()
+        return m(x, (state, state))[0][:, -1].square().sum(1)
+
+    check(layer, loss, x_of(3, 5, 3), x_of(3, 1, 4))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("mask", ["none", "causal", "padding", "per_record"])
+def test_attention_with_masks_is_exact(batch_first, mask):
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(4, 2, batch_first=batch_first)
+
+    def loss(m, x):
+        records = x.shape[0]
+        options = {}
+        if mask == "causal":
+            options["attn_mask"] = torch.ones(5, 5, dtype=torch.bool).triu(1)
+        if mask == "padding":
+            options["key_padding_mask"] = (torch.arange(5) > 3).expand(records, 5)
+        if mask == "per_record":
+            options["attn_mask"] = (x[:, :, 0] > 5).repeat_interleave(2, 0)[:, None].expand(-1, 5, -1)
+        inputs = x if batch_first else x.transpose(0, 1)
+        output, weights = m(inputs, inputs, inputs, **options)
+        return output.square().sum((1 if batch_first else 0, 2)) + weights.square().sum((1, 2))
+
+    check(layer, loss, x_of(3, 5, 4))
+
+
+def test_a_transformer_layer_is_exact():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    check(layer, lambda m, x: m(x).square().sum((1, 2)) + m(x)[:, 0, 0], x_of(3, 5, 4))
+
+
+def test_attention_with_a_frozen_projection_is_exact():
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(4, 2, batch_first=True)
+    layer.in_proj_weight.requires_grad_(False)
+    layer.in_proj_bias.requires_grad_(False)
+    check(layer, lambda m, x: m(x, x, x)[0].square().sum((1, 2)), x_of(3, 5, 4))
+
+
+def test_packed_sequences_are_refused_by_name():
+    capture = GradientCapture(layer := nn.LSTM(3, 4, batch_first=True))
+    packed = nn.utils.rnn.pack_padded_sequence(x_of(2, 4, 3), torch.tensor([4, 2]), batch_first=True)
+    with pytest.raises(UnsupportedModule, match="packed"), capture.recording(records=2):
+        layer(packed)
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------
+
+
+class Custom(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3))
+        self.register_buffer("seen", torch.zeros(3))
+        self.body = body
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+def test_dropout_inside_a_module_without_a_rule_is_refused_by_name():
+    for module in [
+        Custom(lambda s, x: F.dropout(x * s.w, 0.5, training=s.training)),
+        nn.LSTM(3, 3, num_layers=2, dropout=0.5, batch_first=True),
+    ]:
+        capture = GradientCapture(model := nn.Sequential(module))
+        match = rf"0 \({type(module).__name__}\).*dropout"
+        with pytest.raises(UnsupportedModule, match=match), capture.recording(records=2):
+            model(x_of(2, 4, 3))
+    model.eval()
+    with capture.recording(records=2):
+        model(x_of(2, 4, 3))[0].sum().backward()
+    assert capture.squared_norms().isfinite().all()
+
+
+def test_a_module_that_stores_what_it_saw_is_refused_by_name():
+    def running(s, x):
+        s.seen.add_(x.detach().sum(0))
+        return x * s.w
+
+    def replaced(s, x):
+        s.seen = x.detach().sum(0)
+        return x * s.w
+
+    for body in (running, replaced):
+        capture = GradientCapture(model := Custom(body))
+        with pytest.raises(UnsupportedModule, match=r"Custom.*buffer"), capture.recording(records=2):
+            model(x_of(2, 3))
+
+
+def test_a_module_that_cannot_be_vectorised_runs_record_by_record():
+    def branching(s, x):
+        return x * s.w * (2.0 if float(x.sum()) > 0 else 1.0)
+
+    torch.manual_seed(0)
+    model = Custom(branching)
+    capture = GradientCapture(model)
+    x = x_of(3, 3)
+    with capture.recording(records=3):
+        model(x).sum().backward()
+    own = [2.0 if float(row.sum()) > 0 else 1.0 for row in x]
+    expected = torch.stack([(row * factor).square().sum() for row, factor in zip(x, own, strict=True)]).double()
+    assert torch.allclose(capture.squared_norms(), expected, rtol=1e-6)
+
+
+def test_an_output_without_records_is_refused():
+    capture = GradientCapture(model := Custom(lambda s, x: (x * s.w).sum()))
+    with pytest.raises(RecordCountMismatch, match="Custom"), capture.recording(records=4):
+        model(x_of(4, 3))
+
+
+def test_a_hook_registered_after_the_capture_on_a_module_that_is_run_again_is_refused():
+    model = Custom(lambda s, x: x * s.w)
+    capture = GradientCapture(model)
+    model.register_forward_hook(lambda module, args, output: output * 2)
+    with pytest.raises(UnsupportedModule, match="hook"), capture.recording(records=4):
+        model(x_of(4, 3))
+
+
+def test_hooks_registered_before_the_capture_are_part_of_the_module():
+    torch.manual_seed(0)
+    for model in (Custom(lambda s, x: x * s.w), nn.Linear(3, 2)):
+        model.register_forward_hook(lambda module, args, output: output * 2)
+        model.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+        capture = GradientCapture(model)
+        x = x_of(4, 3)
+        with capture.recording(records=4):
+            model(x).sum().backward()
+        squared = capture.squared_norms()
+        capture.detach()
+        plain = [torch.autograd.grad(model(row[None]).sum(), list(model.parameters())) for row in x]
+        assert squared.tolist() == pytest.approx([sum(float(g.square().sum()) for g in gs) for gs in plain], rel=1e-5)
+
+
+def test_a_child_read_by_name_outside_its_parent_is_refused():
+    layer = nn.MultiheadAttention(4, 2, batch_first=True)
+    capture = GradientCapture(layer)
+    with capture.recording(records=3), pytest.raises(UncapturedParameter, match=r"out_proj\.weight"):
+        F.linear(x_of(3, 4), layer.out_proj.weight).sum().backward()
