@@ -242,3 +242,10 @@ def test_reports_are_made_without_torch(tmp_path):
         "write(RunFolder.open(sys.argv[1])); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)
+
+
+def test_a_bound_shared_by_many_steps_is_drawn_where_it_is_tight(tmp_path):
+    with RunFolder.create(tmp_path / "run", plan=json.dumps(PLAN)) as run:
+        for step in range(9):
+            run.append(step=step, event=STEP, epsilon=float(step // 3 + 1))
+    assert [(point.steps, point.epsilon) for point in read(run).curve] == [(0, 0.0), (3, 1.0), (6, 2.0), (9, 3.0)]

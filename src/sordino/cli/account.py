@@ -14,19 +14,18 @@ from sordino.cli.output import JsonOption, Output, facts, finite, heading, round
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.events import (
-    Composed,
     Event,
-    FixedSizeSampled,
     Gaussian,
     NoPrivacy,
     Nothing,
     PoissonSampled,
     SelfComposed,
     from_json,
+    sampling_words,
     to_dict,
 )
 
-__all__ = ["account", "sampler_words", "statement", "subsampled_gaussian"]
+__all__ = ["account", "statement", "subsampled_gaussian"]
 
 
 def account(
@@ -87,7 +86,7 @@ def statement(event: Event, *, delta: float, relation: NeighboringRelation, unit
         epsilon=best.upper,
         delta=delta,
         accountant=best.accountant,
-        sampler=sampler_words(event),
+        sampler=sampling_words(event),
         relation=relation,
         unit=unit,
     )
@@ -117,27 +116,6 @@ def subsampled_gaussian(*, sample_rate: float, noise_multiplier: float, steps: i
     if sample_rate < 1:
         step = PoissonSampled(sample_rate=sample_rate, event=step)
     return SelfComposed(event=step, count=steps)
-
-
-def sampler_words(event: Event) -> str:
-    """How the batches of an event were drawn, in words."""
-    return " then ".join(dict.fromkeys(_samplers(event))) or "none"
-
-
-def _samplers(event: Event) -> list[str]:
-    match event:
-        case PoissonSampled():
-            return [f"Poisson sampling at rate {event.sample_rate:.6g}"]
-        case FixedSizeSampled():
-            return [f"fixed-size batches of {event.size} out of {event.population}"]
-        case SelfComposed():
-            return _samplers(event.event)
-        case Composed():
-            return [words for part in event.events for words in _samplers(part)]
-        case Nothing() | NoPrivacy():
-            return []
-        case _:
-            return ["full batches"]
 
 
 def _read(

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 
 from sordino import accounting
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
-from sordino.events import Event, compose
+from sordino.events import Event, compose, sampling_words
 from sordino.report.limits import attack, covered, not_covered
 from sordino.report.schema import Accuracy, Point, Report
 from sordino.runs import Line, Metric, RunFolder
@@ -25,6 +26,7 @@ _NAMES = {
     "neighboring_relation": "neighbouring relation",
     "privacy_unit": "privacy unit",
     "dataset_size_is_public": "size of the data set is public",
+    "poisson_sampling": "Poisson sampling",
 }
 
 
@@ -82,10 +84,9 @@ def _guarantee(event: Event, plan: Mapping[str, object]) -> Guarantee:
         delta = float(str(plan["delta"]))
         relation = NeighboringRelation(str(plan["neighboring_relation"]))
         unit = PrivacyUnit(str(plan["privacy_unit"]))
-        rate = float(str(plan["sample_rate"]))
     except (KeyError, ValueError) as error:
         raise InvalidArgument(
-            "plan.json must hold delta, neighboring_relation, privacy_unit and sample_rate, got one that lacks "
+            "plan.json must hold delta, neighboring_relation and privacy_unit, got one that lacks "
             "or garbles one of them. The run folder was changed."
         ) from error
     spent = accounting.epsilon(event, delta, relation=relation)
@@ -93,7 +94,7 @@ def _guarantee(event: Event, plan: Mapping[str, object]) -> Guarantee:
         epsilon=spent.upper,
         delta=delta,
         accountant=spent.accountant,
-        sampler="full batches" if rate == 1 else f"Poisson sampling at rate {rate:.6g}",
+        sampler=sampling_words(event),
         relation=relation,
         unit=unit,
         caveats=("the run did not finish: this counts the steps it took",),
@@ -102,8 +103,10 @@ def _guarantee(event: Event, plan: Mapping[str, object]) -> Guarantee:
 
 def _curve(lines: list[Line], *, delta: float, relation: NeighboringRelation) -> tuple[Point, ...]:
     """ε over the steps: what the transcript says where it says it, otherwise computed at a few steps."""
-    written = [Point(steps=line.step + 1, epsilon=line.epsilon) for line in lines if line.epsilon is not None]
-    if len(written) < min(_FEWEST_POINTS, len(lines)):
+    told = [Point(steps=line.step + 1, epsilon=line.epsilon) for line in lines if line.epsilon is not None]
+    # Where many steps share one upper bound it is tight at the last of them: only that one is drawn.
+    written = [point for point, later in pairwise(told) if point.epsilon != later.epsilon] + told[-1:]
+    if len(told) < min(_FEWEST_POINTS, len(lines)):
         wanted = sorted({math.ceil(len(lines) * k / _FEWEST_POINTS) for k in range(1, _FEWEST_POINTS + 1)})
         events = [line.event for line in lines]
         written = [
