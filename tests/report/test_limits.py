@@ -16,7 +16,7 @@ from sordino.report.limits import attack, covered, question
 from sordino.report.numerals import percent_up
 from sordino.report.schema import Point
 
-EPSILONS = st.floats(0, 50)
+EPSILONS = st.floats(0, 30)
 DELTAS = st.floats(0, 1)
 RATES = st.floats(0, 1)
 
@@ -38,7 +38,7 @@ def slow_bound(epsilon, delta, rate):
     found, left = 0.0, rate
     for gain, price in zip(inside, outside, strict=True):
         share = 1.0 if price <= left else left / price
-        found, left = found + share * gain, left - share * price
+        found, left = found + share * gain, max(0.0, left - share * price)
     return found
 
 
