@@ -12,7 +12,8 @@ Example:
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from sordino import checks
 from sordino.events import Event, PoissonSampled
 from sordino.randomness import Randomness
 
-__all__ = ["Chunk", "PoissonSampling", "split"]
+__all__ = ["Chunk", "PoissonSampling", "ShuffledEpochs", "split"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,6 +44,10 @@ class Chunk:
     def records(self) -> int:
         """Number of records in the chunk. Under Poisson sampling it is private."""
         return len(self.indices)
+
+    def at_step(self, step: int) -> "Chunk":
+        """The same chunk as a part of batch number `step`."""
+        return replace(self, step=step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +78,15 @@ class PoissonSampling:
         """The event on the whole data set of a step that is `event` on its batch."""
         return event if self.sample_rate == 1 else PoissonSampled(sample_rate=self.sample_rate, event=event)
 
+    def charges(self, steps: int) -> int:
+        """How many times `event` is spent in `steps` steps: once a step."""
+        return steps
+
+    def batches(self, *, population: int, first_step: int, steps: int, randomness: Randomness) -> Iterator[np.ndarray]:
+        """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
+        for step in range(first_step, first_step + steps):
+            yield self.draw(population=population, step=step, randomness=randomness)
+
     def draw(self, *, population: int, step: int, randomness: Randomness) -> np.ndarray:
         """Sorted int64 indices, shape (b,), of the records in batch `step` out of `population` records.
 
@@ -95,6 +109,57 @@ class PoissonSampling:
             position = int(positions[-1])
         indices = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         return indices[indices < population]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffledEpochs:
+    """Each epoch shuffles the records and deals them into `steps_per_epoch` disjoint batches of nearly equal size.
+
+    Guarantee: a record is in exactly one batch of an epoch, so when each batch is one ``event``, a whole epoch is one
+    ``event`` on the data set under replace-one and zero-out: the batches without the record are the same for both
+    neighbours. Nothing is claimed from the shuffling itself. Adding or removing a record would move the borders of
+    all batches, so that relation has no guarantee here.
+
+    Args:
+        steps_per_epoch: number of batches an epoch, ≥ 1.
+
+    References:
+        McSherry 2009, theorem 4 (parallel composition), for neighbours that replace a record.
+    """
+
+    steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        checks.integer(1, steps_per_epoch=self.steps_per_epoch)
+
+    @property
+    def words(self) -> str:
+        """The sampler as it is written in a guarantee."""
+        return "shuffled epochs without amplification"
+
+    def event(self, event: Event) -> Event:
+        """The event on the whole data set of an epoch whose every step is `event` on its batch."""
+        return event
+
+    def charges(self, steps: int) -> int:
+        """How many times `event` is spent in `steps` steps without a break: once for each epoch begun."""
+        return math.ceil(steps / self.steps_per_epoch)
+
+    def draw(self, *, population: int, step: int, randomness: Randomness) -> np.ndarray:
+        """Sorted int64 indices of the records in batch `step`."""
+        return next(self.batches(population=population, first_step=step, steps=1, randomness=randomness))
+
+    def batches(self, *, population: int, first_step: int, steps: int, randomness: Randomness) -> Iterator[np.ndarray]:
+        """Batches `first_step`, …; epoch e holds the steps from e · `steps_per_epoch`. Sorted int64 indices."""
+        population = checks.integer(0, population=population)
+        epoch, order = -1, np.empty(0, dtype=np.int64)
+        for step in range(first_step, first_step + steps):
+            if step // self.steps_per_epoch != epoch:
+                epoch = step // self.steps_per_epoch
+                order = np.argsort(randomness.stream("shuffle", step=epoch).integers64(population), kind="stable")
+            place = step % self.steps_per_epoch
+            start, end = (population * (place + side) // self.steps_per_epoch for side in (0, 1))
+            yield np.sort(order[start:end]).astype(np.int64)
 
 
 def split(indices: np.ndarray, *, step: int, microbatch_size: int | None = None) -> tuple[Chunk, ...]:

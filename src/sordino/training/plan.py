@@ -17,10 +17,10 @@ from typing import Self
 from sordino import accounting, checks
 from sordino.clipping import FlatClipping
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
-from sordino.errors import InvalidArgument
+from sordino.errors import InvalidArgument, UnknownSampler
 from sordino.events import Event, NoPrivacy, Nothing, SelfComposed
 from sordino.mechanisms import GaussianMechanism
-from sordino.sampling import PoissonSampling
+from sordino.sampling import PoissonSampling, ShuffledEpochs
 
 __all__ = ["Performance", "Plan"]
 
@@ -44,6 +44,11 @@ class Plan:
         privacy_unit: whose contribution is protected.
         dataset_size_is_public: True when `sample_rate` or `expected_batch_size` came from the size of the data
             set; the guarantee then treats that size as public, and says so.
+        poisson_sampling: False deals each epoch into round(1 / sample_rate) disjoint batches instead, and claims no
+            amplification; not under add-or-remove-one.
+
+    Raises:
+        UnknownSampler: `poisson_sampling` is False under add-or-remove-one.
 
     References:
         Abadi et al. 2016, algorithm 1.
@@ -58,6 +63,7 @@ class Plan:
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     privacy_unit: PrivacyUnit = PrivacyUnit.EXAMPLE
     dataset_size_is_public: bool = False
+    poisson_sampling: bool = True
 
     def __post_init__(self) -> None:
         checks.non_negative(noise_multiplier=self.noise_multiplier)
@@ -68,6 +74,12 @@ class Plan:
         checks.probability(zero=False, one=False, delta=self.delta)
         object.__setattr__(self, "neighboring_relation", NeighboringRelation(self.neighboring_relation))
         object.__setattr__(self, "privacy_unit", PrivacyUnit(self.privacy_unit))
+        if not self.poisson_sampling and self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            raise UnknownSampler(
+                "poisson_sampling must be True when neighbours add or remove a record, got False: one record less "
+                "moves the borders of every later batch. Pass neighboring_relation='replace_one' (noise for twice the "
+                "clipping norm) or 'replace_special', or sample with Poisson sampling."
+            )
 
     @classmethod
     def for_epsilon(
@@ -82,6 +94,7 @@ class Plan:
         neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
         privacy_unit: PrivacyUnit = PrivacyUnit.EXAMPLE,
         dataset_size_is_public: bool = False,
+        poisson_sampling: bool = True,
     ) -> Self:
         """The plan with the least noise whose ε is at most `target_epsilon` (never above it)."""
         draft = cls(
@@ -94,14 +107,20 @@ class Plan:
             neighboring_relation=neighboring_relation,
             privacy_unit=privacy_unit,
             dataset_size_is_public=dataset_size_is_public,
+            poisson_sampling=poisson_sampling,
         )
+        return draft.with_noise_for(target_epsilon)
+
+    def with_noise_for(self, target_epsilon: float, *, accountant: str = "auto") -> Self:
+        """This plan with the least noise whose ε, by the accountant named, is at most `target_epsilon` > 0."""
         noise_multiplier = accounting.calibrate_noise_multiplier(
-            lambda z: replace(draft, noise_multiplier=z).event(),
+            lambda z: replace(self, noise_multiplier=z).event(),
             target_epsilon=checks.positive(target_epsilon=target_epsilon),
-            target_delta=delta,
-            relation=draft.neighboring_relation,
+            target_delta=self.delta,
+            relation=self.neighboring_relation,
+            accountant=accountant,
         )
-        return replace(draft, noise_multiplier=noise_multiplier)
+        return replace(self, noise_multiplier=noise_multiplier)
 
     @property
     def clipping(self) -> FlatClipping:
@@ -109,9 +128,11 @@ class Plan:
         return FlatClipping(max_grad_norm=self.max_grad_norm)
 
     @property
-    def sampling(self) -> PoissonSampling:
+    def sampling(self) -> PoissonSampling | ShuffledEpochs:
         """The sampler, which knows its event."""
-        return PoissonSampling(sample_rate=self.sample_rate)
+        if self.poisson_sampling:
+            return PoissonSampling(sample_rate=self.sample_rate)
+        return ShuffledEpochs(steps_per_epoch=max(1, round(1 / self.sample_rate)))
 
     @property
     def mechanism(self) -> GaussianMechanism:
@@ -122,7 +143,7 @@ class Plan:
         )
 
     def step_event(self) -> Event:
-        """The event of one step."""
+        """The event that is charged at once: one step under Poisson sampling, otherwise one epoch."""
         if self.noise_multiplier == 0:
             return NoPrivacy(reason="noise_multiplier is 0")
         return self.sampling.event(self.mechanism.event())
@@ -130,7 +151,8 @@ class Plan:
     def event(self, steps: int | None = None) -> Event:
         """The event of the first `steps` steps, or of all of them."""
         steps = self.steps if steps is None else checks.integer(0, steps=steps)
-        return SelfComposed(event=self.step_event(), count=steps) if steps else Nothing()
+        count = self.sampling.charges(steps)
+        return SelfComposed(event=self.step_event(), count=count) if count else Nothing()
 
     def guarantee(self, *, steps: int | None = None, caveats: tuple[str, ...] = ()) -> Guarantee:
         """What the first `steps` steps, or the whole run, guarantee."""

@@ -29,21 +29,31 @@ class PrivateStep:
         capture: hooks on the model; decides which parameters are trained.
         plan: clipping, noise and divisor.
         randomness: source of the noise.
+        after_step: number of the last step that is over already; later ones must be larger.
     """
 
-    def __init__(self, capture: GradientCapture, plan: Plan, randomness: Randomness) -> None:
+    def __init__(self, capture: GradientCapture, plan: Plan, randomness: Randomness, *, after_step: int = -1) -> None:
         self._capture = capture
         self._plan = plan
         self._randomness = randomness
         self._step: int | None = None
         self._next_chunk = 0
-        self._last_step = -1
+        self._last_step = after_step
         self._sums: dict[nn.Parameter, Tensor] = {}
 
     @property
     def is_open(self) -> bool:
         """Whether a logical batch has been begun and neither finished nor abandoned."""
         return self._step is not None
+
+    @property
+    def last_step(self) -> int:
+        """Number of the last logical batch begun, or `after_step`."""
+        return self._last_step
+
+    def expects(self, chunk: Chunk) -> bool:
+        """Whether `chunk` continues the open logical batch: every chunk before it is in the sum."""
+        return self.is_open and chunk.step == self._step and chunk.chunk == self._next_chunk
 
     def recording(self, chunk: Chunk, *, scale: float = 1.0) -> AbstractContextManager[object]:
         """Capture the forward and backward of one chunk; opens the logical batch with its first chunk.
@@ -55,6 +65,15 @@ class PrivateStep:
         Raises:
             UnprivateStep: the chunk is not the one that comes next. The open batch is abandoned.
         """
+        self._open(chunk)
+        return self._capture.recording(chunk.records, scale=scale)
+
+    def start(self, chunk: Chunk, *, scale: float = 1.0) -> None:
+        """`recording` without a block: forward and backward passes are captured until `add` or `abandon`."""
+        self._open(chunk)
+        self._capture.start(chunk.records, scale=scale)
+
+    def _open(self, chunk: Chunk) -> None:
         if chunk.chunk == 0 and not self.is_open:
             if chunk.step <= self._last_step:
                 raise UnprivateStep(f"step must be after step {self._last_step}, got {chunk.step}. Draw a new batch.")
@@ -64,7 +83,6 @@ class PrivateStep:
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
             self.abandon()
             raise UnprivateStep("chunk must be the next one of the open batch. Take batches from the loader in order.")
-        return self._capture.recording(chunk.records, scale=scale)
 
     def add(self, chunk: Chunk) -> None:
         """Clip the recorded chunk's per-record gradients and add them to the sum, once."""

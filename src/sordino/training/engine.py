@@ -1,0 +1,405 @@
+"""The familiar engine (floor 3): keep your PyTorch loop, change the import line.
+
+Module and optimizer come back as the very objects that went in, with hooks; only the loader is new.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from sordino import accounting, checks
+from sordino.definitions import Guarantee, NeighboringRelation
+from sordino.errors import InvalidArgument
+from sordino.events import Event, SelfComposed, compose, from_dict, to_dict
+from sordino.randomness import Randomness
+from sordino.training.criterion import Criterion, check_criterion, check_taped_loss, may_be_empty
+from sordino.training.loader import PrivateLoader, population_of
+from sordino.training.plan import Plan
+from sordino.training.session import Session
+from sordino.training.tape import Tape
+
+__all__ = ["PrivacyEngine"]
+
+_ACCOUNTANTS = {"auto": "auto", "prv": "auto", "rdp": "rdp"}
+_GRAD_SAMPLE_MODES = ("hooks", "functorch", "ew", "ghost")
+# The plan wants a δ; an engine is asked for ε at any δ afterwards and reads only the plan's events.
+_ANY_DELTA = 1e-5
+
+
+class PrivacyEngine:
+    """Makes a module, an optimizer and a data loader train with differential privacy (DP-SGD).
+
+    Why: the training loop stays as it is. When: you have a PyTorch loop. If you start afresh, `sordino.fit` is
+    shorter and checks more.
+
+    Guarantee: every step of the returned optimizer is the plan's event on the data set, for the neighbouring relation
+    and unit that `guarantee` names, and is charged before its records are read. A step that is not private raises and
+    changes nothing.
+
+    Args:
+        accountant: "auto" or "prv" (tight numerical accounting), or "rdp".
+        reproducible: with `seed`, noise and sampling repeat from run to run; the guarantee is then marked not for
+            release.
+        seed: only with `reproducible=True`.
+        secure_mode: must be False. Noise and sampling always come from a cryptographic generator; noise on an integer
+            grid against floating-point attacks is not part of this engine.
+
+    Raises:
+        InvalidArgument: an option that would promise something this engine doesn't do.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> model, data = torch.nn.Linear(3, 2), TensorDataset(torch.ones(64, 3), torch.zeros(64).long())
+        >>> optimizer, engine = torch.optim.SGD(model.parameters(), lr=0.1), PrivacyEngine()
+        >>> model, optimizer, loader = engine.make_private(module=model, optimizer=optimizer, max_grad_norm=1.0,
+        ...     data_loader=DataLoader(data, batch_size=16), noise_multiplier=1.0)
+        >>> len(loader), engine.get_epsilon(1e-5)
+        (4, 0.0)
+
+    References:
+        Abadi et al. 2016, algorithm 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        accountant: str = "auto",
+        reproducible: bool = False,
+        seed: int | None = None,
+        secure_mode: bool = False,
+    ) -> None:
+        if accountant == "gdp":
+            raise InvalidArgument(
+                "accountant must be auto, prv or rdp, got 'gdp': its central limit approximation can understate ε. "
+                "Use 'prv'."
+            )
+        checks.one_of(_ACCOUNTANTS, accountant=accountant)
+        if secure_mode:
+            raise InvalidArgument(
+                "secure_mode must be False, got True. Noise and sampling always come from a cryptographic generator; "
+                "protection against floating-point attacks is not offered here."
+            )
+        Randomness(seed=seed, reproducible=reproducible)
+        self._accountant = _ACCOUNTANTS[accountant]
+        self._seed, self._reproducible = seed, reproducible
+        self._sessions: list[Session] = []
+        self._plans: list[Plan] = []
+        self._history: list[tuple[Event, int]] = []
+
+    # --- making private ------------------------------------------------------------------------------------------
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[object],
+        noise_multiplier: float,
+        max_grad_norm: float,
+        expected_batch_size: float | None = None,
+        sample_rate: float | None = None,
+        loss_reduction: str = "mean",
+        poisson_sampling: bool = True,
+        microbatch_size: int | None = None,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        clipping: str = "flat",
+        batch_first: bool = True,
+        criterion: Criterion | None = None,
+        noise_generator: None = None,
+        grad_sample_mode: str = "hooks",
+    ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
+        """Attach a private step to your own module and optimizer, and get the loader that draws private batches.
+
+        Guarantee: one step of `optimizer` is a Gaussian of `noise_multiplier` on a Poisson sample of the data set.
+
+        Args:
+            module: in training mode when you train; called on the loader's batches.
+            optimizer: holds the parameters to train, all of them `module`'s.
+            data_loader: a DataLoader with a map-style data set, with or without shuffling.
+            noise_multiplier: noise standard deviation over the sensitivity of the clipped sum, ≥ 0; 0 is for
+                debugging (ε = ∞).
+            max_grad_norm: clipping norm > 0 of one record's gradient.
+            expected_batch_size: public divisor of the noisy sum; by default sample_rate × size of the data set.
+            sample_rate: probability that a record joins a batch; by default 1 / len(data_loader). Declare both this
+                and `expected_batch_size` when the size of the data set is not public.
+            loss_reduction: "mean" or "sum" over the records of the batch, as your loss does it.
+            poisson_sampling: False keeps shuffled epochs of disjoint batches, with no amplification, and needs a
+                `neighboring_relation` that replaces a record.
+            microbatch_size: most records in one forward and backward; the loader then splits a batch and the
+                optimizer only changes parameters at its last part. Memory only.
+            neighboring_relation: which data sets count as neighbours.
+            clipping: "flat".
+            batch_first: must be True: records come first in every input.
+            criterion: your loss as a function of (output, target), for batches (*inputs, target). Then it is proved
+                before the first forward; otherwise the first batch's loss is followed to its backward pass.
+            noise_generator: must be None: the noise is keyed by run and step and can't be taken from outside.
+            grad_sample_mode: "hooks", "functorch", "ew" or "ghost": accepted, makes no difference.
+
+        Returns:
+            `module` and `optimizer`, the same objects, and the private loader.
+
+        Raises:
+            InvalidArgument: an option outside its range.
+            UnknownSampler: the loader draws in a way that can't be accounted for.
+            UnsupportedModule: a layer mixes records.
+            CoupledRecords: `criterion` or the module couples records.
+        """
+        plan = self._plan(
+            data_loader,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=expected_batch_size,
+            sample_rate=sample_rate,
+            steps=0,
+            delta=_ANY_DELTA,
+            poisson_sampling=poisson_sampling,
+            neighboring_relation=neighboring_relation,
+        )
+        _check_options(clipping, batch_first, noise_generator, grad_sample_mode, loss_reduction)
+        return self._attach(
+            plan,
+            steps=_steps_per_epoch(data_loader, sample_rate),
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            loss_reduction=loss_reduction,
+            microbatch_size=microbatch_size,
+            criterion=criterion,
+        )
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[object],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float,
+        expected_batch_size: float | None = None,
+        sample_rate: float | None = None,
+        loss_reduction: str = "mean",
+        poisson_sampling: bool = True,
+        microbatch_size: int | None = None,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        clipping: str = "flat",
+        batch_first: bool = True,
+        criterion: Criterion | None = None,
+        noise_generator: None = None,
+        grad_sample_mode: str = "hooks",
+    ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
+        """`make_private` with the least noise for which `epochs` epochs stay within (target_epsilon, target_delta).
+
+        Guarantee: `get_epsilon(target_delta)` is at most `target_epsilon` after `epochs` epochs.
+
+        `target_epsilon` is > 0 and never exceeded by rounding, `target_delta` in (0, 1), `epochs` ≥ 1 passes over the
+        loader. The other arguments, returns and errors are those of `make_private`.
+        """
+        plan = self._plan(
+            data_loader,
+            noise_multiplier=1.0,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=expected_batch_size,
+            sample_rate=sample_rate,
+            steps=0,
+            delta=checks.probability(zero=False, one=False, target_delta=target_delta),
+            poisson_sampling=poisson_sampling,
+            neighboring_relation=neighboring_relation,
+        )
+        _check_options(clipping, batch_first, noise_generator, grad_sample_mode, loss_reduction)
+        steps = _steps_per_epoch(data_loader, sample_rate)
+        plan = replace(plan, steps=steps * checks.integer(1, epochs=epochs)).with_noise_for(
+            target_epsilon, accountant=self._accountant
+        )
+        return self._attach(
+            plan,
+            steps=steps,
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            loss_reduction=loss_reduction,
+            microbatch_size=microbatch_size,
+            criterion=criterion,
+        )
+
+    def _plan(
+        self,
+        data_loader: DataLoader[object],
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        expected_batch_size: float | None,
+        sample_rate: float | None,
+        steps: int,
+        delta: float,
+        poisson_sampling: bool,
+        neighboring_relation: NeighboringRelation,
+    ) -> Plan:
+        records = len(population_of(data_loader))
+        rate = 1 / len(data_loader) if sample_rate is None else sample_rate
+        plan = Plan(
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            sample_rate=rate,
+            steps=steps,
+            expected_batch_size=records * rate if expected_batch_size is None else expected_batch_size,
+            delta=delta,
+            neighboring_relation=neighboring_relation,
+            dataset_size_is_public=sample_rate is None or expected_batch_size is None,
+            poisson_sampling=poisson_sampling,
+        )
+        if any(plan.neighboring_relation is not other.neighboring_relation for other in self._plans):
+            raise InvalidArgument(
+                f"neighboring_relation must be the same for everything one engine makes private, got "
+                f"{plan.neighboring_relation.value!r} besides another. Use one engine for each relation."
+            )
+        return plan
+
+    def _attach(
+        self,
+        plan: Plan,
+        *,
+        steps: int,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[object],
+        loss_reduction: str,
+        microbatch_size: int | None,
+        criterion: Criterion | None,
+    ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
+        # One master key for each: two loaders or two models of one engine never share a draw or a noise value.
+        seed = None if self._seed is None else self._seed + len(self._sessions)
+        randomness = Randomness(seed=seed, reproducible=self._reproducible)
+        session = Session(
+            module=module,
+            optimizer=optimizer,
+            plan=plan,
+            randomness=randomness,
+            mean_over_records=loss_reduction == "mean",
+        )
+        try:
+            loader = PrivateLoader(
+                data_loader,
+                sampling=plan.sampling,
+                steps=steps,
+                microbatch_size=microbatch_size,
+                randomness=randomness,
+                charge=self._meter(plan),
+                hand_out=session.hand_out,
+            )
+            self._set_probe(session, loader.empty_batch, loss_reduction, criterion)
+        except BaseException:
+            session.detach()
+            raise
+        self._sessions.append(session)
+        self._plans.append(plan)
+        return module, optimizer, loader
+
+    def _set_probe(self, session: Session, structure: object, reduction: str, criterion: Criterion | None) -> None:
+        """Have model and loss proved independent before the first record is used."""
+        empty = session.plan.poisson_sampling and may_be_empty(session.plan.expected_batch_size)
+
+        def probe_tape(tape: Tape, loss: int) -> None:
+            check_taped_loss(session.module, session.capture, tape, loss, structure, reduction=reduction, empty=empty)
+
+        if criterion is None:
+            session.verify_loss_with(probe_tape)
+            return
+        given = criterion
+        session.verify_module_with(
+            lambda: check_criterion(session.module, session.capture, given, structure, reduction=reduction, empty=empty)
+        )
+
+    def _meter(self, plan: Plan) -> Callable[[bool], int]:
+        """Charges what the next logical batch costs and numbers it."""
+        event, numbers = plan.step_event(), count()
+
+        def charge(begins_epoch: bool) -> int:
+            if plan.poisson_sampling or begins_epoch:
+                self._record(event, 1)
+            return next(numbers)
+
+        return charge
+
+    def _record(self, event: Event, times: int) -> None:
+        if self._history and self._history[-1][0] == event:
+            self._history[-1] = (event, self._history[-1][1] + times)
+        else:
+            self._history.append((event, times))
+
+    def detach(self) -> None:
+        """Take all hooks off: modules and optimizers are ordinary again. What was spent stays on the record."""
+        for session in self._sessions:
+            session.detach()
+        self._sessions.clear()
+
+    # --- accounting ----------------------------------------------------------------------------------------------
+
+    def event(self) -> Event:
+        """Everything charged so far, as one event."""
+        return compose([SelfComposed(event=event, count=times) for event, times in self._history])
+
+    def guarantee(self, delta: float) -> Guarantee:
+        """What holds for everything charged so far, with all that is needed to read it.
+
+        Args:
+            delta: in [0, 1].
+        """
+        relation = self._plans[-1].neighboring_relation if self._plans else NeighboringRelation.ADD_OR_REMOVE_ONE
+        spent = accounting.epsilon(self.event(), delta, relation=relation, accountant=self._accountant)
+        caveats: list[str] = []
+        if self._reproducible:
+            caveats.append("made with a chosen seed: not for release")
+        if any(plan.noise_multiplier == 0 for plan in self._plans):
+            caveats.append("noise_multiplier is 0: for debugging only")
+        if any(plan.dataset_size_is_public for plan in self._plans):
+            caveats.append("the size of the data set is treated as public")
+        return Guarantee(
+            epsilon=spent.upper,
+            delta=delta,
+            accountant=spent.accountant,
+            sampler=", ".join(dict.fromkeys(plan.sampling.words for plan in self._plans)) or "none",
+            relation=relation,
+            caveats=tuple(caveats),
+        )
+
+    def get_epsilon(self, delta: float) -> float:
+        """The ε at `delta` of everything charged so far, 0 before the first batch, ∞ without noise."""
+        return self.guarantee(delta).epsilon
+
+    def state_dict(self) -> dict[str, object]:
+        """What was charged, as plain JSON types. Noise and sampling are never saved: a resumed run draws anew."""
+        return {"schema": 1, "history": [[to_dict(event), times] for event, times in self._history]}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on from what `state_dict` saved; it is added to what this engine has charged itself."""
+        history = state.get("history")
+        if state.get("schema") != 1 or not isinstance(history, list):
+            raise InvalidArgument("state must be what state_dict returned, got something else. Check the checkpoint.")
+        for event, times in history:
+            self._record(from_dict(event), checks.integer(0, times=times))
+
+
+def _check_options(
+    clipping: str, batch_first: bool, noise_generator: None, grad_sample_mode: str, loss_reduction: str
+) -> None:
+    checks.one_of(("flat",), clipping=clipping, hint="Other methods are not part of this engine.")
+    checks.one_of((True,), batch_first=batch_first, hint="Move the records to the first dimension.")
+    checks.one_of(_GRAD_SAMPLE_MODES, grad_sample_mode=grad_sample_mode)
+    checks.one_of(("mean", "sum"), loss_reduction=loss_reduction)
+    if noise_generator is not None:
+        raise InvalidArgument(
+            "noise_generator must be None, got a generator: noise is drawn from a cryptographic generator keyed by run "
+            "and step. For a repeatable test run use PrivacyEngine(seed=…, reproducible=True)."
+        )
+
+
+def _steps_per_epoch(data_loader: DataLoader[object], sample_rate: float | None) -> int:
+    """From public numbers only, when they were declared."""
+    return len(data_loader) if sample_rate is None else max(1, round(1 / sample_rate))

@@ -1,0 +1,210 @@
+"""The loader that comes back from the engine (floor 3): the user's data set, drawn and charged by the plan's sampler.
+
+A logical batch is drawn once, whole, and charged before its first chunk is fetched. Its chunk travels inside the item
+through worker processes and `collate_fn`; the user sees plain batches.
+"""
+
+from collections.abc import Callable, Iterator, Sized
+from typing import cast
+
+import numpy as np
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
+
+from sordino import checks
+from sordino.errors import UnknownSampler
+from sordino.randomness import Randomness
+from sordino.sampling import Chunk, PoissonSampling, ShuffledEpochs, split
+from sordino.training.structure import empty_batch
+
+__all__ = ["PrivateLoader", "population_of"]
+
+_DECLARE = "Use a DataLoader with shuffle=True or False over the data set"
+
+
+class PrivateLoader:
+    """Iterates over one epoch of private batches; ``len`` is the number of logical batches an epoch.
+
+    Guarantee: every logical batch is an independent draw of `sampling`; `charge` is called once for each, before
+    its first record is fetched for the user, whatever becomes of the batch afterwards.
+
+    Args:
+        data_loader: the user's; its data set, `collate_fn`, workers and memory options are kept.
+        sampling: how batches are drawn.
+        steps: logical batches an epoch, ≥ 1.
+        microbatch_size: most records in one chunk; None hands every logical batch out whole.
+        randomness: source of the draws.
+        charge: called before a logical batch is touched with whether it begins an epoch; returns its step number.
+        hand_out: called with each chunk and its batch; returns the batch as the user gets it.
+    """
+
+    def __init__(
+        self,
+        data_loader: DataLoader[object],
+        *,
+        sampling: PoissonSampling | ShuffledEpochs,
+        steps: int,
+        microbatch_size: int | None,
+        randomness: Randomness,
+        charge: Callable[[bool], int],
+        hand_out: Callable[[Chunk, object], object],
+    ) -> None:
+        indices = population_of(data_loader)
+        self.dataset = data_loader.dataset
+        self.batch_size = data_loader.batch_size
+        self.collate_fn = data_loader.collate_fn
+        self.num_workers = data_loader.num_workers
+        if microbatch_size is not None:
+            checks.integer(1, microbatch_size=microbatch_size)
+        self._steps = checks.integer(1, steps=steps)
+        self._charge = charge
+        self._hand_out = hand_out
+        records = _ChunkDataset(cast(Dataset[object], self.dataset), self.collate_fn, indices)
+        self.empty_batch = records.empty
+        self._chunks = _Chunks(sampling, len(indices), self._steps, microbatch_size, randomness)
+        self._loader: DataLoader[object] = DataLoader(
+            records,
+            batch_size=None,
+            sampler=self._chunks,
+            collate_fn=_unchanged,
+            num_workers=data_loader.num_workers,
+            pin_memory=data_loader.pin_memory,
+            timeout=data_loader.timeout,
+            worker_init_fn=data_loader.worker_init_fn,
+            multiprocessing_context=data_loader.multiprocessing_context,
+            generator=data_loader.generator,
+            prefetch_factor=data_loader.prefetch_factor,
+            persistent_workers=data_loader.persistent_workers,
+        )
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[object]:
+        items = iter(self._loader)
+        for place in range(self._steps):
+            step = self._charge(place == 0)
+            is_last = False
+            while not is_last:
+                drawn, batch = cast(tuple[Chunk, object], next(items))
+                is_last = drawn.is_last
+                yield self._hand_out(drawn.at_step(step), batch)
+
+
+class _Chunks:
+    """The chunks of one epoch after another; each epoch draws anew."""
+
+    def __init__(
+        self,
+        sampling: PoissonSampling | ShuffledEpochs,
+        population: int,
+        steps: int,
+        microbatch_size: int | None,
+        randomness: Randomness,
+    ) -> None:
+        self._sampling = sampling
+        self._population = population
+        self._steps = steps
+        self._microbatch_size = microbatch_size
+        self._randomness = randomness
+        self._next_draw = 0
+
+    def __iter__(self) -> Iterator[Chunk]:
+        # An epoch owns its draw numbers from its start, so that a broken or a parallel epoch never repeats a draw.
+        first = self._next_draw
+        self._next_draw += self._steps
+        batches = self._sampling.batches(
+            population=self._population, first_step=first, steps=self._steps, randomness=self._randomness
+        )
+        for draw, indices in enumerate(batches, start=first):
+            yield from split(indices, step=draw, microbatch_size=self._microbatch_size)
+
+
+class _ChunkDataset(Dataset[tuple[Chunk, object]]):
+    """Turns a chunk into (chunk, batch) in whichever process fetches it."""
+
+    def __init__(
+        self, dataset: Dataset[object], collate_fn: Callable[[list[object]], object], indices: np.ndarray
+    ) -> None:
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._indices = indices
+        first = self._fetch(indices[:1])
+        self.empty = empty_batch(collate_fn([*first, *first]))
+
+    def __getitem__(self, chunk: Chunk) -> tuple[Chunk, object]:
+        if not chunk.records:
+            return chunk, self.empty
+        return chunk, self._collate_fn(self._fetch(self._indices[chunk.indices]))
+
+    def _fetch(self, indices: np.ndarray) -> list[object]:
+        places = indices.tolist()
+        fetch_many = cast(Callable[[list[int]], list[object]] | None, getattr(self._dataset, "__getitems__", None))
+        return list(fetch_many(places)) if fetch_many else [self._dataset[place] for place in places]
+
+
+def _unchanged(item: object) -> object:
+    return item
+
+
+def population_of(data_loader: DataLoader[object]) -> np.ndarray:
+    """The positions in the data set of all records that the loader's sampler can reach, each once.
+
+    Args:
+        data_loader: the user's.
+
+    Returns:
+        Sorted int64 positions, shape (N,), N ≥ 1.
+
+    Raises:
+        UnknownSampler: the loader draws in a way whose event isn't known, or could draw a record twice an epoch.
+    """
+    if not isinstance(data_loader, DataLoader) or type(data_loader).__iter__ is not DataLoader.__iter__:
+        raise UnknownSampler(
+            f"data_loader must be a torch DataLoader, got {type(data_loader).__name__}. Pass the loader you would "
+            "train with; one that make_private returned already draws private batches."
+        )
+    dataset = data_loader.dataset
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        raise UnknownSampler(
+            f"data_loader must read a data set with a length, got {type(dataset).__name__}: a stream can't be sampled "
+            "by chance record by record. Give the data set __len__ and __getitem__."
+        )
+    if type(data_loader.batch_sampler) is not BatchSampler:
+        raise UnknownSampler(
+            f"data_loader must batch by batch_size, got {type(data_loader.batch_sampler).__name__}. {_DECLARE}."
+        )
+    return _reachable(data_loader.sampler, len(dataset))
+
+
+def _reachable(sampler: object, size: int) -> np.ndarray:
+    if size < 1:
+        raise UnknownSampler("data_loader must read at least one record, got an empty data set. Check the data set.")
+    name = type(sampler).__name__
+    if type(sampler) is SubsetRandomSampler:
+        chosen = np.sort(np.asarray([int(index) for index in sampler.indices], dtype=np.int64))
+        if not len(chosen) or len(np.unique(chosen)) != len(chosen) or chosen[0] < 0 or chosen[-1] >= size:
+            raise UnknownSampler(
+                "sampler must name each record at most once, got indices that repeat or lie outside the data set. "
+                "Pass distinct indices."
+            )
+        return chosen
+    if type(sampler) is SequentialSampler:
+        covered = len(sampler)
+    elif type(sampler) is RandomSampler and not sampler.replacement:
+        covered = sampler.num_samples if len(sampler.data_source) == size else -1
+    else:
+        raise UnknownSampler(
+            f"sampler must be one whose draws can be accounted for, got {name}. {_DECLARE}, or SubsetRandomSampler for "
+            "a part of it; batches are then drawn by Poisson sampling."
+        )
+    if covered != size:
+        raise UnknownSampler(f"{name} must cover the data set exactly once an epoch. {_DECLARE}.")
+    return np.arange(size, dtype=np.int64)

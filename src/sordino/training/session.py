@@ -1,0 +1,302 @@
+"""One model under one plan (floor 3): which chunk a forward belongs to, and which step an optimizer may take.
+
+The module and the optimizer stay the user's objects. Three hooks do everything: before and after the root module's
+forward, and before the optimizer's step. Chunks come from the loader, which calls `hand_out`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from sordino.errors import InvalidArgument, UnprivateStep
+from sordino.gradients import GradientCapture
+from sordino.randomness import Randomness
+from sordino.sampling import Chunk
+from sordino.training.aside import set_aside, take_back
+from sordino.training.guard import claim, is_claimed, release
+from sordino.training.plan import Plan
+from sordino.training.step import PrivateStep
+from sordino.training.structure import map_tensors, tensors_in
+from sordino.training.tape import Tape, TapedTensor, plain
+
+__all__ = ["Session"]
+
+_TAG = "_sordino_chunk"
+
+
+@dataclass(kw_only=True)
+class _Call:
+    """A running forward pass of the root module: for training, free (no gradients), or put aside (evaluation)."""
+
+    kind: str
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    recording: object = None
+
+
+class Session:
+    """Turns the user's own forward, backward and step into private steps.
+
+    Guarantee: `optimizer` only ever steps on gradients that `PrivateStep.finish` wrote for the logical batch at hand;
+    everything else raises before a parameter changes.
+
+    Args:
+        module: the root module; its forward is called on the loader's batches.
+        optimizer: the user's; decides which parameters are trained.
+        plan: clipping, noise and divisor.
+        randomness: source of the noise.
+        mean_over_records: whether the user's loss is a mean over the records of a chunk, otherwise a sum.
+
+    Raises:
+        InvalidArgument: the optimizer can't be private, or holds parameters that are not the module's.
+    """
+
+    def __init__(
+        self, *, module: nn.Module, optimizer: Optimizer, plan: Plan, randomness: Randomness, mean_over_records: bool
+    ) -> None:
+        if isinstance(optimizer, LBFGS):
+            raise InvalidArgument(
+                "optimizer must take one gradient a step, got LBFGS, which evaluates the loss several times. Use SGD "
+                "or Adam."
+            )
+        if is_claimed(module.parameters()):
+            raise InvalidArgument(
+                "module must not be private already, got one that is. Call detach() on the engine that made it so."
+            )
+        self.module, self.optimizer, self.plan = module, optimizer, plan
+        self._randomness = randomness
+        self._mean = mean_over_records
+        self._verify_loss: Callable[[Tape, int], None] | None = None
+        self._verify_module: Callable[[], None] | None = None
+        self._verified = True
+        self._chunk: Chunk | None = None
+        self._tape: Tape | None = None
+        self._calls: list[_Call] = []
+        self._started = self._backward = self._busy = False
+        self._capture_held(after_step=-1)
+        for parameter in module.parameters():
+            parameter.grad = None
+        self._claimed = list(module.parameters())
+        claim(self._claimed, optimizer)
+        self._step_handle = optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs))
+
+    def verify_loss_with(self, verify: Callable[[Tape, int], None]) -> None:
+        """Have the loss proved before its first backward pass.
+
+        Args:
+            verify: called with the tape of the first batch and the loss's place on it; raises when the loss couples
+                records.
+        """
+        self._verify_loss, self._verified = verify, False
+
+    def verify_module_with(self, verify: Callable[[], None]) -> None:
+        """Have module and loss proved by `verify` before the first training forward."""
+        self._verify_module = verify
+
+    def detach(self) -> None:
+        """Give module and optimizer back as they were; later steps are the user's own again."""
+        self._release_held()
+        self._step_handle.remove()
+        release(self._claimed)
+
+    # --- parameters ----------------------------------------------------------------------------------------------
+
+    def _capture_held(self, *, after_step: int) -> None:
+        """Capture the parameters that the optimizer holds now."""
+        self._held = _parameters_of(self.optimizer)
+        known = {parameter: name for name, parameter in self.module.named_parameters()}
+        if any(parameter not in known for parameter in self._held):
+            raise InvalidArgument(
+                "optimizer must hold only parameters of the module, got one that is not. Build it from "
+                "module.parameters()."
+            )
+        self.capture = GradientCapture(self.module, self._held)
+        self.step = PrivateStep(self.capture, self.plan, self._randomness, after_step=after_step)
+        before = _Hook(self._before_forward, self.module)
+        after = _Hook(lambda _args, _kwargs, output: self._after_forward(output), self.module)
+        # Outside the capture's own hooks on the root: the recording starts before they look for it.
+        self._handles = [
+            self.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+            self.module.register_forward_hook(after, with_kwargs=True, always_call=True),
+        ]
+
+    def _release_held(self) -> None:
+        self.step.abandon()
+        self.capture.detach()
+        for handle in self._handles:
+            handle.remove()
+
+    def _held_changed(self) -> bool:
+        now = _parameters_of(self.optimizer)
+        return len(now) != len(self._held) or any(a is not b for a, b in zip(now, self._held, strict=True))
+
+    # --- the loader ----------------------------------------------------------------------------------------------
+
+    def hand_out(self, chunk: Chunk, batch: object) -> object:
+        """Make `chunk` the current one, and return `batch` as the user gets it. An unfinished step is given up."""
+        # Chunk k of an open batch may only follow once chunk k − 1 was stepped: otherwise it is missing from the sum.
+        if self.step.is_open and not self.step.expects(chunk):
+            self.step.abandon()
+        self.capture.discard()
+        if chunk.chunk == 0 and self._held_changed():
+            self._release_held()
+            self._capture_held(after_step=self.step.last_step)
+        self._chunk = chunk
+        self._started = self._backward = False
+        self._close_tape()
+        if not self._verified:
+            self._tape = Tape(records=chunk.records, on_backward=self._on_backward)
+            batch = self._tape.inputs(batch)
+        for tensor in tensors_in(batch):
+            setattr(tensor, _TAG, (chunk.step, chunk.chunk))
+        return batch
+
+    def _close_tape(self) -> None:
+        if self._tape is not None:
+            self._tape.is_open = False
+            self._tape = None
+
+    def _current(self, call: _Call) -> Chunk:
+        """The chunk that a training forward belongs to."""
+        chunk = self._chunk
+        if chunk is None:
+            raise UnprivateStep(
+                "module must be called in training mode on batches of the private loader only, got a call without "
+                "one, or after the step on it. Take the next batch first; for evaluation use module.eval()."
+            )
+        here = (chunk.step, chunk.chunk)
+        if any(getattr(tensor, _TAG, here) != here for tensor in tensors_in((call.args, call.kwargs))):
+            raise UnprivateStep(
+                "module must be called on the batch that the loader gave last, got an earlier or later one. Let "
+                "nothing fetch batches ahead of the loop; the DataLoader's own workers may."
+            )
+        return chunk
+
+    # --- forward and backward ------------------------------------------------------------------------------------
+
+    def _before_forward(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[object, object] | None:
+        kind = "free" if self._busy or not torch.is_grad_enabled() else "train" if self.module.training else "aside"
+        call = _Call(kind=kind, args=args, kwargs=kwargs)
+        self._calls.append(call)
+        if kind == "train":
+            self._start(self._current(call))
+        elif kind == "aside":
+            call.recording = set_aside(self.capture)
+        if any(isinstance(tensor, TapedTensor) for tensor in tensors_in((args, kwargs))):
+            return map_tensors(plain, args), map_tensors(plain, kwargs)
+        return None
+
+    def _start(self, chunk: Chunk) -> None:
+        if self._started:
+            return
+        if self._verify_module is not None:
+            self._put_to_proof(self._verify_module)
+            self._verify_module = None
+        self.step.start(chunk, scale=float(max(chunk.records, 1)) if self._mean else 1.0)
+        self._started = True
+
+    def _after_forward(self, output: object) -> object:
+        call = self._calls.pop()
+        if call.kind == "aside":
+            take_back(self.capture, call.recording)
+        if call.kind != "train" or output is None:
+            return None
+        tracked = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        for tensor in tracked:
+            tensor.register_hook(self._note_backward)
+        # An output without a tensor that we can see is trusted to be used: a step without backward is only noise.
+        self._backward = self._backward or not tracked
+        return None if self._tape is None else self._tape.note(self.module, call.args, call.kwargs, output)
+
+    def _note_backward(self, _gradient: Tensor) -> None:
+        self._backward = True
+
+    def _on_backward(self, tape: Tape, loss: int) -> None:
+        """Before a backward pass of the first batch: prove the loss on made-up records."""
+        if self._verify_loss is not None:
+            verify = self._verify_loss
+            self._put_to_proof(lambda: verify(tape, loss))
+            self._verified = True
+
+    def _put_to_proof(self, prove: Callable[[], None]) -> None:
+        """Run the probe through our own hooks without taking part; after a refusal the batch can't be used."""
+        recording = set_aside(self.capture)
+        self._busy = True
+        try:
+            prove()
+        except BaseException:
+            self._chunk = None
+            raise
+        finally:
+            self._busy = False
+            take_back(self.capture, recording)
+
+    # --- step ----------------------------------------------------------------------------------------------------
+
+    def _before_step(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        if any(value is not None for value in (*args[1:], *kwargs.values())):
+            raise UnprivateStep(
+                "optimizer.step must be called without a closure, got an argument. Call loss.backward() before it."
+            )
+        chunk = self._chunk
+        if chunk is None or not self._started or not self._backward:
+            raise UnprivateStep(
+                "optimizer.step must follow a forward and a backward pass on the current batch, got none. Take a batch "
+                "from the private loader, call the module on it, and call loss.backward()."
+            )
+        self._chunk = None
+        try:
+            self._finish(chunk)
+        except BaseException:
+            self.step.abandon()
+            raise
+
+    def _finish(self, chunk: Chunk) -> None:
+        if not self._verified:
+            raise UnprivateStep(
+                "loss must be seen before the first step, got one that could not be followed from the module's output "
+                "to loss.backward(). Pass criterion= to make_private, a function of (output, target)."
+            )
+        if self._held_changed():
+            raise UnprivateStep(
+                "optimizer must hold the same parameters in forward and step, got a change in between. Add parameter "
+                "groups between a step and the next batch."
+            )
+        self.step.add(chunk)
+        # Also those that the optimizer does not hold: a raw gradient must not stay where somebody could read it.
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        if chunk.is_last:
+            self.step.finish()
+        self._close_tape()
+
+
+def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+class _Hook:
+    """A hook of one module: a copy of the module carries an inert hook, and pickling drops the session."""
+
+    def __init__(self, call: Callable[..., object], module: nn.Module) -> None:
+        self._call, self._module = call, module
+
+    def __call__(self, module: nn.Module, *arguments: object) -> object:
+        return self._call(*arguments) if module is self._module else None
+
+    def __deepcopy__(self, memo: object) -> "_Hook":
+        return self
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return _inert, ()
+
+
+def _inert() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*_: object) -> None:
+    return None

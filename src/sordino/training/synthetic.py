@@ -1,0 +1,78 @@
+"""Made-up records in the structure of a batch (floor 3): its shapes and types, never its values."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sordino.errors import RecordCountMismatch
+from sordino.training.structure import map_tensors, tensors_in
+
+__all__ = ["INTEGER_PATTERNS", "SyntheticRecords"]
+
+INTEGER_PATTERNS = ("mixed", "ones", "zeros")
+"""Values for integers and booleans: positions in a table, labels, masks and lengths are often valid as 0 and 1."""
+
+_SEED = 20160701
+
+
+class SyntheticRecords:
+    """`count` made-up records and one more, the stand-in for the first.
+
+    Floats are uniform in (0, 1), which is valid for features and for probabilities. Integers follow `pattern`:
+    "mixed" gives the first record ones and its stand-in zeros with a one at the end, so that labels, masks and the
+    number of valid tokens all change.
+
+    Args:
+        structure: a batch of any number of records.
+        rows: the number of records of `structure`; tensors with that first dimension hold one row a record.
+        count: number of records.
+        pattern: one of `INTEGER_PATTERNS`.
+    """
+
+    def __init__(self, structure: object, *, rows: int, count: int, pattern: str) -> None:
+        self.count = count
+        self._structure = structure
+        self._per_record = [tensor.dim() > 0 and tensor.size(0) == rows for tensor in tensors_in(structure)]
+        if not any(self._per_record):
+            raise RecordCountMismatch(
+                "batch must hold a tensor with the records first, got none. Give every input the shape (records, …)."
+            )
+        generator = torch.Generator().manual_seed(_SEED)
+        self._values = [
+            _values((count + 1, *tensor.shape[1:]) if rowed else tuple(tensor.shape), tensor, pattern, generator)
+            for tensor, rowed in zip(tensors_in(structure), self._per_record, strict=True)
+        ]
+
+    def batch(self, places: Sequence[int], *, poisoned: bool = False) -> object:
+        """The records at `places`, `count` being the stand-in; `poisoned` makes the first one's floats NaN."""
+        pairs = iter(zip(self._values, self._per_record, strict=True))
+
+        def take(_: Tensor) -> Tensor:
+            values, rowed = next(pairs)
+            taken = values[list(places)] if rowed else values.clone()
+            if poisoned and rowed and taken.dtype.is_floating_point:
+                taken[0] = torch.nan
+            return taken
+
+        return map_tensors(take, self._structure)
+
+    def without_first(self) -> list[int]:
+        """The places of a batch in which the first record is replaced by its stand-in."""
+        return [self.count, *range(1, self.count)]
+
+
+def _values(shape: tuple[int, ...], like: Tensor, pattern: str, generator: torch.Generator) -> Tensor:
+    device = torch.device("cpu") if like.device.type == "meta" else like.device
+    if like.dtype.is_floating_point or like.dtype.is_complex:
+        return torch.rand(shape, generator=generator).to(device, like.dtype)
+    if pattern != "mixed":
+        return torch.full(shape, int(pattern == "ones"), dtype=like.dtype, device=device)
+    values = torch.randint(2, shape, generator=generator)
+    if len(shape) > 1 and values.numel():
+        values[..., -1] = 1
+    if len(shape) and values.numel():
+        values[0], values[-1] = 1, 0
+        if len(shape) > 1:
+            values[-1][..., -1] = 1
+    return values.to(device, like.dtype)
