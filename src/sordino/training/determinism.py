@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 import torch
+from numpy import random as numpy_random
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,21 +17,21 @@ _FILLED = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
 @contextmanager
 def random_state_kept() -> Iterator[None]:
     """The random states of torch (every device in use), numpy and Python after the block are those before it."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the user's state, not ours)
+    python, numpy = random.getstate(), numpy_random.get_state()  # noqa: NPY002
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         try:
             yield
         finally:
             random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
+            numpy_random.set_state(numpy)  # noqa: NPY002
 
 
 def same_chance() -> None:
     """Start all random states anew, so that two passes over batches of one shape meet the same chance."""
     torch.manual_seed(0)
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002
+    numpy_random.seed(0)  # noqa: NPY002
 
 
 class WithoutChance(TorchDispatchMode):

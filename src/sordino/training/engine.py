@@ -6,6 +6,7 @@ Module and optimizer come back as the very objects that went in, with hooks; onl
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from typing import Self
 
 from torch import nn
 from torch.optim import Optimizer
@@ -14,8 +15,9 @@ from torch.utils.data import DataLoader
 from sordino import accounting, checks
 from sordino.definitions import Guarantee, NeighboringRelation
 from sordino.errors import InvalidArgument
-from sordino.events import Event, SelfComposed, compose, from_dict, to_dict
+from sordino.events import Event
 from sordino.randomness import Randomness
+from sordino.training.charges import Charges
 from sordino.training.criterion import Criterion, check_criterion, check_taped_loss, may_be_empty
 from sordino.training.loader import PrivateLoader, population_of
 from sordino.training.plan import Plan
@@ -33,8 +35,7 @@ _ANY_DELTA = 1e-5
 class PrivacyEngine:
     """Makes a module, an optimizer and a data loader train with differential privacy (DP-SGD).
 
-    Why: the training loop stays as it is. When: you have a PyTorch loop. If you start afresh, `sordino.fit` is
-    shorter and checks more.
+    When: you have a PyTorch loop and want to keep it. If you start afresh, `sordino.fit` is shorter.
 
     Guarantee: every step of the returned optimizer is the plan's event on the data set, for the neighbouring relation
     and unit that `guarantee` names, and is charged before its records are read. A step that is not private raises and
@@ -89,7 +90,7 @@ class PrivacyEngine:
         self._seed, self._reproducible = seed, reproducible
         self._sessions: list[Session] = []
         self._plans: list[Plan] = []
-        self._history: list[tuple[Event, int]] = []
+        self._charges = Charges()
 
     # --- making private ------------------------------------------------------------------------------------------
 
@@ -273,16 +274,9 @@ class PrivacyEngine:
         microbatch_size: int | None,
         criterion: Criterion | None,
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
-        # One master key for each: two loaders or two models of one engine never share a draw or a noise value.
-        seed = None if self._seed is None else self._seed + len(self._sessions)
-        randomness = Randomness(seed=seed, reproducible=self._reproducible)
-        session = Session(
-            module=module,
-            optimizer=optimizer,
-            plan=plan,
-            randomness=randomness,
-            mean_over_records=loss_reduction == "mean",
-        )
+        randomness = self._new_randomness()
+        mean = loss_reduction == "mean"
+        session = Session(module=module, optimizer=optimizer, plan=plan, randomness=randomness, mean_over_records=mean)
         try:
             loader = PrivateLoader(
                 data_loader,
@@ -300,6 +294,11 @@ class PrivacyEngine:
         self._sessions.append(session)
         self._plans.append(plan)
         return module, optimizer, loader
+
+    def _new_randomness(self) -> Randomness:
+        """One master key for each model: two of one engine never share a draw or a noise value."""
+        seed = None if self._seed is None else self._seed + len(self._plans)
+        return Randomness(seed=seed, reproducible=self._reproducible)
 
     def _set_probe(self, session: Session, structure: object, reduction: str, criterion: Criterion | None) -> None:
         """Have model and loss proved independent before the first record is used."""
@@ -322,16 +321,10 @@ class PrivacyEngine:
 
         def charge(begins_epoch: bool) -> int:
             if plan.poisson_sampling or begins_epoch:
-                self._record(event, 1)
+                self._charges.add(event)
             return next(numbers)
 
         return charge
-
-    def _record(self, event: Event, times: int) -> None:
-        if self._history and self._history[-1][0] == event:
-            self._history[-1] = (event, self._history[-1][1] + times)
-        else:
-            self._history.append((event, times))
 
     def detach(self) -> None:
         """Take all hooks off: modules and optimizers are ordinary again. What was spent stays on the record."""
@@ -343,7 +336,7 @@ class PrivacyEngine:
 
     def event(self) -> Event:
         """Everything charged so far, as one event."""
-        return compose([SelfComposed(event=event, count=times) for event, times in self._history])
+        return self._charges.event()
 
     def guarantee(self, delta: float) -> Guarantee:
         """What holds for everything charged so far, with all that is needed to read it.
@@ -373,17 +366,18 @@ class PrivacyEngine:
         """The ε at `delta` of everything charged so far, 0 before the first batch, ∞ without noise."""
         return self.guarantee(delta).epsilon
 
+    @property
+    def accountant(self) -> Self:
+        """The engine itself: ``engine.accountant.get_epsilon(delta=…)`` works as it does elsewhere."""
+        return self
+
     def state_dict(self) -> dict[str, object]:
         """What was charged, as plain JSON types. Noise and sampling are never saved: a resumed run draws anew."""
-        return {"schema": 1, "history": [[to_dict(event), times] for event, times in self._history]}
+        return self._charges.state_dict()
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Go on from what `state_dict` saved; it is added to what this engine has charged itself."""
-        history = state.get("history")
-        if state.get("schema") != 1 or not isinstance(history, list):
-            raise InvalidArgument("state must be what state_dict returned, got something else. Check the checkpoint.")
-        for event, times in history:
-            self._record(from_dict(event), checks.integer(0, times=times))
+        self._charges.load_state_dict(state)
 
 
 def _check_options(

@@ -103,7 +103,8 @@ def empty_batch(two: object) -> object:
 def _without_records(two: object) -> object:
     if isinstance(two, Tensor):
         return two[:0].clone() if two.dim() and two.size(0) == 2 else two
-    if isinstance(two, list | tuple) and len(two) == 2 and not hasattr(two, "_fields"):
-        if all(_is_leaf(part) and not isinstance(part, Tensor) for part in two):
+    if isinstance(two, list | tuple) and not hasattr(two, "_fields"):
+        words = len(two) == 2 and all(_is_leaf(part) and not isinstance(part, Tensor) for part in two)
+        if words:
             return type(two)()
     return _rebuild(two, _without_records)
