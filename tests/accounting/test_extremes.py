@@ -23,6 +23,7 @@ def sampled(q: float, sigma: float, steps: int) -> Event:
         (0.9, 1000.0, 10_000_000, 1e-30),
         (0.01, 30.0, 10_000_000, 1e-30),
         (0.001, 0.5, 1_000_000, 1e-12),
+        (1e-6, 0.3, 10_000_000, 1e-30),
     ],
 )
 def test_far_corners_are_certified(q, sigma, steps, target):

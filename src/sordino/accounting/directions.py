@@ -8,9 +8,9 @@ add it (Zhu, Dong and Wang 2022, theorem 10). ε is the larger of the two direct
 from collections.abc import Callable
 
 from sordino.accounting.composition import Steps
-from sordino.accounting.contour import Step
 from sordino.accounting.mixture_line import MixtureTransform
 from sordino.accounting.mixtures import MixturePair
+from sordino.accounting.saddle import Step
 from sordino.accounting.transforms import GaussianTransform, LaplaceTransform, Transform
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent

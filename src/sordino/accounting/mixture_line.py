@@ -16,7 +16,7 @@ y), and rounding is bounded term by term. All three errors are added.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -32,7 +32,9 @@ _LOG_TAIL = 46.0
 _PANELS = 512
 _LONG = 80.0
 _LARGEST_GRID = 400_000
-_CHUNK = 1 << 19
+_CHUNK = 4096
+_DIRECT = 20_000
+_SHIFTS = np.geomspace(0.003, 1.0, 12)
 _SUMMATION = 64.0  # units of roundoff of a pairwise sum of up to 400 000 terms (and of the weights' products)
 
 
@@ -50,9 +52,10 @@ class MixtureTransform:
         rest = 1 - math.fsum(part.weight for part in self.pair.lower.parts)
         return -math.log(rest) if rest > 0 else math.inf
 
-    def moments(self, lam: float) -> Moments:
+    def moments(self, lam: float, *, certified: bool = True) -> Moments:
         """K, K', K'' at λ, to near machine precision."""
-        return MixtureLine(pair=self.pair, lam=lam, largest_u=0.0, tolerance=1e-17).moments
+        line = MixtureLine(pair=self.pair, lam=lam, largest_u=0.0, tolerance=1e-17)
+        return line.moments if certified else line.steering
 
     def line(self, lam: float, largest_u: float, tolerance: float) -> "MixtureLine":
         """The line at λ."""
@@ -148,30 +151,51 @@ class MixtureLine:
         return low + self.step * np.arange(count, dtype=np.float64)
 
     @cached_property
-    def _tilted(self) -> tuple[FloatArray, FloatArray, float, float]:
-        """Tilted probabilities π, losses L, K(λ), and the bound on K's error."""
+    def _log_tilted(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Log of N(0,1)'s weight at each node, (λ+1) log w_P − λ log w_Q, and the loss."""
         y = self._nodes
         exponent, loss = self._log_weight(y)
-        log_base = -(y**2) / 2 + math.log(self.step / math.sqrt(2 * math.pi))
-        total_exponent = exponent + log_base
-        peak = float(np.max(total_exponent))
-        if peak < 600:
-            base = np.exp(log_base)
-            growth = np.where(exponent < 1, base * np.expm1(np.minimum(exponent, 1.0)), np.exp(total_exponent) - base)
-            weights = np.exp(total_exponent)
-            excess = float(np.sum(growth))
-            log_mgf, size = math.log1p(excess), 1 + excess
-            slack = float(np.sum(np.abs(growth) * (_SUMMATION + 4 * y**2)))
+        return y * y / -2 + math.log(self.step / math.sqrt(2 * math.pi)), exponent, loss
+
+    @cached_property
+    def _tilted(self) -> tuple[FloatArray, float, float]:
+        """Weights relative to e^{shift}, the shift (0 unless K is huge), and K(λ)."""
+        log_base, exponent, _ = self._log_tilted
+        total = exponent + log_base
+        peak = float(total.max())
+        if peak >= 600:
+            weights = np.exp(total - peak)
+            return weights, peak, peak + math.log(float(weights.sum()))
+        return np.exp(total), 0.0, math.log1p(float(self._growth.sum()))
+
+    @cached_property
+    def _growth(self) -> FloatArray:
+        """Integrand minus N(0,1), accurate where they nearly agree: their difference integrates to e^K − 1."""
+        log_base, exponent, _ = self._log_tilted
+        near = np.exp(log_base) * np.expm1(np.minimum(exponent, 1.0))
+        if float(exponent.max()) < 1:
+            return near
+        return np.where(exponent < 1, near, np.exp(exponent + log_base) - np.exp(log_base))
+
+    @cached_property
+    def _probabilities(self) -> FloatArray:
+        weights = self._tilted[0]
+        return weights / float(weights.sum())
+
+    @cached_property
+    def _error(self) -> float:
+        """Bound on the error of K(λ): discretisation, truncation and rounding."""
+        y = self._nodes
+        weights, shift, log_mgf = self._tilted
+        if shift == 0:
+            slack = float(np.sum(np.abs(self._growth) * (_SUMMATION + 4 * y * y)))
             moved = float(np.sum(weights * self._exponent_error(y)))
-            rounding = UNIT_ROUNDOFF * (slack + moved) / size
+            rounding = (slack + moved) * math.exp(-log_mgf)
         else:
-            weights = np.exp(total_exponent - peak)
-            size = float(np.sum(weights))
-            log_mgf = peak + math.log(size)
-            moved = float(np.sum(weights * (self._exponent_error(y) + 4 * y**2))) / size
-            rounding = UNIT_ROUNDOFF * (_SUMMATION + moved + 4 * abs(log_mgf))
-        error = rounding + float(self.discretisation_error(np.zeros(1))[0]) + self._truncated(log_mgf)
-        return weights / float(np.sum(weights)), loss, log_mgf, 1.01 * error + UNIT_ROUNDOFF * abs(log_mgf)
+            moved = float(np.sum(self._probabilities * (self._exponent_error(y) + 4 * y * y)))
+            rounding = _SUMMATION + moved + 4 * abs(log_mgf)
+        discretised = float(self.discretisation_error(np.zeros(1))[0])
+        return 1.01 * (UNIT_ROUNDOFF * (rounding + abs(log_mgf)) + discretised + self._truncation)
 
     def _exponent_error(self, y: FloatArray) -> FloatArray:
         """Error of (λ+1) log w_P − λ log w_Q in units of roundoff."""
@@ -180,31 +204,37 @@ class MixtureLine:
     def _sensitivity(self, y: FloatArray) -> tuple[FloatArray, FloatArray]:
         return self.pair.upper.loss_sensitivity(y), self.pair.lower.loss_sensitivity(y)
 
-    def _truncated(self, log_mgf: float) -> float:
+    @cached_property
+    def _truncation(self) -> float:
         """Mass of the integrand and of N(0,1) outside the nodes' range, relative to e^{K} ≥ 1."""
         ends = np.array(self._full_range)
         # Beyond a full end, which lies _TAIL past every mode, log f falls with slope ≤ −_TAIL: mass ≤ f(end)/_TAIL.
         beyond = np.append(self._log_weight(ends)[0] - ends**2 / 2, self._range[2])
-        return float(np.sum(np.exp(np.minimum(beyond - log_mgf, 0.0)))) + 1e-21
-
-    @cached_property
-    def _truncation(self) -> float:
-        return self._truncated(self.moments.log_mgf)
+        return float(np.sum(np.exp(np.minimum(beyond - self._tilted[2], 0.0)))) + 1e-21
 
     # ── what the accountant asks for ────────────────────────────────────────────────────────────────────────
 
     @property
-    def moments(self) -> Moments:
-        """K(λ), its error, K'(λ), K''(λ)."""
-        return self._moments
+    def steering(self) -> Moments:
+        """K(λ), K'(λ), K''(λ) without a bound on K's error."""
+        return self._steering
 
     @cached_property
-    def _moments(self) -> Moments:
-        weights, loss, log_mgf, error = self._tilted
+    def _steering(self) -> Moments:
+        weights, (_, _, loss) = self._probabilities, self._log_tilted
         mean = float(np.sum(weights * loss))
+        centred = loss - mean
         return Moments(
-            log_mgf=max(0.0, log_mgf), error=error, mean=mean, variance=float(np.sum(weights * (loss - mean) ** 2))
+            log_mgf=max(0.0, self._tilted[2]),
+            error=math.inf,
+            mean=mean,
+            variance=float(np.sum(weights * centred * centred)),
         )
+
+    @property
+    def moments(self) -> Moments:
+        """K(λ), its error, K'(λ), K''(λ)."""
+        return replace(self.steering, error=self._error)
 
     @property
     def size(self) -> int:
@@ -214,62 +244,90 @@ class MixtureLine:
     @cached_property
     def _rounding_rate(self) -> float:
         """Rounding of φ_c(u) is at most this times u: weights, losses and sums, term by term."""
-        weights, loss, _, _ = self._tilted
+        weights, (_, _, loss) = self._probabilities, self._log_tilted
         y = self._nodes
-        centred = np.abs(loss - self.moments.mean)
+        centred = np.abs(loss - self.steering.mean)
         upper, lower = self._sensitivity(y)
-        relative = 2 * (self._exponent_error(y) + 4 * y**2 + 8) + _SUMMATION
+        relative = 2 * (8 * ((self.lam + 1) * upper + self.lam * lower) + 4 * y * y + 8) + _SUMMATION
         spread = float(np.sum(weights * centred))
-        terms = weights * (relative * centred + 8 * (upper + lower) + 2 * centred)
+        terms = weights * (relative * centred + 8 * (upper + lower) + 4 * centred)
         return UNIT_ROUNDOFF * (float(np.sum(terms)) + spread * float(np.sum(weights * relative)))
 
     def characteristic(self, u: FloatArray) -> tuple[ComplexArray, FloatArray]:
-        """Log φ_c(u) through φ_c − 1 = Σ π (−2 sin²(uL/2) + i sin(uL)), which keeps relative accuracy near u = 0."""
-        weights, loss, _, _ = self._tilted
-        significant = weights > 1e-24  # dropping the rest moves φ by less than 1e-24 × nodes
-        weights, centred = weights[significant], (loss - self.moments.mean)[significant]
-        real, imaginary = np.empty_like(u), np.empty_like(u)
-        rows = max(1, _CHUNK // max(1, weights.size))
-        for start in range(0, u.size, rows):
-            half = np.multiply.outer(u[start : start + rows] / 2, centred)
-            sine = np.sin(half)
-            real[start : start + rows] = -2 * np.sum(weights * sine * sine, axis=1)
-            imaginary[start : start + rows] = 2 * np.sum(weights * sine * np.cos(half), axis=1)
-        excess = real * (2 + real) + imaginary * imaginary
+        """Log φ_c by way of φ_c − 1 = Σ π (e^{iu(L−K′)} − 1), which keeps relative accuracy near u = 0."""
+        weights, loss = self._probabilities, self._log_tilted[2]
+        significant = weights > 1e-24  # dropping the rest moves φ by less than 2e-24 × nodes
+        excess, matrix_error = _mean_of_exponentials(weights[significant], (loss - self.steering.mean)[significant], u)
+        real, imaginary = excess.real, excess.imag
+        square = real * (2 + real) + imaginary * imaginary
         small = np.log(np.maximum(np.hypot(1 + real, imaginary), 1e-300))
-        log_modulus = np.where(excess > -0.75, np.log1p(np.maximum(excess, -0.75)) / 2, small)
+        log_modulus = np.where(square > -0.75, np.log1p(np.maximum(square, -0.75)) / 2, small)
         log_phi = log_modulus + 1j * np.arctan2(imaginary, 1 + real)
         dropped = 2e-24 * self._nodes.size
         fixed = 2 * self._truncation + dropped + float(self.discretisation_error(np.zeros(1))[0])
-        error = self.discretisation_error(u) + np.where(u > 0, fixed, 0.0) + self._rounding_rate * u
+        error = self.discretisation_error(u) + fixed + self._rounding_rate * u + matrix_error
         return log_phi, np.where(u > 0, 1.01 * error, 0.0)
 
     def decay(self) -> Callable[[float], float]:
         """Shift the contour of y by iβ, against the sign of u: |φ(u)| ≤ E[… e^{−u|arg|}], which falls with u."""
         sign = 1.0 if self.pair.rises else -1.0
         quarter = math.pi / (2 * self.pair.spread)
-        y, rows = self._nodes, []
-        base = -(y**2) / 2 + math.log(self.step / math.sqrt(2 * math.pi)) - self.moments.log_mgf
-        for beta in 0.72 * min(quarter, 12.0) * np.geomspace(0.003, 1.0, 12):
-            log_p, arg_p = self.pair.upper.log_density_off_axis(y, sign * float(beta))
-            log_q, arg_q = self.pair.lower.log_density_off_axis(y, sign * float(beta))
-            log_size = base + beta * beta / 2 + (self.lam + 1) * log_p - self.lam * log_q
-            rows.append((log_size, np.abs(arg_p - arg_q), self._decay_error(float(beta), quarter)))
-        sizes = np.exp(np.minimum(np.array([row[0] for row in rows]), 700.0))
-        angles = np.array([row[1] for row in rows])
-        errors = np.array([row[2] for row in rows])
+        beta = 0.72 * min(quarter, 12.0) * _SHIFTS[:, None]
+        y = self._nodes
+        log_p, arg_p = self.pair.upper.log_density_off_axis(y, sign * beta)
+        log_q, arg_q = self.pair.lower.log_density_off_axis(y, sign * beta)
+        base = self._log_tilted[0] - self.steering.log_mgf
+        sizes = np.exp(np.minimum(base + beta * beta / 2 + (self.lam + 1) * log_p - self.lam * log_q, 700.0))
+        angles = -np.abs(arg_p - arg_q)
+        errors = self._decay_errors(beta[:, 0], quarter)
 
         def bound(u: float) -> float:
-            totals = np.sum(sizes * np.exp(-u * angles), axis=1) * (1 + 1e-12) + errors
-            return min(0.0, math.log(float(np.min(totals))))
+            totals = np.sum(sizes * np.exp(u * angles), axis=1) * (1 + 1e-12) + errors
+            return min(0.0, math.log(float(totals.min())) + self._error)
 
         return bound
 
-    def _decay_error(self, beta: float, quarter: float) -> float:
+    def _decay_errors(self, beta: FloatArray, quarter: float) -> FloatArray:
         """Discretisation of the shifted integral: its own strip has half-width π/(2·spread) − β."""
-        width = min(0.98 * (quarter - beta), 2 * math.pi / self.step)
+        width = np.minimum(0.98 * (quarter - beta), 2 * math.pi / self.step)
         angle = self.pair.lower.spread * (beta + width) / 2
-        exponent = (beta * beta + width * width) / 2 - self.lam * math.log(math.cos(angle))
-        cut = beta * beta / 2 - self.lam * math.log(math.cos(self.pair.lower.spread * beta / 2))
-        discretised = math.exp(min(0.0, exponent + math.log(4) - 2 * math.pi * width / self.step))
-        return discretised + self._truncation * math.exp(min(700.0, cut))
+        exponent = (beta * beta + width * width) / 2 - self.lam * np.log(np.cos(angle))
+        cut = beta * beta / 2 - self.lam * np.log(np.cos(self.pair.lower.spread * beta / 2))
+        discretised = np.exp(np.minimum(0.0, exponent + math.log(4) - 2 * math.pi * width / self.step))
+        return discretised + self._truncation * np.exp(np.minimum(700.0, cut))
+
+
+def _mean_of_exponentials(weights: FloatArray, values: FloatArray, u: FloatArray) -> tuple[ComplexArray, FloatArray]:
+    """Σ_k w_k (e^{i u_n v_k} − 1) on the uniform grid u_n = n·u_1, and the matrix product's rounding error.
+
+    With n = aB + b, e^{i(x+y)} − 1 = E_a E_b + E_a + E_b for E = e^{i·} − 1, so that a grid of N points needs sines
+    at 2√N points and one matrix product of inner length K. Its error is at most 2(K+8) roundoffs times
+    Σ w |E_a||E_b| ≤ (Σ w|E_a|² · Σ w|E_b|²)^{1/2}, and |E|² = −2 Re E.
+    """
+    if u.size * weights.size <= _DIRECT:
+        return _sums(weights, _exponentials_minus_one(u, values)), np.zeros(u.size)
+    block = math.ceil(math.sqrt(u.size))
+    coarse, fine = u[::block], u[:block]
+    product = np.zeros((coarse.size, fine.size), dtype=np.complex128)
+    coarse_sum = np.zeros(coarse.size, dtype=np.complex128)
+    fine_sum = np.zeros(fine.size, dtype=np.complex128)
+    for start in range(0, weights.size, _CHUNK):
+        w, v = weights[start : start + _CHUNK], values[start : start + _CHUNK]
+        at_coarse, at_fine = _exponentials_minus_one(coarse, v), _exponentials_minus_one(fine, v)
+        coarse_sum += _sums(w, at_coarse)
+        fine_sum += _sums(w, at_fine)
+        product += (at_coarse * w) @ at_fine.T
+    scale = 2 * (weights.size + 8) * UNIT_ROUNDOFF
+    error = scale * 2 * np.sqrt(np.multiply.outer(np.abs(coarse_sum.real), np.abs(fine_sum.real)))
+    total = product + coarse_sum[:, None] + fine_sum[None, :]
+    return total.ravel()[: u.size], error.ravel()[: u.size]
+
+
+def _exponentials_minus_one(u: FloatArray, values: FloatArray) -> ComplexArray:
+    half = np.multiply.outer(u / 2, values)
+    sine = np.sin(half)
+    return -2 * sine * sine + 2j * (sine * np.cos(half))
+
+
+def _sums(weights: FloatArray, terms: ComplexArray) -> ComplexArray:
+    return np.sum(weights * terms, axis=1)

@@ -66,6 +66,11 @@ class Mixture:
         """Log w(y), with full relative accuracy where w is close to 1."""
         if not self.parts:
             return np.zeros_like(y)
+        if len(self.parts) == 1:
+            only = self.parts[0]
+            exponent = only.shift * y - only.shift * only.shift / 2
+            if -math.inf < float(exponent.max()) <= _LARGE and only.weight < 0.5:
+                return np.log1p(only.weight * np.expm1(exponent))
         exponents = [part.shift * y - part.shift * part.shift / 2 for part in self.parts]
         excess = np.asarray(
             sum(part.weight * np.expm1(np.minimum(t, _LARGE)) for part, t in zip(self.parts, exponents, strict=True))
@@ -83,18 +88,17 @@ class Mixture:
     def _rest(self) -> float:
         return max(0.0, 1 - math.fsum(part.weight for part in self.parts))
 
-    def log_density_off_axis(self, y: FloatArray, beta: float) -> tuple[FloatArray, FloatArray]:
-        """Log |w(y + iβ)| and arg w(y + iβ)."""
+    def log_density_off_axis(self, y: FloatArray, beta: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Log |w(y + iβ)| and arg w(y + iβ); `beta` broadcasts against `y`."""
         if not self.parts:
-            return np.zeros_like(y), np.zeros_like(y)
+            return np.zeros_like(y * beta), np.zeros_like(y * beta)
         exponents = [part.shift * y - part.shift * part.shift / 2 for part in self.parts]
         top = np.maximum(np.max(exponents, axis=0), 0.0)
-        scale = np.exp(-top)
-        real, imaginary = self._rest * scale, np.zeros_like(y)
+        real, imaginary = np.asarray(self._rest * np.exp(-top)), np.zeros_like(y * beta)
         for part, t in zip(self.parts, exponents, strict=True):
             size = part.weight * np.exp(t - top)
-            real = real + size * math.cos(part.shift * beta)
-            imaginary = imaginary + size * math.sin(part.shift * beta)
+            real = real + size * np.cos(part.shift * beta)
+            imaginary = imaginary + size * np.sin(part.shift * beta)
         return top + np.log(np.hypot(real, imaginary)), np.arctan2(imaginary, real)
 
     def posterior_mean(self, y: FloatArray) -> FloatArray:

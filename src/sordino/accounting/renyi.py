@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sordino.accounting.composition import flatten
-from sordino.accounting.contour import Step
 from sordino.accounting.directions import directions
 from sordino.accounting.interval import Interval
+from sordino.accounting.saddle import Step
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import Event

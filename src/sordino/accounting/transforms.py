@@ -49,7 +49,7 @@ class Line(Protocol):
         ...
 
     def characteristic(self, u: FloatArray) -> tuple[ComplexArray, FloatArray]:
-        """Log φ_c at the given u ≥ 0, and a bound on |error of φ_c| at each."""
+        """Log φ_c on the uniform grid u_n = n·u_1, and a bound on |error of φ_c| at each point."""
         ...
 
     def decay(self) -> Callable[[float], float]:
@@ -65,8 +65,8 @@ class Transform(Protocol):
         """The essential supremum of the loss, ∞ when it is unbounded."""
         ...
 
-    def moments(self, lam: float) -> Moments:
-        """K(λ), K'(λ), K''(λ) at a real λ > 0."""
+    def moments(self, lam: float, *, certified: bool = True) -> Moments:
+        """K(λ), K'(λ), K''(λ) at a real λ > 0; `certified` = False may skip the bound on K's error."""
         ...
 
     def line(self, lam: float, largest_u: float, tolerance: float) -> Line:
@@ -81,7 +81,7 @@ class GaussianTransform:
     mu: float
     largest_loss: float = math.inf
 
-    def moments(self, lam: float) -> Moments:
+    def moments(self, lam: float, *, certified: bool = True) -> Moments:  # noqa: ARG002
         """Exact up to rounding."""
         square = self.mu * self.mu
         log_mgf = lam * (lam + 1) * square / 2
@@ -125,7 +125,7 @@ class LaplaceTransform:
         """1/b."""
         return 1 / self.scale
 
-    def moments(self, lam: float) -> Moments:
+    def moments(self, lam: float, *, certified: bool = True) -> Moments:  # noqa: ARG002
         """K by the closed form with e^{λ/b} factored out; derivatives from the exact tilted law."""
         top = 1 / self.scale
         upper, lower, inner = self._masses(lam)
@@ -211,7 +211,7 @@ class TwoPointTransform:
         ratio = math.exp(-(2 * lam + 1) * self.epsilon)
         return ratio / (1 + ratio)
 
-    def moments(self, lam: float) -> Moments:
+    def moments(self, lam: float, *, certified: bool = True) -> Moments:  # noqa: ARG002
         """Exact up to rounding."""
         low = self._share(lam)
         base = math.log1p(math.exp(-self.epsilon))
