@@ -41,14 +41,17 @@ def check(model, *batch, bound=0.5, expect_rule=True):
     squared = capture.squared_norms()
     assert squared.shape == (batch[0].shape[0],)
     true = oracles.squared_norms(expected)
-    assert torch.allclose(squared, true, rtol=2e-5, atol=1e-9), (squared, true)
-    assert (squared >= true * (1 - 2e-6) - 1e-12).all()
+    # Positions of a record may cancel: rounding is relative to the parts, of the size of the largest record's.
+    rounding = 1e-6 * float(true.max()) if len(true) else 0.0
+    assert torch.allclose(squared, true, rtol=2e-5, atol=rounding)
+    assert (squared >= true * (1 - 1e-5) - rounding).all()
     clipping = FlatClipping(max_grad_norm=bound)
     factors = clipping.factors(squared)
     sums = {}
     capture.add_weighted_sums(factors, sums)
     reference = oracles.weighted_sums(expected, factors)
-    scale = max((float(r.abs().max()) for r in reference if r.numel()), default=0.0)
+    # Clipped records may cancel: errors are relative to what one record contributes.
+    scale = float((factors * true.sqrt()).max()) if len(true) else 0.0
     for parameter, wanted in zip(parameters, reference, strict=True):
         got = sums.get(parameter, torch.zeros_like(parameter))
         assert oracles.relative_error(got, wanted, floor=scale) < TOLERANCE
@@ -167,7 +170,7 @@ def test_layer_and_rms_norms_are_exact_over_shapes(records, middle, affine, seed
     torch.manual_seed(seed)
     shape = (4, 3)[-affine:]
     x = normal(seed, records, *middle, *shape)
-    for layer in [nn.LayerNorm(shape), nn.LayerNorm(shape, bias=False), nn.RMSNorm(shape)]:
+    for layer in [nn.LayerNorm(shape), nn.LayerNorm(shape, bias=False), nn.RMSNorm(shape, eps=1e-6)]:
         with torch.no_grad():
             for parameter in layer.parameters():
                 parameter.add_(normal(seed, *parameter.shape))

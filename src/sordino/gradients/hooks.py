@@ -22,7 +22,7 @@ class CallBefore:
     fingerprint: Fingerprint
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Frame:
     """One call in progress: what was switched off for it and must be switched on again.
 
@@ -41,7 +41,7 @@ class Frame:
     before: "CallBefore | None"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class UseReceiver:
     """Hands what the backward pass brings to the recording, each gradient with the records first."""
 

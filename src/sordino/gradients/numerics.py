@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-__all__ = ["compute_dtype", "dot_products", "row_squared_norms"]
+__all__ = ["compute_dtype", "row_squared_norms"]
 
 # A single-precision running sum over 1e7 entries drifts by 7e-4; over a block of this length by at most 3e-7.
 _BLOCK = 1024
@@ -18,7 +18,8 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     """The common floating type of `tensors`, at least float32."""
     dtype = torch.float32
     for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
+        if tensor.dtype is not dtype:
+            dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
 
 
@@ -40,10 +41,13 @@ def row_squared_norms(x: Shaped[Tensor, "B *shape"]) -> Float[Tensor, " B"]:
         return torch.zeros(records, dtype=torch.float64, device=x.device)
     rows = x.reshape(records, -1).to(compute_dtype(x))
     sums = _blocked(rows)
-    # Below this, squares of single-precision entries may have been flushed to zero.
-    unsafe = ~((sums > rows.shape[1] * 1e-30) & (sums < 1e37))
-    if rows.dtype == torch.float32 and bool(unsafe.any()):
-        index = unsafe.nonzero().flatten()
+    if rows.dtype == torch.float64:
+        return sums
+    # Below this, squares of single-precision entries may have been flushed to zero. A NaN fails both comparisons.
+    smallest, largest = rows.shape[1] * 1e-30, 1e37
+    low, high = torch.aminmax(sums)
+    if not (low > smallest and high < largest):
+        index = (~((sums > smallest) & (sums < largest))).nonzero().flatten()
         sums[index] = _rescaled(rows.index_select(0, index))
     return sums
 
@@ -64,10 +68,3 @@ def _rescaled(rows: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
     largest = rows.abs().amax(1)
     divisor = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
     return _blocked(rows / divisor[:, None]) * divisor.double().square()
-
-
-def dot_products(x: Shaped[Tensor, "B *shape"], y: Shaped[Tensor, "B *shape"]) -> Float[Tensor, " B"]:
-    """Inner product of each record's entries of `x` and `y`, added up in float64."""
-    if x.numel() == 0:
-        return torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
-    return (x.double() * y.double()).reshape(x.shape[0], -1).sum(1)

@@ -44,14 +44,19 @@ class ConvolutionRule(LayerRule):
         layer = _convolution(use.module)
         x, grads, padding = _padded(use)
         kernel = _kernel(use, x, padding)
-        if kernel == "stored":
-            use.memo["weight"] = _per_record_weight(layer, x, grads, padding)
-            return total + row_squared_norms(use.memo["weight"])
         if kernel == "ghost":
             return total + _ghost(layer, x, grads, padding)
-        step = chunk_records(use.records, layer.weight.numel())
-        chunks = zip(x.split(step), grads.split(step), strict=True)
-        return total + torch.cat([row_squared_norms(_per_record_weight(layer, a, g, padding)) for a, g in chunks])
+        step = chunk_records(use.records, layer.weight.numel(), in_cache=True)
+        parts: list[Tensor] = []
+        kept: list[Tensor] = []
+        for x_chunk, g_chunk in zip(x.split(step), grads.split(step), strict=True):
+            weights = _per_record_weight(layer, x_chunk, g_chunk, padding)
+            parts.append(row_squared_norms(weights))
+            if kernel == "stored":
+                kept.append(weights)
+        if kept:
+            use.memo["weight"] = torch.cat(kept) if len(kept) > 1 else kept[0]
+        return total + torch.cat(parts)
 
     def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
         """One grouped convolution gradient for the weight, the sum over positions for the bias."""
@@ -131,10 +136,26 @@ def _per_record_weight(
     layer: _ConvNd, x: Float[Tensor, "B C *S"], grads: Float[Tensor, "B O *T"], padding: _Sizes
 ) -> Float[Tensor, "B O c *k"]:
     records = x.shape[0]
+    if layer.weight.shape[1] == 1:
+        return _single_channel_weight(layer, x, grads, padding)
     shape = (records * layer.out_channels, *layer.weight.shape[1:])
     one_x, one_g = x.reshape(1, -1, *x.shape[2:]), grads.reshape(1, -1, *grads.shape[2:])
     together = _weight_gradient(layer, one_x, one_g, records * layer.groups, shape, padding)
     return together.view(records, *layer.weight.shape)
+
+
+def _single_channel_weight(
+    layer: _ConvNd, x: Float[Tensor, "B C *S"], grads: Float[Tensor, "B O *T"], padding: _Sizes
+) -> Float[Tensor, "B O 1 *k"]:
+    """With one channel per group the input is convolved by the output gradient, stride and dilation exchanged."""
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[len(padding) - 1]
+    records, channels = x.shape[:2]
+    one_x, one_g = x.reshape(1, -1, *x.shape[2:]), grads.reshape(-1, 1, *grads.shape[2:])
+    stride, dilation = list(layer.dilation), list(layer.stride)
+    result = convolve(one_x, one_g, padding=list(padding), stride=stride, dilation=dilation, groups=records * channels)
+    # Input pixels behind the last stride would give more kernel offsets than there are.
+    inside = tuple(slice(0, size) for size in layer.kernel_size)
+    return result[(..., *inside)].reshape(records, *layer.weight.shape)
 
 
 def _weight_gradient(layer: _ConvNd, x: Tensor, grads: Tensor, groups: int, shape: _Sizes, padding: _Sizes) -> Tensor:

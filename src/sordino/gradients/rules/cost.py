@@ -12,6 +12,8 @@ Kernel = Literal["ghost", "stored", "norm_only"]
 
 # Work arrays are cut into chunks of records of at most this many entries (16 MB in single precision).
 CHUNK_ENTRIES = 4_194_304
+# Convolution gradients are formed in chunks that stay in the cache.
+_CACHE_ENTRIES = 524_288
 # Stored per-record gradients may take this many times what the layer's own activations and gradients take.
 _STORED_FACTOR = 8
 
@@ -38,8 +40,8 @@ def choose_convolution_kernel(
 ) -> Kernel:
     """The cheapest exact norm kernel for a convolution's weight.
 
-    - ghost: the Gram matrix of padded pixels, summed along diagonals (an addition costs about 16 multiply-adds).
-    - stored: one grouped convolution gradient replaces the ordinary one; what is left is ≈ 200/T.
+    - ghost: the Gram matrix of padded pixels, summed along diagonals (an addition costs about 60 multiply-adds).
+    - stored: one grouped convolution gradient replaces the ordinary one; what is left is ≈ 75/T.
     - norm_only: the same, thrown away: 1 more.
 
     Args:
@@ -52,17 +54,17 @@ def choose_convolution_kernel(
         groups: convolution groups.
     """
     entries = channels * window * outputs // groups
-    costs: dict[Kernel, float] = {"norm_only": 1 + 200 / max(positions, 1)}
+    costs: dict[Kernel, float] = {"norm_only": 1 + 75 / max(positions, 1)}
     if pixels is not None:
-        products = (
-            pixels**2 * channels + positions**2 * outputs + 16 * window**0.5 * (pixels * positions + positions**2)
-        )
-        costs["ghost"] = 1.3 * products / max(positions * entries, 1)
+        additions = pixels**2 + positions**2 + window**0.5 * (pixels * positions + positions**2)
+        products = pixels**2 * channels + positions**2 * outputs + 60 * additions
+        costs["ghost"] = products / max(positions * entries, 1)
     if entries <= _STORED_FACTOR * positions * (channels + outputs) and records * entries <= 16 * CHUNK_ENTRIES:
-        costs["stored"] = 200 / max(positions, 1)
+        costs["stored"] = 75 / max(positions, 1)
     return min(costs, key=lambda kernel: costs[kernel])
 
 
-def chunk_records(records: int, entries_per_record: int) -> int:
-    """How many records fit a work array of `CHUNK_ENTRIES`, at least 1."""
-    return max(1, min(records, CHUNK_ENTRIES // max(entries_per_record, 1)))
+def chunk_records(records: int, entries_per_record: int, *, in_cache: bool = False) -> int:
+    """How many records fit a work array of `CHUNK_ENTRIES`, or of one that stays in the cache; at least 1."""
+    limit = _CACHE_ENTRIES if in_cache else CHUNK_ENTRIES
+    return max(1, min(records, limit // max(entries_per_record, 1)))

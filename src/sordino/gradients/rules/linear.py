@@ -29,14 +29,14 @@ class LinearRule(LayerRule):
 
     def squared_norms(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
         """Each record's squared norm over weight and bias, as far as they are in `names`."""
-        inputs, grads = positions_of(use)
-        if inputs.shape[1] == 1:
-            total = torch.zeros(use.records, dtype=torch.float64, device=grads.device)
+        inputs, grads = use.saved[0], use.grad
+        if inputs.shape[:-1].numel() == use.records:
+            total = row_squared_norms(grads)
             if "weight" in names:
-                total += row_squared_norms(inputs)
-            if "bias" in names:
-                total += 1
-            return total * row_squared_norms(grads)
+                lengths = row_squared_norms(inputs)
+                total *= lengths.add_(1) if "bias" in names else lengths
+            return total
+        inputs, grads = positions_of(use)
         if "weight" not in names:
             return super().squared_norms(use, names)
         if "bias" in names:
@@ -52,11 +52,12 @@ class LinearRule(LayerRule):
         self, use: Use, names: Iterable[str], weights: Float[Tensor, " B"]
     ) -> dict[str, Float[Tensor, "*shape"]]:
         """One matrix product for the weight, one matrix-vector product for the bias."""
-        inputs, grads = positions_of(use)
         sums: dict[str, Tensor] = {}
-        weights = weights.to(grads.dtype)
-        per_row = weights[:, None].expand(grads.shape[:2]).reshape(-1)
-        rows_a, rows_g = inputs.flatten(0, 1), grads.flatten(0, 1)
+        dtype = compute_dtype(use.saved[0], use.grad)
+        weights = weights.to(dtype)
+        rows_a, rows_g = (tensor.to(dtype).reshape(-1, tensor.shape[-1]) for tensor in (use.saved[0], use.grad))
+        positions = rows_g.shape[0] // use.records
+        per_row = weights if positions == 1 else weights.repeat_interleave(positions)
         for name in names:
             if name in use.memo:
                 sums[name] = weigh(use.memo[name], weights)
