@@ -1,0 +1,352 @@
+"""`fit`: a private model from a model, a loss, data and a plan, in one call (floor 3).
+
+One batch, one way: the plan's sampler draws a logical batch → it is charged to the transcript → its records are read,
+chunk by chunk → `PrivateStep` clips, sums, adds noise once and divides by a public number → the optimizer steps.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol, cast
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import Dataset
+
+from sordino.definitions import Guarantee
+from sordino.errors import InvalidArgument, LossShapeError
+from sordino.events import Event, Nothing
+from sordino.gradients import GradientCapture
+from sordino.randomness import Randomness
+from sordino.sampling import Chunk, split
+from sordino.training.averaging import Averaging, WeightAverage
+from sordino.training.display import ProgressLine
+from sordino.training.guard import claim, is_claimed, release
+from sordino.training.plan import Performance, Plan
+from sordino.training.probe import check_records_are_independent
+from sordino.training.source import Source, source_of
+from sordino.training.spending import SpentSoFar
+from sordino.training.step import PrivateStep
+from sordino.training.structure import map_tensors
+
+__all__ = ["FitResult", "LossFunction", "OptimizerFactory", "Transcript", "fit"]
+
+FIXED_SEED = "fixed seed: not for release"
+
+
+class LossFunction(Protocol):
+    """``loss(model, *batch)``: one loss per record, shape (records,)."""
+
+    def __call__(self, model: nn.Module, /, *batch: Tensor) -> Tensor:
+        """The losses of the records of one batch, in order."""
+        ...
+
+
+class Transcript(Protocol):
+    """Where a run is charged. An exception raised here stops the run before the step touches a record."""
+
+    def append(self, *, step: int, event: Event, epsilon: float) -> None:
+        """Charge step `step`, which does `event`; the run has then spent at most `epsilon`."""
+        ...
+
+
+OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """What a run leaves behind.
+
+    Args:
+        model: the user's own module, trained in place; with averaging its weights are the averages.
+        plan: what was run.
+        guarantee: what the steps that were charged guarantee.
+        steps: steps that were finished.
+        charged_steps: steps that were charged, at most one more than `steps`.
+        interrupted: whether Ctrl-C ended the run early; the model is then that of the last finished step.
+        seconds: wall-clock time of the run.
+    """
+
+    model: nn.Module
+    plan: Plan
+    guarantee: Guarantee
+    steps: int
+    charged_steps: int
+    interrupted: bool
+    seconds: float
+
+
+def fit(
+    model: nn.Module,
+    loss: LossFunction | Callable[..., Tensor],
+    data: Sequence[Tensor] | Dataset[object],
+    plan: Plan,
+    *,
+    optimizer: Optimizer | OptimizerFactory | None = None,
+    scheduler: LRScheduler | Callable[[Optimizer], LRScheduler] | None = None,
+    collate: Callable[[list[object]], object] | None = None,
+    performance: Performance | None = None,
+    randomness: Randomness | None = None,
+    averaging: Averaging | None = None,
+    transcript: Transcript | None = None,
+    on_step: Callable[[int], None] | None = None,
+    progress: bool = True,
+) -> FitResult:
+    """Train `model` under `plan`, and say what the result guarantees.
+
+    The model is trained in the mode it is in (call ``model.train()`` first after an evaluation) and comes back as the
+    same object, without hooks. All that changes the guarantee is in `plan`; `performance` only changes speed.
+
+    Guarantee: the weights after every step, everything passed to `on_step`, the transcript and the result together
+    are (ε, δ)-differentially private as ``FitResult.guarantee`` states, provided that model, loss, optimizer and
+    schedule were chosen without looking at `data`. Ctrl-C stops between two updates; what was charged stays charged.
+    The clock is outside the guarantee: how long a step takes depends on how many records it drew.
+
+    Args:
+        model: any module whose layers treat records alone; its leading dimension is the record.
+        loss: ``loss(model, *batch)`` returns one value per record, shape (records,).
+        data: equally long tensors with the records first, a ``TensorDataset``, or a map-style data set.
+        plan: sampler, clipping, noise, number of steps, δ.
+        optimizer: an optimizer over the model's parameters, or a function that makes one from a list of them. The
+            default is plain SGD with learning rate 1 / max_grad_norm: the clipped mean gradient has norm at most
+            max_grad_norm, so before noise a step moves the parameters by about 1 at most.
+        scheduler: a torch learning-rate scheduler of `optimizer`, or a function that makes one; stepped once a step.
+        collate: for a map-style data set: a list of records → batch; torch's default when None.
+        performance: chunk size and device.
+        randomness: fresh for every run; None draws a new key from the operating system.
+        averaging: `TailAverage` or `ExponentialAverage` of the weights: costs no privacy.
+        transcript: charged before the records of a step are read, for instance a `RunFolder`.
+        on_step: called after every finished step with the number of steps done.
+        progress: show step, ε so far and time left. Neither losses nor norms are ever shown.
+
+    Raises:
+        InvalidArgument: an argument is unusable, or `randomness` has been used by another run.
+        LossShapeError: the loss is not one value per record.
+        PrivacyError: the model or the loss can't be made private as they are; the message says why.
+
+    Example:
+        >>> features, labels = torch.randn(100, 3), torch.randint(2, (100,))
+        >>> plan = Plan(noise_multiplier=5.0, max_grad_norm=1.0, sample_rate=1.0, steps=3, expected_batch_size=100.0,
+        ...             delta=1e-5)
+        >>> def loss(model, x, y):
+        ...     return nn.functional.cross_entropy(model(x), y, reduction="none")
+        >>> result = fit(nn.Linear(3, 2), loss, (features, labels), plan, progress=False)
+        >>> result.steps, round(result.guarantee.epsilon, 3)
+        (3, 1.326)
+
+    References:
+        Abadi et al. 2016, algorithm 1.
+    """
+    performance = Performance() if performance is None else performance
+    randomness = _fresh(Randomness() if randomness is None else randomness)
+    source = source_of(data, collate)
+    model.to(performance.device)
+    stepper = _optimizer(model, optimizer, plan)
+    schedule = _schedule(stepper, scheduler)
+    run = _Run(model, loss, source, plan, stepper, schedule, performance, randomness, averaging)
+    visible = progress or transcript is not None
+    run.train(transcript, on_step, progress=progress, spent=SpentSoFar(plan) if visible else None)
+    return run.result()
+
+
+class _Run:
+    """The state of one call of `fit`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[..., Tensor],
+        source: Source,
+        plan: Plan,
+        optimizer: Optimizer,
+        schedule: LRScheduler | None,
+        performance: Performance,
+        randomness: Randomness,
+        averaging: Averaging | None,
+    ) -> None:
+        self._model, self._loss, self._source, self._plan = model, loss, source, plan
+        self._optimizer, self._schedule, self._performance = optimizer, schedule, performance
+        self._randomness = randomness
+        self._average = None if averaging is None else WeightAverage(averaging, model, steps=plan.steps)
+        self._device = torch.device(performance.device)
+        self._started = time.monotonic()
+        self._done = self._charged = 0
+        self._interrupted = False
+        self._probed = False
+
+    def train(
+        self,
+        transcript: Transcript | None,
+        on_step: Callable[[int], None] | None,
+        *,
+        progress: bool,
+        spent: SpentSoFar | None,
+    ) -> None:
+        """All steps of the plan, or those before Ctrl-C."""
+        held = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        capture = GradientCapture(self._model, held)
+        claimed = list(self._model.parameters())
+        claim(claimed, self._optimizer)
+        step = PrivateStep(capture, self._plan, self._randomness)
+        try:
+            self._optimizer.zero_grad(set_to_none=True)
+            self._probe(capture, self._source.structure())
+            with ProgressLine(steps=self._plan.steps, delta=self._plan.delta, visible=progress) as line:
+                for number, indices in enumerate(self._batches()):
+                    epsilon = 0.0 if spent is None else spent.after(number + 1)
+                    self._charge(transcript, number, epsilon)
+                    self._accumulate(step, capture, number, indices)
+                    self._update(step)
+                    line.show(steps=self._done, epsilon=epsilon)
+                    if on_step is not None:
+                        on_step(self._done)
+        except KeyboardInterrupt:
+            self._interrupted = True
+        finally:
+            step.abandon()
+            capture.detach()
+            release(claimed)
+            # What lies in .grad after an abandoned step has no noise on it.
+            self._optimizer.zero_grad(set_to_none=True)
+            if self._average is not None:
+                self._average.load()
+
+    def _batches(self) -> Iterator[np.ndarray]:
+        return self._plan.sampling.batches(
+            population=len(self._source), first_step=0, steps=self._plan.steps, randomness=self._randomness
+        )
+
+    def _charge(self, transcript: Transcript | None, number: int, epsilon: float) -> None:
+        """Before the batch is read. Under shuffled epochs the first step of an epoch pays for all of it."""
+        self._charged = number + 1
+        if transcript is not None:
+            charges = self._plan.sampling.charges
+            pays = charges(number + 1) > charges(number)
+            transcript.append(step=number, event=self._plan.step_event() if pays else Nothing(), epsilon=epsilon)
+
+    def _accumulate(self, step: PrivateStep, capture: GradientCapture, number: int, indices: np.ndarray) -> None:
+        for chunk in split(indices, step=number, microbatch_size=self._performance.microbatch_size):
+            batch = self._source.batch(chunk.indices, device=self._device) if chunk.records else None
+            if batch is not None:
+                self._probe(capture, batch)
+            with step.recording(chunk):
+                # Not every model takes a batch without records; it adds nothing to the sum.
+                if batch is not None:
+                    self._losses(chunk, batch).sum().backward()
+            step.add(chunk)
+
+    def _losses(self, chunk: Chunk, batch: tuple[object, ...]) -> Tensor:
+        losses = self._loss(self._model, *batch)
+        if not isinstance(losses, Tensor) or losses.dim() != 1:
+            got = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else type(losses).__name__
+            raise LossShapeError(
+                f"loss must be a tensor of shape (records,), one value per record, got {got}. "
+                'Use reduction="none" and average over everything but the records.'
+            )
+        if len(losses) != chunk.records:
+            raise LossShapeError(
+                "loss must have one value per record, got another number of values. "
+                "Average over everything but the first dimension."
+            )
+        if not losses.requires_grad:
+            raise InvalidArgument("loss must depend on a trained parameter, got one that doesn't. Unfreeze something.")
+        return losses
+
+    def _update(self, step: PrivateStep) -> None:
+        with _uninterrupted():
+            step.finish()
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+            if self._schedule is not None:
+                self._schedule.step()
+            if self._average is not None:
+                self._average.update(self._done)
+            self._done += 1
+
+    def _probe(self, capture: GradientCapture, batch: tuple[object, ...] | None) -> None:
+        """Once, on made-up records of the batch's structure, before a gradient of real ones is taken."""
+        if self._probed or batch is None:
+            return
+        self._probed = True
+        records = map_tensors(lambda tensor: tensor.to(self._device), batch)
+        check_records_are_independent(
+            self._model, capture, records, lambda made_up: self._loss(self._model, *cast("tuple[object, ...]", made_up))
+        )
+
+    def result(self) -> FitResult:
+        """What was reached, and what it guarantees."""
+        caveats = (FIXED_SEED,) if self._randomness.reproducible else ()
+        return FitResult(
+            model=self._model,
+            plan=self._plan,
+            guarantee=self._plan.guarantee(steps=self._charged, caveats=caveats),
+            steps=self._done,
+            charged_steps=self._charged,
+            interrupted=self._interrupted,
+            seconds=time.monotonic() - self._started,
+        )
+
+
+_USED: WeakValueDictionary[int, Randomness] = WeakValueDictionary()
+
+
+def _fresh(randomness: Randomness) -> Randomness:
+    """A second run with the same key would repeat its noise, and the difference of two gradients would be bare."""
+    if _USED.get(id(randomness)) is randomness and not randomness.reproducible:
+        raise InvalidArgument("randomness must be fresh for every run, got one that was used. Make a new Randomness().")
+    _USED[id(randomness)] = randomness
+    return randomness
+
+
+def _optimizer(model: nn.Module, optimizer: Optimizer | OptimizerFactory | None, plan: Plan) -> Optimizer:
+    parameters = list(model.parameters())
+    if is_claimed(parameters):
+        raise InvalidArgument("model must not be private already, got one that is. Call detach() on its engine first.")
+    if optimizer is None:
+        made: Optimizer = torch.optim.SGD(parameters, lr=1 / plan.max_grad_norm)
+    else:
+        made = optimizer if isinstance(optimizer, Optimizer) else optimizer(parameters)
+    if isinstance(made, LBFGS):
+        raise InvalidArgument("optimizer must take one gradient a step, got LBFGS. Use SGD or Adam.")
+    own = set(parameters)
+    if any(parameter not in own for group in made.param_groups for parameter in group["params"]):
+        raise InvalidArgument("optimizer must hold only the model's parameters, got another. Use model.parameters().")
+    return made
+
+
+def _schedule(
+    optimizer: Optimizer, scheduler: LRScheduler | Callable[[Optimizer], LRScheduler] | None
+) -> LRScheduler | None:
+    made = scheduler if scheduler is None or isinstance(scheduler, LRScheduler) else scheduler(optimizer)
+    if isinstance(made, ReduceLROnPlateau):
+        raise InvalidArgument(
+            "scheduler must not depend on a loss, got ReduceLROnPlateau. Fix the schedule in advance."
+        )
+    if made is not None and made.optimizer is not optimizer:
+        raise InvalidArgument("scheduler must be the optimizer's, got another's. Build it from the same optimizer.")
+    return made
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, so that an update is whole or has not begun."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    waiting: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if waiting:
+        handler(*waiting[0])
