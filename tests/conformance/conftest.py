@@ -1,0 +1,8 @@
+import pytest
+
+from conformance.adapter import Sordino
+
+
+@pytest.fixture
+def library():
+    return Sordino()
