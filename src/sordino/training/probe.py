@@ -119,6 +119,11 @@ class _Probe:
         plain = self.observe(batch, _RECORDS, weights)
         changed = self.observe(other, _RECORDS, -weights)
         self._compare(scale, _SAME_SHAPE, f"one record changes another record's gradient. {_REMEDY}")
+        if not torch.allclose(plain.norms, first.norms, rtol=_OTHER_SHAPE[torch.float32]):
+            raise CoupledRecords(
+                "model must forget a batch when the next one comes, got another gradient for the same records after "
+                "other records. Keep no hidden state or counter between forward passes."
+            )
         pairs = () if plain.losses is None or changed.losses is None else ((plain.losses[1:], changed.losses[1:]),)
         if any(not torch.allclose(before, after, rtol=_SAME_SHAPE, atol=1e-8) for before, after in pairs):
             raise CoupledRecords(f"loss must be each record's own, got one that changes with others. {_REMEDY}.")

@@ -75,12 +75,11 @@ class Session:
         self._chunk: Chunk | None = None
         self._tape: Tape | None = None
         self._calls: list[_Call] = []
+        self._claimed: list[nn.Parameter] = []
         self._started = self._backward = self._busy = False
         self._capture_held(after_step=-1)
         for parameter in module.parameters():
             parameter.grad = None
-        self._claimed = list(module.parameters())
-        claim(self._claimed, optimizer)
         self._step_handle = optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs))
 
     def verify_loss_with(self, verify: Callable[[Tape, int], None]) -> None:
@@ -107,12 +106,15 @@ class Session:
     def _capture_held(self, *, after_step: int) -> None:
         """Capture the parameters that the optimizer holds now."""
         self._held = _parameters_of(self.optimizer)
-        known = {parameter: name for name, parameter in self.module.named_parameters()}
-        if any(parameter not in known for parameter in self._held):
+        owned = list(self.module.parameters())
+        if not {id(parameter) for parameter in self._held} <= {id(parameter) for parameter in owned}:
             raise InvalidArgument(
                 "optimizer must hold only parameters of the module, got one that is not. Build it from "
                 "module.parameters()."
             )
+        release(self._claimed)
+        self._claimed = owned
+        claim(owned, self.optimizer)
         self.capture = GradientCapture(self.module, self._held)
         self.step = PrivateStep(self.capture, self.plan, self._randomness, after_step=after_step)
         before = _Hook(self._before_forward, self.module)
@@ -130,8 +132,10 @@ class Session:
             handle.remove()
 
     def _held_changed(self) -> bool:
-        now = _parameters_of(self.optimizer)
-        return len(now) != len(self._held) or any(a is not b for a, b in zip(now, self._held, strict=True))
+        """Whether the optimizer holds, or the module owns, other parameters than before."""
+        return not (
+            _same(_parameters_of(self.optimizer), self._held) and _same(list(self.module.parameters()), self._claimed)
+        )
 
     # --- the loader ----------------------------------------------------------------------------------------------
 
@@ -168,7 +172,10 @@ class Session:
                 "one, or after the step on it. Take the next batch first; for evaluation use module.eval()."
             )
         here = (chunk.step, chunk.chunk)
-        if any(getattr(tensor, _TAG, here) != here for tensor in tensors_in((call.args, call.kwargs))):
+        given = list(tensors_in((call.args, call.kwargs)))
+        # A copy loses its tag, but what a taped tensor became is still on its tape.
+        elsewhere = any(tensor.tape is not self._tape for tensor in given if isinstance(tensor, TapedTensor))
+        if elsewhere or any(getattr(tensor, _TAG, here) != here for tensor in given):
             raise UnprivateStep(
                 "module must be called on the batch that the loader gave last, got an earlier or later one. Let "
                 "nothing fetch batches ahead of the loop; the DataLoader's own workers may."
@@ -276,6 +283,10 @@ class Session:
 
 def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _same(one: list[nn.Parameter], other: list[nn.Parameter]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
 
 
 class _Hook:

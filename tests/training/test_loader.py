@@ -1,0 +1,224 @@
+"""The private loader: plain batches, charged before they are touched, drawn by the declared sampler."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
+
+from sordino.errors import PrivacyError, RecordCountMismatch, UnknownSampler
+from sordino.randomness import Randomness
+from sordino.sampling import PoissonSampling
+from sordino.training.loader import PrivateLoader, population_of
+from sordino.training.structure import empty_batch, map_tensors, tensors_in
+
+
+class Log:
+    """What the loader told the engine, in order."""
+
+    def __init__(self):
+        self.events, self.steps = [], 0
+
+    def charge(self, begins_epoch):
+        self.events.append(("charge", begins_epoch))
+        self.steps += 1
+        return self.steps - 1
+
+    def hand_out(self, chunk, batch):
+        self.events.append(("hand out", chunk.step, chunk.chunk, chunk.is_last, chunk.records))
+        return batch
+
+
+class Touching(Dataset):
+    """Notes every record that is read."""
+
+    def __init__(self, log, records=12):
+        self.log, self.records = log, records
+
+    def __len__(self):
+        return self.records
+
+    def __getitem__(self, index):
+        self.log.events.append(("touch",))
+        return torch.tensor([float(index)])
+
+
+def private(dataset, log, *, sample_rate=0.5, steps=2, microbatch_size=None, seed=1, **options):
+    return PrivateLoader(
+        DataLoader(dataset, batch_size=4, **options),
+        sampling=PoissonSampling(sample_rate=sample_rate),
+        steps=steps,
+        microbatch_size=microbatch_size,
+        randomness=Randomness(seed=seed, reproducible=True),
+        charge=log.charge,
+        hand_out=log.hand_out,
+    )
+
+
+def test_a_batch_is_charged_before_any_of_its_records_is_read():
+    log = Log()
+    loader = private(Touching(log), log, microbatch_size=2)
+    log.events.clear()  # building the loader reads the structure of one record
+    list(loader)
+    charged, steps = 0, []
+    for event in log.events:
+        charged += event[0] == "charge"
+        if event[0] == "touch":
+            steps.append(charged)
+        if event[0] == "hand out":
+            assert event[1] == charged - 1
+    assert charged == 2
+    assert set(steps) == {1, 2}
+    assert [event[1] for event in log.events if event[0] == "charge"] == [True, False]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_chunks_are_the_draws_of_the_sampler_with_and_without_workers(workers):
+    log, records = Log(), 40
+    loader = private(TensorDataset(torch.arange(records)), log, microbatch_size=3, num_workers=workers, steps=5)
+    batches = [batch[0].tolist() for batch in loader]
+    drawn = PoissonSampling(sample_rate=0.5).batches(
+        population=records, first_step=0, steps=5, randomness=Randomness(seed=1, reproducible=True)
+    )
+    assert [place for batch in batches for place in batch] == np.concatenate(list(drawn)).tolist()
+    assert max(map(len, batches)) == 3
+    handed = [event[1:] for event in log.events if event[0] == "hand out"]
+    assert [records for *_, records in handed] == list(map(len, batches))
+    assert [step for step, _, is_last, _ in handed if is_last] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_after_a_break_draws_anew_and_numbers_its_steps_on(workers):
+    log = Log()
+    loader = private(TensorDataset(torch.arange(40)), log, num_workers=workers, steps=3)
+    first = next(iter(loader))[0].tolist()
+    second = [batch[0].tolist() for batch in loader]
+    assert first not in second
+    assert [event[1] for event in log.events if event[0] == "hand out"] == [0, 1, 2, 3]
+
+
+def test_two_epochs_at_once_never_share_a_draw_or_a_step():
+    log = Log()
+    loader = private(TensorDataset(torch.arange(40)), log, steps=4)
+    pairs = [(a[0].tolist(), b[0].tolist()) for a, b in zip(loader, loader, strict=True)]
+    assert all(a != b for a, b in pairs)
+    steps = [event[1] for event in log.events if event[0] == "hand out"]
+    assert steps == sorted(set(steps))
+
+
+def test_persistent_workers_keep_drawing():
+    log = Log()
+    loader = private(TensorDataset(torch.arange(40)), log, num_workers=1, persistent_workers=True)
+    epochs = [[batch[0].tolist() for batch in loader] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+
+
+class Failing(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index:
+            raise OSError("unreadable")
+        return torch.zeros(1)
+
+
+def test_a_batch_that_can_not_be_read_was_charged_all_the_same():
+    log = Log()
+    loader = private(Failing(), log, sample_rate=1.0)
+    with pytest.raises(OSError, match="unreadable"):
+        list(loader)
+    assert log.steps == 1
+
+
+@dataclasses.dataclass
+class Sentence:
+    ids: torch.Tensor
+    words: list
+
+
+def test_every_usual_structure_has_an_empty_batch():
+    two = {
+        "ids": torch.zeros(2, 7, dtype=torch.long),
+        "pair": (torch.zeros(2), ["a", "b"]),
+        "sentence": Sentence(torch.zeros(2, 3), ["c", "d"]),
+        "scale": torch.tensor(3.0),
+        "kind": "public",
+    }
+    empty = empty_batch(two)
+    assert empty["ids"].shape == (0, 7)
+    assert empty["ids"].dtype == torch.long
+    assert empty["pair"][0].shape == (0,)
+    assert empty["pair"][1] == []
+    assert empty["sentence"].ids.shape == (0, 3)
+    assert empty["sentence"].words == []
+    assert empty["scale"] == 3
+    assert empty["kind"] == "public"
+
+
+def test_a_batch_without_records_first_is_refused_when_the_loader_is_built():
+    with pytest.raises(RecordCountMismatch):
+        private(
+            TensorDataset(torch.zeros(8, 3)),
+            Log(),
+            collate_fn=lambda records: torch.stack([r[0].sum() for r in records]).sum(),
+        )
+
+
+def test_structures_are_mapped_and_listed_in_one_order():
+    pair = torch.return_types.max((torch.zeros(2), torch.ones(2)))
+    batch = {"a": [torch.tensor(1.0), (torch.tensor(2.0),)], "b": Sentence(torch.tensor(3.0), ["x"]), "c": pair}
+    assert [float(t.sum()) for t in tensors_in(batch)] == [1, 2, 3, 0, 2]
+    doubled = map_tensors(lambda tensor: tensor * 2, batch)
+    assert [float(t.sum()) for t in tensors_in(doubled)] == [2, 4, 6, 0, 4]
+    assert float(doubled["c"].indices.sum()) == 4
+    assert doubled["b"].words == ["x"]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class Own(BatchSampler):
+    """A batch sampler that might do anything."""
+
+
+class Twice(DataLoader):
+    def __iter__(self):
+        yield from super().__iter__()
+        yield from super().__iter__()
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        lambda data: DataLoader(Stream(), batch_size=1),
+        lambda data: DataLoader(data, batch_size=None),
+        lambda data: DataLoader(data, batch_sampler=[[0, 1], [1, 2]]),
+        lambda data: DataLoader(data, batch_sampler=Own(SequentialSampler(data), 2, False)),
+        lambda data: Twice(data, batch_size=2),
+        lambda data: private(data, Log()),
+        lambda data: [torch.zeros(2, 3)],
+    ],
+)
+def test_a_loader_whose_draws_are_unknown_is_refused(loader):
+    with pytest.raises(UnknownSampler) as refusal:
+        population_of(loader(TensorDataset(torch.zeros(8, 3))))
+    assert isinstance(refusal.value, PrivacyError)
+    assert "docs/sharp-edges.md#samplers" in str(refusal.value)
+
+
+def test_sequential_and_shuffled_loaders_cover_their_data_set():
+    data = TensorDataset(torch.zeros(8, 3))
+    for shuffle in (False, True):
+        assert population_of(DataLoader(data, batch_size=3, shuffle=shuffle)).tolist() == list(range(8))
+
+
+def test_the_user_sees_the_data_set_and_the_length_of_an_epoch():
+    data = TensorDataset(torch.zeros(8, 3))
+    loader = private(data, Log())
+    assert loader.dataset is data
+    assert len(loader) == 2
+    assert loader.batch_size == 4
