@@ -16,7 +16,7 @@ def test_factor_times_norm_never_exceeds_the_bound(norm, bound):
     factor = float(FlatClipping(max_grad_norm=bound).factors(squared)[0])
     assert 0 <= factor <= 1
     assert factor * norm <= bound
-    assert factor == 1 or factor * norm >= bound * (1 - 2e-6)
+    assert factor == 1 or factor * norm >= bound * (1 - 5e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,6 +1,7 @@
 """Per-record gradient norms and weighted sums of any model, in one forward and one backward (floor 1)."""
 
 from sordino.gradients.capture import GradientCapture
+from sordino.gradients.check import check_layer_rule
 from sordino.gradients.rules import LayerRule, Use, layer_rule, rule_for
 
-__all__ = ["GradientCapture", "LayerRule", "Use", "layer_rule", "rule_for"]
+__all__ = ["GradientCapture", "LayerRule", "Use", "check_layer_rule", "layer_rule", "rule_for"]

@@ -51,16 +51,16 @@ class GradientCapture:
             forward pass after they are unfrozen. Parameters of the model that are not listed receive no gradient.
 
     Raises:
-        InvalidArgument: a listed parameter is not the model's.
+        InvalidArgument: a listed parameter is not the model's, or the model is captured already.
         UnsupportedModule: a layer mixes records (batch normalisation in training mode).
 
     Example:
         >>> model = nn.Linear(3, 1)
         >>> capture = GradientCapture(model)
-        >>> with capture.recording(records=4):
-        ...     model(torch.ones(4, 3)).sum().backward()
-        >>> capture.squared_norms()
-        tensor([4., 4., 4., 4.], dtype=torch.float64)
+        >>> with capture.recording(records=2):
+        ...     model(torch.ones(2, 3)).sum().backward()
+        >>> [round(float(norm), 3) for norm in capture.squared_norms().sqrt()]
+        [2.0, 2.0]
     """
 
     def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter] | None = None) -> None:
@@ -68,6 +68,8 @@ class GradientCapture:
         wanted = list(named) if parameters is None else list(dict.fromkeys(parameters))
         if any(parameter not in named for parameter in wanted):
             raise InvalidArgument("parameters must be parameters of the model, got one that is not. List them from it.")
+        if any(ModuleHook.attached_to(module) for module in model.modules()):
+            raise InvalidArgument("model must be captured once, got a captured model. Detach the first capture.")
         self.model = model
         self.names: dict[nn.Parameter, str] = {parameter: named[parameter] for parameter in wanted}
         self._anchor = torch.zeros((), requires_grad=True)
@@ -105,10 +107,14 @@ class GradientCapture:
 
     def _guard(self) -> None:
         """Watch for ordinary gradients of every managed parameter that requires grad by now."""
-        for parameter, name in self.names.items():
+        for parameter in self.names:
             if parameter.requires_grad and parameter not in self._guarded:
-                self._guarded.add(parameter)
-                self._handles.append(parameter.register_hook(lambda _grad, name=name: self._refuse(name)))
+                self._guard_one(parameter)
+
+    def _guard_one(self, parameter: nn.Parameter) -> None:
+        name = self.names[parameter]
+        self._guarded.add(parameter)
+        self._handles.append(parameter.register_hook(lambda _: self._refuse(name)))
 
     def _refuse(self, name: str) -> None:
         if self._recording is not None:
@@ -236,6 +242,9 @@ class GradientCapture:
             owned = list(site.module.named_parameters())
         switched = [value for _, value in owned if value.requires_grad]
         captured = {name: value for name, value in owned if value.requires_grad and value in self.names}
+        for value in captured.values():
+            if value not in self._guarded:
+                self._guard_one(value)
         for value in switched:
             value.requires_grad_(False)
         before = CallBefore(args=args, kwargs=kwargs, fingerprint=Fingerprint(site.module)) if whole else None

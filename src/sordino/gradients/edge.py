@@ -39,7 +39,9 @@ class _Edge(torch.autograd.Function):
             )
         # autograd.grad(loss, inputs) doesn't ask for parameter gradients, and then the anchor isn't visited either.
         if _will_engine_execute_node(_accumulator(ctx.anchor)):
-            ctx.receive(ctx.saved_tensors, tuple(None if grad is None else grad.detach() for grad in grads))
+            # Detached, or the kept tensors would keep the graph that keeps them.
+            saved = tuple(tensor.detach() for tensor in ctx.saved_tensors)
+            ctx.receive(saved, tuple(None if grad is None else grad.detach() for grad in grads))
         return None, None, None, *grads, *(None for _ in ctx.needs_input_grad[3 + ctx.outputs :])
 
 

@@ -65,6 +65,12 @@ class ModuleHook:
         """Forward to the capture when called by its own module."""
         return self._call(module, *arguments) if module is self._module else None
 
+    @staticmethod
+    def attached_to(module: nn.Module) -> bool:
+        """Whether a capture's hook belongs to `module`."""
+        hooks = vars(module)["_forward_pre_hooks"].values()
+        return any(isinstance(hook, ModuleHook) and hook._module is module for hook in hooks)
+
     def __deepcopy__(self, memo: object) -> "ModuleHook":
         return self
 

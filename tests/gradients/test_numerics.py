@@ -1,0 +1,59 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sordino.gradients.numerics import row_squared_norms
+from sordino.gradients.rules.cost import choose_convolution_kernel, choose_kernel
+from strategies import record_counts, seeds
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    records=record_counts,
+    length=st.sampled_from([0, 1, 7, 1023, 1024, 2048, 5000]),
+    size=st.sampled_from([1e-36, 1e-20, 1e-3, 1.0, 1e10, 1e25]),
+    seed=seeds,
+)
+def test_sums_of_squares_are_accurate_at_any_size(records, length, size, seed):
+    x = torch.randn(records, length, generator=torch.Generator().manual_seed(seed)) * size
+    true = x.double().square().sum(1)
+    assert row_squared_norms(x).dtype == torch.float64
+    assert torch.allclose(row_squared_norms(x), true, rtol=5e-7, atol=0)
+
+
+def test_a_long_row_does_not_drift():
+    x = torch.full((1, 10_000_000), 0.1)
+    true = 1e7 * float(x[0, 0].double()) ** 2
+    assert float(row_squared_norms(x)) == pytest.approx(true, rel=2e-7)
+
+
+def test_half_precision_entries_do_not_underflow():
+    x = torch.full((1, 1000), 1e-4, dtype=torch.half)
+    assert float(row_squared_norms(x)) == pytest.approx(1000 * float(x[0, 0].double()) ** 2, rel=1e-6)
+
+
+def test_non_finite_entries_stay_non_finite_and_do_not_touch_other_rows():
+    x = torch.ones(4, 3000)
+    x[0, 0], x[1, 2999], x[2, 5] = torch.nan, torch.inf, -torch.inf
+    result = row_squared_norms(x)
+    assert not result[:3].isfinite().any()
+    assert float(result[3]) == pytest.approx(3000)
+
+
+def test_an_unsafe_row_is_rescaled_alone():
+    x = torch.ones(3, 4)
+    x[1] = 1e-30
+    x[2] = 0
+    assert row_squared_norms(x).tolist() == pytest.approx([4.0, 4e-60, 0.0], rel=1e-6)
+
+
+def test_the_cost_models_choose_by_shape():
+    assert choose_kernel(32, 128, 768, 3072) == "ghost"
+    assert choose_kernel(16, 128, 8, 256) == "stored"
+    assert choose_kernel(2, 90, 32, 32) == "norm_only"
+    early = {"channels": 16, "outputs": 16, "window": 9, "groups": 1}
+    assert choose_convolution_kernel(records=32, pixels=34**2, positions=32**2, **early) == "stored"
+    late = {"channels": 512, "outputs": 512, "window": 9, "groups": 1}
+    assert choose_convolution_kernel(records=32, pixels=36, positions=16, **late) == "ghost"
+    assert choose_convolution_kernel(records=32, pixels=None, positions=16, **late) == "norm_only"
