@@ -1,0 +1,24 @@
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+ARGUMENTS = {
+    "choose_epsilon": (["--epsilons", "1", "3", "--steps", "50"], lambda plans: len(plans) == 2),
+    "fit_adult": (["--steps", "10"], lambda accuracy: accuracy > 0.76),
+    "own_loop": (["--steps", "60"], lambda accuracy: accuracy > 0.8),
+}
+
+
+def test_every_example_is_run_here() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} >= set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+def test_the_example_runs_and_prints_its_guarantee(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, holds = ARGUMENTS[name]
+    result = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](arguments)
+    assert holds(result)
+    assert "-differentially private: unit one example" in capsys.readouterr().out
