@@ -133,7 +133,7 @@ def fit(
         PrivacyError: the model or the loss can't be made private as they are; the message says why.
 
     Example:
-        >>> features, labels = torch.randn(100, 3), torch.randint(2, (100,))
+        >>> features, labels = torch.ones(100, 3), torch.zeros(100).long()
         >>> plan = Plan(noise_multiplier=5.0, max_grad_norm=1.0, sample_rate=1.0, steps=3, expected_batch_size=100.0,
         ...             delta=1e-5)
         >>> def loss(model, x, y):
