@@ -485,7 +485,7 @@ def test_an_interrupt_before_the_tail_keeps_the_weights() -> None:
 
 def test_progress_shows_steps_and_epsilon_and_no_loss(capsys: pytest.CaptureFixture[str]) -> None:
     fit(net(), losses, records(), plan_of())
-    shown = capsys.readouterr().out
+    shown = capsys.readouterr().err
     assert "6/6" in shown
     assert "ε ≤" in shown
     assert "loss" not in shown

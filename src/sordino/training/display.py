@@ -3,6 +3,7 @@
 from types import TracebackType
 from typing import Self
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sordino.definitions import round_up
@@ -11,7 +12,7 @@ __all__ = ["ProgressLine"]
 
 
 class ProgressLine:
-    """A line on the terminal while a ``with`` block runs.
+    """A line on standard error while a ``with`` block runs.
 
     Args:
         steps: length of the run.
@@ -26,6 +27,7 @@ class ProgressLine:
             BarColumn(),
             TextColumn(f"ε ≤ {{task.fields[epsilon]}} at δ = {delta:g}"),
             TimeRemainingColumn(),
+            console=Console(stderr=True),
             disable=not visible,
         )
         self._task = self._progress.add_task("", total=steps, epsilon="0.00")

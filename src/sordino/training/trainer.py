@@ -120,7 +120,7 @@ def fit(
             max_grad_norm, so before noise a step moves the parameters by about 1 at most.
         scheduler: a torch learning-rate scheduler of `optimizer`, or a function that makes one; stepped once a step.
         collate: for a map-style data set: a list of records → batch; torch's default when None.
-        performance: chunk size and device.
+        performance: chunk size and device; None takes batches whole, on the device where the model is.
         randomness: fresh for every run; None draws a new key from the operating system.
         averaging: `TailAverage` or `ExponentialAverage` of the weights: costs no privacy.
         transcript: charged before the records of a step are read, for instance a `RunFolder`.
@@ -145,7 +145,8 @@ def fit(
     References:
         Abadi et al. 2016, algorithm 1.
     """
-    performance = Performance() if performance is None else performance
+    if performance is None:
+        performance = Performance(device=_device_of(model))
     randomness = _fresh(Randomness() if randomness is None else randomness)
     source = source_of(data, collate)
     model.to(performance.device)
@@ -304,6 +305,10 @@ def _fresh(randomness: Randomness) -> Randomness:
         raise InvalidArgument("randomness must be fresh for every run, got one that was used. Make a new Randomness().")
     _USED[id(randomness)] = randomness
     return randomness
+
+
+def _device_of(model: nn.Module) -> str:
+    return next((str(parameter.device) for parameter in model.parameters()), "cpu")
 
 
 def _optimizer(model: nn.Module, optimizer: Optimizer | OptimizerFactory | None, plan: Plan) -> Optimizer:

@@ -1,0 +1,38 @@
+import pytest
+
+from sordino.data import DataSet, load
+from sordino.errors import DataUnavailable
+from sordino.recipes import accuracy, recommend, train
+
+pytestmark = pytest.mark.slow
+
+
+def on_this_machine(name: str) -> DataSet:
+    try:
+        return load(name)
+    except DataUnavailable:
+        pytest.skip(f"{name} is not on this machine")
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "target_epsilon", "gate"),
+    [
+        ("fashion-mnist", "logistic", 4.6, 0.81),
+        ("fashion-mnist", "mlp", 3.0, 0.82),
+        ("fashion-mnist", "cnn", 3.0, 0.84),
+    ],
+)
+def test_the_recipe_reaches_its_accuracy(name: str, model: str, target_epsilon: float, gate: float) -> None:
+    data = on_this_machine(name)
+    recipe = recommend(
+        model,
+        shape=data.train.record_shape,
+        classes=len(data.labels),
+        population=len(data.train),
+        target_epsilon=target_epsilon,
+        delta=1e-5,
+    )
+    result = train(data, recipe, progress=False)
+    assert data.test is not None
+    assert result.guarantee.epsilon <= target_epsilon
+    assert accuracy(result.model, data.test) >= gate
