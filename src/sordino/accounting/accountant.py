@@ -23,6 +23,11 @@ class Accountant(Protocol):
         """The name under which the accountant is chosen and reported."""
         ...
 
+    @property
+    def automatic(self) -> bool:
+        """Whether ``auto`` may use it: sound, and not dominated by another accountant everywhere."""
+        ...
+
     def supports(self, event: Event, relation: NeighboringRelation) -> bool:
         """Whether this accountant has a sound answer for the event under the relation."""
         ...

@@ -30,10 +30,16 @@ class Contour:
     """
 
     name: str = "contour"
+    automatic: bool = True
 
     def supports(self, event: Event, relation: NeighboringRelation) -> bool:
-        """Gaussians, Poisson-sampled Gaussians and Laplace, composed in any number."""
-        return _has_directions(event, relation)
+        """Sampled and unsampled Gaussians in any number, beside any steps with atoms."""
+        try:
+            return all(
+                any(step.transform.decays for step in steps) for steps in directions(flatten(event, relation), relation)
+            )
+        except UnsupportedEvent:
+            return False
 
     def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
         """Certified interval for ε at δ."""
@@ -49,14 +55,7 @@ class Contour:
         relation: NeighboringRelation,
         solve: Callable[[Sequence[Step]], tuple[float, float]],
     ) -> Interval:
-        return worst(self.name, [solve(steps) for steps in directions(flatten(event), relation)])
-
-
-def _has_directions(event: Event, relation: NeighboringRelation) -> bool:
-    try:
-        return bool(directions(flatten(event), relation))
-    except UnsupportedEvent:
-        return False
+        return worst(self.name, [solve(steps) for steps in directions(flatten(event, relation), relation)])
 
 
 @dataclass(frozen=True)
@@ -71,11 +70,12 @@ class ClosedForm:
     """
 
     name: str = "closed_form"
+    automatic: bool = True
 
     def supports(self, event: Event, relation: NeighboringRelation) -> bool:
         """One Gaussian after merging, or one Poisson-sampled Gaussian step (not under replace-one)."""
         try:
-            return self._form(flatten(event), relation) is not None
+            return self._form(flatten(event, relation), relation) is not None
         except UnsupportedEvent:
             return False
 
@@ -92,7 +92,7 @@ class ClosedForm:
         return worst(self.name, [bounds])
 
     def _require(self, event: Event, relation: NeighboringRelation) -> tuple[float, float]:
-        form = self._form(flatten(event), relation)
+        form = self._form(flatten(event, relation), relation)
         if form is None:
             raise UnsupportedEvent(
                 f"event must be Gaussians without sampling or one sampled Gaussian step, got {event.kind}. "

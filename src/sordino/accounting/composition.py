@@ -8,19 +8,34 @@ several mechanisms on *one* sample are one step.
 import math
 from dataclasses import dataclass
 
+from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
 from sordino.events import (
     Composed,
+    DiscreteGaussian,
+    DiscreteLaplace,
     Event,
+    FixedSizeSampled,
     Gaussian,
+    GroupPoissonSampled,
     Laplace,
+    MatrixGaussian,
     NoPrivacy,
     Nothing,
+    Parallel,
     PoissonSampled,
+    RandomAllocation,
+    ReplacementSampled,
+    Selection,
     SelfComposed,
+    ShuffledEpochs,
+    TruncatedPoissonSampled,
 )
 
-__all__ = ["Steps", "flatten"]
+__all__ = ["Steps", "alternatives", "flatten"]
+
+_LARGEST_INVERSE_NOISE = 1e150
+_LARGEST_ALTERNATIVES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +43,14 @@ class Steps:
     """Distinct steps and how often each happened.
 
     Args:
-        counts: each base event with its count ≥ 1. `PoissonSampled` has 0 < rate < 1 and one mechanism inside.
+        counts: each base event with its count ≥ 1. Samples have 0 < rate < 1 and one mechanism inside.
         unprotected: whether some step had no protection at all, so that ε = ∞.
+        loose: whether the steps only bound the event from above, so that no lower end may be claimed.
     """
 
     counts: tuple[tuple[Event, int], ...]
     unprotected: bool = False
+    loose: bool = False
 
     @property
     def total(self) -> int:
@@ -46,58 +63,192 @@ class Steps:
         return not self.counts and not self.unprotected
 
 
-def flatten(event: Event) -> Steps:
+class _Collector:
+    """Walks one event tree."""
+
+    def __init__(self, relation: NeighboringRelation) -> None:
+        self.relation = relation
+        self.counts: dict[Event, int] = {}
+        self.unprotected = False
+        self.loose = False
+
+    def collect(self, event: Event, count: int) -> None:
+        """Adds the event's steps `count` times."""
+        if count == 0 or isinstance(event, Nothing):
+            return
+        match event:
+            case NoPrivacy():
+                self.unprotected = True
+            case SelfComposed():
+                self.collect(event.event, count * event.count)
+            case Composed():
+                for part in event.events:
+                    self.collect(part, count)
+            case MatrixGaussian():
+                if event.sensitivity > 0:
+                    self.collect(Gaussian(noise_multiplier=event.noise_multiplier / event.sensitivity), count)
+            case ShuffledEpochs():
+                self._shuffled(event, count)
+            case PoissonSampled() | GroupPoissonSampled() if event.sample_rate == 0:
+                pass
+            case FixedSizeSampled() | ReplacementSampled() if event.size == 0:
+                pass
+            case PoissonSampled():
+                self._poisson(event, count)
+            case FixedSizeSampled() | ReplacementSampled() | GroupPoissonSampled() | RandomAllocation():
+                self._sampled(event, count)
+            case Parallel() | TruncatedPoissonSampled():
+                raise UnsupportedEvent(
+                    f"{event.kind} must not be inside a sample, a selection or an allocation. "
+                    "Put the sampling inside its parts."
+                )
+            case _:
+                self._base(event, count)
+
+    def _base(self, event: Event, count: int) -> None:
+        noise = math.inf
+        if isinstance(event, Gaussian | Laplace):
+            noise = event.noise_multiplier
+        elif isinstance(event, DiscreteGaussian):
+            noise = event.stddev
+        elif isinstance(event, DiscreteLaplace):
+            noise = event.scale
+        if noise * _LARGEST_INVERSE_NOISE < 1:
+            self.unprotected = True
+            return
+        if isinstance(event, Selection) and flatten(event.event, self.relation).unprotected:
+            self.unprotected = True
+            return
+        self.counts[event] = self.counts.get(event, 0) + count
+
+    def _shuffled(self, event: ShuffledEpochs, count: int) -> None:
+        if self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            raise UnsupportedEvent(
+                "shuffled epochs must be accounted under replace-one or zero-out, because adding a record moves others "
+                "between batches. Set the relation, or sample with Poisson."
+            )
+        self.loose = True
+        self.collect(event.event, count * event.epochs)
+
+    def _single(self, event: Event) -> Event | None:
+        """The one mechanism inside a sample; several Gaussians count as one. None when there is nothing."""
+        steps = flatten(event, self.relation)
+        if steps.unprotected:
+            self.unprotected = True
+            return None
+        if steps.empty:
+            return None
+        if steps.total > 1:
+            raise UnsupportedEvent(
+                f"a sample must be used by one mechanism (Gaussians count as one), got {steps.total}. "
+                "Draw a fresh sample for each mechanism."
+            )
+        self.loose = self.loose or steps.loose
+        return steps.counts[0][0]
+
+    def _poisson(self, event: PoissonSampled, count: int) -> None:
+        rate, inner = event.sample_rate, event.event
+        if isinstance(inner, PoissonSampled):
+            # Two independent Poisson draws, one inside the other, are one draw at the product of the rates.
+            merged = PoissonSampled(sample_rate=rate * inner.sample_rate, event=inner.event)
+            self.collect(merged, count)
+        elif rate == 1:
+            self.collect(inner, count)
+        else:
+            base = self._single(inner)
+            if base is not None:
+                step = PoissonSampled(sample_rate=rate, event=base)
+                self.counts[step] = self.counts.get(step, 0) + count
+
+    def _sampled(
+        self,
+        event: FixedSizeSampled | ReplacementSampled | GroupPoissonSampled | RandomAllocation,
+        count: int,
+    ) -> None:
+        base = self._single(event.event)
+        if base is None:
+            return
+        step: Event
+        match event:
+            case RandomAllocation():
+                self.loose = True
+                self.collect(base, count * event.participations * event.epochs)
+                return
+            case FixedSizeSampled():
+                step = FixedSizeSampled(population=event.population, size=event.size, event=base)
+            case ReplacementSampled():
+                step = ReplacementSampled(population=event.population, size=event.size, event=base)
+            case GroupPoissonSampled():
+                if event.group_size == 1:
+                    self.collect(PoissonSampled(sample_rate=event.sample_rate, event=base), count)
+                    return
+                step = GroupPoissonSampled(sample_rate=event.sample_rate, group_size=event.group_size, event=base)
+        self.counts[step] = self.counts.get(step, 0) + count
+
+
+def flatten(event: Event, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> Steps:
     """The steps of an event, with equal ones counted together and all unsampled Gaussians as one.
+
+    Raises:
+        UnsupportedEvent: a sample holds several mechanisms, or shuffling is asked about under add-or-remove.
 
     Example:
         >>> from sordino.events import Gaussian, SelfComposed
         >>> flatten(SelfComposed(event=Gaussian(noise_multiplier=10.0), count=100)).counts
         ((Gaussian(noise_multiplier=1.0), 1),)
     """
-    counts: dict[Event, int] = {}
-    unprotected = _collect(event, 1, counts)
+    collector = _Collector(relation)
+    collector.collect(event, 1)
+    counts = collector.counts
     precision = [count / base.noise_multiplier**2 for base, count in counts.items() if isinstance(base, Gaussian)]
     steps = [(base, count) for base, count in counts.items() if not isinstance(base, Gaussian)]
     if precision:
         steps.insert(0, (Gaussian(noise_multiplier=1 / math.sqrt(math.fsum(precision))), 1))
-    return Steps(counts=tuple(steps), unprotected=unprotected)
+    return Steps(counts=tuple(steps), unprotected=collector.unprotected, loose=collector.loose)
 
 
-def _collect(event: Event, count: int, counts: dict[Event, int]) -> bool:
-    """Adds the event's steps to `counts`; returns whether something was unprotected."""
-    if count == 0 or isinstance(event, Nothing):
-        return False
-    if isinstance(event, NoPrivacy):
-        return True
-    if isinstance(event, SelfComposed):
-        return _collect(event.event, count * event.count, counts)
-    if isinstance(event, Composed):
-        return any(_collect(part, count, counts) for part in event.events)
-    if isinstance(event, PoissonSampled):
-        return _collect_sampled(event, count, counts)
-    if isinstance(event, Gaussian | Laplace) and not 1 / max(event.noise_multiplier, 1e-300) < 1e150:
-        return True
-    counts[event] = counts.get(event, 0) + count
-    return False
+# ── what is not a list of steps ─────────────────────────────────────────────────────────────────────────────
 
 
-def _collect_sampled(event: PoissonSampled, count: int, counts: dict[Event, int]) -> bool:
-    rate, inner = event.sample_rate, event.event
-    if rate == 0:
-        return False
-    if isinstance(inner, PoissonSampled):
-        # Two independent Poisson draws, one inside the other, are one draw at the product of the rates.
-        return _collect(PoissonSampled(sample_rate=rate * inner.sample_rate, event=inner.event), count, counts)
-    if rate == 1:
-        return _collect(inner, count, counts)
-    steps = flatten(inner)
-    if steps.unprotected or steps.empty:
-        return steps.unprotected
-    if steps.total > 1:
-        raise UnsupportedEvent(
-            f"a Poisson sample must be used by one mechanism (Gaussians count as one), got {steps.total}. "
-            "Draw a fresh sample for each mechanism."
+def alternatives(
+    event: Event, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+) -> tuple[tuple[Event, ...], float]:
+    """Events without `Parallel` and truncation, one of which bounds the truth, and the truncations' total probability.
+
+    A record lies in one part of a parallel event, so that ε is the largest over parts. A truncated Poisson sample
+    differs from the Poisson one with probability at most P(Binomial(population + 1, rate) > largest).
+    """
+    if isinstance(event, Parallel):
+        if relation is NeighboringRelation.REPLACE_ONE:
+            raise UnsupportedEvent(
+                "parallel events must be accounted under add-or-remove or zero-out: a replaced record may change its "
+                "part. Set the relation."
+            )
+        parts = [alternatives(part, relation) for part in event.events]
+        return tuple(choice for choices, _ in parts for choice in choices) or (Nothing(),), max(
+            (extra for _, extra in parts), default=0.0
         )
-    base = PoissonSampled(sample_rate=rate, event=steps.counts[0][0])
-    counts[base] = counts.get(base, 0) + count
-    return False
+    if isinstance(event, SelfComposed):
+        choices, extra = alternatives(event.event, relation)
+        return tuple(SelfComposed(event=choice, count=event.count) for choice in choices), extra * event.count
+    if isinstance(event, TruncatedPoissonSampled):
+        from scipy.special import bdtrc
+
+        beyond = float(bdtrc(event.largest, event.population + 1, event.sample_rate))
+        if event.largest > event.population:
+            beyond = 0.0
+        return (PoissonSampled(sample_rate=event.sample_rate, event=event.event),), beyond * (1 + 1e-9)
+    if isinstance(event, Composed):
+        combined: list[tuple[Event, ...]] = [()]
+        extra = 0.0
+        for part in event.events:
+            choices, more = alternatives(part, relation)
+            extra += more
+            combined = [(*before, choice) for before in combined for choice in choices]
+            if len(combined) > _LARGEST_ALTERNATIVES:
+                raise UnsupportedEvent(
+                    f"parallel events must give ≤ {_LARGEST_ALTERNATIVES} combinations, got more. Compose inside the "
+                    "parts."
+                )
+        return tuple(Composed(events=events) for events in combined), extra
+    return (event,), 0.0

@@ -5,28 +5,19 @@ compose into a dominating pair of the whole, *direction by direction*: all steps
 add it (Zhu, Dong and Wang 2022, theorem 10). ε is the larger of the two directions' ε.
 """
 
-from collections.abc import Callable
-
+from sordino.accounting.atoms import AtomicTransform
 from sordino.accounting.composition import Steps
+from sordino.accounting.law_directions import laws_of
+from sordino.accounting.laws import AtomicLaw
 from sordino.accounting.mixture_line import MixtureTransform
-from sordino.accounting.mixtures import MixturePair
 from sordino.accounting.saddle import Step
+from sordino.accounting.samples import gaussian_pairs
 from sordino.accounting.transforms import GaussianTransform, LaplaceTransform, Transform
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
-from sordino.events import Event, Gaussian, Laplace, PoissonSampled
+from sordino.events import Event, Gaussian, Laplace
 
-__all__ = ["directions"]
-
-_Pair = Callable[[float, float], MixturePair]
-
-_PAIRS: dict[NeighboringRelation, tuple[_Pair, ...]] = {
-    NeighboringRelation.ADD_OR_REMOVE_ONE: (MixturePair.remove, MixturePair.add),
-    # Zeroing a record out of a Poisson sample gives the same two distributions as removing it.
-    NeighboringRelation.REPLACE_SPECIAL: (MixturePair.remove, MixturePair.add),
-    # Replacing is symmetric: one direction stands for both.
-    NeighboringRelation.REPLACE_ONE: (MixturePair.replace,),
-}
+__all__ = ["directions", "joined"]
 
 
 def directions(steps: Steps, relation: NeighboringRelation) -> tuple[tuple[Step, ...], ...]:
@@ -35,19 +26,32 @@ def directions(steps: Steps, relation: NeighboringRelation) -> tuple[tuple[Step,
     Raises:
         UnsupportedEvent: a step has no transform under this relation.
     """
+    return joined([(_transforms(event, relation), count) for event, count in steps.counts])
+
+
+def joined(choices: list[tuple[tuple[Transform, ...], int]]) -> tuple[tuple[Step, ...], ...]:
+    """One list of steps for each direction; symmetric steps stand in both."""
+    width = max(len(choice) for choice, _ in choices)
     return tuple(
-        tuple(Step(transform=_transform(event, pair), count=count) for event, count in steps.counts)
-        for pair in _PAIRS[relation]
+        tuple(Step(transform=choice[min(index, len(choice) - 1)], count=count) for choice, count in choices)
+        for index in range(width)
     )
 
 
-def _transform(event: Event, pair: _Pair) -> Transform:
+def _transforms(event: Event, relation: NeighboringRelation) -> tuple[Transform, ...]:
     if isinstance(event, Gaussian):
-        return GaussianTransform(mu=1 / event.noise_multiplier)
+        return (GaussianTransform(mu=1 / event.noise_multiplier),)
     if isinstance(event, Laplace):
-        return LaplaceTransform(scale=event.noise_multiplier)
-    if isinstance(event, PoissonSampled) and isinstance(event.event, Gaussian):
-        return MixtureTransform(pair(event.sample_rate, 1 / event.event.noise_multiplier))
+        return (LaplaceTransform(scale=event.noise_multiplier),)
+    pairs = gaussian_pairs(event, relation)
+    if pairs is not None:
+        if any(pair.upper.certain or pair.lower.certain for pair in pairs):
+            return (GaussianTransform(mu=max(pair.reach for pair in pairs)),)
+        return tuple(MixtureTransform(pair) for pair in pairs)
+    laws = laws_of(event, relation)
+    atomic = tuple(AtomicTransform(law) for law in laws if isinstance(law, AtomicLaw) and law.infinite == 0)
+    if len(atomic) == len(laws):
+        return atomic
     raise UnsupportedEvent(
-        f"event must have a moment generating function here, got {event.kind}. Use another accountant."
+        f"event must have a moment generating function here, got {event.kind}. Use the pld or rdp accountant."
     )

@@ -1,32 +1,26 @@
 """The front door (floor 1): check the question, pick an accountant, say which one answered.
 
-`auto` asks, in this order: the closed form, the contour integral, the Rényi bound. An accountant that can't bound
-its own error passes the question on; the answer names the one that gave it.
+`auto` asks, in this order: the closed form, the contour integral, the PLD accountant, the Rényi bound. An
+accountant that can't bound its own error passes the question on; the answer names the one that gave it.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from sordino import checks
 from sordino.accounting.accountant import Accountant
-from sordino.accounting.accountants import ClosedForm, Contour
-from sordino.accounting.composition import Steps, flatten
+from sordino.accounting.composition import Steps, alternatives, flatten
 from sordino.accounting.interval import Interval
-from sordino.accounting.renyi import Renyi
+from sordino.accounting.inversion import invert
+from sordino.accounting.registry import ACCOUNTANTS, accountant_named
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import Event, Laplace
+from sordino.events import BoundedRange, DiscreteLaplace, Event, Laplace, PureDP, RandomizedResponse
 
-__all__ = ["ACCOUNTANTS", "accountant_named", "delta", "epsilon", "epsilons"]
+__all__ = ["delta", "epsilon", "epsilons"]
 
-ACCOUNTANTS: tuple[Accountant, ...] = (ClosedForm(), Contour(), Renyi())
-"""All accountants, in the order in which `auto` asks them."""
-
-
-def accountant_named(name: str) -> Accountant:
-    """The accountant with this name."""
-    checks.one_of([known.name for known in ACCOUNTANTS], accountant=name)
-    return next(known for known in ACCOUNTANTS if known.name == name)
+_Question = Callable[[Accountant, Event], Interval]
 
 
 def epsilon(
@@ -60,18 +54,13 @@ def epsilon(
     """
     delta = checks.probability(delta=delta, hint="A typical δ is below 1 / number of records.")
     chosen = None if accountant == "auto" else accountant_named(accountant)
-    label = "exact" if chosen is None else chosen.name
-    steps = flatten(event)
-    if delta == 1 or steps.empty:
-        return Interval(lower=0.0, upper=0.0, accountant=label)
-    if steps.unprotected:
-        return Interval(lower=math.inf, upper=math.inf, accountant=label)
-    if delta == 0:
-        pure = _pure_epsilon(steps)
-        if pure is not None:
-            return Interval(lower=pure * (1 - 1e-14), upper=pure * (1 + 1e-14), accountant=label)
-        return Interval(lower=0.0 if _may_be_pure(steps) else math.inf, upper=math.inf, accountant=label)
-    return _ask(event, relation, chosen, lambda known: known.epsilon(event, delta, relation))
+    choices, truncated = alternatives(event, relation)
+    answers = [_epsilon(choice, delta, relation, chosen) for choice in choices]
+    answer = max(answers, key=lambda one: one.upper)
+    answer = replace(answer, lower=max(one.lower for one in answers))
+    if truncated > 0 and delta < 1 and answer.upper < math.inf:
+        return _with_truncation(choices, delta, truncated, relation, chosen)
+    return answer
 
 
 def delta(
@@ -92,13 +81,14 @@ def delta(
     """
     epsilon = checks.non_negative(epsilon=epsilon)
     chosen = None if accountant == "auto" else accountant_named(accountant)
-    label = "exact" if chosen is None else chosen.name
-    steps = flatten(event)
-    if steps.empty:
-        return Interval(lower=0.0, upper=0.0, accountant=label)
-    if steps.unprotected:
-        return Interval(lower=1.0, upper=1.0, accountant=label)
-    return _ask(event, relation, chosen, lambda known: known.delta(event, epsilon, relation))
+    choices, truncated = alternatives(event, relation)
+    answers = [_delta(choice, epsilon, relation, chosen) for choice in choices]
+    answer = max(answers, key=lambda one: one.upper)
+    answer = replace(answer, lower=max(one.lower for one in answers))
+    if truncated > 0:
+        more = truncated * (1 + math.exp(min(epsilon, 700.0)))
+        return replace(answer, lower=0.0, upper=min(1.0, answer.upper + more))
+    return answer
 
 
 def epsilons(
@@ -116,29 +106,53 @@ def epsilons(
     """
     answers: dict[str, float] = {}
     for known in ACCOUNTANTS:
-        if known.supports(event, relation):
-            try:
-                answers[known.name] = epsilon(event, delta, relation=relation, accountant=known.name).upper
-            except (AccountingError, UnsupportedEvent):
-                continue
+        try:
+            answers[known.name] = epsilon(event, delta, relation=relation, accountant=known.name).upper
+        except (AccountingError, UnsupportedEvent):
+            continue
     return answers
 
 
-def _ask(
-    event: Event, relation: NeighboringRelation, chosen: Accountant | None, question: Callable[[Accountant], Interval]
-) -> Interval:
+# ── one alternative ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _epsilon(event: Event, delta: float, relation: NeighboringRelation, chosen: Accountant | None) -> Interval:
+    label = "exact" if chosen is None else chosen.name
+    steps = flatten(event, relation)
+    if delta == 1 or steps.empty:
+        return Interval(lower=0.0, upper=0.0, accountant=label)
+    if steps.unprotected:
+        return Interval(lower=math.inf, upper=math.inf, accountant=label)
+    if delta == 0:
+        return _pure(steps, label)
+    answer = _ask(event, relation, chosen, lambda known, one: known.epsilon(one, delta, relation))
+    return replace(answer, lower=0.0) if steps.loose else answer
+
+
+def _delta(event: Event, epsilon: float, relation: NeighboringRelation, chosen: Accountant | None) -> Interval:
+    label = "exact" if chosen is None else chosen.name
+    steps = flatten(event, relation)
+    if steps.empty:
+        return Interval(lower=0.0, upper=0.0, accountant=label)
+    if steps.unprotected:
+        return Interval(lower=1.0, upper=1.0, accountant=label)
+    answer = _ask(event, relation, chosen, lambda known, one: known.delta(one, epsilon, relation))
+    return replace(answer, lower=0.0) if steps.loose else answer
+
+
+def _ask(event: Event, relation: NeighboringRelation, chosen: Accountant | None, question: _Question) -> Interval:
     if chosen is not None:
         if not chosen.supports(event, relation):
             raise UnsupportedEvent(
                 f"event must be supported by the {chosen.name} accountant under {relation.words}, got {event.kind}. "
                 "Choose accountant='auto'."
             )
-        return question(chosen)
+        return question(chosen, event)
     refusal: AccountingError | None = None
     for known in ACCOUNTANTS:
-        if known.supports(event, relation):
+        if known.automatic and known.supports(event, relation):
             try:
-                return question(known)
+                return question(known, event)
             except AccountingError as error:
                 refusal = error
     if refusal is not None:
@@ -149,13 +163,58 @@ def _ask(
     )
 
 
-def _pure_epsilon(steps: Steps) -> float | None:
-    """ε at δ = 0 where it is finite: the largest losses add up (Laplace only, here)."""
-    if all(isinstance(event, Laplace) for event, _ in steps.counts):
-        return math.fsum(count / event.noise_multiplier for event, count in steps.counts if isinstance(event, Laplace))
-    return None
+def _with_truncation(
+    choices: tuple[Event, ...],
+    delta: float,
+    truncated: float,
+    relation: NeighboringRelation,
+    chosen: Accountant | None,
+) -> Interval:
+    """The smallest ε with δ(ε) + β(1 + e^ε) ≤ δ: each side's law moved by at most β in total variation."""
+    label = ""
+
+    def curve(epsilon: float) -> tuple[float, float]:
+        nonlocal label
+        answers = [_delta(choice, epsilon, relation, chosen) for choice in choices]
+        label = answers[0].accountant
+        more = truncated * (1 + math.exp(min(epsilon, 700.0)))
+        return 0.0, max(one.upper for one in answers) + more
+
+    start = (
+        max(_epsilon(choice, delta - 2 * truncated, relation, chosen).upper for choice in choices)
+        if (delta > 2 * truncated)
+        else math.inf
+    )
+    if math.isinf(start) or truncated * (1 + math.exp(min(start, 700.0))) >= delta:
+        raise AccountingError(
+            f"the probability that a batch is truncated must be far below δ, got {truncated:.2g}. "
+            "Raise the largest batch size."
+        )
+    # ε grows by less than a factor: look only just above the untruncated answer, where the curve is steep.
+    upper = invert(curve, delta, tolerance=1e-7)[1]
+    return Interval(lower=0.0, upper=upper, accountant=label)
 
 
-def _may_be_pure(steps: Steps) -> bool:
-    """Whether no Gaussian takes part, so that ε at δ = 0 may be finite after all."""
-    return not any("gaussian" in repr(event).lower() for event, _ in steps.counts)
+def _pure(steps: Steps, label: str) -> Interval:
+    """ε at δ = 0: the largest losses add up; infinite as soon as one step's loss is unbounded."""
+    total = 0.0
+    for event, count in steps.counts:
+        match event:
+            case Laplace():
+                total += count / event.noise_multiplier
+            case DiscreteLaplace():
+                total += count * event.sensitivity / event.scale
+            case PureDP() | RandomizedResponse() | BoundedRange():
+                total += count * event.epsilon
+            case _ if _is_unbounded(event):
+                return Interval(lower=0.0 if steps.loose else math.inf, upper=math.inf, accountant=label)
+            case _:
+                return Interval(lower=0.0, upper=math.inf, accountant=label)
+    loose = steps.loose or any(isinstance(event, BoundedRange) for event, _ in steps.counts)
+    return Interval(lower=0.0 if loose else total * (1 - 1e-14), upper=total * (1 + 1e-14), accountant=label)
+
+
+def _is_unbounded(event: Event) -> bool:
+    """Whether the loss is certainly unbounded: Gaussian noise takes part."""
+    inner = getattr(event, "event", event)
+    return "Gaussian" in type(inner).__name__

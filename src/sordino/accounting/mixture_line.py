@@ -43,6 +43,7 @@ class MixtureTransform:
     """K(s) of one direction of one step with Gaussian-mixture pair."""
 
     pair: MixturePair
+    decays: bool = True
 
     @property
     def largest_loss(self) -> float:

@@ -58,6 +58,11 @@ class Mixture:
         return max((0.0, *(part.shift for part in self.parts)))
 
     @property
+    def certain(self) -> bool:
+        """Whether nothing stays at the origin, so that a single component is a plain Gaussian."""
+        return len(self.parts) == 1 and self.parts[0].weight == 1
+
+    @property
     def spread(self) -> float:
         """Distance between the extreme shifts."""
         return self.highest - self.lowest

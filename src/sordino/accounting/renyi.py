@@ -104,22 +104,23 @@ class Renyi:
     """
 
     name: str = "rdp"
+    automatic: bool = True
 
     def supports(self, event: Event, relation: NeighboringRelation) -> bool:
         """Every event whose loss has a moment generating function here."""
         try:
-            return bool(directions(flatten(event), relation))
+            return bool(directions(flatten(event, relation), relation))
         except UnsupportedEvent:
             return False
 
     def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
         """The best conversion over all orders, worse direction."""
-        upper = max(_epsilon(steps, delta) for steps in directions(flatten(event), relation))
+        upper = max(_epsilon(steps, delta) for steps in directions(flatten(event, relation), relation))
         return Interval(lower=0.0, upper=upper, accountant=self.name)
 
     def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
         """The best Chernoff bound over all orders, worse direction."""
-        upper = max(_delta(steps, epsilon) for steps in directions(flatten(event), relation))
+        upper = max(_delta(steps, epsilon) for steps in directions(flatten(event, relation), relation))
         return Interval(lower=0.0, upper=upper, accountant=self.name)
 
 
@@ -140,7 +141,7 @@ def renyi_divergence(
         from sordino.errors import InvalidArgument
 
         raise InvalidArgument(f"order must be > 1, got {order!r}. Order 1 is the Kullback–Leibler divergence.")
-    flat = flatten(event)
+    flat = flatten(event, relation)
     if flat.unprotected:
         return math.inf
     if flat.empty:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sordino.accounting.mixtures import FloatArray
 
-__all__ = ["ComplexArray", "GaussianTransform", "LaplaceTransform", "Line", "Moments", "Transform", "TwoPointTransform"]
+__all__ = ["ComplexArray", "GaussianTransform", "LaplaceTransform", "Line", "Moments", "Transform"]
 
 ComplexArray = NDArray[np.complex128]
 
@@ -65,6 +65,11 @@ class Transform(Protocol):
         """The essential supremum of the loss, ∞ when it is unbounded."""
         ...
 
+    @property
+    def decays(self) -> bool:
+        """Whether the characteristic function of the loss tends to 0: no atoms."""
+        ...
+
     def moments(self, lam: float, *, certified: bool = True) -> Moments:
         """K(λ), K'(λ), K''(λ) at a real λ > 0; `certified` = False may skip the bound on K's error."""
         ...
@@ -80,6 +85,7 @@ class GaussianTransform:
 
     mu: float
     largest_loss: float = math.inf
+    decays: bool = True
 
     def moments(self, lam: float, *, certified: bool = True) -> Moments:  # noqa: ARG002
         """Exact up to rounding."""
@@ -119,6 +125,7 @@ class LaplaceTransform:
     """
 
     scale: float
+    decays: bool = False
 
     @property
     def largest_loss(self) -> float:
@@ -189,62 +196,4 @@ class LaplaceLine:
 
     def decay(self) -> Callable[[float], float]:
         """The atoms do not decay: |φ| ≤ 1 is all that is claimed."""
-        return _no_decay
-
-
-@dataclass(frozen=True, kw_only=True)
-class TwoPointTransform:
-    """Randomised response, the dominating pair of every ε₀-private mechanism: L = ±ε₀.
-
-    P(L = ε₀) = e^{ε₀}/(1 + e^{ε₀}) (Kairouz, Oh and Viswanath 2015, theorem 3.3 with δ = 0).
-    """
-
-    epsilon: float
-
-    @property
-    def largest_loss(self) -> float:
-        """ε₀."""
-        return self.epsilon
-
-    def _share(self, lam: float) -> float:
-        """Tilted probability of the lower atom."""
-        ratio = math.exp(-(2 * lam + 1) * self.epsilon)
-        return ratio / (1 + ratio)
-
-    def moments(self, lam: float, *, certified: bool = True) -> Moments:  # noqa: ARG002
-        """Exact up to rounding."""
-        low = self._share(lam)
-        base = math.log1p(math.exp(-self.epsilon))
-        log_mgf = lam * self.epsilon + math.log1p(math.exp(-(2 * lam + 1) * self.epsilon)) - base
-        return Moments(
-            log_mgf=max(0.0, log_mgf),
-            error=UNIT_ROUNDOFF * (8 * lam * self.epsilon + 16),
-            mean=self.epsilon * (1 - 2 * low),
-            variance=4 * self.epsilon**2 * low * (1 - low),
-        )
-
-    def line(self, lam: float, largest_u: float, tolerance: float) -> "TwoPointLine":  # noqa: ARG002
-        """Two atoms."""
-        return TwoPointLine(moments=self.moments(lam), epsilon=self.epsilon, low=self._share(lam))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TwoPointLine:
-    """φ_c(u) of two atoms ±ε₀, around their mean."""
-
-    moments: Moments
-    epsilon: float
-    low: float
-    size: int = 1
-
-    def characteristic(self, u: FloatArray) -> tuple[ComplexArray, FloatArray]:
-        """Exact up to rounding."""
-        mean = self.moments.mean
-        phi = (1 - self.low) * np.exp(1j * u * (self.epsilon - mean)) + self.low * np.exp(
-            -1j * u * (self.epsilon + mean)
-        )
-        return np.log(phi), UNIT_ROUNDOFF * (32 + 8 * u * self.epsilon)
-
-    def decay(self) -> Callable[[float], float]:
-        """Atoms do not decay."""
         return _no_decay

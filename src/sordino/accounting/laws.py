@@ -1,0 +1,331 @@
+"""Distributions of one step's privacy loss, as masses of loss intervals under P and Q (floor 1).
+
+The PLD accountant needs, for each direction of each step, P(L > l) and Q(L > l) and their complements, with full
+relative accuracy in both tails. `infinite` is the probability under P of an outcome impossible under Q.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from sordino.accounting.mixtures import FloatArray, Mixture, MixturePair
+
+__all__ = [
+    "AtomicLaw",
+    "FusedLaw",
+    "LaplaceLaw",
+    "Law",
+    "MixtureLaw",
+    "SampledLaw",
+    "approximate_law",
+    "randomized_response_law",
+]
+
+
+class Law(Protocol):
+    """The privacy loss L = log(P/Q) of one step."""
+
+    @property
+    def infinite(self) -> float:
+        """P(L = ∞)."""
+        ...
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """Losses outside have probability below 1e-40 under P and (weighted by e^{−L}) under Q."""
+        ...
+
+    @property
+    def atoms(self) -> tuple[float, ...]:
+        """Losses that have positive probability, where a lattice should have points."""
+        ...
+
+    def upper(self, loss: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """P(l < L < ∞) and Q(L > l)."""
+        ...
+
+    def lower(self, loss: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """P(L ≤ l) and Q(L ≤ l)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtomicLaw:
+    """Finitely many losses, ascending; Q's masses are e^{−L} times P's."""
+
+    losses: tuple[float, ...]
+    masses: tuple[float, ...]
+    infinite: float = 0.0
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The extreme losses."""
+        return self.losses[0], self.losses[-1]
+
+    @property
+    def atoms(self) -> tuple[float, ...]:
+        """All losses."""
+        return self.losses
+
+    def _cumulative(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        losses = np.array(self.losses)
+        p = np.array(self.masses)
+        return losses, p, p * np.exp(-losses)
+
+    def upper(self, loss: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Sums from the right."""
+        losses, p, q = self._cumulative()
+        index = np.searchsorted(losses, loss, side="right")
+        from_right = [np.append(np.cumsum(x[::-1])[::-1], 0.0) for x in (p, q)]
+        return from_right[0][index], from_right[1][index]
+
+    def lower(self, loss: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Sums from the left."""
+        losses, p, q = self._cumulative()
+        index = np.searchsorted(losses, loss, side="right")
+        from_left = [np.append(0.0, np.cumsum(x)) for x in (p, q)]
+        return from_left[0][index], from_left[1][index]
+
+
+def randomized_response_law(epsilon: float, categories: int = 2) -> AtomicLaw:
+    """k-ary randomised response; two categories dominate every ε-private mechanism (Kairouz et al. 2015)."""
+    total = 1 + (categories - 1) * math.exp(-epsilon)
+    high, low = 1 / total, math.exp(-epsilon) / total
+    if categories == 2:
+        return AtomicLaw(losses=(-epsilon, epsilon), masses=(low, high))
+    return AtomicLaw(losses=(-epsilon, 0.0, epsilon), masses=(low, (categories - 2) * low, high))
+
+
+def approximate_law(epsilon: float, delta: float) -> AtomicLaw:
+    """The dominating pair of every (ε, δ)-private mechanism (Kairouz, Oh and Viswanath 2015, theorem 3.3)."""
+    total = 1 + math.exp(-epsilon)
+    low, high = (1 - delta) * math.exp(-epsilon) / total, (1 - delta) / total
+    if epsilon == 0:
+        return AtomicLaw(losses=(0.0,), masses=(1 - delta,), infinite=delta)
+    return AtomicLaw(losses=(-epsilon, epsilon), masses=(low, high), infinite=delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceLaw:
+    """Laplace noise of scale b: atoms at ±1/b and P(L ≤ l) = ½ e^{(l − 1/b)/2} between; Q mirrors P."""
+
+    scale: float
+    infinite: float = 0.0
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """±1/b."""
+        return -1 / self.scale, 1 / self.scale
+
+    @property
+    def atoms(self) -> tuple[float, ...]:
+        """±1/b."""
+        return self.support
+
+    def _p_lower(self, loss: FloatArray) -> FloatArray:
+        top = 1 / self.scale
+        inner = 0.5 * np.exp((np.minimum(loss, top) - top) / 2)
+        return np.where(loss < -top, 0.0, np.where(loss >= top, 1.0, inner))
+
+    def _p_upper(self, loss: FloatArray) -> FloatArray:
+        top = 1 / self.scale
+        inner = 0.5 - 0.5 * np.expm1((np.minimum(loss, top) - top) / 2)
+        return np.where(loss < -top, 1.0, np.where(loss >= top, 0.0, inner))
+
+    def upper(self, loss: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Q(L > l) = P(L < −l); strict or not differs only at the atoms."""
+        top = 1 / self.scale
+        q = np.where(loss < -top, 1.0, np.where(loss >= top, 0.0, 0.5 * np.exp((-np.maximum(loss, -top) - top) / 2)))
+        return self._p_upper(loss), q
+
+    def lower(self, loss: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Q(L ≤ l) = P(L ≥ −l)."""
+        top = 1 / self.scale
+        inner = 0.5 - 0.5 * np.expm1((-np.maximum(loss, -top) - top) / 2)
+        q = np.where(loss < -top, 0.0, np.where(loss >= top, 1.0, inner))
+        return self._p_lower(loss), q
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureLaw:
+    """A Gaussian-mixture pair: the loss is monotone in y, so that intervals of loss are intervals of y."""
+
+    pair: MixturePair
+    infinite: float = 0.0
+
+    @property
+    def atoms(self) -> tuple[float, ...]:
+        """None: the loss has a density."""
+        return ()
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The losses of y within 14 standard deviations of all components."""
+        low = min(self.pair.upper.lowest, self.pair.lower.lowest) - 14.0
+        high = max(self.pair.upper.highest, self.pair.lower.highest) + 14.0
+        ends = self._loss(np.array([low, high]))
+        return float(ends.min()), float(ends.max())
+
+    def _loss(self, y: FloatArray) -> FloatArray:
+        return self.pair.upper.log_density(y) - self.pair.lower.log_density(y)
+
+    def _position(self, loss: FloatArray) -> FloatArray:
+        """Y at which the loss is l, ±∞ outside the range of the loss."""
+        sign = 1.0 if self.pair.rises else -1.0
+        shifts = (*self.pair.upper.parts, *self.pair.lower.parts)
+        if len(shifts) == 1:
+            return self._closed_position(loss, shifts[0].weight, shifts[0].shift)
+        reach = max(self.pair.upper.highest, self.pair.lower.highest, 0.0) - min(
+            self.pair.upper.lowest, self.pair.lower.lowest, 0.0
+        )
+        table = np.linspace(-60.0 - reach, 60.0 + reach, 1 << 14)
+        values = sign * self._loss(table)
+        cell = np.searchsorted(values, sign * loss)
+        low, high = table[np.maximum(cell - 1, 0)], table[np.minimum(cell, table.size - 1)]
+        for _ in range(44):
+            middle = (low + high) / 2
+            below = sign * (self._loss(middle) - loss) < 0
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        position = np.where(cell == 0, -np.inf, (low + high) / 2)
+        return np.where(cell == table.size, np.inf, position)
+
+    def _closed_position(self, loss: FloatArray, weight: float, shift: float) -> FloatArray:
+        """One component: |L| = log(1 − w + w e^t) with t = m y − m²/2, so t = log(1 + (e^{|L|} − 1)/w)."""
+        sign = 1.0 if self.pair.upper.parts else -1.0
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            large = sign * loss > 600
+            ratio = np.expm1(np.where(large, 0.0, sign * loss)) / weight
+            exponent = np.where(ratio > -1, np.log1p(np.maximum(ratio, -1.0)), -np.inf)
+            exponent = np.where(large, sign * loss - math.log(weight), exponent)
+        return (exponent + shift * shift / 2) / shift
+
+    def _mass(self, mixture: Mixture, y: FloatArray, right: bool) -> FloatArray:
+        from scipy.special import ndtr
+
+        sign = -1.0 if right else 1.0
+        rest = max(0.0, 1 - math.fsum(part.weight for part in mixture.parts))
+        total = rest * ndtr(sign * y)
+        for part in mixture.parts:
+            total = total + part.weight * ndtr(sign * (y - part.shift))
+        return np.asarray(total)
+
+    def upper(self, loss: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Mass on the side of y where losses are larger."""
+        y = self._position(loss)
+        return self._mass(self.pair.upper, y, self.pair.rises), self._mass(self.pair.lower, y, self.pair.rises)
+
+    def lower(self, loss: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Mass on the side of y where losses are smaller."""
+        y = self._position(loss)
+        rises = self.pair.rises
+        return self._mass(self.pair.upper, y, not rises), self._mass(self.pair.lower, y, not rises)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledLaw:
+    """A Poisson sample before a step with law ℓ of (P₀, Q₀) (Zhu, Dong and Wang 2022, theorem 11).
+
+    removing: P = (1−q)Q₀ + qP₀, Q = Q₀, L = log(1−q+q e^ℓ)
+    adding:   P = P₀, Q = (1−q)P₀ + qQ₀, L = −log(1−q+q e^{−ℓ}), with (P₀, Q₀) the pair of adding.
+    """
+
+    base: Law
+    sample_rate: float
+    removing: bool
+
+    @property
+    def infinite(self) -> float:
+        """Removing keeps q of it; adding hides it behind P₀'s share in Q."""
+        return self.sample_rate * self.base.infinite if self.removing else 0.0
+
+    def _forward(self, loss: float) -> float:
+        sign = 1.0 if self.removing else -1.0
+        inner = sign * loss
+        if inner > 700:
+            return sign * (inner + math.log(self.sample_rate))
+        return sign * math.log1p(self.sample_rate * math.expm1(inner))
+
+    def _backward(self, loss: FloatArray) -> FloatArray:
+        """ℓ at which the sampled loss is l; ±∞ when l is beyond its range."""
+        sign = 1.0 if self.removing else -1.0
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratio = np.expm1(np.minimum(sign * loss, 700.0)) / self.sample_rate
+            inner = np.where(ratio > -1, np.log1p(np.maximum(ratio, -1.0)), -np.inf)
+        return sign * inner
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The base's ends, carried over; the top of adding is its bound −log(1−q) when P₀ has infinite losses."""
+        low, high = self.base.support
+        top = self._forward(high)
+        if not self.removing and self.base.infinite > 0:
+            top = -math.log1p(-self.sample_rate) if self.sample_rate < 1 else math.inf
+        return self._forward(low), top
+
+    @property
+    def atoms(self) -> tuple[float, ...]:
+        """The base's atoms, carried over."""
+        carried = tuple(self._forward(atom) for atom in self.base.atoms)
+        return carried if self.removing or self.base.infinite == 0 else (*carried, self.support[1])
+
+    def _mix(self, pair: tuple[FloatArray, FloatArray], extra: FloatArray | float) -> tuple[FloatArray, FloatArray]:
+        p, q = pair
+        rate = self.sample_rate
+        if self.removing:
+            return (1 - rate) * q + rate * p, q
+        return p + extra, (1 - rate) * (p + extra) + rate * q
+
+    def upper(self, loss: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Masses above, the base's infinite losses included when adding."""
+        top = self.support[1]
+        extra = np.where(loss < top, self.base.infinite, 0.0) if not self.removing else 0.0
+        return self._mix(self.base.upper(self._backward(loss)), extra)
+
+    def lower(self, loss: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Masses below or equal."""
+        top = self.support[1]
+        extra = np.where(loss >= top, self.base.infinite, 0.0) if not self.removing else 0.0
+        return self._mix(self.base.lower(self._backward(loss)), extra)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedLaw:
+    """The dominating pair whose curve is the larger of removing's and adding's at every ε, negative ones included.
+
+    When each step may be of either kind, as under fixed-size sampling with replace-one, positive losses come
+    from `positive`, negative ones from `negative`, and what is left is no loss (Zhu, Dong and Wang 2022, theorem 11).
+    """
+
+    positive: Law
+    negative: Law
+
+    @property
+    def infinite(self) -> float:
+        """That of the positive part."""
+        return self.positive.infinite
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """From the negative part's bottom to the positive part's top."""
+        return self.negative.support[0], self.positive.support[1]
+
+    @property
+    def atoms(self) -> tuple[float, ...]:
+        """Zero, and the atoms of both parts."""
+        return (0.0, *(a for a in self.negative.atoms if a < 0), *(a for a in self.positive.atoms if a > 0))
+
+    def upper(self, loss: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The positive part's masses above zero, complements of the negative part's below."""
+        above = self.positive.upper(np.maximum(loss, 0.0))
+        below = self.negative.lower(np.minimum(loss, 0.0))
+        inside = 1 - self.infinite
+        return np.where(loss >= 0, above[0], inside - below[0]), np.where(loss >= 0, above[1], 1 - below[1])
+
+    def lower(self, loss: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The negative part's masses below zero, complements of the positive part's above."""
+        above = self.positive.upper(np.maximum(loss, 0.0))
+        below = self.negative.lower(np.minimum(loss, 0.0))
+        inside = 1 - self.infinite
+        return np.where(loss >= 0, inside - above[0], below[0]), np.where(loss >= 0, 1 - above[1], below[1])

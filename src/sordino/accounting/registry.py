@@ -1,0 +1,17 @@
+"""The accountants by name (floor 1), in the order in which ``auto`` asks them."""
+
+from sordino import checks
+from sordino.accounting.accountant import Accountant
+from sordino.accounting.accountants import ClosedForm, Contour
+from sordino.accounting.pld import Pld
+from sordino.accounting.renyi import Renyi
+
+__all__ = ["ACCOUNTANTS", "accountant_named"]
+
+ACCOUNTANTS: tuple[Accountant, ...] = (ClosedForm(), Contour(), Pld(), Renyi())
+
+
+def accountant_named(name: str) -> Accountant:
+    """The accountant with this name."""
+    checks.one_of([known.name for known in ACCOUNTANTS], accountant=name)
+    return next(known for known in ACCOUNTANTS if known.name == name)
