@@ -22,6 +22,8 @@ _HOW_TO_DECLARE = "Pass the loss to make_private as criterion=, a function of (o
 # How far up the stack a gradient scaler's own frame is from the multiplication it makes.
 _SCALER_DEPTH = 8
 _READS = frozenset({"item", "__float__", "__int__", "__index__"})
+# What torch does in another way, or not at all, for subclasses.
+_OF_PLAIN_TENSORS = frozenset({"__format__", "__repr__", "__reduce_ex__", "__deepcopy__"})
 _ARITHMETIC = frozenset(
     f"{before}{name}{after}"
     for name in ("div", "truediv", "true_divide", "divide", "mul", "multiply", "floordiv")
@@ -271,6 +273,8 @@ class TapedTensor(Tensor):
             args[0].tape.before_backward(args[0])
         elif getattr(func, "__name__", "") in {"mul", "__mul__"}:
             _refuse_scaler()
+        if getattr(func, "__name__", "") in _OF_PLAIN_TENSORS:
+            return func(*(plain(arg) if isinstance(arg, Tensor) else arg for arg in args), **kwargs)
         with _not_noting():
             result = func(*args, **kwargs)
         open_tapes = [tape for tape in tapes if tape.is_open]
