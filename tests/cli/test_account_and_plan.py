@@ -1,8 +1,8 @@
 import json
 import math
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 from typer.testing import CliRunner
@@ -177,6 +177,8 @@ def test_plan_for_people_states_noise_and_epsilon():
         ["account", *EXAMPLE, "--json"],
         ["plan", "--epsilon", "1", "--delta", "1e-5", "--sample-rate", "0.01", "--steps", "1000"],
         ["--help"],
+        ["train", "--help"],
+        ["demo", "--help"],
         ["data", "list"],
         ["--version"],
     ],
@@ -190,16 +192,12 @@ def test_light_commands_end_within_a_second_and_leave_torch_alone(arguments):
         "from sordino.cli import main\n"
         "main()"
     )
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
-        seconds.append(time.perf_counter() - began)
-        assert done.stderr.strip() == "False False"
-        if seconds[-1] < 1:
-            break
-    # The best of three: the machine may be busy with other work.
-    assert seconds[-1] < 1
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.stderr.strip() == "False False"
+    # Processor time, not the clock: the machine may be busy with other work.
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1
 
 
 def test_the_module_runs_as_the_command_does():

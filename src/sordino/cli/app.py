@@ -9,9 +9,11 @@ from typer.core import TyperGroup
 
 from sordino.cli.account import account
 from sordino.cli.data import data
+from sordino.cli.demo import demo
 from sordino.cli.output import print_error
 from sordino.cli.plan import plan
 from sordino.cli.report import report
+from sordino.cli.train import train
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, SordinoError
 
 __all__ = ["app", "exit_code", "main"]
@@ -82,6 +84,8 @@ def options(
     """Differentially private machine learning on PyTorch."""
 
 
+app.command()(demo)
+app.command()(train)
 app.command()(plan)
 app.command()(account)
 app.command()(report)

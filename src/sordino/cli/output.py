@@ -33,12 +33,17 @@ class Output:
     """Where a command's words go.
 
     Args:
-        as_json: stdout is kept for the one JSON document; `console` then writes to stderr.
+        as_json: stdout is kept for the one JSON document; everything else then goes to stderr.
     """
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = Console(stderr=as_json, highlight=False, soft_wrap=False)
+        self.console = Console(stderr=as_json, highlight=False)
+        self.stderr = Console(stderr=True, highlight=False)
+
+    def say(self, text: RenderableType) -> None:
+        """Print what is about to happen."""
+        self.console.print(Padding(text, (1, 2)))
 
     def finish(self, document: Mapping[str, object], *page: RenderableType) -> None:
         """Print the document, or the page, as the last thing of a command."""

@@ -64,7 +64,7 @@ def plan(
         ("unit", unit.words),
         ("neighbours", relation.words),
         ("sampler", str(document["sampler"])),
-        ("accountant", str(document["accountant"])),
+        ("accountant", str(document["accountant"]).replace("_", " ")),
     ]
     if records is not None:
         rows.append(("public", "the number of records"))

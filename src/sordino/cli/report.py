@@ -31,7 +31,7 @@ def report(
         ("unit", guarantee.unit.words),
         ("neighbours", guarantee.relation.words),
         ("sampler", guarantee.sampler),
-        ("accountant", guarantee.accountant),
+        ("accountant", guarantee.accountant.replace("_", " ")),
         ("page", str(written.page)),
         ("picture", str(written.picture)),
     ]

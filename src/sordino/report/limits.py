@@ -89,6 +89,8 @@ def not_covered(
 ) -> tuple[Remark, ...]:
     """What the guarantee does not cover, the most weighty first."""
     unit = guarantee.unit.value
+    tuned = " The recipe was chosen with a view to them: expect a little less elsewhere."
+    tuned = tuned if meta.get("tuned_on_these_data") else ""
     remarks: list[Remark] = []
     if not guarantee.is_private:
         remarks.append(
@@ -112,7 +114,7 @@ def not_covered(
     remarks.append(
         Remark(
             title="The test records",
-            text="Accuracy was measured on them without noise. They are public, and ε says nothing about them."
+            text=f"Accuracy was measured on them without noise. They are public, and ε says nothing about them.{tuned}"
             if measured
             else "None were measured for this report. Measuring on private records would be a release of its own.",
         )

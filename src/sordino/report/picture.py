@@ -59,7 +59,7 @@ def draw(report: Report, path: Path) -> None:
         )
         terms = (
             f"unit {guarantee.unit.words}   ·   neighbours {guarantee.relation.words}   ·   {guarantee.sampler}   ·   "
-            f"accountant {guarantee.accountant}"
+            f"accountant {guarantee.accountant.replace('_', ' ')}"
         )
         figure.text(_EDGE, 0.725, terms, fontsize=14, color=_SOFT)
         if report.not_for_release:

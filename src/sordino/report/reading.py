@@ -152,7 +152,7 @@ def _show(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e12 else f"{value:.6g}"
     if isinstance(value, int):
         return f"{value:,}"
     return str(value).replace("_", " ") if value in set(NeighboringRelation) else str(value)

@@ -1,0 +1,246 @@
+"""What `demo` and `train` share: a run folder, a private training into it, its files, and the page at the end."""
+
+import contextlib
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sordino.cli.output import facts, finite, heading
+from sordino.definitions import Guarantee, round_up
+from sordino.runs import Metric, RunFolder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sordino.data import DataSet
+    from sordino.randomness import Randomness
+    from sordino.recipes import Recipe
+    from sordino.training.trainer import FitResult
+
+__all__ = ["Job", "Outcome", "default_delta", "page", "perform", "run_folder"]
+
+_TUNED_ON = ("adult", "mnist", "fashion-mnist")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training as a command asks for it.
+
+    Args:
+        dataset: what is trained on; `dataset.public` decides what may be measured.
+        test_is_public: whether accuracy on `dataset.test` may be measured.
+        recipe: model, plan and optimizer.
+        target_epsilon: the goal.
+        by_hand: names of settings that were given by hand.
+        randomness: fresh.
+        folder: where the run goes.
+    """
+
+    dataset: "DataSet"
+    test_is_public: bool
+    recipe: "Recipe"
+    target_epsilon: float
+    by_hand: tuple[str, ...]
+    randomness: "Randomness"
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came out of a job: everything a command prints."""
+
+    run: RunFolder
+    guarantee: Guarantee
+    metrics: Mapping[str, Metric]
+    steps: int
+    interrupted: bool
+
+    def to_dict(self) -> dict[str, object]:
+        """The outcome as JSON types."""
+        guarantee, path = self.guarantee, self.run.path
+        return {
+            "epsilon": finite(guarantee.epsilon),
+            "delta": guarantee.delta,
+            "unit": guarantee.unit.value,
+            "relation": guarantee.relation.value,
+            "sampler": guarantee.sampler,
+            "accountant": guarantee.accountant,
+            "caveats": list(guarantee.caveats),
+            "sentence": guarantee.sentence(),
+            "steps": self.steps,
+            "interrupted": self.interrupted,
+            "metrics": {name: metric.value for name, metric in self.metrics.items() if metric.public},
+            "run": str(path),
+            "model": str(path / "model.safetensors"),
+            "report": str(path / "report.html"),
+            "picture": str(path / "report.png"),
+        }
+
+
+def run_folder(name: str, out: Path | None) -> Path:
+    """`out`, or the first unused ``runs/NAME-DATE-NUMBER``."""
+    if out is not None:
+        return out
+    stem, number = f"{name}-{datetime.now():%Y-%m-%d}", 1
+    while (path := Path("runs") / f"{stem}-{number}").exists():
+        number += 1
+    return path
+
+
+def default_delta(population: int) -> float:
+    """1e-5, or for large data sets the largest power of ten that stays below 2/3 of 1 / population.
+
+    Example:
+        >>> default_delta(30_162), default_delta(2_000_000)
+        (1e-05, 1e-07)
+    """
+    return min(1e-5, float(f"1e-{len(str(3 * population // 2))}"))
+
+
+def perform(job: Job, console: Console) -> Outcome:
+    """Train, and leave a complete run folder.
+
+    Guarantee: `Outcome.guarantee`. Nothing is measured on records that are not declared public. A failure before the
+    first step leaves no folder; a later one leaves the folder with all that was charged.
+    """
+    from sordino.recipes import train
+    from sordino.report import write
+
+    plan = job.recipe.plan
+    run = RunFolder.create(job.folder, plan=plan.to_json(), meta=_meta(job))
+    try:
+        # Whatever a model or a progress line prints belongs on stderr: stdout is for the command's own last word.
+        with contextlib.redirect_stdout(sys.stderr), _seeded(job.randomness):
+            result = train(job.dataset, job.recipe, transcript=run, progress=True, randomness=job.randomness)
+    except BaseException:
+        run.close()
+        if not any(run):
+            shutil.rmtree(run.path)
+        raise
+    run.save_model(result.model.state_dict())
+    run.close()
+    run.write_guarantee(result.guarantee)
+    with console.status("measuring and writing the report"):
+        metrics = _metrics(job, result.model)
+        run.write_metrics(metrics)
+        write(run)
+    return _outcome(run, result, metrics)
+
+
+def page(outcome: Outcome) -> tuple[RenderableType, ...]:
+    """The outcome for people."""
+    guarantee, path = outcome.guarantee, outcome.run.path
+    rows = [
+        ("unit", guarantee.unit.words),
+        ("neighbours", guarantee.relation.words),
+        ("sampler", guarantee.sampler),
+        ("accountant", guarantee.accountant.replace("_", " ")),
+        *(("caveat", caveat) for caveat in guarantee.caveats),
+    ]
+    if outcome.interrupted:
+        rows.append(("interrupted", f"after {outcome.steps:,} steps; what was charged stays charged"))
+    claim = f"(ε = {round_up(guarantee.epsilon)}, δ = {guarantee.delta:g})"
+    claim += "-differentially private" if guarantee.is_private else ": NOT private"
+    blocks: list[RenderableType] = [heading(claim), facts(rows)]
+    if outcome.metrics:
+        blocks += [Text(), _accuracies(outcome.metrics)]
+    files = [("model", "model.safetensors"), ("report", "report.html"), ("picture", "report.png")]
+    where = facts([(name, str(path / file)) for name, file in files])
+    return (*blocks, Text(), where)
+
+
+def _accuracies(metrics: Mapping[str, Metric]) -> RenderableType:
+    names = {
+        "test_accuracy": "test accuracy, private",
+        "twin_test_accuracy": "its twin, not private",
+        "majority_accuracy": "the commonest label",
+    }
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for name, words in names.items():
+        if name in metrics:
+            own = name == "test_accuracy"
+            bar = Text("━" * round(40 * metrics[name].value), style="cyan" if own else "bright_black")
+            table.add_row(words, Text(f"{100 * metrics[name].value:.1f} %", style="bold" if own else ""), bar)
+    return table
+
+
+def _outcome(run: RunFolder, result: "FitResult", metrics: Mapping[str, Metric]) -> Outcome:
+    return Outcome(
+        run=run, guarantee=result.guarantee, metrics=metrics, steps=result.steps, interrupted=result.interrupted
+    )
+
+
+def _metrics(job: Job, model: "nn.Module") -> dict[str, Metric]:
+    """What may be shown: the private model on public test records; the twin only when all records are public."""
+    from sordino.recipes import accuracy, non_private_twin
+
+    test = job.dataset.test
+    if test is None or not len(test) or not job.test_is_public:
+        return {}
+    labels = test.labels.tolist()
+    found = {
+        "test_accuracy": Metric(value=accuracy(model, test), public=True, what="private model, public test records")
+    }
+    if job.dataset.public:
+        twin = non_private_twin(job.dataset, job.recipe)
+        found["twin_test_accuracy"] = Metric(
+            value=accuracy(twin, test), public=True, what="non-private twin, public data"
+        )
+    most = max(labels.count(label) for label in set(labels)) / len(labels)
+    found["majority_accuracy"] = Metric(value=most, public=True, what="share of the commonest public test label")
+    return found
+
+
+def _meta(job: Job) -> dict[str, object]:
+    """Public facts about the run. No path of this machine is among them."""
+    dataset, recipe = job.dataset, job.recipe
+    settings = "The settings come from a recipe that was fixed beforehand on public data sets"
+    if job.by_hand:
+        settings += f", except for those given by hand: {', '.join(job.by_hand)}"
+    return {
+        "target_epsilon": job.target_epsilon,
+        "reproducible": job.randomness.reproducible,
+        "settings": settings,
+        "tuned_on_these_data": dataset.public and dataset.name in _TUNED_ON,
+        "data": {
+            "name": dataset.name,
+            "records": len(dataset.train) if recipe.plan.dataset_size_is_public else None,
+            "labels": len(dataset.labels),
+            "source": dataset.source if dataset.public else "not public",
+            "licence": dataset.licence,
+            "public": dataset.public,
+        },
+        "training": {
+            "model": recipe.model,
+            "optimizer": f"SGD, momentum {recipe.momentum:g}",
+            "learning_rate": recipe.learning_rate,
+            "averaging": re.sub(r"(?<!^)(?=[A-Z])", " ", type(recipe.averaging).__name__).lower()
+            if recipe.averaging
+            else None,
+        },
+    }
+
+
+@contextlib.contextmanager
+def _seeded(randomness: "Randomness") -> Iterator[None]:
+    """Initial weights come from torch's generator; a repeatable run repeats them too."""
+    import torch
+
+    if not randomness.reproducible or randomness.seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(randomness.seed % 2**63)
+        yield

@@ -1,0 +1,159 @@
+"""`sordino train DATA`: a private model from a named data set or from a file of the user's own."""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+from rich.text import Text
+
+from sordino import checks
+from sordino.cli.output import JsonOption, Output
+from sordino.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from sordino.recipes import ModelFactory, Recipe
+    from sordino.training.plan import Plan
+
+__all__ = ["train"]
+
+
+def train(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A name from `sordino data list`, or a file.")],
+    epsilon: Annotated[float, typer.Option(help="The target: ε is never above it.")],
+    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="δ, below 1 / number of records; 1e-5 or less if not given.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="logistic, mlp, cnn, or module:factory of your own.")] = "logistic",
+    schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
+    public_schema_from: Annotated[
+        Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
+    ] = None,
+    test: Annotated[
+        Path | None, typer.Option(help="A PUBLIC file of the same form: the private model's accuracy on it is shown.")
+    ] = None,
+    data_is_public: Annotated[
+        bool, typer.Option("--data-is-public", help="Declare your file public: a non-private twin may be trained.")
+    ] = False,
+    steps: Annotated[int | None, typer.Option(help="Number of steps, instead of the recipe's.")] = None,
+    batch_size: Annotated[float | None, typer.Option(help="Expected batch size, instead of the recipe's.")] = None,
+    max_grad_norm: Annotated[float | None, typer.Option(help="Clipping norm, instead of the recipe's.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Learning rate, instead of the recipe's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")] = None,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Allow a chosen seed; the run is marked not for release.")
+    ] = False,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="The run folder; runs/NAME-DATE-NUMBER if not given.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a private model. Nothing is measured on records that you don't declare public."""
+    checks.positive(epsilon=epsilon)
+    if delta is not None:
+        checks.probability(zero=False, one=False, delta=delta)
+    from sordino.cli.running import Job, default_delta, page, perform, run_folder
+    from sordino.data import load
+    from sordino.randomness import Randomness
+
+    out = Output(as_json=as_json)
+    randomness = Randomness(seed=seed, reproducible=reproducible)
+    dataset = load(data, target=target, schema=schema, public_schema_from=public_schema_from, test=test)
+    if data_is_public:
+        dataset = replace(dataset, public=True)
+    # Torch takes seconds to import: only now, when nothing is missing.
+    from sordino.recipes import recommend
+
+    recipe = recommend(
+        _model(model),
+        shape=dataset.train.record_shape,
+        classes=len(dataset.labels),
+        population=len(dataset.train),
+        target_epsilon=epsilon,
+        delta=default_delta(len(dataset.train)) if delta is None else delta,
+        steps=steps,
+    )
+    recipe = _by_hand(recipe, len(dataset.train), epsilon, batch_size, max_grad_norm, learning_rate)
+    given = {
+        "steps": steps,
+        "batch size": batch_size,
+        "clipping norm": max_grad_norm,
+        "learning rate": learning_rate,
+    }
+    kind = "public" if dataset.public else "private"
+    words = f": {kind} records, {recipe.model} model, {recipe.plan.steps} private steps"
+    out.say(Text.assemble((dataset.name, "bold"), words))
+    outcome = perform(
+        Job(
+            dataset=dataset,
+            test_is_public=dataset.public or test is not None,
+            recipe=recipe,
+            target_epsilon=epsilon,
+            by_hand=tuple(name for name, value in given.items() if value is not None),
+            randomness=randomness,
+            folder=run_folder(dataset.name, out_folder),
+        ),
+        out.stderr,
+    )
+    out.finish(outcome.to_dict(), *page(outcome))
+    if outcome.interrupted:
+        raise typer.Exit(130)
+
+
+def _by_hand(
+    recipe: "Recipe",
+    population: int,
+    epsilon: float,
+    batch_size: float | None,
+    max_grad_norm: float | None,
+    learning_rate: float | None,
+) -> "Recipe":
+    """The recipe with settings given by hand, its noise calibrated anew.
+
+    The recipe's learning rate keeps the noise that adds up over the run within a bound. When the plan changes and no
+    learning rate is given, it is lowered by as much as that noise grows.
+    """
+    old = recipe.plan
+    if batch_size is not None and not 0 < batch_size <= population:
+        raise InvalidArgument(f"batch_size must be above 0 and at most the number of records, got {batch_size:g}.")
+    if batch_size is not None or max_grad_norm is not None:
+        size = old.expected_batch_size if batch_size is None else batch_size
+        norm = old.max_grad_norm if max_grad_norm is None else checks.positive(max_grad_norm=max_grad_norm)
+        draft = replace(old, sample_rate=size / population, expected_batch_size=size, max_grad_norm=norm)
+        plan = draft.with_noise_for(epsilon)
+        growth = _noise(plan) / _noise(old)
+        recipe = replace(recipe, plan=plan, learning_rate=recipe.learning_rate / max(1.0, growth))
+    if learning_rate is not None:
+        recipe = replace(recipe, learning_rate=checks.positive(learning_rate=learning_rate))
+    return recipe
+
+
+def _noise(plan: "Plan") -> float:
+    """Standard deviation of the noise that adds up in one weight over the run, at learning rate 1."""
+    return plan.mechanism.stddev / plan.expected_batch_size * math.sqrt(plan.steps)
+
+
+def _model(name: str) -> "str | ModelFactory":
+    """A model's name, or the factory that ``module:factory`` names, looked up in the working directory too."""
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        return name
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(import_module(module_name), attribute, None)
+    except ModuleNotFoundError as error:
+        raise InvalidArgument(
+            f"model must name a module that can be imported, got {name!r}. Check the path."
+        ) from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    if not callable(found):
+        raise InvalidArgument(
+            f"model must name a function (shape, classes) in its module, got {name!r}. Define it there."
+        )
+    return cast("Callable[[tuple[int, ...], int], object]", found)  # pyright: ignore[reportReturnType]
