@@ -29,6 +29,7 @@ class Recording:
         self.open = True
         self._device = device
         self._uses: dict[int, Use] = {}
+        self._norms: Tensor | None = None
         self._sealed = False
         self._poison: str | None = None
 
@@ -57,19 +58,21 @@ class Recording:
         """Squared norm of each record's summed gradient, in float64."""
         self._check()
         self._sealed = True
+        if self._norms is None:
+            with torch.no_grad():
+                self._norms = self._summed_norms() * self.scale**2
+        return self._norms.clone()
+
+    def _summed_norms(self) -> Float[Tensor, " B"]:
         total: Tensor | None = None
-        if self.records == 0:
-            return torch.zeros(0, dtype=torch.float64, device=self._device)
-        with torch.no_grad():
-            for uses, shares in _groups(list(self._uses.values())):
-                if len(uses) == 1:
-                    part = uses[0].rule.squared_norms(uses[0], frozenset(names[0] for names in shares))
-                else:
-                    part = shared_squared_norms(uses, shares)
-                total = part.double() if total is None else total + part
-        if total is None:
-            return torch.zeros(self.records, dtype=torch.float64, device=self._device)
-        return total * self.scale**2
+        for uses, shares in _groups(list(self._uses.values())) if self.records else []:
+            if len(uses) == 1:
+                part = uses[0].rule.squared_norms(uses[0], frozenset(names[0] for names in shares))
+                uses[0].release()
+            else:
+                part = shared_squared_norms(uses, shares)
+            total = part.double() if total is None else total + part
+        return torch.zeros(self.records, dtype=torch.float64, device=self._device) if total is None else total
 
     def add_weighted_sums(self, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor]) -> None:
         """Add ``scale · Σ_b weights[b] · gradient[b]`` to every used parameter's entry of `into`."""
@@ -87,7 +90,7 @@ class Recording:
             chosen = weights if index is None else weights.index_select(0, index)
             for use in self._uses.values():
                 part = use if index is None else use.select(index)
-                for name, value in use.rule.weighted_sums(part, use.parameters, chosen).items():
+                for name, value in part.weighted_sums(chosen).items():
                     _accumulate(into, use.parameters[name], value)
 
     def _check(self) -> None:

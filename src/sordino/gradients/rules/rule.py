@@ -65,6 +65,17 @@ class Use:
             versions=(),
         )
 
+    def release(self) -> None:
+        """Drop the kept tensors once the rule has kept every parameter's per-record gradient instead."""
+        if self.memo.keys() >= self.parameters.keys():
+            self.saved, self.grads, self.versions = (), (), ()
+
+    def weighted_sums(self, weights: Float[Tensor, " B"]) -> dict[str, Tensor]:
+        """``Σ_b weights[b] · gradient[b]`` for each captured parameter."""
+        if not self.grads:
+            return {name: weigh(self.memo[name], weights) for name in self.parameters}
+        return self.rule.weighted_sums(self, self.parameters, weights)
+
     def check_unmodified(self) -> None:
         """Refuse when a kept tensor was modified in place since the backward pass.
 
