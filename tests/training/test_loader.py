@@ -88,6 +88,20 @@ def test_chunks_are_the_draws_of_the_sampler_with_and_without_workers(workers):
     assert [step for step, _, is_last, _ in handed if is_last] == [0, 1, 2, 3, 4]
 
 
+class Rows(TensorDataset):
+    """The same rows, read one by one."""
+
+
+@pytest.mark.parametrize("kind", [TensorDataset, Rows])
+def test_tensors_are_collated_as_their_rows_would_be(kind):
+    log = Log()
+    features, flags = torch.arange(40.0).view(20, 2), torch.arange(20) % 2 == 0
+    for batch in private(kind(features, flags), log, steps=4, microbatch_size=3):
+        assert isinstance(batch, list)
+        assert batch[0].shape[1:] == (2,)
+        assert torch.equal(batch[1], batch[0][:, 0] % 4 == 0)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_after_a_break_draws_anew_and_numbers_its_steps_on(workers):
     log = Log()

@@ -8,7 +8,7 @@ References:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,14 +53,14 @@ def standard_normal(count: int, stream: Stream, *, dtype: torch.dtype = torch.fl
 def _uniform53(count: int, stream: Stream) -> Tensor:
     """Float64 uniforms in (0, 1): odd multiples of 2⁻⁵⁴, rounded."""
     words = torch.empty(count, dtype=torch.int64)
-    stream.fill(memoryview(words.numpy()))
+    stream.fill(words.numpy().data)
     return words.bitwise_and_((1 << 53) - 1).to(torch.float64).add_(0.5).mul_(2.0**-53)
 
 
 def _uniform24(count: int, stream: Stream) -> Tensor:
     """Float32 uniforms in [0, 1): multiples of 2⁻²⁴."""
     words = torch.empty(count, dtype=torch.int32)
-    stream.fill(memoryview(words.numpy()))
+    stream.fill(words.numpy().data)
     return words.bitwise_and_((1 << 24) - 1).to(torch.float32).mul_(2.0**-24)
 
 
@@ -104,6 +104,21 @@ class GaussianMechanism:
         if self.stddev == 0:
             return
         stream = randomness.stream("gaussian", step=step, rank=rank)
-        for tensor in tensors:
-            noise = standard_normal(tensor.numel(), stream, dtype=tensor.dtype)
-            tensor.add_(noise.view(tensor.shape).to(tensor.device, tensor.dtype), alpha=self.stddev)
+        for group in _drawn_together(tensors):
+            sizes = [tensor.numel() for tensor in group]
+            noise = standard_normal(sum(sizes), stream, dtype=group[0].dtype)
+            for tensor, part in zip(group, noise.split(sizes), strict=True):
+                tensor.add_(part.view(tensor.shape).to(tensor.device, tensor.dtype), alpha=self.stddev)
+
+
+def _drawn_together(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one type, as many as fit a block: small tensors would spend their time on starting draws."""
+    group: list[Tensor] = []
+    for tensor in tensors:
+        size = sum(other.numel() for other in group)
+        if group and (tensor.dtype != group[0].dtype or size + tensor.numel() > 2 * _BLOCK):
+            yield group
+            group = []
+        group.append(tensor)
+    if group:
+        yield group

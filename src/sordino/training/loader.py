@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sized
 from typing import cast
 
 import numpy as np
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -16,6 +17,8 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
 )
 
 from sordino import checks
@@ -142,6 +145,10 @@ class _ChunkDataset(Dataset[tuple[Chunk, object]]):
     def __getitem__(self, chunk: Chunk) -> tuple[Chunk, object]:
         if not chunk.records:
             return chunk, self.empty
+        if type(self._dataset) is TensorDataset and self._collate_fn is default_collate:
+            # What collating the rows one by one gives, in one call a tensor.
+            places = torch.from_numpy(self._indices[chunk.indices])
+            return chunk, [tensor[places] for tensor in self._dataset.tensors]
         return chunk, self._collate_fn(self._fetch(self._indices[chunk.indices]))
 
     def _fetch(self, indices: np.ndarray) -> list[object]:
