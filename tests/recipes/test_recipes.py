@@ -72,7 +72,7 @@ def test_an_unknown_model_is_refused() -> None:
 
 def test_a_model_of_ones_own_gets_a_recipe() -> None:
     def tiny(shape: tuple[int, ...], classes: int) -> nn.Module:
-        return nn.Linear(*shape, classes)
+        return nn.Linear(shape[0], classes)
 
     recipe = recommend(tiny, shape=(6,), classes=2, population=400, target_epsilon=4.0, delta=1e-4, steps=3)
     result = train(made_up(), recipe, progress=False)

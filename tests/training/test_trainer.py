@@ -124,7 +124,7 @@ def test_tensors_a_tensor_data_set_and_a_collated_data_set_train_the_same_model(
             return pairs[index]
 
     def collate(items: list[object]) -> object:
-        return [torch.stack(list(column)) for column in zip(*items, strict=True)]  # pyright: ignore[reportArgumentType]
+        return [torch.stack(list(column)) for column in zip(*items, strict=True)]
 
     fit(models[3], losses, Pairs(), plan_of(), collate=collate, randomness=seeded(), progress=False)
     for model in models[1:]:
@@ -163,8 +163,8 @@ def test_the_model_comes_back_as_it_was_given_without_hooks_or_gradients() -> No
     assert result.model is model
     assert list(model.state_dict()) == list(net().state_dict())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
-    hooks = [module._forward_hooks or module._forward_pre_hooks for module in model.modules()]
-    assert not any(hooks)
+    held = [vars(module)[name] for module in model.modules() for name in ("_forward_hooks", "_forward_pre_hooks")]
+    assert not any(held)
 
 
 def test_frozen_parameters_stay_as_they_are() -> None:
@@ -418,7 +418,7 @@ def test_ctrl_c_during_an_update_waits_until_it_is_whole() -> None:
     import signal
 
     class Interrupted(torch.optim.SGD):
-        def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        def step(self, closure=None):
             os.kill(os.getpid(), signal.SIGINT)
             return super().step(closure)
 
