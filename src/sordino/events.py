@@ -46,7 +46,6 @@ __all__ = [
     "compose",
     "from_dict",
     "from_json",
-    "sampling_words",
     "to_dict",
     "to_json",
 ]
@@ -364,32 +363,6 @@ def compose(events: list[Event] | tuple[Event, ...]) -> Event:
     if not parts:
         return Nothing()
     return parts[0] if len(parts) == 1 else Composed(events=parts)
-
-
-def sampling_words(event: Event) -> str:
-    """How the batches of an event were drawn, as it is written in a guarantee.
-
-    Example:
-        >>> sampling_words(PoissonSampled(sample_rate=0.01, event=Gaussian(noise_multiplier=1.0)))
-        'Poisson sampling at rate 0.01'
-    """
-    return " and ".join(dict.fromkeys(_samplings(event))) or "none"
-
-
-def _samplings(event: Event) -> list[str]:
-    match event:
-        case PoissonSampled():
-            return [f"Poisson sampling at rate {event.sample_rate:.6g}"]
-        case FixedSizeSampled():
-            return [f"fixed-size batches of {event.size} out of {event.population}"]
-        case SelfComposed():
-            return _samplings(event.event)
-        case Composed():
-            return [words for part in event.events for words in _samplings(part)]
-        case Nothing() | NoPrivacy():
-            return []
-        case _:
-            return ["full batches"]
 
 
 def to_dict(event: Event) -> dict[str, object]:

@@ -22,9 +22,9 @@ from sordino.events import (
     PoissonSampled,
     SelfComposed,
     from_json,
-    sampling_words,
     to_dict,
 )
+from sordino.wording import sampling_words
 
 __all__ = ["account", "statement", "subsampled_gaussian"]
 

@@ -88,9 +88,6 @@ def not_covered(
     guarantee: Guarantee, *, meta: Mapping[str, object], plan: Mapping[str, object], measured: bool
 ) -> tuple[Remark, ...]:
     """What the guarantee does not cover, the most weighty first."""
-    unit = guarantee.unit.value
-    tuned = " The recipe was chosen with a view to them: expect a little less elsewhere."
-    tuned = tuned if meta.get("tuned_on_these_data") else ""
     remarks: list[Remark] = []
     if not guarantee.is_private:
         remarks.append(
@@ -104,21 +101,15 @@ def not_covered(
                 "Use this model for tests only.",
             )
         )
+    settings = meta.get("settings", "The settings were given from outside")
     remarks.append(
         Remark(
             title="The choice of settings",
-            text=f"{meta.get('settings', 'The settings were given from outside')}. If anyone picked them by looking at "
-            "results on these records, that choice is not counted in ε.",
+            text=f"{settings}. If anyone picked them by looking at results on these records, that choice is not "
+            "counted in ε.",
         )
     )
-    remarks.append(
-        Remark(
-            title="The test records",
-            text=f"Accuracy was measured on them without noise. They are public, and ε says nothing about them.{tuned}"
-            if measured
-            else "None were measured for this report. Measuring on private records would be a release of its own.",
-        )
-    )
+    remarks.append(Remark(title="The test records", text=_about_test_records(meta, measured=measured)))
     if plan.get("dataset_size_is_public"):
         remarks.append(
             Remark(
@@ -126,8 +117,21 @@ def not_covered(
                 text="The sample rate and the divisor were computed from it, so it is treated as public.",
             )
         )
+    return (*remarks, *_always_outside(guarantee.unit.value))
+
+
+def _about_test_records(meta: Mapping[str, object], *, measured: bool) -> str:
+    if not measured:
+        return "None were measured for this report. Measuring on private records would be a release of its own."
+    words = "Accuracy was measured on them without noise. They are public, and ε says nothing about them."
+    if meta.get("tuned_on_these_data"):
+        words += " The recipe was chosen with a view to them: expect a little less elsewhere."
+    return words
+
+
+def _always_outside(unit: str) -> tuple[Remark, ...]:
+    """What no (ε, δ) of a single run speaks about."""
     return (
-        *remarks,
         Remark(
             title="Other uses of the same records",
             text="Every further run, statistic or model on them adds to the bill. This report counts this run alone.",

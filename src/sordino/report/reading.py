@@ -7,10 +7,11 @@ from itertools import pairwise
 from sordino import accounting
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
-from sordino.events import Event, compose, sampling_words
+from sordino.events import Event, compose
 from sordino.report.limits import attack, covered, not_covered
 from sordino.report.schema import Accuracy, Point, Report
 from sordino.runs import Line, Metric, RunFolder
+from sordino.wording import sampling_words
 
 __all__ = ["read"]
 
