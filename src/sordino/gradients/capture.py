@@ -23,7 +23,7 @@ from sordino.errors import (
     UnsupportedModule,
 )
 from sordino.gradients.edge import capture_outputs
-from sordino.gradients.fallback import FALLBACK, keep_call
+from sordino.gradients.fallback import functional_fallback, keep_call
 from sordino.gradients.graph import ordinary_uses
 from sordino.gradients.hooks import CallBefore, Frame, ModuleHook, UseReceiver
 from sordino.gradients.purity import Fingerprint
@@ -307,7 +307,7 @@ class GradientCapture:
         use = Use(
             module=site.module,
             label=site.label,
-            rule=FALLBACK,
+            rule=functional_fallback,
             parameters=frame.captured,
             records=recording.records,
             context=kept.call,

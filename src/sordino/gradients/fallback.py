@@ -25,7 +25,7 @@ from sordino.gradients.records import layout_of
 from sordino.gradients.rules.cost import CHUNK_ENTRIES, chunk_records
 from sordino.gradients.rules.rule import LayerRule, Use, weigh
 
-__all__ = ["FALLBACK", "CapturedCall", "FunctionalFallback", "KeptCall", "keep_call"]
+__all__ = ["CapturedCall", "FunctionalFallback", "KeptCall", "functional_fallback", "keep_call"]
 
 _Gradients = dict[str, Tensor]
 _OneRecord = Callable[[_Gradients, tuple[Tensor, ...], tuple[Tensor, ...]], _Gradients]
@@ -173,7 +173,7 @@ class FunctionalFallback(LayerRule):
         return sums
 
 
-FALLBACK = FunctionalFallback()
+functional_fallback = FunctionalFallback()
 
 
 def _device(use: Use) -> torch.device:
