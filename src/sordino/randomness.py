@@ -18,7 +18,10 @@ References:
 """
 
 import hashlib
+import itertools
+import os
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +34,17 @@ __all__ = ["Randomness", "Stream"]
 
 _KEY_BYTES = 32
 _ZEROS = bytes(1 << 20)
+_process = ""
+
+
+def _mark_fork() -> None:
+    # A forked child holds copies of its parent's keys and counters; without a mark of its own both would draw alike.
+    global _process  # noqa: PLW0603 (one mark a process, set where the process begins)
+    _process = secrets.token_hex(16)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_mark_fork)
 
 
 class Stream:
@@ -50,7 +64,7 @@ class Stream:
         """`count` independent uniform uint64."""
         words = np.empty(checks.integer(0, count=count), dtype=np.uint64)
         if count:
-            self.fill(memoryview(words))
+            self.fill(words.data)
         return words
 
     def uniform(self, count: int) -> np.ndarray:
@@ -74,6 +88,8 @@ class Randomness:
     seed: int | None = None
     reproducible: bool = False
     _key: bytes = field(default=b"", init=False, repr=False, compare=False)
+    _count: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False, compare=False)
+    _home: str = field(default_factory=lambda: _process, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.seed is None and self.reproducible:
@@ -97,3 +113,12 @@ class Randomness:
         """The stream named by (purpose, step, tensor, rank); the same name gives the same bits again."""
         name = f"{purpose}\x00{step}\x00{tensor}\x00{rank}".encode()
         return Stream(hashlib.blake2b(name, key=self._key, digest_size=_KEY_BYTES, person=b"sordino-stream").digest())
+
+    def fresh(self, purpose: str) -> Stream:
+        """A stream that this object hands out only once: for draws that have no step number of their own.
+
+        Everyone who holds this object shares one counter, and a forked process continues under another name, so
+        no two releases made with one `Randomness` ever use the same bits.
+        """
+        mark = "" if _process == self._home else _process
+        return self.stream(f"\x00{purpose}\x00{mark}", step=next(self._count))
