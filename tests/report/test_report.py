@@ -249,3 +249,12 @@ def test_a_bound_shared_by_many_steps_is_drawn_where_it_is_tight(tmp_path):
         for step in range(9):
             run.append(step=step, event=STEP, epsilon=float(step // 3 + 1))
     assert [(point.steps, point.epsilon) for point in read(run).curve] == [(0, 0.0), (3, 1.0), (6, 2.0), (9, 3.0)]
+
+
+def test_a_cost_of_privacy_is_claimed_only_beside_a_twin(tmp_path):
+    metrics = {name: metric for name, metric in PUBLIC.items() if name != "twin_test_accuracy"}
+    text = Page(html(read(make(tmp_path / "run", metrics=metrics)))).text
+    assert "How well it predicts" in text
+    assert "this model, private 83.6 %" in text
+    assert "What privacy costs" not in text
+    assert "without noise or clipping" not in text

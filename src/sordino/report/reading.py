@@ -127,7 +127,12 @@ def _accuracy(metrics: Mapping[str, Metric]) -> tuple[Accuracy, ...]:
         "majority_accuracy": "always the commonest label",
     }
     return tuple(
-        Accuracy(name=words, value=metrics[name].value, is_private_model=name == "test_accuracy")
+        Accuracy(
+            name=words,
+            value=metrics[name].value,
+            is_private_model=name == "test_accuracy",
+            is_twin=name == "twin_test_accuracy",
+        )
         for name, words in names.items()
         if name in metrics and metrics[name].public
     )

@@ -24,11 +24,13 @@ class Accuracy:
         name: what was measured, in a few words.
         value: in [0, 1].
         is_private_model: whether it is the model the report is about.
+        is_twin: whether it is the same model, trained without privacy.
     """
 
     name: str
     value: float
     is_private_model: bool = False
+    is_twin: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,11 @@ class Report:
     def agrees(self) -> bool:
         """Whether the transcript bears out what the run claimed."""
         return self.claimed_epsilon is None or self.recomputed_epsilon <= self.claimed_epsilon * (1 + 1e-9)
+
+    @property
+    def has_twin(self) -> bool:
+        """Whether a twin trained without privacy was measured."""
+        return any(item.is_twin for item in self.accuracy)
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain JSON types; ∞ is the string "inf"."""
