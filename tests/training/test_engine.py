@@ -226,6 +226,32 @@ def test_the_gradient_is_the_clipped_sum_by_the_expected_size(reduction, microba
         assert relative_error(parameter.grad * 4, total) < 1e-5
 
 
+class ClassToken(nn.Module):
+    """The root owns parameters of its own, broadcast over the records."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.places = nn.Parameter(torch.ones(1, 1, 5)), nn.Parameter(torch.randn(1, 2, 5))
+        self.l = nn.Linear(5, 3)
+
+    def forward(self, x):
+        tokens = torch.cat([self.token.expand(len(x), -1, -1), x[:, None]], 1) + self.places
+        return self.l(torch.tanh(tokens)).mean(1)
+
+
+def test_parameters_of_the_root_itself_are_exact():
+    torch.manual_seed(0)
+    model, records = ClassToken(), data(20)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    expected = clipped_sum(
+        per_record_gradients(model, lambda m, b: F.cross_entropy(m(b[0]), b[1]), records.tensors), 0.5
+    )
+    _, _, loader = private(model, optimizer, records, 20)
+    train(model, optimizer, loader)
+    for parameter, total in zip(model.parameters(), expected, strict=True):
+        assert relative_error(parameter.grad * 20, total) < 1e-5
+
+
 def test_microbatches_give_the_same_training_as_whole_batches_with_any_optimizer():
     models = []
     for microbatch_size in (None, 5):
@@ -334,6 +360,24 @@ def test_an_optimizer_with_foreign_parameters_is_refused():
     model, stranger = network(), nn.Parameter(torch.ones(2))
     with pytest.raises(InvalidArgument, match="only parameters of the module"):
         private(model, torch.optim.SGD([*model.parameters(), stranger], lr=0.1))
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.LazyLinear(3)
+
+    def forward(self, x):
+        return self.l(x)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_lazy_module_is_refused_until_it_has_its_parameters():
+    model = Lazy()
+    with pytest.raises(InvalidArgument, match="lazy"):
+        private(model)
+    model(torch.ones(2, 5))
+    train(*private(model))
 
 
 def test_gradients_from_before_are_cleared():
@@ -469,6 +513,19 @@ def test_a_loss_scaler_is_refused():
     features, labels = next(iter(loader))
     with pytest.raises(UnprivateStep, match="GradScaler"):
         scaler.scale(F.cross_entropy(model(features), labels)).backward()
+
+
+def test_a_loss_scaler_is_refused_also_by_an_optimizer_that_takes_one():
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    _, _, loader = private(model, optimizer, criterion=nn.CrossEntropyLoss())
+    features, labels = next(iter(loader))
+    before = [parameter.clone() for parameter in model.parameters()]
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(F.cross_entropy(model(features), labels)).backward()
+    with pytest.raises((UnprivateStep, AssertionError)):
+        scaler.step(optimizer)
+    assert unchanged(model, before)
 
 
 def test_zero_grad_between_backward_and_step_loses_and_leaks_nothing():

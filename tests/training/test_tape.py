@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from sordino.errors import CoupledRecords, PrivacyError, UnprivateStep
+from sordino.errors import CoupledRecords, PrivacyError, RecordCountMismatch, UnprivateStep
 from sordino.training.engine import PrivacyEngine
 from sordino.training.tape import Tape, TapedTensor, plain
 
@@ -140,6 +140,49 @@ def test_a_loss_that_can_not_be_followed_asks_for_the_criterion():
 def test_a_criterion_that_couples_records_is_refused_before_the_first_forward():
     with pytest.raises(CoupledRecords, match="class weights"):
         one_step(lambda m, b: m(b[0]).mean(), criterion=nn.CrossEntropyLoss(weight=WEIGHT))
+
+
+class Checking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(5, 3)
+
+    def forward(self, x):
+        if len(x) and float(x.detach().abs().max()) <= 1:
+            raise ValueError("features must be standardised")
+        return self.l(x)
+
+
+def test_a_public_batch_stands_in_where_made_up_records_do_not_run():
+    with pytest.raises(CoupledRecords, match="public_batch") as refusal:
+        one_step(ACCEPTED["cross entropy"], model=Checking())
+    assert isinstance(refusal.value.__cause__, ValueError)
+    public = torch.full((6, 5), 3.0) + torch.arange(6.0)[:, None], torch.arange(6) % 3
+    one_step(ACCEPTED["cross entropy"], model=Checking(), public_batch=public)
+    with pytest.raises(RecordCountMismatch, match="public_batch"):
+        one_step(ACCEPTED["cross entropy"], model=Checking(), public_batch=tuple(part[:4] for part in public))
+    with pytest.raises(CoupledRecords):
+        one_step(REFUSED["contrast"], model=Checking(), public_batch=public)
+
+
+class Spread(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(5, 2)
+
+    def forward(self, x):
+        mean, spread = self.l(x).unbind(1)
+        return torch.distributions.Normal(mean, F.softplus(spread) + 0.1)
+
+
+def likelihood(output, target):
+    return -output.log_prob(target.float()).mean()
+
+
+def test_a_module_that_returns_something_else_than_tensors_needs_its_criterion():
+    with pytest.raises(PrivacyError):
+        one_step(lambda m, b: likelihood(m(b[0]), b[1]), model=Spread())
+    one_step(lambda m, b: likelihood(m(b[0]), b[1]), model=Spread(), criterion=likelihood)
 
 
 class Loss(nn.Module):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -11,7 +12,7 @@ from sordino.training.probe import check_records_are_independent
 from sordino.training.structure import tensors_in
 from sordino.training.tape import Tape
 
-__all__ = ["Criterion", "check_criterion", "check_taped_loss", "may_be_empty"]
+__all__ = ["Criterion", "ProbeOptions", "check_criterion", "check_taped_loss", "may_be_empty"]
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """A loss as a function of (output, target)."""
@@ -25,15 +26,23 @@ def may_be_empty(expected_batch_size: float) -> bool:
     return math.exp(-expected_batch_size) > _NEVER
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProbeOptions:
+    """How the probe is to look at a drop-in loop.
+
+    Args:
+        reduction: "mean" or "sum" over records.
+        may_be_empty: whether an empty batch may come.
+        public_batch: records to use instead of made-up ones, or None.
+    """
+
+    reduction: str
+    may_be_empty: bool
+    public_batch: object
+
+
 def check_taped_loss(
-    module: nn.Module,
-    capture: GradientCapture,
-    tape: Tape,
-    loss: int,
-    structure: object,
-    *,
-    reduction: str,
-    empty: bool,
+    module: nn.Module, capture: GradientCapture, tape: Tape, loss: int, structure: object, options: ProbeOptions
 ) -> None:
     """Probe the loss at place `loss` of the tape, with the module in between.
 
@@ -43,13 +52,12 @@ def check_taped_loss(
         tape: notes of the first batch.
         loss: the loss's place on the tape.
         structure: a batch with no rows.
-        reduction: "mean" or "sum" over records.
-        empty: whether an empty batch may come.
+        options: reduction, and which records to use.
     """
 
     def check() -> None:
         records = (structure, tape.outside_inputs())
-        check_records_are_independent(module, capture, records, run, reduction=reduction, may_be_empty=empty)
+        _probe(module, capture, records, run, options)
 
     def run(batch: object) -> Tensor:
         inputs = list(tensors_in(batch))
@@ -67,7 +75,7 @@ def check_taped_loss(
 
 
 def check_criterion(
-    module: nn.Module, capture: GradientCapture, criterion: Criterion, structure: object, *, reduction: str, empty: bool
+    module: nn.Module, capture: GradientCapture, criterion: Criterion, structure: object, options: ProbeOptions
 ) -> None:
     """Probe ``criterion(module(*inputs), target)`` for batches (*inputs, target). See `check_taped_loss`."""
 
@@ -79,7 +87,21 @@ def check_criterion(
             )
         return criterion(module(*batch[:-1]), batch[-1])
 
-    check_records_are_independent(module, capture, structure, run, reduction=reduction, may_be_empty=empty)
+    _probe(module, capture, structure, run, options)
+
+
+def _probe(
+    module: nn.Module, capture: GradientCapture, records: object, run: Callable[[object], Tensor], options: ProbeOptions
+) -> None:
+    check_records_are_independent(
+        module,
+        capture,
+        records,
+        run,
+        reduction=options.reduction,
+        may_be_empty=options.may_be_empty,
+        public_batch=options.public_batch,
+    )
 
 
 def _first_with_rows(structure: object) -> int:

@@ -18,16 +18,14 @@ from sordino.errors import InvalidArgument
 from sordino.events import Event
 from sordino.randomness import Randomness
 from sordino.training.charges import Charges
-from sordino.training.criterion import Criterion, check_criterion, check_taped_loss, may_be_empty
+from sordino.training.criterion import Criterion, ProbeOptions, check_criterion, check_taped_loss, may_be_empty
 from sordino.training.loader import PrivateLoader, population_of
+from sordino.training.options import accountant_called, check_options, check_secure_mode
 from sordino.training.plan import Plan
 from sordino.training.session import Session
-from sordino.training.tape import Tape
 
 __all__ = ["PrivacyEngine"]
 
-_ACCOUNTANTS = {"auto": "auto", "prv": "auto", "rdp": "rdp"}
-_GRAD_SAMPLE_MODES = ("hooks", "functorch", "ew", "ghost")
 # The plan wants a δ; an engine is asked for ε at any δ afterwards and reads only the plan's events.
 _ANY_DELTA = 1e-5
 
@@ -74,19 +72,9 @@ class PrivacyEngine:
         seed: int | None = None,
         secure_mode: bool = False,
     ) -> None:
-        if accountant == "gdp":
-            raise InvalidArgument(
-                "accountant must be auto, prv or rdp, got 'gdp': its central limit approximation can understate ε. "
-                "Use 'prv'."
-            )
-        checks.one_of(_ACCOUNTANTS, accountant=accountant)
-        if secure_mode:
-            raise InvalidArgument(
-                "secure_mode must be False, got True. Noise and sampling always come from a cryptographic generator; "
-                "protection against floating-point attacks is not offered here."
-            )
+        self._accountant = accountant_called(accountant)
+        check_secure_mode(secure_mode)
         Randomness(seed=seed, reproducible=reproducible)
-        self._accountant = _ACCOUNTANTS[accountant]
         self._seed, self._reproducible = seed, reproducible
         self._sessions: list[Session] = []
         self._plans: list[Plan] = []
@@ -111,6 +99,7 @@ class PrivacyEngine:
         clipping: str = "flat",
         batch_first: bool = True,
         criterion: Criterion | None = None,
+        public_batch: object = None,
         noise_generator: None = None,
         grad_sample_mode: str = "hooks",
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
@@ -138,6 +127,8 @@ class PrivacyEngine:
             batch_first: must be True: records come first in every input.
             criterion: your loss as a function of (output, target), for batches (*inputs, target). Then it is proved
                 before the first forward; otherwise the first batch's loss is followed to its backward pass.
+            public_batch: at least five public or invented records, as the loader would give them: for a loop that does
+                not run on made-up features in (0, 1) and labels 0 and 1.
             noise_generator: must be None: the noise is keyed by run and step and can't be taken from outside.
             grad_sample_mode: "hooks", "functorch", "ew" or "ghost": accepted, makes no difference.
 
@@ -161,7 +152,7 @@ class PrivacyEngine:
             poisson_sampling=poisson_sampling,
             neighboring_relation=neighboring_relation,
         )
-        _check_options(clipping, batch_first, noise_generator, grad_sample_mode, loss_reduction)
+        check_options(clipping, batch_first, noise_generator, grad_sample_mode, loss_reduction)
         return self._attach(
             plan,
             steps=_steps_per_epoch(data_loader, sample_rate),
@@ -171,6 +162,7 @@ class PrivacyEngine:
             loss_reduction=loss_reduction,
             microbatch_size=microbatch_size,
             criterion=criterion,
+            public_batch=public_batch,
         )
 
     def make_private_with_epsilon(
@@ -192,6 +184,7 @@ class PrivacyEngine:
         clipping: str = "flat",
         batch_first: bool = True,
         criterion: Criterion | None = None,
+        public_batch: object = None,
         noise_generator: None = None,
         grad_sample_mode: str = "hooks",
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
@@ -213,7 +206,7 @@ class PrivacyEngine:
             poisson_sampling=poisson_sampling,
             neighboring_relation=neighboring_relation,
         )
-        _check_options(clipping, batch_first, noise_generator, grad_sample_mode, loss_reduction)
+        check_options(clipping, batch_first, noise_generator, grad_sample_mode, loss_reduction)
         steps = _steps_per_epoch(data_loader, sample_rate)
         plan = replace(plan, steps=steps * checks.integer(1, epochs=epochs)).with_noise_for(
             target_epsilon, accountant=self._accountant
@@ -227,6 +220,7 @@ class PrivacyEngine:
             loss_reduction=loss_reduction,
             microbatch_size=microbatch_size,
             criterion=criterion,
+            public_batch=public_batch,
         )
 
     def _plan(
@@ -273,6 +267,7 @@ class PrivacyEngine:
         loss_reduction: str,
         microbatch_size: int | None,
         criterion: Criterion | None,
+        public_batch: object,
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
         randomness = self._new_randomness()
         mean = loss_reduction == "mean"
@@ -287,7 +282,7 @@ class PrivacyEngine:
                 charge=self._meter(plan),
                 hand_out=session.hand_out,
             )
-            self._set_probe(session, loader.empty_batch, loss_reduction, criterion)
+            _set_probe(session, loader.empty_batch, loss_reduction, criterion, public_batch)
         except BaseException:
             session.detach()
             raise
@@ -299,21 +294,6 @@ class PrivacyEngine:
         """One master key for each model: two of one engine never share a draw or a noise value."""
         seed = None if self._seed is None else self._seed + len(self._plans)
         return Randomness(seed=seed, reproducible=self._reproducible)
-
-    def _set_probe(self, session: Session, structure: object, reduction: str, criterion: Criterion | None) -> None:
-        """Have model and loss proved independent before the first record is used."""
-        empty = session.plan.poisson_sampling and may_be_empty(session.plan.expected_batch_size)
-
-        def probe_tape(tape: Tape, loss: int) -> None:
-            check_taped_loss(session.module, session.capture, tape, loss, structure, reduction=reduction, empty=empty)
-
-        if criterion is None:
-            session.verify_loss_with(probe_tape)
-            return
-        given = criterion
-        session.verify_module_with(
-            lambda: check_criterion(session.module, session.capture, given, structure, reduction=reduction, empty=empty)
-        )
 
     def _meter(self, plan: Plan) -> Callable[[bool], int]:
         """Charges what the next logical batch costs and numbers it."""
@@ -380,17 +360,19 @@ class PrivacyEngine:
         self._charges.load_state_dict(state)
 
 
-def _check_options(
-    clipping: str, batch_first: bool, noise_generator: None, grad_sample_mode: str, loss_reduction: str
+def _set_probe(
+    session: Session, structure: object, reduction: str, criterion: Criterion | None, public_batch: object
 ) -> None:
-    checks.one_of(("flat",), clipping=clipping, hint="Other methods are not part of this engine.")
-    checks.one_of((True,), batch_first=batch_first, hint="Move the records to the first dimension.")
-    checks.one_of(_GRAD_SAMPLE_MODES, grad_sample_mode=grad_sample_mode)
-    checks.one_of(("mean", "sum"), loss_reduction=loss_reduction)
-    if noise_generator is not None:
-        raise InvalidArgument(
-            "noise_generator must be None, got a generator: noise is drawn from a cryptographic generator keyed by run "
-            "and step. For a repeatable test run use PrivacyEngine(seed=…, reproducible=True)."
+    """Have model and loss proved independent before the first record is used."""
+    empty = session.plan.poisson_sampling and may_be_empty(session.plan.expected_batch_size)
+    options = ProbeOptions(reduction=reduction, may_be_empty=empty, public_batch=public_batch)
+    if criterion is None:
+        session.verify_loss_with(
+            lambda tape, loss: check_taped_loss(session.module, session.capture, tape, loss, structure, options)
+        )
+    else:
+        session.verify_module_with(
+            lambda: check_criterion(session.module, session.capture, criterion, structure, options)
         )
 
 

@@ -5,7 +5,7 @@ way is found whatever its cause: batch normalisation in any disguise, ``x - x.me
 that divide by the tokens or class weights of the whole batch, buffers that collect statistics.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -38,6 +38,7 @@ def check_records_are_independent(
     *,
     reduction: str = "none",
     may_be_empty: bool = False,
+    public_batch: object = None,
 ) -> None:
     """Refuse a model and loss in which one record changes another record's loss or gradient.
 
@@ -51,6 +52,8 @@ def check_records_are_independent(
         run: batch ↦ loss. With `reduction` "none" one value per record, shape (B,); with "mean" or "sum" a scalar.
         reduction: how `run` reduces over records.
         may_be_empty: also require that `run` accepts a batch of no records.
+        public_batch: at least five public or invented records in the structure of `records` (or of its first part):
+            the experiment uses them instead of made-up ones, for loops that validate their input.
 
     Raises:
         CoupledRecords: a record changes another one, a buffer changes, or the loss is not the declared reduction.
@@ -63,7 +66,7 @@ def check_records_are_independent(
         rows = 0
     with random_state_kept(), _gradients_kept(model), _buffers_watched(model):
         probe = _Probe(capture, run, reduction)
-        made_up, first = probe.workable(records, rows)
+        made_up, first = probe.workable(records, rows, list(tensors_in(public_batch)))
         probe.replace_first(made_up, first)
         probe.poison_first(made_up)
         probe.take_apart(made_up)
@@ -89,11 +92,13 @@ class _Probe:
         self._reduction = reduction
         self._difference: dict[nn.Parameter, Tensor] = {}
 
-    def workable(self, structure: object, rows: int) -> tuple[SyntheticRecords, _Observation]:
+    def workable(
+        self, structure: object, rows: int, example: Sequence[Tensor]
+    ) -> tuple[SyntheticRecords, _Observation]:
         """The first kind of made-up records that the loop runs on, and what it gives on them."""
         failure: Exception | None = None
         for pattern in INTEGER_PATTERNS:
-            made_up = SyntheticRecords(structure, rows=rows, count=_RECORDS, pattern=pattern)
+            made_up = SyntheticRecords(structure, rows=rows, count=_RECORDS, pattern=pattern, example=example)
             try:
                 observed = self.observe(made_up.batch(range(_RECORDS)), _RECORDS)
                 again = self.observe(made_up.batch(made_up.without_first()), _RECORDS)
@@ -106,7 +111,7 @@ class _Probe:
                 return made_up, observed
         raise CoupledRecords(
             "model and loss must run on made-up records to show that records are independent, got a failure on "
-            "random features with labels 0 and 1. Take one loss per record with sordino.fit, or pass criterion=."
+            "random features with labels 0 and 1. Pass public_batch=, five public or invented records that it runs on."
         ) from failure
 
     def replace_first(self, made_up: SyntheticRecords, first: _Observation) -> None:

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
-from sordino.training.aside import set_aside, take_back
+from sordino.training.aside import set_aside, surround, take_back
 from sordino.training.guard import claim, is_claimed, release
 from sordino.training.plan import Plan
 from sordino.training.step import PrivateStep
 from sordino.training.structure import map_tensors, tensors_in
-from sordino.training.tape import Tape, TapedTensor, plain
+from sordino.training.tape import WITHOUT_SCALER, Tape, TapedTensor, plain
 
 __all__ = ["Session"]
 
@@ -61,6 +62,11 @@ class Session:
             raise InvalidArgument(
                 "optimizer must take one gradient a step, got LBFGS, which evaluates the loss several times. Use SGD "
                 "or Adam."
+            )
+        if any(is_lazy(parameter) for parameter in module.parameters()):
+            raise InvalidArgument(
+                "module must have all its parameters, got lazy ones. Call it once on made-up records of "
+                "the right shape."
             )
         if is_claimed(module.parameters()):
             raise InvalidArgument(
@@ -120,10 +126,10 @@ class Session:
         before = _Hook(self._before_forward, self.module)
         after = _Hook(lambda _args, _kwargs, output: self._after_forward(output), self.module)
         # Outside the capture's own hooks on the root: the recording starts before they look for it.
-        self._handles = [
-            self.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-            self.module.register_forward_hook(after, with_kwargs=True, always_call=True),
-        ]
+        first = self.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        last = self.module.register_forward_hook(after, with_kwargs=True, always_call=True)
+        surround(self.capture, self.module, first, last)
+        self._handles = [first, last]
 
     def _release_held(self) -> None:
         self.step.abandon()
@@ -248,6 +254,8 @@ class Session:
             raise UnprivateStep(
                 "optimizer.step must be called without a closure, got an argument. Call loss.backward() before it."
             )
+        if getattr(self.optimizer, "grad_scale", None) is not None:
+            raise UnprivateStep(WITHOUT_SCALER)
         chunk = self._chunk
         if chunk is None or not self._started or not self._backward:
             raise UnprivateStep(
@@ -272,7 +280,11 @@ class Session:
                 "optimizer must hold the same parameters in forward and step, got a change in between. Add parameter "
                 "groups between a step and the next batch."
             )
-        self.step.add(chunk)
+        self._busy = True
+        try:
+            self.step.add(chunk)
+        finally:
+            self._busy = False
         # Also those that the optimizer does not hold: a raw gradient must not stay where somebody could read it.
         for parameter in self.module.parameters():
             parameter.grad = None

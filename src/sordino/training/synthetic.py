@@ -28,9 +28,16 @@ class SyntheticRecords:
         rows: the number of records of `structure`; tensors with that first dimension hold one row a record.
         count: number of records.
         pattern: one of `INTEGER_PATTERNS`.
+        example: public tensors that stand for the first of `structure`, each with more than `count` records or with
+            none; their values are used.
+
+    Raises:
+        RecordCountMismatch: no tensor has the records first, or the example is too short.
     """
 
-    def __init__(self, structure: object, *, rows: int, count: int, pattern: str) -> None:
+    def __init__(
+        self, structure: object, *, rows: int, count: int, pattern: str, example: Sequence[Tensor] = ()
+    ) -> None:
         self.count = count
         self._structure = structure
         self._per_record = [tensor.dim() > 0 and tensor.size(0) == rows for tensor in tensors_in(structure)]
@@ -43,6 +50,12 @@ class SyntheticRecords:
             _values((count + 1, *tensor.shape[1:]) if rowed else tuple(tensor.shape), tensor, pattern, generator)
             for tensor, rowed in zip(tensors_in(structure), self._per_record, strict=True)
         ]
+        for place, (given, rowed) in enumerate(zip(example, self._per_record, strict=False)):
+            if rowed and (not given.dim() or given.size(0) <= count):
+                raise RecordCountMismatch(
+                    f"public_batch must hold at least {count + 1} records, got fewer. Invent some more."
+                )
+            self._values[place] = given[: count + 1].detach().clone() if rowed else given.detach().clone()
 
     def batch(self, places: Sequence[int], *, poisoned: bool = False) -> object:
         """The records at `places`, `count` being the stand-in; `poisoned` makes the first one's floats NaN."""

@@ -16,8 +16,12 @@ from torch import Tensor
 from sordino.errors import CoupledRecords, UnprivateStep
 from sordino.training.structure import leaves_in, map_leaves, map_tensors, tensors_in
 
-__all__ = ["Tape", "TapedTensor", "plain"]
+__all__ = ["WITHOUT_SCALER", "Tape", "TapedTensor", "plain"]
 
+WITHOUT_SCALER = (
+    "loss must not be scaled by a GradScaler: it skips steps when a record's gradient overflows, which tells about the "
+    "record. Use torch.autocast with bfloat16, without a scaler."
+)
 _HOW_TO_DECLARE = "Pass the loss to make_private as criterion=, a function of (output, target)"
 # How far up the stack a gradient scaler's own frame is from the multiplication it makes.
 _SCALER_DEPTH = 8
@@ -300,8 +304,5 @@ def _refuse_scaler() -> None:
         if frame is None:
             return
         if isinstance(frame.f_locals.get("self"), torch.amp.GradScaler):
-            raise UnprivateStep(
-                "loss must not be scaled by a GradScaler: it skips steps when a record's gradient overflows, which "
-                "tells about the record. Use torch.autocast with bfloat16, without a scaler."
-            )
+            raise UnprivateStep(WITHOUT_SCALER)
         frame = frame.f_back
