@@ -511,6 +511,18 @@ def test_autocast_keeps_norms_and_sums_consistent():
     assert all(value.dtype == torch.float32 for value in sums.values())
 
 
+def test_reading_inside_autocast_is_as_precise_as_outside():
+    torch.manual_seed(0)
+    model = nn.Linear(40, 50)
+    capture = GradientCapture(model)
+    with capture.recording(records=3):
+        squares(model, (x_of(3, 5, 40),)).sum().backward()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        squared, sums = clipped(capture)
+    expected = oracles.per_record_gradients(model, lambda m, r: squares(m, r).sum(), (x_of(3, 5, 40),))
+    compare(squared, sums, expected, list(model.parameters()))
+
+
 def test_flags_are_restored_when_a_layer_raises():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 2))
     capture = GradientCapture(model)

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.gradients.numerics import row_squared_norms
+from sordino.gradients.numerics import full_precision, row_squared_norms
 from sordino.gradients.rules.cost import choose_convolution_kernel, choose_kernel
 from strategies import record_counts, seeds
 
@@ -46,6 +46,18 @@ def test_an_unsafe_row_is_rescaled_alone():
     x[1] = 1e-30
     x[2] = 0
     assert row_squared_norms(x).tolist() == pytest.approx([4.0, 4e-60, 0.0], rel=1e-6)
+
+
+@pytest.mark.parametrize("user", ["high", "highest"])
+def test_reading_runs_in_full_precision_and_gives_the_users_setting_back(user):
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(user)
+        with full_precision():
+            assert torch.backends.mkldnn.matmul.fp32_precision in ("ieee", "none")
+        assert torch.get_float32_matmul_precision() == user
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_the_cost_models_choose_by_shape():

@@ -26,6 +26,7 @@ from sordino.gradients.edge import capture_outputs
 from sordino.gradients.fallback import functional_fallback, keep_call
 from sordino.gradients.graph import ordinary_uses
 from sordino.gradients.hooks import CallBefore, Frame, ModuleHook, UseReceiver
+from sordino.gradients.numerics import full_precision
 from sordino.gradients.purity import Fingerprint
 from sordino.gradients.recording import Recording
 from sordino.gradients.rules.rule import LayerRule, Use
@@ -188,7 +189,7 @@ class GradientCapture:
             UncapturedParameter: a use of a managed parameter was not captured.
             PrivacyError: there is no recording, or a kept input was modified in place.
         """
-        with self._hooks_suspended():
+        with self._reading():
             return self._readable().squared_norms()
 
     def add_weighted_sums(self, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor]) -> None:
@@ -203,7 +204,7 @@ class GradientCapture:
         recording = self._readable()
         if weights.shape != (recording.records,):
             raise RecordCountMismatch("weights must be one number per record of the chunk, got another shape.")
-        with self._hooks_suspended():
+        with self._reading():
             recording.add_weighted_sums(weights, into)
 
     def uncaptured_uses(self, loss: Tensor) -> list[str]:
@@ -215,11 +216,13 @@ class GradientCapture:
         return [parameter for parameter in self.names if parameter.requires_grad]
 
     @contextmanager
-    def _hooks_suspended(self) -> Iterator[None]:
-        """Modules may be run again while a recording is read."""
+    def _reading(self) -> Iterator[None]:
+        """Modules may be run again while a recording is read, and products have full precision."""
         self._suspended += 1
+        device = next(iter(self.names)).device.type if self.names else "cpu"
         try:
-            yield
+            with full_precision(), torch.autocast(device, enabled=False):
+                yield
         finally:
             self._suspended -= 1
 

@@ -4,14 +4,21 @@ A norm that is too small lets a record contribute more than the clipping norm, s
 to about 3e-7 relative, whatever the magnitude of the entries. Shapes: B records first.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-__all__ = ["compute_dtype", "row_squared_norms"]
+__all__ = ["compute_dtype", "full_precision", "row_squared_norms"]
 
 # A single-precision running sum over 1e7 entries drifts by 7e-4; over a block of this length by at most 2e-7.
 _BLOCK = 256
+
+_PRODUCTS_ON_CPU = ("mkldnn.matmul", "mkldnn.conv")
+_PRODUCTS_ON_CUDA = (*_PRODUCTS_ON_CPU, "cuda.matmul", "cudnn.conv")
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -21,6 +28,24 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
         if tensor.dtype is not dtype:
             dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Products of single-precision matrices in single precision, whatever faster mode the user trains in.
+
+    With TF32 or bfloat16 products a norm would be off by 1e-3, and the released sum would not be the one measured.
+    """
+    names = _PRODUCTS_ON_CUDA if torch.cuda.is_available() else _PRODUCTS_ON_CPU
+    backends = [attrgetter(name)(torch.backends) for name in names]
+    reduced = [(backend, mode) for backend in backends if (mode := backend.fp32_precision) not in ("ieee", "none")]
+    for backend, _ in reduced:
+        backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for backend, mode in reduced:
+            backend.fp32_precision = mode
 
 
 def row_squared_norms(x: Shaped[Tensor, "B *shape"]) -> Float[Tensor, " B"]:
