@@ -152,4 +152,4 @@ class GridGaussianMechanism:
         integers = self.grid.integers(value)
         shaped(integers, self.dimension)
         noise = rounded_gaussian(self.grid_stddev, integers.size, self.randomness.fresh("grid-gaussian"))
-        return np.asarray(self.grid.values(integers + noise.reshape(integers.shape)))[()]
+        return self.grid.values(np.asarray(integers + noise.reshape(integers.shape)))[()]

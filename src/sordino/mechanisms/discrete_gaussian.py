@@ -108,4 +108,4 @@ class DiscreteGaussianMechanism:
         shaped(whole, self.dimension)
         noise = discrete_gaussian(*self.ratio, whole.size, self.randomness.fresh("discrete-gaussian"))
         noisy = np.asarray(whole + noise.reshape(whole.shape))
-        return noisy[()] if self.integers else np.asarray(self.grid.values(noisy))[()]
+        return noisy[()] if self.integers else self.grid.values(noisy)[()]

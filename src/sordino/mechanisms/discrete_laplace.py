@@ -168,4 +168,4 @@ class DiscreteLaplaceMechanism:
         integers = self.grid.integers(value)
         shaped(integers, self.dimension)
         noise = discrete_laplace(*self.ratio, integers.size, self.randomness.fresh("discrete-laplace"))
-        return np.asarray(self.grid.values(integers + noise.reshape(integers.shape)))[()]
+        return self.grid.values(np.asarray(integers + noise.reshape(integers.shape)))[()]

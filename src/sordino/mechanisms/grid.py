@@ -66,11 +66,11 @@ class Grid:
         """The nearest grid points as int64 multiples of the step; entries that are not finite are 0."""
         with np.errstate(all="ignore"):  # ±∞ after scaling is clamped; a warning would tell
             scaled = np.rint(np.ldexp(finite_array(value), -self.exponent))
-        return np.clip(scaled, -_LARGEST, _LARGEST).astype(np.int64)
+        return np.asarray(np.clip(scaled, -_LARGEST, _LARGEST), dtype=np.int64)
 
     def values(self, integers: IntegerArray) -> FloatArray:
         """The grid points as floats."""
-        return np.ldexp(integers.astype(np.float64), self.exponent)
+        return np.asarray(np.ldexp(integers.astype(np.float64), self.exponent))
 
 
 def whole_array(value: npt.ArrayLike) -> IntegerArray:
@@ -82,7 +82,7 @@ def whole_array(value: npt.ArrayLike) -> IntegerArray:
         )
     if array.dtype.kind == "u":
         array = np.minimum(array, _LARGEST)
-    return np.clip(array.astype(np.int64), -_LARGEST, _LARGEST)
+    return np.asarray(np.clip(array.astype(np.int64), -_LARGEST, _LARGEST))
 
 
 def ratio_at_least(scale: Fraction) -> tuple[int, int]:
