@@ -53,7 +53,7 @@ def test_reading_runs_in_full_precision_and_gives_the_users_setting_back(user):
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision(user)
-        with full_precision():
+        with full_precision(torch.device("cpu")):
             assert torch.backends.mkldnn.matmul.fp32_precision in ("ieee", "none")
         assert torch.get_float32_matmul_precision() == user
     finally:

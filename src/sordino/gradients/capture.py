@@ -219,9 +219,8 @@ class GradientCapture:
     def _reading(self) -> Iterator[None]:
         """Modules may be run again while a recording is read, and products have full precision."""
         self._suspended += 1
-        device = next(iter(self.names)).device.type if self.names else "cpu"
         try:
-            with full_precision(), torch.autocast(device, enabled=False):
+            with full_precision(self._anchor.device):
                 yield
         finally:
             self._suspended -= 1

@@ -5,7 +5,8 @@ to about 3e-7 relative, whatever the magnitude of the entries. Shapes: B records
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from operator import attrgetter
 
 import torch
@@ -17,8 +18,8 @@ __all__ = ["compute_dtype", "full_precision", "row_squared_norms"]
 # A single-precision running sum over 1e7 entries drifts by 7e-4; over a block of this length by at most 2e-7.
 _BLOCK = 256
 
-_PRODUCTS_ON_CPU = ("mkldnn.matmul", "mkldnn.conv")
-_PRODUCTS_ON_CUDA = (*_PRODUCTS_ON_CPU, "cuda.matmul", "cudnn.conv")
+_PRODUCTS_ON_CPU = (attrgetter("mkldnn.matmul"), attrgetter("mkldnn.conv"))
+_PRODUCTS_ON_CUDA = (attrgetter("cuda.matmul"), attrgetter("cudnn.conv"))
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -31,18 +32,20 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
+def full_precision(device: torch.device) -> Iterator[None]:
     """Products of single-precision matrices in single precision, whatever faster mode the user trains in.
 
-    With TF32 or bfloat16 products a norm would be off by 1e-3, and the released sum would not be the one measured.
+    With TF32 or bfloat16 products, by setting or by autocast, a norm would be off by 1e-3, and the released sum would
+    not be the one that was measured.
     """
-    names = _PRODUCTS_ON_CUDA if torch.cuda.is_available() else _PRODUCTS_ON_CPU
-    backends = [attrgetter(name)(torch.backends) for name in names]
+    backends = [get(torch.backends) for get in (_PRODUCTS_ON_CUDA if device.type == "cuda" else _PRODUCTS_ON_CPU)]
     reduced = [(backend, mode) for backend in backends if (mode := backend.fp32_precision) not in ("ieee", "none")]
     for backend, _ in reduced:
         backend.fp32_precision = "ieee"
+    autocast = torch.is_autocast_enabled(device.type)
     try:
-        yield
+        with torch.autocast(device.type, enabled=False) if autocast else nullcontext():
+            yield
     finally:
         for backend, mode in reduced:
             backend.fp32_precision = mode
@@ -79,14 +82,21 @@ def row_squared_norms(x: Shaped[Tensor, "B *shape"]) -> Float[Tensor, " B"]:
 
 def _blocked(rows: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
     length = rows.shape[1]
-    whole = length // _BLOCK * _BLOCK
     if rows.dtype == torch.float64 or length <= _BLOCK:
         return torch.linalg.vector_norm(rows, dim=1).double().square()
-    blocks = rows[:, :whole].unflatten(1, (-1, _BLOCK))
+    block = _block_length(length)
+    whole = length // block * block
+    blocks = rows[:, :whole].unflatten(1, (-1, block))
     sums = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
     if whole < length:
         sums += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square()
     return sums
+
+
+@lru_cache
+def _block_length(length: int) -> int:
+    """A divisor of `length`, so that no shorter block is left, or the longest block."""
+    return next((block for block in range(_BLOCK, _BLOCK // 4, -1) if length % block == 0), _BLOCK)
 
 
 def _rescaled(rows: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
