@@ -235,6 +235,32 @@ def test_convolutions_and_norms_called_twice_are_exact(part, shape):
     check(Toy(lambda s, x: s.a(torch.tanh(s.a(x))) * 1.5, a=copy.deepcopy(part)), squares, x_of(*shape))
 
 
+def test_two_layers_that_share_only_the_bias_are_exact():
+    torch.manual_seed(0)
+    a, b = nn.Linear(3, 4), nn.Linear(4, 4)
+    b.bias = a.bias
+    model = Toy(lambda s, x: s.b(torch.tanh(s.a(x))), a=a, b=b)
+    check(model, squares, x_of(5, 3))
+    check(model, squares, x_of(5, 6, 3))
+
+
+def test_tied_embeddings_with_their_own_paddings_are_exact():
+    torch.manual_seed(0)
+    a, b = nn.Embedding(4, 3, padding_idx=0), nn.Embedding(4, 3, padding_idx=1)
+    b.weight = a.weight
+    ids = torch.tensor([[0, 1, 2], [1, 1, 3], [0, 0, 2]])
+    check(Toy(lambda s, ids: s.a(ids) * 2 + s.b(ids).tanh(), a=a, b=b), squares, ids)
+
+
+def test_a_bag_tied_to_an_embedding_and_a_head_is_exact():
+    torch.manual_seed(0)
+    bag, table, head = nn.EmbeddingBag(4, 3, mode="mean"), nn.Embedding(4, 3), nn.Linear(3, 4)
+    table.weight = head.weight = bag.weight
+    ids = torch.tensor([[0, 1, 2], [1, 1, 3], [0, 0, 2]])
+    model = Toy(lambda s, ids: s.head(s.bag(ids) + s.table(ids).tanh().sum(1)), bag=bag, table=table, head=head)
+    check(model, squares, ids)
+
+
 def test_two_layers_that_share_only_the_weight_are_exact():
     torch.manual_seed(0)
     a, b = nn.Linear(4, 4), nn.Linear(4, 4)

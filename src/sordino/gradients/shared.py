@@ -31,7 +31,7 @@ def shared_squared_norms(uses: list[Use], shares: list[tuple[str, ...]]) -> Floa
     """
     if all(len(set(names)) == 1 for names in shares):
         together = frozenset(names[0] for names in shares)
-        merged = _merged(uses, next(iter(together)))
+        merged = _merged(uses, together)
         if len(merged) == 1:
             return merged[0].rule.squared_norms(merged[0], together)
     total = torch.zeros(uses[0].records, dtype=torch.float64, device=_device(uses))
@@ -42,7 +42,7 @@ def shared_squared_norms(uses: list[Use], shares: list[tuple[str, ...]]) -> Floa
 
 def _of_one_parameter(uses: list[Use], names: tuple[str, ...]) -> Float[Tensor, " B"]:
     """By cross terms where the rules know them, otherwise by adding gradients."""
-    merged = _merged(uses, names[0]) if len(set(names)) == 1 else uses
+    merged = _merged(uses, frozenset(names)) if len(set(names)) == 1 else uses
     if len(merged) > 2:
         return _by_adding(uses, names)
     first, second = merged
@@ -61,14 +61,14 @@ def _of_one_parameter(uses: list[Use], names: tuple[str, ...]) -> Float[Tensor, 
     return total + 4 * torch.finfo(torch.float32).eps * parts
 
 
-def _merged(uses: list[Use], name: str) -> list[Use]:
+def _merged(uses: list[Use], names: frozenset[str]) -> list[Use]:
     """One use per rule where the rule can merge; the uses themselves where it can't."""
     by_rule: dict[int, list[Use]] = {}
     for use in uses:
         by_rule.setdefault(id(use.rule), []).append(use)
     result: list[Use] = []
     for group in by_rule.values():
-        one = group[0] if len(group) == 1 else group[0].rule.merge(group, name)
+        one = group[0] if len(group) == 1 else group[0].rule.merge(group, names)
         result += group if one is None else [one]
     return result
 

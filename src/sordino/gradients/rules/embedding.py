@@ -66,12 +66,12 @@ class EmbeddingRule(LayerRule):
         summed = grads.new_zeros(_rows(use.module), grads.shape[2]).index_add_(0, ids.flatten(), weighted.flatten(0, 1))
         return dict.fromkeys(names, summed)
 
-    def merge(self, uses: list[Use], name: str) -> Use | None:  # noqa: ARG002
+    def merge(self, uses: list[Use], names: frozenset[str]) -> Use | None:  # noqa: ARG002
         """Several calls are one call with all their ids."""
         looked_up = [rule.lookups(use) for use in uses if isinstance(rule := use.rule, EmbeddingRule)]
         ids = torch.cat([ids for ids, _ in looked_up], dim=1)
         grads = torch.cat([grads for _, grads in looked_up], dim=1)
-        return replace(uses[0], rule=_PLAIN, saved=(ids,), grads=(grads,), memo={}, versions=())
+        return replace(uses[0], rule=_MERGED, saved=(ids,), grads=(grads,), memo={}, versions=())
 
     def inner_products(self, use: Use, other: Use) -> Float[Tensor, " B"] | None:
         """With a linear layer that shares the table: ``Σ_{t,s} G[t, id_s] ⟨h_t, g_s⟩``."""
@@ -135,7 +135,14 @@ class EmbeddingBagRule(EmbeddingRule):
         return ids.long(), _without_padding(use.module, ids, grads)
 
 
-_PLAIN = EmbeddingRule()
+class _MergedLookups(EmbeddingRule):
+    """Lookups of several calls, with each call's own padding taken out already."""
+
+    def lookups(self, use: Use) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B T d"]]:
+        return use.saved[0], use.grad
+
+
+_MERGED = _MergedLookups()
 
 
 def _rows(module: nn.Module) -> int:

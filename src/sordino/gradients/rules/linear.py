@@ -69,8 +69,10 @@ class LinearRule(LayerRule):
                 sums[name] = (rows_g * per_row[:, None]).t() @ rows_a
         return sums
 
-    def merge(self, uses: list[Use], name: str) -> Use | None:  # noqa: ARG002
+    def merge(self, uses: list[Use], names: frozenset[str]) -> Use | None:
         """Several calls are one call on all their positions: the sums over positions add up."""
+        if "weight" not in names:
+            return None
         flat = [positions_of(use) for use in uses]
         inputs = torch.cat([inputs for inputs, _ in flat], dim=1)
         grads = torch.cat([grads for _, grads in flat], dim=1)

@@ -142,8 +142,8 @@ class LayerRule:
             sums[name] = weigh(self.per_example(use, name) if stored is None else stored, weights)
         return sums
 
-    def merge(self, uses: list[Use], name: str) -> Use | None:  # noqa: ARG002
-        """One use whose gradient for `name` is the sum over `uses`, or None where this rule can't build it."""
+    def merge(self, uses: list[Use], names: frozenset[str]) -> Use | None:  # noqa: ARG002
+        """One use whose gradient for `names` is the sum over `uses`, or None where this rule can't build it."""
         return None
 
     def inner_products(self, use: Use, other: Use) -> Float[Tensor, " B"] | None:  # noqa: ARG002
