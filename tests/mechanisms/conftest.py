@@ -1,4 +1,4 @@
-"""What the mechanism tests share: fixed seeds, a chi-square test against a closed form, a stream that says what it's told."""
+"""What the mechanism tests share: fixed seeds, a chi-square test, a stream that says what it's told."""
 
 from collections.abc import Callable, Sequence
 

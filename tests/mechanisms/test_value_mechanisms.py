@@ -84,16 +84,16 @@ def test_geometric_noise_is_whole_and_has_its_scale(seeded):
 def test_the_norm_of_k_norm_noise_is_gamma_of_the_dimension(seeded, norm, dimension):
     # r·‖u‖ with r ~ Gamma(k + 1) and ‖u‖ = U^{1/k} is Gamma(k).
     mechanism = KNormMechanism(epsilon=2.0, sensitivity=3.0, norm=norm, dimension=dimension, randomness=seeded(6))
-    norms = np.array([np.linalg.norm(mechanism.noise(), ord=norm) for _ in range(3000)])
+    norms = np.array([np.linalg.norm(mechanism.noise(), ord=norm) for _ in range(2000)])
     law = stats.gamma(dimension, scale=1.5).cdf
     assert fits(norms, law) > 1e-3
-    assert fits(norms * 1.15, law) < 1e-4
-    assert fits(norms / 1.15, law) < 1e-4
+    assert fits(norms * 1.2, law) < 1e-4
+    assert fits(norms / 1.2, law) < 1e-4
 
 
 def test_k_norm_noise_in_l1_is_laplace_noise_in_every_coordinate(seeded):
     mechanism = KNormMechanism(epsilon=1.0, sensitivity=2.0, norm=1, dimension=3, randomness=seeded(7))
-    noise = np.array([mechanism.noise() for _ in range(4000)])
+    noise = np.array([mechanism.noise() for _ in range(2000)])
     assert fits(noise[:, 1] / 2.0, "laplace") > 1e-3
     assert abs(np.corrcoef(np.abs(noise[:, 0]), np.abs(noise[:, 2]))[0, 1]) < 0.05
 
@@ -101,12 +101,12 @@ def test_k_norm_noise_in_l1_is_laplace_noise_in_every_coordinate(seeded):
 def test_k_norm_directions_are_uniform_in_the_ball(seeded):
     square = KNormMechanism(epsilon=1.0, sensitivity=1.0, norm=math.inf, dimension=2, randomness=seeded(8))
     round_ = KNormMechanism(epsilon=1.0, sensitivity=1.0, norm=2, dimension=2, randomness=seeded(9))
-    z = np.array([square.noise() for _ in range(4000)])
+    z = np.array([square.noise() for _ in range(2000)])
     # Uniform in the square: the smaller coordinate over the larger one is uniform, and signs are fair.
     ratio = np.abs(z).min(axis=1) / np.abs(z).max(axis=1)
     assert fits(ratio, "uniform") > 1e-3
     assert abs((z > 0).mean() - 0.5) < 0.02
-    angles = np.arctan2(*np.array([round_.noise() for _ in range(4000)]).T) / (2 * math.pi) + 0.5
+    angles = np.arctan2(*np.array([round_.noise() for _ in range(2000)]).T) / (2 * math.pi) + 0.5
     assert fits(angles, "uniform") > 1e-3
 
 

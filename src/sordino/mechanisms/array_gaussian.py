@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 
 from sordino import checks
 from sordino.events import Event, Gaussian
@@ -17,7 +16,7 @@ from sordino.mechanisms.analytic_gaussian import analytic_noise_multiplier, clas
 from sordino.mechanisms.continuous import normal
 from sordino.mechanisms.grid import Grid
 from sordino.mechanisms.rounded_gaussian import rounded_gaussian
-from sordino.mechanisms.values import Released, finite_array, shaped
+from sordino.mechanisms.values import Numbers, Released, finite_array, shaped
 from sordino.randomness import Randomness
 
 __all__ = ["ArrayGaussianMechanism", "GridGaussianMechanism", "calibrated_noise_multiplier"]
@@ -81,7 +80,7 @@ class ArrayGaussianMechanism:
         """The event of one release."""
         return Gaussian(noise_multiplier=self.noise_multiplier)
 
-    def release(self, value: npt.ArrayLike) -> Released:
+    def release(self, value: Numbers) -> Released:
         """The value plus noise, same shape."""
         array = finite_array(value)
         noise = normal(array.size, self.randomness.fresh("array-gaussian"))
@@ -147,7 +146,7 @@ class GridGaussianMechanism:
         """The event of one release."""
         return Gaussian(noise_multiplier=self.noise_multiplier)
 
-    def release(self, value: npt.ArrayLike) -> Released:
+    def release(self, value: Numbers) -> Released:
         """The value, rounded to the grid, plus noise on the grid; same shape, float64."""
         integers = self.grid.integers(value)
         shaped(integers, self.dimension)

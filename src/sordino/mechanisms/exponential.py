@@ -8,19 +8,18 @@ References:
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from sordino import checks
 from sordino.errors import InvalidArgument
 from sordino.events import BoundedRange, Event
 from sordino.mechanisms.continuous import gumbel
-from sordino.mechanisms.values import Bounds, FloatArray, checked_bounds
+from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bounds
 from sordino.randomness import Randomness
 
 __all__ = ["ExponentialMechanism", "clean_scores"]
 
 
-def clean_scores(scores: npt.ArrayLike, *, bounds: Bounds | None = None, name: str = "scores") -> FloatArray:
+def clean_scores(scores: Numbers, *, bounds: Bounds | None = None, name: str = "scores") -> FloatArray:
     """Scores as a vector of floats, higher is better; one that is not finite counts as the worst.
 
     With declared `bounds` scores are clipped to them and the worst is the lower bound, so a failed candidate keeps
@@ -83,7 +82,7 @@ class ExponentialMechanism:
         """The event of one release."""
         return BoundedRange(epsilon=self.epsilon)
 
-    def log_weights(self, scores: npt.ArrayLike, measures: npt.ArrayLike | None = None) -> FloatArray:
+    def log_weights(self, scores: Numbers, measures: Numbers | None = None) -> FloatArray:
         """Logarithms of the weights, up to a constant; −∞ for a candidate of measure 0."""
         cleaned = clean_scores(scores, bounds=self.score_bounds)
         # Differences first: scores far from 0 would lose their digits in the product.
@@ -100,13 +99,13 @@ class ExponentialMechanism:
         # Without any positive measure every candidate is as good as another.
         return weights + sizes if np.isfinite(sizes).any() else np.zeros_like(weights)
 
-    def probabilities(self, scores: npt.ArrayLike, measures: npt.ArrayLike | None = None) -> FloatArray:
+    def probabilities(self, scores: Numbers, measures: Numbers | None = None) -> FloatArray:
         """The law of the choice. It is as private as the scores are: for tests and teaching, not for release."""
         logs = self.log_weights(scores, measures)
         weights = np.exp(logs - logs.max())
         return weights / weights.sum()
 
-    def release(self, scores: npt.ArrayLike, measures: npt.ArrayLike | None = None) -> int:
+    def release(self, scores: Numbers, measures: Numbers | None = None) -> int:
         """The position of the chosen candidate."""
         logs = self.log_weights(scores, measures)
         return int(np.argmax(logs + gumbel(logs.size, self.randomness.fresh("exponential"))))

@@ -12,13 +12,12 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from sordino import checks
 from sordino.errors import InvalidArgument
 from sordino.events import Event
 from sordino.mechanisms.exponential import ExponentialMechanism, clean_scores
-from sordino.mechanisms.values import FloatArray
+from sordino.mechanisms.values import FloatArray, Numbers
 from sordino.randomness import Randomness
 
 __all__ = ["GeneralizedExponentialMechanism"]
@@ -67,7 +66,7 @@ class GeneralizedExponentialMechanism:
         """The event of one release."""
         return self._inner().event()
 
-    def normalized_errors(self, errors: npt.ArrayLike) -> FloatArray:
+    def normalized_errors(self, errors: Numbers) -> FloatArray:
         """s: errors in units of sensitivity, each against its strongest rival; the least is 0."""
         # An error that is not finite counts as the worst, that is, the largest.
         checked = -clean_scores(np.negative(np.asarray(errors, dtype=np.float64)), name="errors")
@@ -80,11 +79,11 @@ class GeneralizedExponentialMechanism:
         shifted = checked + self.penalty * sensitivity
         return ((shifted[:, None] - shifted) / (sensitivity[:, None] + sensitivity)).max(axis=1)
 
-    def probabilities(self, errors: npt.ArrayLike) -> FloatArray:
+    def probabilities(self, errors: Numbers) -> FloatArray:
         """The law of the choice. It is as private as the errors are: for tests and teaching, not for release."""
         return self._inner().probabilities(-self.normalized_errors(errors))
 
-    def release(self, errors: npt.ArrayLike) -> int:
+    def release(self, errors: Numbers) -> int:
         """The position of the chosen candidate."""
         return self._inner().release(-self.normalized_errors(errors))
 

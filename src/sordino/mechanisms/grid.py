@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sordino import checks
 from sordino.errors import InvalidArgument
-from sordino.mechanisms.values import FloatArray, finite_array
+from sordino.mechanisms.values import FloatArray, Numbers, finite_array
 
 __all__ = ["Grid", "ratio_at_least", "whole_array"]
 
@@ -62,7 +62,7 @@ class Grid:
         """Distance of neighbouring grid points."""
         return math.ldexp(1.0, self.exponent)
 
-    def integers(self, value: npt.ArrayLike) -> IntegerArray:
+    def integers(self, value: Numbers) -> IntegerArray:
         """The nearest grid points as int64 multiples of the step; entries that are not finite are 0."""
         with np.errstate(all="ignore"):  # ±∞ after scaling is clamped; a warning would tell
             scaled = np.rint(np.ldexp(finite_array(value), -self.exponent))
@@ -73,7 +73,7 @@ class Grid:
         return np.asarray(np.ldexp(integers.astype(np.float64), self.exponent))
 
 
-def whole_array(value: npt.ArrayLike) -> IntegerArray:
+def whole_array(value: Numbers) -> IntegerArray:
     """An integer value as int64, clamped so that noise can be added."""
     array = np.asarray(value)
     if array.dtype.kind not in "biu":

@@ -8,12 +8,10 @@ References:
 
 from dataclasses import dataclass, field
 
-import numpy.typing as npt
-
 from sordino import checks
 from sordino.events import Event, Laplace
 from sordino.mechanisms.continuous import laplace
-from sordino.mechanisms.values import Released, finite_array
+from sordino.mechanisms.values import Numbers, Released, finite_array
 from sordino.randomness import Randomness
 
 __all__ = ["LaplaceMechanism"]
@@ -55,7 +53,7 @@ class LaplaceMechanism:
         """The event of one release."""
         return Laplace(noise_multiplier=1.0 / self.epsilon)
 
-    def release(self, value: npt.ArrayLike) -> Released:
+    def release(self, value: Numbers) -> Released:
         """The value plus noise, same shape."""
         array = finite_array(value)
         noise = laplace(array.size, self.randomness.fresh("laplace"))

@@ -14,7 +14,7 @@ from sordino import checks
 from sordino.events import BoundedRange, Event, PureDP
 from sordino.mechanisms.continuous import exponential, gumbel, laplace
 from sordino.mechanisms.exponential import clean_scores
-from sordino.mechanisms.values import Bounds, FloatArray, checked_bounds
+from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bounds
 from sordino.randomness import Randomness, Stream
 
 __all__ = ["PermuteAndFlip", "ReportNoisyMax"]
@@ -69,7 +69,7 @@ class ReportNoisyMax:
         """The event of one release."""
         return BoundedRange(epsilon=self.epsilon) if self.noise == "gumbel" else PureDP(epsilon=self.epsilon)
 
-    def release(self, scores: npt.ArrayLike) -> int:
+    def release(self, scores: Numbers) -> int:
         """The position of the largest noisy score."""
         cleaned = clean_scores(scores, bounds=self.score_bounds)
         noise = _DRAWS[self.noise](cleaned.size, self.randomness.fresh("noisy-max"))
@@ -113,12 +113,12 @@ class PermuteAndFlip:
         """The event of one release."""
         return PureDP(epsilon=self.epsilon)
 
-    def acceptance(self, scores: npt.ArrayLike) -> FloatArray:
+    def acceptance(self, scores: Numbers) -> FloatArray:
         """Probability of taking each candidate when it is visited; 1 for the best."""
         cleaned = clean_scores(scores, bounds=self.score_bounds)
         return np.exp(self.epsilon * (cleaned - cleaned.max()) / ((1.0 if self.monotone else 2.0) * self.sensitivity))
 
-    def release(self, scores: npt.ArrayLike) -> int:
+    def release(self, scores: Numbers) -> int:
         """The position of the chosen candidate."""
         acceptance = self.acceptance(scores)
         stream = self.randomness.fresh("permute-and-flip")

@@ -4,12 +4,12 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from sordino.errors import InvalidArgument
 from sordino.events import Event
 from sordino.mechanisms.budgets import Budget
 from sordino.mechanisms.integer_noise import IntegerNoise
+from sordino.mechanisms.values import Numbers
 from sordino.randomness import Randomness
 
 __all__ = ["PrivateCount"]
@@ -43,7 +43,7 @@ class PrivateCount:
         """The event of one release."""
         return self.noise.event()
 
-    def release(self, records: Sized, *, where: npt.ArrayLike | None = None) -> int:
+    def release(self, records: Sized, *, where: Numbers | None = None) -> int:
         """The noisy number of records, or of those for which the boolean vector `where` is True."""
         count = len(records)
         if where is not None:

@@ -25,7 +25,7 @@ from sordino.mechanisms.exact import discrete_laplace
 from sordino.mechanisms.grid import ratio_at_least
 from sordino.mechanisms.integer_noise import record_bits
 from sordino.mechanisms.rounded_gaussian import rounded_gaussian
-from sordino.mechanisms.values import FloatArray, record_matrix
+from sordino.mechanisms.values import FloatArray, Numbers, record_matrix
 from sordino.randomness import Randomness, Stream
 
 __all__ = ["PrivateCovariance", "PrivateSecondMoment"]
@@ -133,7 +133,7 @@ class PrivateSecondMoment:
             return PureDP(epsilon=self.budget.epsilon)
         return Gaussian(noise_multiplier=self.budget.noise_multiplier)
 
-    def exact(self, rows: npt.ArrayLike) -> IntegerArray:
+    def exact(self, rows: Numbers) -> IntegerArray:
         """XᵀX in squared grid steps before noise, int64 [d, d]. Not private."""
         steps = self._row_integers(rows)
         total = np.zeros((self.columns, self.columns), dtype=np.int64)
@@ -142,12 +142,12 @@ class PrivateSecondMoment:
             total += (block.T @ block).astype(np.int64)
         return total
 
-    def release(self, rows: npt.ArrayLike) -> FloatArray:
+    def release(self, rows: Numbers) -> FloatArray:
         """The noisy second moments [d, d], symmetric."""
         noisy = self.exact(rows) + self._noise(self.randomness.fresh("second-moment"))
         return np.ldexp(noisy.astype(np.float64), 2 * self._exponent)
 
-    def _row_integers(self, rows: npt.ArrayLike) -> FloatArray:
+    def _row_integers(self, rows: Numbers) -> FloatArray:
         """Rows on the grid as whole floats, each of squared norm ≤ `_squared_norm`."""
         matrix, _ = record_matrix(rows, self.columns, name="rows")
         with np.errstate(all="ignore"):  # data-dependent warnings would tell of extreme entries
@@ -223,7 +223,7 @@ class PrivateCovariance:
         """The event of one release."""
         return self.moments.event()
 
-    def release(self, rows: npt.ArrayLike) -> FloatArray:
+    def release(self, rows: Numbers) -> FloatArray:
         """The noisy covariance matrix [d, d], symmetric, positive semi-definite."""
         matrix, present = record_matrix(rows, self.columns, name="rows")
         with np.errstate(all="ignore"):

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from sordino import checks
 from sordino.definitions import NeighboringRelation
@@ -13,7 +12,7 @@ from sordino.events import Event, compose
 from sordino.mechanisms.budgets import Budget
 from sordino.mechanisms.private_count import PrivateCount
 from sordino.mechanisms.private_sum import PrivateSum, columns_of
-from sordino.mechanisms.values import Bounds, FloatArray, record_matrix
+from sordino.mechanisms.values import Bounds, FloatArray, Numbers, record_matrix
 from sordino.randomness import Randomness
 
 __all__ = ["PrivateMean"]
@@ -88,7 +87,7 @@ class PrivateMean:
         """The event of one release: those of its parts, composed."""
         return compose([part.event() for part in self.parts if part is not None])
 
-    def release(self, values: npt.ArrayLike) -> np.float64 | FloatArray:
+    def release(self, values: Numbers) -> np.float64 | FloatArray:
         """The noisy means [columns], inside the bounds; a single number when `bounds` is a single pair."""
         middle, radius = self._frame
         matrix, present = record_matrix(values, len(middle), name="values")

@@ -19,7 +19,7 @@ from sordino.definitions import NeighboringRelation
 from sordino.events import Event
 from sordino.mechanisms.exact import uniform_below
 from sordino.mechanisms.exponential import ExponentialMechanism
-from sordino.mechanisms.values import Bounds, FloatArray, checked_bounds, record_matrix
+from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bounds, record_matrix
 from sordino.randomness import Randomness
 
 __all__ = ["PrivateQuantile"]
@@ -79,7 +79,7 @@ class PrivateQuantile:
         """The event of one release."""
         return self._mechanism.event()
 
-    def pieces(self, records: npt.ArrayLike) -> tuple[IntegerArray, IntegerArray, FloatArray]:
+    def pieces(self, records: Numbers) -> tuple[IntegerArray, IntegerArray, FloatArray]:
         """First point, number of points and score of every piece of the grid. Not private."""
         lower, upper = self.bounds
         matrix, present = record_matrix(records, 1)
@@ -97,7 +97,7 @@ class PrivateQuantile:
         weakly[0::2], weakly[1::2] = below, below[1:]
         return first, sizes, -np.maximum(np.maximum(strictly - target, target - weakly), 0.0)
 
-    def release(self, records: npt.ArrayLike) -> float:
+    def release(self, records: Numbers) -> float:
         """A grid point between the bounds."""
         first, sizes, scores = self.pieces(records)
         chosen = self._mechanism.release(scores, measures=sizes)

@@ -18,7 +18,7 @@ from sordino.errors import InvalidArgument
 from sordino.events import Event
 from sordino.mechanisms.budgets import Budget
 from sordino.mechanisms.integer_noise import IntegerNoise, record_bits
-from sordino.mechanisms.values import Bounds, FloatArray, checked_bounds, record_matrix
+from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bounds, record_matrix
 from sordino.randomness import Randomness
 
 __all__ = ["PrivateSum", "columns_of"]
@@ -114,14 +114,14 @@ class PrivateSum:
         """The event of one release."""
         return self.noise.event()
 
-    def exact(self, records: npt.ArrayLike) -> IntegerArray:
+    def exact(self, records: Numbers) -> IntegerArray:
         """The sums in grid steps before noise. Not private."""
         matrix, present = record_matrix(records, len(self._columns))
         ends = np.array(self._columns)
         steps = np.rint(np.ldexp(np.clip(matrix, ends[:, 0], ends[:, 1]), -self._exponents)).astype(np.int64)
         return steps[present].sum(axis=0)
 
-    def release(self, records: npt.ArrayLike) -> np.float64 | FloatArray:
+    def release(self, records: Numbers) -> np.float64 | FloatArray:
         """The noisy sums [columns]; a single number when `bounds` is a single pair."""
         noisy = self.exact(records) + self.noise.draw(self.randomness.fresh("sum"))
         sums = np.ldexp(noisy.astype(np.float64), self._exponents)

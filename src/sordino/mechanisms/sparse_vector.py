@@ -14,7 +14,7 @@ from sordino import checks
 from sordino.errors import BudgetExceeded, InvalidArgument
 from sordino.events import Event, PureDP
 from sordino.mechanisms.continuous import laplace
-from sordino.mechanisms.values import finite_array
+from sordino.mechanisms.values import Numbers, finite_array
 from sordino.randomness import Randomness, Stream
 
 __all__ = ["AboveThreshold", "AboveThresholdSession"]
@@ -120,7 +120,7 @@ class AboveThreshold:
         """Start a run with fresh noise; every run is one `event`."""
         return AboveThresholdSession(self, self.randomness.fresh("sparse-vector"))
 
-    def release(self, values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    def release(self, values: Numbers) -> npt.NDArray[np.bool_]:
         """One whole session on the values in order: answers up to and including the last positive one."""
         array = finite_array(values, name="values")
         if array.ndim != 1:

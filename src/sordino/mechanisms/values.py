@@ -4,6 +4,7 @@ A value's kind and shape are public: a wrong one is refused. Its entries are pri
 entry that is not finite has no bounded change, so it is taken as 0 (a record with such an entry: as absent).
 """
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -12,14 +13,15 @@ import numpy.typing as npt
 from sordino import checks
 from sordino.errors import InvalidArgument
 
-__all__ = ["Bounds", "FloatArray", "Released", "checked_bounds", "finite_array", "record_matrix", "shaped"]
+__all__ = ["Bounds", "FloatArray", "Numbers", "Released", "checked_bounds", "finite_array", "record_matrix", "shaped"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Released: TypeAlias = np.float64 | FloatArray
 Bounds: TypeAlias = tuple[float, float]
+Numbers: TypeAlias = npt.ArrayLike | Sequence[object]
 
 
-def finite_array(value: npt.ArrayLike, *, name: str = "value") -> FloatArray:
+def finite_array(value: Numbers, *, name: str = "value") -> FloatArray:
     """A fresh float64 array of the value with every entry that is not finite set to 0."""
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
@@ -50,9 +52,7 @@ def checked_bounds(bounds: Bounds, *, name: str = "bounds") -> Bounds:
     return lower, upper
 
 
-def record_matrix(
-    records: npt.ArrayLike, columns: int, *, name: str = "records"
-) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+def record_matrix(records: Numbers, columns: int, *, name: str = "records") -> tuple[FloatArray, npt.NDArray[np.bool_]]:
     """The records as float64 [n, columns], and which of them are present: those whose entries are all numbers.
 
     A record with a NaN or an infinite entry is absent; its row is zero.
