@@ -108,6 +108,6 @@ class Guarantee:
         claim = f"{head}-differentially private" if self.is_private else f"{head}: NOT private"
         line = (
             f"{claim}: unit {self.unit.words}, neighbours {self.relation.words}, "
-            f"sampler {self.sampler}, accountant {self.accountant}"
+            f"sampler {self.sampler}, accountant {self.accountant.replace('_', ' ')}"
         )
         return line + "".join(f"; {caveat}" for caveat in self.caveats)
