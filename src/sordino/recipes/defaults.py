@@ -41,6 +41,7 @@ class _Settings:
         max_grad_norm: clipping norm.
         largest_learning_rate: the learning rate when noise is weak.
         noise_per_weight: largest standard deviation of the noise accumulated in one weight.
+        averaged_fraction: share of the steps whose weights are averaged.
         microbatch_size: records that fit into memory together.
     """
 
@@ -49,6 +50,7 @@ class _Settings:
     max_grad_norm: float
     largest_learning_rate: float
     noise_per_weight: float
+    averaged_fraction: float
     microbatch_size: int
 
 
@@ -59,7 +61,8 @@ _SETTINGS = {
         max_grad_norm=1.0,
         largest_learning_rate=16.0,
         noise_per_weight=1.0,
-        microbatch_size=16384,
+        averaged_fraction=0.5,
+        microbatch_size=4096,
     ),
     "mlp": _Settings(
         batch_size=4096,
@@ -67,14 +70,16 @@ _SETTINGS = {
         max_grad_norm=1.0,
         largest_learning_rate=4.0,
         noise_per_weight=0.5,
+        averaged_fraction=0.5,
         microbatch_size=4096,
     ),
     "cnn": _Settings(
         batch_size=2048,
-        steps=300,
-        max_grad_norm=0.1,
-        largest_learning_rate=8.0,
-        noise_per_weight=0.5,
+        steps=200,
+        max_grad_norm=1.0,
+        largest_learning_rate=2.5,
+        noise_per_weight=0.18,
+        averaged_fraction=0.25,
         microbatch_size=512,
     ),
 }
@@ -184,7 +189,7 @@ def recommend(
         plan=plan,
         learning_rate=_learning_rate(plan, settings),
         momentum=_MOMENTUM,
-        averaging=TailAverage(),
+        averaging=TailAverage(fraction=settings.averaged_fraction),
         performance=Performance(microbatch_size=settings.microbatch_size, device=device),
         factory=factory,
     )
