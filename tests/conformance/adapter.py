@@ -13,6 +13,8 @@ from sordino import accounting
 from sordino.errors import SordinoError
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
 from sordino.training.engine import PrivacyEngine
+from sordino.training.plan import Plan
+from sordino.training.trainer import fit
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -58,6 +60,12 @@ class Sordino:
         return Private(
             *engine.make_private_with_epsilon(module=model, optimizer=optimizer, data_loader=loader, **options), engine
         )
+
+    def fit(self, model: nn.Module, tensors: Sequence[Tensor], loss: Callable[..., Tensor], **options: Any) -> None:
+        """Train natively: ``loss(model, *batch)`` has one value per record."""
+        wanted = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.5, "steps": 5, "delta": 1e-5}
+        plan = Plan(**(wanted | {"expected_batch_size": 0.5 * len(tensors[0])} | options))
+        fit(model, loss, tensors, plan, progress=False)
 
     def resumed(self, interrupted: Private, model: nn.Module, data: Dataset, **options: Any) -> Private:
         """A new run that goes on from what an earlier one has charged."""

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDat
 
 from conformance.adapter import distance, held
 from sordino.accounting import epsilon
+from sordino.definitions import NeighboringRelation
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
 
 DELTA = 1e-5
@@ -89,7 +90,9 @@ def test_without_poisson_sampling_nothing_is_gained_from_sampling(library):
     for _ in range(3):
         steps = [counting(private, batch, 2) for batch in private.loader]
         assert len(steps) == 4
-    expected = epsilon(SelfComposed(event=Gaussian(noise_multiplier=2.0), count=3), DELTA, relation="replace_one").upper
+    expected = epsilon(
+        SelfComposed(event=Gaussian(noise_multiplier=2.0), count=3), DELTA, relation=NeighboringRelation.REPLACE_ONE
+    ).upper
     assert private.epsilon(DELTA) == pytest.approx(expected)
 
 

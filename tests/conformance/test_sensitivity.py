@@ -62,6 +62,20 @@ def test_a_loss_that_broadcasts_targets_over_the_batch_is_refused(library):
         )
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda model, x, y: F.mse_loss(model(x), y),
+        lambda model, x, y: F.mse_loss(model(x), y, reduction="none"),
+        lambda model, x, y: F.mse_loss(model(x), y.T, reduction="none"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_loss_that_is_not_one_value_per_record_is_refused_natively_with_the_shape_expected(library, loss):
+    with pytest.raises(library.refusals, match=r"\(B,\)"):
+        library.fit(nn.Linear(5, 1), data(), loss)
+
+
 def test_a_step_without_a_clipped_backward_raises_and_changes_nothing(library):
     model, (x, y) = nn.Linear(5, 1), data()
     private = library.make_private(model, TensorDataset(x, y))
@@ -100,6 +114,17 @@ def test_another_optimizer_over_the_same_parameters_is_refused(library):
     with pytest.raises(library.refusals):
         other.step()
     assert torch.equal(model.bias, before)
+
+
+def test_an_absurd_noise_multiplier_destroys_accuracy_in_the_trainer_too(library):
+    sizes = []
+    for noise_multiplier in (0.1, 1000.0):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 1)
+        loss = lambda m, x, y: F.mse_loss(m(x), y, reduction="none").flatten()  # noqa: E731
+        library.fit(model, data(), loss, noise_multiplier=noise_multiplier)
+        sizes.append(float(model.weight.detach().norm()))
+    assert sizes[1] > 20 * sizes[0]
 
 
 def test_an_absurd_noise_multiplier_destroys_accuracy(library):

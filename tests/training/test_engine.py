@@ -390,12 +390,14 @@ def test_gradients_from_before_are_cleared():
 def test_a_second_engine_on_the_same_model_is_refused_until_the_first_lets_go():
     engine, model = PrivacyEngine(), network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    private(model, optimizer, engine=engine)
+    _, _, loader = private(model, optimizer, engine=engine)
     with pytest.raises(InvalidArgument, match="private already"):
         private(model, torch.optim.SGD(model.parameters(), lr=0.1))
     engine.detach()
     model(torch.ones(2, 5)).sum().backward()
     optimizer.step()
+    assert all(type(part) is torch.Tensor for part in next(iter(loader)))
+    assert engine.get_epsilon(DELTA) > 0, "a batch that is drawn is charged, also after the hooks are gone"
     train(*private(model, torch.optim.SGD(model.parameters(), lr=0.1)))
 
 

@@ -21,7 +21,7 @@ from sordino.training.guard import claim, is_claimed, release
 from sordino.training.plan import Plan
 from sordino.training.step import PrivateStep
 from sordino.training.structure import map_tensors, tensors_in
-from sordino.training.tape import WITHOUT_SCALER, Tape, TapedTensor, plain
+from sordino.training.tape import Tape, TapedTensor, plain, scaler_refusal
 
 __all__ = ["Session"]
 
@@ -82,7 +82,7 @@ class Session:
         self._tape: Tape | None = None
         self._calls: list[_Call] = []
         self._claimed: list[nn.Parameter] = []
-        self._started = self._backward = self._busy = False
+        self._started = self._backward = self._busy = self._detached = False
         self._capture_held(after_step=-1)
         for parameter in module.parameters():
             parameter.grad = None
@@ -103,6 +103,7 @@ class Session:
 
     def detach(self) -> None:
         """Give module and optimizer back as they were; later steps are the user's own again."""
+        self._detached = True
         self._release_held()
         self._step_handle.remove()
         release(self._claimed)
@@ -147,6 +148,8 @@ class Session:
 
     def hand_out(self, chunk: Chunk, batch: object) -> object:
         """Make `chunk` the current one, and return `batch` as the user gets it. An unfinished step is given up."""
+        if self._detached:
+            return batch
         # Chunk k of an open batch may only follow once chunk k − 1 was stepped: otherwise it is missing from the sum.
         if self.step.is_open and not self.step.expects(chunk):
             self.step.abandon()
@@ -255,7 +258,7 @@ class Session:
                 "optimizer.step must be called without a closure, got an argument. Call loss.backward() before it."
             )
         if getattr(self.optimizer, "grad_scale", None) is not None:
-            raise UnprivateStep(WITHOUT_SCALER)
+            raise scaler_refusal()
         chunk = self._chunk
         if chunk is None or not self._started or not self._backward:
             raise UnprivateStep(

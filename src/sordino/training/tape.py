@@ -16,12 +16,8 @@ from torch import Tensor
 from sordino.errors import CoupledRecords, UnprivateStep
 from sordino.training.structure import leaves_in, map_leaves, map_tensors, tensors_in
 
-__all__ = ["WITHOUT_SCALER", "Tape", "TapedTensor", "plain"]
+__all__ = ["Tape", "TapedTensor", "plain", "scaler_refusal"]
 
-WITHOUT_SCALER = (
-    "loss must not be scaled by a GradScaler: it skips steps when a record's gradient overflows, which tells about the "
-    "record. Use torch.autocast with bfloat16, without a scaler."
-)
 _HOW_TO_DECLARE = "Pass the loss to make_private as criterion=, a function of (output, target)"
 # How far up the stack a gradient scaler's own frame is from the multiplication it makes.
 _SCALER_DEPTH = 8
@@ -298,11 +294,19 @@ def plain(tensor: Tensor) -> Tensor:
         return tensor.as_subclass(Tensor)
 
 
+def scaler_refusal() -> UnprivateStep:
+    """What is raised when a dynamic loss scaler takes part."""
+    return UnprivateStep(
+        "loss must not be scaled by a GradScaler: it skips steps when a record's gradient overflows, which tells about "
+        "the record. Use torch.autocast with bfloat16, without a scaler."
+    )
+
+
 def _refuse_scaler() -> None:
     frame = inspect.currentframe()
     for _ in range(_SCALER_DEPTH):
         if frame is None:
             return
         if isinstance(frame.f_locals.get("self"), torch.amp.GradScaler):
-            raise UnprivateStep(WITHOUT_SCALER)
+            raise scaler_refusal()
         frame = frame.f_back
