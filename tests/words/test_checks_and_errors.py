@@ -11,7 +11,9 @@ from sordino import checks, errors
 
 SHARP_EDGES = Path(__file__).parents[2] / "docs" / "sharp-edges.md"
 
-ERROR_CLASSES = [value for _, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__]
+ERROR_CLASSES = [
+    value for _, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__
+]
 
 
 def test_every_exception_is_public_and_a_sordino_error():
