@@ -43,7 +43,10 @@ def test_a_resumed_run_has_the_epsilon_of_the_uninterrupted_one_and_other_noise(
     assert len(values.unique()) == len(values), "no noise value comes twice"
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 10, 117, 2000])
+@pytest.mark.parametrize(
+    "length",
+    [1, 2, 3, 10, 117, 2000, *(pytest.param(length, marks=pytest.mark.slow) for length in range(4, 2000, 57))],
+)
 def test_the_target_epsilon_is_never_exceeded(library, length):
     loader = DataLoader(TensorDataset(torch.zeros(length, 2)), batch_size=1)
     private = library.make_private_with_epsilon(
