@@ -20,6 +20,7 @@ from sordino.mechanisms import (
     PrivateSum,
     PureBudget,
 )
+from sordino.mechanisms.integer_noise import IntegerNoise
 
 PURE = PureBudget(epsilon=1.0)
 GAUSSIAN = GaussianBudget(noise_multiplier=1.5)
@@ -111,6 +112,18 @@ def test_a_sum_does_not_depend_on_the_order_of_records():
     mechanism = PrivateSum(budget=PURE, bounds=(-1.0, 1.0))
     records = np.random.default_rng(0).normal(size=1000)
     assert mechanism.exact(records) == mechanism.exact(records[::-1]) == mechanism.exact(np.sort(records))
+
+
+def test_entries_of_different_sensitivities_all_move():
+    with pytest.raises(InvalidArgument, match="moved must be 2"):
+        IntegerNoise(sensitivities=(1, 2), moved=1, budget=PURE)
+    mixed = IntegerNoise(sensitivities=(1, 3, 1), moved=3, budget=PureBudget(epsilon=3.0)).event()
+    assert mixed == Composed(
+        events=(
+            SelfComposed(event=DiscreteLaplace(scale=1.0, sensitivity=1), count=2),
+            DiscreteLaplace(scale=3.0, sensitivity=3),
+        )
+    )
 
 
 @BUDGETS

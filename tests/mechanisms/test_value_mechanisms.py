@@ -155,6 +155,19 @@ def test_discrete_laplace_on_a_fine_grid_is_post_processing_of_a_coarse_one(refi
     assert np.abs(rebuilt - fine)[50:-50].max() < 1e-12
 
 
+@pytest.mark.parametrize(("narrow", "wide"), [(2.0, 2.1), (1.0, 7.0)])
+def test_discrete_laplace_noise_of_a_larger_scale_is_post_processing_of_a_smaller_one(narrow, wide):
+    # Convolving the narrow law with a mixture of 0 and the wide law gives the wide law (proof page).
+    whole = np.arange(-600, 601)
+    q, r = math.exp(-1 / narrow), math.exp(-1 / wide)
+    small, large = ((1 - a) / (1 + a) * a ** np.abs(whole) for a in (q, r))
+    stay = q / r * ((1 - r) / (1 - q)) ** 2
+    kernel = (1 - stay) * large
+    kernel[600] += stay
+    assert 0 < stay < 1
+    assert np.abs(np.convolve(small, kernel, mode="same") - large)[100:-100].max() < 1e-12
+
+
 @pytest.mark.parametrize("granularity", [1.0, 0.25, 2.0**-8])
 def test_the_largest_privacy_loss_on_the_grid_is_at_most_epsilon_after_rounding(granularity):
     # Brute force over pairs of values that differ by exactly the sensitivity: the released laws are shifted grids.

@@ -26,12 +26,15 @@ _COARSE_STEPS = 256
 
 
 def coarse_multiple(sensitivity: int) -> int:
-    """The sensitivity, or the next multiple of ⌈sensitivity/256⌉: at most 2⁻²² more for a sensitivity of 2³⁰."""
+    """The sensitivity or a little more: a multiple of ⌈sensitivity/256⌉.
+
+    From 2¹⁶ on it is 256 times that, at most 2⁻⁸ more (2⁻²² at the usual 2³⁰), so that all fine grids have like events.
+    """
     step = -(-sensitivity // _COARSE_STEPS)
-    return -(-sensitivity // step) * step
+    return step * (_COARSE_STEPS if sensitivity >= 1 << 16 else -(-sensitivity // step))
 
 
-def laplace_event(ratio: tuple[int, int], sensitivity: int) -> Event:
+def laplace_event(ratio: tuple[int, int], sensitivity: int) -> DiscreteLaplace:
     """The event of one integer that moves by ≤ `sensitivity`, a value of `coarse_multiple`, noise of scale a/b.
 
     Noise on ℤ is noise on rℤ plus independent noise: dividing the characteristic functions leaves that of the

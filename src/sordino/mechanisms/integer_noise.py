@@ -6,6 +6,7 @@ served alike.
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from sordino import checks
 from sordino.errors import InvalidArgument
-from sordino.events import DiscreteLaplace, Event, Gaussian, SelfComposed
+from sordino.events import DiscreteLaplace, Event, Gaussian, SelfComposed, compose
 from sordino.mechanisms.budgets import Budget, PureBudget
 from sordino.mechanisms.discrete_laplace import coarse_multiple, laplace_event
 from sordino.mechanisms.exact import discrete_laplace
@@ -44,7 +45,7 @@ class IntegerNoise:
 
     Args:
         sensitivities: the largest change of each entry, whole numbers ≥ 1.
-        moved: how many entries one privacy unit can change, 1 … len(sensitivities).
+        moved: how many entries one privacy unit can change, 1 … len(sensitivities); all when sensitivities differ.
         budget: what the whole vector may spend.
     """
 
@@ -56,6 +57,11 @@ class IntegerNoise:
         for sensitivity in self.sensitivities:
             checks.integer(1, sensitivity=sensitivity)
         checks.in_range(1, len(self.sensitivities), moved=self.moved)
+        if self.moved < len(self.sensitivities) and len(set(self.sensitivities)) > 1:
+            raise InvalidArgument(
+                f"moved must be {len(self.sensitivities)} for entries of different sensitivities, got {self.moved}. "
+                "Which of them move is not known."
+            )
 
     def _ratio(self, sensitivity: int) -> tuple[int, int]:
         """Discrete Laplace scale of an entry: each of the moved entries may spend ε/moved."""
@@ -85,9 +91,16 @@ class IntegerNoise:
         """The event of one draw."""
         if not isinstance(self.budget, PureBudget):
             return Gaussian(noise_multiplier=self.budget.noise_multiplier)
-        events = [laplace_event(self._ratio(size), coarse_multiple(size)) for size in set(self.sensitivities)]
-        worst = max(events, key=_largest_loss)
-        return worst if self.moved == 1 else SelfComposed(event=worst, count=self.moved)
+        # Of laws on the same grid the one with the least scale dominates: the others add independent noise to it.
+        worst: dict[int, tuple[DiscreteLaplace, int]] = {}
+        for size, entries in Counter(self.sensitivities).items():
+            event = laplace_event(self._ratio(size), coarse_multiple(size))
+            known, others = worst.get(event.sensitivity, (event, 0))
+            worst[event.sensitivity] = (min(event, known, key=_scale), others + entries)
+        # Where fewer entries move than there are, they are all alike.
+        return compose(
+            [SelfComposed(event=event, count=min(entries, self.moved)) for _, (event, entries) in sorted(worst.items())]
+        )
 
     def draw(self, stream: Stream) -> IntegerArray:
         """One noise vector."""
@@ -108,11 +121,8 @@ def _root_above(count: int) -> Fraction:
     return Fraction(root if root * root == count << 60 else root + 1, 1 << 30)
 
 
-def _largest_loss(event: Event) -> tuple[float, float]:
-    """Orders discrete Laplace events: by loss, then by coarseness (coarser dominates finer)."""
-    if not isinstance(event, DiscreteLaplace):
-        raise TypeError(f"a discrete Laplace event is needed, got {event.kind}")
-    return event.sensitivity / event.scale, -event.sensitivity
+def _scale(event: DiscreteLaplace) -> float:
+    return event.scale
 
 
 def _gaussian_integers(stddev: Fraction, count: int, stream: Stream) -> IntegerArray:
