@@ -7,13 +7,42 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sordino.accounting import calibrate_noise_multiplier, delta, epsilon, renyi_divergence
+from sordino.accounting import (
+    advantage,
+    calibrate_noise_multiplier,
+    calibrate_steps,
+    central_limit_epsilon,
+    delta,
+    epsilon,
+    largest_rho,
+    reconstruction_bound,
+    renyi_divergence,
+    rho_epsilon,
+    shuffle_lower_bound,
+    square_root_toeplitz,
+    toeplitz_sensitivity,
+    true_positive_rate,
+)
 from sordino.accounting.composition import flatten
 from sordino.accounting.contour import contour_epsilon
 from sordino.accounting.directions import directions
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
-from sordino.events import Composed, Event, Gaussian, Laplace, PoissonSampled, SelfComposed
+from sordino.events import (
+    Composed,
+    DiscreteGaussian,
+    Event,
+    FixedSizeSampled,
+    Gaussian,
+    GroupPoissonSampled,
+    Laplace,
+    MatrixGaussian,
+    PoissonSampled,
+    PureDP,
+    RandomAllocation,
+    Selection,
+    SelfComposed,
+)
 
 CASES = {
     case["id"]: case
@@ -58,7 +87,7 @@ def assert_overlaps(lower: float, upper: float, case: dict) -> None:
 
 
 COMPOSITIONS = [
-    name for name, case in CASES.items() if name.startswith(("comp_", "poisson_q")) and name not in {"comp_lap50"}
+    name for name, case in CASES.items() if name.startswith(("comp_", "poisson_q")) and name != "comp_lap50"
 ]
 
 
@@ -140,3 +169,206 @@ def test_no_sampling_and_no_steps_cost_nothing_and_no_noise_costs_everything():
 def test_a_value_outside_its_range_is_refused(question):
     with pytest.raises(InvalidArgument):
         question()
+
+
+# ── the other accountants and questions ─────────────────────────────────────────────────────────────────────
+
+ANSWERED = {*COMPOSITIONS, "comp_lap50", "replace_q.01_s1_T1000", "calib_sigma"}
+
+
+def of(prefix: str) -> list[str]:
+    names = [name for name in CASES if name.startswith(prefix)]
+    ANSWERED.update(names)
+    return names
+
+
+def test_fifty_laplace_releases_are_inside_the_pld_interval():
+    case = CASES["comp_lap50"]
+    answer = epsilon(composition(case["params"]), case["delta"])
+    assert answer.accountant == "pld"
+    assert_overlaps(answer.lower, answer.upper, case)
+    assert answer.width <= 1e-3 * answer.upper
+
+
+@pytest.mark.parametrize("name", of("wor_addremove"))
+def test_a_fixed_size_sample_under_add_or_remove_displaces_a_record(name):
+    case = CASES[name]
+    params = case["params"]
+    population = round(1 / params["q"])
+    step = FixedSizeSampled(population=population, size=1, event=Gaussian(noise_multiplier=params["sigma"]))
+    answer = epsilon(SelfComposed(event=step, count=params["T"]), case["delta"])
+    assert_overlaps(answer.lower, answer.upper, case)
+    assert answer.width <= 1e-6 * answer.upper
+
+
+@pytest.mark.parametrize("name", of("group_"))
+def test_a_group_on_a_poisson_sample_is_a_binomial_mixture(name):
+    case = CASES[name]
+    params = case["params"]
+    step = GroupPoissonSampled(
+        sample_rate=params["q"], group_size=params["k"], event=Gaussian(noise_multiplier=params["sigma"])
+    )
+    answer = epsilon(SelfComposed(event=step, count=params["T"]), case["delta"])
+    assert_overlaps(answer.lower, answer.upper, case)
+    assert answer.width <= 1e-6 * answer.upper
+
+
+@pytest.mark.parametrize("name", of("zcdp_rho"))
+def test_zcdp_converts_with_the_best_order(name):
+    case = CASES[name]
+    assert rho_epsilon(case["params"]["rho"], case["delta"]) == pytest.approx(case["truth"], abs=case["abs_tol"])
+
+
+def test_the_largest_rho_for_a_target():
+    case = CASES[of("zcdp_max")[0]]
+    assert largest_rho(1.0, case["delta"]) == pytest.approx(case["truth"], abs=case["abs_tol"])
+
+
+def test_tcdp_gives_the_published_formula_and_is_far_above_the_truth():
+    case = CASES[of("tcdp_abadi")[0]]
+    answer = epsilon(composition(case["params"]), case["delta"], accountant="tcdp")
+    assert answer.upper == pytest.approx(case["truth"], abs=case["abs_tol"])
+
+
+def test_the_moments_accountant_gives_the_published_number():
+    assert epsilon(sampled(0.01, 4.0, 10_000), 1e-5, accountant="moments").upper == pytest.approx(1.26, abs=0.005)
+
+
+@pytest.mark.parametrize("accountant", ["auto", "optimal"])
+def test_pure_mechanisms_compose_optimally(accountant):
+    case = CASES[of("kov_")[0]]
+    event = SelfComposed(event=PureDP(epsilon=case["params"]["eps0"]), count=case["params"]["k"])
+    answer = epsilon(event, case["delta"], accountant=accountant)
+    assert_overlaps(answer.lower, answer.upper, case)
+    assert answer.width <= 1e-6 * answer.upper
+
+
+def test_one_laplace_release_has_its_closed_form():
+    case = CASES[of("laplace_b1")[0]]
+    answer = delta(Laplace(noise_multiplier=case["params"]["b"]), case["epsilon"])
+    assert_overlaps(answer.lower, answer.upper, case)
+    assert answer.width <= 1e-3 * answer.upper
+
+
+@pytest.mark.parametrize("name", of("dgauss_"))
+def test_one_discrete_gaussian_release_is_its_sum(name):
+    case = CASES[name]
+    event = DiscreteGaussian(stddev=math.sqrt(case["params"]["sigma2"]), sensitivity=1)
+    answer = delta(event, case["epsilon"])
+    assert_overlaps(answer.lower, answer.upper, case)
+    assert answer.width <= 1e-3 * answer.upper
+
+
+@pytest.mark.parametrize("name", of("shuffle_lb"))
+def test_shuffling_is_known_to_cost_at_least_this_much(name):
+    case = CASES[name]
+    params = case["params"]
+    bound = shuffle_lower_bound(
+        params["sigma"],
+        steps_per_epoch=params.get("T", params.get("T_per_epoch")),
+        epochs=params.get("epochs", 1),
+        delta=case["delta"],
+    )
+    assert bound == pytest.approx(case["truth"], abs=case["abs_tol"])
+
+
+@pytest.mark.parametrize("name", of("alloc_"))
+def test_random_allocation_is_bounded_soundly_without_amplification(name):
+    case = CASES[name]
+    params = case["params"]
+    event = RandomAllocation(
+        steps=params["t"],
+        participations=params["k"],
+        epochs=params["epochs"],
+        event=Gaussian(noise_multiplier=params["sigma"]),
+    )
+    answer = epsilon(event, case["delta"])
+    assert answer.lower == 0
+    assert answer.upper >= case["lower"]
+
+
+@pytest.mark.parametrize("name", of("sqrt_toeplitz"))
+def test_square_root_toeplitz_noise(name):
+    case = CASES[name]
+    params = case["params"]
+    if case["quantity"] == "epsilon":
+        event = MatrixGaussian(noise_multiplier=params["sigma"], sensitivity=math.sqrt(params["sensitivity_squared"]))
+        answer = epsilon(event, case["delta"], relation=NeighboringRelation.REPLACE_SPECIAL)
+        assert_overlaps(answer.lower, answer.upper, case)
+        return
+    sensitivity = toeplitz_sensitivity(
+        square_root_toeplitz(params["n"]), separation=params.get("b", 1), participations=params.get("k", 1)
+    )
+    value = sensitivity**2 if case["quantity"] == "sensitivity_squared" else sensitivity
+    assert value == pytest.approx(case["truth"], abs=case["abs_tol"])
+
+
+def test_tree_aggregation_is_one_gaussian():
+    case = CASES[of("tree_")[0]]
+    params = case["params"]
+    event = MatrixGaussian(noise_multiplier=params["sigma"], sensitivity=math.sqrt(params["sensitivity_squared"]))
+    answer = epsilon(event, case["delta"], relation=NeighboringRelation.REPLACE_SPECIAL)
+    assert_overlaps(answer.lower, answer.upper, case)
+
+
+def risk_event(params: dict) -> Event:
+    if "mu" in params:
+        return Gaussian(noise_multiplier=1 / params["mu"])
+    return sampled(params["q"], params["sigma"], params["T"])
+
+
+@pytest.mark.parametrize("name", of("risk_"))
+def test_attack_terms(name):
+    case = CASES[name]
+    event = risk_event(case["params"])
+    if case["quantity"] == "advantage":
+        answer = advantage(event)
+        assert_overlaps(answer.lower, answer.upper, case)
+    else:
+        rate = true_positive_rate(event, case["params"]["fpr"])
+        assert rate == pytest.approx(case["truth"], abs=case["abs_tol"])
+
+
+def test_reconstruction_against_a_prior():
+    assert reconstruction_bound(Gaussian(noise_multiplier=1.0), 0.01) == pytest.approx(0.0923622481, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", of("gdp_clt"))
+def test_the_central_limit_number_is_a_heuristic_below_the_truth(name):
+    case = CASES[name]
+    answer = central_limit_epsilon(composition(case["params"]), case["delta"])
+    assert answer.value == pytest.approx(case["truth"], abs=case["abs_tol"])
+    assert "no guarantee" in answer.warning
+    assert answer.value < epsilon(composition(case["params"]), case["delta"]).lower
+
+
+def test_the_largest_number_of_steps_for_a_target():
+    case = CASES[of("calib_T")[0]]
+    params = case["params"]
+    steps = calibrate_steps(
+        lambda count: sampled(params["q"], params["sigma"], count),
+        target_epsilon=params["target_epsilon"],
+        target_delta=case["delta"],
+    )
+    assert steps == case["truth"]
+
+
+@pytest.mark.parametrize("name", of("tuning_"))
+def test_selection_of_the_best_run(name):
+    case = CASES[name]
+    base = Gaussian(noise_multiplier=5.0) if "gauss" in name else sampled(256 / 60000, 1.1, 14062)
+    kind = case["params"]["distribution"]
+    event = Selection(
+        event=base,
+        distribution="poisson" if kind == "poisson" else "negative_binomial",
+        mean=float(case["params"]["mean"]),
+        shape={"poisson": 0.0, "geometric": 1.0, "logarithmic": 0.0, "tnb_half": 0.5}[kind],
+    )
+    answer = epsilon(event, case["delta"])
+    assert answer.accountant == "rdp"
+    assert answer.upper == pytest.approx(case["truth"], abs=case["abs_tol"])
+
+
+def test_every_reference_case_is_asked_somewhere_in_this_file():
+    asked = {*ANSWERED, *of("dir_add_"), *of("rdp_"), *of("agm_sigma"), *of("edge_")}
+    assert set(CASES) == asked

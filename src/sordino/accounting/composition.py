@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
 from sordino.events import (
+    BoundedRange,
     Composed,
     DiscreteGaussian,
     DiscreteLaplace,
@@ -119,6 +120,8 @@ class _Collector:
         if isinstance(event, Selection) and flatten(event.event, self.relation).unprotected:
             self.unprotected = True
             return
+        # A bounded range says more than its pure ε, so that the pairs and moments used for it are bounds only.
+        self.loose = self.loose or isinstance(event, BoundedRange)
         self.counts[event] = self.counts.get(event, 0) + count
 
     def _shuffled(self, event: ShuffledEpochs, count: int) -> None:

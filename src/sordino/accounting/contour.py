@@ -28,7 +28,7 @@ from sordino.errors import AccountingError
 __all__ = ["CertifiedLine", "Step", "contour_delta", "contour_epsilon"]
 
 # Relative error of δ aimed at, and the largest work (nodes in u × nodes in y, over all steps) spent on it.
-_ATTEMPTS = ((1e-11, 4e6), (1e-9, 1e8), (1e-7, 6e8), (1e-5, 3e9))
+_ATTEMPTS = ((1e-11, 4e6), (1e-9, 6e7), (1e-7, 3e8))
 _SMALLEST_LOG_DELTA = -740.0
 _NOISE = 24.0  # units of roundoff of the last sum and of exponentials
 _LARGEST_LINE = 4_000_000

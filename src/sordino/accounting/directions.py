@@ -17,7 +17,7 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
 from sordino.events import Event, Gaussian, Laplace
 
-__all__ = ["directions", "joined"]
+__all__ = ["directions", "joined", "transforms_of"]
 
 
 def directions(steps: Steps, relation: NeighboringRelation) -> tuple[tuple[Step, ...], ...]:
@@ -26,7 +26,7 @@ def directions(steps: Steps, relation: NeighboringRelation) -> tuple[tuple[Step,
     Raises:
         UnsupportedEvent: a step has no transform under this relation.
     """
-    return joined([(_transforms(event, relation), count) for event, count in steps.counts])
+    return joined([(transforms_of(event, relation), count) for event, count in steps.counts])
 
 
 def joined(choices: list[tuple[tuple[Transform, ...], int]]) -> tuple[tuple[Step, ...], ...]:
@@ -38,7 +38,8 @@ def joined(choices: list[tuple[tuple[Transform, ...], int]]) -> tuple[tuple[Step
     )
 
 
-def _transforms(event: Event, relation: NeighboringRelation) -> tuple[Transform, ...]:
+def transforms_of(event: Event, relation: NeighboringRelation) -> tuple[Transform, ...]:
+    """(removing, adding), or one transform when the two are equal."""
     if isinstance(event, Gaussian):
         return (GaussianTransform(mu=1 / event.noise_multiplier),)
     if isinstance(event, Laplace):

@@ -12,7 +12,6 @@ from sordino import checks
 from sordino.accounting.accountant import Accountant
 from sordino.accounting.composition import Steps, alternatives, flatten
 from sordino.accounting.interval import Interval
-from sordino.accounting.inversion import invert
 from sordino.accounting.registry import ACCOUNTANTS, accountant_named
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
@@ -149,12 +148,21 @@ def _ask(event: Event, relation: NeighboringRelation, chosen: Accountant | None,
             )
         return question(chosen, event)
     refusal: AccountingError | None = None
+    best: Interval | None = None
+    loose = flatten(event, relation).loose
     for known in ACCOUNTANTS:
         if known.automatic and known.supports(event, relation):
             try:
-                return question(known, event)
+                answer = question(known, event)
             except AccountingError as error:
                 refusal = error
+                continue
+            if not loose:
+                return answer
+            # Where every accountant works from an upper bound of its own, the smallest is the one to report.
+            best = answer if best is None or answer.upper < best.upper else best
+    if best is not None:
+        return best
     if refusal is not None:
         raise refusal
     raise UnsupportedEvent(
@@ -171,28 +179,20 @@ def _with_truncation(
     chosen: Accountant | None,
 ) -> Interval:
     """The smallest ε with δ(ε) + β(1 + e^ε) ≤ δ: each side's law moved by at most β in total variation."""
-    label = ""
-
-    def curve(epsilon: float) -> tuple[float, float]:
-        nonlocal label
-        answers = [_delta(choice, epsilon, relation, chosen) for choice in choices]
-        label = answers[0].accountant
-        more = truncated * (1 + math.exp(min(epsilon, 700.0)))
-        return 0.0, max(one.upper for one in answers) + more
-
-    start = (
-        max(_epsilon(choice, delta - 2 * truncated, relation, chosen).upper for choice in choices)
-        if (delta > 2 * truncated)
-        else math.inf
+    guess = 0.0
+    for _ in range(60):
+        room = delta - truncated * (1 + math.exp(min(guess, 700.0)))
+        if room <= 0:
+            break
+        answers = [_epsilon(choice, room, relation, chosen) for choice in choices]
+        worst = max(answers, key=lambda one: one.upper)
+        if worst.upper <= guess or worst.upper == 0:
+            return Interval(lower=0.0, upper=max(guess, worst.upper), accountant=worst.accountant)
+        guess = worst.upper * (1 + 1e-7)
+    raise AccountingError(
+        f"the probability that a batch is truncated must be far below δ, got {truncated:.2g}. "
+        "Raise the largest batch size."
     )
-    if math.isinf(start) or truncated * (1 + math.exp(min(start, 700.0))) >= delta:
-        raise AccountingError(
-            f"the probability that a batch is truncated must be far below δ, got {truncated:.2g}. "
-            "Raise the largest batch size."
-        )
-    # ε grows by less than a factor: look only just above the untruncated answer, where the curve is steep.
-    upper = invert(curve, delta, tolerance=1e-7)[1]
-    return Interval(lower=0.0, upper=upper, accountant=label)
 
 
 def _pure(steps: Steps, label: str) -> Interval:
@@ -210,8 +210,7 @@ def _pure(steps: Steps, label: str) -> Interval:
                 return Interval(lower=0.0 if steps.loose else math.inf, upper=math.inf, accountant=label)
             case _:
                 return Interval(lower=0.0, upper=math.inf, accountant=label)
-    loose = steps.loose or any(isinstance(event, BoundedRange) for event, _ in steps.counts)
-    return Interval(lower=0.0 if loose else total * (1 - 1e-14), upper=total * (1 + 1e-14), accountant=label)
+    return Interval(lower=0.0 if steps.loose else total * (1 - 1e-14), upper=total * (1 + 1e-14), accountant=label)
 
 
 def _is_unbounded(event: Event) -> bool:

@@ -183,12 +183,15 @@ class MixtureLaw:
         table = np.linspace(-60.0 - reach, 60.0 + reach, 1 << 14)
         values = sign * self._loss(table)
         cell = np.searchsorted(values, sign * loss)
-        low, high = table[np.maximum(cell - 1, 0)], table[np.minimum(cell, table.size - 1)]
-        for _ in range(44):
-            middle = (low + high) / 2
-            below = sign * (self._loss(middle) - loss) < 0
-            low, high = np.where(below, middle, low), np.where(below, high, middle)
-        position = np.where(cell == 0, -np.inf, (low + high) / 2)
+        left = np.clip(cell - 1, 0, table.size - 2)
+        low, high = table[left], table[left + 1]
+        slope = np.maximum((values[left + 1] - values[left]) / (high - low), 1e-300)
+        position = low + np.clip((sign * loss - values[left]) / slope, 0.0, high - low)
+        # A fixed slope per narrow cell: each pass shrinks the residual by the cell's relative curvature.
+        for _ in range(8):
+            residual = sign * loss - sign * self._loss(position)
+            position = np.clip(position + residual / slope, low, high)
+        position = np.where(cell == 0, -np.inf, position)
         return np.where(cell == table.size, np.inf, position)
 
     def _closed_position(self, loss: FloatArray, weight: float, shift: float) -> FloatArray:

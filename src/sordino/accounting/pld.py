@@ -18,10 +18,10 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import Event
 
-__all__ = ["Pld", "pld_delta", "pld_epsilon"]
+__all__ = ["Pld", "PldCurve", "pld_delta", "pld_epsilon"]
 
-_POINTS = (1 << 13, 1 << 16, 1 << 19)
-_NARROW = 1e-4
+_POINTS = (1 << 12, 1 << 15, 1 << 18)
+_NARROW = 5e-4
 _LARGEST_LAWS = 64
 
 
@@ -99,6 +99,25 @@ def pld_delta(laws: Sequence[LawStep], epsilon: float) -> tuple[float, float]:
     if best == (0.0, 1.0) and refusal is not None:
         raise refusal
     return best
+
+
+class PldCurve:
+    """Upper bounds on δ(ε) of one direction at many ε: a few tilts, composed once.
+
+    Each tilt's bound holds at every ε and is tight near its own δ; the smallest is taken.
+    """
+
+    def __init__(self, laws: Sequence[LawStep], points: int = 1 << 13) -> None:
+        _refuse_many(laws)
+        step = _steps(laws, points)
+        upper = [LatticeStep(law=upper_lattice(law.law, step), count=law.count) for law in laws]
+        self._tilts = [ComposedLattice(upper, log_delta) for log_delta in (-0.7, -5.0, -14.0, -40.0)]
+        self._slack = _slack(laws)
+
+    def __call__(self, epsilon: float) -> float:
+        """Upper bound on δ(ε), ε ≥ 0."""
+        at = max(0.0, epsilon - self._slack)
+        return min(tilt.bounds(at)[1] for tilt in self._tilts)
 
 
 @dataclass(frozen=True)

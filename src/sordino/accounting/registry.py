@@ -3,12 +3,28 @@
 from sordino import checks
 from sordino.accounting.accountant import Accountant
 from sordino.accounting.accountants import ClosedForm, Contour
+from sordino.accounting.composition_theorems import AdvancedComposition, BasicComposition, OptimalComposition
+from sordino.accounting.concentrated import TruncatedConcentrated, ZeroConcentrated
+from sordino.accounting.gdp import GaussianDP
+from sordino.accounting.moments import Moments32
 from sordino.accounting.pld import Pld
 from sordino.accounting.renyi import Renyi
 
 __all__ = ["ACCOUNTANTS", "accountant_named"]
 
-ACCOUNTANTS: tuple[Accountant, ...] = (ClosedForm(), Contour(), Pld(), Renyi())
+ACCOUNTANTS: tuple[Accountant, ...] = (
+    ClosedForm(),
+    Contour(),
+    Pld(),
+    Renyi(),
+    ZeroConcentrated(),
+    GaussianDP(),
+    OptimalComposition(),
+    AdvancedComposition(),
+    BasicComposition(),
+    Moments32(),
+    TruncatedConcentrated(),
+)
 
 
 def accountant_named(name: str) -> Accountant:

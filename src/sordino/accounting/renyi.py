@@ -11,12 +11,12 @@ Every order gives a valid bound; the best one solves λK'(λ) − K(λ) + log δ
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sordino.accounting.composition import flatten
-from sordino.accounting.directions import directions
 from sordino.accounting.interval import Interval
+from sordino.accounting.renyi_steps import renyi_directions
 from sordino.accounting.saddle import Step
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
@@ -39,59 +39,61 @@ def _constant(lam: float) -> float:
     return -lam * math.log1p(1 / lam) - math.log1p(lam)
 
 
-def _order_for_delta(steps: Sequence[Step], log_delta: float) -> tuple[float, float]:
-    """Smallest conversion found and its λ."""
+def _walk(slope: Callable[[float], float], start: float) -> None:
+    """Visits λ towards the zero of a growing `slope`, starting near `start`; an unreachable λ counts as too large."""
     low, high = math.log(_SMALLEST), math.log(_LARGEST)
-    variance = 2 * max(_moments(steps, 1e-3)[1], 1e-300)
-    position = min(high, max(low, math.log(max(1.0, -2 * log_delta)) / 2 - math.log(variance) / 2))
-    best = math.inf, 0.0
+    position = min(high, max(low, math.log(start)))
+    stride = 0.7
+    below = above = False
     for _ in range(60):
-        lam = math.exp(position)
         try:
-            log_mgf, mean = _moments(steps, lam)
+            value = slope(math.exp(position))
         except AccountingError:
-            high = position  # the order is out of the quadrature's reach: look lower
+            value = math.inf
+        if abs(value) < 1e-7 or high - low < 1e-9:
+            return
+        if value < 0:
+            low, below = position, True
+        else:
+            high, above = position, True
+        if below and above:
             position = (low + high) / 2
-            continue
-        best = min(best, ((log_mgf - log_delta + _constant(lam)) / lam, lam))
-        slope = lam * mean - log_mgf + log_delta + math.log1p(lam)
-        low, high = (position, high) if slope < 0 else (low, position)
-        if abs(slope) < 1e-7 * (1 + abs(log_delta)) or high - low < 1e-9:
-            break
-        position = (low + high) / 2 if high - low < 6 else position + math.copysign(1.0, -slope)
-        position = min(max(position, low), high)
-    return best
+        else:
+            position = min(high, max(low, position - math.copysign(stride, value)))
+            stride *= 1.6
+
+
+def _start(steps: Sequence[Step], log_delta: float) -> float:
+    variance = 2 * max(_moments(steps, 1e-3)[1], 1e-300)
+    return math.sqrt(max(1.0, -2 * log_delta) / variance)
 
 
 def _epsilon(steps: Sequence[Step], delta: float) -> float:
-    epsilon, _ = _order_for_delta(steps, math.log(delta))
-    return max(0.0, epsilon * (1 + 1e-14))
+    """Smallest conversion over the orders visited."""
+    log_delta = math.log(delta)
+    best = math.inf
+
+    def slope(lam: float) -> float:
+        nonlocal best
+        log_mgf, mean = _moments(steps, lam)
+        best = min(best, (log_mgf - log_delta + _constant(lam)) / lam)
+        return (lam * mean - log_mgf + log_delta + math.log1p(lam)) / (1 + abs(log_delta))
+
+    _walk(slope, _start(steps, log_delta))
+    return max(0.0, best * (1 + 1e-14))
 
 
 def _delta(steps: Sequence[Step], epsilon: float) -> float:
-    """Min over λ of the Chernoff bound, by golden section on log λ (the exponent is convex in λ)."""
+    """Smallest Chernoff bound over the orders visited; its exponent is convex in λ."""
+    best = 0.0
 
-    def exponent(position: float) -> float:
-        lam = math.exp(position)
-        try:
-            return _moments(steps, lam)[0] - lam * epsilon + _constant(lam)
-        except AccountingError:
-            return math.inf
+    def slope(lam: float) -> float:
+        nonlocal best
+        log_mgf, mean = _moments(steps, lam)
+        best = min(best, log_mgf - lam * epsilon + _constant(lam))
+        return (mean - epsilon - math.log1p(1 / lam)) / (1 + epsilon)
 
-    low, high = math.log(_SMALLEST), math.log(_LARGEST)
-    ratio = (math.sqrt(5) - 1) / 2
-    left, right = high - ratio * (high - low), low + ratio * (high - low)
-    at_left, at_right = exponent(left), exponent(right)
-    for _ in range(70):
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - ratio * (high - low)
-            at_left = exponent(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + ratio * (high - low)
-            at_right = exponent(right)
-    best = min(at_left, at_right, 0.0)
+    _walk(slope, _start(steps, -10.0))
     return min(1.0, math.exp(best) * (1 + 1e-12) + 5e-324)
 
 
@@ -109,18 +111,18 @@ class Renyi:
     def supports(self, event: Event, relation: NeighboringRelation) -> bool:
         """Every event whose loss has a moment generating function here."""
         try:
-            return bool(directions(flatten(event, relation), relation))
+            return bool(renyi_directions(flatten(event, relation), relation))
         except UnsupportedEvent:
             return False
 
     def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
         """The best conversion over all orders, worse direction."""
-        upper = max(_epsilon(steps, delta) for steps in directions(flatten(event, relation), relation))
+        upper = max(_epsilon(steps, delta) for steps in renyi_directions(flatten(event, relation), relation))
         return Interval(lower=0.0, upper=upper, accountant=self.name)
 
     def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
         """The best Chernoff bound over all orders, worse direction."""
-        upper = max(_delta(steps, epsilon) for steps in directions(flatten(event, relation), relation))
+        upper = max(_delta(steps, epsilon) for steps in renyi_directions(flatten(event, relation), relation))
         return Interval(lower=0.0, upper=upper, accountant=self.name)
 
 
@@ -146,4 +148,24 @@ def renyi_divergence(
         return math.inf
     if flat.empty:
         return 0.0
-    return max(_moments(steps, order - 1)[0] / (order - 1) for steps in directions(flat, relation))
+    return max(_moments(steps, order - 1)[0] / (order - 1) for steps in renyi_directions(flat, relation))
+
+
+def gaussian_conversion(rho: float, delta: float) -> float:
+    """The best conversion of D_α ≤ ρα for all α (zCDP) to ε at δ."""
+    if rho == 0 or delta >= 1:
+        return 0.0
+    if delta == 0 or math.isinf(rho):
+        return math.inf
+    log_delta = math.log(delta)
+
+    def value(lam: float) -> float:
+        return rho * (lam + 1) + (_constant(lam) - log_delta) / lam
+
+    low, high = math.log(1e-9), math.log(1e12)
+    # λK' − K + log δ + log(λ+1) = λ²ρ + log δ + log(λ+1) grows with λ.
+    for _ in range(200):
+        middle = (low + high) / 2
+        lam = math.exp(middle)
+        low, high = (middle, high) if lam * lam * rho + log_delta + math.log1p(lam) < 0 else (low, middle)
+    return max(0.0, min(value(math.exp(low)), value(math.exp(high))) * (1 + 1e-14))

@@ -1,0 +1,206 @@
+"""What a guarantee means for an attacker (floor 1): trade-off curve, advantage, true-positive rate, reconstruction.
+
+All from δ(ε) of each direction, never from two separately rounded distributions. For P against Q and any ε,
+
+    TPR = P(S) ≤ e^ε Q(S) + δ_{P‖Q}(ε) = e^ε FPR + δ(ε),
+
+so that the largest TPR at a FPR is min over ε of e^ε·FPR + δ(ε), negative ε included, where
+δ_{P‖Q}(−ε) = 1 − e^{−ε} + e^{−ε} δ_{Q‖P}(ε) (Dong, Roth and Su 2022, proposition 2.12; Kulynych et al. 2024).
+Every ε gives a valid bound, so the search needs no certificate.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sordino import checks
+from sordino.accounting.composition import flatten
+from sordino.accounting.contour import contour_delta
+from sordino.accounting.directions import directions
+from sordino.accounting.front import delta as delta_of
+from sordino.accounting.gaussian import gaussian_delta
+from sordino.accounting.interval import Interval
+from sordino.accounting.inversion import safe_crossing
+from sordino.accounting.law_directions import law_directions
+from sordino.accounting.pld import PldCurve
+from sordino.accounting.single_step import add_direction_delta, remove_direction_delta
+from sordino.definitions import NeighboringRelation
+from sordino.errors import AccountingError, UnsupportedEvent
+from sordino.events import Event, Gaussian, PoissonSampled
+
+__all__ = ["GaussianFit", "advantage", "best_gaussian", "reconstruction_bound", "trade_off", "true_positive_rate"]
+
+_Curve = Callable[[float], float]
+_ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+def _direction_curves(event: Event, relation: NeighboringRelation) -> tuple[_Curve, ...]:
+    """δ_upper(ε) for ε ≥ 0, one for each direction (one when symmetric)."""
+    steps = flatten(event, relation)
+    if steps.unprotected:
+        return (lambda _: 1.0,)
+    if steps.empty:
+        return (lambda _: 0.0,)
+    if len(steps.counts) == 1 and steps.counts[0][1] == 1 and relation is not NeighboringRelation.REPLACE_ONE:
+        base = steps.counts[0][0]
+        if isinstance(base, Gaussian):
+            return (lambda epsilon: gaussian_delta(epsilon, 1 / base.noise_multiplier)[1],)
+        if isinstance(base, PoissonSampled) and isinstance(base.event, Gaussian):
+            rate, mu = base.sample_rate, 1 / base.event.noise_multiplier
+            return (
+                lambda epsilon: remove_direction_delta(epsilon, rate, mu)[1],
+                lambda epsilon: add_direction_delta(epsilon, rate, mu)[1],
+            )
+    return _composed_curves(event, relation)
+
+
+def _composed_curves(event: Event, relation: NeighboringRelation) -> tuple[_Curve, ...]:
+    steps = flatten(event, relation)
+    try:
+        sides = directions(steps, relation)
+        if all(any(step.transform.decays for step in side) for side in sides):
+            return tuple((lambda epsilon, side=side: contour_delta(side, epsilon)[1]) for side in sides)
+    except UnsupportedEvent:
+        pass
+    laws = law_directions(steps, relation)
+    return tuple(PldCurve(side) for side in laws)
+
+
+def _largest_tpr(forward: _Curve, backward: _Curve, fpr: float) -> float:
+    """Min over real ε of e^ε·FPR + δ(ε), by golden section: the function is convex in e^ε, so unimodal."""
+
+    def value(epsilon: float) -> float:
+        curve = forward(epsilon) if epsilon >= 0 else -math.expm1(epsilon) + math.exp(epsilon) * backward(-epsilon)
+        return math.exp(min(epsilon, 700.0)) * fpr + curve
+
+    low, high = -1.0, 1.0
+    best = value(0.0)
+    for _ in range(12):
+        if value(high) > best:
+            break
+        best, low, high = value(high), high / 2, high * 2
+    if high == 1.0:
+        while value(low) < best and low > -64:
+            best, high, low = value(low), low / 2, low * 2
+    ratio = (math.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = value(left), value(right)
+    for _ in range(48):
+        best = min(best, at_left, at_right)
+        if high - low < 1e-7 * (1 + abs(high)):
+            break
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = value(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = value(right)
+    return min(1.0, max(fpr, best))
+
+
+def true_positive_rate(event: Event, false_positive_rate: float, *, relation: NeighboringRelation = _ADD) -> float:
+    """Upper bound on any membership attack's true-positive rate at a false-positive rate, worst direction.
+
+    Guarantee:
+        No attack on a single record of a neighbouring pair does better.
+
+    Args:
+        event: what was done.
+        false_positive_rate: in (0, 1).
+        relation: the neighbouring relation.
+
+    Returns:
+        A rate in [FPR, 1].
+
+    Example:
+        >>> round(true_positive_rate(Gaussian(noise_multiplier=1.0), 0.001), 10)
+        0.0182984684
+    """
+    fpr = checks.probability(false_positive_rate=false_positive_rate, zero=False, one=False)
+    curves = _direction_curves(event, relation)
+    reverse = tuple(reversed(curves))
+    return max(_largest_tpr(forward, backward, fpr) for forward, backward in zip(curves, reverse, strict=True))
+
+
+def trade_off(event: Event, false_positive_rates: list[float], *, relation: NeighboringRelation = _ADD) -> list[float]:
+    """The trade-off curve f: smallest false-negative rate at each false-positive rate (lower bounds).
+
+    Example:
+        >>> [round(x, 4) for x in trade_off(Gaussian(noise_multiplier=2.0), [0.01, 0.1])]
+        [0.9661, 0.7828]
+    """
+    return [1 - true_positive_rate(event, rate, relation=relation) for rate in false_positive_rates]
+
+
+def advantage(event: Event, *, relation: NeighboringRelation = _ADD) -> Interval:
+    """The largest TPR − FPR of any membership attack: δ at ε = 0, the total variation distance.
+
+    Example:
+        >>> round(advantage(Gaussian(noise_multiplier=1.0)).upper, 10)
+        0.3829249225
+    """
+    return delta_of(event, 0.0, relation=relation)
+
+
+def reconstruction_bound(event: Event, prior: float, *, relation: NeighboringRelation = _ADD) -> float:
+    """Upper bound on the probability of reconstructing a record that is guessed blindly with probability `prior`.
+
+    Hayes et al. 2023, theorem 2: success ≤ 1 − f(prior), a test against the prior as false-positive rate.
+
+    Example:
+        >>> round(reconstruction_bound(Gaussian(noise_multiplier=1.0), 0.01), 8)
+        0.09236225
+    """
+    return true_positive_rate(event, checks.probability(prior=prior, zero=False, one=False), relation=relation)
+
+
+# ── μ-GDP of best fit ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianFit:
+    """The smallest μ whose Gaussian curve lies above the event's at every ε ≥ 0 tried, and how loose it is.
+
+    Args:
+        mu: the fit; a summary, checked at the ε tried only.
+        regret: largest TPR(μ-GDP) − TPR(event) over false-positive rates tried, ≥ 0: small means that μ says it all.
+    """
+
+    mu: float
+    regret: float
+
+
+def best_gaussian(
+    event: Event,
+    *,
+    relation: NeighboringRelation = _ADD,
+    epsilons: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0),
+    rates: tuple[float, ...] = (1e-3, 1e-2, 0.1, 0.3),
+) -> GaussianFit:
+    """Fits μ to δ(ε) from above, with its regret (Gomez et al. 2025).
+
+    Example:
+        >>> fit = best_gaussian(Gaussian(noise_multiplier=2.0))
+        >>> round(fit.mu, 6), fit.regret < 1e-6
+        (0.5, True)
+    """
+    mu = 0.0
+    for point in epsilons:
+        try:
+            target = delta_of(event, point, relation=relation).upper
+        except AccountingError:
+            continue
+        if target >= 1:
+            return GaussianFit(mu=math.inf, regret=0.0)
+        if target > 1e-290 and gaussian_delta(point, max(mu, 1e-12))[1] < target:
+            high = max(mu, 1e-6)
+            while gaussian_delta(point, high)[0] < target:
+                high *= 2
+            mu = safe_crossing(lambda m, e=point, t=target: gaussian_delta(e, m)[0] < t, mu, high, 1e-12)[1]
+    if mu == 0:
+        return GaussianFit(mu=0.0, regret=0.0)
+    fitted = Gaussian(noise_multiplier=1 / mu)
+    gaps = [true_positive_rate(fitted, r) - true_positive_rate(event, r, relation=relation) for r in rates]
+    return GaussianFit(mu=mu, regret=max(0.0, *gaps))
