@@ -464,6 +464,27 @@ def test_training_on_anything_but_the_private_loader_is_refused_and_evaluation_i
     train(model, optimizer, loader)
 
 
+def test_a_generator_learns_through_a_private_critic():
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(2, 5), nn.Linear(5, 1)
+    ascent = torch.optim.SGD(generator.parameters(), lr=0.1)
+    engine = PrivacyEngine()
+    descent = torch.optim.SGD(critic.parameters(), lr=0.1)
+    _, _, loader = private(critic, descent, batch_size=16, noise_multiplier=1.0, engine=engine)
+    start = [parameter.clone() for parameter in generator.parameters()]
+    for real, _ in loader:
+        made_up = generator(torch.randn(len(real), 2)).detach()
+        (F.softplus(-critic(real)) + F.softplus(critic(made_up))).mean().backward()
+        descent.step()
+        critic.eval().requires_grad_(False)
+        ascent.zero_grad()
+        F.softplus(-critic(generator(torch.randn(16, 2)))).mean().backward()
+        ascent.step()
+        critic.train().requires_grad_(True)
+    assert not unchanged(generator, start)
+    assert 0 < engine.get_epsilon(DELTA) < float("inf")
+
+
 def test_an_evaluation_between_forward_and_backward_takes_no_part():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
