@@ -5,7 +5,7 @@ small sensitivity is chosen as precisely as if the others were not there.
 
 References:
     Raskhodnikova, Smith 2016, "Lipschitz extensions for node-private graph statistics and the generalized
-    exponential mechanism", algorithm 1 and theorem 1.
+    exponential mechanism".
 """
 
 import math

@@ -1,7 +1,7 @@
 """The K-norm mechanism: pure privacy with noise shaped like the norm in which the value moves (floor 1).
 
 References:
-    Hardt, Talwar 2010, "On the geometry of differential privacy", section 4 (density and sampler).
+    Hardt, Talwar 2010, "On the geometry of differential privacy" (density and sampler).
 """
 
 import math

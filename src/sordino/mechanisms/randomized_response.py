@@ -4,6 +4,7 @@ References:
     Warner 1965. Kairouz, Oh, Viswanath 2014, "Extremal mechanisms for local differential privacy" (k answers).
 """
 
+import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal, localcontext
@@ -48,6 +49,7 @@ class RandomizedResponse:
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
+        checks.in_range(2.0**-40, math.inf, epsilon=self.epsilon, hint="Coins have 62 bits.")
         distinct = len(set(self.categories))
         if distinct != len(self.categories) or distinct < 2:
             raise InvalidArgument(

@@ -1,8 +1,8 @@
 """The sparse vector technique: many questions, few of them above a threshold, and only those cost (floor 1).
 
 References:
-    Lyu, Su, Li 2017, "Understanding the sparse vector technique for differential privacy", algorithm 7 and the
-    allocation of section 4.2; their table of broken variants says what must not be changed.
+    Lyu, Su, Li 2017, "Understanding the sparse vector technique for differential privacy", algorithm 7 and
+    the allocation of its budget; their table of broken variants says what must not be changed.
 """
 
 from dataclasses import dataclass, field
