@@ -176,6 +176,21 @@ class GradientCapture:
         self.stop()
         self._recording = None
 
+    def set_aside(self) -> Recording | None:
+        """Stop capturing without ending the recording, for a forward pass of no training; give it to `take_back`."""
+        recording, self._recording = self._recording, None
+        return recording
+
+    def take_back(self, recording: Recording | None) -> None:
+        """Go on with a recording that was set aside; what was recorded meanwhile is discarded."""
+        self.discard()
+        self._recording = recording
+
+    def surrounded_by(self, first: RemovableHandle, last: RemovableHandle) -> None:
+        """Accept the model's outermost hooks, a forward pre-hook and a forward hook that do nothing in a second run."""
+        if self.model in self._hook_ids:
+            self._hook_ids[self.model] = (first.id, last.id)
+
     # --- reading -------------------------------------------------------------------------------------------------
 
     def squared_norms(self) -> Float[Tensor, " B"]:

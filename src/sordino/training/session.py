@@ -14,9 +14,9 @@ from torch.optim import LBFGS, Optimizer
 
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.gradients import GradientCapture
+from sordino.gradients.recording import Recording
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
-from sordino.training.aside import set_aside, surround, take_back
 from sordino.training.guard import claim, is_claimed, release
 from sordino.training.plan import Plan
 from sordino.training.step import PrivateStep
@@ -35,7 +35,7 @@ class _Call:
     kind: str
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
-    recording: object = None
+    recording: Recording | None = None
 
 
 class Session:
@@ -129,7 +129,7 @@ class Session:
         # Outside the capture's own hooks on the root: the recording starts before they look for it.
         first = self.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         last = self.module.register_forward_hook(after, with_kwargs=True, always_call=True)
-        surround(self.capture, self.module, first, last)
+        self.capture.surrounded_by(first, last)
         self._handles = [first, last]
 
     def _release_held(self) -> None:
@@ -200,7 +200,7 @@ class Session:
         if kind == "train":
             self._start(self._current(call))
         elif kind == "aside":
-            call.recording = set_aside(self.capture)
+            call.recording = self.capture.set_aside()
         if any(isinstance(tensor, TapedTensor) for tensor in tensors_in((args, kwargs))):
             return map_tensors(plain, args), map_tensors(plain, kwargs)
         return None
@@ -217,7 +217,7 @@ class Session:
     def _after_forward(self, output: object) -> object:
         call = self._calls.pop()
         if call.kind == "aside":
-            take_back(self.capture, call.recording)
+            self.capture.take_back(call.recording)
         if call.kind != "train" or output is None:
             return None
         tracked = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
@@ -239,7 +239,7 @@ class Session:
 
     def _put_to_proof(self, prove: Callable[[], None]) -> None:
         """Run the probe through our own hooks without taking part; after a refusal the batch can't be used."""
-        recording = set_aside(self.capture)
+        recording = self.capture.set_aside()
         self._busy = True
         try:
             prove()
@@ -248,7 +248,7 @@ class Session:
             raise
         finally:
             self._busy = False
-            take_back(self.capture, recording)
+            self.capture.take_back(recording)
 
     # --- step ----------------------------------------------------------------------------------------------------
 
