@@ -263,6 +263,18 @@ def test_p27_no_data_raise_or_warn(position, seeded):
             assert kind != "f" or np.isfinite(np.asarray(released, dtype=float)).all()
 
 
+def test_p27_columns_of_objects_neither_raise_nor_warn(seeded):
+    odd = [1.0, None, "text", 2.0, [3.0], {}]
+    column = np.empty(6, dtype=object)
+    column[:] = odd
+    assert PrivateSum(budget=PureBudget(epsilon=1e6), bounds=(0.0, 5.0), randomness=seeded(10)).release(
+        column
+    ) == pytest.approx(3.0, abs=1e-3)
+    assert PrivateHistogram(budget=PURE, edges=(0.0, 1.5, 3.0)).exact(column).tolist() == [1, 1]
+    assert PrivateHistogram(budget=PURE, categories=("text", None)).exact(odd).tolist() == [1, 1]
+    assert len(RandomizedResponse(epsilon=1.0, categories=("text", None)).release(odd)) == 6
+
+
 def test_p28_categories_are_declared_and_an_undeclared_one_is_no_error():
     with pytest.raises(MissingDeclaration):
         PrivateHistogram(budget=PURE)

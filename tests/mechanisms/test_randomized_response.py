@@ -62,5 +62,5 @@ def test_wrong_declarations_are_refused():
     for categories in ((), ("a",), ("a", "a")):
         with pytest.raises(InvalidArgument, match="categories must be at least two different answers"):
             RandomizedResponse(epsilon=1.0, categories=categories)
-    with pytest.raises(InvalidArgument, match="answers must be at least one"):
+    with pytest.raises(InvalidArgument, match="answers must be at least one declared"):
         RandomizedResponse(epsilon=1.0).estimate([])

@@ -369,6 +369,20 @@ def test_second_moments_are_those_of_the_clipped_rows(seeded):
     assert mechanism.release(rows) == pytest.approx(clipped.T @ clipped, abs=3e-3)
 
 
+@pytest.mark.parametrize(
+    "budget", [PureBudget(epsilon=1e-9), GaussianBudget(noise_multiplier=1e9), PureBudget(epsilon=1e9)]
+)
+def test_extreme_budgets_make_the_grid_coarser_and_nothing_else(budget, seeded):
+    for mechanism, value in (
+        (PrivateSecondMoment(budget=budget, data_norm=1.0, columns=3, randomness=seeded(16)), np.eye(3)),
+        (PrivateSum(budget=budget, bounds=((0.0, 1.0),) * 3, randomness=seeded(16)), np.eye(3)),
+        (PrivateMean(budget=budget, bounds=(0.0, 1.0), randomness=seeded(16)), np.ones(3)),
+    ):
+        assert np.isfinite(mechanism.release(value)).all()
+    with pytest.raises(InvalidArgument, match="budget must allow"):
+        PrivateSecondMoment(budget=PureBudget(epsilon=1e-13), data_norm=1.0, columns=3)
+
+
 def test_products_of_many_rows_are_added_exactly():
     rows = np.random.default_rng(3).normal(size=(30_000, 3))
     mechanism = PrivateSecondMoment(budget=GAUSSIAN, data_norm=1.0, columns=3)

@@ -251,6 +251,10 @@ def test_a_scalar_gives_a_scalar(seeded):
         (lambda: DiscreteLaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, granularity=2.0**-60), "grid_scale"),
         (lambda: GeometricMechanism(epsilon=1e-20), "scale must be a number in"),
         (
+            lambda: GridGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, granularity=2.0**-60),
+            "Choose a coarser granularity",
+        ),
+        (
             lambda: DiscreteGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=0.5, integers=True),
             "An integer moves by 1",
         ),

@@ -15,7 +15,7 @@ from sordino.events import Event, Gaussian
 from sordino.mechanisms.analytic_gaussian import analytic_noise_multiplier, classical_noise_multiplier
 from sordino.mechanisms.continuous import normal
 from sordino.mechanisms.grid import Grid
-from sordino.mechanisms.rounded_gaussian import rounded_gaussian
+from sordino.mechanisms.rounded_gaussian import LARGEST_STDDEV, rounded_gaussian
 from sordino.mechanisms.values import Numbers, Released, finite_array, shaped
 from sordino.randomness import Randomness
 
@@ -120,7 +120,7 @@ class GridGaussianMechanism:
         checks.positive(noise_multiplier=self.noise_multiplier)
         checks.positive(l2_sensitivity=self.l2_sensitivity)
         checks.integer(1, dimension=self.dimension)
-        _ = self.grid
+        checks.in_range(1, LARGEST_STDDEV, grid_stddev=self.grid_stddev, hint="Choose a coarser granularity.")
 
     @property
     def grid(self) -> Grid:

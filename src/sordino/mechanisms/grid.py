@@ -86,14 +86,16 @@ def whole_array(value: Numbers) -> IntegerArray:
 
 
 def ratio_at_least(scale: Fraction) -> tuple[int, int]:
-    """Integers (a, b), b a power of two, with scale ≤ a/b ≤ scale·(1 + 2⁻³⁰): noise is never less than asked for.
+    """Integers (a, b), b a power of two ≤ 2⁴⁰, with scale ≤ a/b: noise is never less than asked for.
+
+    At most 2⁻³⁰ more, relatively, for scales above 2⁻¹⁰; smaller ones hardly ever give noise other than 0.
 
     Example:
         >>> ratio_at_least(Fraction(3, 2))[0] / ratio_at_least(Fraction(3, 2))[1]
         1.5
     """
     bits = 0
-    while math.ceil(scale * (1 << bits)) < 1 << 30:
+    while bits < 40 and math.ceil(scale * (1 << bits)) < 1 << 30:
         bits += 1
     denominator = 1 << bits
     numerator = math.ceil(scale * denominator)

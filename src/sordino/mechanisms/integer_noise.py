@@ -28,10 +28,10 @@ __all__ = ["IntegerNoise", "record_bits"]
 IntegerArray = npt.NDArray[np.int64]
 
 
-def record_bits(budget: Budget, moved: int) -> int:
+def record_bits(budget: Budget, moved: int, *, most: int = 30) -> int:
     """How finely records may be rounded (log₂ of grid steps in a record's bound), so that noise stays inside 2⁵⁰."""
     units = moved / budget.epsilon if isinstance(budget, PureBudget) else budget.noise_multiplier * math.sqrt(moved)
-    bits = min(30, 49 - math.ceil(math.log2(units)))
+    bits = min(most, 49 - math.ceil(math.log2(units)))
     if bits < 8:
         raise InvalidArgument(f"budget must allow noise below 2^41 times a record, got {budget!r}. Raise it.")
     return bits

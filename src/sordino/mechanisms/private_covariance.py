@@ -76,8 +76,8 @@ class PrivateSecondMoment:
     @cached_property
     def _exponent(self) -> int:
         """The grid of the rows: data_norm is 2^(bits−1) … 2^bits steps, fewer where the noise would leave int64."""
-        entries = self.columns * (self.columns + 1) // 2
-        bits = min(_MOST_BITS, (record_bits(self.budget, 2 * entries if self._pure else 2) + 18) // 2)
+        # The noise is about B·(d + 1)/ε or B·z·√2 squared steps, B the square of the steps in data_norm.
+        bits = record_bits(self.budget, self.columns + 1 if self._pure else 2, most=2 * _MOST_BITS) // 2
         return math.frexp(self.data_norm)[1] - bits
 
     @property

@@ -13,7 +13,7 @@ from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.events import Event
 from sordino.mechanisms.budgets import Budget
 from sordino.mechanisms.integer_noise import IntegerNoise
-from sordino.mechanisms.values import Numbers
+from sordino.mechanisms.values import category_codes, numeric
 from sordino.randomness import Randomness
 
 __all__ = ["PrivateHistogram"]
@@ -82,29 +82,21 @@ class PrivateHistogram:
         """The event of one release."""
         return self.noise.event()
 
-    def exact(self, values: Iterable[Hashable] | Numbers) -> IntegerArray:
+    def exact(self, values: Iterable[object]) -> IntegerArray:
         """The counts before noise [bins]. Not private."""
-        places = self._places(values) if self.categories is None else self._named_places(values)
+        places = self._places(values) if self.categories is None else category_codes(values, self.categories)
         return np.bincount(places[places >= 0], minlength=self.bins).astype(np.int64)
 
-    def release(self, values: Iterable[Hashable] | Numbers) -> IntegerArray:
+    def release(self, values: Iterable[object]) -> IntegerArray:
         """The noisy counts [bins], int64, in the order of the bins."""
         return self.exact(values) + self.noise.draw(self.randomness.fresh("histogram"))
 
-    def _named_places(self, values: Iterable[Hashable] | Numbers) -> IntegerArray:
-        number = {category: position for position, category in enumerate(self.categories or ())}
-        listed = values.tolist() if isinstance(values, np.ndarray) else list(values)  # pyright: ignore[reportArgumentType]
-        return np.array([number.get(value, -1) for value in listed], dtype=np.int64)
-
-    def _places(self, values: Iterable[Hashable] | Numbers) -> IntegerArray:
+    def _places(self, values: Iterable[object]) -> IntegerArray:
         edges = np.array(self.edges)
-        array = np.asarray(values)
-        if array.ndim != 1 or array.dtype.kind not in "biuf":
-            raise InvalidArgument(
-                f"values must be a vector of real numbers, got {array.ndim} dimensions of {array.dtype}. "
-                "Declare categories for anything else."
-            )
-        numbers = array.astype(np.float64)
+        listed = values if isinstance(values, np.ndarray) else list(values)
+        numbers = numeric(listed, "values")
+        if numbers.ndim != 1:
+            raise InvalidArgument(f"values must be a vector, got {numbers.ndim} dimensions. Flatten them.")
         places = np.searchsorted(edges, numbers, side="right") - 1
         places[numbers == edges[-1]] = self.bins - 1
         beyond = ~((numbers >= edges[0]) & (numbers <= edges[-1]))

@@ -17,7 +17,7 @@ from sordino.errors import InvalidArgument
 from sordino.events import Event
 from sordino.events import RandomizedResponse as RandomizedResponseEvent
 from sordino.mechanisms.exact import uniform_below
-from sordino.mechanisms.values import FloatArray
+from sordino.mechanisms.values import FloatArray, category_codes
 from sordino.randomness import Randomness
 
 __all__ = ["RandomizedResponse"]
@@ -74,10 +74,9 @@ class RandomizedResponse:
         """The event of one record's answer."""
         return RandomizedResponseEvent(epsilon=self.epsilon, categories=len(self.categories))
 
-    def release(self, values: Iterable[Hashable]) -> npt.NDArray[np.generic]:
+    def release(self, values: Iterable[object]) -> npt.NDArray[np.generic]:
         """One randomised answer for each value, in order."""
-        number = {category: position for position, category in enumerate(self.categories)}
-        codes = np.array([number.get(value, -1) for value in values], dtype=np.int64)
+        codes = category_codes(values, self.categories)
         stream = self.randomness.fresh("randomized-response")
         truthful = uniform_below(_UNIT, len(codes), stream) < self._threshold
         shift = 1 + uniform_below(len(self.categories) - 1, len(codes), stream)
@@ -85,15 +84,14 @@ class RandomizedResponse:
         answers = np.where(truthful, codes, (codes + shift) % len(self.categories))
         return np.array(self.categories)[np.where(codes < 0, anything, answers)]
 
-    def estimate(self, answers: Iterable[Hashable]) -> FloatArray:
+    def estimate(self, answers: Iterable[object]) -> FloatArray:
         """Unbiased shares of the categories among the records, from their answers (post-processing).
 
         Noise can make a share negative; shares sum to 1.
         """
-        number = {category: position for position, category in enumerate(self.categories)}
-        codes = np.array([number[answer] for answer in answers], dtype=np.int64)
-        if not len(codes):
-            raise InvalidArgument("answers must be at least one, got 0. Release something first.")
+        codes = category_codes(answers, self.categories)
+        if not len(codes) or (codes < 0).any():
+            raise InvalidArgument("answers must be at least one declared category. Give what `release` returned.")
         observed = np.bincount(codes, minlength=len(self.categories)) / len(codes)
         other = (1.0 - self.truth_probability) / (len(self.categories) - 1)
         return (observed - other) / (self.truth_probability - other)

@@ -22,7 +22,7 @@ from sordino.mechanisms.exact import uniform_below
 from sordino.mechanisms.tail_table import half_normal_integer
 from sordino.randomness import Stream
 
-__all__ = ["rounded_gaussian"]
+__all__ = ["LARGEST_STDDEV", "rounded_gaussian"]
 
 IntegerArray = npt.NDArray[np.int64]
 BooleanArray = npt.NDArray[np.bool_]

@@ -4,7 +4,8 @@ A value's kind and shape are public: a wrong one is refused. Its entries are pri
 entry that is not finite has no bounded change, so it is taken as 0 (a record with such an entry: as absent).
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from numbers import Real
 from typing import TypeAlias
 
 import numpy as np
@@ -13,7 +14,18 @@ import numpy.typing as npt
 from sordino import checks
 from sordino.errors import InvalidArgument
 
-__all__ = ["Bounds", "FloatArray", "Numbers", "Released", "checked_bounds", "finite_array", "record_matrix", "shaped"]
+__all__ = [
+    "Bounds",
+    "FloatArray",
+    "Numbers",
+    "Released",
+    "category_codes",
+    "checked_bounds",
+    "finite_array",
+    "numeric",
+    "record_matrix",
+    "shaped",
+]
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Released: TypeAlias = np.float64 | FloatArray
@@ -21,13 +33,21 @@ Bounds: TypeAlias = tuple[float, float]
 Numbers: TypeAlias = npt.ArrayLike | Sequence[object]
 
 
-def finite_array(value: Numbers, *, name: str = "value") -> FloatArray:
-    """A fresh float64 array of the value with every entry that is not finite set to 0."""
+def numeric(value: Numbers, name: str) -> FloatArray:
+    """The value as a fresh float64 array; in a column of objects, whatever is no real number is NaN."""
     array = np.asarray(value)
+    if array.dtype == object:
+        numbers = [float(entry) if isinstance(entry, Real) else np.nan for entry in array.flat]
+        return np.array(numbers, dtype=np.float64).reshape(array.shape)
     if array.dtype.kind not in "biuf":
         raise InvalidArgument(f"{name} must be an array of real numbers, got dtype {array.dtype}. Convert it first.")
     with np.errstate(all="ignore"):  # a warning would tell that some entry overflows
-        array = array.astype(np.float64)
+        return np.array(array, dtype=np.float64)
+
+
+def finite_array(value: Numbers, *, name: str = "value") -> FloatArray:
+    """A fresh float64 array of the value with every entry that is not finite set to 0."""
+    array = numeric(value, name)
     array[~np.isfinite(array)] = 0.0
     return array
 
@@ -57,7 +77,7 @@ def record_matrix(records: Numbers, columns: int, *, name: str = "records") -> t
 
     A record with a NaN or an infinite entry is absent; its row is zero.
     """
-    array = np.asarray(records)
+    array = numeric(records, name)
     if array.size == 0 and array.ndim <= 1:
         array = np.zeros((0, columns))
     if array.ndim == 1 and columns == 1:
@@ -67,10 +87,13 @@ def record_matrix(records: Numbers, columns: int, *, name: str = "records") -> t
             f"{name} must have shape (n, {columns}), one row a record, got {array.ndim} dimensions"
             f"{f' and {array.shape[1]} columns' if array.ndim == 2 else ''}. Reshape them or declare other bounds."
         )
-    if array.dtype.kind not in "biuf":
-        raise InvalidArgument(f"{name} must be an array of real numbers, got dtype {array.dtype}. Convert it first.")
-    with np.errstate(all="ignore"):
-        matrix = array.astype(np.float64)
-    present = np.asarray(np.isfinite(matrix).all(axis=1))
-    matrix[~present] = 0.0
-    return matrix, present
+    present = np.asarray(np.isfinite(array).all(axis=1))
+    array[~present] = 0.0
+    return array, present
+
+
+def category_codes(values: Iterable[object], categories: tuple[Hashable, ...]) -> npt.NDArray[np.int64]:
+    """The position of each value among the declared categories; −1 for one that is none of them."""
+    number = {category: position for position, category in enumerate(categories)}
+    listed = values.tolist() if isinstance(values, np.ndarray) else values
+    return np.array([number.get(value, -1) if isinstance(value, Hashable) else -1 for value in listed], dtype=np.int64)
