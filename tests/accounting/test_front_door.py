@@ -192,3 +192,26 @@ def test_calibrated_noise_never_exceeds_the_target_and_wastes_little(q, steps, g
 def test_calibration_refuses_what_no_noise_can_reach():
     with pytest.raises(AccountingError):
         calibrate_noise_multiplier(lambda z: NoPrivacy(reason="x"), target_epsilon=1.0, target_delta=1e-5)
+
+
+def test_at_delta_zero_the_largest_losses_add_up_and_a_gaussian_makes_it_infinite():
+    thin = PoissonSampled(sample_rate=0.1, event=Laplace(noise_multiplier=2.0))
+    answer = epsilon(SelfComposed(event=thin, count=7), 0.0)
+    assert answer.upper == pytest.approx(7 * math.log1p(0.1 * math.expm1(0.5)))
+    assert math.isinf(epsilon(Composed(events=(thin, Gaussian(noise_multiplier=50.0))), 0.0).lower)
+
+
+def test_a_sample_of_something_unprotected_claims_nothing_from_below():
+    answer = epsilon(sampled(0.1, 0.0, 1), 0.2)
+    assert answer.lower == 0
+    assert math.isinf(answer.upper)
+
+
+def test_a_record_that_may_take_part_in_hundreds_of_draws_is_refused_not_forgotten():
+    from sordino.events import GroupPoissonSampled
+
+    crowd = GroupPoissonSampled(sample_rate=0.9, group_size=2000, event=Gaussian(noise_multiplier=1000.0))
+    with pytest.raises(UnsupportedEvent):
+        epsilon(crowd, 1e-5)
+    certain = GroupPoissonSampled(sample_rate=1.0, group_size=4, event=Gaussian(noise_multiplier=4.0))
+    assert epsilon(certain, 1e-5).upper == pytest.approx(epsilon(Gaussian(noise_multiplier=1.0), 1e-5).upper, rel=1e-3)

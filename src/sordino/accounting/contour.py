@@ -190,7 +190,7 @@ def contour_delta(steps: Sequence[Step], epsilon: float) -> tuple[float, float]:
     start = saddle_for_epsilon(thinned(steps), epsilon)
     if start.exponent(epsilon) < _SMALLEST_LOG_DELTA:
         certain = saddle(steps, start.lam, certified=True)
-        if certain.exponent(epsilon) + certain.error < _SMALLEST_LOG_DELTA + 50:
+        if certain.log_mgf + certain.error - certain.lam * epsilon < -690:  # Chernoff: δ ≤ e^{K(λ)−λε}
             return 0.0, 1e-299
     log_delta = start.log_delta(epsilon)
     bounds = 0.0, 1.0

@@ -15,7 +15,7 @@ from sordino.accounting.interval import Interval
 from sordino.accounting.registry import ACCOUNTANTS, accountant_named
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import BoundedRange, DiscreteLaplace, Event, Laplace, PureDP, RandomizedResponse
+from sordino.events import BoundedRange, DiscreteLaplace, Event, Laplace, PoissonSampled, PureDP, RandomizedResponse
 
 __all__ = ["delta", "epsilon", "epsilons"]
 
@@ -121,7 +121,7 @@ def _epsilon(event: Event, delta: float, relation: NeighboringRelation, chosen: 
     if delta == 1 or steps.empty:
         return Interval(lower=0.0, upper=0.0, accountant=label)
     if steps.unprotected:
-        return Interval(lower=math.inf, upper=math.inf, accountant=label)
+        return Interval(lower=0.0 if steps.loose else math.inf, upper=math.inf, accountant=label)
     if delta == 0:
         return _pure(steps, label)
     answer = _ask(event, relation, chosen, lambda known, one: known.epsilon(one, delta, relation))
@@ -134,7 +134,7 @@ def _delta(event: Event, epsilon: float, relation: NeighboringRelation, chosen: 
     if steps.empty:
         return Interval(lower=0.0, upper=0.0, accountant=label)
     if steps.unprotected:
-        return Interval(lower=1.0, upper=1.0, accountant=label)
+        return Interval(lower=0.0 if steps.loose else 1.0, upper=1.0, accountant=label)
     answer = _ask(event, relation, chosen, lambda known, one: known.delta(one, epsilon, relation))
     return replace(answer, lower=0.0) if steps.loose else answer
 
@@ -197,20 +197,30 @@ def _with_truncation(
 
 def _pure(steps: Steps, label: str) -> Interval:
     """ε at δ = 0: the largest losses add up; infinite as soon as one step's loss is unbounded."""
-    total = 0.0
-    for event, count in steps.counts:
-        match event:
-            case Laplace():
-                total += count / event.noise_multiplier
-            case DiscreteLaplace():
-                total += count * event.sensitivity / event.scale
-            case PureDP() | RandomizedResponse() | BoundedRange():
-                total += count * event.epsilon
-            case _ if _is_unbounded(event):
-                return Interval(lower=0.0 if steps.loose else math.inf, upper=math.inf, accountant=label)
-            case _:
-                return Interval(lower=0.0, upper=math.inf, accountant=label)
+    if any(_is_unbounded(event) for event, _ in steps.counts):
+        return Interval(lower=0.0 if steps.loose else math.inf, upper=math.inf, accountant=label)
+    losses = [(count, _largest_loss(event)) for event, count in steps.counts]
+    if any(loss is None for _, loss in losses):
+        return Interval(lower=0.0, upper=math.inf, accountant=label)
+    total = math.fsum(count * loss for count, loss in losses if loss is not None)
     return Interval(lower=0.0 if steps.loose else total * (1 - 1e-14), upper=total * (1 + 1e-14), accountant=label)
+
+
+def _largest_loss(event: Event) -> float | None:
+    """The essential supremum of one step's loss, or None where only a bound would be known."""
+    match event:
+        case Laplace():
+            return 1 / event.noise_multiplier
+        case DiscreteLaplace():
+            return event.sensitivity / event.scale
+        case PureDP() | RandomizedResponse() | BoundedRange():
+            return event.epsilon
+        case PoissonSampled():
+            # Removing has the larger supremum: log(1 + q(e^ε − 1)).
+            inner = _largest_loss(event.event)
+            return None if inner is None else math.log1p(event.sample_rate * math.expm1(min(inner, 700.0)))
+        case _:
+            return None
 
 
 def _is_unbounded(event: Event) -> bool:

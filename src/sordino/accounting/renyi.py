@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from sordino.accounting.composition import flatten
 from sordino.accounting.interval import Interval
 from sordino.accounting.renyi_steps import renyi_directions
-from sordino.accounting.saddle import Step
+from sordino.accounting.saddle import Step, saddle, thinned
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import Event
@@ -64,37 +64,52 @@ def _walk(slope: Callable[[float], float], start: float) -> None:
 
 
 def _start(steps: Sequence[Step], log_delta: float) -> float:
-    variance = 2 * max(_moments(steps, 1e-3)[1], 1e-300)
+    variance = 2 * max(saddle(thinned(steps), 1e-3).mean, 1e-300)
     return math.sqrt(max(1.0, -2 * log_delta) / variance)
 
 
-def _epsilon(steps: Sequence[Step], delta: float) -> float:
-    """Smallest conversion over the orders visited."""
-    log_delta = math.log(delta)
-    best = math.inf
+def _best_order(
+    steps: Sequence[Step], start: float, value: Callable[[float, float], float], slope: Callable[..., float]
+) -> float:
+    """The λ with the smallest value(λ, K) among those visited, steered without certificate on a thinned schedule."""
+    few = thinned(steps)
+    best = math.inf, start
 
-    def slope(lam: float) -> float:
+    def visit(lam: float) -> float:
         nonlocal best
-        log_mgf, mean = _moments(steps, lam)
-        best = min(best, (log_mgf - log_delta + _constant(lam)) / lam)
+        here = saddle(few, lam)
+        best = min(best, (value(lam, here.log_mgf), lam))
+        return slope(lam, here.log_mgf, here.mean)
+
+    _walk(visit, start)
+    return best[1]
+
+
+def _epsilon(steps: Sequence[Step], delta: float) -> float:
+    """The conversion at the best order."""
+    log_delta = math.log(delta)
+
+    def value(lam: float, log_mgf: float) -> float:
+        return (log_mgf - log_delta + _constant(lam)) / lam
+
+    def slope(lam: float, log_mgf: float, mean: float) -> float:
         return (lam * mean - log_mgf + log_delta + math.log1p(lam)) / (1 + abs(log_delta))
 
-    _walk(slope, _start(steps, log_delta))
-    return max(0.0, best * (1 + 1e-14))
+    lam = _best_order(steps, _start(steps, log_delta), value, slope)
+    return max(0.0, value(lam, _moments(steps, lam)[0]) * (1 + 1e-14))
 
 
 def _delta(steps: Sequence[Step], epsilon: float) -> float:
-    """Smallest Chernoff bound over the orders visited; its exponent is convex in λ."""
-    best = 0.0
+    """The Chernoff bound at the best order; its exponent is convex in λ."""
 
-    def slope(lam: float) -> float:
-        nonlocal best
-        log_mgf, mean = _moments(steps, lam)
-        best = min(best, log_mgf - lam * epsilon + _constant(lam))
+    def value(lam: float, log_mgf: float) -> float:
+        return log_mgf - lam * epsilon + _constant(lam)
+
+    def slope(lam: float, log_mgf: float, mean: float) -> float:  # noqa: ARG001
         return (mean - epsilon - math.log1p(1 / lam)) / (1 + epsilon)
 
-    _walk(slope, _start(steps, -10.0))
-    return min(1.0, math.exp(best) * (1 + 1e-12) + 5e-324)
+    lam = _best_order(steps, _start(steps, -10.0), value, slope)
+    return min(1.0, math.exp(min(0.0, value(lam, _moments(steps, lam)[0]))) * (1 + 1e-12) + 5e-324)
 
 
 @dataclass(frozen=True)

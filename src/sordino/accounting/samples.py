@@ -21,6 +21,7 @@ from sordino.events import Event, FixedSizeSampled, Gaussian, GroupPoissonSample
 __all__ = ["displaced_shift", "gaussian_pairs"]
 
 _NEGLIGIBLE = 1e-60
+_LARGEST_COUNT = 400
 
 
 def displaced_shift(noise_multiplier: float, relation: NeighboringRelation) -> float:
@@ -68,18 +69,22 @@ def _both(mixture: Mixture) -> tuple[MixturePair, ...]:
 
 
 def _binomial(trials: int, rate: float, shift: float) -> Mixture:
-    """Binomial(trials, rate) shifts; counts too rare to matter are moved up to the largest one kept."""
-    weights = [
-        math.exp(
-            math.lgamma(trials + 1)
-            - math.lgamma(j + 1)
-            - math.lgamma(trials - j + 1)
-            + j * math.log(rate)
-            + (trials - j) * (math.log1p(-rate) if rate < 1 else 0.0 if j == trials else -math.inf)
+    """Binomial(trials, rate) shifts. Counts with probability below 1e-60 are dropped, which moves no δ in a double."""
+    from scipy.special import bdtrc
+
+    most = min(trials, _LARGEST_COUNT)
+    if trials > most and float(bdtrc(most, trials, rate)) > _NEGLIGIBLE:
+        raise UnsupportedEvent(
+            f"a record must take part at most {_LARGEST_COUNT} times in a batch, got {trials} draws at rate {rate:g}. "
+            "Use smaller batches or groups."
         )
-        for j in range(1, min(trials, 400) + 1)
+    logs = [
+        math.lgamma(trials + 1) - math.lgamma(j + 1) - math.lgamma(trials - j + 1) + j * math.log(rate)
+        for j in range(1, most + 1)
     ]
-    keep = max((j for j, weight in enumerate(weights, start=1) if weight > _NEGLIGIBLE), default=1)
-    if keep < min(trials, 400) and keep >= 400:
-        raise UnsupportedEvent(f"trials × rate must be small, got {trials} × {rate:g}. Use smaller batches.")
-    return Mixture(tuple(Weighted(weight=weights[j - 1], shift=j * shift) for j in range(1, keep + 1)))
+    if rate < 1:
+        logs = [value + (trials - j) * math.log1p(-rate) for j, value in enumerate(logs, start=1)]
+    else:
+        logs = [0.0 if j == trials else -math.inf for j in range(1, most + 1)]
+    kept = [(j, math.exp(value)) for j, value in enumerate(logs, start=1) if value > math.log(_NEGLIGIBLE)]
+    return Mixture(tuple(Weighted(weight=weight, shift=j * shift) for j, weight in kept))
