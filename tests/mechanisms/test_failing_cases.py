@@ -264,7 +264,7 @@ def test_p27_no_data_raise_or_warn(position, seeded):
 
 
 def test_p27_columns_of_objects_neither_raise_nor_warn(seeded):
-    odd = [1.0, None, "text", 2.0, [3.0], {}]
+    odd = [1.0, None, "text", 2.0, [3.0], ([4.0],)]
     column = np.empty(6, dtype=object)
     column[:] = odd
     assert PrivateSum(budget=PureBudget(epsilon=1e6), bounds=(0.0, 5.0), randomness=seeded(10)).release(

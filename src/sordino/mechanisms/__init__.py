@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sordino.mechanisms.private_sum import PrivateSum
     from sordino.mechanisms.randomized_response import RandomizedResponse
     from sordino.mechanisms.sparse_vector import AboveThreshold, AboveThresholdSession
+    from sordino.mechanisms.thresholded_histogram import ThresholdedHistogram
 
 __all__ = [
     "AboveThreshold",
@@ -56,6 +57,7 @@ __all__ = [
     "PureBudget",
     "RandomizedResponse",
     "ReportNoisyMax",
+    "ThresholdedHistogram",
     "analytic_noise_multiplier",
     "budget",
     "classical_noise_multiplier",
@@ -88,6 +90,7 @@ _HOMES = {
     "PureBudget": "budgets",
     "RandomizedResponse": "randomized_response",
     "ReportNoisyMax": "noisy_max",
+    "ThresholdedHistogram": "thresholded_histogram",
     "analytic_noise_multiplier": "analytic_gaussian",
     "budget": "budgets",
     "classical_noise_multiplier": "analytic_gaussian",

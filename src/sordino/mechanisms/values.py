@@ -5,8 +5,9 @@ entry that is not finite has no bounded change, so it is taken as 0 (a record wi
 """
 
 from collections.abc import Hashable, Iterable, Sequence
+from decimal import Decimal
 from numbers import Real
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ __all__ = [
     "checked_bounds",
     "finite_array",
     "numeric",
+    "open_category",
     "record_matrix",
     "shaped",
 ]
@@ -96,4 +98,25 @@ def category_codes(values: Iterable[object], categories: tuple[Hashable, ...]) -
     """The position of each value among the declared categories; −1 for one that is none of them."""
     number = {category: position for position, category in enumerate(categories)}
     listed = values.tolist() if isinstance(values, np.ndarray) else values
-    return np.array([number.get(value, -1) if isinstance(value, Hashable) else -1 for value in listed], dtype=np.int64)
+    return np.array([number.get(value, -1) if _has_hash(value) else -1 for value in listed], dtype=np.int64)
+
+
+def open_category(value: object) -> Hashable:
+    """A value as a category that nobody declared; None for one that can't be one: no hash, or not finite.
+
+    Equal numbers become one and the same (True and 1.0 are 1): which of them came first is private.
+    """
+    if not _has_hash(value):
+        return None
+    if isinstance(value, Real | Decimal):
+        number = float(value)
+        return None if not np.isfinite(number) else int(number) if number == int(number) else number
+    return value
+
+
+def _has_hash(value: object) -> TypeGuard[Hashable]:
+    try:
+        hash(value)
+    except TypeError:  # a tuple may hold something without one
+        return False
+    return True
