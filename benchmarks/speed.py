@@ -102,7 +102,7 @@ def cases() -> list[Case]:
         ),
         Case(name="CNN 28x28, B 256", build=lambda: cnn((1, 28, 28), 10), batch=labelled(256, 1, 28, 28)),
         Case(
-            name="transformer 2 layers d 256 T 64, B 16",
+            name="transformer 2x256 T 64, B 16",
             build=Transformer,
             batch=(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()),
         ),
@@ -169,7 +169,7 @@ class Row:
     parameters: int
     plain_ms: float
     private_ms: float
-    without_noise_ms: float
+    noise_ms: float
     ratio: float
     ratio_low: float
     ratio_high: float
@@ -183,7 +183,7 @@ def measure(case: Case, *, rounds: int, round_seconds: float) -> Row:
         seconds(step, 3)
     repeats = max(1, round(round_seconds / max(seconds(step, 2) for step in steps)))
     times = np.array([[seconds(step, repeats) for step in steps] for _ in range(rounds)])
-    plain, private, without_noise = (1e3 * statistics.median(column) for column in times.T)
+    plain, private, noise = (1e3 * statistics.median(t) for t in (times[:, 0], times[:, 1], times[:, 1] - times[:, 2]))
     ratios = times[:, 1] / times[:, 0]
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
     return Row(
@@ -191,7 +191,7 @@ def measure(case: Case, *, rounds: int, round_seconds: float) -> Row:
         parameters=sum(parameter.numel() for parameter in case.build().parameters()),
         plain_ms=plain,
         private_ms=private,
-        without_noise_ms=without_noise,
+        noise_ms=noise,
         ratio=float(middle),
         ratio_low=float(low),
         ratio_high=float(high),
@@ -226,14 +226,13 @@ def show(rows: list[Row], facts: dict[str, object]) -> None:
     for heading in ("model", "parameters", "plain ms", "private ms", "of it noise", "ratio", "quartiles"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for row in rows:
-        noise = max(0.0, row.private_ms - row.without_noise_ms)
         mark = "" if row.ratio < TARGET else " !"
         table.add_row(
             row.name,
             f"{row.parameters:,}",
             f"{row.plain_ms:.2f}",
             f"{row.private_ms:.2f}",
-            f"{noise:.2f}",
+            f"{max(0.0, row.noise_ms):.2f}",
             f"{row.ratio:.2f}{mark}",
             f"{row.ratio_low:.2f}–{row.ratio_high:.2f}",
         )

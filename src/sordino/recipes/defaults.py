@@ -7,6 +7,15 @@ privacy, while the accuracies on those data sets themselves are a little better 
 One rule sets the learning rate. Over T steps with momentum β the noise on one weight adds up to a standard deviation
 of about √T · η/(1 − β) · zC/B (learning rate η, noise multiplier z, clipping norm C, divisor B). η is the largest value
 for which that stays below the model's `noise_per_weight`, and at most what clipped training is still stable with.
+
+Test accuracy measured with these constants at δ = 1e-5, lowest and highest of the runs in brackets:
+
+| data set, ε | logistic | mlp | cnn |
+|---|---|---|---|
+| Adult, 1 | 84.7–84.8 % (5) | 84.7–84.9 % (5) | |
+| Fashion-MNIST, 3 | | 83.4–83.8 % (5) | 85.4–86.0 % (3) |
+| Fashion-MNIST, 5000 records only, 3 | 79.1 % (1) | 78.5 % (1) | 75.4 % (1) |
+| Fashion-MNIST, 4.6 | 83.0–83.2 % (5) | | |
 """
 
 import math
@@ -75,10 +84,10 @@ _SETTINGS = {
     ),
     "cnn": _Settings(
         batch_size=2048,
-        steps=200,
-        max_grad_norm=1.0,
-        largest_learning_rate=2.5,
-        noise_per_weight=0.18,
+        steps=240,
+        max_grad_norm=0.3,
+        largest_learning_rate=5.3,
+        noise_per_weight=0.14,
         averaged_fraction=0.25,
         microbatch_size=512,
     ),
