@@ -65,21 +65,11 @@ def bernoulli_exp(numerator: IntegerArray, denominator: int, stream: Stream) -> 
 
 def _bernoulli_exp_fraction(numerator: IntegerArray, denominator: int, stream: Stream) -> BooleanArray:
     """The case 0 ≤ numerator ≤ denominator."""
-    return (
-        _alternate(
-            lambda index: uniform_below(denominator, len(index), stream) < numerator[index], len(numerator), 1, stream
-        )
-        if denominator > 1
-        else _alternate_unit(numerator, stream)
-    )
 
+    def trial(index: IntegerArray) -> BooleanArray:
+        return uniform_below(denominator, len(index), stream) < numerator[index]
 
-def _alternate_unit(numerator: IntegerArray, stream: Stream) -> BooleanArray:
-    """Denominator 1: the exponent is 0 (certain) or 1."""
-    success = np.ones(len(numerator), dtype=np.bool_)
-    ones = np.flatnonzero(numerator)
-    success[ones] = _alternate(lambda index: np.ones(len(index), dtype=np.bool_), len(ones), 1, stream)
-    return success
+    return _alternate(trial, len(numerator), 1, stream)
 
 
 def _alternate(trial: Callable[[IntegerArray], BooleanArray], count: int, divisor: int, stream: Stream) -> BooleanArray:
