@@ -55,7 +55,9 @@ class CertifiedLine:
         goal = math.log(tolerance) + log_delta
         at, self._period, guard = settle(thinned(steps), start, epsilon, goal)
         self.lam = at.lam
-        self._accuracy = max(1e-22, 1e-3 * tolerance / sum(step.count for step in steps))
+        # φ must be known relative to δ, not to the integrand: far below Chernoff's bound the integral cancels.
+        cancelled = math.exp(max(-40.0, min(0.0, log_delta - at.exponent(epsilon))))
+        self._accuracy = max(1e-22, 1e-3 * tolerance * cancelled / sum(step.count for step in steps))
         wanted = goal + self.lam * epsilon - at.log_mgf + math.log(math.pi)
         cutoff = self._cutoff(thinned(steps), at, wanted, work)
         self._lines = self._build(steps, cutoff)
@@ -142,12 +144,12 @@ class CertifiedLine:
         value = scale * float(np.sum(self._weight * node.real))
         slope = -scale * float(np.sum(self._weight * (self._s * node).real))
         rounding = UNIT_ROUNDOFF * (
-            (_NOISE + 4 * abs(self._log_mgf) + 4 * abs(self.lam * epsilon)) * self._size_sum
-            + 8 * self._noise_sum
-            + 4 * (abs(self._mean) + abs(epsilon)) * self._phase_sum
+            _NOISE * self._size_sum + 8 * self._noise_sum + 4 * (abs(self._mean) + abs(epsilon)) * self._phase_sum
         )
-        log_mgf_error = math.expm1(min(self._error, 700.0)) * self._size_sum
-        numeric = 1.02 * scale * (rounding + self._transform_error + log_mgf_error)
+        # e^{K(λ) − λε} is a factor of the whole sum: its error is relative to the value, not to the integrand.
+        common = self._error + UNIT_ROUNDOFF * (8 + 4 * abs(self._log_mgf) + 4 * abs(self.lam * epsilon))
+        inner = 1.02 * scale * (rounding + self._transform_error)
+        numeric = inner + 1.02 * math.expm1(min(common, 700.0)) * (abs(value) + inner)
         tail = math.exp(min(self._log_tail - self.lam * epsilon, 0.0))
         return value, numeric + tail, numeric + tail + self._alias(epsilon), slope
 

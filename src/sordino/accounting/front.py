@@ -19,6 +19,7 @@ from sordino.events import BoundedRange, DiscreteLaplace, Event, Laplace, Poisso
 
 __all__ = ["delta", "epsilon", "epsilons"]
 
+_NARROW = 1e-4  # relative width with which ``auto`` is content
 _Question = Callable[[Accountant, Event], Interval]
 
 
@@ -157,10 +158,13 @@ def _ask(event: Event, relation: NeighboringRelation, chosen: Accountant | None,
             except AccountingError as error:
                 refusal = error
                 continue
-            if not loose:
-                return answer
-            # Where every accountant works from an upper bound of its own, the smallest is the one to report.
+            # Several intervals that contain the truth intersect in one that does.
+            lower = max(answer.lower, best.lower if best else 0.0)
             best = answer if best is None or answer.upper < best.upper else best
+            best = replace(best, lower=min(lower, best.upper))
+            # Where every accountant works from an upper bound of its own, all are asked for the smallest.
+            if not loose and best.width <= _NARROW * best.upper:
+                return best
     if best is not None:
         return best
     if refusal is not None:

@@ -26,7 +26,7 @@ from sordino.errors import AccountingError
 __all__ = ["ComposedLattice", "LatticeStep"]
 
 _FFT_CONSTANT = 8.0
-_LARGEST_WINDOW = 1 << 22
+_LARGEST_WINDOW = 1 << 20
 _WRAP = 1e-17
 
 
