@@ -93,3 +93,38 @@ def test_laplace_beside_gaussians_agrees():
     accountant = pld.PLDAccountant(value_discretization_interval=1e-4)
     accountant.compose(dpa.LaplaceDpEvent(5.0), 10).compose(dpa.GaussianDpEvent(5.0), 10)
     assert epsilon(event, 1e-6).upper == pytest.approx(accountant.get_epsilon(1e-6), abs=1e-4)
+
+
+def test_a_mixed_schedule_agrees_with_the_same_integral_in_twenty_five_digits():
+    mpmath = pytest.importorskip("mpmath")
+    from sordino.accounting import delta
+    from sordino.events import Composed
+
+    parts = ((0.03, 1.3, 60), (0.2, 2.5, 20))
+    event = Composed(
+        events=tuple(
+            SelfComposed(event=PoissonSampled(sample_rate=q, event=Gaussian(noise_multiplier=s)), count=count)
+            for q, s, count in parts
+        )
+    )
+    with mpmath.workdps(25):
+        step, spacing, lam = mpmath.mpf(1) / 10, mpmath.mpf(1) / 3, mpmath.mpf(6)
+        nodes = [step * k for k in range(-110, 230)]
+        laws = []
+        for q, s, count in parts:
+            losses = [mpmath.log1p(q * mpmath.expm1(y / s - 1 / (2 * mpmath.mpf(s) ** 2))) for y in nodes]
+            weights = [step * mpmath.npdf(y) * mpmath.exp((lam + 1) * x) for y, x in zip(nodes, losses, strict=True)]
+            laws.append((weights, losses, count))
+
+        def integrand(u):
+            s = mpmath.mpc(lam, u)
+            value = mpmath.exp(-s * 1) / (s * (s + 1))
+            for weights, losses, count in laws:
+                value *= mpmath.fsum(w * mpmath.expj(u * x) for w, x in zip(weights, losses, strict=True)) ** count
+            return value.real
+
+        total = integrand(0) / 2 + mpmath.fsum(integrand(spacing * n) for n in range(1, 150))
+        exact = float(total * spacing / mpmath.pi)
+    answer = delta(event, 1.0)
+    assert answer.lower * (1 - 1e-12) <= exact <= answer.upper * (1 + 1e-12)
+    assert answer.width <= 1e-9 * exact
