@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -22,6 +23,7 @@ from sordino.errors import (
     UncapturedParameter,
     UnsupportedModule,
 )
+from sordino.gradients.attention import attention
 from sordino.gradients.edge import capture_outputs
 from sordino.gradients.fallback import functional_fallback, keep_call
 from sordino.gradients.graph import ordinary_uses
@@ -31,8 +33,11 @@ from sordino.gradients.purity import Fingerprint
 from sordino.gradients.recording import Recording
 from sordino.gradients.rules.rule import LayerRule, Use
 from sordino.gradients.sites import Site, find_sites, may_couple, refuse_coupling
+from sordino.gradients.tap import Replacement, Tap
 
 __all__ = ["GradientCapture"]
+
+_REPLACEMENTS: dict[object, Replacement] = {F.multi_head_attention_forward: attention}
 
 
 class GradientCapture:
@@ -254,7 +259,11 @@ class GradientCapture:
             return
         owned = site.parameters()
         # With nothing of its own to capture, the modules inside it are captured one by one.
-        whole = site.rule is None and any(value.requires_grad and value in self.names for _, value in owned)
+        whole = (
+            site.rule is None
+            and not site.tapped
+            and any(value.requires_grad and value in self.names for _, value in owned)
+        )
         if whole:
             owned = list(site.module.named_parameters())
         switched = [value for _, value in owned if value.requires_grad]
@@ -262,15 +271,37 @@ class GradientCapture:
         for value in captured.values():
             if value not in self._guarded:
                 self._guard_one(value)
+        if site.tapped and captured:
+            # The parameters stay on: a use that the tap doesn't see must be noticed.
+            self._frames.append(self._tap(site, captured, recording, args))
+            return
         for value in switched:
             value.requires_grad_(False)
         before = CallBefore(args=args, kwargs=kwargs, fingerprint=Fingerprint(site.module)) if whole else None
         self._suspended += whole
         self._frames.append(Frame(site=site, switched=switched, captured=captured, whole=whole, before=before))
 
+    def _tap(
+        self, site: Site, captured: dict[str, nn.Parameter], recording: Recording, args: tuple[object, ...]
+    ) -> Frame:
+        order = args[0].unsorted_indices if args and isinstance(args[0], nn.utils.rnn.PackedSequence) else None
+        mode = Tap(
+            module=site.module,
+            label=site.label,
+            parameters=captured,
+            recording=recording,
+            anchor=self._anchor,
+            replacements=_REPLACEMENTS,
+            order=order,
+        )
+        mode.__enter__()
+        return Frame(site=site, switched=[], captured=captured, whole=False, before=None, mode=mode)
+
     def _restore(self) -> Frame | None:
         frame = self._frames.pop() if self._frames else None
         if frame is not None:
+            if frame.mode is not None:
+                frame.mode.__exit__(None, None, None)
             for parameter in frame.switched:
                 parameter.requires_grad_(True)
             self._suspended -= frame.whole
@@ -284,7 +315,7 @@ class GradientCapture:
         # First of all the flags: keeping tensors may raise inside a checkpointed block.
         frame = self._restore()
         recording = self._recording
-        if frame is None or output is None or recording is None or not frame.captured:
+        if frame is None or output is None or recording is None or not frame.captured or frame.mode is not None:
             return None
         if frame.before is not None:
             return self._capture_whole(frame, frame.before, recording, output)
@@ -303,6 +334,8 @@ class GradientCapture:
     ) -> Tensor:
         site, records = frame.site, recording.records
         saved = rule.save(site.module, args, kwargs, output)
+        if site.dim and all(tensor.dim() > site.dim for tensor in saved):
+            saved = tuple(tensor.movedim(site.dim, 0) for tensor in saved)
         if saved[0].dim() < rule.record_dims(site.module) or saved[0].shape[0] not in (1, records):
             raise RecordCountMismatch(
                 f"the input of {site.label} must have the records as its first dimension, got another leading "
@@ -311,9 +344,12 @@ class GradientCapture:
         if saved[0].shape[0] != records:
             # One row for the whole batch (position ids): every record gets its own, so that gradients stay apart.
             saved = tuple(tensor.expand(records, *tensor.shape[1:]) for tensor in saved)
-            output = output.expand(records, *output.shape[1:]).clone()
+            sizes = list(output.shape)
+            sizes[site.dim] = records
+            output = output.expand(sizes).clone()
         use = Use(module=site.module, label=site.label, rule=rule, parameters=frame.captured, records=records)
-        (passed,) = capture_outputs(UseReceiver(recording=recording, use=use), self._anchor, (output,), saved)
+        receive = UseReceiver(recording=recording, use=use, dims=(site.dim,))
+        (passed,) = capture_outputs(receive, self._anchor, (output,), saved)
         return passed
 
     def _capture_whole(self, frame: Frame, before: CallBefore, recording: Recording, output: object) -> object:

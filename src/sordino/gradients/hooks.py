@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sordino.gradients.purity import Fingerprint
 from sordino.gradients.recording import Recording
@@ -32,6 +33,7 @@ class Frame:
         captured: those of them that are managed, by name.
         whole: the call is read as a whole, and the modules inside it are not captured.
         before: arguments and state before a call that will be run again; None for the others.
+        mode: what watches the functions of torch during the call; None for the others.
     """
 
     site: Site
@@ -39,6 +41,7 @@ class Frame:
     captured: dict[str, nn.Parameter]
     whole: bool
     before: "CallBefore | None"
+    mode: TorchFunctionMode | None = None
 
 
 @dataclass(eq=False, kw_only=True, slots=True)

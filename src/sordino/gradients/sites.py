@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.nn.modules.instancenorm import _InstanceNorm  # pyright: ignore[reportPrivateUsage]
 
@@ -10,6 +11,9 @@ from sordino.errors import UnsupportedModule
 from sordino.gradients.rules.rule import LayerRule, rule_for
 
 __all__ = ["Site", "find_sites", "may_couple", "refuse_coupling"]
+
+
+_TAPPED: tuple[type[nn.Module], ...] = (nn.MultiheadAttention,)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -20,11 +24,15 @@ class Site:
         module: the module.
         label: its qualified name and class, for messages.
         rule: the rule that reads it; None for the functional fallback.
+        dim: where its input and output have the records: 1 inside a transformer layer of torch that has time first.
+        tapped: it hands its parameters to a function of torch that is replaced while it runs.
     """
 
     module: nn.Module
     label: str
     rule: LayerRule | None
+    tapped: bool = False
+    dim: int = 0
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that the module's own forward reads: direct ones, and those of children that only hold."""
@@ -38,7 +46,9 @@ class Site:
 def find_sites(model: nn.Module) -> list[Site]:
     """A site for every module that owns parameters, in the order of ``model.named_modules()``."""
     sites = []
+    time_first: set[nn.Module] = set()
     for name, module in model.named_modules():
+        time_first.update(_time_first_children(module))
         # A parametrization is part of the layer it belongs to.
         if _owns_parameters(module) and "parametrizations" not in name.split("."):
             label = f"{name or 'the model'} ({type(module).__name__})"
@@ -46,7 +56,9 @@ def find_sites(model: nn.Module) -> list[Site]:
             reason = None if rule is None else rule.refusal(module)
             if reason is not None:
                 raise UnsupportedModule(f"{label} must have {reason}. Set it before making the model private.")
-            sites.append(Site(module=module, label=label, rule=rule))
+            tapped = rule is None and _tapped(module)
+            dim = int(rule is not None and module in time_first)
+            sites.append(Site(module=module, label=label, rule=rule, tapped=tapped, dim=dim))
     return sites
 
 
@@ -66,6 +78,42 @@ def _holders(module: nn.Module) -> list[tuple[str, nn.Module]]:
         or name == "parametrizations"
         or isinstance(module, nn.MultiheadAttention)
     ]
+
+
+def _time_first_children(module: nn.Module) -> list[nn.Module]:
+    """Children that torch's own transformer calls with time as the first dimension."""
+    layers = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+    own = next(
+        (base for base in (*layers, nn.TransformerEncoder, nn.TransformerDecoder) if isinstance(module, base)), None
+    )
+    if own is None or type(module).forward is not own.forward or "forward" in vars(module):
+        return []
+    attentions = [child for child in module.modules() if isinstance(child, nn.MultiheadAttention)]
+    if not attentions or any(attention.batch_first for attention in attentions):
+        return []
+    return [child for child in module.children() if isinstance(child, nn.Linear | nn.LayerNorm | nn.RMSNorm)]
+
+
+def _tapped(module: nn.Module) -> bool:
+    """Whether `module` hands its parameters to one function of torch: a module of torch's with torch's forward."""
+    if "forward" in vars(module) or hasattr(module, "parametrizations"):
+        return False
+    base = next((base for base in _TAPPED if isinstance(module, base)), None)
+    if base is None or type(module).forward is not base.forward:
+        return False
+    return all(isinstance(value, nn.Parameter) for value in _read(module))
+
+
+def _read(module: nn.Module) -> list[Tensor]:
+    """The tensors that the module hands over as parameters: computed ones (weight norm) belong to no one."""
+    if isinstance(module, nn.RNNBase):
+        return [weight for layer in module.all_weights for weight in layer]
+    names = ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight", "bias_k", "bias_v")
+    inner = getattr(module, "out_proj")  # noqa: B009
+    values = [*(getattr(module, name, None) for name in names), inner.weight, inner.bias]
+    if hasattr(inner, "parametrizations"):
+        return [torch.zeros(())]
+    return [value for value in values if value is not None]
 
 
 def may_couple(module: nn.Module) -> bool:

@@ -1,0 +1,189 @@
+"""Uses that consist of several linear maps, and parameters whose gradient is read directly (floor 1, gradients).
+
+The projections of an attention call and the cells of a recurrent layer are linear maps with weights that may be rows
+of one parameter. Rows of different parts don't overlap, so their squared norms add up.
+"""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sordino.gradients.numerics import compute_dtype, row_squared_norms
+from sordino.gradients.rules.linear import LinearRule, positions_of
+from sordino.gradients.rules.rule import LayerRule, Use, weigh
+
+__all__ = ["DirectRule", "Part", "PartsRule", "direct_rule", "parts_rule"]
+
+Rows = tuple[int, int] | None
+
+_LINEAR = LinearRule()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One linear map ``x W[rows]^T + b[rows]`` of a use; its input and output gradient are at the part's position.
+
+    Args:
+        weight: name of W, or None where it isn't captured.
+        bias: name of b, or None.
+        rows: first and last row (exclusive) of W; None for all.
+        bias_rows: the same of b.
+    """
+
+    weight: str | None
+    bias: str | None
+    rows: Rows = None
+    bias_rows: Rows = None
+
+    def roles(self) -> dict[str, tuple[str, Rows]]:
+        """Name and rows of the captured ones of "weight" and "bias"."""
+        both = {"weight": (self.weight, self.rows), "bias": (self.bias, self.bias_rows)}
+        return {role: (name, rows) for role, (name, rows) in both.items() if name is not None}
+
+
+class PartsRule(LayerRule):
+    """Several linear maps in one call: each part goes to the linear rule's kernels.
+
+    The use keeps one input per part in ``saved``, one gradient per part in ``grads`` and the parts in ``context``.
+    """
+
+    def squared_norms(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
+        """Each record's squared norm over `names`: the sum over parts, or of the added gradients where rows repeat."""
+        repeated = _repeated(_parts(use)) & set(names)
+        total = torch.zeros(use.records, dtype=torch.float64, device=_device(use))
+        for name in sorted(repeated):
+            total += row_squared_norms(self.per_example(use, name))
+        for i in range(len(_parts(use))):
+            one = _linear_use(use, i, set(names) - repeated)
+            if one is not None and one.parameters and use.records:
+                total += _LINEAR.squared_norms(one, frozenset(one.parameters))
+                _keep(use, i, one)
+        return total
+
+    def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
+        """The gradients of all parts that read `name`, each in its rows."""
+        total = use.parameters[name].new_zeros((use.records, *use.parameters[name].shape), dtype=torch.float32)
+        for i, part in enumerate(_parts(use)):
+            one = _linear_use(use, i, {name})
+            for role in () if one is None else one.parameters:
+                assert one is not None
+                gradient = _LINEAR.per_example(one, role)
+                total = _added(total, gradient, part.roles()[role][1], dim=1)
+        return total
+
+    def weighted_sums(
+        self, use: Use, names: Iterable[str], weights: Float[Tensor, " B"]
+    ) -> dict[str, Float[Tensor, "*shape"]]:
+        """One matrix product per part, placed into its rows."""
+        sums: dict[str, Tensor] = {}
+        for i, part in enumerate(_parts(use)):
+            one = _linear_use(use, i, set(names))
+            if one is None or not one.parameters:
+                continue
+            for role, value in _LINEAR.weighted_sums(one, one.parameters, weights).items():
+                name, rows = part.roles()[role]
+                if rows is None and name not in sums:
+                    sums[name] = value
+                else:
+                    whole = sums[name] if name in sums else value.new_zeros(use.parameters[name].shape)
+                    sums[name] = _added(whole, value, rows, dim=0)
+        return sums
+
+    def merge(self, uses: list[Use], names: frozenset[str]) -> Use | None:  # noqa: ARG002
+        """Several calls of the same module are one call on all their positions."""
+        parts = _parts(uses[0])
+        if any(use.context != parts for use in uses) or any(grad is None for use in uses for grad in use.grads):
+            return None
+        pairs = [
+            [positions_of(replace(use, saved=(use.saved[i],), grads=(use.grads[i],))) for use in uses]
+            for i in range(len(parts))
+        ]
+        saved = tuple(torch.cat([x for x, _ in calls], dim=1) for calls in pairs)
+        grads = tuple(torch.cat([g for _, g in calls], dim=1) for calls in pairs)
+        return replace(uses[0], saved=saved, grads=grads, memo={}, versions=())
+
+
+class DirectRule(LayerRule):
+    """Parameters that were expanded to one copy per record: the gradient of the copy is the record's gradient.
+
+    ``context`` names the parameter behind each output.
+    """
+
+    def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
+        """The gradients of all copies of `name`, added."""
+        shape = (use.records, *use.parameters[name].shape)
+        own = [g for g, owner in zip(use.grads, cast("tuple[str, ...]", use.context), strict=True) if owner == name]
+        total = torch.zeros(shape, dtype=torch.float32, device=_device(use))
+        for grad in own:
+            if grad is not None:
+                total = total + grad.to(compute_dtype(grad)).reshape(shape)
+        return total
+
+    def squared_norms(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
+        """Each record's squared norm over `names`."""
+        parts = [row_squared_norms(self.per_example(use, name)) for name in sorted(names)]
+        return torch.stack(parts).sum(0)
+
+    def weighted_sums(
+        self, use: Use, names: Iterable[str], weights: Float[Tensor, " B"]
+    ) -> dict[str, Float[Tensor, "*shape"]]:
+        """From the gradients themselves."""
+        return {name: weigh(self.per_example(use, name), weights) for name in names}
+
+
+parts_rule = PartsRule()
+direct_rule = DirectRule()
+
+
+def _parts(use: Use) -> tuple[Part, ...]:
+    return cast("tuple[Part, ...]", use.context)
+
+
+def _device(use: Use) -> torch.device:
+    return next(iter(use.parameters.values())).device
+
+
+def _added(whole: Tensor, value: Tensor, rows: Rows, *, dim: int) -> Tensor:
+    """`whole` with `value` added in its rows; `whole` may be overwritten."""
+    if rows is None:
+        return whole + value
+    whole = whole.to(torch.promote_types(whole.dtype, value.dtype))
+    whole.narrow(dim, rows[0], rows[1] - rows[0]).add_(value)
+    return whole
+
+
+def _repeated(parts: tuple[Part, ...]) -> set[str]:
+    """Names that are read twice in overlapping rows."""
+    seen: dict[str, list[Rows]] = {}
+    for part in parts:
+        for name, rows in part.roles().values():
+            seen.setdefault(name, []).append(rows)
+    return {name for name, rows in seen.items() if not _disjoint(rows)}
+
+
+def _disjoint(rows: list[Rows]) -> bool:
+    if len(rows) < 2:
+        return True
+    spans = sorted(span for span in rows if span is not None)
+    apart = all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
+    return len(spans) == len(rows) and apart
+
+
+def _linear_use(use: Use, i: int, names: set[str]) -> Use | None:
+    """Part `i` as a use of the linear rule; None where no gradient reached it."""
+    part, grad = _parts(use)[i], use.grads[i]
+    if grad is None:
+        return None
+    parameters = {role: use.parameters[name] for role, (name, _) in part.roles().items() if name in names}
+    memo = {role: use.memo[key] for role in parameters if (key := f"{i}.{role}") in use.memo}
+    return replace(use, parameters=parameters, saved=(use.saved[i],), grads=(grad,), memo=memo, versions=())
+
+
+def _keep(use: Use, i: int, one: Use) -> None:
+    """Per-record gradients that the linear rule kept, under names that no parameter has."""
+    use.memo.update({f"{i}.{role}": tensor for role, tensor in one.memo.items()})
