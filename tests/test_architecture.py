@@ -72,7 +72,14 @@ def test_the_package_offers_at_most_thirty_names():
 
 
 @pytest.mark.parametrize(
-    "statement", ["import sordino", "import sordino.accounting", "import sordino.cli", "import sordino.data"]
+    "statement",
+    [
+        "import sordino",
+        "import sordino.accounting",
+        "import sordino.cli",
+        "import sordino.data",
+        "import sordino.mechanisms",
+    ],
 )
 def test_light_imports_leave_torch_alone(statement):
     code = f"{statement}; import sys; assert 'torch' not in sys.modules"
