@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sordino import checks
+from sordino.errors import InvalidArgument
 
 __all__ = ["Guarantee", "NeighboringRelation", "PrivacyUnit", "round_up"]
 
@@ -26,6 +27,10 @@ class NeighboringRelation(StrEnum):
     ADD_OR_REMOVE_ONE = "add_or_remove_one"
     REPLACE_ONE = "replace_one"
     REPLACE_SPECIAL = "replace_special"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "NeighboringRelation":
+        raise InvalidArgument(f"relation must be one of {', '.join(cls)}, got {value!r}. Use NeighboringRelation.")
 
     @property
     def sensitivity_factor(self) -> float:

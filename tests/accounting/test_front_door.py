@@ -6,7 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.accounting import Interval, calibrate_noise_multiplier, delta, epsilon, epsilons
+from sordino.accounting import (
+    ConcentratedFilter,
+    Interval,
+    calibrate_noise_multiplier,
+    calibrate_steps,
+    concentrated_rho,
+    delta,
+    epsilon,
+    epsilons,
+    renyi_divergence,
+    to_dp_event,
+    true_positive_rate,
+)
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, InvalidArgument, UnsupportedEvent
 from sordino.events import (
@@ -215,3 +227,33 @@ def test_a_record_that_may_take_part_in_hundreds_of_draws_is_refused_not_forgott
         epsilon(crowd, 1e-5)
     certain = GroupPoissonSampled(sample_rate=1.0, group_size=4, event=Gaussian(noise_multiplier=4.0))
     assert epsilon(certain, 1e-5).upper == pytest.approx(epsilon(Gaussian(noise_multiplier=1.0), 1e-5).upper, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["add_or_remove_one", "replace_one", "replace_special"])
+def test_a_relation_given_by_name_is_that_relation(name):
+    event, member = sampled(0.01, 1.0, 1000), NeighboringRelation(name)
+    assert epsilon(event, 1e-6, relation=name) == epsilon(event, 1e-6, relation=member)
+    assert delta(event, 1.0, relation=name) == delta(event, 1.0, relation=member)
+    assert true_positive_rate(sampled(0.1, 1.0), 0.1, relation=name) == true_positive_rate(
+        sampled(0.1, 1.0), 0.1, relation=member
+    )
+    assert renyi_divergence(event, 4.0, relation=name) == renyi_divergence(event, 4.0, relation=member)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda one: epsilon(Gaussian(noise_multiplier=1.0), 1e-5, relation=one),
+        lambda one: epsilons(Gaussian(noise_multiplier=1.0), 1e-5, relation=one),
+        lambda one: delta(Gaussian(noise_multiplier=1.0), 1.0, relation=one),
+        lambda one: true_positive_rate(Gaussian(noise_multiplier=1.0), 0.1, relation=one),
+        lambda one: renyi_divergence(Gaussian(noise_multiplier=1.0), 2.0, relation=one),
+        lambda one: concentrated_rho(Gaussian(noise_multiplier=1.0), one),
+        lambda one: to_dp_event(Gaussian(noise_multiplier=1.0), relation=one),
+        lambda one: ConcentratedFilter(epsilon=1.0, delta=1e-5, relation=one),
+        lambda one: calibrate_steps(lambda _: Nothing(), target_epsilon=1.0, target_delta=1e-5, relation=one),
+    ],
+)
+def test_a_relation_that_does_not_exist_is_refused(question):
+    with pytest.raises(InvalidArgument, match="relation must be one of add_or_remove_one, replace_one"):
+        question("replace")

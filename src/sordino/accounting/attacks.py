@@ -118,6 +118,7 @@ def true_positive_rate(event: Event, false_positive_rate: float, *, relation: Ne
         >>> round(true_positive_rate(Gaussian(noise_multiplier=1.0), 0.001), 10)
         0.0182984684
     """
+    relation = NeighboringRelation(relation)
     fpr = checks.probability(false_positive_rate=false_positive_rate, zero=False, one=False)
     curves = _direction_curves(event, relation)
     reverse = tuple(reversed(curves))

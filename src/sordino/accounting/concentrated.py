@@ -42,7 +42,7 @@ def concentrated_rho(event: Event, relation: NeighboringRelation = NeighboringRe
         >>> concentrated_rho(Gaussian(noise_multiplier=10.0))
         0.005
     """
-    steps = flatten(event, relation)
+    steps = flatten(event, NeighboringRelation(relation))
     return math.inf if steps.unprotected else math.fsum(count * _rho(base) for base, count in steps.counts)
 
 

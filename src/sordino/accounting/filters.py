@@ -105,7 +105,7 @@ class ConcentratedFilter(_Additive):
         checks.positive(epsilon=epsilon)
         checks.probability(delta=delta, zero=False, one=False)
         super().__init__(largest_rho(epsilon, delta))
-        self._relation = relation
+        self._relation = NeighboringRelation(relation)
 
     def cost(self, event: Event) -> float:
         """The event's ρ; events without one raise `UnsupportedEvent`."""
@@ -136,7 +136,7 @@ class GaussianFilter(_Additive):
         checks.positive(epsilon=epsilon)
         checks.probability(delta=delta, zero=False, one=False)
         super().__init__(largest_mu(epsilon, delta) ** 2 * (1 - 1e-15))
-        self._relation = relation
+        self._relation = NeighboringRelation(relation)
 
     def cost(self, event: Event) -> float:
         """Σ μ² of Gaussians without sampling; others raise `UnsupportedEvent`."""
@@ -178,7 +178,7 @@ class RenyiFilter(_Additive):
         lam = self._lam
         room = lam * epsilon + math.log(delta) + lam * math.log1p(1 / lam) + math.log1p(lam)
         super().__init__(max(0.0, room))
-        self._relation = relation
+        self._relation = NeighboringRelation(relation)
 
     def cost(self, event: Event) -> float:
         """Upper bound on K(λ) of the event, worst direction."""
@@ -212,7 +212,7 @@ class ConcentratedOdometer:
     def __init__(self, *, delta: float, smallest_epsilon: float = 0.1, relation: NeighboringRelation = _ADD) -> None:
         self._delta = checks.probability(delta=delta, zero=False, one=False)
         self._first = largest_rho(checks.positive(smallest_epsilon=smallest_epsilon), delta / 2)
-        self._relation = relation
+        self._relation = NeighboringRelation(relation)
         self._charges: list[float] = []
 
     @property

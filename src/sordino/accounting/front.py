@@ -52,6 +52,7 @@ def epsilon(
         >>> round(epsilon(SelfComposed(event=step, count=10_000), 1e-5).upper, 6)
         0.946867
     """
+    relation = NeighboringRelation(relation)
     delta = checks.probability(delta=delta, hint="A typical δ is below 1 / number of records.")
     chosen = None if accountant == "auto" else accountant_named(accountant)
     choices, truncated = alternatives(event, relation)
@@ -79,6 +80,7 @@ def delta(
         >>> round(delta(Gaussian(noise_multiplier=3.730631634815942), 1.0).upper, 12)
         1e-05
     """
+    relation = NeighboringRelation(relation)
     epsilon = checks.non_negative(epsilon=epsilon)
     chosen = None if accountant == "auto" else accountant_named(accountant)
     choices, truncated = alternatives(event, relation)

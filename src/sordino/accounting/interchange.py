@@ -50,7 +50,7 @@ def from_dp_event(source: object, *, relation: NeighboringRelation = _ADD) -> Ev
         UnsupportedEvent: the DpEvent has no counterpart.
     """
     dpa = _module()
-    factor = relation.sensitivity_factor
+    factor = NeighboringRelation(relation).sensitivity_factor
     item = cast("Any", source)
     if isinstance(source, dpa.NoOpDpEvent):
         return Nothing()
@@ -90,7 +90,7 @@ def to_dp_event(event: Event, *, relation: NeighboringRelation = _ADD) -> object
         UnsupportedEvent: the event has no counterpart.
     """
     dpa = _module()
-    factor = relation.sensitivity_factor
+    factor = NeighboringRelation(relation).sensitivity_factor
     match event:
         case Nothing():
             return dpa.NoOpDpEvent()

@@ -158,6 +158,7 @@ def renyi_divergence(
         from sordino.errors import InvalidArgument
 
         raise InvalidArgument(f"order must be > 1, got {order!r}. Order 1 is the Kullback–Leibler divergence.")
+    relation = NeighboringRelation(relation)
     flat = flatten(event, relation)
     if flat.unprotected:
         return math.inf
