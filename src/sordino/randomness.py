@@ -5,7 +5,8 @@ name: (purpose, step, tensor, rank). The stream's own key is a keyed hash of the
 its bits are AES-256 in counter mode, so streams are independent, any stream can be made without the others,
 and no state is shared between threads or processes. ``torch.manual_seed`` has no part in it.
 
-A resumed run makes a new `Randomness`, hence a new key: no noise value is ever used twice.
+A resumed run makes a new `Randomness`, hence a new key: no noise value is ever used twice. A forked process goes on
+with other streams than its parent and its siblings: every stream's name holds a mark of the process that asks for it.
 
 Example:
     >>> from sordino.randomness import Randomness
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
 from sordino import checks
 from sordino.errors import InvalidArgument
@@ -34,27 +35,48 @@ __all__ = ["Randomness", "Stream"]
 
 _KEY_BYTES = 32
 _ZEROS = bytes(1 << 20)
-_process = ""
+_process, _process_id = "", os.getpid()
 
 
-def _mark_fork() -> None:
-    # A forked child holds copies of its parent's keys and counters; without a mark of its own both would draw alike.
-    global _process  # noqa: PLW0603 (one mark a process, set where the process begins)
-    _process = secrets.token_hex(16)
+def _mark() -> str:
+    """This process's mark, drawn anew in every child.
+
+    A forked child holds copies of its parent's keys and counters; without a mark of its own both would draw alike.
+    """
+    global _process, _process_id
+    # Asking for the number each time also finds children that were forked past Python.
+    if os.getpid() != _process_id:
+        _process, _process_id = secrets.token_hex(16), os.getpid()
+    return _process
+
+
+def _unmark() -> None:
+    global _process_id  # noqa: PLW0603 (a child could have been given its grandparent's number)
+    _process_id = -1
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_mark_fork)
+    os.register_at_fork(after_in_child=_unmark)
+
+
+def _encryptor(key: bytes) -> CipherContext:
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 
 
 class Stream:
-    """An endless stream of secret random bits, read in order."""
+    """An endless stream of secret random bits, read in order; in a forked child it goes on with other bits."""
 
     def __init__(self, key: bytes) -> None:
-        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        self._home = _mark()
+        self._encryptor = _encryptor(key)
 
     def fill(self, buffer: memoryview) -> None:
         """Overwrite a writable, contiguous byte buffer with the next random bytes."""
+        mark = _mark()
+        if mark != self._home:
+            copied = self._encryptor.update(bytes(_KEY_BYTES))
+            self._encryptor = _encryptor(hashlib.blake2b(mark.encode(), key=copied, digest_size=_KEY_BYTES).digest())
+            self._home = mark
         view = buffer.cast("B")
         for start in range(0, len(view), len(_ZEROS)):
             part = view[start : start + len(_ZEROS)]
@@ -89,7 +111,7 @@ class Randomness:
     reproducible: bool = False
     _key: bytes = field(default=b"", init=False, repr=False, compare=False)
     _count: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False, compare=False)
-    _home: str = field(default_factory=lambda: _process, init=False, repr=False, compare=False)
+    _home: str = field(default_factory=_mark, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.seed is None and self.reproducible:
@@ -110,15 +132,19 @@ class Randomness:
         raise TypeError("Randomness can't be pickled or copied: a copy would repeat its noise. Make a new one.")
 
     def stream(self, purpose: str, *, step: int, tensor: int = 0, rank: int = 0) -> Stream:
-        """The stream named by (purpose, step, tensor, rank); the same name gives the same bits again."""
-        name = f"{purpose}\x00{step}\x00{tensor}\x00{rank}".encode()
+        """The stream named by (purpose, step, tensor, rank); the same name gives the same bits again.
+
+        In a process that was forked after this object was made, the name gives other bits.
+        """
+        mark = _mark()
+        forked = "" if mark == self._home else f"\x00{mark}"
+        name = f"{purpose}\x00{step}\x00{tensor}\x00{rank}{forked}".encode()
         return Stream(hashlib.blake2b(name, key=self._key, digest_size=_KEY_BYTES, person=b"sordino-stream").digest())
 
     def fresh(self, purpose: str) -> Stream:
         """A stream that this object hands out only once: for draws that have no step number of their own.
 
-        Everyone who holds this object shares one counter, and a forked process continues under another name, so
-        no two releases made with one `Randomness` ever use the same bits.
+        Everyone who holds this object shares one counter, and a forked process has other streams, so no two releases
+        made with one `Randomness` ever use the same bits.
         """
-        mark = "" if _process == self._home else _process
-        return self.stream(f"\x00{purpose}\x00{mark}", step=next(self._count))
+        return self.stream(f"\x00{purpose}", step=next(self._count))

@@ -98,3 +98,31 @@ def test_the_key_never_shows_and_never_leaves():
     for leave in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError):
             leave(randomness)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_forked_processes_never_repeat_a_stream_of_their_parent_or_of_each_other():
+    code = """
+import os, sys
+from sordino.randomness import Randomness
+kept = Randomness()
+begun = kept.stream("noise", step=1)
+begun.integers64(3)
+read, write = os.pipe()
+for _ in range(2):
+    if os.fork() == 0:
+        grandchild = os.fork()
+        for stream in (kept.stream("noise", step=0), kept.fresh("x"), begun):
+            os.write(write, stream.integers64(4).tobytes())
+        if grandchild:
+            os.waitpid(grandchild, 0)
+        os._exit(0)
+for _ in range(2):
+    os.wait()
+for stream in (kept.stream("noise", step=0), kept.fresh("x"), begun):
+    os.write(write, stream.integers64(4).tobytes())
+sys.stdout.write(os.read(read, 65536).hex())
+"""
+    drawn = bytes.fromhex(subprocess.check_output([sys.executable, "-c", code], text=True))
+    assert len(drawn) == 5 * 3 * 32
+    assert len({drawn[start : start + 32] for start in range(0, len(drawn), 32)}) == 15
