@@ -31,13 +31,17 @@ from sordino.gradients.hooks import CallBefore, Frame, ModuleHook, UseReceiver
 from sordino.gradients.numerics import full_precision
 from sordino.gradients.purity import Fingerprint
 from sordino.gradients.recording import Recording
+from sordino.gradients.recurrent import recurrent_replacements
 from sordino.gradients.rules.rule import LayerRule, Use
 from sordino.gradients.sites import Site, find_sites, may_couple, refuse_coupling
 from sordino.gradients.tap import Replacement, Tap
 
 __all__ = ["GradientCapture"]
 
-_REPLACEMENTS: dict[object, Replacement] = {F.multi_head_attention_forward: attention}
+_REPLACEMENTS: dict[object, Replacement] = {
+    F.multi_head_attention_forward: attention,
+    **recurrent_replacements(),
+}
 
 
 class GradientCapture:
@@ -273,7 +277,7 @@ class GradientCapture:
                 self._guard_one(value)
         if site.tapped and captured:
             # The parameters stay on: a use that the tap doesn't see must be noticed.
-            self._frames.append(self._tap(site, captured, recording, args))
+            self._frames.append(self._tap(site, captured, recording, args[0] if args else kwargs.get("input")))
             return
         for value in switched:
             value.requires_grad_(False)
@@ -281,10 +285,7 @@ class GradientCapture:
         self._suspended += whole
         self._frames.append(Frame(site=site, switched=switched, captured=captured, whole=whole, before=before))
 
-    def _tap(
-        self, site: Site, captured: dict[str, nn.Parameter], recording: Recording, args: tuple[object, ...]
-    ) -> Frame:
-        order = args[0].unsorted_indices if args and isinstance(args[0], nn.utils.rnn.PackedSequence) else None
+    def _tap(self, site: Site, captured: dict[str, nn.Parameter], recording: Recording, first: object) -> Frame:
         mode = Tap(
             module=site.module,
             label=site.label,
@@ -292,7 +293,8 @@ class GradientCapture:
             recording=recording,
             anchor=self._anchor,
             replacements=_REPLACEMENTS,
-            order=order,
+            order=first.unsorted_indices if isinstance(first, nn.utils.rnn.PackedSequence) else None,
+            batched=not isinstance(first, Tensor) or first.dim() == 3,
         )
         mode.__enter__()
         return Frame(site=site, switched=[], captured=captured, whole=False, before=None, mode=mode)

@@ -12,7 +12,7 @@ from torch._C import _will_engine_execute_node  # pyright: ignore[reportPrivateU
 
 from sordino.errors import PrivacyError
 
-__all__ = ["Receiver", "capture_outputs"]
+__all__ = ["Receiver", "asks_for_parameters", "capture_outputs"]
 
 # What is called with (kept tensors, gradient at each output) when the backward pass arrives.
 Receiver = Callable[[tuple[Tensor, ...], tuple[Tensor | None, ...]], None]
@@ -32,17 +32,27 @@ class _Edge(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):
-        if torch.is_grad_enabled():
-            raise PrivacyError(
-                "backward must be called with create_graph=False on a captured model, got create_graph=True. "
-                "Gradients of gradients can't be clipped per record."
-            )
-        # autograd.grad(loss, inputs) doesn't ask for parameter gradients, and then the anchor isn't visited either.
-        if _will_engine_execute_node(_accumulator(ctx.anchor)):
+        if asks_for_parameters(ctx.anchor):
             # Detached, or the kept tensors would keep the graph that keeps them.
             saved = tuple(tensor.detach() for tensor in ctx.saved_tensors)
             ctx.receive(saved, tuple(None if grad is None else grad.detach() for grad in grads))
         return None, None, None, *grads, *(None for _ in ctx.needs_input_grad[3 + ctx.outputs :])
+
+
+def asks_for_parameters(anchor: Tensor) -> bool:
+    """Whether the backward pass that is running asks for parameter gradients.
+
+    ``autograd.grad(loss, inputs)`` doesn't, and then the anchor isn't visited either.
+
+    Raises:
+        PrivacyError: the pass builds a graph of itself.
+    """
+    if torch.is_grad_enabled():
+        raise PrivacyError(
+            "backward must be called with create_graph=False on a captured model, got create_graph=True. "
+            "Gradients of gradients can't be clipped per record."
+        )
+    return _will_engine_execute_node(_accumulator(anchor))
 
 
 def _accumulator(anchor: Tensor) -> torch.autograd.graph.Node:

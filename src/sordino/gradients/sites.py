@@ -13,7 +13,7 @@ from sordino.gradients.rules.rule import LayerRule, rule_for
 __all__ = ["Site", "find_sites", "may_couple", "refuse_coupling"]
 
 
-_TAPPED: tuple[type[nn.Module], ...] = (nn.MultiheadAttention,)
+_TAPPED: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, nn.LSTM, nn.GRU, nn.RNN)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

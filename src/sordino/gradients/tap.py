@@ -34,6 +34,7 @@ class Tap(TorchFunctionMode):
         anchor: a scalar that requires grad.
         replacements: what is called instead of a function of torch, with the tap as its first argument.
         order: where the rows of a packed batch come from: record b is row ``order[b]``; None for as they are.
+        batched: whether the module was given a batch; a recurrent module hides it from its function.
     """
 
     def __init__(
@@ -45,10 +46,11 @@ class Tap(TorchFunctionMode):
         recording: Recording,
         anchor: Tensor,
         replacements: Mapping[object, Replacement],
-        order: Tensor | None = None,
+        order: Tensor | None,
+        batched: bool,
     ) -> None:
         super().__init__()
-        self.module, self.label, self.order = module, label, order
+        self.module, self.label, self.order, self.batched = module, label, order, batched
         self.records = recording.records
         self.anchor = anchor
         self._recording = recording

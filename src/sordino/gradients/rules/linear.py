@@ -55,9 +55,17 @@ class LinearRule(LayerRule):
         sums: dict[str, Tensor] = {}
         dtype = compute_dtype(use.saved[0], use.grad)
         weights = weights.to(dtype)
-        rows_a, rows_g = (tensor.to(dtype).reshape(-1, tensor.shape[-1]) for tensor in (use.saved[0], use.grad))
+        both = (use.saved[0], use.grad)
+        # The order of the rows doesn't matter to the sum: time first in memory stays as it is.
+        time_first = use.grad.dim() == 3 and use.grad.stride(1) > use.grad.stride(0)
+        if time_first:
+            both = tuple(tensor.transpose(0, 1) for tensor in both)
+        rows_a, rows_g = (tensor.to(dtype).reshape(-1, tensor.shape[-1]) for tensor in both)
         positions = rows_g.shape[0] // use.records
-        per_row = weights if positions == 1 else weights.repeat_interleave(positions)
+        if positions == 1:
+            per_row = weights
+        else:
+            per_row = weights.repeat(positions) if time_first else weights.repeat_interleave(positions)
         for name in names:
             if name in use.memo:
                 sums[name] = weigh(use.memo[name], weights)

@@ -33,12 +33,14 @@ class Part:
         bias: name of b, or None.
         rows: first and last row (exclusive) of W; None for all.
         bias_rows: the same of b.
+        joined: its output gradient is that of the part before it: both are one map of the concatenated inputs.
     """
 
     weight: str | None
     bias: str | None
     rows: Rows = None
     bias_rows: Rows = None
+    joined: bool = False
 
     def roles(self) -> dict[str, tuple[str, Rows]]:
         """Name and rows of the captured ones of "weight" and "bias"."""
@@ -58,11 +60,15 @@ class PartsRule(LayerRule):
         total = torch.zeros(use.records, dtype=torch.float64, device=_device(use))
         for name in sorted(repeated):
             total += row_squared_norms(self.per_example(use, name))
-        for i in range(len(_parts(use))):
-            one = _linear_use(use, i, set(names) - repeated)
-            if one is not None and one.parameters and use.records:
+        wanted = set(names) - repeated
+        i = 0
+        while i < len(_parts(use)) and use.records:
+            joined = _joined_use(use, i, wanted)
+            one = _linear_use(use, i, wanted) if joined is None else joined
+            if one is not None and one.parameters:
                 total += _LINEAR.squared_norms(one, frozenset(one.parameters))
-                _keep(use, i, one)
+                use.memo.update({f"{i}.{role}": tensor for role, tensor in one.memo.items()})
+            i += 1 if joined is None else 2
         return total
 
     def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
@@ -81,8 +87,16 @@ class PartsRule(LayerRule):
     ) -> dict[str, Float[Tensor, "*shape"]]:
         """One matrix product per part, placed into its rows."""
         sums: dict[str, Tensor] = {}
-        for i, part in enumerate(_parts(use)):
+        parts = _parts(use)
+        i = 0
+        while i < len(parts):
+            part, joined = parts[i], _joined_use(use, i, set(names))
+            if joined is not None:
+                sums.update(_separated(use, i, _LINEAR.weighted_sums(joined, joined.parameters, weights)))
+                i += 2
+                continue
             one = _linear_use(use, i, set(names))
+            i += 1
             if one is None or not one.parameters:
                 continue
             for role, value in _LINEAR.weighted_sums(one, one.parameters, weights).items():
@@ -184,6 +198,43 @@ def _linear_use(use: Use, i: int, names: set[str]) -> Use | None:
     return replace(use, parameters=parameters, saved=(use.saved[i],), grads=(grad,), memo=memo, versions=())
 
 
-def _keep(use: Use, i: int, one: Use) -> None:
-    """Per-record gradients that the linear rule kept, under names that no parameter has."""
-    use.memo.update({f"{i}.{role}": tensor for role, tensor in one.memo.items()})
+def _joined_use(use: Use, i: int, names: set[str]) -> Use | None:
+    """Parts `i` and `i` + 1 as one use with the inputs side by side, when they share all of their gradient.
+
+    Two biases with one gradient are a bias and an input that is always 1.
+    """
+    parts = _parts(use)
+    if i + 1 >= len(parts) or not parts[i + 1].joined or use.grads[i] is None:
+        return None
+    owned = [name for part in parts[i : i + 2] for name, _ in part.roles().values()]
+    whole = all(
+        part.weight is not None and rows is None for part in parts[i : i + 2] for _, rows in part.roles().values()
+    )
+    if not whole or len(set(owned)) < len(owned) or not names.issuperset(owned) or len(owned) == 3:
+        return None
+    first, second = use.saved[i : i + 2]
+    columns = [first, second]
+    if len(owned) == 4:
+        columns.append(first.new_ones(1).expand(*first.shape[:-1], 1))
+    memo = {role: use.memo[key] for role in ("weight", "bias") if (key := f"{i}.{role}") in use.memo}
+    parameters = {"weight": use.parameters[owned[0]]}
+    if len(owned) == 4:
+        parameters["bias"] = use.parameters[owned[1]]
+    return replace(
+        use, parameters=parameters, saved=(torch.cat(columns, dim=-1),), grads=(use.grads[i],), memo=memo, versions=()
+    )
+
+
+def _separated(use: Use, i: int, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The sums of a joined use, by name."""
+    parts, result = _parts(use), {}
+    start = 0
+    for part in parts[i : i + 2]:
+        roles = part.roles()
+        name = roles["weight"][0]
+        width = use.parameters[name].shape[1]
+        result[name] = sums["weight"][:, start : start + width].contiguous()
+        start += width
+        if "bias" in roles:
+            result[roles["bias"][0]] = sums["bias"].clone()
+    return result
