@@ -67,9 +67,29 @@ def test_the_trade_off_curve_is_convex_decreasing_and_above_no_attack_at_all():
     assert all(0 <= value <= 1 - rate + 1e-12 for value, rate in zip(curve, rates, strict=True))
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        sampled(0.05, 1.0, 50),
+        sampled(0.1, 50.0, 10),
+        sampled(0.01, 0.5, 2000),
+        Gaussian(noise_multiplier=0.3),
+        SelfComposed(event=Laplace(noise_multiplier=10.0), count=20),
+    ],
+)
+def test_one_rate_searched_over_epsilon_is_as_good_as_a_whole_curve_and_no_better_than_exact(event):
+    rates = [float(rate) for rate in np.geomspace(1e-4, 0.9, 25)]
+    for rate, missed in list(zip(rates, trade_off(event, rates), strict=True))[2::8]:
+        # Both are bounds; the curve's shares its ε among rates and lies within a few percent.
+        searched = true_positive_rate(event, rate)
+        assert searched <= (1 - missed) * (1 + 1e-3)
+        assert 1 - missed <= 1.03 * searched
+
+
 def test_advantage_is_the_largest_gap_of_the_trade_off_curve():
     event = sampled(0.1, 1.2, 40)
-    gaps = [true_positive_rate(event, rate) - rate for rate in np.linspace(0.02, 0.6, 24)]
+    rates = [float(rate) for rate in np.linspace(0.02, 0.6, 24)]
+    gaps = [1 - missed - rate for rate, missed in zip(rates, trade_off(event, rates), strict=True)]
     assert max(gaps) <= advantage(event).upper + 1e-9
     assert max(gaps) == pytest.approx(advantage(event).upper, rel=0.02)
 

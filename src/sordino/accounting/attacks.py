@@ -32,6 +32,8 @@ __all__ = ["GaussianFit", "advantage", "best_gaussian", "reconstruction_bound", 
 
 _Curve = Callable[[float], float]
 _ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
+_FEW_RATES = 8
+_TABLE = 65
 
 
 def _direction_curves(event: Event, relation: NeighboringRelation) -> tuple[_Curve, ...]:
@@ -76,12 +78,13 @@ def _largest_tpr(forward: _Curve, backward: _Curve, fpr: float) -> float:
     low, high = -1.0, 1.0
     best = value(0.0)
     for _ in range(12):
+        # Convex: a fall from one point to the next puts the minimum beyond the first of the two.
         if value(high) > best:
             break
-        best, low, high = value(high), high / 2, high * 2
+        best, low, high = value(high), (high / 2 if high > 1 else 0.0), high * 2
     if high == 1.0:
         while value(low) < best and low > -64:
-            best, high, low = value(low), low / 2, low * 2
+            best, high, low = value(low), (low / 2 if low < -1 else 0.0), low * 2
     ratio = (math.sqrt(5) - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     at_left, at_right = value(left), value(right)
@@ -128,11 +131,40 @@ def true_positive_rate(event: Event, false_positive_rate: float, *, relation: Ne
 def trade_off(event: Event, false_positive_rates: list[float], *, relation: NeighboringRelation = _ADD) -> list[float]:
     """The trade-off curve f: smallest false-negative rate at each false-positive rate (lower bounds).
 
+    Up to eight rates are each optimised over ε; more share the bounds TPR ≤ e^ε·FPR + δ(ε) of one set of 130 ε per
+    direction, which is as sound, convex, and within about a percent of it.
+
     Example:
         >>> [round(x, 4) for x in trade_off(Gaussian(noise_multiplier=2.0), [0.01, 0.1])]
         [0.9661, 0.7828]
     """
-    return [1 - true_positive_rate(event, rate, relation=relation) for rate in false_positive_rates]
+    if len(false_positive_rates) <= _FEW_RATES:
+        return [1 - true_positive_rate(event, rate, relation=relation) for rate in false_positive_rates]
+    rates = [checks.probability(false_positive_rate=rate) for rate in false_positive_rates]
+    curves = _direction_curves(event, NeighboringRelation(relation))
+    tables = [_table(curve) for curve in curves]
+    lines = [_lines(*pair) for pair in zip(tables, reversed(tables), strict=True)]
+    return [
+        1 - max(min(1.0, max(rate, min(slope * rate + level for slope, level in side))) for side in lines)
+        for rate in rates
+    ]
+
+
+def _table(curve: _Curve) -> list[tuple[float, float]]:
+    """(ε, δ(ε)) from 0 to where δ is below 1e-9 or ε above 64: fine steps near zero, relative ones beyond."""
+    reach = 1.0
+    while reach < 64 and curve(reach) > 1e-9:
+        reach *= 2
+    low, count = reach / 400, _TABLE
+    grid = [0.0, *(low * (reach / low) ** (k / (count - 2)) for k in range(count - 1))]
+    return [(epsilon, curve(epsilon)) for epsilon in grid]
+
+
+def _lines(forward: list[tuple[float, float]], backward: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(slope, level) of the bounds TPR ≤ slope · FPR + level, negative ε from the other direction's curve."""
+    above = [(math.exp(epsilon), delta) for epsilon, delta in forward]
+    below = [(math.exp(-epsilon), -math.expm1(-epsilon) + math.exp(-epsilon) * delta) for epsilon, delta in backward]
+    return above + below
 
 
 def advantage(event: Event, *, relation: NeighboringRelation = _ADD) -> Interval:
