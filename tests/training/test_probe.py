@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from sordino.errors import CoupledRecords, LossShapeError, RecordCountMismatch, UncapturedParameter, UnsupportedModule
 from sordino.gradients import GradientCapture
-from sordino.training.determinism import WithoutChance, random_state_kept, same_chance
+from sordino.training.determinism import Chance, WithoutChance, random_state_kept
 from sordino.training.probe import check_records_are_independent
 
 
@@ -58,7 +58,7 @@ def test_all_random_states_are_kept_and_can_be_started_anew():
     with random_state_kept():
         draws = []
         for _ in range(2):
-            same_chance()
+            Chance().start()
             draws.append((float(torch.rand(())), random.random(), np.random.rand()))
     assert draws[0] == draws[1]
     assert torch.equal(torch.get_rng_state(), states[0])

@@ -1,17 +1,28 @@
-"""Two ways to take chance out of a forward pass (floor 3): repeat it exactly, or switch it off."""
+"""Ways to hold chance in a forward pass (floor 3): repeat it, drive it to an extreme, or switch it off."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from numpy import random as numpy_random
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["WithoutChance", "random_state_kept", "same_chance"]
+__all__ = ["GENERATORS", "Chance", "WithoutChance", "generators_used", "random_state_kept"]
+
+GENERATORS = ("torch", "python", "numpy")
+"""The generators that the probe can drive. One of the user's own (``numpy.random.default_rng``) is out of reach."""
 
 _FILLED = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
+# The word of a Mersenne Twister's state whose output has all bits set; the word 0 gives the output 0.
+_ALL_BITS = 0x12DD9BB3
+# This many first draws are extreme, the others as the seed has them: loops that reject a draw come to an end.
+_FORCED_WORDS = 64
+# Where torch's serialised Mersenne Twister has its counters and its 64-bit words.
+_TORCH_LEFT, _TORCH_NEXT, _TORCH_WORDS, _WORDS = slice(8, 12), slice(16, 24), 24, 624
 
 
 @contextmanager
@@ -27,11 +38,69 @@ def random_state_kept() -> Iterator[None]:
             numpy_random.set_state(numpy)  # noqa: NPY002
 
 
-def same_chance() -> None:
-    """Start all random states anew, so that two passes over batches of one shape meet the same chance."""
-    torch.manual_seed(0)
-    random.seed(0)
-    numpy_random.seed(0)  # noqa: NPY002
+@dataclass(frozen=True, kw_only=True)
+class Chance:
+    """One course of all random numbers.
+
+    Args:
+        seed: of every generator.
+        forced: one of `GENERATORS`, whose first draws are then as small as they can be, or as large.
+        high: as large as they can be.
+    """
+
+    seed: int = 0
+    forced: str | None = None
+    high: bool = False
+
+    def start(self) -> None:
+        """Start all generators anew, so that two passes over batches of one shape meet the same chance."""
+        torch.manual_seed(self.seed)
+        random.seed(self.seed)
+        numpy_random.seed(self.seed)  # noqa: NPY002
+        word = _ALL_BITS if self.high else 0
+        if self.forced == "python":
+            version, words, gauss = random.getstate()
+            random.setstate((version, (*[word] * _FORCED_WORDS, *words[_FORCED_WORDS:-1], 0), gauss))
+        elif self.forced == "numpy":
+            state = numpy_random.get_state(legacy=False)  # noqa: NPY002
+            assert isinstance(state, dict)
+            state["state"]["key"][:_FORCED_WORDS], state["state"]["pos"] = word, 0
+            numpy_random.set_state(state)  # noqa: NPY002
+        elif self.forced == "torch":
+            _force_torch(word)
+
+
+def _force_torch(word: int) -> None:
+    state = torch.get_rng_state()
+    as_bytes = state.numpy()
+    as_bytes[_TORCH_LEFT] = np.array([_WORDS], dtype=np.int32).view(np.uint8)
+    as_bytes[_TORCH_NEXT] = np.array([0], dtype=np.uint64).view(np.uint8)
+    forced = np.full(_FORCED_WORDS, word, dtype=np.uint64).view(np.uint8)
+    as_bytes[_TORCH_WORDS : _TORCH_WORDS + len(forced)] = forced
+    torch.set_rng_state(state)
+
+
+@contextmanager
+def generators_used(used: set[str]) -> Iterator[None]:
+    """Add to `used` the generators that the block draws from."""
+    before = _states()
+    yield
+    after = _states()
+    used.update(name for name in GENERATORS if not np.array_equal(before[name], after[name]))
+
+
+def _states() -> dict[str, np.ndarray]:
+    parts = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        parts += torch.cuda.get_rng_state_all()
+    _, words, _ = random.getstate()
+    state = numpy_random.get_state(legacy=False)  # noqa: NPY002
+    assert isinstance(state, dict)
+    return {
+        "torch": torch.cat(parts).numpy(),
+        "python": np.asarray(words),
+        "numpy": np.append(state["state"]["key"], state["state"]["pos"]),
+    }
 
 
 class WithoutChance(TorchDispatchMode):

@@ -1,6 +1,7 @@
 """Made-up records in the structure of a batch (floor 3): its shapes and types, never its values."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,12 +9,42 @@ from torch import Tensor
 from sordino.errors import RecordCountMismatch
 from sordino.training.structure import map_tensors, tensors_in
 
-__all__ = ["INTEGER_PATTERNS", "SyntheticRecords"]
+__all__ = ["INTEGER_PATTERNS", "Poison", "SyntheticRecords"]
 
 INTEGER_PATTERNS = ("mixed", "ones", "zeros")
 """Values for integers and booleans: positions in a table, labels, masks and lengths are often valid as 0 and 1."""
 
 _SEED = 20160701
+# One record this far out makes a batch in which thresholds such as "three standard deviations" are already exceeded.
+_FAR_OUT = 50.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poison:
+    """What one record is made to hold.
+
+    Args:
+        floats: value of every entry of a floating tensor, or None to leave them.
+        integers: value of every entry of an integer tensor, "range" for 2, 3, 4, …, or None to leave them.
+        place: the only tensor of the batch that is changed, or None for all of them.
+    """
+
+    floats: float | None = None
+    integers: int | str | None = None
+    place: int | None = None
+
+    def applied(self, row: Tensor, place: int) -> Tensor:
+        """The record's part of the tensor at `place` as it is under this poison."""
+        if self.place not in {None, place} or row.dtype == torch.bool:
+            return row
+        if row.dtype.is_floating_point or row.dtype.is_complex:
+            return row if self.floats is None else torch.full_like(row, self.floats)
+        if self.integers is None:
+            return row
+        if isinstance(self.integers, str):
+            return torch.arange(2, row.numel() + 2, device=row.device).reshape(row.shape).to(row.dtype)
+        smallest = torch.iinfo(row.dtype).min
+        return torch.full_like(row, max(self.integers, smallest))
 
 
 class SyntheticRecords:
@@ -30,13 +61,21 @@ class SyntheticRecords:
         pattern: one of `INTEGER_PATTERNS`.
         example: public tensors that stand for the first of `structure`, each with more than `count` records or with
             none; their values are used.
+        far_out: make the features of the second record large, so that others look small beside it.
 
     Raises:
         RecordCountMismatch: no tensor has the records first, or the example is too short.
     """
 
     def __init__(
-        self, structure: object, *, rows: int, count: int, pattern: str, example: Sequence[Tensor] = ()
+        self,
+        structure: object,
+        *,
+        rows: int,
+        count: int,
+        pattern: str,
+        example: Sequence[Tensor] = (),
+        far_out: bool = False,
     ) -> None:
         self.count = count
         self._structure = structure
@@ -56,19 +95,30 @@ class SyntheticRecords:
                     f"public_batch must hold at least {count + 1} records, got fewer. Invent some more."
                 )
             self._values[place] = given[: count + 1].detach().clone() if rowed else given.detach().clone()
+        for values, rowed in zip(self._values, self._per_record, strict=True):
+            if far_out and rowed and values.dtype.is_floating_point:
+                values[1] *= _FAR_OUT
 
-    def batch(self, places: Sequence[int], *, poisoned: bool = False) -> object:
-        """The records at `places`, `count` being the stand-in; `poisoned` makes the first one's floats NaN."""
-        pairs = iter(zip(self._values, self._per_record, strict=True))
+    def batch(self, places: Sequence[int], *, poison: Poison | None = None) -> object:
+        """The records at `places`, `count` being the stand-in; `poison` changes the first of them."""
+        parts = iter(enumerate(zip(self._values, self._per_record, strict=True)))
 
         def take(_: Tensor) -> Tensor:
-            values, rowed = next(pairs)
+            place, (values, rowed) = next(parts)
             taken = values[list(places)] if rowed else values.clone()
-            if poisoned and rowed and taken.dtype.is_floating_point:
-                taken[0] = torch.nan
+            if poison is not None and rowed:
+                taken[0] = poison.applied(taken[0], place)
             return taken
 
         return map_tensors(take, self._structure)
+
+    def places(self, *, floating: bool) -> list[int]:
+        """The tensors, by their place in the batch, that hold floating-point numbers, or integers, by record."""
+        return [
+            place
+            for place, (values, rowed) in enumerate(zip(self._values, self._per_record, strict=True))
+            if rowed and values.dtype != torch.bool and values.dtype.is_floating_point is floating
+        ]
 
     def without_first(self) -> list[int]:
         """The places of a batch in which the first record is replaced by its stand-in."""
