@@ -5,10 +5,14 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from sordino.accounting import epsilon
 from sordino.cli import app
-from sordino.events import Gaussian, PoissonSampled, SelfComposed, to_json
+from sordino.cli.figures import first_steps, number_of_steps
+from sordino.events import Composed, Gaussian, Nothing, PoissonSampled, SelfComposed, to_json
 from sordino.runs import RunFolder
 
 EXAMPLE = ["--sample-rate", "0.01", "--noise-multiplier", "4", "--steps", "10000", "--delta", "1e-5"]
@@ -126,6 +130,79 @@ def test_an_error_with_json_is_one_document_on_stdout_and_one_line_on_stderr():
     assert result.stderr.startswith("sordino: ")
 
 
+def test_account_says_what_an_attacker_reaches_and_what_is_left_without_sampling():
+    # Exact rates of the reference table for q = 256/60000, σ = 1.1, 14 062 steps.
+    body = document(
+        "account", "--sample-rate", str(256 / 60000), "--noise-multiplier", "1.1", "--steps", "14062", "--delta", "1e-5"
+    )
+    assert body["attack"]["advantage"] == pytest.approx(0.2244615, abs=1e-5)
+    assert body["attack"]["true_positive_rate"]["0.01"] == pytest.approx(0.0402047, abs=1e-6)
+    assert body["attack"]["true_positive_rate"]["0.001"] == pytest.approx(0.0060503, abs=1e-6)
+    bare = document("account", "--sample-rate", "1", "--noise-multiplier", "1.1", "--steps", "14062", "--delta", "1e-5")
+    assert body["epsilon_without_amplification"] == bare["epsilon"] > 6000
+    assert "without amplification" in call("account", *EXAMPLE).stdout
+    assert "true positives ≤ 1.92 % at 1 % false positives" in " ".join(call("account", *EXAMPLE).stdout.split())
+
+
+def test_an_event_without_a_curve_has_no_attack_and_still_an_epsilon():
+    body = document("account", "--event", '{"kind": "zero_concentrated_dp", "rho": 0.1}', "--delta", "1e-5")
+    assert body["attack"] is None
+    assert 0 < body["epsilon"] < 5
+
+
+def test_all_asks_the_slow_accountants_and_none_is_below_the_best():
+    quick, every = document("account", *EXAMPLE), document("account", *EXAMPLE, "--all")
+    assert set(quick["accountants"]) < set(every["accountants"])
+    assert {"pld", "moments", "tcdp", "advanced"} <= set(every["accountants"])
+    assert min(every["accountants"].values()) == every["epsilon"]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_plot_draws_a_picture_of_the_named_kind(tmp_path, suffix):
+    target = tmp_path / f"curve.{suffix}"
+    body = document("account", *EXAMPLE, "--plot", str(target))
+    assert body["plot"] == str(target)
+    start = target.read_bytes()[:200]
+    assert start.startswith(b"\x89PNG") if suffix == "png" else b"<?xml" in start
+    if suffix == "svg":
+        again = tmp_path / "again.svg"
+        document("account", *EXAMPLE, "--plot", str(again))
+        assert again.read_bytes() == target.read_bytes()
+
+
+@pytest.mark.parametrize(("name", "words"), [("curve.pdf", ".png or .svg"), ("nowhere/curve.png", "existing folder")])
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_computed(tmp_path, name, words):
+    result = call("account", *EXAMPLE, "--plot", str(tmp_path / name))
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_a_plot_of_a_run_without_protection_says_so_instead_of_failing(tmp_path):
+    event = '{"kind": "no_privacy", "reason": "printed"}'
+    assert (
+        document("account", "--event", event, "--delta", "1e-5", "--plot", str(tmp_path / "a.png"))["epsilon"] == "inf"
+    )
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=4), st.integers(0, 60))
+def test_the_first_steps_of_a_run_are_as_many_as_asked_for(blocks, count):
+    event = Composed(
+        events=tuple(
+            SelfComposed(event=SelfComposed(event=Gaussian(noise_multiplier=float(i + 1)), count=inner), count=outer)
+            for i, (outer, inner) in enumerate(blocks)
+        )
+    )
+    total = sum(outer * inner for outer, inner in blocks)
+    assert number_of_steps(event) == total
+    first = first_steps(event, min(count, total))
+    assert flatten_count(first) == min(count, total)
+
+
+def flatten_count(event):
+    return 0 if event == Nothing() else number_of_steps(event)
+
+
 @pytest.mark.parametrize("target", [0.1, 1.0, 8.0])
 def test_plan_comes_close_to_the_target_and_never_above_it(target):
     body = document("plan", "--epsilon", str(target), "--delta", "1e-5", "--sample-rate", "0.02", "--steps", "300")
@@ -146,6 +223,80 @@ def test_plan_from_records_marks_the_size_of_the_data_set_as_public():
     assert body["sample_rate"] == 0.01
     assert body["steps"] == 250
     assert body["dataset_size_is_public"]
+
+
+GOAL = ["plan", "--epsilon", "3", "--delta", "1e-5"]
+
+
+def test_plan_finds_the_most_steps_the_largest_rate_and_the_least_delta():
+    def spent(q, z, t, delta):
+        return epsilon(
+            SelfComposed(event=PoissonSampled(sample_rate=q, event=Gaussian(noise_multiplier=z)), count=t), delta
+        )
+
+    steps = document(*GOAL, "--sample-rate", "0.01", "--noise-multiplier", "1")
+    assert steps["found"] == "steps"
+    assert spent(0.01, 1.0, steps["steps"], 1e-5).upper <= 3 < spent(0.01, 1.0, steps["steps"] + 1, 1e-5).upper
+    rate = document(*GOAL, "--steps", "1000", "--noise-multiplier", "1")
+    assert rate["found"] == "sample_rate"
+    assert (
+        spent(rate["sample_rate"], 1.0, 1000, 1e-5).upper
+        <= 3
+        < spent(1.001 * rate["sample_rate"], 1.0, 1000, 1e-5).upper
+    )
+    batch = document(*GOAL, "--steps", "1000", "--noise-multiplier", "1", "--population", "60000")
+    size = round(batch["batch_size"])
+    assert spent(size / 60000, 1.0, 1000, 1e-5).upper <= 3 < spent((size + 1) / 60000, 1.0, 1000, 1e-5).upper
+    least = document("plan", "--epsilon", "3", "--sample-rate", "0.01", "--noise-multiplier", "1", "--steps", "1000")
+    assert least["found"] == "delta"
+    assert spent(0.01, 1.0, 1000, least["delta"]).upper <= 3 < spent(0.01, 1.0, 1000, 0.998 * least["delta"]).upper
+
+
+def test_a_table_calibrates_every_cell_and_marks_the_cheapest_for_its_noise():
+    body = document(*GOAL, "--population", "60000", "--batch-sizes", "1024,4096", "--epochs", "10,40")
+    cells = {(cell["batch_size"], cell["epochs"]): cell for cell in body["table"]}
+    assert set(cells) == {(1024, 10), (1024, 40), (4096, 10), (4096, 40)}
+    single = document(*GOAL, "--records", "60000", "--batch-size", "4096", "--epochs", "40")
+    chosen = cells[4096, 40]
+    assert single["noise_multiplier"] == chosen["noise_multiplier"]
+    assert single["steps"] == chosen["steps"] == 586
+    for cell in cells.values():
+        assert cell["signal"] == pytest.approx(cell["sample_rate"] * cell["steps"] ** 0.5 / cell["noise_multiplier"])
+        # No run gives more signal than the full batch: that is one Gaussian with the μ that ε and δ allow.
+        assert cell["signal"] <= body["signal_ceiling"]
+    best = max(cell["signal"] for cell in cells.values())
+    enough = [cell for cell in cells.values() if cell["signal"] >= 0.9 * best]
+    (marked,) = [cell for cell in cells.values() if cell["cheapest"]]
+    assert marked in enough
+    assert marked["epochs"] == min(cell["epochs"] for cell in enough)
+    assert marked["signal"] == max(cell["signal"] for cell in enough if cell["epochs"] == marked["epochs"])
+    text = call(*GOAL, "--population", "60000", "--batch-sizes", "1024,4096", "--epochs", "10,40").stdout
+    assert "★" in text
+    assert "Sander" in text
+
+
+def test_a_table_without_batch_sizes_takes_powers_of_two():
+    body = document(*GOAL, "--population", "60000", "--epochs", "10,20")
+    assert sorted({cell["batch_size"] for cell in body["table"]}) == [128, 512, 2048, 8192]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([*GOAL, "--batch-sizes", "64,128", "--epochs", "10"], "a table must be given"),
+        ([*GOAL, "--batch-sizes", "64,x", "--epochs", "10", "--records", "1000"], "must be numbers with commas"),
+        ([*GOAL, "--batch-sizes", "64,-1", "--epochs", "10", "--records", "1000"], "must be finite numbers > 0"),
+        ([*GOAL, "--batch-sizes", "64,2000", "--epochs", "10", "--records", "1000"], "batch_size must be ≤ records"),
+        ([*GOAL, "--batch-sizes", "64", "--epochs", "10", "--records", "1000", "--steps", "9"], "Drop them"),
+        ([*GOAL, "--sample-rate", ".1", "--steps", "9", "--noise-multiplier", "2"], "left one of"),
+        (["plan", "--epsilon", "3", "--sample-rate", ".1", "--steps", "9"], "all but one of"),
+        ([*GOAL, "--noise-multiplier", "1", "--epochs", "9"], "all but one of"),
+    ],
+)
+def test_a_plan_with_too_much_or_too_little_says_so(arguments, words):
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -176,6 +327,19 @@ def test_plan_for_people_states_noise_and_epsilon():
     [
         ["account", *EXAMPLE, "--json"],
         ["plan", "--epsilon", "1", "--delta", "1e-5", "--sample-rate", "0.01", "--steps", "1000"],
+        [
+            "plan",
+            "--epsilon",
+            "3",
+            "--delta",
+            "1e-5",
+            "--records",
+            "60000",
+            "--batch-size",
+            "4096",
+            "--epochs",
+            "20,40",
+        ],
         ["--help"],
         ["train", "--help"],
         ["demo", "--help"],

@@ -41,6 +41,7 @@ from sordino.accounting.planning import (
 )
 from sordino.accounting.registry import ACCOUNTANTS
 from sordino.accounting.renyi import renyi_divergence
+from sordino.accounting.strong import published_strong_composition
 from sordino.accounting.structure import (
     shuffle_lower_bound,
     square_root_toeplitz,
@@ -74,6 +75,7 @@ __all__ = [
     "from_dp_event",
     "largest_rho",
     "marginal_epsilon",
+    "published_strong_composition",
     "reconstruction_bound",
     "renyi_divergence",
     "rho_epsilon",

@@ -1,8 +1,6 @@
-"""Composition of mechanisms known by (ε, δ) only (floor 1): basic, advanced, optimal.
+"""Composition of mechanisms known by (ε, δ) only (floor 1): basic and optimal. `strong` has the advanced theorem.
 
 basic      Σ ε_i, Σ δ_i (Dwork et al. 2006).
-advanced   Σ ε_i(e^{ε_i} − 1)/(e^{ε_i} + 1) + √(2 log(1/δ̃) Σ ε_i²), with δ̃ = δ − Σ δ_i (Dwork, Rothblum and
-Vadhan 2010 with the drift of Kairouz, Oh and Vishwanath 2015, theorem 3.5; heterogeneous).
 optimal    the exact region for mechanisms known by (ε_i, δ_i): the composition of their dominating pairs
 (Kairouz, Oh and Vishwanath 2015, theorem 3.3), computed on a lattice, which for distinct ε_i is the
 approximation scheme of Murtagh and Vadhan 2016 with its error certified.
@@ -29,7 +27,7 @@ from sordino.events import (
     RandomizedResponse,
 )
 
-__all__ = ["AdvancedComposition", "BasicComposition", "OptimalComposition", "parameters"]
+__all__ = ["BasicComposition", "OptimalComposition", "parameters", "step_parameters"]
 
 
 def parameters(event: Event, relation: NeighboringRelation) -> list[tuple[float, float, int]]:
@@ -38,10 +36,11 @@ def parameters(event: Event, relation: NeighboringRelation) -> list[tuple[float,
     Raises:
         UnsupportedEvent: a step is not (ε, δ)-private with one pair to name, such as a Gaussian.
     """
-    return [(*_parameters(base, relation), count) for base, count in flatten(event, relation).counts]
+    return [(*step_parameters(base, relation), count) for base, count in flatten(event, relation).counts]
 
 
-def _parameters(event: Event, relation: NeighboringRelation) -> tuple[float, float]:
+def step_parameters(event: Event, relation: NeighboringRelation) -> tuple[float, float]:
+    """(ε, δ) of one step that has a pair to name."""
     match event:
         case PureDP() | RandomizedResponse() | BoundedRange():
             return event.epsilon, 0.0
@@ -52,7 +51,7 @@ def _parameters(event: Event, relation: NeighboringRelation) -> tuple[float, flo
         case DiscreteLaplace():
             return event.sensitivity / event.scale, 0.0
         case PoissonSampled() if relation is not NeighboringRelation.REPLACE_ONE:
-            epsilon, delta = _parameters(event.event, relation)
+            epsilon, delta = step_parameters(event.event, relation)
             # Balle, Barthe and Gaboardi 2018, theorem 8.
             return math.log1p(event.sample_rate * math.expm1(epsilon)), event.sample_rate * delta
         case _:
@@ -96,48 +95,6 @@ class BasicComposition:
         total = math.fsum(count * part for part, _, count in parts)
         spent = math.fsum(count * part_delta for _, part_delta, count in parts)
         return Interval(lower=0.0, upper=min(1.0, spent) if epsilon >= total else 1.0, accountant=self.name)
-
-
-@dataclass(frozen=True)
-class AdvancedComposition:
-    """The advanced composition theorem, or basic composition where that is smaller.
-
-    Guarantee:
-        `upper` is an upper bound; `lower` is 0.
-    """
-
-    name: str = "advanced"
-    automatic: bool = False
-
-    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
-        """Steps with an (ε, δ)."""
-        return _supported(event, relation)
-
-    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
-        """Drift plus deviation."""
-        parts = parameters(event, relation)
-        slack = delta - math.fsum(count * part_delta for _, part_delta, count in parts)
-        basic = BasicComposition().epsilon(event, delta, relation).upper
-        if slack <= 0:
-            return Interval(lower=0.0, upper=basic, accountant=self.name)
-        drift, deviation = _drift_and_deviation(parts)
-        advanced = drift + math.sqrt(2 * math.log(1 / slack) * deviation)
-        return Interval(lower=0.0, upper=min(basic, advanced), accountant=self.name)
-
-    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
-        """The theorem solved for δ̃."""
-        parts = parameters(event, relation)
-        spent = math.fsum(count * part_delta for _, part_delta, count in parts)
-        drift, deviation = _drift_and_deviation(parts)
-        room = epsilon - drift
-        advanced = spent + math.exp(-(room**2) / (2 * deviation)) if room > 0 and deviation > 0 else 1.0
-        basic = BasicComposition().delta(event, epsilon, relation).upper
-        return Interval(lower=0.0, upper=min(1.0, advanced, basic), accountant=self.name)
-
-
-def _drift_and_deviation(parts: list[tuple[float, float, int]]) -> tuple[float, float]:
-    drift = math.fsum(count * epsilon * math.tanh(epsilon / 2) for epsilon, _, count in parts)
-    return drift, math.fsum(count * epsilon * epsilon for epsilon, _, count in parts)
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from sordino import checks
 from sordino.accounting.accountant import Accountant
 from sordino.accounting.accountants import ClosedForm, Contour
-from sordino.accounting.composition_theorems import AdvancedComposition, BasicComposition, OptimalComposition
+from sordino.accounting.composition_theorems import BasicComposition, OptimalComposition
 from sordino.accounting.concentrated import TruncatedConcentrated, ZeroConcentrated
 from sordino.accounting.gdp import GaussianDP
 from sordino.accounting.moments import Moments32
 from sordino.accounting.pld import Pld
 from sordino.accounting.renyi import Renyi
+from sordino.accounting.strong import AdvancedComposition
 
 __all__ = ["ACCOUNTANTS", "accountant_named"]
 

@@ -1,8 +1,9 @@
 """`sordino account`: the ε of a run that is described, or that lies in a run folder. No torch, no data."""
 
-import contextlib
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -10,26 +11,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sordino import checks
-from sordino.cli.output import JsonOption, Output, facts, finite, heading, rounded
-from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
-from sordino.errors import AccountingError, InvalidArgument, MissingDeclaration, UnsupportedEvent
-from sordino.events import (
-    Event,
-    Gaussian,
-    NoPrivacy,
-    Nothing,
-    PoissonSampled,
-    SelfComposed,
-    from_json,
-    to_dict,
-)
-from sordino.wording import sampling_words
+from sordino.cli.output import JsonOption, Output, facts, heading
+from sordino.cli.statement import statement, subsampled_gaussian
+from sordino.definitions import NeighboringRelation, PrivacyUnit, round_up
+from sordino.errors import InvalidArgument, MissingDeclaration
+from sordino.events import Event, from_json
 
-__all__ = ["account", "statement", "subsampled_gaussian"]
-
-_QUICK = ("closed_form", "contour", "rdp")
-"""Accountants that answer in a fraction of a second."""
+__all__ = ["account"]
 
 
 def account(
@@ -46,6 +34,9 @@ def account(
     relation: Annotated[NeighboringRelation | None, typer.Option(help="Which data sets count as neighbours.")] = None,
     unit: Annotated[PrivacyUnit | None, typer.Option(help="Whose contribution is protected.")] = None,
     everyone: Annotated[bool, typer.Option("--all", help="Ask the slow accountants too.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png|svg", help="Draw ε over steps and the trade-off curve.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compute the ε of a described run, of an event, or of a run folder.
@@ -71,71 +62,20 @@ def account(
         spent = subsampled_gaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier, steps=steps)
     if delta is None:
         raise MissingDeclaration("--delta must be given, got none. Choose one well below 1 / number of records.")
-    document = statement(
-        spent,
-        delta=delta,
-        relation=relation or NeighboringRelation.ADD_OR_REMOVE_ONE,
-        unit=unit or PrivacyUnit.EXAMPLE,
-        everyone=everyone,
-    )
+    relation, unit = relation or NeighboringRelation.ADD_OR_REMOVE_ONE, unit or PrivacyUnit.EXAMPLE
+    drawing = None if plot is None else _figures().checked_path(plot)
+    document = statement(spent, delta=delta, relation=relation, unit=unit, everyone=everyone)
+    if drawing is not None:
+        _figures().draw(spent, delta=delta, relation=relation, document=document, path=drawing)
+        document["plot"] = str(drawing)
     out.finish(document, *_page(document))
 
 
-def statement(
-    event: Event, *, delta: float, relation: NeighboringRelation, unit: PrivacyUnit, everyone: bool = False
-) -> dict[str, object]:
-    """ε by the quick accountants, or by everyone, with all that is needed to read it, as JSON types."""
-    from sordino import accounting
+def _figures() -> ModuleType:
+    """Loaded on demand: most answers need no picture."""
+    from sordino.cli import figures
 
-    checks.probability(zero=False, one=False, delta=delta)
-    best = accounting.epsilon(event, delta, relation=relation)
-    ask = accounting.epsilons if everyone else _quick_epsilons
-    by_accountant = ask(event, delta, relation=relation)
-    guarantee = Guarantee(
-        epsilon=best.upper,
-        delta=delta,
-        accountant=best.accountant,
-        sampler=sampling_words(event),
-        relation=relation,
-        unit=unit,
-    )
-    return {
-        "epsilon": rounded(best.upper),
-        "accountants": {name: rounded(value) for name, value in by_accountant.items()},
-        "accountant": best.accountant,
-        "interval": {"lower": finite(best.lower), "upper": finite(best.upper)},
-        "delta": delta,
-        "relation": relation.value,
-        "unit": unit.value,
-        "sampler": guarantee.sampler,
-        "sentence": guarantee.sentence(),
-        "event": to_dict(event),
-    }
-
-
-def _quick_epsilons(event: Event, delta: float, *, relation: NeighboringRelation) -> dict[str, float]:
-    """ε by each quick accountant that has a sound answer."""
-    from sordino import accounting
-
-    answers: dict[str, float] = {}
-    for name in _QUICK:
-        with contextlib.suppress(UnsupportedEvent, AccountingError):
-            answers[name] = accounting.epsilon(event, delta, relation=relation, accountant=name).upper
-    return answers
-
-
-def subsampled_gaussian(*, sample_rate: float, noise_multiplier: float, steps: int) -> Event:
-    """The event of DP-SGD with Poisson sampling."""
-    checks.probability(zero=False, sample_rate=sample_rate)
-    checks.non_negative(noise_multiplier=noise_multiplier)
-    if not checks.integer(0, steps=steps):
-        return Nothing()
-    if noise_multiplier == 0:
-        return NoPrivacy(reason="noise_multiplier is 0")
-    step: Event = Gaussian(noise_multiplier=noise_multiplier)
-    if sample_rate < 1:
-        step = PoissonSampled(sample_rate=sample_rate, event=step)
-    return SelfComposed(event=step, count=steps)
+    return figures
 
 
 def _read(
@@ -183,12 +123,26 @@ def _page(document: dict[str, object]) -> tuple[RenderableType, ...]:
     ]
     if isinstance(interval, dict):
         rows.append(("true ε within", _between(interval["lower"], interval["upper"])))
+    bare, attack = document["epsilon_without_amplification"], document["attack"]
+    if bare is not None and bare != epsilon:
+        rows.append(("without amplification", f"ε = {'∞' if bare == 'inf' else f'{bare:.5f}'}"))
+    if isinstance(attack, dict):
+        rows.append(("attack", _attack_words(attack)))
+    if "plot" in document:
+        rows.append(("plot", str(document["plot"])))
     return (
         heading(f"ε = {shown} at δ = {document['delta']:g}"),
         facts(rows),
         Text("\nε by accountant (each is a valid upper bound)", style="dim"),
         table,
     )
+
+
+def _attack_words(attack: Mapping[str, object]) -> str:
+    found = attack["true_positive_rate"]
+    assert isinstance(found, Mapping)
+    parts = [f"≤ {round_up(100 * value)} % at {100 * float(rate):g} % false positives" for rate, value in found.items()]
+    return f"true positives {', '.join(parts)}; advantage ≤ {attack['advantage']:.5f}"
 
 
 def _between(lower: float | str, upper: float | str) -> str:
