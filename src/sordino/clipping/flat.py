@@ -11,9 +11,9 @@ from sordino.definitions import NeighboringRelation
 
 __all__ = ["FlatClipping"]
 
-# Norms and products of single-precision matrices are each good to 1e-6 relative in the worst inputs measured
-# (constant ones); the factors leave twice their sum, so that rounding never lets a record exceed C.
-_SLACK = 4e-6
+# A norm is a product of at most two lengths, each off by at most 1e-6 relative (sums over blocks of 256 in single
+# precision). What cancelling terms add to that is in the bounds that are given.
+_SLACK = 2e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,8 @@ class FlatClipping:
     | squared norm n²          | factor                    |
     |--------------------------|---------------------------|
     | 0                        | 1                         |
-    | n ≤ C/(1 + 4e-6)         | 1                         |
-    | n > C/(1 + 4e-6)         | C/(n(1 + 4e-6))           |
+    | n ≤ C/(1 + 2e-6)         | 1                         |
+    | n > C/(1 + 2e-6)         | C/(n(1 + 2e-6))           |
     | tiny (C/n overflows)     | 1                         |
     | infinite, NaN            | 0                         |
     | no records               | an empty tensor           |
@@ -55,10 +55,11 @@ class FlatClipping:
         """One factor in [0, 1] per record.
 
         Args:
-            squared_norms: squared gradient norms n², one per record; may hold infinities and NaN.
+            squared_norms: squared gradient norms n², one per record, or squares of bounds on them; may hold infinities
+                and NaN. Clip gradients of a model by the bounds, `GradientCapture.squared_bounds`.
 
         Returns:
-            ``min(1, C/(n(1 + 4e-6)))``, exactly 0 where n² is not finite; the type of `squared_norms`.
+            ``min(1, C/(n(1 + 2e-6)))``, exactly 0 where n² is not finite; the type of `squared_norms`.
         """
         norms = squared_norms.clamp(min=0).sqrt()
         factors = (self.max_grad_norm / (norms * (1 + _SLACK))).clamp(max=1)

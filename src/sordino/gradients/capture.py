@@ -51,9 +51,9 @@ class GradientCapture:
     one chunk of records run inside `recording`; afterwards `squared_norms` and `add_weighted_sums` read it.
 
     Guarantee:
-        Norms and sums come from the same kept values. ``add_weighted_sums`` with weights that bound
-        ``weight · norm ≤ C`` lets each record contribute at most C(1 + 1e-6). A use of a managed parameter that is
-        not captured raises, and nothing can be read from that recording.
+        Norms and sums come from the same kept values. ``add_weighted_sums`` with weights for which
+        ``weight · bound ≤ C``, with the bounds of `squared_bounds`, lets each record contribute at most C(1 + 1e-6).
+        A use of a managed parameter that is not captured raises, and nothing can be read from that recording.
 
     Args:
         model: the model; its leading input dimension is the record.
@@ -215,6 +215,23 @@ class GradientCapture:
         """
         with self._reading():
             return self._readable().squared_norms()
+
+    def squared_bounds(self) -> Float[Tensor, " B"]:
+        """Square of a bound on the norm of what each record adds to the sums at weight 1, rounding included.
+
+        Clipping must read these: a record whose terms are huge and cancel has a small gradient, but its sum in single
+        precision is off by the rounding of the terms. For most records bound and norm agree to 1e-3 or better; where
+        every term is kept apart they are equal. Derivation: ``docs/proofs/clipping.md``.
+
+        Returns:
+            One float64 value per record, at least its `squared_norms`; not finite where that is not finite.
+
+        Raises:
+            UncapturedParameter: a use of a managed parameter was not captured.
+            PrivacyError: there is no recording, or a kept input was modified in place.
+        """
+        with self._reading():
+            return self._readable().squared_bounds()
 
     def add_weighted_sums(self, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor]) -> None:
         """Add ``scale · Σ_b weights[b] · gradient[b]`` to the entry of every parameter used in this chunk.

@@ -30,6 +30,7 @@ class Recording:
         self._device = device
         self._uses: dict[int, Use] = {}
         self._norms: Tensor | None = None
+        self._bounds: Tensor | None = None
         self._sealed = False
         self._poison: str | None = None
 
@@ -56,23 +57,37 @@ class Recording:
 
     def squared_norms(self) -> Float[Tensor, " B"]:
         """Squared norm of each record's summed gradient, in float64."""
+        return self._measured()[0].clone()
+
+    def squared_bounds(self) -> Float[Tensor, " B"]:
+        """Square of a bound on the norm of what each record adds at weight 1, rounding included, in float64."""
+        return self._measured()[1].clone()
+
+    def _measured(self) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
         self._check()
         self._sealed = True
-        if self._norms is None:
+        if self._norms is None or self._bounds is None:
             with torch.no_grad():
-                self._norms = self._summed_norms() * self.scale**2
-        return self._norms.clone()
+                norms, bounds = self._norms_and_bounds()
+                self._norms, self._bounds = norms * self.scale**2, bounds * self.scale**2
+        return self._norms, self._bounds
 
-    def _summed_norms(self) -> Float[Tensor, " B"]:
-        total: Tensor | None = None
+    def _norms_and_bounds(self) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+        """Squares and squared lengths add over parameters; the two are apart until the end."""
+        total, lacking, apart = (torch.zeros(self.records, dtype=torch.float64, device=self._device) for _ in range(3))
         for uses, shares in _groups(list(self._uses.values())) if self.records else []:
             if len(uses) == 1:
-                part = uses[0].rule.squared_norms(uses[0], frozenset(names[0] for names in shares))
+                names = frozenset(names[0] for names in shares)
+                part = uses[0].rule.squared_norms(uses[0], names)
+                rounding = uses[0].rule.rounding(uses[0], names)
                 uses[0].release()
             else:
-                part = shared_squared_norms(uses, shares)
-            total = part.double() if total is None else total + part
-        return torch.zeros(self.records, dtype=torch.float64, device=self._device) if total is None else total
+                part, rounding = shared_squared_norms(uses, shares)
+            total += part
+            if rounding is not None:
+                lacking += rounding.squares
+                apart += rounding.length.square()
+        return total, ((total + lacking).sqrt_() + apart.sqrt_()).square_()
 
     def add_weighted_sums(self, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor]) -> None:
         """Add ``scale · Σ_b weights[b] · gradient[b]`` to every used parameter's entry of `into`."""

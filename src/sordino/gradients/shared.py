@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sordino.gradients.numerics import row_squared_norms
+from sordino.gradients.numerics import compute_dtype, row_squared_norms
 from sordino.gradients.rules.cost import chunk_records
+from sordino.gradients.rules.linear import GHOST_ROUNDING
+from sordino.gradients.rules.rounding import Rounding, additions, unit
 from sordino.gradients.rules.rule import Use
 
 __all__ = ["shared_squared_norms"]
@@ -19,28 +21,34 @@ __all__ = ["shared_squared_norms"]
 _CANCELLED = 0.05
 
 
-def shared_squared_norms(uses: list[Use], shares: list[tuple[str, ...]]) -> Float[Tensor, " B"]:
+def shared_squared_norms(uses: list[Use], shares: list[tuple[str, ...]]) -> tuple[Float[Tensor, " B"], Rounding]:
     """Squared norm of each record's summed gradient over parameters that share the same uses.
+
+    What is released is the sum of the uses' own weighted sums. The uses of one record may cancel, so the rounding is
+    that of the lengths of all their terms.
 
     Args:
         uses: the uses, at least two.
         shares: for each parameter its name in each use.
 
     Returns:
-        One value per record, in float64.
+        One value per record, in float64, and what rounding can do to it and to the released sum.
     """
     if all(len(set(names)) == 1 for names in shares):
         together = frozenset(names[0] for names in shares)
         merged = _merged(uses, together)
         if len(merged) == 1:
-            return merged[0].rule.squared_norms(merged[0], together)
-    total = torch.zeros(uses[0].records, dtype=torch.float64, device=_device(uses))
-    for names in shares:
-        total += _of_one_parameter(uses, names)
-    return total
+            total = merged[0].rule.squared_norms(merged[0], together)
+            lengths = merged[0].rule.term_lengths(merged[0], together)
+            length = (_sum_unit(uses) + _norm_unit(uses)) * lengths
+            return total, Rounding(squares=ghost_rounding(merged[0]), length=length)
+    parts = [_of_one_parameter(uses, names) for names in shares]
+    squares = torch.stack([rounding.squares for _, rounding in parts]).sum(0)
+    length = torch.stack([rounding.length for _, rounding in parts]).square().sum(0).sqrt_()
+    return torch.stack([norms for norms, _ in parts]).sum(0), Rounding(squares=squares, length=length)
 
 
-def _of_one_parameter(uses: list[Use], names: tuple[str, ...]) -> Float[Tensor, " B"]:
+def _of_one_parameter(uses: list[Use], names: tuple[str, ...]) -> tuple[Float[Tensor, " B"], Rounding]:
     """By cross terms where the rules know them, otherwise by adding gradients."""
     merged = _merged(uses, frozenset(names)) if len(set(names)) == 1 else uses
     if len(merged) > 2:
@@ -51,14 +59,43 @@ def _of_one_parameter(uses: list[Use], names: tuple[str, ...]) -> Float[Tensor, 
         crossed = second.rule.inner_products(second, first)
     if crossed is None:
         return _by_adding(uses, names)
-    parts = sum(use.rule.squared_norms(use, frozenset([names[0]])).double() for use in merged)
-    assert isinstance(parts, Tensor)
+    read = [(first, frozenset(names[:1])), (second, frozenset(names[-1:]))]
+    norms = [use.rule.squared_norms(use, chosen).double() for use, chosen in read]
+    parts = norms[0] + norms[1]
     total = parts + 2 * crossed
+    # The terms of the inner product are themselves inner products over the columns of the shared parameter.
+    one, other = (use.rule.term_lengths(use, chosen) for use, chosen in read)
+    columns = uses[0].parameters[names[0]].shape[-1]
+    squares = 2 * (columns + 3) * unit(_dtype(uses)) * one * other + ghost_rounding(first) + ghost_rounding(second)
+    length = _sum_unit(uses) * (one + other)
     sound = total > _CANCELLED * parts
+    total += 4 * torch.finfo(torch.float32).eps * parts
     if not bool(sound.all()):
         index = (~sound).nonzero().flatten()
-        total[index] = _by_adding([use.select(index) for use in uses], names)
-    return total + 4 * torch.finfo(torch.float32).eps * parts
+        total[index], _ = _by_adding([use.select(index) for use in uses], names)
+        squares[index] = 0
+        length[index] += _norm_unit(uses) * (one + other)[index]
+    return total, Rounding(squares=squares, length=length)
+
+
+def _sum_unit(uses: list[Use]) -> float:
+    """Rounding of a sum that is formed use by use and then added, relative to the lengths of all terms."""
+    rounds = max(additions(use.records * use.rule.terms(use)) for use in uses) + len(uses)
+    return rounds * unit(_dtype(uses))
+
+
+def _norm_unit(uses: list[Use]) -> float:
+    """The same for gradients that are formed apart, for their norms."""
+    return (additions(sum(use.rule.terms(use) for use in uses)) + len(uses)) * unit(_dtype(uses))
+
+
+def ghost_rounding(use: Use) -> Float[Tensor, " B"]:
+    """What the ghost norms of a use, or of its parts, may lack together."""
+    total = torch.zeros(use.records, dtype=torch.float64, device=use.device)
+    for name, value in use.memo.items():
+        if name.endswith(GHOST_ROUNDING):
+            total += value
+    return total
 
 
 def _merged(uses: list[Use], names: frozenset[str]) -> list[Use]:
@@ -74,17 +111,26 @@ def _merged(uses: list[Use], names: frozenset[str]) -> list[Use]:
 
 
 def _device(uses: list[Use]) -> torch.device:
-    return next(iter(uses[0].parameters.values())).device
+    return uses[0].device
 
 
-def _by_adding(uses: list[Use], names: tuple[str, ...]) -> Float[Tensor, " B"]:
+def _dtype(uses: list[Use]) -> torch.dtype:
+    return compute_dtype(*uses[0].parameters.values())
+
+
+def _by_adding(uses: list[Use], names: tuple[str, ...]) -> tuple[Float[Tensor, " B"], Rounding]:
     """Form the summed gradient of a few records at a time."""
     records = uses[0].records
     step = chunk_records(records, uses[0].parameters[names[0]].numel())
     device = _device(uses)
+    lengths = torch.stack([use.rule.term_lengths(use, [name]) for use, name in zip(uses, names, strict=True)]).sum(0)
+    rounding = Rounding(squares=torch.zeros_like(lengths), length=(_sum_unit(uses) + _norm_unit(uses)) * lengths)
     parts = []
     for start in range(0, records, step):
         index = torch.arange(start, min(start + step, records), device=device)
-        gradients = [use.rule.per_example(use.select(index), name) for use, name in zip(uses, names, strict=True)]
+        chosen = [(use.select(index), name) for use, name in zip(uses, names, strict=True)]
+        # What a rule has kept is what its sum will weigh.
+        gradients = [use.memo[name] if name in use.memo else use.rule.per_example(use, name) for use, name in chosen]
         parts.append(row_squared_norms(torch.stack(gradients).sum(0)))
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=device)
+    total = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=device)
+    return total, rounding

@@ -88,7 +88,7 @@ class PrivateStep:
         """Clip the recorded chunk's per-record gradients and add them to the sum, once."""
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
             raise UnprivateStep("chunk must be the one just recorded. Call `recording`, then `add`.")
-        factors = self._plan.clipping.factors(self._capture.squared_norms())
+        factors = self._plan.clipping.factors(self._capture.squared_bounds())
         self._capture.add_weighted_sums(factors, into=self._sums)
         self._capture.discard()
         self._next_chunk += 1

@@ -17,7 +17,8 @@ from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
 
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
 from sordino.gradients.rules.cost import Kernel, choose_convolution_kernel, chunk_records
-from sordino.gradients.rules.linear import ghost_sum
+from sordino.gradients.rules.linear import GHOST_LENGTHS, GHOST_ROUNDING, ghost_sum, keep_ghost
+from sordino.gradients.rules.rounding import PIECE, Rounding, unit
 from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, weigh
 
 __all__ = ["ConvolutionRule"]
@@ -45,7 +46,7 @@ class ConvolutionRule(LayerRule):
         x, grads, padding = _padded(use)
         kernel = _kernel(use, x, padding)
         if kernel == "ghost":
-            return total + _ghost(layer, x, grads, padding)
+            return total + _ghost(use, x, grads, padding)
         step = chunk_records(use.records, layer.weight.numel(), in_cache=True)
         parts: list[Tensor] = []
         kept: list[Tensor] = []
@@ -79,8 +80,49 @@ class ConvolutionRule(LayerRule):
             x, grads, padding = _padded(use)
             per_record = weights.to(grads.dtype).view(-1, *[1] * (grads.dim() - 1))
             layer = _convolution(use.module)
-            sums[name] = _weight_gradient(layer, x, grads * per_record, layer.groups, layer.weight.shape, padding)
+            total: Tensor | None = None
+            step = _records_at_once(use)
+            for x_chunk, g_chunk in zip(x.split(step), (grads * per_record).split(step), strict=True):
+                part = _weight_gradient(layer, x_chunk, g_chunk, layer.groups, layer.weight.shape, padding)
+                total = part if total is None else total.add_(part)
+            assert total is not None
+            sums[name] = total
         return sums
+
+    def rounding(self, use: Use, names: Iterable[str]) -> Rounding | None:
+        """One convolution gradient for the sum, and one more per record for a norm that was not a ghost norm."""
+        if not set(names) - use.memo.keys():
+            return None
+        positions, step = self.terms(use), _records_at_once(use)
+        rounds = min(step, use.records) * positions + -(-use.records // step) + 1
+        squares = use.memo.get(GHOST_ROUNDING)
+        if squares is None:
+            rounds += positions
+            squares = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
+        lengths = self.term_lengths(use, ["weight"])
+        return Rounding(squares=squares, length=rounds * unit(compute_dtype(use.saved[0], use.grad)) * lengths)
+
+    def terms(self, use: Use) -> int:
+        """Output positions."""
+        return math.prod(use.grad.shape[2:])
+
+    def term_lengths(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
+        """``Σ_t |patch_t||g_t|`` from the ghost norm, otherwise the product of the norms over all positions."""
+        names = set(names)
+        total = super().term_lengths(use, names & {"bias"}).square_()
+        known = use.memo.get(GHOST_LENGTHS)
+        if "weight" in names and known is not None:
+            total += known.square()
+        elif "weight" in names and use.records:
+            layer = _convolution(use.module)
+            x, grads, _ = _padded(use)
+            of_x, of_g = (
+                row_squared_norms(part.reshape(use.records * layer.groups, -1)).view(use.records, -1)
+                for part in (x, grads)
+            )
+            # A pixel lies in at most this many patches.
+            total += (of_x * of_g).sum(1) * math.prod(layer.kernel_size)
+        return total.sqrt_()
 
 
 def _convolution(module: nn.Module) -> _ConvNd:
@@ -98,6 +140,11 @@ def _kernel(use: Use, x: Tensor, padding: _Sizes) -> Kernel:
         window=math.prod(layer.kernel_size),
         groups=layer.groups,
     )
+
+
+def _records_at_once(use: Use) -> int:
+    """Records whose positions are added up by one convolution gradient."""
+    return max(1, PIECE // max(math.prod(use.grad.shape[2:]), 1))
 
 
 def _padded(use: Use) -> tuple[Tensor, Tensor, _Sizes]:
@@ -203,8 +250,9 @@ def _patch_grams(layer: _ConvNd, x: Float[Tensor, "B C *S"], positions: _Sizes) 
     return grams.reshape(x.shape[0], math.prod(positions), math.prod(positions))
 
 
-def _ghost(layer: _ConvNd, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[Tensor, " B"]:
+def _ghost(use: Use, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[Tensor, " B"]:
     """``Σ_{s,t} ⟨patch_s, patch_t⟩⟨g_s, g_t⟩``, with the same care for cancellation as for linear layers."""
+    layer = _convolution(use.module)
     x = F.pad(x, [pad for pad in reversed(padding) for _ in range(2)])
     flat = grads.flatten(2).transpose(1, 2)
     step = chunk_records(x.shape[0], _pixels(x, [0] * len(padding)) ** 2)
@@ -213,10 +261,11 @@ def _ghost(layer: _ConvNd, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[T
         x_chunk, g_chunk = x[start : start + step], flat[start : start + step]
         patches = _patch_grams(layer, x_chunk, grads.shape[2:])
 
-        def exact(index: Tensor, start: int = start) -> Float[Tensor, " B"]:
-            chosen = (index + start, [0] * len(padding))
-            x_few, g_few = x.index_select(0, chosen[0]).double(), grads.index_select(0, chosen[0]).double()
-            return row_squared_norms(_per_record_weight(layer, x_few, g_few, chosen[1]))
+        def exact(index: Tensor, start: int = start) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+            chosen, unpadded = index + start, [0] * len(padding)
+            x_few, g_few = x.index_select(0, chosen).double(), grads.index_select(0, chosen).double()
+            lengths = math.prod(layer.kernel_size) * row_squared_norms(x_few) * row_squared_norms(g_few)
+            return row_squared_norms(_per_record_weight(layer, x_few, g_few, unpadded)), lengths.sqrt_()
 
-        parts.append(ghost_sum(patches, g_chunk, exact))
-    return torch.cat(parts)
+        parts.append(ghost_sum(patches, g_chunk, exact, inputs=layer.in_channels + sum(layer.kernel_size)))
+    return keep_ghost(use, parts)

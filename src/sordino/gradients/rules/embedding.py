@@ -16,9 +16,13 @@ from sordino.errors import UnsupportedModule
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
 from sordino.gradients.rules.cost import chunk_records
 from sordino.gradients.rules.linear import LinearRule, positions_of
+from sordino.gradients.rules.rounding import Rounding, unit
 from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, only_input
 
 __all__ = ["EmbeddingBagRule", "EmbeddingRule"]
+
+# The name in a use's memo, which no parameter has, of each position's segment: what positions with one id share.
+_SEGMENTS = "segments"
 
 
 @layer_rule(nn.Embedding)
@@ -48,8 +52,8 @@ class EmbeddingRule(LayerRule):
             return total
         offsets = rows * torch.arange(use.records, device=ids.device)[:, None]
         keys, segments = torch.unique((ids + offsets).flatten(), return_inverse=True)
-        sums = grads.new_zeros(keys.numel(), grads.shape[2]).index_add_(0, segments, grads.flatten(0, 1))
-        return total.index_add_(0, keys // rows, row_squared_norms(sums))
+        use.memo[_SEGMENTS] = segments.view(ids.shape)
+        return total.index_add_(0, keys // rows, row_squared_norms(_segment_sums(segments, grads, keys.numel())))
 
     def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:  # noqa: ARG002
         """The dense gradient, for a table that is shared with a layer of another kind."""
@@ -60,11 +64,35 @@ class EmbeddingRule(LayerRule):
     def weighted_sums(
         self, use: Use, names: Iterable[str], weights: Float[Tensor, " B"]
     ) -> dict[str, Float[Tensor, "*shape"]]:
-        """The ordinary embedding gradient of the weighted output gradients."""
+        """The weighted segment sums that were measured, in their rows; without a measurement the ordinary gradient."""
         ids, grads = self.lookups(use)
-        weighted = grads * weights.to(grads.dtype)[:, None, None]
-        summed = grads.new_zeros(_rows(use.module), grads.shape[2]).index_add_(0, ids.flatten(), weighted.flatten(0, 1))
+        known = use.memo.get(_SEGMENTS)
+        if known is None:
+            rows, weighted = ids.flatten(), grads * weights.to(grads.dtype)[:, None, None]
+            weighted = weighted.flatten(0, 1)
+        else:
+            count = int(known.max()) + 1 if known.numel() else 0
+            owners = torch.arange(use.records, device=ids.device)[:, None].expand_as(ids).flatten()
+            rows, owner = (known.new_zeros(count).scatter_(0, known.flatten(), of) for of in (ids.flatten(), owners))
+            weighted = _segment_sums(known.flatten(), grads, count) * weights.double()[owner, None]
+        summed = grads.new_zeros(_rows(use.module), grads.shape[2]).index_add_(0, rows, weighted.to(grads.dtype))
         return dict.fromkeys(names, summed)
+
+    def rounding(self, use: Use, names: Iterable[str]) -> Rounding | None:
+        """None on a CPU, where segments are added up in one order; elsewhere the order may change in between."""
+        if use.grad.device.type == "cpu":
+            return None
+        lengths = 2 * self.lookups(use)[0].shape[1] * unit(torch.float64) * self.term_lengths(use, names)
+        return Rounding(squares=torch.zeros_like(lengths), length=lengths)
+
+    def term_lengths(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:  # noqa: ARG002
+        """``Σ_t |g_t|`` or more."""
+        ids, grads = self.lookups(use)
+        return row_squared_norms(grads).mul_(ids.shape[1]).sqrt_()
+
+    def terms(self, use: Use) -> int:
+        """Positions."""
+        return self.lookups(use)[0].shape[1]
 
     def merge(self, uses: list[Use], names: frozenset[str]) -> Use | None:  # noqa: ARG002
         """Several calls are one call with all their ids."""
@@ -143,6 +171,14 @@ class _MergedLookups(EmbeddingRule):
 
 
 _MERGED = _MergedLookups()
+
+
+def _segment_sums(
+    segments: Int[Tensor, " n"], grads: Float[Tensor, "B T d"], count: int
+) -> Float[Tensor, "segments d"]:
+    """In double precision, so that thousands of terms that cancel leave what they add up to."""
+    rows = grads.flatten(0, 1).double()
+    return rows.new_zeros(count, grads.shape[2]).index_add_(0, segments.flatten(), rows)
 
 
 def _rows(module: nn.Module) -> int:

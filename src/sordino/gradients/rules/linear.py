@@ -13,11 +13,24 @@ from torch import Tensor, nn
 
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
 from sordino.gradients.rules.cost import choose_kernel, chunk_records
+from sordino.gradients.rules.rounding import PIECE, Rounding, additions, gram_rounding, product, unit
 from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, weigh
 
-__all__ = ["LinearRule", "ghost_sum", "matrix_per_example", "matrix_squared_norms", "positions_of"]
+__all__ = [
+    "GHOST_LENGTHS",
+    "GHOST_ROUNDING",
+    "LinearRule",
+    "ghost_sum",
+    "keep_ghost",
+    "matrix_per_example",
+    "matrix_squared_norms",
+    "positions_of",
+]
 
-# Rounding of a Gram entry, relative to the lengths of its two vectors, in units of single-precision epsilon.
+# Names in a use's memo, which no parameter has: the allowance of a ghost norm and the lengths of its terms.
+GHOST_ROUNDING, GHOST_LENGTHS = "rounding of the ghost norm", "lengths of the terms"
+
+# What a ghost norm is raised by, in single-precision epsilons of the squared position norms: the usual rounding.
 _GRAM_ROUNDING = 4.0
 # A ghost norm this far below the sum of squared position norms has cancelled and is recomputed.
 _CANCELLED = 0.05
@@ -55,27 +68,53 @@ class LinearRule(LayerRule):
         sums: dict[str, Tensor] = {}
         dtype = compute_dtype(use.saved[0], use.grad)
         weights = weights.to(dtype)
-        both = (use.saved[0], use.grad)
-        # The order of the rows doesn't matter to the sum: time first in memory stays as it is.
-        time_first = use.grad.dim() == 3 and use.grad.stride(1) > use.grad.stride(0)
-        if time_first:
-            both = tuple(tensor.transpose(0, 1) for tensor in both)
-        rows_a, rows_g = (tensor.to(dtype).reshape(-1, tensor.shape[-1]) for tensor in both)
+        rows_a, rows_g = (tensor.to(dtype).reshape(-1, tensor.shape[-1]) for tensor in (use.saved[0], use.grad))
         positions = rows_g.shape[0] // use.records
-        if positions == 1:
-            per_row = weights
-        else:
-            per_row = weights.repeat(positions) if time_first else weights.repeat_interleave(positions)
+        per_row = (weights if positions == 1 else weights.repeat_interleave(positions))[:, None]
+        # A record of one position is one term: it has no partial sums that could be longer than its gradient.
+        multiply = _matrix_product if positions == 1 else product
         for name in names:
             if name in use.memo:
                 sums[name] = weigh(use.memo[name], weights)
             elif name == "bias":
-                sums[name] = per_row @ rows_g
+                sums[name] = multiply(per_row, rows_g)[0]
             elif rows_a.shape[1] < rows_g.shape[1]:
-                sums[name] = rows_g.t() @ (rows_a * per_row[:, None])
+                sums[name] = multiply(rows_g, rows_a * per_row)
             else:
-                sums[name] = (rows_g * per_row[:, None]).t() @ rows_a
+                sums[name] = multiply(rows_g * per_row, rows_a)
         return sums
+
+    def rounding(self, use: Use, names: Iterable[str]) -> Rounding | None:
+        """One product for the sum, and for a norm that was not a ghost norm one more product per record."""
+        positions = self.terms(use)
+        missing = set(names) - use.memo.keys()
+        if positions <= 1 or not missing:
+            return None
+        rounds = additions(use.records * positions)
+        squares = use.memo.get(GHOST_ROUNDING)
+        if squares is None:
+            rounds += additions(positions)
+            squares = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
+        lengths = self.term_lengths(use, missing)
+        return Rounding(squares=squares, length=rounds * unit(compute_dtype(use.saved[0], use.grad)) * lengths)
+
+    def terms(self, use: Use) -> int:
+        """Positions."""
+        return use.saved[0].shape[1:-1].numel()
+
+    def term_lengths(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
+        """``Σ_t |a_t||g_t|`` from the ghost norm, otherwise the product of the norms over all positions."""
+        known = use.memo.get(GHOST_LENGTHS)
+        if known is not None:
+            return known
+        names = set(names)
+        inputs = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
+        if "weight" in names:
+            inputs += row_squared_norms(use.saved[0])
+        if "bias" in names:
+            # A bias is one more input that is always 1.
+            inputs += self.terms(use)
+        return inputs.mul_(row_squared_norms(use.grad)).sqrt_()
 
     def merge(self, uses: list[Use], names: frozenset[str]) -> Use | None:
         """Several calls are one call on all their positions: the sums over positions add up."""
@@ -102,8 +141,14 @@ def _positions(x: Float[Tensor, "B *T d"]) -> Float[Tensor, "B T d"]:
 
 
 def matrix_per_example(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"]) -> Float[Tensor, "B p d"]:
-    """``G^T A`` of each record."""
-    return torch.bmm(grads.transpose(1, 2), inputs)
+    """``G^T A`` of each record, with sums over at most `PIECE` positions whose results are added."""
+    if inputs.shape[1] <= PIECE:
+        return torch.bmm(grads.transpose(1, 2), inputs)
+    pieces = zip(inputs.split(PIECE, dim=1), grads.split(PIECE, dim=1), strict=True)
+    first, *others = (torch.bmm(g.transpose(1, 2), a) for a, g in pieces)
+    for other in others:
+        first += other
+    return first
 
 
 def matrix_squared_norms(
@@ -111,12 +156,12 @@ def matrix_squared_norms(
 ) -> Float[Tensor, " B"]:
     """``‖G^T A‖²`` of each record by the cheapest kernel, plus ``‖Σ_t g_t‖²`` when `with_sum`.
 
-    The stored kernel leaves its per-record gradients in ``use.memo``.
+    The stored kernel leaves its per-record gradients in ``use.memo``, the ghost kernel what its rounding depends on.
     """
     records, positions, width = inputs.shape
     kernel = choose_kernel(records, positions, width, grads.shape[2])
     if kernel == "ghost":
-        return _ghost(inputs, grads, with_sum=with_sum)
+        return _ghost(use, inputs, grads, with_sum=with_sum)
     total = torch.zeros(records, dtype=torch.float64, device=grads.device)
     if with_sum:
         use.memo["bias"] = grads.sum(1)
@@ -135,43 +180,67 @@ def _norm_only(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"]) ->
     return torch.cat(parts)
 
 
-def _ghost(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, with_sum: bool) -> Float[Tensor, " B"]:
+def _matrix_product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) -> Float[Tensor, "m n"]:
+    return left.t() @ right
+
+
+def _ghost(
+    use: Use, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, with_sum: bool
+) -> Float[Tensor, " B"]:
     step = chunk_records(inputs.shape[0], inputs.shape[1] ** 2)
-    parts = []
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for a, g in zip(inputs.split(step), grads.split(step), strict=True):
         grams = torch.bmm(a, a.transpose(1, 2))
         if with_sum:
-            # A bias is one more input that is always 1.
             grams += 1
 
-        def exact(index: Tensor, a: Tensor = a, g: Tensor = g) -> Float[Tensor, " B"]:
+        def exact(index: Tensor, a: Tensor = a, g: Tensor = g) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
             a, g = a.index_select(0, index).double(), g.index_select(0, index).double()
+            lengths = (row_squared_norms(a) + with_sum * a.shape[1]) * row_squared_norms(g)
             total = _norm_only(a, g)
-            return total + row_squared_norms(g.sum(1)) if with_sum else total
+            return total + row_squared_norms(g.sum(1)) if with_sum else total, lengths.sqrt_()
 
-        parts.append(ghost_sum(grams, g, exact))
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=grads.device)
+        parts.append(ghost_sum(grams, g, exact, inputs=a.shape[2] + with_sum))
+    return keep_ghost(use, parts)
+
+
+def keep_ghost(use: Use, parts: list[tuple[Tensor, Tensor, Tensor]]) -> Float[Tensor, " B"]:
+    """The squared norms out of what `ghost_sum` gave for each chunk; the rest stays in the use's memo."""
+    if not parts:
+        return torch.zeros(0, dtype=torch.float64, device=use.grad.device)
+    total, use.memo[GHOST_ROUNDING], use.memo[GHOST_LENGTHS] = (torch.cat(part) for part in zip(*parts, strict=True))
+    return total
 
 
 def ghost_sum(
-    grams: Float[Tensor, "B T T"], grads: Float[Tensor, "B T p"], exact: Callable[[Tensor], Float[Tensor, " b"]]
-) -> Float[Tensor, " B"]:
-    """``Σ_{s,t} grams[s, t]·⟨g_s, g_t⟩`` of each record, never below the true squared norm.
+    grams: Float[Tensor, "B T T"],
+    grads: Float[Tensor, "B T p"],
+    exact: Callable[[Tensor], tuple[Float[Tensor, " b"], Float[Tensor, " b"]]],
+    *,
+    inputs: int,
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """``Σ_{s,t} grams[s, t]·⟨g_s, g_t⟩`` of each record, with what its rounding depends on.
 
-    The sum may cancel: its rounding error is proportional to the squared position norms ``Σ_t |a_t|²|g_t|²``, so a
-    small multiple of that is added, and a record whose sum is far below it, or out of the range of single precision,
-    is recomputed.
+    The sum may cancel. A small multiple of ``Σ_t |a_t|²|g_t|²``, the usual size of its rounding error, is added; a
+    record whose sum is far below that, or out of the range of single precision, is recomputed in double precision.
 
     Args:
         grams: inner products of the inputs at every two positions; overwritten.
         grads: output gradients.
-        exact: the squared norms of the records with the given indices, from their gradients.
+        exact: squared norms, and lengths of the terms or more, of the records with the given indices.
+        inputs: how many products each entry of `grams` adds up.
+
+    Returns:
+        Per record the squared norm, how much more the true one can be, and ``Σ_t |a_t||g_t|``.
     """
-    grams *= torch.bmm(grads, grads.transpose(1, 2))
+    own = torch.bmm(grads, grads.transpose(1, 2))
+    squares, lengths = gram_rounding(grams, own, inputs=inputs, outputs=grads.shape[2])
+    grams *= own
     scale = grams.diagonal(dim1=1, dim2=2).double().sum(1)
-    total = grams.sum((1, 2)).double() + _GRAM_ROUNDING * torch.finfo(grads.dtype).eps * scale
+    total = grams.sum((1, 2), dtype=torch.float64) + _GRAM_ROUNDING * torch.finfo(grads.dtype).eps * scale
     sound = (total > _CANCELLED * scale) & (total > 1e-24) & (total < 1e36)
     if not bool(sound.all()):
         index = (~sound).nonzero().flatten()
-        total[index] = exact(index)
-    return total
+        total[index], lengths[index] = exact(index)
+        squares[index] = 0
+    return total, squares, lengths

@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
-from sordino.gradients.rules.linear import LinearRule, positions_of
+from sordino.gradients.rules.linear import GHOST_LENGTHS, GHOST_ROUNDING, LinearRule, positions_of
+from sordino.gradients.rules.rounding import Rounding, additions, unit
 from sordino.gradients.rules.rule import LayerRule, Use, weigh
 
 __all__ = ["DirectRule", "Part", "PartsRule", "direct_rule", "parts_rule"]
@@ -108,6 +109,31 @@ class PartsRule(LayerRule):
                     sums[name] = _added(whole, value, rows, dim=0)
         return sums
 
+    def rounding(self, use: Use, names: Iterable[str]) -> Rounding | None:
+        """The linear rule's for each part; where rows repeat, that of all the terms in them."""
+        repeated = _repeated(_parts(use)) & set(names)
+        squares, apart = (torch.zeros(use.records, dtype=torch.float64, device=use.device) for _ in range(2))
+        for one in _read_uses(use, set(names) - repeated):
+            part = _LINEAR.rounding(one, frozenset(one.parameters))
+            if part is not None:
+                squares += part.squares
+                apart += part.length.square()
+        if repeated:
+            rounds = additions(use.records * self.terms(use)) + additions(self.terms(use)) + len(use.grads)
+            apart += (rounds * unit(torch.float32) * self.term_lengths(use, repeated)).square()
+        return Rounding(squares=squares, length=apart.sqrt_())
+
+    def term_lengths(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
+        """The parts' together, as if all of them were added up."""
+        total = torch.zeros(use.records, dtype=torch.float64, device=use.device)
+        for one in _read_uses(use, set(names)):
+            total += _LINEAR.term_lengths(one, frozenset(one.parameters))
+        return total
+
+    def terms(self, use: Use) -> int:
+        """The positions of all parts."""
+        return sum(_LINEAR.terms(replace(use, saved=(saved,))) for saved in use.saved)
+
     def merge(self, uses: list[Use], names: frozenset[str]) -> Use | None:  # noqa: ARG002
         """Several calls of the same module are one call on all their positions."""
         parts = _parts(uses[0])
@@ -196,6 +222,20 @@ def _linear_use(use: Use, i: int, names: set[str]) -> Use | None:
     parameters = {role: use.parameters[name] for role, (name, _) in part.roles().items() if name in names}
     memo = {role: use.memo[key] for role in parameters if (key := f"{i}.{role}") in use.memo}
     return replace(use, parameters=parameters, saved=(use.saved[i],), grads=(grad,), memo=memo, versions=())
+
+
+def _read_uses(use: Use, names: set[str]) -> list[Use]:
+    """The uses of the linear rule that the norms of `names` were read from, with all that was kept of them."""
+    uses: list[Use] = []
+    i = 0
+    while i < len(_parts(use)) and use.records:
+        joined = _joined_use(use, i, names)
+        one = _linear_use(use, i, names) if joined is None else joined
+        if one is not None and one.parameters:
+            kept = {key: use.memo[f"{i}.{key}"] for key in (GHOST_ROUNDING, GHOST_LENGTHS) if f"{i}.{key}" in use.memo}
+            uses.append(replace(one, memo=one.memo | kept))
+        i += 1 if joined is None else 2
+    return uses
 
 
 def _joined_use(use: Use, i: int, names: set[str]) -> Use | None:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from sordino.errors import PrivacyError, RecordCountMismatch
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
+from sordino.gradients.rules.cost import CHUNK_ENTRIES, chunk_records
+from sordino.gradients.rules.rounding import Rounding
 
 __all__ = ["LayerRule", "Use", "layer_rule", "rule_for", "weigh"]
 
@@ -53,6 +55,11 @@ class Use:
         if grad is None:
             raise PrivacyError(f"{self.label} must have a gradient at its output to be read, got none.")
         return grad
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters live."""
+        return next(iter(self.parameters.values())).device
 
     def select(self, index: Tensor) -> "Use":
         """The same use, restricted to the records in `index`."""
@@ -141,6 +148,35 @@ class LayerRule:
             stored = use.memo.get(name)
             sums[name] = weigh(self.per_example(use, name) if stored is None else stored, weights)
         return sums
+
+    def rounding(self, use: Use, names: Iterable[str]) -> Rounding | None:  # noqa: ARG002
+        """How far `weighted_sums` may be from what `squared_norms` measured; read after the norms.
+
+        None where the very gradients that were measured are weighed and added. A rule that computes its norms or its
+        sums in another way must say how far apart they can be when a record's terms cancel.
+        """
+        return None
+
+    def term_lengths(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
+        """``Σ_t ‖term t‖`` of each record over the terms that its gradient is added up from, or more, in float64.
+
+        By default the gradients themselves, kept where they are small enough so that the sum weighs the same values.
+        """
+        total = torch.zeros(use.records, dtype=torch.float64, device=use.device)
+        for name in names:
+            entries = use.parameters[name].numel()
+            if name not in use.memo and use.records * entries <= 4 * CHUNK_ENTRIES:
+                use.memo[name] = self.per_example(use, name)
+            if name in use.memo:
+                total += row_squared_norms(use.memo[name])
+                continue
+            for index in torch.arange(use.records, device=use.device).split(chunk_records(use.records, entries)):
+                total[index] += row_squared_norms(self.per_example(use.select(index), name))
+        return total.sqrt_()
+
+    def terms(self, use: Use) -> int:  # noqa: ARG002
+        """How many terms `term_lengths` counts."""
+        return 1
 
     def merge(self, uses: list[Use], names: frozenset[str]) -> Use | None:  # noqa: ARG002
         """One use whose gradient for `names` is the sum over `uses`, or None where this rule can't build it."""

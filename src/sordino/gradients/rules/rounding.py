@@ -1,0 +1,82 @@
+"""How far rounding may carry what is released away from the gradient that was measured (floor 1, gradients).
+
+A record chooses its own inputs, so it can make the terms of its gradient as large as it likes and let them cancel.
+Then the norm of the true gradient says nothing about the rounding error of a sum that was formed in single precision.
+The bound that decides the clipping factor therefore grows with the lengths of the terms, not only with the length of
+their sum. Derivation: ``docs/proofs/clipping.md``.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["PIECE", "Rounding", "additions", "gram_rounding", "product", "unit"]
+
+# Positions that one matrix product adds up; longer sums are cut into pieces of this length. Each halving halves the
+# allowance and doubles the additions of whole matrices.
+PIECE = 512
+# Entries of the work array that holds the products of several pieces.
+_WORK_ENTRIES = 4_194_304
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Rounding:
+    """What the computed squared norm and the computed sum of a use may lack, per record.
+
+    Args:
+        squares: the true squared norm is at most this much above the computed one.
+        length: the distance between the record's gradient and what is released for it at weight 1.
+    """
+
+    squares: Float[Tensor, " B"]
+    length: Float[Tensor, " B"]
+
+
+def unit(dtype: torch.dtype) -> float:
+    """Largest relative error of one rounding."""
+    return torch.finfo(dtype).eps / 2
+
+
+def additions(positions: int) -> int:
+    """How many roundings a term passes on its way through `product` over that many positions, at most."""
+    pieces = -(-positions // PIECE)
+    # One addition fewer than there are terms; one rounding for the weight, one for the product.
+    return min(positions, PIECE + pieces) + 1
+
+
+def product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) -> Float[Tensor, "m n"]:
+    """``left^T right`` with sums over at most `PIECE` positions, whose results are added.
+
+    What a library does inside a product isn't known; what it can do wrong in `PIECE` additions is.
+    """
+    positions, pieces = left.shape[0], left.shape[0] // PIECE
+    if positions <= PIECE:
+        return left.t() @ right
+    total = left[pieces * PIECE :].t() @ right[pieces * PIECE :]
+    step = max(1, _WORK_ENTRIES // max(total.numel(), 1))
+    for start in range(0, pieces, step):
+        rows = slice(start * PIECE, min(start + step, pieces) * PIECE)
+        one, other = left[rows].unflatten(0, (-1, PIECE)), right[rows].unflatten(0, (-1, PIECE))
+        total += one[0].t() @ other[0] if one.shape[0] == 1 else torch.bmm(one.transpose(1, 2), other).sum(0)
+    return total
+
+
+def gram_rounding(
+    first: Float[Tensor, "B T T"], second: Float[Tensor, "B T T"], *, inputs: int, outputs: int
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """What the rounding of ``n² = Σ_{s,t} first[s,t]·second[s,t]`` depends on: a bound on it, and the terms' lengths.
+
+    An entry of `first` is an inner product over `inputs` numbers: its error is at most `inputs` roundings of the
+    product of the two lengths, and the other matrix says how much that counts.
+    """
+    unit_, tiny = unit(first.dtype), torch.finfo(first.dtype).tiny
+    a, g = (grams.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for grams in (first, second))
+    by_first = (second.abs() @ a[:, :, None]).squeeze(2).double().mul_(a).sum(1)
+    by_second = (first.abs() @ g[:, :, None]).squeeze(2).double().mul_(g).sum(1)
+    a, g = a.double(), g.double()
+    # One rounding more for the product of the entries; results below the smallest number are lost whole.
+    squares = unit_ * ((inputs + 3) * by_first + (outputs + 3) * by_second)
+    squares += tiny * (outputs * a.sum(1).square() + inputs * g.sum(1).square())
+    return squares, (a * g).sum(1)
