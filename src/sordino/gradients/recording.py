@@ -87,7 +87,9 @@ class Recording:
             if rounding is not None:
                 lacking += rounding.squares
                 apart += rounding.length.square()
-        return total, ((total + lacking).sqrt_() + apart.sqrt_()).square_()
+        # (√(n² + lacking) + apart)², multiplied out so that it is n² where there is nothing to add.
+        measured = total + lacking
+        return total, measured + 2 * (measured * apart).sqrt_() + apart
 
     def add_weighted_sums(self, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor]) -> None:
         """Add ``scale · Σ_b weights[b] · gradient[b]`` to every used parameter's entry of `into`."""
