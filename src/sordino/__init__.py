@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sordino import accounting, data, events, recipes, report
+    from sordino import accounting, data, estimators, events, recipes, report
     from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
     from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, PrivacyError, SordinoError
     from sordino.randomness import Randomness
@@ -46,6 +46,7 @@ __all__ = [
     "__version__",
     "accounting",
     "data",
+    "estimators",
     "events",
     "fit",
     "recipes",
@@ -71,7 +72,7 @@ _HOMES = {
     "SordinoError": "errors",
     "fit": "training.trainer",
 }
-_ROOMS = ("accounting", "data", "events", "recipes", "report")
+_ROOMS = ("accounting", "data", "estimators", "events", "recipes", "report")
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,49 @@
+"""Private estimators with scikit-learn's interface (floor 4): for tables, without deep nets.
+
+What must be public is declared (`data_norm`, `bounds`, `classes`), never read from the data; `privacy_` says afterwards
+what was spent.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sordino.estimators.linear_classifiers import LinearSVC, LogisticRegression
+    from sordino.estimators.linear_regression import LinearRegression, Ridge
+    from sordino.estimators.naive_bayes import GaussianNB
+    from sordino.estimators.pca import PCA
+    from sordino.estimators.scalers import MinMaxScaler, StandardScaler
+
+__all__ = [  # noqa: RUF022 (sorted by code point, as everywhere)
+    "GaussianNB",
+    "LinearRegression",
+    "LinearSVC",
+    "LogisticRegression",
+    "MinMaxScaler",
+    "PCA",
+    "Ridge",
+    "StandardScaler",
+]
+
+_HOMES = {
+    "GaussianNB": "naive_bayes",
+    "LinearRegression": "linear_regression",
+    "LinearSVC": "linear_classifiers",
+    "LogisticRegression": "linear_classifiers",
+    "MinMaxScaler": "scalers",
+    "PCA": "pca",
+    "Ridge": "linear_regression",
+    "StandardScaler": "scalers",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sordino.estimators' has no attribute {name!r}")
+    value = getattr(import_module(f"sordino.estimators.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

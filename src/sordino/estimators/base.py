@@ -1,0 +1,77 @@
+"""What every private estimator shares (floor 4): declarations, randomness, and the bill.
+
+Parameters are stored and nothing else happens before `fit`, as scikit-learn's `clone` expects. `fit` charges first and
+reads records then; all that changes the guarantee is a parameter, so it is known before the data are.
+"""
+
+from collections.abc import Sequence
+
+from sklearn.base import BaseEstimator
+
+from sordino import accounting, checks
+from sordino.definitions import Guarantee, NeighboringRelation
+from sordino.errors import InvalidArgument
+from sordino.estimators.intake import declared
+from sordino.events import Event, compose
+from sordino.randomness import Randomness
+
+__all__ = ["PrivateEstimator"]
+
+FIXED_SEED = "fixed seed: not for release"
+
+
+class PrivateEstimator(BaseEstimator):
+    """Base of the estimators: scikit-learn's parameter handling, and a privacy budget.
+
+    Attributes:
+        privacy_: the `Guarantee` of everything that `fit` learned.
+        events_: what `fit` did, one event a release.
+    """
+
+    epsilon: float | None
+    delta: float | None
+    random_state: int | None
+    reproducible: bool
+    privacy_: Guarantee
+    events_: tuple[Event, ...]
+
+    def _budget(self) -> tuple[float, float]:
+        """(ε, δ) as declared; δ = 0 asks for pure privacy."""
+        epsilon = checks.positive(epsilon=declared(self.epsilon, name="epsilon", meaning="the privacy budget"))
+        delta = declared(self.delta, name="delta", meaning="well below 1 / number of records, or 0 for pure privacy")
+        return epsilon, checks.probability(one=False, delta=delta)
+
+    def _randomness(self) -> Randomness:
+        """A fresh key for every fit; a chosen one only for runs that are marked as not private."""
+        if self.random_state is None and self.reproducible:
+            raise InvalidArgument("random_state must be an integer with reproducible=True, got None. Give one.")
+        if self.random_state is not None and not self.reproducible:
+            raise InvalidArgument(
+                f"random_state must be None unless reproducible=True, got {self.random_state!r}. Whoever knows the "
+                "seed can take the noise off."
+            )
+        return Randomness(seed=self.random_state, reproducible=self.reproducible)
+
+    def _charge(
+        self,
+        events: Sequence[Event],
+        *,
+        relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        sampler: str = "none",
+        caveats: tuple[str, ...] = (),
+    ) -> None:
+        """Write down what is about to be spent: the one place where a fit is charged, before it reads a record."""
+        epsilon, delta = self._budget()
+        spent = accounting.epsilon(compose(list(events)), delta, relation=relation)
+        # The events were made from (ε, δ), so they cost at most ε; a surplus in the last digits is the accountant's.
+        if spent.upper > epsilon * (1 + 1e-9):
+            raise InvalidArgument(f"events must cost at most epsilon={epsilon:g}, got more. Please report this.")
+        self.events_ = tuple(events)
+        self.privacy_ = Guarantee(
+            epsilon=min(spent.upper, epsilon),
+            delta=delta,
+            accountant=spent.accountant,
+            sampler=sampler,
+            relation=relation,
+            caveats=(*caveats, *((FIXED_SEED,) if self.reproducible else ())),
+        )

@@ -1,0 +1,115 @@
+"""Gaussian naive Bayes (floor 4)."""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import logsumexp
+from sklearn.base import ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+
+from sordino.estimators.base import PrivateEstimator
+from sordino.estimators.bounded_moments import BoundedMoments
+from sordino.estimators.intake import (
+    ColumnBounds,
+    Labels,
+    codes,
+    column_bounds,
+    declared_classes,
+    matrix,
+    one_a_record,
+)
+from sordino.mechanisms import budget
+from sordino.mechanisms.values import FloatArray, Numbers
+
+__all__ = ["GaussianNB"]
+
+
+class GaussianNB(ClassifierMixin, PrivateEstimator):
+    """Private Gaussian naive Bayes: a count, means and variances of each class, all noisy.
+
+    Guarantee: everything learned is (epsilon, delta)-differentially private for one record added or removed. A record
+    has one label, so it changes the statistics of one class only, and each class's may spend the whole budget. Records
+    are clipped to `bounds`; one with a NaN or with a label that is not among `classes` contributes nothing.
+
+    Args:
+        epsilon: ε > 0. Required.
+        delta: δ in [0, 1); 0 for geometric and Laplace noise. Required.
+        bounds: (lower, upper), numbers or one a column, from public knowledge. Required.
+        classes: all labels, at least two. Required.
+        random_state: None, or a seed together with `reproducible`.
+        reproducible: whether this is a test run; `privacy_` then carries "not for release".
+
+    Attributes:
+        theta_: means [K, d].
+        var_: variances [K, d].
+        class_count_: noisy numbers of records [K], at least 1.
+        class_prior_: their shares [K].
+        classes_: the declared classes.
+        privacy_: the guarantee.
+        events_: what was done to each class; the classes hold different records.
+
+    Example:
+        >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0), np.repeat([0, 1], 500)
+        >>> model = GaussianNB(epsilon=1.0, delta=1e-6, bounds=(0.0, 1.0), classes=(0, 1)).fit(X, y)
+        >>> float(model.score(X, y))
+        1.0
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        bounds: ColumnBounds | None = None,
+        classes: Sequence[Hashable] | None = None,
+        random_state: int | None = None,
+        reproducible: bool = False,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.bounds = bounds
+        self.classes = classes
+        self.random_state = random_state
+        self.reproducible = reproducible
+
+    def fit(self, X: Numbers, y: Labels) -> "GaussianNB":
+        """Fit to records X [n, d] with labels y [n]; charged first, then read."""
+        epsilon, delta = self._budget()
+        classes = declared_classes(self.classes)
+        randomness = self._randomness()
+        records, present = matrix(X, estimator=self, reset=True)
+        one_a_record(y, len(records))
+        lower, upper = column_bounds(self.bounds, records.shape[1])
+        mechanism = BoundedMoments(
+            budget=budget(epsilon=epsilon, delta=delta), lower=lower, upper=upper, randomness=randomness
+        )
+        self._charge(mechanism.events())
+        found = np.where(present, codes(y, classes.tolist()), -1)
+        groups = [mechanism.release(records[found == place]) for place in range(len(classes))]
+        self.classes_ = classes
+        self.theta_ = np.stack([group.means for group in groups])
+        self.var_ = np.stack([group.variances for group in groups])
+        self.class_count_ = np.array([group.count for group in groups])
+        self.class_prior_ = self.class_count_ / self.class_count_.sum()
+        return self
+
+    def _joint(self, X: Numbers) -> FloatArray:
+        check_is_fitted(self)
+        records, _ = matrix(X, estimator=self, reset=False)
+        distances = (records[:, None, :] - self.theta_) ** 2 / self.var_ + np.log(2 * np.pi * self.var_)
+        return np.log(self.class_prior_) - distances.sum(axis=2) / 2
+
+    def predict_log_proba(self, X: Numbers) -> FloatArray:
+        """Logarithms of the class probabilities [n, K]."""
+        joint = self._joint(X)
+        return joint - logsumexp(joint, axis=1, keepdims=True)
+
+    def predict_proba(self, X: Numbers) -> FloatArray:
+        """Class probabilities [n, K]."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
+        """The most probable class of each record [n]; an entry that is not finite makes the record zero."""
+        places = self._joint(X).argmax(axis=1)
+        return self.classes_[places]

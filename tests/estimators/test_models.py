@@ -1,0 +1,231 @@
+"""What the estimators learn: against scikit-learn where privacy is cheap, and on Adult at the stated budgets."""
+
+import numpy as np
+import pytest
+from sklearn import decomposition
+from sklearn.linear_model import Ridge as PlainRidge
+from sklearn.naive_bayes import GaussianNB as PlainNB
+from sklearn.preprocessing import StandardScaler as PlainScaler
+
+import sordino.data
+from sordino.estimators import (
+    PCA,
+    GaussianNB,
+    LinearRegression,
+    LinearSVC,
+    LogisticRegression,
+    MinMaxScaler,
+    Ridge,
+    StandardScaler,
+)
+
+LOOSE = {"epsilon": 200.0, "delta": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def adult():
+    return sordino.data.load("adult")
+
+
+def table(count=4000, columns=3, seed=0):
+    generator = np.random.default_rng(seed)
+    X = np.clip(generator.normal(size=(count, columns)) * [1.0, 0.5, 0.2][:columns] + 0.3, -2, 2)
+    return X, generator
+
+
+@pytest.mark.parametrize(
+    ("method", "epsilon", "least"),
+    [
+        ("objective", 0.1, 0.828),
+        ("objective", 1.0, 0.844),
+        ("objective", 8.0, 0.847),
+        ("output", 8.0, 0.840),
+        ("dp-gd", 0.1, 0.836),
+    ],
+)
+def test_adult_is_learned_at_the_stated_budgets(adult, method, epsilon, least):
+    # All eight categories are one-hot and five numbers lie in [-1, 1]: the norm is at most √13, without a look.
+    model = LogisticRegression(
+        epsilon=epsilon,
+        delta=1e-5,
+        data_norm=13**0.5,
+        classes=(0, 1),
+        method=method,
+        population=30_000,
+        random_state=1,
+        reproducible=True,
+    )
+    assert model.fit(adult.train.features, adult.train.labels).score(adult.test.features, adult.test.labels) > least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("epsilon", "least"), [(0.1, 0.818), (1.0, 0.834), (8.0, 0.838)])
+def test_objective_perturbation_reaches_its_goal_on_adult_on_average(adult, epsilon, least):
+    model = LogisticRegression(epsilon=epsilon, delta=1e-5, data_norm=13**0.5, classes=(0, 1))
+    scores = [
+        model.fit(adult.train.features, adult.train.labels).score(adult.test.features, adult.test.labels)
+        for _ in range(5)
+    ]
+    assert np.mean(scores) > least
+
+
+def test_a_support_vector_classifier_learns_adult(adult):
+    model = LinearSVC(
+        epsilon=1.0, delta=1e-5, data_norm=13**0.5, classes=(0, 1), random_state=1, reproducible=True
+    ).fit(adult.train.features, adult.train.labels)
+    assert model.score(adult.test.features, adult.test.labels) > 0.84
+
+
+@pytest.mark.parametrize("method", ["objective", "output", "dp-gd"])
+def test_three_classes_are_learned(method):
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(6000, 4))
+    y = np.array(["a", "b", "c"])[np.argmax(X[:, :3], axis=1)]
+    model = LogisticRegression(
+        epsilon=4.0,
+        delta=1e-6,
+        data_norm=4.0,
+        classes=("a", "b", "c"),
+        method=method,
+        population=6000,
+        random_state=1,
+        reproducible=True,
+    ).fit(X, y)
+    assert model.coef_.shape == (3, 4)
+    assert model.score(X, y) > 0.85
+    probabilities = model.predict_proba(X)
+    assert probabilities.sum(axis=1) == pytest.approx(np.ones(6000))
+    assert np.log(probabilities) == pytest.approx(model.predict_log_proba(X))
+    assert (model.classes_[probabilities.argmax(axis=1)] == model.predict(X)).all()
+
+
+def test_a_candidate_is_chosen_from_a_declared_grid_in_the_units_of_the_records():
+    generator = np.random.default_rng(0)
+    X = generator.uniform(0, 10, size=(3000, 1))
+    y = (X[:, 0] > 6).astype(int)
+    grid = np.array([[1.0, -edge] for edge in range(11)])
+    model = LogisticRegression(
+        epsilon=3.0,
+        delta=0.0,
+        data_norm=10.0,
+        classes=(0, 1),
+        method="exponential",
+        candidates=grid,
+        intercept_scaling=5.0,
+    ).fit(X, y)
+    assert model.coef_.ravel().tolist() == pytest.approx([1.0])
+    assert model.intercept_[0] == pytest.approx(-6.0, abs=1.01)
+
+
+@pytest.mark.parametrize("method", ["adassp", "sufficient-statistics", "output", "objective", "dp-gd"])
+def test_a_line_is_found_where_privacy_is_cheap(method):
+    X, generator = table(columns=2)
+    y = 3 + 2 * X[:, 0] - X[:, 1] + 0.1 * generator.normal(size=len(X))
+    model = LinearRegression(
+        **LOOSE,
+        data_norm=3.0,
+        target_bounds=(-4.0, 10.0),
+        method=method,
+        population=4000,
+        steps=300,
+        random_state=2,
+        reproducible=True,
+    ).fit(X, y)
+    assert model.score(X, y) > 0.9
+    if method in {"adassp", "sufficient-statistics"}:
+        assert model.coef_ == pytest.approx([2.0, -1.0], abs=0.15)
+        assert model.intercept_ == pytest.approx(3.0, abs=0.15)
+
+
+def test_without_an_intercept_the_line_passes_through_zero_wherever_the_bounds_lie():
+    X, _ = table(columns=2)
+    model = LinearRegression(
+        **LOOSE, data_norm=3.0, target_bounds=(-1.0, 9.0), fit_intercept=False, random_state=2, reproducible=True
+    ).fit(X, X @ [1.0, 0.5])
+    assert model.intercept_ == 0.0
+    assert model.predict(np.zeros((1, 2)))[0] == 0.0
+    assert model.coef_ == pytest.approx([1.0, 0.5], abs=0.1)
+
+
+@pytest.mark.parametrize("method", ["adassp", "objective", "output"])
+def test_alpha_is_that_of_scikit_learns_ridge_without_intercept(method):
+    X, generator = table(columns=2)
+    y = np.clip(X @ [1.0, 0.5] + 0.1 * generator.normal(size=len(X)), -3.9, 3.9)
+    plain = PlainRidge(alpha=2000.0, fit_intercept=False).fit(X, y)
+    model = Ridge(
+        alpha=2000.0,
+        epsilon=500.0,
+        delta=0.01,
+        data_norm=3.0,
+        target_bounds=(-4.0, 4.0),
+        fit_intercept=False,
+        method=method,
+        random_state=2,
+        reproducible=True,
+    ).fit(X, y)
+    assert model.coef_ == pytest.approx(plain.coef_, rel=0.02)
+
+
+def test_components_are_scikit_learns_where_privacy_is_cheap():
+    X, _ = table(count=20_000)
+    plain = decomposition.PCA(2).fit(X)
+    pca = PCA(2, **LOOSE, data_norm=3.0, centre=X.mean(axis=0), random_state=0, reproducible=True).fit(X)
+    assert np.abs(np.diag(pca.components_ @ plain.components_.T)) == pytest.approx([1.0, 1.0], abs=1e-2)
+    assert pca.explained_variance_ratio_ == pytest.approx(plain.explained_variance_ratio_, abs=0.02)
+    assert pca.components_ @ pca.components_.T == pytest.approx(np.eye(2), abs=1e-12)
+    whole = PCA(**LOOSE, data_norm=3.0, random_state=0, reproducible=True).fit(X)
+    assert whole.inverse_transform(whole.transform(X)) == pytest.approx(X, abs=1e-9)
+
+
+def test_normalised_rows_count_alike():
+    X = np.vstack([np.tile([1e-6, 0.0], (500, 1)), np.tile([0.0, 1.0], (100, 1))])
+    kinds = [
+        PCA(1, epsilon=5.0, delta=1e-5, data_norm=1.0, normalize=flag, random_state=0, reproducible=True).fit(X)
+        for flag in (False, True)
+    ]
+    assert np.abs(kinds[0].components_[0, 1]) > 0.9
+    assert np.abs(kinds[1].components_[0, 0]) > 0.9
+
+
+def test_naive_bayes_is_scikit_learns_where_privacy_is_cheap():
+    X, generator = table()
+    y = np.where(X[:, 0] + 0.3 * generator.normal(size=len(X)) > 0.3, 7, 3)
+    plain = PlainNB().fit(X, y)
+    model = GaussianNB(**LOOSE, bounds=(-2.0, 2.0), classes=(3, 7), random_state=0, reproducible=True).fit(X, y)
+    assert model.theta_ == pytest.approx(plain.theta_, abs=0.02)
+    assert model.var_ == pytest.approx(plain.var_, abs=0.02)
+    assert model.class_prior_ == pytest.approx(plain.class_prior_, abs=0.01)
+    assert (model.predict(X) == plain.predict(X)).mean() > 0.98
+    assert np.exp(model.predict_log_proba(X)) == pytest.approx(model.predict_proba(X))
+
+
+def test_class_counts_are_noisy_and_do_not_sum_to_the_exact_number_of_records():
+    X, _ = table(count=500)
+    y = np.arange(500) % 2
+    sums = {
+        GaussianNB(epsilon=0.5, delta=0.0, bounds=(-2.0, 2.0), classes=(0, 1)).fit(X, y).class_count_.sum()
+        for _ in range(5)
+    }
+    assert len(sums) > 1
+
+
+def test_a_scaler_is_scikit_learns_where_privacy_is_cheap():
+    X, _ = table()
+    plain = PlainScaler().fit(X)
+    scaler = StandardScaler(
+        **LOOSE, bounds=([-2.0, -2.0, -1.0], [2.0, 2.0, 2.0]), random_state=0, reproducible=True
+    ).fit(X)
+    assert scaler.mean_ == pytest.approx(plain.mean_, abs=0.02)
+    assert scaler.scale_ == pytest.approx(plain.scale_, rel=0.05)
+    assert not hasattr(scaler, "n_samples_seen_")
+
+
+def test_a_min_max_scaler_reads_no_record():
+    scaler = MinMaxScaler(bounds=([0.0, -1.0], [10.0, 1.0])).fit(np.full((3, 2), np.nan))
+    assert scaler.transform([[5.0, 3.0], [np.nan, 0.0]]).tolist() == [[0.5, 1.0], [0.5, 0.5]]
+    assert scaler.privacy_.epsilon == 0.0
+
+
+def test_bounds_closer_than_a_rounding_tolerance_are_kept():
+    scaler = MinMaxScaler(bounds=(0.0, 1e-9)).fit([[0.0]])
+    assert scaler.transform([[5e-9]]).tolist() == [[1.0]]
