@@ -8,9 +8,11 @@ from sklearn.naive_bayes import GaussianNB as PlainNB
 from sklearn.preprocessing import StandardScaler as PlainScaler
 
 import sordino.data
+from sordino import accounting
 from sordino.estimators import (
     PCA,
     GaussianNB,
+    KMeans,
     LinearRegression,
     LinearSVC,
     LogisticRegression,
@@ -18,6 +20,7 @@ from sordino.estimators import (
     Ridge,
     StandardScaler,
 )
+from sordino.events import compose
 
 LOOSE = {"epsilon": 200.0, "delta": 1e-3}
 
@@ -207,6 +210,27 @@ def test_class_counts_are_noisy_and_do_not_sum_to_the_exact_number_of_records():
         for _ in range(5)
     }
     assert len(sums) > 1
+
+
+def test_clusters_are_found_where_they_are():
+    generator = np.random.default_rng(0)
+    true = np.array([[-6.0, -6.0], [6.0, -5.0], [0.0, 7.0]])
+    X = np.vstack([centre + generator.normal(size=(3000, 2)) for centre in true])
+    model = KMeans(3, epsilon=1.0, delta=1e-6, bounds=(-10.0, 10.0), random_state=0, reproducible=True).fit(X)
+    gaps = np.linalg.norm(model.cluster_centers_[:, None] - true, axis=2)
+    assert gaps.min(axis=0) == pytest.approx(np.zeros(3), abs=0.3)
+    assert len(set(model.predict(true))) == 3
+    assert not hasattr(model, "labels_")
+    assert not hasattr(model, "inertia_")
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+@pytest.mark.parametrize("columns", [1, 5, 100, 784])
+def test_the_shares_of_k_means_sum_to_the_declared_budget(columns, delta):
+    # Counts and columns sharing a budget in the wrong order spends up to 5 times as much at 784 columns.
+    model = KMeans(2, epsilon=1.0, delta=delta, bounds=(0.0, 1.0)).fit(np.zeros((3, columns)))
+    assert len(model.events_) == 10
+    assert 0.999 < accounting.epsilon(compose(list(model.events_)), delta).upper <= 1 + 1e-9
 
 
 def test_a_scaler_is_scikit_learns_where_privacy_is_cheap():

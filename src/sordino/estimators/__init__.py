@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sordino.estimators.kmeans import KMeans
     from sordino.estimators.linear_classifiers import LinearSVC, LogisticRegression
     from sordino.estimators.linear_regression import LinearRegression, Ridge
     from sordino.estimators.naive_bayes import GaussianNB
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [  # noqa: RUF022 (sorted by code point, as everywhere)
     "GaussianNB",
+    "KMeans",
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",
@@ -27,6 +29,7 @@ __all__ = [  # noqa: RUF022 (sorted by code point, as everywhere)
 
 _HOMES = {
     "GaussianNB": "naive_bayes",
+    "KMeans": "kmeans",
     "LinearRegression": "linear_regression",
     "LinearSVC": "linear_classifiers",
     "LogisticRegression": "linear_classifiers",

@@ -1,0 +1,153 @@
+"""k-means by a fixed number of noisy Lloyd steps (floor 4).
+
+Proof: docs/proofs/k-means.md.
+
+References:
+    Blum, Dwork, McSherry, Nissim 2005, "Practical privacy: the SuLQ framework", section 4.4. Su, Cao, Li, Bertino, Jin
+    2016, "Differentially private k-means clustering" (few steps, spread starting centres).
+"""
+
+import numpy as np
+import numpy.typing as npt
+from scipy.spatial.distance import cdist
+from sklearn.base import TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+
+from sordino import checks
+from sordino.estimators.base import PrivateEstimator
+from sordino.estimators.intake import ColumnBounds, column_bounds, matrix
+from sordino.events import Event
+from sordino.mechanisms import PrivateCount, PrivateSum, budget
+from sordino.mechanisms.budgets import Budget
+from sordino.mechanisms.values import FloatArray, Numbers
+from sordino.randomness import Randomness
+
+__all__ = ["KMeans"]
+
+# The count's part in a step's budget, beside one for each column of the sums.
+_COUNT_WEIGHT = 0.5
+_TRIED = 64
+
+
+class KMeans(TransformerMixin, PrivateEstimator):
+    """Private k-means: `max_iter` steps, each with a noisy count and noisy sums of every cluster.
+
+    Guarantee: `cluster_centers_` are (epsilon, delta)-differentially private for one record added or removed. Starting
+    centres don't look at records, the number of steps is fixed, and a cluster is treated as empty by its noisy count.
+    Records are clipped to `bounds`; one with a NaN contributes nothing. Labels of the records and their distances would
+    be releases of their own: there are none.
+
+    Args:
+        n_clusters: k ≥ 1.
+        epsilon: ε > 0. Required.
+        delta: δ in [0, 1); 0 for geometric and Laplace noise. Required.
+        bounds: (lower, upper), numbers or one a column, from public knowledge. Required.
+        max_iter: number of steps ≥ 1; more steps mean more noise in each.
+        random_state: None, or a seed together with `reproducible`.
+        reproducible: whether this is a test run; `privacy_` then carries "not for release".
+
+    Attributes:
+        cluster_centers_: [k, d], inside the bounds.
+        n_iter_: `max_iter`.
+        privacy_: the guarantee.
+        events_: what was done to each cluster, in order; the clusters hold different records.
+
+    Example:
+        >>> X = np.repeat([[1.0, 1.0], [9.0, 9.0]], 2000, axis=0)
+        >>> model = KMeans(2, epsilon=2.0, delta=1e-6, bounds=(0.0, 10.0)).fit(X)
+        >>> sorted(model.cluster_centers_.round(0).tolist())
+        [[1.0, 1.0], [9.0, 9.0]]
+    """
+
+    def __init__(
+        self,
+        n_clusters: int = 8,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        bounds: ColumnBounds | None = None,
+        max_iter: int = 5,
+        random_state: int | None = None,
+        reproducible: bool = False,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.epsilon = epsilon
+        self.delta = delta
+        self.bounds = bounds
+        self.max_iter = max_iter
+        self.random_state = random_state
+        self.reproducible = reproducible
+
+    def fit(self, X: Numbers, y: object = None) -> "KMeans":  # noqa: ARG002 (scikit-learn's signature)
+        """Fit to records X [n, d]; charged first, then read."""
+        epsilon, delta = self._budget()
+        clusters = checks.integer(1, n_clusters=self.n_clusters)
+        steps = checks.integer(1, max_iter=self.max_iter)
+        randomness = self._randomness()
+        records, present = matrix(X, estimator=self, reset=True)
+        lower, upper = column_bounds(self.bounds, records.shape[1])
+        shares = budget(epsilon=epsilon, delta=delta).split(*[1.0] * steps)
+        rounds = [_Step(share, records.shape[1], randomness) for share in shares]
+        self._charge([event for one in rounds for event in one.events()])
+        middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
+        points = np.clip((np.clip(records[present], lower, upper) - middle) / half, -1.0, 1.0)
+        centres = _spread_centres(clusters, records.shape[1], randomness)
+        for one in rounds:
+            members = _squares(points, centres, half).argmin(axis=1)
+            centres = np.stack([one.centre(points[members == place], centres[place]) for place in range(clusters)])
+        self.cluster_centers_ = middle + half * centres
+        self.n_iter_ = steps
+        return self
+
+    def transform(self, X: Numbers) -> FloatArray:
+        """Distances of records to the centres [n, k]; a record with an entry that is not finite is taken as zero."""
+        check_is_fitted(self)
+        records, _ = matrix(X, estimator=self, reset=False)
+        return np.asarray(cdist(records, self.cluster_centers_), dtype=np.float64)
+
+    def predict(self, X: Numbers) -> npt.NDArray[np.int64]:
+        """The nearest centre of each record [n]."""
+        return self.transform(X).argmin(axis=1)
+
+
+class _Step:
+    """One Lloyd step: a noisy count and noisy sums of points in [−1, 1]^d for each cluster.
+
+    Args:
+        share: this step's budget.
+        columns: d.
+        randomness: where the noise comes from.
+    """
+
+    def __init__(self, share: Budget, columns: int, randomness: Randomness) -> None:
+        for_count, for_sums = share.split(_COUNT_WEIGHT, float(columns))
+        self.count = PrivateCount(budget=for_count, randomness=randomness)
+        self.sums = PrivateSum(budget=for_sums, bounds=((-1.0, 1.0),) * columns, randomness=randomness)
+
+    def events(self) -> list[Event]:
+        return [self.count.event(), self.sums.event()]
+
+    def centre(self, points: FloatArray, before: FloatArray) -> FloatArray:
+        """The noisy mean; where the noisy count is small against its noise, the centre stays where it was."""
+        count = float(self.count.release(points))
+        sums = np.asarray(self.sums.release(points))
+        # Three deviations of the sums' noise, a public number: below that a mean would be noise.
+        least = max(1.0, 3.0 * float(np.asarray(self.sums.scales)[0]))
+        return np.clip(sums / count, -1.0, 1.0) if count >= least else before
+
+
+def _squares(points: FloatArray, centres: FloatArray, half: FloatArray) -> FloatArray:
+    """Squared distances [n, k] in the records' units, scaled by the largest range so that nothing overflows."""
+    unit = half / half.max()
+    return np.asarray(cdist(points * unit, centres * unit, metric="sqeuclidean"), dtype=np.float64)
+
+
+def _spread_centres(clusters: int, columns: int, randomness: Randomness) -> FloatArray:
+    """Starting centres in [−¾, ¾]^d, each the farthest of many uniform points from those before it."""
+    drawn = randomness.fresh("k-means").uniform(clusters * _TRIED * columns).reshape(clusters, _TRIED, columns)
+    candidates = 1.5 * drawn - 0.75
+    centres = candidates[0, :1]
+    for place in range(1, clusters):
+        farthest = cdist(candidates[place], centres).min(axis=1).argmax()
+        centres = np.vstack([centres, candidates[place, farthest]])
+    return centres
