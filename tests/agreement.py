@@ -26,6 +26,8 @@ def check(model: nn.Module, loss: Callable[..., Tensor], *batch: Tensor, toleran
         assert capture.uncaptured_uses(total) == []
         total.backward()
     squared = capture.squared_norms()
+    # Scalar parameters have one entry.
+    expected = [g[:, None] if g.dim() == 1 else g for g in expected]
     true = oracles.squared_norms(expected)
     assert squared.shape == (records,)
     assert torch.allclose(squared, true, rtol=2 * tolerance, atol=1e-9)
@@ -36,7 +38,7 @@ def check(model: nn.Module, loss: Callable[..., Tensor], *batch: Tensor, toleran
     scale = float(true.sqrt().clamp(max=BOUND).max()) if records else 1.0
     for parameter, value in zip(wanted, reference, strict=True):
         got = sums.get(parameter, torch.zeros_like(parameter))
-        assert oracles.relative_error(got, value, floor=scale) < tolerance
+        assert oracles.relative_error(got.reshape(value.shape), value, floor=scale) < tolerance
     assert all(p.requires_grad and p.grad is None for p in wanted)
 
 

@@ -1,47 +1,29 @@
 """Hooks that capture a model's layers so that per-record gradients can be clipped (floor 1, gradients).
 
-During a recording every module that owns parameters runs with them switched off (``requires_grad=False``), so torch
-propagates gradients through the layer but never computes its ordinary weight gradient. What the layer's rule needs is
-kept, and the gradient at its output is read by a node in the graph. A managed parameter that still receives an
-ordinary gradient was therefore used outside its layer: refused.
+During a recording every module that owns parameters runs with them switched off (``requires_grad=False``) or replaced
+by stand-ins, so torch propagates gradients through the layer but never computes its ordinary weight gradient. What the
+layer's rule needs is kept, and the gradient at its output is read by a node in the graph. A managed parameter that
+still receives an ordinary gradient was therefore used outside its layer: refused.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sordino import checks
-from sordino.errors import (
-    InvalidArgument,
-    PrivacyError,
-    RecordCountMismatch,
-    UncapturedParameter,
-    UnsupportedModule,
-)
-from sordino.gradients.attention import attention
-from sordino.gradients.edge import capture_outputs
-from sordino.gradients.fallback import functional_fallback, keep_call
+from sordino.errors import InvalidArgument, PrivacyError, RecordCountMismatch
+from sordino.gradients.calls import Calls
 from sordino.gradients.graph import ordinary_uses
-from sordino.gradients.hooks import CallBefore, Frame, ModuleHook, UseReceiver
+from sordino.gradients.hooks import ModuleHook
 from sordino.gradients.numerics import full_precision
-from sordino.gradients.purity import Fingerprint
 from sordino.gradients.recording import Recording
-from sordino.gradients.recurrent import recurrent_replacements
-from sordino.gradients.rules.rule import LayerRule, Use
-from sordino.gradients.sites import Site, find_sites, may_couple, refuse_coupling
-from sordino.gradients.tap import Replacement, Tap
+from sordino.gradients.sites import find_sites, may_couple, refuse_coupling
 
 __all__ = ["GradientCapture"]
-
-_REPLACEMENTS: dict[object, Replacement] = {
-    F.multi_head_attention_forward: attention,
-    **recurrent_replacements(),
-}
 
 
 class GradientCapture:
@@ -82,13 +64,7 @@ class GradientCapture:
             raise InvalidArgument("model must be captured once, got a captured model. Detach the first capture.")
         self.model = model
         self.names: dict[nn.Parameter, str] = {parameter: named[parameter] for parameter in wanted}
-        self._anchor = torch.zeros((), requires_grad=True)
-        self._recording: Recording | None = None
-        self._frames: list[Frame | None] = []
-        self._suspended = 0
-        self._handles: list[RemovableHandle] = []
-        self._hook_ids: dict[nn.Module, tuple[int, int]] = {}
-        self._guarded: set[nn.Parameter] = set()
+        self._calls = Calls(model, self.names)
         for name, module in model.named_modules():
             refuse_coupling(module, f"{name or 'the model'} ({type(module).__name__})")
         self._attach()
@@ -100,49 +76,15 @@ class GradientCapture:
             label = f"{name or 'the model'} ({type(module).__name__})"
             if may_couple(module):
                 hook = ModuleHook(lambda inner, _args, _kwargs, label=label: refuse_coupling(inner, label), module)
-                self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+                self._calls.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         for site in find_sites(self.model):
-            self._attach_site(site)
-        self._guard()
-
-    def _attach_site(self, site: Site) -> None:
-        before = ModuleHook(lambda _module, args, kwargs: self._before(site, args, kwargs), site.module)
-        after = ModuleHook(lambda _module, args, kwargs, output: self._after(site, args, kwargs, output), site.module)
-        first = site.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
-        # A rule reads the bare output; a module that is run again is run with the user's hooks.
-        prepend = site.rule is not None
-        last = site.module.register_forward_hook(after, prepend=prepend, with_kwargs=True, always_call=True)
-        self._handles += [first, last]
-        self._hook_ids[site.module] = (first.id, last.id)
-
-    def _guard(self) -> None:
-        """Watch for ordinary gradients of every managed parameter that requires grad by now."""
-        for parameter in self.names:
-            if parameter.requires_grad and parameter not in self._guarded:
-                self._guard_one(parameter)
-
-    def _guard_one(self, parameter: nn.Parameter) -> None:
-        name = self.names[parameter]
-        self._guarded.add(parameter)
-        self._handles.append(parameter.register_hook(lambda _: self._refuse(name)))
-
-    def _refuse(self, name: str) -> None:
-        if self._recording is not None:
-            self._recording.poison(name)
-        where = "an uncaptured use" if self._recording is not None and self._recording.open else "an ordinary backward"
-        raise UncapturedParameter(
-            f"{name} must be used through a captured layer inside a recording, got {where}. "
-            "Call the layer itself rather than reading its parameter, and keep penalties on parameters out of the loss."
-        )
+            self._calls.attach(site)
+        self._calls.guard()
 
     def detach(self) -> None:
         """Remove every hook; the model is as before."""
         self.discard()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._guarded.clear()
-        self._hook_ids.clear()
+        self._calls.remove()
 
     def start(self, records: int, *, scale: float = 1.0) -> None:
         """Begin a recording; whatever was recorded before and not read is discarded.
@@ -154,17 +96,14 @@ class GradientCapture:
         checks.integer(0, records=records)
         checks.positive(scale=scale)
         self.stop()
-        self._guard()
         device = next(iter(self.names)).device if self.names else torch.device("cpu")
-        if self._anchor.device != device:
-            self._anchor = torch.zeros((), requires_grad=True, device=device)
-        self._recording = Recording(records, scale=scale, device=device)
+        self._calls.begin(Recording(records, scale=scale, device=device), device)
 
     def stop(self) -> None:
         """End the recording: later forward and backward passes are not captured. It can still be read."""
-        if self._recording is not None:
-            self._recording.open = False
-        self._restore_all()
+        if self._calls.recording is not None:
+            self._calls.recording.open = False
+        self._calls.restore_all()
 
     @contextmanager
     def recording(self, records: int, *, scale: float = 1.0) -> Iterator[None]:
@@ -183,22 +122,21 @@ class GradientCapture:
     def discard(self) -> None:
         """Forget the recording and free what it holds."""
         self.stop()
-        self._recording = None
+        self._calls.recording = None
 
     def set_aside(self) -> Recording | None:
         """Stop capturing without ending the recording, for a forward pass of no training; give it to `take_back`."""
-        recording, self._recording = self._recording, None
+        recording, self._calls.recording = self._calls.recording, None
         return recording
 
     def take_back(self, recording: Recording | None) -> None:
         """Go on with a recording that was set aside; what was recorded meanwhile is discarded."""
         self.discard()
-        self._recording = recording
+        self._calls.recording = recording
 
     def surrounded_by(self, first: RemovableHandle, last: RemovableHandle) -> None:
         """Accept the model's outermost hooks, a forward pre-hook and a forward hook that do nothing in a second run."""
-        if self.model in self._hook_ids:
-            self._hook_ids[self.model] = (first.id, last.id)
+        self._calls.surround(self.model, first.id, last.id)
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -250,7 +188,8 @@ class GradientCapture:
 
     def uncaptured_uses(self, loss: Tensor) -> list[str]:
         """Names of managed parameters that `loss` would send an ordinary gradient to: the check before backward."""
-        return ordinary_uses(loss, self.names)
+        names: dict[Tensor, str] = {**self.names, **self._calls.stand_ins}
+        return ordinary_uses(loss, names)
 
     def trainable(self) -> list[nn.Parameter]:
         """The managed parameters that require grad now."""
@@ -259,141 +198,14 @@ class GradientCapture:
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """Modules may be run again while a recording is read, and products have full precision."""
-        self._suspended += 1
+        self._calls.suspended += 1
         try:
-            with full_precision(self._anchor.device):
+            with full_precision(self._calls.anchor.device):
                 yield
         finally:
-            self._suspended -= 1
+            self._calls.suspended -= 1
 
     def _readable(self) -> Recording:
-        if self._recording is None:
+        if self._calls.recording is None:
             raise PrivacyError("a recording must exist to be read, got none. Run forward and backward inside one.")
-        return self._recording
-
-    # --- hooks ---------------------------------------------------------------------------------------------------
-
-    def _before(self, site: Site, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        recording = self._recording
-        if recording is None or not recording.open or self._suspended or not torch.is_grad_enabled():
-            self._frames.append(None)
-            return
-        owned = site.parameters()
-        # With nothing of its own to capture, the modules inside it are captured one by one.
-        whole = (
-            site.rule is None
-            and not site.tapped
-            and any(value.requires_grad and value in self.names for _, value in owned)
-        )
-        if whole:
-            owned = list(site.module.named_parameters())
-        switched = [value for _, value in owned if value.requires_grad]
-        captured = {name: value for name, value in owned if value.requires_grad and value in self.names}
-        for value in captured.values():
-            if value not in self._guarded:
-                self._guard_one(value)
-        if site.tapped and captured:
-            # The parameters stay on: a use that the tap doesn't see must be noticed.
-            self._frames.append(self._tap(site, captured, recording, args[0] if args else kwargs.get("input")))
-            return
-        for value in switched:
-            value.requires_grad_(False)
-        before = CallBefore(args=args, kwargs=kwargs, fingerprint=Fingerprint(site.module)) if whole else None
-        self._suspended += whole
-        self._frames.append(Frame(site=site, switched=switched, captured=captured, whole=whole, before=before))
-
-    def _tap(self, site: Site, captured: dict[str, nn.Parameter], recording: Recording, first: object) -> Frame:
-        mode = Tap(
-            module=site.module,
-            label=site.label,
-            parameters=captured,
-            recording=recording,
-            anchor=self._anchor,
-            replacements=_REPLACEMENTS,
-            order=first.unsorted_indices if isinstance(first, nn.utils.rnn.PackedSequence) else None,
-            batched=not isinstance(first, Tensor) or first.dim() == 3,
-        )
-        mode.__enter__()
-        return Frame(site=site, switched=[], captured=captured, whole=False, before=None, mode=mode)
-
-    def _restore(self) -> Frame | None:
-        frame = self._frames.pop() if self._frames else None
-        if frame is not None:
-            if frame.mode is not None:
-                frame.mode.__exit__(None, None, None)
-            for parameter in frame.switched:
-                parameter.requires_grad_(True)
-            self._suspended -= frame.whole
-        return frame
-
-    def _restore_all(self) -> None:
-        while self._frames:
-            self._restore()
-
-    def _after(self, site: Site, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> object:
-        # First of all the flags: keeping tensors may raise inside a checkpointed block.
-        frame = self._restore()
-        recording = self._recording
-        if frame is None or output is None or recording is None or not frame.captured or frame.mode is not None:
-            return None
-        if frame.before is not None:
-            return self._capture_whole(frame, frame.before, recording, output)
-        if site.rule is None or not isinstance(output, Tensor):
-            raise UnsupportedModule(f"{site.label} must return one tensor, got something else. Write a layer rule.")
-        return self._capture_layer(frame, site.rule, recording, args, kwargs, output)
-
-    def _capture_layer(
-        self,
-        frame: Frame,
-        rule: LayerRule,
-        recording: Recording,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        output: Tensor,
-    ) -> Tensor:
-        site, records = frame.site, recording.records
-        saved = rule.save(site.module, args, kwargs, output)
-        if site.dim and all(tensor.dim() > site.dim for tensor in saved):
-            saved = tuple(tensor.movedim(site.dim, 0) for tensor in saved)
-        if saved[0].dim() < rule.record_dims(site.module) or saved[0].shape[0] not in (1, records):
-            raise RecordCountMismatch(
-                f"the input of {site.label} must have the records as its first dimension, got another leading "
-                "dimension. Keep one row per record until the loss."
-            )
-        if saved[0].shape[0] != records:
-            # One row for the whole batch (position ids): every record gets its own, so that gradients stay apart.
-            saved = tuple(tensor.expand(records, *tensor.shape[1:]) for tensor in saved)
-            sizes = list(output.shape)
-            sizes[site.dim] = records
-            output = output.expand(sizes).clone()
-        use = Use(module=site.module, label=site.label, rule=rule, parameters=frame.captured, records=records)
-        receive = UseReceiver(recording=recording, use=use, dims=(site.dim,))
-        (passed,) = capture_outputs(receive, self._anchor, (output,), saved)
-        return passed
-
-    def _capture_whole(self, frame: Frame, before: CallBefore, recording: Recording, output: object) -> object:
-        site = frame.site
-        before.fingerprint.check(site.module, site.label)
-        self._refuse_hooks_outside(site)
-        kept = keep_call(site.module, site.label, recording.records, before.args, before.kwargs, output)
-        use = Use(
-            module=site.module,
-            label=site.label,
-            rule=functional_fallback,
-            parameters=frame.captured,
-            records=recording.records,
-            context=kept.call,
-        )
-        receive = UseReceiver(recording=recording, use=use, dims=kept.call.output_dims)
-        return kept.rebuild(capture_outputs(receive, self._anchor, kept.outputs, kept.saved))
-
-    def _refuse_hooks_outside(self, site: Site) -> None:
-        """The module is run again with its own hooks: all of them must lie between ours."""
-        first, last = self._hook_ids[site.module]
-        hooks = vars(site.module)
-        before, after = hooks["_forward_pre_hooks"], hooks["_forward_hooks"]
-        if next(iter(before)) != first or next(reversed(after)) != last:
-            raise UnsupportedModule(
-                f"{site.label} must have its other hooks registered before the capture, got a later one. "
-                "Register hooks first, then make the model private."
-            )
+        return self._calls.recording

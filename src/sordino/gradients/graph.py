@@ -8,7 +8,7 @@ from torch import Tensor
 __all__ = ["ordinary_uses"]
 
 
-def ordinary_uses(loss: Tensor, names: Mapping[torch.nn.Parameter, str]) -> list[str]:
+def ordinary_uses(loss: Tensor, names: Mapping[Tensor, str]) -> list[str]:
     """Names of the parameters in `names` that would receive an ordinary gradient from `loss`, sorted.
 
     Captured layers run with their parameters switched off, so every accumulation node of a parameter that is left in
@@ -18,7 +18,7 @@ def ordinary_uses(loss: Tensor, names: Mapping[torch.nn.Parameter, str]) -> list
     found: set[str] = set()
     seen: set[torch.autograd.graph.Node] = set()
     if loss.requires_grad and loss.is_leaf:
-        return sorted({names[loss]} if isinstance(loss, torch.nn.Parameter) and loss in names else ())
+        return sorted({names[loss]} if loss in names else ())
     pending = [loss.grad_fn] if loss.grad_fn is not None else []
     while pending:
         node = pending.pop()

@@ -33,6 +33,7 @@ class Frame:
         captured: those of them that are managed, by name.
         whole: the call is read as a whole, and the modules inside it are not captured.
         before: arguments and state before a call that will be run again; None for the others.
+        paused: modules around it are not followed meanwhile.
         mode: what watches the functions of torch during the call; None for the others.
     """
 
@@ -42,6 +43,7 @@ class Frame:
     whole: bool
     before: "CallBefore | None"
     mode: TorchFunctionMode | None = None
+    paused: bool = False
 
 
 @dataclass(eq=False, kw_only=True, slots=True)

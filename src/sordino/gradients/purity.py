@@ -19,8 +19,14 @@ class Fingerprint:
         self._generators = _generator_states(module)
         self._buffers = _buffer_versions(module)
 
-    def check(self, module: nn.Module, label: str) -> None:
-        """Refuse when the call drew random numbers or changed buffers.
+    def rewind(self, module: nn.Module) -> None:
+        """Put the random generators back to where they were, so that the call can be made again."""
+        torch.set_rng_state(self._generators[0])
+        if len(self._generators) > 1:
+            torch.cuda.set_rng_state(self._generators[1], _device(module))
+
+    def check_buffers(self, module: nn.Module, label: str) -> None:
+        """Refuse when the call changed buffers.
 
         Raises:
             UnsupportedModule: named by `label`.
@@ -30,6 +36,14 @@ class Fingerprint:
                 f"{label} must leave its buffers alone in training, got a changed buffer. "
                 "Statistics of records can't be stored without noise: call .eval() on it or replace it."
             )
+
+    def check(self, module: nn.Module, label: str) -> None:
+        """Refuse when the call drew random numbers or changed buffers.
+
+        Raises:
+            UnsupportedModule: named by `label`.
+        """
+        self.check_buffers(module, label)
         states = _generator_states(module)
         if any(not torch.equal(old, new) for old, new in zip(self._generators, states, strict=True)):
             raise UnsupportedModule(
@@ -40,10 +54,14 @@ class Fingerprint:
 
 def _generator_states(module: nn.Module) -> list[Tensor]:
     states = [torch.get_rng_state()]
-    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    device = _device(module)
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
     return states
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
 
 def _buffer_versions(module: nn.Module) -> list[tuple[str, int, int]]:

@@ -202,17 +202,17 @@ def only_input(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor
     return values[0]
 
 
-_RULES: dict[type[nn.Module], LayerRule] = {}
+_RULES: dict[type[nn.Module] | str, LayerRule] = {}
 _Rule = TypeVar("_Rule", bound=LayerRule)
 
 
-def layer_rule(*modules: type[nn.Module]) -> Callable[[type[_Rule]], type[_Rule]]:
+def layer_rule(*modules: type[nn.Module] | str) -> Callable[[type[_Rule]], type[_Rule]]:
     """Class decorator: register a rule for module classes, and for subclasses that don't override `forward`.
 
     A later registration for the same class replaces the earlier one. Check a new rule with `check_layer_rule`.
 
     Args:
-        modules: the classes the rule reads.
+        modules: the classes the rule reads, or their full names where they should not be imported for it.
 
     Returns:
         The decorator; the rule class must be constructible without arguments.
@@ -236,7 +236,7 @@ def rule_for(module: nn.Module) -> LayerRule | None:
     if "forward" in vars(module) or hasattr(module, "parametrizations"):
         return None
     for base in type(module).__mro__:
-        rule = _RULES.get(base)
+        rule = _RULES.get(base, _RULES.get(f"{base.__module__}.{base.__qualname__}"))
         if rule is None:
             continue
         own = {name for name, _ in module.named_parameters(recurse=False, remove_duplicate=False)}
