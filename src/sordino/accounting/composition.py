@@ -175,8 +175,7 @@ class _Collector:
         step: Event
         match event:
             case RandomAllocation():
-                self.loose = True
-                self.collect(base, count * event.participations * event.epochs)
+                self._allocated(event, base, count)
                 return
             case FixedSizeSampled():
                 step = FixedSizeSampled(population=event.population, size=event.size, event=base)
@@ -188,6 +187,23 @@ class _Collector:
                     return
                 step = GroupPoissonSampled(sample_rate=event.sample_rate, group_size=event.group_size, event=base)
         self.counts[step] = self.counts.get(step, 0) + count
+
+    def _allocated(self, event: RandomAllocation, base: Event, count: int) -> None:
+        """K of t steps: a random division into k blocks, one step in each, of which the division may be known.
+
+        Uniform k-subsets are what one uniform step in each block of a random division gives, whatever the blocks'
+        sizes, and δ is convex in the pair, so that k independent allocations bound it (Feldman and Shenfeld 2025).
+        """
+        size, longer = divmod(event.steps, event.participations)
+        amplified = isinstance(base, Gaussian) and self.relation is not NeighboringRelation.REPLACE_ONE
+        self.loose = self.loose or event.participations > 1 or (size > 1 and not amplified)
+        for steps, blocks in ((size, event.participations - longer), (size + 1, longer)):
+            uses = count * blocks * event.epochs
+            if uses and (steps == 1 or not amplified):
+                self.counts[base] = self.counts.get(base, 0) + uses
+            elif uses:
+                step = RandomAllocation(steps=steps, participations=1, epochs=1, event=base)
+                self.counts[step] = self.counts.get(step, 0) + uses
 
 
 def flatten(event: Event, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> Steps:

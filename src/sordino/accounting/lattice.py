@@ -20,20 +20,24 @@ from sordino.accounting.laws import Law
 from sordino.accounting.mixtures import FloatArray
 from sordino.accounting.transforms import UNIT_ROUNDOFF
 
-__all__ = ["LatticeLaw", "lower_lattice", "upper_lattice"]
+__all__ = ["LatticeLaw", "gathered", "lower_lattice", "spread", "upper_lattice"]
 
 _TAIL_ERROR = 32 * UNIT_ROUNDOFF  # relative error of a tail probability
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatticeLaw:
-    """P-masses at the losses (first + k) · step − shift, and the mass at ∞."""
+    """P-masses at the losses (first + k) · step − shift, and the mass at ∞.
+
+    `uncertain` bounds what one use may add to or take from any δ(ε), beyond what the masses say.
+    """
 
     step: float
     first: int
     masses: FloatArray
     infinite: float
     shift: float = 0.0
+    uncertain: float = 0.0
 
     @cached_property
     def losses(self) -> FloatArray:
@@ -90,7 +94,15 @@ def lower_lattice(law: Law, step: float) -> LatticeLaw:
     edges = step * (np.arange(first, last + 2, dtype=np.float64) - 0.5)
     p, p_error, q, q_error = _differences(law, edges)
     p, q = np.maximum(p - p_error, 0.0), q + q_error
-    points = step * np.arange(first, last + 1, dtype=np.float64)
+    beyond = float(law.upper(edges[-1:])[0][0]) * (1 - 1e-12)
+    return _merged(p, q, step, first, beyond, law.infinite)
+
+
+def _merged(
+    p: FloatArray, q: FloatArray, step: float, first: int, beyond: float, infinite: float, uncertain: float = 0.0
+) -> LatticeLaw:
+    """Bins of P-mass p and Q-mass q around the points from `first` on, each as one outcome."""
+    points = step * np.arange(first, first + p.size, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         gap = np.where(p > 0, points + np.log(q / np.maximum(p, 1e-320)), -step)
     gap = np.where(p > 0, np.minimum(gap, step), -step)
@@ -99,8 +111,39 @@ def lower_lattice(law: Law, step: float) -> LatticeLaw:
     late = gap > shift
     masses[1:] += np.where(late, 0.0, p)
     masses[:-1] += np.where(late, p, 0.0)
-    masses[-1] += float(law.upper(edges[-1:])[0][0]) * (1 - 1e-12)
-    return LatticeLaw(step=step, first=first - 1, masses=masses, infinite=law.infinite, shift=shift)
+    masses[-1] += beyond
+    return LatticeLaw(step=step, first=first - 1, masses=masses, infinite=infinite, shift=shift, uncertain=uncertain)
+
+
+# ── laws that are already many atoms ────────────────────────────────────────────────────────────────────────
+
+
+def spread(loss: FloatArray, p: FloatArray, step: float, infinite: float, uncertain: float) -> LatticeLaw:
+    """Atoms with ascending losses to their two neighbours on the lattice, both masses kept: δ grows or stays."""
+    place = loss / step
+    index = np.floor(place).astype(np.int64)
+    inside = np.expm1(-np.clip(place - index, 0.0, 1.0) * step) / math.expm1(-step)
+    # Rounding of the place moves the split by a few units; all of it goes up.
+    up = np.minimum(p * (inside + 8 * UNIT_ROUNDOFF * (1 + np.abs(place))), p)
+    first = int(index[0])
+    size = int(index[-1]) - first + 2
+    masses: FloatArray = np.zeros(size)
+    masses += np.bincount(index - first, weights=p - up, minlength=size)
+    masses += np.bincount(index - first + 1, weights=up, minlength=size)
+    return LatticeLaw(step=step, first=first, masses=masses, infinite=infinite, uncertain=uncertain)
+
+
+def gathered(loss: FloatArray, p: FloatArray, q: FloatArray, step: float, uncertain: float) -> LatticeLaw:
+    """Atoms with ascending losses, those around each lattice point as one outcome: δ falls or stays."""
+    index = np.rint(loss / step).astype(np.int64)
+    first = int(index[0])
+    size = int(index[-1]) - first + 1
+    p_bin: FloatArray = np.zeros(size)
+    q_bin: FloatArray = np.zeros(size)
+    # Sums of many atoms: their rounding goes to the unfavourable side.
+    p_bin += np.bincount(index - first, weights=p, minlength=size) * (1 - 1e-11)
+    q_bin += np.bincount(index - first, weights=q, minlength=size) * (1 + 1e-11)
+    return _merged(p_bin, q_bin, step, first, 0.0, 0.0, uncertain)
 
 
 def _common_shift(gap: FloatArray, p: FloatArray, step: float) -> float:

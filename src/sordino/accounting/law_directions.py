@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from sordino.accounting.allocation import AllocationLaw
 from sordino.accounting.composition import Steps
 from sordino.accounting.laws import (
     AtomicLaw,
@@ -29,6 +30,7 @@ from sordino.events import (
     Laplace,
     PoissonSampled,
     PureDP,
+    RandomAllocation,
     RandomizedResponse,
 )
 
@@ -39,7 +41,7 @@ __all__ = ["LawStep", "law_directions", "laws_of"]
 class LawStep:
     """One law, `count` times."""
 
-    law: Law
+    law: Law | AllocationLaw
     count: int
 
 
@@ -57,8 +59,12 @@ def law_directions(steps: Steps, relation: NeighboringRelation) -> tuple[tuple[L
     )
 
 
-def laws_of(event: Event, relation: NeighboringRelation) -> tuple[Law, ...]:
+def laws_of(event: Event, relation: NeighboringRelation) -> tuple[Law | AllocationLaw, ...]:
     """(removing, adding), or one law when the two are equal."""
+    if isinstance(event, RandomAllocation):
+        assert isinstance(event.event, Gaussian)
+        shift = 1 / event.event.noise_multiplier
+        return tuple(AllocationLaw(steps=event.steps, shift=shift, removing=side) for side in (True, False))
     if isinstance(event, FixedSizeSampled) and relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
         return (_fused_fixed_size(event, relation),)
     pairs = gaussian_pairs(event, relation)

@@ -17,6 +17,7 @@ References:
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,12 +48,12 @@ class Mixture:
 
     parts: tuple[Weighted, ...] = ()
 
-    @property
+    @cached_property
     def lowest(self) -> float:
         """The smallest shift, the origin included."""
         return min((0.0, *(part.shift for part in self.parts)))
 
-    @property
+    @cached_property
     def highest(self) -> float:
         """The largest shift, the origin included."""
         return max((0.0, *(part.shift for part in self.parts)))
@@ -62,7 +63,7 @@ class Mixture:
         """Whether nothing stays at the origin, so that a single component is a plain Gaussian."""
         return len(self.parts) == 1 and self.parts[0].weight == 1
 
-    @property
+    @cached_property
     def spread(self) -> float:
         """Distance between the extreme shifts."""
         return self.highest - self.lowest
@@ -89,7 +90,7 @@ class Mixture:
             inside = inside + part.weight * np.exp(t - top)
         return np.where(near, np.log1p(np.maximum(excess, -0.5)), top + np.log(inside))
 
-    @property
+    @cached_property
     def _rest(self) -> float:
         return max(0.0, 1 - math.fsum(part.weight for part in self.parts))
 
@@ -142,7 +143,7 @@ class MixturePair:
     upper: Mixture
     lower: Mixture
 
-    @property
+    @cached_property
     def reach(self) -> float:
         """Largest distance between a component of P and one of Q: bounds |d loss / dy|."""
         return max(
@@ -150,7 +151,7 @@ class MixturePair:
             abs(self.upper.lowest - self.lower.highest),
         )
 
-    @property
+    @cached_property
     def spread(self) -> float:
         """The wider of the two mixtures; losses are analytic for |Im y| < π / spread."""
         return max(self.upper.spread, self.lower.spread)

@@ -8,11 +8,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sordino.accounting.allocation import AllocationLaw, allocation_lattices, allocation_support
 from sordino.accounting.composition import flatten
 from sordino.accounting.interval import Interval
 from sordino.accounting.inversion import invert
-from sordino.accounting.lattice import lower_lattice, upper_lattice
+from sordino.accounting.lattice import LatticeLaw, lower_lattice, upper_lattice
 from sordino.accounting.law_directions import LawStep, law_directions
+from sordino.accounting.laws import Law
 from sordino.accounting.tilted import ComposedLattice, LatticeStep
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
@@ -23,11 +25,29 @@ __all__ = ["Pld", "PldCurve", "pld_delta", "pld_epsilon"]
 _POINTS = (1 << 12, 1 << 15, 1 << 18)
 _NARROW = 5e-4
 _LARGEST_LAWS = 64
+_LEFT_OUT = 1e3
 
 
-def _steps(laws: Sequence[LawStep], points: int) -> float:
+def _log_tail(laws: Sequence[LawStep], log_delta: float) -> float:
+    """How much of an allocation may be left out in each use: little against δ."""
+    uses = sum(law.count for law in laws if isinstance(law.law, AllocationLaw))
+    return max(log_delta, -600.0) - math.log(_LEFT_OUT * max(1, uses))
+
+
+def _support(law: Law | AllocationLaw, log_tail: float) -> tuple[float, float]:
+    return allocation_support(law, log_tail) if isinstance(law, AllocationLaw) else law.support
+
+
+def _lattices(law: Law | AllocationLaw, step: float, log_tail: float) -> tuple[LatticeLaw, LatticeLaw]:
+    if isinstance(law, AllocationLaw):
+        return allocation_lattices(law, step, log_tail)
+    return lower_lattice(law, step), upper_lattice(law, step)
+
+
+def _steps(laws: Sequence[LawStep], points: int, log_tail: float) -> float:
     """A lattice step that puts the widest law on about `points` points, with atoms on the lattice where possible."""
-    widest = max(law.law.support[1] - law.law.support[0] for law in laws)
+    supports = [_support(law.law, log_tail) for law in laws]
+    widest = max(high - low for low, high in supports)
     step = max(widest, 1e-12) / points
     atoms = sorted({abs(atom) for law in laws for atom in law.law.atoms if atom != 0})
     if atoms:
@@ -36,8 +56,9 @@ def _steps(laws: Sequence[LawStep], points: int) -> float:
 
 
 def _composed(laws: Sequence[LawStep], step: float, log_delta: float) -> tuple[ComposedLattice, ComposedLattice]:
-    upper = [LatticeStep(law=upper_lattice(law.law, step), count=law.count) for law in laws]
-    lower = [LatticeStep(law=lower_lattice(law.law, step), count=law.count) for law in laws]
+    pairs = [(_lattices(law.law, step, _log_tail(laws, log_delta)), law.count) for law in laws]
+    lower = [LatticeStep(law=pair[0], count=count) for pair, count in pairs]
+    upper = [LatticeStep(law=pair[1], count=count) for pair, count in pairs]
     return ComposedLattice(lower, log_delta), ComposedLattice(upper, log_delta)
 
 
@@ -49,28 +70,30 @@ def _refuse_many(laws: Sequence[LawStep]) -> None:
         )
 
 
-def _slack(laws: Sequence[LawStep]) -> float:
+def _slack(laws: Sequence[LawStep], log_tail: float) -> float:
     """Rounding of losses themselves: positions of edges and atoms, T times."""
-    return math.fsum(law.count * 1e-15 * max(abs(end) for end in law.law.support) for law in laws)
+    return math.fsum(law.count * 1e-15 * max(abs(end) for end in _support(law.law, log_tail)) for law in laws)
 
 
 def pld_epsilon(laws: Sequence[LawStep], delta: float) -> tuple[float, float]:
     """Certified bounds on ε at δ of one direction."""
     _refuse_many(laws)
     best = 0.0, math.inf
+    tail = _log_tail(laws, math.log(delta))
+    slack = _slack(laws, tail)
     infinite = -math.expm1(math.fsum(law.count * math.log1p(-law.law.infinite) for law in laws))
     if infinite > delta:
         return math.inf, math.inf
     refusal: AccountingError | None = None
     for points in _POINTS:
         try:
-            lower, upper = _composed(laws, _steps(laws, points), math.log(delta))
+            lower, upper = _composed(laws, _steps(laws, points, tail), math.log(delta))
         except AccountingError as error:
             refusal = error
             break
         low = invert(lambda e, curve=lower: curve.bounds(e), delta, tolerance=1e-13)[0]
         high = invert(lambda e, curve=upper: curve.bounds(e), delta, tolerance=1e-13)[1]
-        best = max(best[0], low - _slack(laws)), min(best[1], high + _slack(laws))
+        best = max(best[0], low - slack), min(best[1], high + slack)
         if best[1] - best[0] <= _NARROW * best[1]:
             break
     if math.isinf(best[1]):
@@ -86,11 +109,12 @@ def pld_delta(laws: Sequence[LawStep], epsilon: float) -> tuple[float, float]:
     log_delta = math.log(1e-6)
     for points in _POINTS:
         try:
-            lower, upper = _composed(laws, _steps(laws, points), log_delta)
+            tail = _log_tail(laws, log_delta)
+            lower, upper = _composed(laws, _steps(laws, points, tail), log_delta)
         except AccountingError as error:
             refusal = error
             break
-        slack = _slack(laws)
+        slack = _slack(laws, tail)
         low, high = lower.bounds(epsilon + slack)[0], upper.bounds(max(0.0, epsilon - slack))[1]
         best = max(best[0], low), min(best[1], high)
         if best[1] - best[0] <= _NARROW * best[1]:
@@ -109,10 +133,11 @@ class PldCurve:
 
     def __init__(self, laws: Sequence[LawStep], points: int = 1 << 13) -> None:
         _refuse_many(laws)
-        step = _steps(laws, points)
-        upper = [LatticeStep(law=upper_lattice(law.law, step), count=law.count) for law in laws]
+        tail = _log_tail(laws, math.log(1e-7))
+        step = _steps(laws, points, tail)
+        upper = [LatticeStep(law=_lattices(law.law, step, tail)[1], count=law.count) for law in laws]
         self._tilts = [ComposedLattice(upper, log_delta) for log_delta in (-0.7, -5.0, -14.0, -40.0)]
-        self._slack = _slack(laws)
+        self._slack = _slack(laws, tail)
 
     def __call__(self, epsilon: float) -> float:
         """Upper bound on δ(ε), ε ≥ 0."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sordino.accounting.allocation import AllocationLaw
 from sordino.accounting.composition import Steps, flatten
 from sordino.accounting.directions import joined, transforms_of
 from sordino.accounting.lattice import LatticeLaw, upper_lattice
@@ -20,7 +21,15 @@ from sordino.accounting.samples import displaced_shift
 from sordino.accounting.transforms import GaussianTransform, Line, Moments, Transform
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import BoundedRange, Event, FixedSizeSampled, Gaussian, Selection, ZeroConcentratedDP
+from sordino.events import (
+    BoundedRange,
+    Event,
+    FixedSizeSampled,
+    Gaussian,
+    RandomAllocation,
+    Selection,
+    ZeroConcentratedDP,
+)
 
 __all__ = ["BoundTransform", "renyi_directions"]
 
@@ -64,6 +73,9 @@ def _bounds(event: Event, relation: NeighboringRelation) -> tuple[Transform, ...
         case BoundedRange():
             # ε²/8-zCDP (Cesar and Rogers 2021, lemma 3.2).
             return (GaussianTransform(mu=event.epsilon / 2),)
+        case RandomAllocation():
+            # A mixture over the step that is used is no worse than the worst of them: one Gaussian, no amplification.
+            return _bounds(event.event, relation)
         case Selection():
             return _selection(event, relation)
         case FixedSizeSampled() if relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
@@ -71,7 +83,7 @@ def _bounds(event: Event, relation: NeighboringRelation) -> tuple[Transform, ...
     try:
         return transforms_of(event, relation)
     except UnsupportedEvent:
-        laws = laws_of(event, relation)
+        laws = [law for law in laws_of(event, relation) if not isinstance(law, AllocationLaw)]
         if any(law.infinite > 0 for law in laws) or any(math.isinf(end) for law in laws for end in law.support):
             raise
         lattices = [upper_lattice(law, (law.support[1] - law.support[0]) / _LATTICE_POINTS) for law in laws]

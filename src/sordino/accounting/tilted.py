@@ -76,6 +76,7 @@ class ComposedLattice:
         self._infinite = -math.expm1(
             math.fsum(step.count * math.log1p(-min(step.law.infinite, 1 - 1e-16)) for step in steps)
         )
+        self._uncertain = math.fsum(step.count * step.law.uncertain for step in steps) * (1 + 1e-12)
         self._step = steps[0].law.step
         self._lam = self._saddle(steps, log_delta)
         self._at = _sum(steps, self._lam)
@@ -177,6 +178,6 @@ class ComposedLattice:
         error = self._norm_error * float(np.linalg.norm(weights)) + 2 * _WRAP + self._scale_error * abs(value)
         error += 4 * UNIT_ROUNDOFF * (abs(exponent) + self._lam * abs(epsilon)) * abs(value)
         slack = 1e-14 * self._infinite
-        low = self._infinite - slack + max(0.0, scale * (value - error))
-        high = self._infinite + slack + max(0.0, scale * (value + error))
-        return min(1.0, low), min(1.0, high)
+        low = self._infinite - slack + max(0.0, scale * (value - error)) - self._uncertain
+        high = self._infinite + slack + max(0.0, scale * (value + error)) + self._uncertain
+        return min(1.0, max(0.0, low)), min(1.0, high)
