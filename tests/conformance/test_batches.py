@@ -190,7 +190,7 @@ class Records(Dataset):
 def test_twenty_records_at_rate_one_twentieth_run_as_many_steps_as_declared(library, kind):
     model = nn.Linear(3, 2)
     loader = DataLoader(Records(kind), batch_size=1)
-    # With this seed the very first batch is the empty one.
+    # With this seed the very first batch is the empty one: made-up records stand for it.
     private = library.make_private(model, loader, noise_multiplier=1.0, seed=4)
     sizes, before = [], model.weight.detach().clone()
     for batch in private.loader:
@@ -201,10 +201,45 @@ def test_twenty_records_at_rate_one_twentieth_run_as_many_steps_as_declared(libr
         private.optimizer.step()
         assert not torch.equal(model.weight, before), "an empty batch is noise only, and still a step"
         before = model.weight.detach().clone()
-    assert sizes[0] == 0
+    assert min(sizes) > 0
     assert len(sizes) == 20
     step = PoissonSampled(sample_rate=0.05, event=Gaussian(noise_multiplier=1.0))
     assert private.epsilon(DELTA) == pytest.approx(epsilon(SelfComposed(event=step, count=20), DELTA).upper)
+
+
+class Unflattening(nn.Module):
+    """Does not run on a batch of no records."""
+
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.l(x.view(x.size(0), -1))
+
+
+def test_a_model_that_does_not_take_an_empty_batch_trains_and_empty_batches_add_nothing_but_noise(library):
+    model = Unflattening()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    data = TensorDataset(torch.full((20, 2, 2), 5.0), torch.ones(20).long())
+    private = library.make_private(model, DataLoader(data, batch_size=1), optimizer=optimizer, seed=4)
+    drawn, empty = 0, 0
+    for _ in range(3):
+        for features, labels in private.loader:
+            F.cross_entropy(model(features), labels).backward()
+            private.optimizer.step()
+            real = bool((features == 5).all())
+            assert all(bool(p.grad.any()) == real for p in held(private)), "made-up records count for nothing"
+            drawn, empty = drawn + real, empty + (not real)
+    assert drawn > 5
+    assert empty > 5
+
+
+def test_fewer_records_than_one_batch_are_one_full_batch_also_with_drop_last(library):
+    private = counter(library, 5, data=DataLoader(one_hot(5), batch_size=6, drop_last=True))
+    assert len(private.loader) == 1
+    (counts,) = [counting(private, batch, 5) for batch in private.loader]
+    assert torch.equal(counts, torch.ones(5))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

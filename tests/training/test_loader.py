@@ -1,17 +1,17 @@
 """The private loader: plain batches, charged before they are touched, drawn by the declared sampler."""
 
-import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 
-from sordino.errors import PrivacyError, RecordCountMismatch, UnknownSampler
+from sordino.errors import CoupledRecords, PrivacyError, RecordCountMismatch, UnknownSampler, UnprivateStep
 from sordino.randomness import Randomness
 from sordino.sampling import PoissonSampling
 from sordino.training.loader import PrivateLoader, population_of
-from sordino.training.structure import empty_batch, map_tensors, tensors_in
+from sordino.training.structure import map_tensors, tensors_in
 
 
 class Log:
@@ -25,7 +25,8 @@ class Log:
         self.steps += 1
         return self.steps - 1
 
-    def hand_out(self, chunk, batch):
+    def hand_out(self, chunk, batch, rows):
+        assert rows == (chunk.records or 2)
         self.events.append(("hand out", chunk.step, chunk.chunk, chunk.is_last, chunk.records))
         return batch
 
@@ -44,7 +45,7 @@ class Touching(Dataset):
         return torch.tensor([float(index)])
 
 
-def private(dataset, log, *, sample_rate=0.5, steps=2, microbatch_size=None, seed=1, **options):
+def private(dataset, log, *, sample_rate=0.5, steps=2, microbatch_size=None, seed=1, public_records=None, **options):
     return PrivateLoader(
         DataLoader(dataset, batch_size=4, **options),
         sampling=PoissonSampling(sample_rate=sample_rate),
@@ -53,6 +54,7 @@ def private(dataset, log, *, sample_rate=0.5, steps=2, microbatch_size=None, see
         randomness=Randomness(seed=seed, reproducible=True),
         charge=log.charge,
         hand_out=log.hand_out,
+        public_records=public_records,
     )
 
 
@@ -146,33 +148,15 @@ def test_a_batch_that_can_not_be_read_was_charged_all_the_same():
     assert log.steps == 1
 
 
-@dataclasses.dataclass
-class Sentence:
-    ids: torch.Tensor
-    words: list
+class Pair(NamedTuple):
+    features: torch.Tensor
+    label: torch.Tensor
 
 
-def test_every_usual_structure_has_an_empty_batch():
-    two = {
-        "ids": torch.zeros(2, 7, dtype=torch.long),
-        "pair": (torch.zeros(2), ["a", "b"]),
-        "sentence": Sentence(torch.zeros(2, 3), ["c", "d"]),
-        "scale": torch.tensor(3.0),
-        "kind": "public",
-    }
-    empty = empty_batch(two)
-    assert empty["ids"].shape == (0, 7)
-    assert empty["ids"].dtype == torch.long
-    assert empty["pair"][0].shape == (0,)
-    assert empty["pair"][1] == []
-    assert empty["sentence"].ids.shape == (0, 3)
-    assert empty["sentence"].words == []
-    assert empty["scale"] == 3
-    assert empty["kind"] == "public"
-
-
-def test_a_batch_without_records_first_is_refused_when_the_loader_is_built():
+def test_a_collate_function_that_couples_records_is_refused_when_the_loader_is_built():
     with pytest.raises(RecordCountMismatch):
+        private(TensorDataset(torch.zeros(8, 3)), Log(), collate_fn=lambda _: torch.zeros(()))
+    with pytest.raises(CoupledRecords):
         private(
             TensorDataset(torch.zeros(8, 3)),
             Log(),
@@ -180,14 +164,78 @@ def test_a_batch_without_records_first_is_refused_when_the_loader_is_built():
         )
 
 
+class Spied(TensorDataset):
+    """Says which records are read."""
+
+    def __init__(self, *tensors):
+        super().__init__(*tensors)
+        self.read = []
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return super().__getitem__(index)
+
+
+def test_building_the_loader_reads_the_structure_of_one_record_and_none_when_public_ones_are_given():
+    data = Spied(torch.full((8, 3), 7.0))
+    private(data, Log())
+    assert data.read == [0]
+    data = Spied(torch.full((8, 3), 7.0))
+    private(data, Log(), public_records=[(torch.zeros(3),)] * 5)
+    assert data.read == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_when_no_record_is_drawn_the_loop_gets_made_up_ones(workers):
+    log = Log()
+    data = Spied(torch.full((8, 3), 7.0))
+    loader = private(data, log, sample_rate=1e-9, num_workers=workers, steps=2)
+    for (features,) in loader:
+        assert features.shape == (2, 3)
+        assert float(features.max()) <= 1
+        features += 7
+    assert [event[-1] for event in log.events if event[0] == "hand out"] == [0, 0]
+
+
+class Uneven(Dataset):
+    """Its last record is longer than the others."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.zeros(3 + (index == 7))
+
+
+def test_a_batch_of_another_shape_than_the_others_is_refused():
+    loader = private(Uneven(), Log(), sample_rate=1.0, microbatch_size=1)
+    with pytest.raises(CoupledRecords, match="public length"):
+        list(loader)
+
+
+def test_two_loops_over_persistent_workers_are_refused():
+    loader = private(TensorDataset(torch.arange(40)), Log(), num_workers=1, persistent_workers=True, steps=3)
+    one, other = iter(loader), iter(loader)
+    next(one)
+    next(other)
+    with pytest.raises(UnprivateStep, match="persistent_workers"):
+        next(one)
+    assert len(list(other)) == 2
+
+
+def test_the_loader_says_which_batch_ends_a_step():
+    loader = private(TensorDataset(torch.arange(9)), Log(), sample_rate=1.0, microbatch_size=4, steps=2)
+    assert [loader.ends_step for _ in loader] == [False, False, True] * 2
+
+
 def test_structures_are_mapped_and_listed_in_one_order():
     pair = torch.return_types.max((torch.zeros(2), torch.ones(2)))
-    batch = {"a": [torch.tensor(1.0), (torch.tensor(2.0),)], "b": Sentence(torch.tensor(3.0), ["x"]), "c": pair}
-    assert [float(t.sum()) for t in tensors_in(batch)] == [1, 2, 3, 0, 2]
+    batch = {"a": [torch.tensor(1.0), (torch.tensor(2.0),)], "b": Pair(torch.tensor(3.0), torch.tensor(4.0)), "c": pair}
+    assert [float(t.sum()) for t in tensors_in(batch)] == [1, 2, 3, 4, 0, 2]
     doubled = map_tensors(lambda tensor: tensor * 2, batch)
-    assert [float(t.sum()) for t in tensors_in(doubled)] == [2, 4, 6, 0, 4]
+    assert [float(t.sum()) for t in tensors_in(doubled)] == [2, 4, 6, 8, 0, 4]
     assert float(doubled["c"].indices.sum()) == 4
-    assert doubled["b"].words == ["x"]
+    assert isinstance(doubled["b"], Pair)
 
 
 class Stream(IterableDataset):

@@ -3,10 +3,11 @@
 Module and optimizer come back as the very objects that went in, with hooks; only the loader is new.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Self
+from typing import Self, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -18,16 +19,21 @@ from sordino.errors import InvalidArgument
 from sordino.events import Event
 from sordino.randomness import Randomness
 from sordino.training.charges import Charges
-from sordino.training.criterion import Criterion, ProbeOptions, check_criterion, check_taped_loss, may_be_empty
+from sordino.training.criterion import Criterion
 from sordino.training.loader import PrivateLoader, population_of
 from sordino.training.options import accountant_called, check_options, check_secure_mode
 from sordino.training.plan import Plan
+from sordino.training.provenance import mark_public
+from sordino.training.proving import set_probe
 from sordino.training.session import Session
+from sordino.training.sizes import steps_per_epoch, substitutes
 
 __all__ = ["PrivacyEngine"]
 
 # The plan wants a δ; an engine is asked for ε at any δ afterwards and reads only the plan's events.
 _ANY_DELTA = 1e-5
+
+T = TypeVar("T")
 
 
 class PrivacyEngine:
@@ -100,6 +106,7 @@ class PrivacyEngine:
         batch_first: bool = True,
         criterion: Criterion | None = None,
         public_batch: object = None,
+        public_records: Sequence[object] | None = None,
         noise_generator: None = None,
         grad_sample_mode: str = "hooks",
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
@@ -129,6 +136,8 @@ class PrivacyEngine:
                 before the first forward; otherwise the first batch's loss is followed to its backward pass.
             public_batch: at least five public or invented records, as the loader would give them: for a loop that does
                 not run on made-up features in (0, 1) and labels 0 and 1.
+            public_records: at least five public or invented items, as the data set would give them: for a `collate_fn`
+                that does not run on made-up items. They also serve as `public_batch`.
             noise_generator: must be None: the noise is keyed by run and step and can't be taken from outside.
             grad_sample_mode: "hooks", "functorch", "ew" or "ghost": accepted, makes no difference.
 
@@ -139,7 +148,7 @@ class PrivacyEngine:
             InvalidArgument: an option outside its range.
             UnknownSampler: the loader draws in a way that can't be accounted for.
             UnsupportedModule: a layer mixes records.
-            CoupledRecords: `criterion` or the module couples records.
+            CoupledRecords: `collate_fn`, `criterion` or the module couples records.
         """
         plan = self._plan(
             data_loader,
@@ -155,7 +164,7 @@ class PrivacyEngine:
         check_options(clipping, batch_first, noise_generator, grad_sample_mode, loss_reduction)
         return self._attach(
             plan,
-            steps=_steps_per_epoch(data_loader, sample_rate),
+            steps=steps_per_epoch(data_loader, sample_rate),
             module=module,
             optimizer=optimizer,
             data_loader=data_loader,
@@ -163,6 +172,7 @@ class PrivacyEngine:
             microbatch_size=microbatch_size,
             criterion=criterion,
             public_batch=public_batch,
+            public_records=public_records,
         )
 
     def make_private_with_epsilon(
@@ -185,6 +195,7 @@ class PrivacyEngine:
         batch_first: bool = True,
         criterion: Criterion | None = None,
         public_batch: object = None,
+        public_records: Sequence[object] | None = None,
         noise_generator: None = None,
         grad_sample_mode: str = "hooks",
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
@@ -207,7 +218,7 @@ class PrivacyEngine:
             neighboring_relation=neighboring_relation,
         )
         check_options(clipping, batch_first, noise_generator, grad_sample_mode, loss_reduction)
-        steps = _steps_per_epoch(data_loader, sample_rate)
+        steps = steps_per_epoch(data_loader, sample_rate)
         plan = replace(plan, steps=steps * checks.integer(1, epochs=epochs)).with_noise_for(
             target_epsilon, accountant=self._accountant
         )
@@ -221,6 +232,7 @@ class PrivacyEngine:
             microbatch_size=microbatch_size,
             criterion=criterion,
             public_batch=public_batch,
+            public_records=public_records,
         )
 
     def _plan(
@@ -237,7 +249,7 @@ class PrivacyEngine:
         neighboring_relation: NeighboringRelation,
     ) -> Plan:
         records = len(population_of(data_loader))
-        rate = 1 / len(data_loader) if sample_rate is None else sample_rate
+        rate = 1 / steps_per_epoch(data_loader, None) if sample_rate is None else sample_rate
         plan = Plan(
             noise_multiplier=noise_multiplier,
             max_grad_norm=max_grad_norm,
@@ -268,9 +280,12 @@ class PrivacyEngine:
         microbatch_size: int | None,
         criterion: Criterion | None,
         public_batch: object,
+        public_records: Sequence[object] | None,
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
         randomness = self._new_randomness()
         mean = loss_reduction == "mean"
+        if public_batch is None and public_records is not None:
+            public_batch = data_loader.collate_fn(copy.deepcopy(list(public_records)))
         session = Session(module=module, optimizer=optimizer, plan=plan, randomness=randomness, mean_over_records=mean)
         try:
             loader = PrivateLoader(
@@ -279,10 +294,13 @@ class PrivacyEngine:
                 steps=steps,
                 microbatch_size=microbatch_size,
                 randomness=randomness,
-                charge=self._meter(plan),
+                charge=self._meter(plan, session),
                 hand_out=session.hand_out,
+                substitutes=substitutes(plan.expected_batch_size, microbatch_size),
+                public_records=public_records,
+                public_batch=public_batch,
             )
-            _set_probe(session, loader.empty_batch, loss_reduction, criterion, public_batch)
+            set_probe(session, loader.empty_batch, loss_reduction, criterion, public_batch)
         except BaseException:
             session.detach()
             raise
@@ -295,11 +313,12 @@ class PrivacyEngine:
         seed = None if self._seed is None else self._seed + len(self._plans)
         return Randomness(seed=seed, reproducible=self._reproducible)
 
-    def _meter(self, plan: Plan) -> Callable[[bool], int]:
+    def _meter(self, plan: Plan, session: Session) -> Callable[[bool], int]:
         """Charges what the next logical batch costs and numbers it."""
         event, numbers = plan.step_event(), count()
 
         def charge(begins_epoch: bool) -> int:
+            session.check_attached()
             if plan.poisson_sampling or begins_epoch:
                 self._charges.add(event)
             return next(numbers)
@@ -307,10 +326,28 @@ class PrivacyEngine:
         return charge
 
     def detach(self) -> None:
-        """Take all hooks off: modules and optimizers are ordinary again. What was spent stays on the record."""
+        """Take all hooks off: modules and optimizers are ordinary again, the private loaders are at their end.
+
+        What was spent stays on the record.
+        """
         for session in self._sessions:
             session.detach()
         self._sessions.clear()
+
+    def public(self, batch: T) -> T:
+        """Mark tensors as made without private records: a model in training may then be called on them.
+
+        When: a critic sees invented records beside real ones. Each row is clipped together with the private record in
+        the same place.
+
+        Args:
+            batch: tensors that depend on private records only through what private training released.
+
+        Returns:
+            `batch` itself.
+        """
+        mark_public(batch)
+        return batch
 
     # --- accounting ----------------------------------------------------------------------------------------------
 
@@ -358,24 +395,3 @@ class PrivacyEngine:
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Go on from what `state_dict` saved; it is added to what this engine has charged itself."""
         self._charges.load_state_dict(state)
-
-
-def _set_probe(
-    session: Session, structure: object, reduction: str, criterion: Criterion | None, public_batch: object
-) -> None:
-    """Have model and loss proved independent before the first record is used."""
-    empty = session.plan.poisson_sampling and may_be_empty(session.plan.expected_batch_size)
-    options = ProbeOptions(reduction=reduction, may_be_empty=empty, public_batch=public_batch)
-    if criterion is None:
-        session.verify_loss_with(
-            lambda tape, loss: check_taped_loss(session.module, session.capture, tape, loss, structure, options)
-        )
-    else:
-        session.verify_module_with(
-            lambda: check_criterion(session.module, session.capture, criterion, structure, options)
-        )
-
-
-def _steps_per_epoch(data_loader: DataLoader[object], sample_rate: float | None) -> int:
-    """From public numbers only, when they were declared."""
-    return len(data_loader) if sample_rate is None else max(1, round(1 / sample_rate))

@@ -1,14 +1,16 @@
 """The loader that comes back from the engine (floor 3): the user's data set, drawn and charged by the plan's sampler.
 
 A logical batch is drawn once, whole, and charged before its first chunk is fetched. Its chunk travels inside the item
-through worker processes and `collate_fn`; the user sees plain batches.
+through worker processes and `collate_fn`; the user sees plain batches. When no record was drawn, the user's loop runs
+on made-up records that count for nothing.
 """
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import cast
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -22,10 +24,11 @@ from torch.utils.data import (
 )
 
 from sordino import checks
-from sordino.errors import UnknownSampler
+from sordino.errors import UnknownSampler, UnprivateStep
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk, PoissonSampling, ShuffledEpochs, split
-from sordino.training.structure import empty_batch
+from sordino.training.collation import Collation
+from sordino.training.structure import map_tensors
 
 __all__ = ["PrivateLoader", "population_of"]
 
@@ -36,7 +39,8 @@ class PrivateLoader:
     """Iterates over one epoch of private batches; ``len`` is the number of logical batches an epoch.
 
     Guarantee: every logical batch is an independent draw of `sampling`; `charge` is called once for each, before
-    its first record is fetched for the user, whatever becomes of the batch afterwards.
+    its first record is fetched for the user, whatever becomes of the batch afterwards. `collate_fn` was shown to make
+    each row of a batch from its own record; of the records, building the loader reads only the first one's structure.
 
     Args:
         data_loader: the user's; its data set, `collate_fn`, workers and memory options are kept.
@@ -45,7 +49,14 @@ class PrivateLoader:
         microbatch_size: most records in one chunk; None hands every logical batch out whole.
         randomness: source of the draws.
         charge: called before a logical batch is touched with whether it begins an epoch; returns its step number.
-        hand_out: called with each chunk and its batch; returns the batch as the user gets it.
+        hand_out: called with each chunk, its batch and the batch's number of rows; returns the batch as the user gets
+            it.
+        substitutes: made-up records in the batch that stands for an empty one, ≥ 1.
+        public_records: public or invented items to try `collate_fn` on; then no record is read before the first batch.
+        public_batch: public or invented records as `collate_fn` gives them, to stand for an empty batch.
+
+    Raises:
+        CoupledRecords: `collate_fn` lets records touch each other, by values or by padding to the longest.
     """
 
     def __init__(
@@ -57,7 +68,10 @@ class PrivateLoader:
         microbatch_size: int | None,
         randomness: Randomness,
         charge: Callable[[bool], int],
-        hand_out: Callable[[Chunk, object], object],
+        hand_out: Callable[[Chunk, object, int], object],
+        substitutes: int = 2,
+        public_records: Sequence[object] | None = None,
+        public_batch: object = None,
     ) -> None:
         indices = population_of(data_loader)
         self.dataset = data_loader.dataset
@@ -69,8 +83,15 @@ class PrivateLoader:
         self._steps = checks.integer(1, steps=steps)
         self._charge = charge
         self._hand_out = hand_out
-        records = _ChunkDataset(cast(Dataset[object], self.dataset), self.collate_fn, indices)
-        self.empty_batch = records.empty
+        dataset = cast(Dataset[object], self.dataset)
+        example = _structure_of_an_item(dataset, int(indices[0])) if public_records is None else None
+        collation = Collation(self.collate_fn, example, public_records)
+        self._layout = collation.layout
+        self.empty_batch = collation.layout.empty
+        self._substitutes = checks.integer(1, substitutes=substitutes)
+        substitute = collation.substitute(substitutes, public_batch)
+        records = _ChunkDataset(dataset, self.collate_fn, indices, substitute)
+        self._ends_step, self._epochs = True, 0
         self._chunks = _Chunks(sampling, len(indices), self._steps, microbatch_size, randomness)
         self._loader: DataLoader[object] = DataLoader(
             records,
@@ -91,14 +112,30 @@ class PrivateLoader:
         return self._steps
 
     def __iter__(self) -> Iterator[object]:
-        items = iter(self._loader)
+        self._epochs += 1
+        epoch, items = self._epochs, iter(self._loader)
         for place in range(self._steps):
             step = self._charge(place == 0)
             is_last = False
             while not is_last:
+                if self._loader.persistent_workers and epoch != self._epochs:
+                    raise UnprivateStep(
+                        "loader must be read by one loop at a time with persistent_workers=True, got a second one that "
+                        "took over the workers. Finish one loop first, or set persistent_workers=False."
+                    )
                 drawn, batch = cast(tuple[Chunk, object], next(items))
-                is_last = drawn.is_last
-                yield self._hand_out(drawn.at_step(step), batch)
+                is_last = self._ends_step = drawn.is_last
+                rows = drawn.records or self._substitutes
+                self._layout.check(batch, rows)
+                yield self._hand_out(drawn.at_step(step), batch, rows)
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the batch that came last completes a logical batch: always, unless `microbatch_size` splits them.
+
+        A scheduler that steps once a batch must step here only: ``if loader.ends_step: scheduler.step()``.
+        """
+        return self._ends_step
 
 
 class _Chunks:
@@ -134,27 +171,37 @@ class _ChunkDataset(Dataset[tuple[Chunk, object]]):
     """Turns a chunk into (chunk, batch) in whichever process fetches it."""
 
     def __init__(
-        self, dataset: Dataset[object], collate_fn: Callable[[list[object]], object], indices: np.ndarray
+        self,
+        dataset: Dataset[object],
+        collate_fn: Callable[[list[object]], object],
+        indices: np.ndarray,
+        substitute: object,
     ) -> None:
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._indices = indices
-        first = self._fetch(indices[:1])
-        self.empty = empty_batch(collate_fn([*first, *first]))
+        self._substitute = substitute
 
     def __getitem__(self, chunk: Chunk) -> tuple[Chunk, object]:
         if not chunk.records:
-            return chunk, self.empty
+            return chunk, map_tensors(Tensor.clone, self._substitute)
         if type(self._dataset) is TensorDataset and self._collate_fn is default_collate:
             # What collating the rows one by one gives, in one call a tensor.
             places = torch.from_numpy(self._indices[chunk.indices])
             return chunk, [tensor[places] for tensor in self._dataset.tensors]
-        return chunk, self._collate_fn(self._fetch(self._indices[chunk.indices]))
+        return chunk, self._collate_fn(_fetch(self._dataset, self._indices[chunk.indices].tolist()))
 
-    def _fetch(self, indices: np.ndarray) -> list[object]:
-        places = indices.tolist()
-        fetch_many = cast(Callable[[list[int]], list[object]] | None, getattr(self._dataset, "__getitems__", None))
-        return list(fetch_many(places)) if fetch_many else [self._dataset[place] for place in places]
+
+def _fetch(dataset: Dataset[object], places: list[int]) -> list[object]:
+    fetch_many = cast(Callable[[list[int]], list[object]] | None, getattr(dataset, "__getitems__", None))
+    return list(fetch_many(places)) if fetch_many else [dataset[place] for place in places]
+
+
+def _structure_of_an_item(dataset: Dataset[object], place: int) -> object:
+    """An item whose shapes, types and keys stand for all; of tensors in memory they are known without reading one."""
+    if type(dataset) is TensorDataset:
+        return tuple(tensor.new_zeros(tensor.shape[1:]) for tensor in dataset.tensors)
+    return _fetch(dataset, [place])[0]
 
 
 def _unchanged(item: object) -> object:

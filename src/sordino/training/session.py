@@ -17,15 +17,18 @@ from sordino.gradients import GradientCapture
 from sordino.gradients.recording import Recording
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
+from sordino.training.arrival import Criterion
+from sordino.training.following import Following, ForwardWatch, Prove, TryForward
 from sordino.training.guard import claim, is_claimed, release
 from sordino.training.plan import Plan
+from sordino.training.provenance import is_public, mark, place_of, texts_in
+from sordino.training.root_hook import RootHook, refuse_copy
+from sordino.training.settings import Settings
 from sordino.training.step import PrivateStep
-from sordino.training.structure import map_tensors, tensors_in
+from sordino.training.structure import leaves_in, map_tensors, tensors_in
 from sordino.training.tape import Tape, TapedTensor, plain, scaler_refusal
 
 __all__ = ["Session"]
-
-_TAG = "_sordino_chunk"
 
 
 @dataclass(kw_only=True)
@@ -36,6 +39,7 @@ class _Call:
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
     recording: Recording | None = None
+    watch: ForwardWatch | None = None
 
 
 class Session:
@@ -75,11 +79,12 @@ class Session:
         self.module, self.optimizer, self.plan = module, optimizer, plan
         self._randomness = randomness
         self._mean = mean_over_records
-        self._verify_loss: Callable[[Tape, int], None] | None = None
         self._verify_module: Callable[[], None] | None = None
-        self._verified = True
+        self._following = Following(module)
         self._chunk: Chunk | None = None
-        self._tape: Tape | None = None
+        self._rows = 0
+        self._texts: dict[int, object] = {}
+        self._settings = Settings(optimizer)
         self._calls: list[_Call] = []
         self._claimed: list[nn.Parameter] = []
         self._started = self._backward = self._busy = self._detached = False
@@ -88,18 +93,23 @@ class Session:
             parameter.grad = None
         self._step_handle = optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs))
 
-    def verify_loss_with(self, verify: Callable[[Tape, int], None]) -> None:
-        """Have the loss proved before its first backward pass.
+    def verify_loss_with(self, verify: Prove, try_forward: TryForward | None = None) -> None:
+        """Have every new form of the loss proved before its backward pass.
 
         Args:
-            verify: called with the tape of the first batch and the loss's place on it; raises when the loss couples
-                records.
+            verify: called with the tape of a batch and the loss's place on it; raises when the loss couples records.
+            try_forward: called with the tape and the arguments of the first training forward, before it runs.
         """
-        self._verify_loss, self._verified = verify, False
+        self._following.prove, self._following.try_forward = verify, try_forward
 
-    def verify_module_with(self, verify: Callable[[], None]) -> None:
-        """Have module and loss proved by `verify` before the first training forward."""
-        self._verify_module = verify
+    def verify_module_with(self, verify: Callable[[], None], criterion: Criterion | None = None) -> None:
+        """Have module and loss proved by `verify` before the first training forward.
+
+        Args:
+            verify: raises when module or criterion couples records.
+            criterion: compared with the gradients that the loop sends to the module's output.
+        """
+        self._verify_module, self._following.criterion = verify, criterion
 
     def detach(self) -> None:
         """Give module and optimizer back as they were; later steps are the user's own again."""
@@ -124,8 +134,8 @@ class Session:
         claim(owned, self.optimizer)
         self.capture = GradientCapture(self.module, self._held)
         self.step = PrivateStep(self.capture, self.plan, self._randomness, after_step=after_step)
-        before = _Hook(self._before_forward, self.module)
-        after = _Hook(lambda _args, _kwargs, output: self._after_forward(output), self.module)
+        before = RootHook(self._before_forward, self.module)
+        after = RootHook(lambda _args, _kwargs, output: self._after_forward(output), self.module, self._after_copy)
         # Outside the capture's own hooks on the root: the recording starts before they look for it.
         first = self.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         last = self.module.register_forward_hook(after, with_kwargs=True, always_call=True)
@@ -146,31 +156,44 @@ class Session:
 
     # --- the loader ----------------------------------------------------------------------------------------------
 
-    def hand_out(self, chunk: Chunk, batch: object) -> object:
-        """Make `chunk` the current one, and return `batch` as the user gets it. An unfinished step is given up."""
+    def check_attached(self) -> None:
+        """Refuse to give out batches that nobody would make private.
+
+        Raises:
+            UnprivateStep: after `detach`.
+        """
         if self._detached:
-            return batch
+            raise UnprivateStep(
+                "loader must belong to an engine that is attached, got one after detach(): steps on its batches would "
+                "not be private. Call make_private again, or train on your own DataLoader if you want no privacy."
+            )
+
+    def hand_out(self, chunk: Chunk, batch: object, rows: int) -> object:
+        """Make `chunk` the current one, and return `batch` as the user gets it. An unfinished step is given up.
+
+        Args:
+            chunk: a part of a logical batch.
+            batch: its records, or made-up ones when it has none.
+            rows: number of records in `batch`.
+        """
+        self.check_attached()
         # Chunk k of an open batch may only follow once chunk k − 1 was stepped: otherwise it is missing from the sum.
         if self.step.is_open and not self.step.expects(chunk):
             self.step.abandon()
         self.capture.discard()
+        skipped, self._chunk = self._chunk is not None and self._started, None
+        if skipped:
+            self._following.refuse_skipped()
+        self._settings.look(begins=chunk.chunk == 0)
         if chunk.chunk == 0 and self._held_changed():
             self._release_held()
             self._capture_held(after_step=self.step.last_step)
-        self._chunk = chunk
+        self._chunk, self._rows = chunk, rows
         self._started = self._backward = False
-        self._close_tape()
-        if not self._verified:
-            self._tape = Tape(records=chunk.records, on_backward=self._on_backward)
-            batch = self._tape.inputs(batch)
-        for tensor in tensors_in(batch):
-            setattr(tensor, _TAG, (chunk.step, chunk.chunk))
+        self._texts = texts_in(batch)
+        batch = self._following.begin(batch, rows, self._on_backward)
+        mark(batch, (chunk.step, chunk.chunk))
         return batch
-
-    def _close_tape(self) -> None:
-        if self._tape is not None:
-            self._tape.is_open = False
-            self._tape = None
 
     def _current(self, call: _Call) -> Chunk:
         """The chunk that a training forward belongs to."""
@@ -183,13 +206,24 @@ class Session:
         here = (chunk.step, chunk.chunk)
         given = list(tensors_in((call.args, call.kwargs)))
         # A copy loses its tag, but what a taped tensor became is still on its tape.
-        elsewhere = any(tensor.tape is not self._tape for tensor in given if isinstance(tensor, TapedTensor))
-        if elsewhere or any(getattr(tensor, _TAG, here) != here for tensor in given):
+        elsewhere = any(tensor.tape is not self._following.tape for tensor in given if isinstance(tensor, TapedTensor))
+        if elsewhere or any(place_of(tensor) not in {None, here} for tensor in given):
             raise UnprivateStep(
                 "module must be called on the batch that the loader gave last, got an earlier or later one. Let "
                 "nothing fetch batches ahead of the loop; the DataLoader's own workers may."
             )
+        if not self._comes_from_batch(given, call):
+            raise UnprivateStep(
+                "module must be called on the loader's batch or on what torch functions made of it, got tensors from "
+                "elsewhere: records that the loader did not draw are not accounted for. Move preprocessing to the data "
+                "set or collate_fn; mark public or invented inputs with engine.public(tensor)."
+            )
         return chunk
+
+    def _comes_from_batch(self, given: list[Tensor], call: _Call) -> bool:
+        """Whether some input is known to be of this batch, or public. Others beside it (noise, positions) are free."""
+        known = any(isinstance(t, TapedTensor) or place_of(t) is not None or is_public(t) for t in given)
+        return known or any(id(leaf) in self._texts for leaf in leaves_in((call.args, dict(call.kwargs))))
 
     # --- forward and backward ------------------------------------------------------------------------------------
 
@@ -198,44 +232,79 @@ class Session:
         call = _Call(kind=kind, args=args, kwargs=kwargs)
         self._calls.append(call)
         if kind == "train":
-            self._start(self._current(call))
+            self._start(self._current(call), call)
+            call.watch = self._following.watch(args, kwargs)
         elif kind == "aside":
             call.recording = self.capture.set_aside()
         if any(isinstance(tensor, TapedTensor) for tensor in tensors_in((args, kwargs))):
             return map_tensors(plain, args), map_tensors(plain, kwargs)
         return None
 
-    def _start(self, chunk: Chunk) -> None:
+    def _start(self, chunk: Chunk, call: _Call) -> None:
         if self._started:
             return
+        tape, attempt = self._following.tape, self._following.try_forward
+        if tape is not None and attempt is not None:
+            self._put_to_proof(lambda: attempt(tape, call.args, call.kwargs))
+            self._following.try_forward = None
         if self._verify_module is not None:
             self._put_to_proof(self._verify_module)
             self._verify_module = None
-        self.step.start(chunk, scale=float(max(chunk.records, 1)) if self._mean else 1.0)
+        self.step.start(chunk, rows=self._rows, scale=float(self._rows) if self._mean else 1.0)
         self._started = True
 
     def _after_forward(self, output: object) -> object:
         call = self._calls.pop()
         if call.kind == "aside":
             self.capture.take_back(call.recording)
-        if call.kind != "train" or output is None:
+        if call.watch is not None:
+            self._end_watch(call.watch, failed=output is None)
+        chunk = self._chunk
+        if call.kind != "train" or output is None or chunk is None:
             return None
-        tracked = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        output, tracked = self._following.outputs(call.args, call.kwargs, output, bool(chunk.records))
         for tensor in tracked:
             tensor.register_hook(self._note_backward)
         # An output without a tensor that we can see is trusted to be used: a step without backward is only noise.
         self._backward = self._backward or not tracked
-        return None if self._tape is None else self._tape.note(self.module, call.args, call.kwargs, output)
+        return output
+
+    def _end_watch(self, watch: ForwardWatch, *, failed: bool) -> None:
+        if failed:
+            watch.close()
+            return
+        try:
+            watch.end()
+        except BaseException:
+            self._chunk = None
+            raise
+
+    def _after_copy(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
+        """A copy of the module may be called on anything, but must not learn from private batches."""
+        private = any(isinstance(t, TapedTensor) or place_of(t) is not None for t in tensors_in((args, kwargs)))
+        learns = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters())
+        if self._detached or self._busy or not private or not learns:
+            return
+        with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(refuse_copy)
 
     def _note_backward(self, _gradient: Tensor) -> None:
+        try:
+            self._following.arrived()
+        except UnprivateStep:
+            self._chunk = None
+            raise
         self._backward = True
 
     def _on_backward(self, tape: Tape, loss: int) -> None:
-        """Before a backward pass of the first batch: prove the loss on made-up records."""
-        if self._verify_loss is not None:
-            verify = self._verify_loss
-            self._put_to_proof(lambda: verify(tape, loss))
-            self._verified = True
+        """Before a backward pass: prove the loss on made-up records if it is a new one."""
+        try:
+            self._following.look(tape, loss, self._put_to_proof)
+        except BaseException:
+            self._chunk = None
+            raise
 
     def _put_to_proof(self, prove: Callable[[], None]) -> None:
         """Run the probe through our own hooks without taking part; after a refusal the batch can't be used."""
@@ -273,11 +342,7 @@ class Session:
             raise
 
     def _finish(self, chunk: Chunk) -> None:
-        if not self._verified:
-            raise UnprivateStep(
-                "loss must be seen before the first step, got one that could not be followed from the module's output "
-                "to loss.backward(). Pass criterion= to make_private, a function of (output, target)."
-            )
+        self._following.check_step()
         if self._held_changed():
             raise UnprivateStep(
                 "optimizer must hold the same parameters in forward and step, got a change in between. Add parameter "
@@ -293,7 +358,7 @@ class Session:
             parameter.grad = None
         if chunk.is_last:
             self.step.finish()
-        self._close_tape()
+        self._following.end()
 
 
 def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
@@ -302,27 +367,3 @@ def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
 
 def _same(one: list[nn.Parameter], other: list[nn.Parameter]) -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
-
-
-class _Hook:
-    """A hook of one module: a copy of the module carries an inert hook, and pickling drops the session."""
-
-    def __init__(self, call: Callable[..., object], module: nn.Module) -> None:
-        self._call, self._module = call, module
-
-    def __call__(self, module: nn.Module, *arguments: object) -> object:
-        return self._call(*arguments) if module is self._module else None
-
-    def __deepcopy__(self, memo: object) -> "_Hook":
-        return self
-
-    def __reduce__(self) -> tuple[object, tuple[()]]:
-        return _inert, ()
-
-
-def _inert() -> Callable[..., None]:
-    return _do_nothing
-
-
-def _do_nothing(*_: object) -> None:
-    return None

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from sordino.errors import InvalidArgument
+from sordino.training.collation import Collation
+from sordino.training.layout import Layout
 from sordino.training.structure import map_tensors
 
 __all__ = ["DatasetSource", "Source", "TensorSource", "source_of"]
@@ -66,11 +68,13 @@ class DatasetSource:
     Args:
         dataset: with ``__getitem__`` and ``__len__``.
         collate: torch's default when None. A tuple or list that it returns is unpacked into the loss's arguments.
+            It is tried on made-up items when the first batch is read: each row must come from its own record.
     """
 
     def __init__(self, dataset: Dataset[object], collate: Callable[[list[object]], object] | None = None) -> None:
         self._dataset = dataset
         self._collate = default_collate if collate is None else collate
+        self._layout: Layout | None = None
 
     def __len__(self) -> int:
         return len(cast(Sized, self._dataset))
@@ -80,8 +84,16 @@ class DatasetSource:
         return None
 
     def batch(self, indices: np.ndarray, *, device: torch.device) -> tuple[object, ...]:
-        """The collated records."""
-        batch = self._collate([self._dataset[int(index)] for index in indices])
+        """The collated records.
+
+        Raises:
+            CoupledRecords: a row of a batch depends on another record, or the batch's shape does.
+        """
+        items = [self._dataset[int(index)] for index in indices]
+        if self._layout is None:
+            self._layout = Collation(self._collate, items[0]).layout
+        batch = self._collate(items)
+        self._layout.check(batch, len(items))
         batch = map_tensors(lambda tensor: tensor.to(device), batch)
         return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 

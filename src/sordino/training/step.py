@@ -68,10 +68,14 @@ class PrivateStep:
         self._open(chunk)
         return self._capture.recording(chunk.records, scale=scale)
 
-    def start(self, chunk: Chunk, *, scale: float = 1.0) -> None:
-        """`recording` without a block: forward and backward passes are captured until `add` or `abandon`."""
+    def start(self, chunk: Chunk, *, rows: int, scale: float = 1.0) -> None:
+        """`recording` without a block: forward and backward passes are captured until `add` or `abandon`.
+
+        `rows` is the number of records in the batch that stands for the chunk: a chunk of no records may come as
+        made-up ones, which `add` leaves out.
+        """
         self._open(chunk)
-        self._capture.start(chunk.records, scale=scale)
+        self._capture.start(rows, scale=scale)
 
     def _open(self, chunk: Chunk) -> None:
         if chunk.chunk == 0 and not self.is_open:
@@ -85,11 +89,15 @@ class PrivateStep:
             raise UnprivateStep("chunk must be the next one of the open batch. Take batches from the loader in order.")
 
     def add(self, chunk: Chunk) -> None:
-        """Clip the recorded chunk's per-record gradients and add them to the sum, once."""
+        """Clip the recorded chunk's per-record gradients and add them to the sum, once.
+
+        What was recorded for a chunk of no records is the gradient of made-up ones: it is left out.
+        """
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
             raise UnprivateStep("chunk must be the one just recorded. Call `recording`, then `add`.")
         factors = self._plan.clipping.factors(self._capture.squared_bounds())
-        self._capture.add_weighted_sums(factors, into=self._sums)
+        if chunk.records:
+            self._capture.add_weighted_sums(factors, into=self._sums)
         self._capture.discard()
         self._next_chunk += 1
 

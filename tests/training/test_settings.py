@@ -1,0 +1,74 @@
+"""How many parts a logical batch had is private: schedulers must not count them."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+
+from sordino.errors import UnprivateStep
+from sordino.training.engine import PrivacyEngine
+
+
+def private(microbatch_size=4, records=12):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(TensorDataset(torch.ones(records, 3)), batch_size=records),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        microbatch_size=microbatch_size,
+        sample_rate=1.0,
+        expected_batch_size=12,
+    )
+
+
+def train(model, optimizer, loader, after_step):
+    for (features,) in loader:
+        model(features).sum(1).mean().backward()
+        optimizer.step()
+        after_step()
+
+
+SCHEDULERS = {
+    "every step": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.9),
+    "a far step": lambda optimizer: lr_scheduler.StepLR(optimizer, 1000),
+    "warm-up": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 100)),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_that_steps_with_every_part_of_a_batch_is_refused(name):
+    model, optimizer, loader = private()
+    scheduler = SCHEDULERS[name](optimizer)
+    with pytest.raises(UnprivateStep, match="ends_step"):
+        train(model, optimizer, loader, scheduler.step)
+
+
+@pytest.mark.parametrize("records", [12, 9, 3])
+def test_a_scheduler_that_steps_when_the_loader_ends_a_step_counts_logical_batches(records):
+    model, optimizer, loader = private(records=records)
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for _ in range(3):
+        train(model, optimizer, loader, lambda: scheduler.step() if loader.ends_step else None)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
+
+
+def test_a_learning_rate_set_by_hand_within_a_batch_is_refused():
+    model, optimizer, loader = private()
+
+    def lower():
+        optimizer.param_groups[0]["lr"] *= 0.9
+
+    with pytest.raises(UnprivateStep, match="settings"):
+        train(model, optimizer, loader, lower)
+
+
+def test_without_parts_a_scheduler_may_step_with_every_batch():
+    model, optimizer, loader = private(microbatch_size=None)
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for _ in range(3):
+        train(model, optimizer, loader, scheduler.step)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
