@@ -129,9 +129,9 @@ def test_data_that_can_only_be_iterated_are_refused() -> None:
 
 def test_refusals_about_the_loss_do_not_tell_how_many_records_were_drawn() -> None:
     def late(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        # Made-up records of the probe have labels 0 and 1 only and features below 1.
+        # No made-up record of the probe has this feature.
         value = losses(m, x, y)
-        return value[1:] if bool((x > 5).any()) else value
+        return value[1:] if bool((x == 7).any()) else value
 
     x, y = data()
     x[:, 0] = 7
@@ -139,3 +139,33 @@ def test_refusals_about_the_loss_do_not_tell_how_many_records_were_drawn() -> No
     with pytest.raises(LossShapeError) as caught:
         fit(net(), late, (x, y), plan, progress=False)
     assert not any(character.isdigit() for character in str(caught.value))
+
+
+class Initialised(nn.Module):
+    """Writes its bias once, from the batch that comes after a number of calls."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.layer, self.calls, self.after = nn.Linear(4, 2), 0, after
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == self.after + 1:
+            self.layer.bias.data.copy_(x.detach().mean(0)[:2])
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_model_that_stores_records_is_refused_and_put_back(after: int) -> None:
+    assert refused(Initialised(after), losses, CoupledRecords)
+
+
+def test_a_model_that_stores_real_records_only_is_found_in_its_first_steps() -> None:
+    class Ordinary(Initialised):
+        def forward(self, x: Tensor) -> Tensor:
+            # Made-up features are never exactly the data's.
+            if len(x) and bool((x[0] == torch.arange(40.0).view(10, 4) / 40).all(1).any()):
+                self.layer.bias.data.copy_(x.detach().mean(0)[:2])
+            return self.layer(x)
+
+    assert "bias" in refused(Ordinary(0), losses, CoupledRecords)

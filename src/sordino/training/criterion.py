@@ -1,29 +1,26 @@
 """The loss of a drop-in loop, put to the independence probe (floor 3): followed on a tape, or given as a function."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
-from sordino.errors import InvalidArgument, SordinoError
+from sordino.errors import InvalidArgument, RecordCountMismatch, SordinoError
 from sordino.gradients import GradientCapture
-from sordino.training.probe import check_records_are_independent
+from sordino.training.arrival import Criterion
+from sordino.training.calls import map_values
+from sordino.training.determinism import Chance
+from sordino.training.indices import IndicesChecked
+from sordino.training.probe import check_records_are_independent, refuse_renormalised_tables, without_traces
 from sordino.training.structure import tensors_in
+from sordino.training.synthetic import INTEGER_PATTERNS, Poison, SyntheticRecords
 from sordino.training.tape import Tape
+from sordino.training.taped import TapedTensor
 
-__all__ = ["Criterion", "ProbeOptions", "check_criterion", "check_taped_loss", "may_be_empty"]
+__all__ = ["Criterion", "ProbeOptions", "check_criterion", "check_taped_loss", "try_forward"]
 
-Criterion = Callable[[Tensor, Tensor], Tensor]
-"""A loss as a function of (output, target)."""
-
-# A run of a million steps meets an event of this probability once in a billion runs.
-_NEVER = 1e-15
-
-
-def may_be_empty(expected_batch_size: float) -> bool:
-    """Whether a Poisson batch of this expected size can be empty in practice: (1 − q)ᴺ ≤ exp(−q N)."""
-    return math.exp(-expected_batch_size) > _NEVER
+_RECORDS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +71,69 @@ def check_taped_loss(
         check()
 
 
+def try_forward(
+    module: nn.Module,
+    tape: Tape,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    structure: object,
+    options: ProbeOptions,
+) -> None:
+    """Call the module on made-up records in place of `args`, before it sees the first real ones.
+
+    Whether records are independent is seen later, with the loss; but what a module would store must not be real.
+
+    Args:
+        module: in the mode in which it will be trained, without a recording.
+        tape: notes of the first batch so far.
+        args: taped arguments of the module.
+        kwargs: arguments by name.
+        structure: a batch with no rows.
+        options: which records to use.
+
+    Raises:
+        CoupledRecords: the module changes its parameters or buffers.
+        UnsupportedModule: an embedding rewrites the rows that are looked up.
+        RecordCountMismatch: some records decide how many are given to the module.
+    """
+    refuse_renormalised_tables(module)
+    given = [tensor for tensor in tensors_in((args, dict(kwargs))) if isinstance(tensor, TapedTensor)]
+    example = list(tensors_in(options.public_batch))
+    poisons = (None, Poison(integers=-1), Poison(floats=torch.nan))
+    sizes: list[list[torch.Size]] = []
+
+    def call(made_up: SyntheticRecords, poison: Poison | None) -> None:
+        Chance().start()
+        inputs = list(tensors_in(made_up.batch(range(_RECORDS), poison=poison)))
+        values = tape.replay_all([tensor.slot for tensor in given], inputs, records=_RECORDS)
+
+        def value_of(leaf: object) -> object:
+            return values[leaf.slot] if isinstance(leaf, TapedTensor) else leaf
+
+        made = [values[tensor.slot] for tensor in given]
+        sizes.append([tensor.shape[:1] for tensor in made if isinstance(tensor, Tensor)])
+        arguments, named = map_values(value_of, args), map_values(value_of, dict(kwargs))
+        assert isinstance(arguments, tuple)
+        assert isinstance(named, dict)
+        with IndicesChecked():
+            module(*arguments, **named)
+
+    with without_traces(module):
+        for pattern in INTEGER_PATTERNS:
+            records = (structure, tape.outside_inputs())
+            made_up = SyntheticRecords(records, rows=0, count=_RECORDS, pattern=pattern, example=example)
+            for poison in poisons:
+                # What fails on made-up records is told with the loss, or doesn't take such values.
+                try:
+                    call(made_up, poison)
+                except SordinoError:
+                    raise
+                except Exception:  # noqa: S112
+                    continue
+            _refuse_choice(sizes)
+            sizes.clear()
+
+
 def check_criterion(
     module: nn.Module, capture: GradientCapture, criterion: Criterion, structure: object, options: ProbeOptions
 ) -> None:
@@ -88,6 +148,15 @@ def check_criterion(
         return criterion(module(*batch[:-1]), batch[-1])
 
     _probe(module, capture, structure, run, options)
+
+
+def _refuse_choice(sizes: list[list[torch.Size]]) -> None:
+    """Refuse inputs whose number of rows changed with the values of one record."""
+    if any(size != sizes[0] for size in sizes[1:]):
+        raise RecordCountMismatch(
+            "module must be called on all records of the batch, got a part of them that their values decide. Give the "
+            "module the whole batch, and weight the losses of the records that don't count with 0."
+        )
 
 
 def _probe(

@@ -92,9 +92,17 @@ class Observer:
                 loss = self._run(batch)
             self._check_shape(loss, count)
             total = loss.sum()
-            self._check_leaves(total, count)
+            self._check_parameters(total)
+            # Leaves of the capture's own get no gradient; another tensor that gets one learns.
+            others = [leaf for leaf in foreign_leaves(total) if not isinstance(leaf, nn.Parameter)]
+            before = [leaf.grad for leaf in others]
             if total.requires_grad:
                 total.backward()
+            for leaf, gradient in zip(others, before, strict=True):
+                got, leaf.grad = leaf.grad, gradient
+                by_record = leaf.dim() > 0 and leaf.size(0) == count
+                if got is not gradient and got is not None and bool(got.any()) and not by_record:
+                    raise learner_outside(leaf)
         norms = self._capture.squared_norms().sqrt()
         sums: dict[nn.Parameter, Tensor] = {}
         self._capture.add_weighted_sums(weights.to(norms.device, norms.dtype), into=sums)
@@ -107,18 +115,15 @@ class Observer:
             divides_by_targets=watch.divides_by_targets,
         )
 
-    def _check_leaves(self, total: Tensor, count: int) -> None:
+    def _check_parameters(self, total: Tensor) -> None:
         names = self._capture.uncaptured_uses(total)
         if names:
             raise UncapturedParameter(
                 f"{', '.join(names)} must be used through a captured layer only, got another use. Call the layer "
                 "itself rather than reading its parameter, and keep penalties on parameters out of the loss."
             )
-        # The one leaf of the capture's own stands for a layer's parameters, which are switched off.
-        anchor = getattr(self._capture, "_anchor", None)
         for leaf in foreign_leaves(total):
-            by_record = not isinstance(leaf, nn.Parameter) and leaf.dim() > 0 and leaf.size(0) == count
-            if leaf is not anchor and leaf not in self._own and not by_record:
+            if isinstance(leaf, nn.Parameter) and leaf not in self._own:
                 raise learner_outside(leaf)
 
     def _check_shape(self, loss: Tensor, count: int) -> None:

@@ -1,73 +1,34 @@
-"""What the user's loop does between a batch and ``loss.backward()``, written down once and replayed (floor 3).
+"""What the user's loop does between a batch and ``loss.backward()``, written down and replayed (floor 3).
 
-The loss of a drop-in loop is the user's own code. To find out whether it couples records, the first batch is handed
-out as tensors that note every torch function applied to them; the notes are then run again on made-up records.
-Afterwards batches are plain tensors and nothing is noted any more.
+The loss of a drop-in loop is the user's own code. To find out whether it couples records, every batch is handed out as
+tensors that note each torch function applied to them; the notes are run again on made-up records whenever the loop
+does something it did not do before.
 """
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from sordino.errors import CoupledRecords, UnprivateStep
-from sordino.training.structure import leaves_in, map_leaves, map_tensors, tensors_in
+from sordino.training.calls import Call, Slot, Stale, changes_in_place, map_values
+from sordino.training.decisions import refuse_decision
+from sordino.training.outsiders import counts_records, memory_of, says_nothing
+from sordino.training.structure import map_tensors, tensors_in
+from sordino.training.tainted import TaintedFloat, TaintedInt, tainted, untainted
+from sordino.training.taped import TapedTensor, not_noting, plain, scaler_refusal
 
 __all__ = ["Tape", "TapedTensor", "plain", "scaler_refusal"]
 
-_HOW_TO_DECLARE = "Pass the loss to make_private as criterion=, a function of (output, target)"
-# How far up the stack a gradient scaler's own frame is from the multiplication it makes.
-_SCALER_DEPTH = 8
-_READS = frozenset({"item", "__float__", "__int__", "__index__"})
-# What torch does in another way, or not at all, for subclasses.
-_OF_PLAIN_TENSORS = frozenset({"__format__", "__repr__", "__reduce_ex__", "__deepcopy__"})
-_ARITHMETIC = frozenset(
-    f"{before}{name}{after}"
-    for name in ("div", "truediv", "true_divide", "divide", "mul", "multiply", "floordiv")
-    for before, after in (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
-)
-
-
-class RecordCount(int):
-    """The number of records, read from a taped tensor's shape: it takes another value in a replay."""
-
-    __slots__ = ()
-
-
-class _Slot:
-    """A value's place on the tape. Not a dataclass: those are containers to `map_leaves`."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Call:
-    """One noted call. `results` holds the slot of each tensor in the result, in order."""
-
-    function: Callable[..., object]
-    args: object
-    kwargs: object
-    results: tuple[int, ...]
-    grad_enabled: bool
-    autocast: tuple[str, torch.dtype] | None
-
-    def run(self, value_of: Callable[[object], object]) -> object:
-        """Call again with the values of a replay."""
-        args = map_leaves(value_of, self.args)
-        kwargs = map_leaves(value_of, self.kwargs)
-        assert isinstance(args, tuple)
-        assert isinstance(kwargs, dict)
-        with ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
-            if self.autocast is not None:
-                stack.enter_context(torch.autocast(self.autocast[0], dtype=self.autocast[1]))
-            return self.function(*args, **kwargs)
+HOW_TO_DECLARE = "Pass the loss to make_private as criterion=, a function of (output, target)"
+# How the bare values of a tensor are read: into Python numbers, into truth, into other memory.
+_NUMBERS = frozenset({"__float__", "__int__", "__index__", "__complex__"})
+_TRUTHS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
+_ESCAPES = frozenset({"numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "storage", "__dlpack__"})
+# Their results have values that no record has a part in.
+_SHAPES_ONLY = frozenset(
+    f"{name}{kind}" for name in ("ones", "zeros", "empty", "full", "rand", "randn", "randint") for kind in ("_like",)
+) | {"new_ones", "new_zeros", "new_empty", "new_full"}
 
 
 class Tape:
@@ -79,68 +40,98 @@ class Tape:
 
     Attributes:
         is_open: whether calls are noted.
+        is_passing: whether a backward pass is running from losses that `on_backward` has seen.
+        was_read: whether a bare number was read from it.
         outside_is_constant: whether tensors that did not come with the batch are the same for all batches; by default
             one with a row a record counts as an input.
     """
 
     def __init__(self, records: int, on_backward: Callable[["Tape", int], None]) -> None:
+        self.records = records
         self.is_open = True
-        self.outside_is_constant = False
-        self._records = records
+        self.is_passing = self.was_read = self.outside_is_constant = False
         self._on_backward = on_backward
-        self._calls: list[_Call] = []
-        self._slots = 0
+        self._calls: list[Call] = []
+        self._slots = self._places = 0
         self._inputs: list[int] = []
-        self._adopted: dict[int, tuple[Tensor, int]] = {}
-        self._read: set[float] = set()
+        # Tensors that did not come with the batch: with a slot if they have a row a record, and the place of first use.
+        self._outside: dict[int, tuple[Tensor, int | None, int]] = {}
+        self._read: list[tuple[int, float]] = []
+        self._escaped: int | None = None
+        self._nodes: dict[int, object] = {}
+        self._memory: dict[int, int] = {}
 
     # --- noting --------------------------------------------------------------------------------------------------
 
     def inputs(self, batch: object) -> object:
         """The batch as taped tensors; its tensors are the first inputs of a replay."""
-        with _not_noting():
+        with not_noting():
             taped = map_tensors(self._wrap, batch)
         self._inputs = [slot for tensor in tensors_in(taped) if (slot := self._slot_of(tensor)) is not None]
         return taped
+
+    def close(self) -> None:
+        """Note nothing more, and let go of what was noted."""
+        self.is_open = False
+        self._calls.clear()
+        self._outside.clear()
+        self._nodes.clear()
 
     def note(
         self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
     ) -> object:
         """Note a call and return its result as taped tensors."""
-        with _not_noting():
-            return self._note(function, args, kwargs, result) if self.is_open else result
+        with not_noting():
+            if not any(True for _ in tensors_in(result)) and result is not None:
+                return self._note_value(function, args, kwargs, result)
+            if not self.is_open:
+                return map_tensors(self._wrap, result)
+            return self._note_call(function, args, kwargs, result)
 
-    def _note(
+    def _note_call(
         self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
     ) -> object:
-        device = next((tensor.device.type for tensor in tensors_in((args, dict(kwargs)))), "cpu")
-        noted_args, noted_kwargs = map_leaves(self._note_value, args), map_leaves(self._note_value, dict(kwargs))
+        given = list(tensors_in((args, dict(kwargs))))
+        device = given[0].device.type if given else "cpu"
+        noted = map_values(self._noted, args), map_values(self._noted, dict(kwargs))
+        writes = changes_in_place(function) and bool(given)
+        broken = any(self._is_broken(tensor) for tensor in given if not (writes and tensor is given[0]))
         taped = map_tensors(self._wrap, result)
-        results = tuple(slot for tensor in tensors_in(taped) if (slot := self._slot_of(tensor)) is not None)
-        if results or result is None:
-            enabled = torch.is_autocast_enabled(device)
-            call = _Call(
+        name = getattr(function, "__name__", "")
+        for tensor in tensors_in(taped):
+            if isinstance(tensor, TapedTensor) and (name in _SHAPES_ONLY):
+                tensor.keeps_values = False
+        # An argument that was changed in place has another node now.
+        for tensor in [*tensors_in(taped), *(given if writes else ())]:
+            slot = self._slot_of(tensor)
+            if slot is not None:
+                self._nodes[slot] = tensor.grad_fn
+        self._calls.append(
+            Call(
                 function=function,
-                args=noted_args,
-                kwargs=noted_kwargs,
-                results=results,
+                args=noted[0],
+                kwargs=noted[1],
+                results=tuple(slot for tensor in tensors_in(taped) if (slot := self._slot_of(tensor)) is not None),
+                place=self._next_place(),
                 grad_enabled=torch.is_grad_enabled(),
-                autocast=(device, torch.get_autocast_dtype(device)) if enabled else None,
+                autocast=(device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
+                writes=memory_of(given[0]) if writes else None,
+                is_broken=broken,
             )
-            self._calls.append(call)
-            return taped
-        return self._note_number(function, args, result)
+        )
+        return taped
 
-    def before_backward(self, loss: "TapedTensor") -> None:
-        """Let the owner of the tape look at the loss."""
-        if self.is_open:
-            self._on_backward(self, loss.slot)
+    def _next_place(self) -> int:
+        self._places += 1
+        return self._places
 
     def _wrap(self, tensor: Tensor) -> Tensor:
-        if self._slot_of(tensor) is not None:
+        if isinstance(tensor, TapedTensor) and tensor.tape is self:
             return tensor
         taped = plain(tensor).as_subclass(TapedTensor)
-        taped.tape, taped.slot = self, self._new_slot()
+        taped.tape, taped.slot, taped.keeps_values = self, self._new_slot(), True
+        self._memory[taped.slot] = memory_of(tensor)
+        self._nodes[taped.slot] = tensor.grad_fn
         return taped
 
     def _new_slot(self) -> int:
@@ -150,42 +141,190 @@ class Tape:
     def _slot_of(self, value: object) -> int | None:
         return value.slot if isinstance(value, TapedTensor) and value.tape is self else None
 
-    def _note_value(self, value: object) -> object:
+    def _is_broken(self, tensor: Tensor) -> bool:
+        """Whether autograd knows of something that happened to the tensor and the tape doesn't."""
+        slot = self._slot_of(tensor)
+        if not tensor.requires_grad:
+            return False
+        return tensor.grad_fn is not (None if slot is None else self._nodes.get(slot))
+
+    def _noted(self, value: object) -> object:
         slot = self._slot_of(value)
         if slot is not None:
-            return _Slot(slot)
-        if isinstance(value, Tensor) and value.dim() and value.size(0) == self._records and not value.requires_grad:
-            return _Slot(self._adopt(value))
-        return value
+            return Slot(slot)
+        if isinstance(value, TaintedFloat | TaintedInt):
+            if value.source is not self:
+                return Stale()
+            return untainted(value) if value.slot is None else Slot(value.slot)
+        if not isinstance(value, Tensor):
+            return value
+        if isinstance(value, TapedTensor):
+            if value.keeps_values:
+                return Stale()
+            value = plain(value)
+        if id(value) not in self._outside:
+            rowed = value.dim() > 0 and value.size(0) == self.records and not value.requires_grad
+            self._outside[id(value)] = (value, self._new_slot() if rowed else None, self._next_place())
+        slot = self._outside[id(value)][1]
+        return value if slot is None else Slot(slot)
 
-    def _adopt(self, value: Tensor) -> int:
-        """A tensor from outside the tape with one row a record (a target that went through numpy): an input too."""
-        if id(value) not in self._adopted:
-            self._adopted[id(value)] = (value, self._new_slot())
-        return self._adopted[id(value)][1]
+    # --- values that leave the tape ------------------------------------------------------------------------------
 
-    def _note_number(self, function: Callable[..., object], args: tuple[object, ...], result: object) -> object:
+    def _note_value(
+        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
+    ) -> object:
         name = getattr(function, "__name__", "")
         owner = getattr(getattr(function, "__self__", None), "__name__", "")
-        if isinstance(result, torch.Size) and result and result[0] == self._records and owner == "shape":
-            return torch.Size((RecordCount(result[0]), *result[1:]))
-        if name == "size" and isinstance(result, int) and args[1:] == (0,) and result == self._records:
-            return RecordCount(result)
-        if name == "size" and isinstance(result, torch.Size) and result and result[0] == self._records:
-            return torch.Size((RecordCount(result[0]), *result[1:]))
-        # Small whole numbers are on every line of code and would be taken for numbers read from the batch.
-        if isinstance(result, float | int) and name in _READS and float(result) not in {-1.0, 0.0, 1.0, 2.0}:
-            self._read.add(float(result))
+        counted = name in {"size", "numel", "nelement"} or owner == "shape"
+        first = args[0] if args else None
+        if counted and isinstance(first, Tensor):
+            return self._note_size(first, args[1:], kwargs, result, name)
+        if name in _TRUTHS or (name == "item" and isinstance(result, bool)):
+            self.decide(counts=False)
+        elif name in _NUMBERS and isinstance(result, float | int):
+            self.read(result)
+        elif name in _ESCAPES:
+            self.was_read = True
+            self._escaped = self._next_place() if self._escaped is None else self._escaped
+        elif name == "item":
+            self.was_read = True
+            return self.note_number(function, args, result)
         return result
 
-    # --- replaying -----------------------------------------------------------------------------------------------
+    def _note_size(
+        self,
+        tensor: Tensor,
+        given: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        result: object,
+        name: str,
+    ) -> object:
+        """Sizes in which the number of records has a part: they take other values in a replay."""
+        if not tensor.dim() or tensor.size(0) != self.records:
+            return result
+        if isinstance(result, torch.Size):
+            return torch.Size((self._note_count(_rows, tensor, result[0]), *result[1:]))  # pyright: ignore[reportArgumentType]
+        if name == "size":
+            place = given[0] if given else kwargs.get("dim")
+            return self._note_count(_rows, tensor, result) if place in {0, -tensor.dim()} else result
+        return self._note_count(Tensor.numel, tensor, result)
+
+    def _note_count(self, function: Callable[..., object], tensor: Tensor, result: object) -> object:
+        return self.note_number(function, (tensor,), result, counts=True)
+
+    def note_number(
+        self, function: Callable[..., object], args: tuple[object, ...], result: object, *, counts: bool = False
+    ) -> object:
+        """Note a computation whose result is a number."""
+        if not self.is_open:
+            return result if counts else tainted(result, self, None)
+        with not_noting():
+            slot = self._new_slot()
+            self._calls.append(
+                Call(
+                    function=function,
+                    args=map_values(self._noted, args),
+                    kwargs={},
+                    results=(slot,),
+                    place=self._next_place(),
+                    grad_enabled=False,
+                    autocast=None,
+                    is_number=True,
+                )
+            )
+        return tainted(result, self, slot, counts=counts)
+
+    def decide(self, *, counts: bool) -> None:
+        """A comparison is being made: refused in the loop's own code, unless it is about sizes."""
+        if self.is_open and not counts:
+            self.was_read = True
+            refuse_decision()
+
+    def read(self, value: float) -> None:
+        """The bare number is being read."""
+        self.was_read = True
+        # Small whole numbers are on every line of code and would be taken for numbers read from the batch.
+        if self.is_open and value not in {-1.0, 0.0, 1.0, 2.0}:
+            self._read.append((self._next_place(), float(value)))
+
+    # --- backward ------------------------------------------------------------------------------------------------
+
+    def backward(self, losses: Sequence[TapedTensor], run: Callable[[], object]) -> object:
+        """Let the owner of the tape look at the losses, then run the backward pass."""
+        for loss in losses:
+            if self._is_broken(loss):
+                raise not_followed()
+            self._on_backward(self, loss.slot)
+        self.is_passing = True
+        try:
+            return run()
+        finally:
+            self.is_passing = False
 
     def outside_inputs(self) -> tuple[Tensor, ...]:
         """The structure, with no rows, of the inputs that did not come with the batch."""
-        return tuple(value[:0] for value, _ in self._adopted.values() if self._has_rows(value))
+        return tuple(value[:0] for value, _ in self._rowed())
 
-    def _has_rows(self, value: Tensor) -> bool:
-        return not self.outside_is_constant and not _counts_records(value)
+    def _rowed(self) -> list[tuple[Tensor, int]]:
+        """Tensors from outside with a row a record, and their slots: inputs too."""
+        return [
+            (value, slot)
+            for value, slot, _ in self._outside.values()
+            if slot is not None and not self.outside_is_constant and not counts_records(value)
+        ]
+
+    def form(self, loss: int) -> tuple[Hashable, tuple[float, ...]]:
+        """What leads to the loss, without values; and the constants in it that may have been made from bare values."""
+        names: dict[int, int] = {slot: -place - 1 for place, slot in enumerate(self._inputs)}
+        calls = self._needed_for([loss])
+        for call in calls:
+            for slot in call.results:
+                names.setdefault(slot, len(names))
+        late = [call for call in calls if self._escaped is not None and call.place > self._escaped]
+        return (
+            (names.get(loss), *(call.form(names) for call in calls)),
+            tuple(number for call in late for number in call.numbers()),
+        )
+
+    def check(self, loss: int) -> None:
+        """Refuse what a replay can't tell about: values of other batches, bare numbers, parts off the tape.
+
+        Raises:
+            CoupledRecords: the loss depends on an earlier batch, or on values read from the batch.
+            UnprivateStep: a part of the loss can't be followed.
+        """
+        for call in self._needed_for([loss]):
+            inputs = list(call.inputs())
+            if any(isinstance(leaf, Stale) for leaf in inputs):
+                raise CoupledRecords(
+                    "loss must be made of one batch, got a tensor or number of an earlier batch (a moving average, a "
+                    "centre, a hidden state, a queue). What is kept from records to the next step is without noise: "
+                    "use a public constant, or keep it from what the trained model gives on public records."
+                )
+            if call.is_broken and call.grad_enabled:
+                raise not_followed()
+            read = {value for place, value in self._read if place < call.place}
+            if read.intersection(call.numbers()):
+                raise CoupledRecords(
+                    "loss must be made of tensors, got a number that was read from the batch (float(), int()). Keep it "
+                    "a tensor, or use a public constant."
+                )
+            self._check_outside(inputs)
+
+    def _check_outside(self, inputs: Sequence[object]) -> None:
+        escaped = self._escaped
+        if escaped is None:
+            return
+        late = [(value, slot) for value, slot, place in self._outside.values() if place > escaped]
+        by_slot = {slot: value for value, slot in late}
+        for leaf in inputs:
+            value = by_slot.get(leaf.number) if isinstance(leaf, Slot) else leaf
+            if any(value is other for other, _ in late) and isinstance(value, Tensor) and not says_nothing(value):
+                raise CoupledRecords(
+                    "loss must be made of torch tensors, got a tensor from elsewhere after values of the batch were "
+                    "read into numpy or lists: it may have been computed from other records. Stay with tensors up to "
+                    "the loss, compute metrics after it, or make targets and weights in the data set."
+                )
 
     def replay(self, loss: int, inputs: Sequence[Tensor], *, records: int) -> Tensor:
         """Run the calls that the loss at place `loss` depends on, on other inputs.
@@ -198,115 +337,52 @@ class Tape:
         Raises:
             UnprivateStep: the batch's structure is not the noted one.
         """
-        outside = [(value, slot) for value, slot in self._adopted.values()]
-        places = [*self._inputs, *(slot for value, slot in outside if self._has_rows(value))]
-        if len(places) != len(inputs):
-            raise UnprivateStep(
-                "batches must have the structure that the first record gives them, got another number of tensors. "
-                f"Let collate_fn build every batch alike. {_HOW_TO_DECLARE}."
-            )
-        values: dict[int, object] = dict(zip(places, inputs, strict=True))
-        for value, slot in outside:
-            if not self._has_rows(value):
-                values[slot] = torch.arange(records, device=value.device, dtype=value.dtype)
-                if self.outside_is_constant:
-                    values[slot] = value
-
-        def value_of(noted: object) -> object:
-            if isinstance(noted, _Slot):
-                return values[noted.number]
-            return records if isinstance(noted, RecordCount) else noted
-
-        for call in self._needed_for(loss):
-            result = call.run(value_of)
-            values.update(zip(call.results, tensors_in(result), strict=False))
-        value = values[loss]
+        value = self.replay_all([loss], inputs, records=records)[loss]
         assert isinstance(value, Tensor)
         return value
 
-    def _needed_for(self, loss: int) -> Iterator[_Call]:
-        """The calls that can change the loss: backwards from it, and every in-place call."""
-        needed, kept = {loss}, []
+    def replay_all(self, wanted: Sequence[int], inputs: Sequence[Tensor], *, records: int) -> dict[int, object]:
+        """`replay` for several values at once, by place."""
+        places = [*self._inputs, *(slot for _, slot in self._rowed())]
+        if len(places) != len(inputs):
+            raise UnprivateStep(
+                "batches must have the structure that the first record gives them, got another number of tensors. "
+                f"Let collate_fn build every batch alike. {HOW_TO_DECLARE}."
+            )
+        values: dict[int, object] = dict(zip(places, inputs, strict=True))
+        for value, slot, _ in self._outside.values():
+            if slot is not None and slot not in values:
+                rows = torch.arange(records, device=value.device, dtype=value.dtype)
+                values[slot] = value if self.outside_is_constant else rows
+
+        def value_of(noted: object) -> object:
+            return values[noted.number] if isinstance(noted, Slot) else noted
+
+        for call in self._needed_for(wanted):
+            result = call.run(value_of)
+            values.update(zip(call.results, [result] if call.is_number else tensors_in(result), strict=False))
+        return values
+
+    def _needed_for(self, wanted: Sequence[int]) -> list[Call]:
+        """The calls that can change the values: backwards from them, with every change of memory they lie in."""
+        needed, kept = set(wanted), []
+        memory = {self._memory[slot] for slot in needed if slot in self._memory}
         for call in reversed(self._calls):
-            if needed.intersection(call.results) or _changes_in_place(call.function):
+            if needed.intersection(call.results) or call.writes in memory:
                 kept.append(call)
-                inputs = [*leaves_in(call.args), *leaves_in(call.kwargs)]
-                needed.update(leaf.number for leaf in inputs if isinstance(leaf, _Slot))
-                if getattr(call.function, "__name__", "") in _ARITHMETIC and self._read.intersection(
-                    float(leaf) for leaf in inputs if isinstance(leaf, float | int)
-                ):
-                    raise CoupledRecords(
-                        "loss must be made of tensors only, got a number that was read from the batch (.item(), "
-                        "float()). Keep it a tensor, or divide by a public constant."
-                    )
-        return reversed(kept)
+                slots = [leaf.number for leaf in call.inputs() if isinstance(leaf, Slot)]
+                needed.update(slots)
+                memory.update(self._memory[slot] for slot in slots if slot in self._memory)
+        return kept[::-1]
 
 
-def _changes_in_place(function: Callable[..., object]) -> bool:
-    name = getattr(function, "__name__", "")
-    return name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-
-
-def _counts_records(value: Tensor) -> bool:
-    """Whether it is 0, 1, 2, …: positions of records, which say nothing about them."""
-    integer = not value.dtype.is_floating_point and not value.dtype.is_complex and value.dtype != torch.bool
-    return value.dim() == 1 and integer and bool((value == torch.arange(len(value), device=value.device)).all())
-
-
-class TapedTensor(Tensor):
-    """A tensor of the first batch; every function applied to it is noted on its tape."""
-
-    tape: Tape
-    slot: int
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        kwargs = kwargs or {}
-        tapes = [tensor.tape for tensor in tensors_in((args, dict(kwargs))) if isinstance(tensor, TapedTensor)]
-        if func is Tensor.backward and isinstance(args[0], TapedTensor):
-            args[0].tape.before_backward(args[0])
-        elif getattr(func, "__name__", "") in {"mul", "__mul__"}:
-            _refuse_scaler()
-        if getattr(func, "__name__", "") in _OF_PLAIN_TENSORS:
-            return func(*(plain(arg) if isinstance(arg, Tensor) else arg for arg in args), **kwargs)
-        with _not_noting():
-            result = func(*args, **kwargs)
-        open_tapes = [tape for tape in tapes if tape.is_open]
-        return open_tapes[0].note(func, args, kwargs, result) if open_tapes else result
-
-
-def _not_noting() -> AbstractContextManager[None]:
-    """Inside, taped tensors behave as ordinary ones."""
-    return torch._C.DisableTorchFunctionSubclass()  # pyright: ignore[reportPrivateUsage]
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """The same tensor without notes; autograd sees no difference."""
-    if not isinstance(tensor, TapedTensor):
-        return tensor
-    with _not_noting():
-        return tensor.as_subclass(Tensor)
-
-
-def scaler_refusal() -> UnprivateStep:
-    """What is raised when a dynamic loss scaler takes part."""
+def not_followed() -> UnprivateStep:
+    """What is raised when a loss, or a part of it, is made by something that torch functions don't show."""
     return UnprivateStep(
-        "loss must not be scaled by a GradScaler: it skips steps when a record's gradient overflows, which tells about "
-        "the record. Use torch.autocast with bfloat16, without a scaler."
+        "loss must be seen before the step, got one with a part that could not be followed from the module's output to "
+        f"loss.backward(). {HOW_TO_DECLARE}."
     )
 
 
-def _refuse_scaler() -> None:
-    frame = inspect.currentframe()
-    for _ in range(_SCALER_DEPTH):
-        if frame is None:
-            return
-        if isinstance(frame.f_locals.get("self"), torch.amp.GradScaler):
-            raise scaler_refusal()
-        frame = frame.f_back
+def _rows(tensor: Tensor) -> int:
+    return tensor.size(0)

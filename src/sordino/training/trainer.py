@@ -29,6 +29,7 @@ from sordino.randomness import Randomness
 from sordino.sampling import Chunk, split
 from sordino.training.averaging import Averaging, WeightAverage
 from sordino.training.display import ProgressLine
+from sordino.training.following import ForwardWatch, compares_values
 from sordino.training.guard import claim, is_claimed, release
 from sordino.training.plan import Performance, Plan
 from sordino.training.probe import check_records_are_independent
@@ -182,6 +183,7 @@ class _Run:
         self._done = self._charged = 0
         self._interrupted = False
         self._probed = False
+        self._chunks = 0
 
     def train(
         self,
@@ -245,7 +247,14 @@ class _Run:
             step.add(chunk)
 
     def _losses(self, chunk: Chunk, batch: tuple[object, ...]) -> Tensor:
-        losses = self._loss(self._model, *batch)
+        watch = ForwardWatch(self._model, chunk.records, values=compares_values(self._chunks))
+        self._chunks += 1
+        try:
+            losses = self._loss(self._model, *batch)
+        except BaseException:
+            watch.close()
+            raise
+        watch.end()
         if not isinstance(losses, Tensor) or losses.dim() != 1:
             got = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else type(losses).__name__
             raise LossShapeError(

@@ -1,0 +1,195 @@
+"""The user's loop, followed from batch to step (floor 3): which losses were proved, what the module stored, whether a
+gradient came from anywhere else.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import ExitStack
+
+from torch import Tensor, nn
+
+from sordino.errors import CoupledRecords, UnprivateStep
+from sordino.training.arrival import Arrival, Criterion
+from sordino.training.losses import DividedByRecords
+from sordino.training.observation import foreign_leaves, learner_outside
+from sordino.training.state import ModuleState
+from sordino.training.structure import tensors_in
+from sordino.training.tape import Tape, not_followed
+from sordino.training.taped import not_noting
+
+__all__ = ["Following", "ForwardWatch", "Prove", "TryForward", "compares_values"]
+
+Prove = Callable[[Tape, int], None]
+"""Proves the loss at a place of a tape on made-up records, or raises."""
+
+TryForward = Callable[[Tape, tuple[object, ...], Mapping[str, object]], None]
+"""Tries the module on made-up records in place of the arguments of its first call, or raises."""
+
+# The module's values are compared in this many first batches, and then whenever their number is a power of two.
+_FIRST = 3
+
+
+def compares_values(batches: int) -> bool:
+    """Whether the module's values are compared in a batch that comes after this many."""
+    return batches < _FIRST or batches & (batches - 1) == 0
+
+
+class ForwardWatch:
+    """A training forward of the root module: classification losses count records, and nothing is stored.
+
+    Args:
+        module: the root.
+        rows: number of records.
+        values: whether to compare values, or only what torch's own counts tell.
+    """
+
+    def __init__(self, module: nn.Module, rows: int, *, values: bool) -> None:
+        self._state = ModuleState(module, values=values)
+        self._stack = ExitStack()
+        self._stack.enter_context(DividedByRecords(records=rows))
+
+    def close(self) -> None:
+        """End the watch without looking: the forward pass failed."""
+        self._stack.close()
+
+    def end(self) -> None:
+        """End the watch.
+
+        Raises:
+            CoupledRecords: the module stored something; its values are put back where they were kept.
+        """
+        self._stack.close()
+        self._state.refuse_changes()
+
+
+class Following:
+    """Follows a loop with the private batches of one module.
+
+    Guarantee: while `prove` is set, every gradient that reached the module's outputs in a batch came from losses whose
+    form was proved, made of that batch alone. With a declared criterion, the first batches' gradients are compared
+    with the criterion's own.
+
+    Args:
+        module: the root module.
+
+    Attributes:
+        prove: proves a loss of the loop; None with a declared criterion.
+        try_forward: tries the module on made-up records before its first real forward; None with a criterion.
+        criterion: the declared criterion.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.prove: Prove | None = None
+        self.try_forward: TryForward | None = None
+        self.criterion: Criterion | None = None
+        self.tape: Tape | None = None
+        self._module = module
+        self._rows = self._batches = 0
+        self._known: dict[Hashable, tuple[float, ...]] = {}
+        self._is_proved = False
+        self._target: Tensor | None = None
+        self._arrivals: list[Arrival] = []
+
+    # --- batches -------------------------------------------------------------------------------------------------
+
+    def begin(self, batch: object, rows: int, on_backward: Callable[[Tape, int], None]) -> object:
+        """The batch as its loop gets it."""
+        self.end()
+        self._batches += 1
+        self._rows, self._is_proved = rows, False
+        if self.criterion is not None and self._batches <= _FIRST and isinstance(batch, tuple | list):
+            last = batch[-1]
+            self._target = last.clone() if isinstance(last, Tensor) else None
+        self.tape = Tape(records=rows, on_backward=on_backward)
+        return self.tape.inputs(batch)
+
+    def end(self) -> None:
+        """The batch is over."""
+        self._arrivals, self._target = [], None
+        if self.tape is not None:
+            self.tape.close()
+            self.tape = None
+
+    def refuse_skipped(self) -> None:
+        """A batch's step was left out.
+
+        Raises:
+            UnprivateStep: numbers of the batch were read, and may be the reason.
+        """
+        if self.tape is not None and self.tape.was_read:
+            raise UnprivateStep(
+                "optimizer.step must follow every batch on which the module was called, got a batch left out after "
+                "numbers were read from it (.item(), float(), numpy): leaving a batch out because of its loss lets one "
+                "record undo all others. A record whose loss is not finite counts for nothing; step on every batch. To "
+                "gather several batches, ask for a larger one and pass microbatch_size."
+            )
+
+    # --- forward -------------------------------------------------------------------------------------------------
+
+    def watch(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> ForwardWatch:
+        """Watch the training forward that begins."""
+        own = set(self._module.parameters())
+        for tensor in tensors_in((args, dict(kwargs))):
+            if tensor.requires_grad:
+                with not_noting():
+                    leaves = foreign_leaves(tensor)
+                for leaf in leaves:
+                    if isinstance(leaf, nn.Parameter) and leaf not in own:
+                        raise learner_outside(leaf)
+        return ForwardWatch(self._module, self._rows, values=compares_values(self._batches - 1))
+
+    def outputs(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, compare: bool
+    ) -> tuple[object, list[Tensor]]:
+        """The module's output as its loop gets it, and the tensors at which gradients arrive.
+
+        Args:
+            args: the module's arguments.
+            kwargs: arguments by name.
+            output: what the module returned.
+            compare: whether there are records whose gradients count.
+        """
+        if self.criterion is not None and self._target is not None and compare:
+            self._arrivals.append(Arrival(self.criterion, output, self._target, records=self._rows))
+        tracked = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        noted = output if self.tape is None else self.tape.note(self._module, args, kwargs, output)
+        return noted, tracked
+
+    # --- backward and step ---------------------------------------------------------------------------------------
+
+    def look(self, tape: Tape, loss: int, put_to_proof: Callable[[Callable[[], None]], None]) -> None:
+        """Before a backward pass: a loss of a new form is proved, one of a known form must have its constants."""
+        prove = self.prove
+        if prove is None:
+            return
+        tape.check(loss)
+        form, constants = tape.form(loss)
+        if form not in self._known:
+            put_to_proof(lambda: prove(tape, loss))
+            self._known[form] = constants
+        elif self._known[form] != constants:
+            raise CoupledRecords(
+                "loss must keep its constants from batch to batch when values of the batch were read into numpy or "
+                "lists before it, got another one: it may have been computed from records. Stay with tensors up to the "
+                "loss, and compute metrics after it."
+            )
+        self._is_proved = True
+
+    def arrived(self) -> None:
+        """A gradient has arrived at the module's outputs.
+
+        Raises:
+            UnprivateStep: it does not come from a loss that was proved.
+        """
+        if self.prove is not None and (self.tape is None or not self.tape.is_passing):
+            raise not_followed()
+
+    def check_step(self) -> None:
+        """Before the step.
+
+        Raises:
+            UnprivateStep: no loss of this batch was seen, or the gradients are not those of the criterion.
+        """
+        if self.prove is not None and not self._is_proved:
+            raise not_followed()
+        for arrival in self._arrivals:
+            arrival.check()
