@@ -146,6 +146,8 @@ class FunctionalFallback(LayerRule):
             return torch.zeros(0, dtype=torch.float64, device=_device(use))
         if keep:
             use.memo.update({name: torch.cat([gradients[name] for gradients in kept]) for name in wanted})
+        else:
+            use.memo[_MEASURED] = torch.cat(parts)
         return torch.cat(parts)
 
     def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
@@ -167,13 +169,31 @@ class FunctionalFallback(LayerRule):
         start = 0
         for chunk in _chunks(use, sum(use.parameters[name].numel() for name in missing)):
             gradients = _per_record(chunk, missing)
+            chosen = weights[start : start + chunk.records]
+            if _MEASURED in use.memo:
+                chosen = chosen * _no_longer_than_measured(gradients, chunk.memo[_MEASURED])
             for name in missing:
-                sums[name] = sums[name] + weigh(gradients[name], weights[start : start + chunk.records])
+                sums[name] = sums[name] + weigh(gradients[name], chosen)
             start += chunk.records
         return sums
 
 
 functional_fallback = FunctionalFallback()
+
+# The name in a use's memo, which no parameter has, of the squared norms of gradients that were not kept.
+_MEASURED = "measured"
+
+
+def _no_longer_than_measured(gradients: _Gradients, squares: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """Factors that shrink gradients to the norms that were measured; rows that became non-finite are set to zero.
+
+    Running a module again in another batch may round in another way, and a record whose terms cancel makes that as
+    large as it likes.
+    """
+    again = torch.stack([row_squared_norms(gradient) for gradient in gradients.values()]).sum(0)
+    for gradient in gradients.values():
+        gradient[~again.isfinite()] = 0
+    return torch.where(again > squares, (squares / again).sqrt(), torch.ones_like(again)).nan_to_num(nan=0.0)
 
 
 def _device(use: Use) -> torch.device:
@@ -197,6 +217,7 @@ def _per_record(use: Use, names: list[str]) -> _Gradients:
     arrived = [position for position, grad in enumerate(use.grads) if grad is not None]
     grads = tuple(grad for grad in use.grads if grad is not None)
     parameters = {name: use.parameters[name].detach() for name in names}
+    saved = tuple(_as_parameters(tensor, use) for tensor in use.saved)
     one = _one_record(use, arrived)
     # oneDNN's fused recurrent kernel has no batching rule.
     recurrent = isinstance(use.module, nn.RNNBase)
@@ -204,11 +225,11 @@ def _per_record(use: Use, names: list[str]) -> _Gradients:
         try:
             if use.module not in _SEQUENTIAL:
                 try:
-                    return vmap(one, in_dims=(None, 0, 0), randomness="error")(parameters, use.saved, grads)
+                    return vmap(one, in_dims=(None, 0, 0), randomness="error")(parameters, saved, grads)
                 except RuntimeError:
                     _SEQUENTIAL.add(use.module)
             rows = [
-                one(parameters, tuple(tensor[b] for tensor in use.saved), tuple(grad[b] for grad in grads))
+                one(parameters, tuple(tensor[b] for tensor in saved), tuple(grad[b] for grad in grads))
                 for b in range(use.records)
             ]
             return {name: torch.stack([row[name] for row in rows]) for name in names}
@@ -217,6 +238,12 @@ def _per_record(use: Use, names: list[str]) -> _Gradients:
                 f"{use.label} must run on a single record through torch.func, got {type(error).__name__}. "
                 "Write a layer rule for it."
             ) from error
+
+
+def _as_parameters(tensor: Tensor, use: Use) -> Tensor:
+    """`tensor` in single precision where it came from autocast: the module runs again without it."""
+    half = tensor.dtype in (torch.bfloat16, torch.float16)
+    return tensor.float() if half and all(p.dtype == torch.float32 for p in use.module.parameters()) else tensor
 
 
 def _one_record(use: Use, arrived: list[int]) -> _OneRecord:
@@ -233,7 +260,7 @@ def _one_record(use: Use, arrived: list[int]) -> _OneRecord:
             outputs, _ = tree_flatten(functional_call(use.module, chosen, args, kwargs))
             return tuple(outputs[call.outputs[i]].squeeze(call.output_dims[i]) for i in arrived)
 
-        pull = vjp(forward, parameters)[1]
-        return pull(grads)[0]
+        outputs, pull = vjp(forward, parameters)[:2]
+        return pull(tuple(grad.to(output.dtype) for grad, output in zip(grads, outputs, strict=True)))[0]
 
     return gradient

@@ -143,8 +143,8 @@ def _kernel(use: Use, x: Tensor, padding: _Sizes) -> Kernel:
 
 
 def _records_at_once(use: Use) -> int:
-    """Records whose positions are added up by one convolution gradient."""
-    return max(1, PIECE // max(math.prod(use.grad.shape[2:]), 1))
+    """Records whose positions are added up by one convolution gradient; calls cost more than those of a product."""
+    return max(1, 4 * PIECE // max(math.prod(use.grad.shape[2:]), 1))
 
 
 def _padded(use: Use) -> tuple[Tensor, Tensor, _Sizes]:
