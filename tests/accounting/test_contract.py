@@ -47,7 +47,7 @@ EVENTS: dict[str, Event] = {
     "poisson pure": PoissonSampled(sample_rate=0.1, event=PureDP(epsilon=0.5)),
     "truncated poisson": TruncatedPoissonSampled(sample_rate=0.1, population=1000, largest=250, event=NOISE),
     "fixed size": FixedSizeSampled(population=100, size=10, event=NOISE),
-    "with replacement": ReplacementSampled(population=100, size=5, event=NOISE),
+    "with replacement": ReplacementSampled(population=60, size=3, event=NOISE),
     "group": GroupPoissonSampled(sample_rate=0.05, group_size=3, event=NOISE),
     "shuffled": ShuffledEpochs(epochs=2, steps_per_epoch=10, event=NOISE),
     "allocation": RandomAllocation(steps=10, participations=1, epochs=2, event=NOISE),

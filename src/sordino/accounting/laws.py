@@ -190,7 +190,11 @@ class MixtureLaw:
         # A fixed slope per narrow cell: each pass shrinks the residual by the cell's relative curvature.
         for _ in range(8):
             residual = sign * loss - sign * self._loss(position)
-            position = np.clip(position + residual / slope, low, high)
+            moved = np.clip(position + residual / slope, low, high)
+            settled = bool(np.all(np.abs(moved - position) <= 2e-16 * (1 + np.abs(position))))
+            position = moved
+            if settled:
+                break
         position = np.where(cell == 0, -np.inf, position)
         return np.where(cell == table.size, np.inf, position)
 

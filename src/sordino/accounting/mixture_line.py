@@ -34,6 +34,7 @@ _LONG = 80.0
 _LARGEST_GRID = 400_000
 _CHUNK = 4096
 _DIRECT = 20_000
+_ROUGH_STEP, _ROUGH_SPREAD, _ROUGH_EXPONENT = 0.3, 2.5, 200.0
 _SHIFTS = np.geomspace(0.003, 1.0, 12)
 _SUMMATION = 64.0  # units of roundoff of a pairwise sum of up to 400 000 terms (and of the weights' products)
 
@@ -55,8 +56,33 @@ class MixtureTransform:
 
     def moments(self, lam: float, *, certified: bool = True) -> Moments:
         """K, K', K'' at λ, to near machine precision."""
+        if not certified:
+            rough = self._rough(lam)
+            if rough is not None:
+                return rough
         line = MixtureLine(pair=self.pair, lam=lam, largest_u=0.0, tolerance=1e-17)
         return line.moments if certified else line.steering
+
+    def _rough(self, lam: float) -> Moments | None:
+        """The same by one coarse sum, for steering only; None where the range is long or K is huge."""
+        pair = self.pair
+        low = min((lam + 1) * pair.upper.lowest - lam * pair.lower.highest, 0.0) - _TAIL
+        high = max((lam + 1) * pair.upper.highest - lam * pair.lower.lowest, 0.0) + _TAIL
+        if high - low > _LONG or pair.spread > _ROUGH_SPREAD:
+            return None
+        y = low + _ROUGH_STEP * np.arange(math.ceil((high - low) / _ROUGH_STEP) + 1, dtype=np.float64)
+        upper, lower = pair.upper.log_density(y), pair.lower.log_density(y)
+        exponent, loss = (lam + 1) * upper - lam * lower, upper - lower
+        if float(exponent.max()) > _ROUGH_EXPONENT:
+            return None
+        base = np.exp(y * y * -0.5) * (_ROUGH_STEP / math.sqrt(2 * math.pi))
+        growth = base * np.expm1(exponent)
+        weights = base + growth
+        total = float(weights.sum())
+        mean = float(weights @ loss) / total
+        centred = loss - mean
+        variance = float(weights @ (centred * centred)) / total
+        return Moments(log_mgf=max(0.0, math.log1p(float(growth.sum()))), error=math.inf, mean=mean, variance=variance)
 
     def line(self, lam: float, largest_u: float, tolerance: float) -> "MixtureLine":
         """The line at λ."""
