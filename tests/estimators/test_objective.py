@@ -191,3 +191,26 @@ def test_the_curvature_of_the_logistic_loss_vanishes_where_its_gradient_is_large
     pull = np.abs(Logistic().gradients(scores, np.ones(2001)))[:, 0]
     assert (Logistic().hessians(scores, np.ones(2001))[:, 0, 0] <= pull * (1 - pull) + 1e-12).all()
     assert pull == pytest.approx(expit(-scores[:, 0]))
+
+
+@pytest.mark.parametrize("loss", [Logistic(), HuberHinge(), HuberResidual()], ids=lambda loss: type(loss).__name__)
+def test_what_is_released_has_the_density_of_the_proof(loss, seeded):
+    # The proof speaks of this density: that of another noise, 20 % off, does not fit the same releases.
+    release = ObjectivePerturbation(
+        loss=loss, epsilon=2.0, delta=1e-4, regularization=1.5, dimension=1, randomness=seeded(7)
+    )
+    rows, targets = np.array([[1.0], [-0.7], [0.9]]), np.array([1.0, 1.0, -1.0])
+    drawn = np.sort([float(release.release(rows, targets)[0, 0]) for _ in range(1500)])
+    records = list(zip(rows[:, 0], targets, strict=True))
+
+    def distance(stddev):
+        mesh = np.linspace(-12, 12, 20_001)[:, None]
+        mass = np.exp(log_density(mesh, loss, records, 1.5, stddev))
+        cumulative = np.cumsum(mass) * (mesh[1, 0] - mesh[0, 0])
+        assert cumulative[-1] == pytest.approx(1.0, abs=1e-3)
+        expected = np.interp(drawn, mesh[:, 0], cumulative)
+        return np.abs(expected - (np.arange(1500) + 0.5) / 1500).max()
+
+    critical = 1.36 / math.sqrt(1500)  # Kolmogorov and Smirnov, 5 %
+    assert distance(release.scale) < critical
+    assert distance(1.2 * release.scale) > critical

@@ -127,19 +127,25 @@ class ObjectivePerturbation:
         gaussian = ArrayGaussianMechanism(noise_multiplier=self.scale, l2_sensitivity=1.0, randomness=self.randomness)
         return np.asarray(gaussian.release(np.zeros(shape)))
 
+    @cached_property
+    def _output_multiplier(self) -> float:
+        """Noise multiplier of the Gaussian output noise."""
+        return analytic_noise_multiplier(epsilon=self.epsilon * _OUTPUT_SHARE, delta=self.delta * _OUTPUT_SHARE)
+
     def _blurred(self, weights: FloatArray) -> FloatArray:
-        epsilon, delta = self.epsilon * _OUTPUT_SHARE, self.delta * _OUTPUT_SHARE
         if self.delta == 0:
             ball = KNormMechanism(
-                epsilon=epsilon,
+                epsilon=self.epsilon * _OUTPUT_SHARE,
                 sensitivity=self.output_sensitivity,
                 norm=2,
                 dimension=weights.size,
                 randomness=self.randomness,
             )
             return np.asarray(ball.release(weights))
-        gaussian = ArrayGaussianMechanism.for_budget(
-            epsilon=epsilon, delta=delta, l2_sensitivity=self.output_sensitivity, randomness=self.randomness
+        gaussian = ArrayGaussianMechanism(
+            noise_multiplier=self._output_multiplier,
+            l2_sensitivity=self.output_sensitivity,
+            randomness=self.randomness,
         )
         return np.asarray(gaussian.release(weights))
 
