@@ -184,15 +184,11 @@ def test_a_record_that_is_not_finite_leaves_the_others_alone():
     assert torch.allclose(norms[0][[0, 2, 3]], norms[1][[0, 2, 3]])
 
 
-def test_one_sequence_for_all_records_is_expanded_and_a_wrong_batch_refused():
-    torch.manual_seed(0)
-    layer = nn.GRU(3, 4, batch_first=True)
-    row = x_of(1, 5, 3)
-    check(layer, lambda m, x: (m(row.to(x))[0] * x).sum((1, 2)), x_of(3, 5, 4))
-    capture = GradientCapture(layer)
-    packed = pack_padded_sequence(row, torch.tensor([5]), batch_first=True)
-    for batch in (x_of(2, 5, 3), x_of(5, 3), packed):
-        with pytest.raises(RecordCountMismatch, match="GRU"), capture.recording(records=3):
+def test_one_sequence_for_all_records_and_a_wrong_batch_are_refused():
+    capture = GradientCapture(layer := nn.GRU(3, 4, batch_first=True))
+    packed = pack_padded_sequence(x_of(1, 5, 3), torch.tensor([5]), batch_first=True)
+    for batch in (x_of(1, 5, 3), x_of(2, 5, 3), x_of(5, 3), packed):
+        with pytest.raises(RecordCountMismatch), capture.recording(records=3):
             layer(batch)
 
 

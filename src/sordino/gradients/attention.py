@@ -49,7 +49,7 @@ def attention(
     """Multi-head attention with the arguments of ``F.multi_head_attention_forward``."""
     if static_k is not None or static_v is not None:
         raise UnsupportedModule(f"{tap.label} must compute its keys and values, got static ones. Pass key and value.")
-    query, key, value = _with_records(tap, query, key, value)
+    _check_records(tap, query, key, value)
     if is_causal and attn_mask is None:
         raise RuntimeError("attn_mask must be given with is_causal, got none. Pass the causal mask as well.")
     if is_causal and key_padding_mask is None and not need_weights:
@@ -79,17 +79,13 @@ def attention(
     return output, shares
 
 
-def _with_records(tap: Tap, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """The inputs, checked; a batch of one is one for all records. Inputs that were one tensor stay one."""
-    if any(x.dim() != 3 for x in inputs) or {x.shape[1] for x in inputs} not in ({1}, {tap.records}):
+def _check_records(tap: Tap, *inputs: Tensor) -> None:
+    """A single row is refused as well: it may be one record's, which must not count for all."""
+    if any(x.dim() != 3 or x.shape[1] != tap.records for x in inputs):
         raise RecordCountMismatch(
             f"the inputs of {tap.label} must have one row per record, got another number or none. "
             "Call it with a batch, and expand learned queries to it."
         )
-    spread: dict[int, Tensor] = {}
-    for x in inputs:
-        spread.setdefault(id(x), x if x.shape[1] == tap.records else x.expand(-1, tap.records, -1))
-    return tuple(spread[id(x)] for x in inputs)
 
 
 def _names(parts: list[Part]) -> set[str]:

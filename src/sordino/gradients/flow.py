@@ -95,11 +95,9 @@ class Marks:
         return any(tensor.dim() == dims and self.records_first(tensor) for tensor in tensors)
 
     def set_input(self, tensor: Tensor) -> None:
-        """Mark an input of a module: records first, or one row for all of them."""
+        """Mark an input of a module as records first; a single row may be one record's and is no constant."""
         if tensor.dim() and tensor.shape[0] == self.records:
             self.set(tensor, Mark.RECORDS_FIRST)
-        elif tensor.dim() == 0 or tensor.shape[0] == 1:
-            self.set(tensor, Mark.CONSTANT)
 
     def set_result(self, name: str, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> None:
         """Mark what the function `name` returned, by what is known of its arguments."""

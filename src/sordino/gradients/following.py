@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from sordino.gradients.bare import BareTap
 from sordino.gradients.flow import Mark, Marks
 from sordino.gradients.graph import ordinary_uses
-from sordino.gradients.hooks import CallBefore
+from sordino.gradients.hooks import CallBefore, ModuleHook
 from sordino.gradients.recording import Recording
 from sordino.gradients.sites import Site
 
@@ -62,8 +62,8 @@ class Following:
         if site.module in self._opaque or isinstance(site.module, torch.jit.ScriptModule):
             return False
         hooks = vars(site.module)
-        others = {*hooks["_forward_pre_hooks"], *hooks["_forward_hooks"]} - self.own_hooks
-        return not others
+        both = [*hooks["_forward_pre_hooks"].items(), *hooks["_forward_hooks"].items()]
+        return all(number in self.own_hooks or isinstance(hook, ModuleHook) for number, hook in both)
 
     def open(
         self,

@@ -44,8 +44,7 @@ def _recurrent(tap: Tap, x: Tensor, *rest: object, kind: Kind) -> tuple[Tensor, 
         active = [x.shape[1]] * x.shape[0]
     weights = cast("Sequence[Tensor]", weights)
     states = cast("tuple[Tensor, ...]", state if kind == "lstm" else (state,))
-    x, states = _with_records(tap, x, states, packed=packed)
-    active = [tap.records if count == 1 and not packed else count for count in active]
+    _check_records(tap, x)
     directions = 2 if bidirectional else 1
     rows = len(weights) // (cast("int", layers) * directions)
     last: list[list[Tensor]] = []
@@ -72,16 +71,13 @@ def _recurrent(tap: Tap, x: Tensor, *rest: object, kind: Kind) -> tuple[Tensor, 
     return _packed(x, batch_sizes) if batch_sizes is not None else output, *hidden
 
 
-def _with_records(
-    tap: Tap, x: Tensor, states: tuple[Tensor, ...], *, packed: bool
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Inputs and states, checked; a batch of one is one for all records."""
-    if not tap.batched or (x.shape[1] != tap.records and (packed or x.shape[1] != 1)):
+def _check_records(tap: Tap, x: Tensor) -> None:
+    """A single sequence is refused as well: it may be one record's, which must not count for all."""
+    if not tap.batched or x.shape[1] != tap.records:
         raise RecordCountMismatch(
             f"an input of {tap.label} must have one row per record, got another number. "
             "Keep one sequence per record, and pack all of them."
         )
-    return x.expand(-1, tap.records, -1), tuple(state.expand(-1, tap.records, -1) for state in states)
 
 
 def _cell(tap: Tap, kind: Kind, own: Sequence[Tensor], biased: bool) -> tuple[Cell, tuple[Part, ...]]:
