@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
-from conformance.adapter import distance, held
+from conformance.adapter import distance, held, one_step
 from sordino.accounting import epsilon
 from sordino.definitions import NeighboringRelation
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
@@ -240,6 +240,17 @@ def test_fewer_records_than_one_batch_are_one_full_batch_also_with_drop_last(lib
     assert len(private.loader) == 1
     (counts,) = [counting(private, batch, 5) for batch in private.loader]
     assert torch.equal(counts, torch.ones(5))
+
+
+def test_a_loss_that_fails_on_a_batch_of_one_record_is_refused_and_the_remedy_named(library):
+    data = TensorDataset(torch.ones(20, 3), torch.ones(20))
+    private = library.make_private(nn.Linear(3, 1), DataLoader(data, batch_size=10), seed=1)
+
+    def loss(model, batch):
+        return F.binary_cross_entropy_with_logits(model(batch[0]).squeeze(), batch[1])
+
+    with pytest.raises(library.refusals, match="squeeze"):
+        one_step(private, loss)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

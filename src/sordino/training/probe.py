@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from sordino.errors import CoupledRecords, SordinoError, UnsupportedModule
+from sordino.errors import CoupledRecords, RecordCountMismatch, SordinoError, UnsupportedModule
 from sordino.gradients import GradientCapture
 from sordino.training.determinism import GENERATORS, Chance, WithoutChance, random_state_kept
 from sordino.training.observation import Observation, Observer
@@ -243,10 +243,8 @@ class _Probe:
         chosen = torch.tensor([0.0, 0.7, 0.0, 1.0])
         with WithoutChance():
             whole = self._observer.observe(self._made_up.batch(range(_RECORDS)), chosen)
-            parts = [
-                self._observer.observe(self._made_up.batch([place]), chosen[place : place + 1])
-                for place in chosen.nonzero().flatten().tolist()
-            ]
+            places = chosen.nonzero().flatten().tolist()
+            parts = [self._alone(self._made_up.batch([place]), chosen[place : place + 1]) for place in places]
         wanted = {"none": "made of records alone", "mean": "the mean over records", "sum": "the sum over records"}
         _compare(
             whole,
@@ -255,6 +253,17 @@ class _Probe:
             f"a batch's loss must be {wanted[self._reduction]}, and this one is not. Set loss_reduction to what the "
             "loss does ('mean' or 'sum'), and divide by nothing that counts tokens, weights or records by hand",
         )
+
+    def _alone(self, batch: object, weight: Tensor) -> Observation:
+        try:
+            return self._observer.observe(batch, weight)
+        except SordinoError:
+            raise
+        except Exception as failure:
+            raise RecordCountMismatch(
+                "model and loss must run on a batch of one record, which sampling and microbatch_size give now and "
+                f"then, got {type(failure).__name__}. A bare .squeeze() drops the records there: write .squeeze(1)."
+            ) from failure
 
     def take_all(self) -> None:
         """A batch of no records is a real step and must run."""
