@@ -154,6 +154,7 @@ class MixtureLaw:
 
     pair: MixturePair
     infinite: float = 0.0
+    reach: float = 14.0
 
     @property
     def atoms(self) -> tuple[float, ...]:
@@ -162,9 +163,9 @@ class MixtureLaw:
 
     @property
     def support(self) -> tuple[float, float]:
-        """The losses of y within 14 standard deviations of all components."""
-        low = min(self.pair.upper.lowest, self.pair.lower.lowest) - 14.0
-        high = max(self.pair.upper.highest, self.pair.lower.highest) + 14.0
+        """The losses of y within `reach` standard deviations of all components; what lies beyond is still counted."""
+        low = min(self.pair.upper.lowest, self.pair.lower.lowest) - self.reach
+        high = max(self.pair.upper.highest, self.pair.lower.highest) + self.reach
         ends = self._loss(np.array([low, high]))
         return float(ends.min()), float(ends.max())
 

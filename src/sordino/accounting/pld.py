@@ -6,7 +6,7 @@ It answers for every event whose loss has a law here: with atoms (Laplace, rando
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sordino.accounting.allocation import AllocationLaw, allocation_lattices, allocation_support
 from sordino.accounting.composition import flatten
@@ -14,7 +14,7 @@ from sordino.accounting.interval import Interval
 from sordino.accounting.inversion import invert
 from sordino.accounting.lattice import LatticeLaw, lower_lattice, upper_lattice
 from sordino.accounting.law_directions import LawStep, law_directions
-from sordino.accounting.laws import Law
+from sordino.accounting.laws import Law, MixtureLaw
 from sordino.accounting.tilted import ComposedLattice, LatticeStep
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
@@ -26,12 +26,22 @@ _POINTS = (1 << 12, 1 << 15, 1 << 18)
 _NARROW = 5e-4
 _LARGEST_LAWS = 64
 _LEFT_OUT = 1e3
+_BEYOND = 1e6
 
 
 def _log_tail(laws: Sequence[LawStep], log_delta: float) -> float:
     """How much of an allocation may be left out in each use: little against δ."""
     uses = sum(law.count for law in laws if isinstance(law.law, AllocationLaw))
     return max(log_delta, -600.0) - math.log(_LEFT_OUT * max(1, uses))
+
+
+def _narrowed(laws: Sequence[LawStep], log_delta: float) -> list[LawStep]:
+    """Mixtures cut where their tails are little against δ: with rare large losses the lattice is finer by far."""
+    uses = math.fsum(law.count for law in laws)
+    reach = min(14.0, math.sqrt(2 * (math.log(_BEYOND * max(1.0, uses)) - max(log_delta, -600.0))))
+    return [
+        replace(step, law=replace(step.law, reach=reach)) if isinstance(step.law, MixtureLaw) else step for step in laws
+    ]
 
 
 def _support(law: Law | AllocationLaw, log_tail: float) -> tuple[float, float]:
@@ -78,6 +88,7 @@ def _slack(laws: Sequence[LawStep], log_tail: float) -> float:
 def pld_epsilon(laws: Sequence[LawStep], delta: float) -> tuple[float, float]:
     """Certified bounds on ε at δ of one direction."""
     _refuse_many(laws)
+    laws = _narrowed(laws, math.log(delta))
     best = 0.0, math.inf
     tail = _log_tail(laws, math.log(delta))
     slack = _slack(laws, tail)
@@ -109,6 +120,7 @@ def pld_delta(laws: Sequence[LawStep], epsilon: float) -> tuple[float, float]:
     log_delta = math.log(1e-6)
     for points in _POINTS:
         try:
+            laws = _narrowed(laws, log_delta)
             tail = _log_tail(laws, log_delta)
             lower, upper = _composed(laws, _steps(laws, points, tail), log_delta)
         except AccountingError as error:
