@@ -16,7 +16,7 @@ from sordino.randomness import Randomness, Stream
 
 
 def test_the_stream_is_aes_in_counter_mode():
-    # NIST SP 800-38A counter mode over zeros is the raw key stream E_k(0), E_k(1), …; here made block by block with ECB.
+    # NIST SP 800-38A counter mode over zeros is the raw key stream E_k(0), E_k(1), …; here block by block with ECB.
     key = bytes(range(32))
     encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     expected = b"".join(encryptor.update(counter.to_bytes(16, "big")) for counter in range(5))

@@ -2,8 +2,8 @@
 
 Protocol: rows with a missing value are left out (30162 train, 15060 test remain of 32561 and 16281), the survey weight
 ``fnlwgt`` is dropped, the split is the authors' own. Category lists are those of the public codebook (``adult.names``);
-the numeric bounds are public choices, explained beside them. The bound of capital-gain and the scaling to [-1, 1] are the
-best of eight combinations on the public test split, so accuracies on it are slightly flattered, private or not.
+the numeric bounds are public choices, explained beside them. The bound of capital-gain and the scaling to [-1, 1] are
+the best of eight combinations on the public test split, so accuracies on it are slightly flattered, private or not.
 
 References:
     Becker, B. and Kohavi, R. (1996), Adult, UCI Machine Learning Repository, doi:10.24432/C5XW20. CC BY 4.0.
