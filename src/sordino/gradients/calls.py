@@ -18,6 +18,7 @@ from sordino.gradients.edge import capture_outputs
 from sordino.gradients.fallback import functional_fallback, keep_call
 from sordino.gradients.following import Following
 from sordino.gradients.hooks import CallBefore, Frame, ModuleHook, UseReceiver
+from sordino.gradients.lone import refuse_lone_input, refuse_lone_row
 from sordino.gradients.purity import Fingerprint
 from sordino.gradients.recording import Recording
 from sordino.gradients.recurrent import recurrent_replacements
@@ -102,6 +103,18 @@ class Calls:
         self.handles += [first, last]
         self._following.own_hooks |= {first.id, last.id}
         self._hook_ids[site.module] = (first.id, last.id)
+
+    def watch_inputs(self, model: nn.Module) -> None:
+        """Refuse calls of the whole model with one row for several records."""
+
+        def check(_module: nn.Module, args: _Args, kwargs: _Kwargs) -> None:
+            recording = self.recording
+            if recording is not None and recording.open and not self.suspended and torch.is_grad_enabled():
+                refuse_lone_input(args, kwargs, recording.records)
+
+        handle = model.register_forward_pre_hook(ModuleHook(check, model), with_kwargs=True)
+        self.handles.append(handle)
+        self._following.own_hooks.add(handle.id)
 
     def guard(self) -> None:
         """Watch for ordinary gradients of every managed parameter that requires grad by now."""
@@ -272,6 +285,7 @@ class Calls:
                 "dimension. Keep one row per record until the loss."
             )
         if saved[0].shape[0] != records:
+            refuse_lone_row(saved[0], site.label, records)
             # One row for the whole batch (position ids): every record gets its own, so that gradients stay apart.
             saved = tuple(tensor.expand(records, *tensor.shape[1:]) for tensor in saved)
             sizes = list(output.shape)

@@ -79,6 +79,7 @@ class GradientCapture:
                 self._calls.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         for site in find_sites(self.model):
             self._calls.attach(site)
+        self._calls.watch_inputs(self.model)
         self._calls.guard()
 
     def detach(self) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from sordino.errors import RecordCountMismatch
+from sordino.gradients.lone import refuse_lone_row
 
 __all__ = ["LayoutOfCall", "layout_of"]
 
@@ -52,6 +53,8 @@ class LayoutOfCall:
         if dim is None or tensor.dim() == 0:
             return None
         self._check(tensor, dim, "input")
+        if tensor.shape[dim] != self.records:
+            refuse_lone_row(tensor, self.label, self.records)
         return self.spread(tensor, dim).movedim(dim, 0), dim
 
     def spread(self, tensor: Tensor, dim: int) -> Tensor:
