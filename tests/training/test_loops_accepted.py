@@ -90,7 +90,18 @@ def autograd_backward(model, batch, state):
     torch.autograd.backward(ce(model, batch))
 
 
+def distilled(model, batch, state):
+    with torch.no_grad():
+        teacher = model(batch[0]).softmax(1)
+    model.eval()
+    steady = model(batch[0]).detach()
+    model.train()
+    out = model(batch[0])
+    return F.kl_div(F.log_softmax(out, 1), teacher, reduction="batchmean") + F.mse_loss(out, steady)
+
+
 ACCEPTED = {
+    "distilled from itself": (distilled, dropout),
     "cross entropy": (ce, mlp),
     "dropout": (ce, dropout),
     "convolutions": (ce, cnn, "images"),

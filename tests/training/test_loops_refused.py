@@ -146,6 +146,19 @@ def guarded(model, batch, state):
     return loss if torch.isfinite(loss) else None
 
 
+def centred_without_gradients(model, batch, state):
+    with torch.no_grad():
+        centre = model(batch[0]).mean(0)
+    return F.cross_entropy(model(batch[0]) - centre, batch[1])
+
+
+def scaled_in_evaluation(model, batch, state):
+    model.eval()
+    scale = model(batch[0]).abs().max().detach()
+    model.train()
+    return F.cross_entropy(model(batch[0]) / scale, batch[1])
+
+
 class PythonChance(nn.Module):
     def __init__(self, chance=0.5, generator=random.random):
         super().__init__()
@@ -233,6 +246,8 @@ REFUSED = {
         "classes",
         {"criterion": F.cross_entropy},
     ),
+    "centred by a forward without gradients": (centred_without_gradients, mlp),
+    "scaled by a forward in evaluation": (scaled_in_evaluation, mlp),
     "a branch on the batch": (branch, mlp),
     "if isfinite(loss)": (guarded, mlp),
     "mixing by Python's chance": (ce, PythonChance),

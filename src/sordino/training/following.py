@@ -8,13 +8,14 @@ from contextlib import ExitStack
 from torch import Tensor, nn
 
 from sordino.errors import CoupledRecords, UnprivateStep
+from sordino.gradients import GradientCapture
 from sordino.training.arrival import Arrival, Criterion
 from sordino.training.losses import DividedByRecords
 from sordino.training.observation import foreign_leaves, learner_outside
 from sordino.training.state import ModuleState
 from sordino.training.structure import tensors_in
 from sordino.training.tape import Tape, not_followed
-from sordino.training.taped import not_noting
+from sordino.training.taped import TapedTensor, not_noting
 
 __all__ = ["Following", "ForwardWatch", "Prove", "TryForward", "compares_values"]
 
@@ -59,6 +60,25 @@ class ForwardWatch:
         """
         self._stack.close()
         self._state.refuse_changes()
+
+
+class _Beside:
+    """Calls a module as it was called in the loop, in the mode it had and without taking part in a recording."""
+
+    def __init__(self, module: nn.Module, capture: GradientCapture) -> None:
+        self._module, self._capture = module, capture
+        self._modes = [(part, part.training) for part in module.modules()]
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        modes, recording = [(part, part.training) for part in self._module.modules()], self._capture.set_aside()
+        try:
+            for part, mode in self._modes:
+                part.training = mode
+            return self._module(*args, **kwargs)
+        finally:
+            for part, mode in modes:
+                part.training = mode
+            self._capture.take_back(recording)
 
 
 class Following:
@@ -153,6 +173,17 @@ class Following:
         tracked = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         noted = output if self.tape is None else self.tape.note(self._module, args, kwargs, output)
         return noted, tracked
+
+    def beside(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, capture: GradientCapture
+    ) -> object:
+        """The output of a forward that is not trained: what it makes of the batch is still of the batch."""
+        tape = next(
+            (tensor.tape for tensor in tensors_in((args, dict(kwargs))) if isinstance(tensor, TapedTensor)), None
+        )
+        if tape is None:
+            return output
+        return tape.note(_Beside(self._module, capture), args, kwargs, output)
 
     # --- backward and step ---------------------------------------------------------------------------------------
 

@@ -260,6 +260,8 @@ class Session:
         if call.watch is not None:
             self._end_watch(call.watch, failed=output is None)
         chunk = self._chunk
+        if call.kind != "train" and not self._busy and output is not None:
+            return self._following.beside(call.args, call.kwargs, output, self.capture)
         if call.kind != "train" or output is None or chunk is None:
             return None
         output, tracked = self._following.outputs(call.args, call.kwargs, output, bool(chunk.records))
