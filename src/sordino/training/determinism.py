@@ -11,7 +11,7 @@ from numpy import random as numpy_random
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["GENERATORS", "Chance", "WithoutChance", "generators_used", "random_state_kept"]
+__all__ = ["Chance", "GENERATORS", "WithoutChance", "generators_used", "random_state_kept"]
 
 GENERATORS = ("torch", "python", "numpy")
 """The generators that the probe can drive. One of the user's own (``numpy.random.default_rng``) is out of reach."""
