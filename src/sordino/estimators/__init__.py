@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sordino.estimators.pca import PCA
     from sordino.estimators.scalers import MinMaxScaler, StandardScaler
 
-__all__ = [  # noqa: RUF022 (sorted by code point, as everywhere)
+__all__ = [
     "GaussianNB",
     "KMeans",
     "LinearRegression",
