@@ -191,11 +191,11 @@ class Performance:
 
     Args:
         microbatch_size: most records in one forward and backward; None takes the logical batch whole.
-        device: where the model and the batches live.
+        device: where the model and the batches live; None leaves them where the model is.
     """
 
     microbatch_size: int | None = None
-    device: str = "cpu"
+    device: str | None = None
 
     def __post_init__(self) -> None:
         if self.microbatch_size is not None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Protocol, cast
 from weakref import WeakValueDictionary
@@ -146,8 +146,9 @@ def fit(
     References:
         Abadi et al. 2016, algorithm 1.
     """
-    if performance is None:
-        performance = Performance(device=_device_of(model))
+    performance = Performance() if performance is None else performance
+    if performance.device is None:
+        performance = replace(performance, device=_device_of(model))
     randomness = _fresh(Randomness() if randomness is None else randomness)
     source = source_of(data, collate)
     model.to(performance.device)
@@ -178,7 +179,7 @@ class _Run:
         self._optimizer, self._schedule, self._performance = optimizer, schedule, performance
         self._randomness = randomness
         self._average = None if averaging is None else WeightAverage(averaging, model, steps=plan.steps)
-        self._device = torch.device(performance.device)
+        self._device = torch.device(performance.device or _device_of(model))
         self._started = time.monotonic()
         self._done = self._charged = 0
         self._interrupted = False
