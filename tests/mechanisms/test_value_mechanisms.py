@@ -95,7 +95,8 @@ def test_k_norm_noise_in_l1_is_laplace_noise_in_every_coordinate(seeded):
     mechanism = KNormMechanism(epsilon=1.0, sensitivity=2.0, norm=1, dimension=3, randomness=seeded(7))
     noise = np.array([mechanism.noise() for _ in range(2000)])
     assert fits(noise[:, 1] / 2.0, "laplace") > 1e-3
-    assert abs(np.corrcoef(np.abs(noise[:, 0]), np.abs(noise[:, 2]))[0, 1]) < 0.05
+    # Independent: within four standard errors. The same radius with a uniform direction of the ℓ2 ball gives 0.17.
+    assert abs(np.corrcoef(np.abs(noise[:, 0]), np.abs(noise[:, 2]))[0, 1]) < 4 / math.sqrt(2000)
 
 
 def test_k_norm_directions_are_uniform_in_the_ball(seeded):
