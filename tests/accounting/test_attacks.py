@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from sordino import accounting
 from sordino.accounting import advantage, best_gaussian, reconstruction_bound, trade_off, true_positive_rate
 from sordino.errors import InvalidArgument
 from sordino.events import (
@@ -112,3 +113,27 @@ def test_a_gaussian_is_its_own_best_fit_and_laplace_has_regret():
 def test_a_rate_outside_the_open_unit_interval_is_refused(fpr):
     with pytest.raises(InvalidArgument):
         true_positive_rate(Gaussian(noise_multiplier=1.0), fpr)
+
+
+SLOWLY_DECAYING = SelfComposed(event=PoissonSampled(sample_rate=0.001, event=Gaussian(noise_multiplier=0.7)), count=20)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Gaussian(noise_multiplier=1.0),
+        SelfComposed(event=PoissonSampled(sample_rate=0.01, event=Gaussian(noise_multiplier=1.0)), count=500),
+        SLOWLY_DECAYING,
+    ],
+)
+def test_the_privacy_profile_bounds_delta_from_above_and_closely(event):
+    points = [0.0, 0.5, 2.0]
+    for epsilon, found in zip(points, accounting.privacy_profile(event, points), strict=True):
+        exact = accounting.delta(event, epsilon)
+        assert exact.lower <= found <= exact.upper * 1.02 + 1e-9
+
+
+def test_where_the_contour_integral_refuses_attacks_are_still_bounded():
+    found = 1 - accounting.trade_off(SLOWLY_DECAYING, [k / 10 for k in range(1, 10)])[0]
+    spent = accounting.delta(SLOWLY_DECAYING, 0.05).upper
+    assert 0.1 <= found <= math.exp(0.05) * 0.1 + spent + 0.002
