@@ -1,0 +1,31 @@
+"""One folder a run (floor 2): what was planned, what was done, what came out. Plain JSON and safetensors, no pickle.
+
+| file | holds |
+|---|---|
+| `run.json` | schema version, when it began, and what the caller said about the run (data, model, recipe) |
+| `plan.json` | everything that changes the guarantee |
+| `transcript.jsonl` | one line a step, chained by hashes: step, event, ε charged so far; it only grows |
+| `checkpoint.safetensors` | where an interrupted run goes on |
+| `guarantee.json` | what the finished run guarantees |
+| `metrics.json` | measured values, each marked public or private |
+| `model.safetensors` | the trained parameters, written whole or not at all |
+| `environment.json` | versions and platform; no host name, no user name, no path |
+| `manifest.json` | SHA-256 and size of each of these files, and the head of the transcript's chain |
+
+Nothing here depends on a record: no realised batch size, no loss, no norm. So the folder may be published
+with the model, except for metrics marked private.
+
+Example:
+    >>> import tempfile, pathlib
+    >>> from sordino.events import Gaussian
+    >>> with RunFolder.create(pathlib.Path(tempfile.mkdtemp()) / "run", plan="{}") as run:
+    ...     run.append(step=0, event=Gaussian(noise_multiplier=2.0), epsilon=1.5)
+    >>> run.event()
+    Gaussian(noise_multiplier=2.0)
+"""
+
+from sordino.runs.claims import Metric
+from sordino.runs.folder import LISTED, RunFolder
+from sordino.runs.transcript import Line, Segment
+
+__all__ = ["LISTED", "Line", "Metric", "RunFolder", "Segment"]

@@ -1,0 +1,357 @@
+"""The run folder itself (floor 2): made, opened to read, or taken up again by one process at a time."""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO, Self
+
+from sordino import checks
+from sordino.definitions import Guarantee
+from sordino.errors import InvalidArgument, SordinoError
+from sordino.events import Event, compose
+from sordino.runs.claims import Metric, guarantee_body, guarantee_of, metrics_body, metrics_of
+from sordino.runs.environment import environment
+from sordino.runs.files import fingerprint, parse, write_bytes, write_json
+from sordino.runs.transcript import Follower, Line, Segment, genesis, read_transcript
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["LISTED", "RunFolder"]
+
+LISTED = (
+    "checkpoint.safetensors",
+    "environment.json",
+    "guarantee.json",
+    "metrics.json",
+    "model.safetensors",
+    "plan.json",
+    "run.json",
+    "transcript.jsonl",
+)
+"""The files that a manifest vouches for."""
+
+_SCHEMA = 2
+_SECONDS_BETWEEN_SYNCS = 1.0
+
+
+class RunFolder:
+    """A run on disk. Make one with `create`, `open` or `resume`; use it in a `with` block, or `close` it.
+
+    Guarantee: releases nothing of its own. What it stores is the plan, the events, the model and metrics that
+    say whether they are public.
+    """
+
+    def __init__(self, path: Path, *, transcript: BinaryIO | None, follower: Follower | None, lock: int | None) -> None:
+        self.path = path
+        self._transcript = transcript
+        self._follower = follower
+        self._lock = lock
+        self._synced = time.monotonic()
+
+    @classmethod
+    def create(cls, path: str | Path, *, plan: str, meta: Mapping[str, object] | None = None) -> Self:
+        """A new folder for a run that has not begun.
+
+        Args:
+            path: the folder; made with its parents. It must not hold anything yet.
+            plan: the plan as JSON (`Plan.to_json()`).
+            meta: JSON-ready facts about the run that are public: data set, model, recipe.
+
+        Raises:
+            InvalidArgument: the folder holds something already, or `plan` is not a JSON object.
+        """
+        path = Path(path)
+        parse(plan, "plan")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InvalidArgument(
+                f"path must be a new or empty folder, got {str(path)!r}. Runs are never overwritten: choose another."
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _locked(path)
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        write_bytes(path / "plan.json", (plan.rstrip("\n") + "\n").encode())
+        write_json(path / "run.json", {"schema": _SCHEMA, "started": started, **dict(meta or {})})
+        write_json(path / "environment.json", environment())
+        transcript = (path / "transcript.jsonl").open("xb", buffering=0)
+        return cls(path, transcript=transcript, follower=_follower(path), lock=lock)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """An existing run, to read.
+
+        Raises:
+            InvalidArgument: no run lies there.
+        """
+        path = Path(path)
+        missing = [name for name in ("run.json", "plan.json", "transcript.jsonl") if not (path / name).is_file()]
+        if missing:
+            raise InvalidArgument(
+                f"path must be a run folder, got {str(path)!r}, which lacks {', '.join(missing)}. "
+                "Give a folder that `sordino train` or `sordino demo` made."
+            )
+        return cls(path, transcript=None, follower=None, lock=None)
+
+    @classmethod
+    def resume(cls, path: str | Path) -> Self:
+        """An existing run, to go on writing: a torn last line is made whole, and claims about the end are withdrawn.
+
+        Raises:
+            InvalidArgument: no run lies there, or another process is writing it.
+            SordinoError: the transcript was changed.
+        """
+        path = cls.open(path).path
+        lock = _locked(path)
+        try:
+            follower = _follower(path)
+            _mend(path / "transcript.jsonl", follower)
+            for name in ("manifest.json", "guarantee.json"):
+                (path / name).unlink(missing_ok=True)
+            transcript = (path / "transcript.jsonl").open("ab", buffering=0)
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(path, transcript=transcript, follower=follower, lock=lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- the transcript ------------------------------------------------------------------------------------------
+
+    def entries(self) -> Iterator[Line | Segment]:
+        """All lines of the transcript in order, checked against the chain of hashes.
+
+        Raises:
+            SordinoError: a line does not continue the one before it.
+        """
+        return read_transcript(self.path / "transcript.jsonl", _follower(self.path))
+
+    def __iter__(self) -> Iterator[Line]:
+        """The steps of the transcript in the order in which they were charged; repeated ones come again."""
+        return (entry for entry in self.entries() if isinstance(entry, Line))
+
+    def segments(self) -> tuple[Segment, ...]:
+        """The processes that worked on the run; more than one when it was resumed."""
+        return tuple(entry for entry in self.entries() if isinstance(entry, Segment))
+
+    @property
+    def head(self) -> str:
+        """The hash at the end of the chain: it stands for plan, facts and every line. Publish it to anchor the run."""
+        follower = self._follower
+        if follower is None:
+            follower = _follower(self.path)
+            for _ in read_transcript(self.path / "transcript.jsonl", follower):
+                pass
+        return follower.head
+
+    def begin(self, *, key: str | None, first_step: int, most: Event) -> Segment:
+        """Write that a process begins or takes up the run.
+
+        Args:
+            key: commitment to its secret key of noise and sampling (`Randomness.commitment`), never the key.
+            first_step: its first step, at most one more than the last that was charged.
+            most: the event that one of its steps charges at most; a torn line counts as this.
+        """
+        follower = self._writing()
+        segment = Segment(number=follower.segments, key=key, first_step=first_step, most=most)
+        self._write(segment)
+        self.sync()
+        return segment
+
+    def append(
+        self,
+        *,
+        step: int,
+        event: Event,
+        epsilon: float | None,
+        indices: str | None = None,
+        charge: str | None = None,
+    ) -> None:
+        """Write one step. Call it before the step touches data, so that the transcript is never short.
+
+        The line reaches the operating system at once (a killed process loses nothing) and the disk at least
+        once a second, and always before a model or a checkpoint is saved.
+
+        Args:
+            step: the next number, from 0, or from where `begin` said.
+            event: the step's event.
+            epsilon: ε so far, this step included; None when it was not computed.
+            indices: commitment to the batch under a secret key; never a plain hash of the batch.
+            charge: the ledger's name of the charge.
+        """
+        follower = self._writing()
+        if checks.integer(0, step=step) != follower.next_step:
+            raise InvalidArgument(f"step must be {follower.next_step}, got {step}. Write every step once, in order.")
+        attempt = follower.attempt(step)
+        self._write(Line(step=step, event=event, epsilon=epsilon, attempt=attempt, indices=indices, charge=charge))
+        if time.monotonic() - self._synced >= _SECONDS_BETWEEN_SYNCS:
+            self.sync()
+
+    def _writing(self) -> Follower:
+        if self._transcript is None or self._follower is None:
+            raise InvalidArgument(
+                "run must be open for writing, got one that was closed or opened to read. Create or resume one."
+            )
+        return self._follower
+
+    def _write(self, entry: Line | Segment) -> None:
+        follower, transcript = self._writing(), self._transcript
+        raw = follower.written(entry)
+        if transcript is None or transcript.write(raw) != len(raw):
+            # What follows a line that was written in part would not be a chain any more.
+            self._transcript = None
+            raise SordinoError("transcript must take whole lines, got a short write. Free space on the disk, resume.")
+
+    def sync(self) -> None:
+        """Force the transcript to the disk."""
+        if self._transcript is not None:
+            os.fsync(self._transcript.fileno())
+            self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Force the transcript to the disk, end it, and write the manifest. Other files may still be written."""
+        if self._transcript is not None and self._follower is not None:
+            self.sync()
+            self._transcript.close()
+            self._transcript = None
+            files = {name: fingerprint(self.path / name) for name in LISTED if (self.path / name).is_file()}
+            manifest = {"schema": 1, "head": self._follower.head, "lines": self._follower.lines, "files": files}
+            write_json(self.path / "manifest.json", manifest)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # --- the other files -----------------------------------------------------------------------------------------
+
+    def event(self) -> Event:
+        """The composition of all steps written so far: what an accountant is to be asked about."""
+        return compose([line.event for line in self])
+
+    @property
+    def plan(self) -> dict[str, object]:
+        """The plan, as it was written."""
+        return parse((self.path / "plan.json").read_text(), "plan.json")
+
+    @property
+    def meta(self) -> dict[str, object]:
+        """What was said about the run when it began."""
+        return parse((self.path / "run.json").read_text(), "run.json")
+
+    @property
+    def environment(self) -> dict[str, object]:
+        """Versions and platform of the process that began the run."""
+        return self._optional("environment.json")
+
+    def write_guarantee(self, guarantee: Guarantee) -> None:
+        """Write what the finished run guarantees, as numbers and as a sentence."""
+        self._put_json("guarantee.json", guarantee_body(guarantee))
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """The guarantee of the finished run, or None when it has not been written."""
+        body = self._optional("guarantee.json")
+        return guarantee_of(body) if body else None
+
+    def write_metrics(self, metrics: Mapping[str, Metric]) -> None:
+        """Write all measured values; every one says whether it is public."""
+        self._put_json("metrics.json", metrics_body(metrics))
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """The measured values, or an empty dictionary. Anything not marked public is private."""
+        return metrics_of(self._optional("metrics.json"))
+
+    def save_model(self, state_dict: "Mapping[str, Tensor]") -> Path:
+        """Write the parameters to `model.safetensors`, whole or not at all, after the transcript is on the disk.
+
+        Tied parameters are written once per name, so that the file loads into any module with these names.
+
+        Args:
+            state_dict: names to tensors of any shape and device.
+
+        Returns:
+            The file.
+        """
+        from safetensors.torch import save
+
+        self.sync()
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state_dict.items()}
+        return self._put("model.safetensors", save(tensors, metadata={"format": "pt"}))
+
+    def load_model(self) -> "dict[str, Tensor]":
+        """The parameters of `model.safetensors`, on the CPU."""
+        from safetensors.torch import load_file
+
+        file = self.path / "model.safetensors"
+        if not file.is_file():
+            raise InvalidArgument(f"run must hold a model, got {str(self.path)!r} without one. Was it cut off?")
+        return load_file(file)
+
+    def save_checkpoint(self, content: bytes) -> Path:
+        """Write `checkpoint.safetensors`, whole or not at all, after the transcript is on the disk.
+
+        Args:
+            content: what `sordino.training.checkpoint` made.
+        """
+        self.sync()
+        return self._put("checkpoint.safetensors", content)
+
+    @property
+    def manifest(self) -> dict[str, object]:
+        """What `close` vouched for, or an empty dictionary for a run that is being written or was cut off."""
+        return self._optional("manifest.json")
+
+    def _put_json(self, name: str, body: Mapping[str, object]) -> Path:
+        return self._put(name, (json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+    def _put(self, name: str, content: bytes) -> Path:
+        target = self.path / name
+        write_bytes(target, content)
+        manifest = self.manifest
+        files = manifest.get("files")
+        if isinstance(files, dict):
+            write_json(self.path / "manifest.json", manifest | {"files": files | {name: fingerprint(target)}})
+        return target
+
+    def _optional(self, name: str) -> dict[str, object]:
+        file = self.path / name
+        return parse(file.read_text(), name) if file.is_file() else {}
+
+
+def _follower(path: Path) -> Follower:
+    return Follower(genesis((path / "plan.json").read_bytes(), (path / "run.json").read_bytes()))
+
+
+def _locked(path: Path) -> int:
+    """A lock on the folder that ends with this process, however it ends."""
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise InvalidArgument(
+            f"run must not be open elsewhere, got {str(path)!r}, which another process is writing. Wait for its end."
+        ) from error
+    return lock
+
+
+def _mend(transcript: Path, follower: Follower) -> None:
+    """Follow the transcript to its end; put a whole line in place of a torn one, in one atomic step."""
+    content = transcript.read_bytes()
+    whole, _, fragment = content.rpartition(b"\n")
+    for raw in whole.split(b"\n") if whole else ():
+        follower.read(raw)
+    if fragment:
+        line = follower.torn(fragment)
+        mended = b"" if line is None else follower.written(line)
+        write_bytes(transcript, content[: len(content) - len(fragment)] + mended)

@@ -1,0 +1,228 @@
+"""The transcript of a run (floor 2): lines that only grow, each holding the SHA-256 of the line before it.
+
+There are two kinds of lines. A `Segment` says that a process began or resumed the run; a `Line` charges one step. A
+step that was lost in a crash and taken again has two lines, told apart by `attempt`, and both count.
+
+| field | holds |
+|---|---|
+| `previous` | SHA-256 of the line before, its line end left out; of plan.json and run.json in the first line |
+| `step`, `attempt`, `event`, `epsilon` | what was charged |
+| `indices` | commitment to the batch's indices under a secret key, or null |
+| `charge` | the ledger's name of the charge, or null |
+| `segment`, `key`, `first_step` | number of the segment, commitment to its secret key, the step where it starts |
+| `most` | the event that one of the segment's steps charges at most |
+
+Nothing in a line depends on a record. Whoever holds the folder can build another chain that fits: publish the head.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from sordino import checks
+from sordino.errors import InvalidArgument, SordinoError
+from sordino.events import Event, NoPrivacy, Nothing, from_dict, to_dict
+from sordino.runs.files import decode, encode, parse
+
+__all__ = ["Follower", "Line", "Segment", "genesis", "read_transcript"]
+
+_LINE = {"previous", "step", "attempt", "event", "epsilon", "indices", "charge"}
+_SEGMENT = {"previous", "segment", "key", "first_step", "most"}
+_START_OF_SEGMENT = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One step of the transcript.
+
+    Args:
+        step: number of the step, from 0, without gaps within a segment.
+        event: what the step did, whatever its batch was.
+        epsilon: ε of the run up to and including this line, or None when it was not computed here.
+        attempt: how often this step has been charged, from 1; later ones repeat it after a crash.
+        indices: commitment to the batch's indices, or None.
+        charge: the ledger's name of the charge, or None.
+        torn: whether the line was cut off when the machine stopped; it counts as the most that a step can charge.
+    """
+
+    step: int
+    event: Event
+    epsilon: float | None
+    attempt: int = 1
+    indices: str | None = None
+    charge: str | None = None
+    torn: bool = False
+
+    def to_json(self, previous: str) -> str:
+        """The line as it is written after the line with hash `previous`, without its line end."""
+        body = {
+            "previous": previous,
+            "step": self.step,
+            "attempt": self.attempt,
+            "event": to_dict(self.event),
+            "epsilon": encode(self.epsilon),
+            "indices": self.indices,
+            "charge": self.charge,
+        }
+        return json.dumps(body | {"torn": True} if self.torn else body, allow_nan=False)
+
+    @classmethod
+    def from_body(cls, body: dict[str, object]) -> Self:
+        """The line whose JSON object is `body`."""
+        return cls(
+            step=checks.integer(0, step=body["step"]),
+            event=from_dict(body["event"]),
+            epsilon=decode(body["epsilon"]),
+            attempt=checks.integer(1, attempt=body["attempt"]),
+            indices=_text(body["indices"]),
+            charge=_text(body["charge"]),
+            torn=body.get("torn") is True,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """The share of one process in a run: from the beginning, or from a checkpoint.
+
+    Args:
+        number: from 0; every resume makes a new one.
+        key: commitment to the segment's secret key of noise and sampling, or None when it is not known. Never the key.
+        first_step: the first step of the segment; less than what was reached before when steps are repeated.
+        most: the event that one of its steps charges at most.
+    """
+
+    number: int
+    key: str | None
+    first_step: int
+    most: Event
+
+    def to_json(self, previous: str) -> str:
+        """The line as it is written after the line with hash `previous`, without its line end."""
+        body = {"previous": previous, "segment": self.number, "key": self.key, "first_step": self.first_step}
+        return json.dumps(body | {"most": to_dict(self.most)}, allow_nan=False)
+
+    @classmethod
+    def from_body(cls, body: dict[str, object]) -> Self:
+        """The segment whose JSON object is `body`."""
+        return cls(
+            number=checks.integer(0, segment=body["segment"]),
+            key=_text(body["key"]),
+            first_step=checks.integer(0, first_step=body["first_step"]),
+            most=from_dict(body["most"]),
+        )
+
+
+def _text(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise InvalidArgument(f"value must be a text or null, got {value!r}. The run folder was changed.")
+    return value
+
+
+def genesis(plan: bytes, meta: bytes) -> str:
+    """What the first line holds in place of a hash: the fingerprint of plan.json and run.json together."""
+    parts = "\n".join(hashlib.sha256(part).hexdigest() for part in (plan, meta))
+    return hashlib.sha256(f"sordino transcript 1\n{parts}\n".encode()).hexdigest()
+
+
+class Follower:
+    """Follows a transcript line by line, and refuses one that does not continue it.
+
+    Args:
+        head: hash that the first line must hold.
+    """
+
+    def __init__(self, head: str) -> None:
+        self.head = head
+        self.lines = self.segments = 0
+        self.next_step = 0
+        self._most: Event | None = None
+        self._attempts: Counter[int] = Counter()
+
+    @property
+    def reached(self) -> int:
+        """One more than the last step charged in any segment."""
+        return len(self._attempts)
+
+    def attempt(self, step: int) -> int:
+        """The number that the next attempt at `step` has."""
+        return self._attempts[step] + 1
+
+    def written(self, entry: Line | Segment) -> bytes:
+        """The bytes of the next line; it is then followed."""
+        raw = entry.to_json(self.head).encode()
+        self._follow(entry, raw)
+        return raw + b"\n"
+
+    def read(self, raw: bytes) -> Line | Segment:
+        """What the next line says.
+
+        Raises:
+            SordinoError: it is not a line of a transcript, or does not continue this one.
+        """
+        where = f"line {self.lines + 1} of transcript.jsonl"
+        try:
+            body = parse(raw.decode(), where)
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"{where} must be JSON, got other bytes. The run folder was changed.") from error
+        if set(body) not in (_LINE, _LINE | {"torn"}, _SEGMENT):
+            raise InvalidArgument(
+                f"{where} must hold {', '.join(sorted(_LINE))}, got {', '.join(sorted(body))}. "
+                "The run folder was changed."
+            )
+        if body["previous"] != self.head:
+            raise SordinoError(f"{where} must hold the hash of what stands before it, got another. {_CHANGED}")
+        entry = Segment.from_body(body) if "segment" in body else Line.from_body(body)
+        self._follow(entry, raw)
+        return entry
+
+    def torn(self, fragment: bytes) -> Line | None:
+        """How a last line that was cut off is counted: as a step, unless it began a segment."""
+        if b'"segment"' in fragment[:_START_OF_SEGMENT]:
+            return None
+        most = NoPrivacy(reason="the first line is torn") if self._most is None else self._most
+        return Line(step=self.next_step, event=most, epsilon=None, attempt=self.attempt(self.next_step), torn=True)
+
+    def _follow(self, entry: Line | Segment, raw: bytes) -> None:
+        if isinstance(entry, Segment):
+            if entry.number != self.segments or entry.first_step > self.reached:
+                raise SordinoError(
+                    f"a segment must be number {self.segments} and start at step {self.reached} or before, got number "
+                    f"{entry.number} at step {entry.first_step}. {_CHANGED}"
+                )
+            self.segments += 1
+            self.next_step, self._most = entry.first_step, entry.most
+        else:
+            if entry.step != self.next_step or entry.attempt != self.attempt(entry.step):
+                raise SordinoError(
+                    f"steps of a transcript must follow without gaps, got attempt {entry.attempt} at step "
+                    f"{entry.step} after step {self.next_step - 1}. {_CHANGED}"
+                )
+            self._attempts[entry.step] += 1
+            self.next_step += 1
+            if self._most is None and not isinstance(entry.event, Nothing):
+                self._most = entry.event
+        self.head = hashlib.sha256(raw).hexdigest()
+        self.lines += 1
+
+
+_CHANGED = "The run folder was changed."
+
+
+def read_transcript(path: Path, follower: Follower) -> Iterator[Line | Segment]:
+    """All lines of a transcript, checked; a torn last one comes as the step that it counts as.
+
+    Raises:
+        SordinoError: a line does not continue the one before it.
+    """
+    with path.open("rb") as file:
+        for raw in file:
+            if raw.endswith(b"\n"):
+                yield follower.read(raw[:-1])
+                continue
+            line = follower.torn(raw)
+            if line is not None:
+                yield line
