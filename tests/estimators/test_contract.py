@@ -27,6 +27,7 @@ DECLARED = {
     "target_bounds": (-1.0, 3.0),
     "population": 100,
     "steps": 3,
+    "epochs": 3.0,
 }
 CANDIDATES = np.vstack([np.zeros(COLUMNS + 1), np.eye(COLUMNS + 1)])
 METHODS = {
@@ -38,6 +39,7 @@ METHODS = {
 EXTRA = {"Ridge": {"alpha": 50.0}}
 PURE = {"objective", "output", "exponential", "sufficient-statistics"}
 FREE = {"MinMaxScaler"}  # learns nothing from records
+NEURAL = {"DPClassifier", "DPRegressor"}  # no declared norm: gradients are clipped, records are not
 
 
 def build(name, method=None, **changes):
@@ -96,7 +98,10 @@ def learned(estimator):
 
 
 def numbers_of(estimator):
-    parts = [np.ravel(value) for key, value in learned(estimator).items() if isinstance(value, np.ndarray | float)]
+    values = list(learned(estimator).values())
+    if "module_" in vars(estimator):
+        values += [parameter.detach().numpy() for parameter in estimator.module_.parameters()]
+    parts = [np.ravel(value) for value in values if isinstance(value, np.ndarray | float)]
     return np.concatenate([part.astype(float) for part in parts if part.dtype.kind == "f"])
 
 
@@ -147,7 +152,7 @@ def test_records_that_are_not_numbers_contribute_nothing(name, method):
     assert numbers_of(seen) == pytest.approx(numbers_of(plain), rel=1e-5, abs=1e-6)
 
 
-@each(lambda name, method: name in {"LogisticRegression", "LinearSVC", "GaussianNB"})
+@each(lambda name, method: name in {"LogisticRegression", "LinearSVC", "GaussianNB", "DPClassifier"})
 def test_labels_that_nobody_declared_contribute_nothing(name, method):
     X, y = records()
     labels = np.where(y > 0, "yes", "no").astype(object)
@@ -163,7 +168,7 @@ def test_labels_that_nobody_declared_contribute_nothing(name, method):
             assert numbers_of(seen) == pytest.approx(numbers_of(kept), rel=1e-5, abs=1e-6)
 
 
-@PRIVATE
+@each(lambda name, method: name not in FREE | NEURAL)
 def test_a_record_beyond_the_declared_norm_counts_as_one_on_it(name, method):
     X, y = records()
     far, near = X.copy(), X.copy()
@@ -194,7 +199,7 @@ def test_what_was_done_costs_what_was_declared(name, method):
 @PRIVATE
 def test_without_delta_the_privacy_is_pure_or_the_method_is_refused(name, method):
     estimator = build(name, method, delta=0.0)
-    if method is None or method in PURE:
+    if method in PURE or (method is None and name not in NEURAL):
         model = fitted(estimator, *records())
         assert (model.privacy_.epsilon, model.privacy_.delta) == (pytest.approx(1.0), 0.0)
         assert accounting.epsilon(compose(list(model.events_)), 0.0).upper <= 1 + 1e-9
@@ -216,10 +221,10 @@ def test_what_must_be_public_is_declared_and_never_read_from_the_data(name, meth
     assert not [key for key in vars(estimator) if key in {"privacy_", "coef_"}]
 
 
-@pytest.mark.parametrize("method", ["dp-gd", "dp-sgd"])
-def test_descents_want_a_public_guess_of_the_number_of_records(method):
+@each(lambda name, method: method in DESCENTS or name in NEURAL)
+def test_descents_want_a_public_guess_of_the_number_of_records(name, method):
     with pytest.raises(MissingDeclaration, match="population must be declared"):
-        fitted(build("LogisticRegression", method, population=None), *records())
+        fitted(build(name, method, population=None), *records())
 
 
 def test_the_exponential_mechanism_wants_its_candidates():
@@ -263,7 +268,7 @@ def test_a_fitted_estimator_survives_a_pickle(name, method):
     assert (numbers_of(again) == numbers_of(model)).all()
 
 
-@each(lambda name, method: name in METHODS or name == "PCA")
+@each(lambda name, method: name in {*METHODS, *NEURAL, "PCA"})
 @pytest.mark.parametrize("relation", list(NeighboringRelation))
 def test_the_relation_is_stated_and_priced(name, method, relation):
     estimator = build(name, method, neighboring_relation=str(relation))

@@ -28,6 +28,8 @@ CLASSIFIER = {
 }
 REGRESSOR = {"check_regressors_train": NOISY, "check_supervised_y_no_nan": SILENT}
 EXEMPT = {
+    "DPClassifier": CLASSIFIER,
+    "DPRegressor": REGRESSOR,
     "GaussianNB": CLASSIFIER,
     "LinearRegression": REGRESSOR,
     "LinearSVC": CLASSIFIER,
@@ -42,6 +44,7 @@ PARAMETERS = {
     "classes": (0, 1),
     "bounds": (-10.0, 10.0),
     "target_bounds": (-100.0, 100.0),
+    "population": 200,
     "random_state": 0,
     "reproducible": True,
 }

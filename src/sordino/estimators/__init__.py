@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from sordino.estimators.linear_classifiers import LinearSVC, LogisticRegression
     from sordino.estimators.linear_regression import LinearRegression, Ridge
     from sordino.estimators.naive_bayes import GaussianNB
+    from sordino.estimators.neural import DPClassifier, DPRegressor
     from sordino.estimators.pca import PCA
     from sordino.estimators.scalers import MinMaxScaler, StandardScaler
 
 __all__ = [
+    "DPClassifier",
+    "DPRegressor",
     "GaussianNB",
     "KMeans",
     "LinearRegression",
@@ -28,6 +31,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "DPClassifier": "neural",
+    "DPRegressor": "neural",
     "GaussianNB": "naive_bayes",
     "KMeans": "kmeans",
     "LinearRegression": "linear_regression",
