@@ -15,7 +15,8 @@ SordinoError
 ├── BudgetExceeded             the step or the run would spend more than the budget
 ├── UnsupportedEvent           this accountant has no sound answer for this event
 ├── AccountingError            the accountant can't bound its own error for this input
-└── DataUnavailable            a named data set is not on this machine
+├── DataUnavailable            a named data set is not on this machine
+└── LedgerError                the ledger can't be reached, or does not hold together
 ```
 
 Every message has the form ``<name> must be <constraint>, got <value>. <What to do next>.`` or names the
@@ -29,6 +30,7 @@ __all__ = [
     "CoupledRecords",
     "DataUnavailable",
     "InvalidArgument",
+    "LedgerError",
     "LossShapeError",
     "MissingDeclaration",
     "PrivacyError",
@@ -133,3 +135,9 @@ class DataUnavailable(SordinoError):
     """A named data set is not on this machine; the message says which file to place where."""
 
     section = "data-sets"
+
+
+class LedgerError(SordinoError):
+    """The ledger can't be reached, or what it holds does not hold together."""
+
+    section = "budget"

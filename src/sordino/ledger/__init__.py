@@ -1,0 +1,17 @@
+"""The ledger (floor 2): what was spent on which data set, by whom, and what is left. SQLAlchemy; no torch.
+
+    Ledger("privacy.db")              a file (SQLite) or postgresql://…
+    ledger.declare("adult", …)        a data set's account, with its budget
+    account.charge(event)             before the data are read; refused when it does not fit
+    account.reserve(event)            a whole plan set aside, drawn in pieces, the rest given back
+
+Accounts and reservations are what ``ledger=`` takes in `fit`, `PrivacyEngine` and the estimators.
+"""
+
+from sordino.ledger.account import Account, Remaining
+from sordino.ledger.book import Ledger
+from sordino.ledger.budget import Budget
+from sordino.ledger.entries import Entry
+from sordino.ledger.reservation import Charge, Reservation
+
+__all__ = ["Account", "Budget", "Charge", "Entry", "Ledger", "Remaining", "Reservation"]
