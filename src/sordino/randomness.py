@@ -131,6 +131,13 @@ class Randomness:
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("Randomness can't be pickled or copied: a copy would repeat its noise. Make a new one.")
 
+    @property
+    def commitment(self) -> str:
+        """A name for the key, 64 hexadecimal digits, that binds to it without giving it away; every key has another."""
+        mark = _mark()
+        text = b"" if mark == self._home else mark.encode()
+        return hashlib.blake2b(text, key=self._key, digest_size=_KEY_BYTES, person=b"sordino-commit").hexdigest()
+
     def stream(self, purpose: str, *, step: int, tensor: int = 0, rank: int = 0) -> Stream:
         """The stream named by (purpose, step, tensor, rank); the same name gives the same bits again.
 

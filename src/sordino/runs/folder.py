@@ -99,7 +99,7 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: str | Path) -> Self:
-        """An existing run, to go on writing: a torn last line is made whole, and claims about the end are withdrawn.
+        """An existing run, to go on writing: a torn last line is made whole.
 
         Raises:
             InvalidArgument: no run lies there, or another process is writing it.
@@ -110,8 +110,6 @@ class RunFolder:
         try:
             follower = _follower(path)
             _mend(path / "transcript.jsonl", follower)
-            for name in ("manifest.json", "guarantee.json"):
-                (path / name).unlink(missing_ok=True)
             transcript = (path / "transcript.jsonl").open("ab", buffering=0)
         except BaseException:
             os.close(lock)
@@ -154,6 +152,11 @@ class RunFolder:
                 pass
         return follower.head
 
+    @property
+    def lines(self) -> int:
+        """Number of lines in the transcript, those of segments among them."""
+        return sum(1 for _ in self.entries()) if self._follower is None else self._follower.lines
+
     def begin(self, *, key: str | None, first_step: int, most: Event) -> Segment:
         """Write that a process begins or takes up the run.
 
@@ -163,6 +166,9 @@ class RunFolder:
             most: the event that one of its steps charges at most; a torn line counts as this.
         """
         follower = self._writing()
+        # What the folder claims about its end would be too little from here on.
+        for name in ("manifest.json", "guarantee.json"):
+            (self.path / name).unlink(missing_ok=True)
         segment = Segment(number=follower.segments, key=key, first_step=first_step, most=most)
         self._write(segment)
         self.sync()

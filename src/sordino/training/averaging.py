@@ -90,7 +90,7 @@ class WeightAverage:
     """
 
     def __init__(self, rule: Averaging, model: nn.Module, *, steps: int) -> None:
-        self._rule = rule
+        self.rule = rule
         self._parameters = list(model.parameters())
         self._steps = steps
         self._average: list[Tensor] | None = None
@@ -98,7 +98,7 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the weights after step `step`."""
-        weight = self._rule.weight(step, self._steps)
+        weight = self.rule.weight(step, self._steps)
         if weight == 0:
             return
         if self._average is None:
@@ -114,6 +114,15 @@ class WeightAverage:
         if self._average is not None:
             for average, parameter in zip(self._average, self._parameters, strict=True):
                 parameter.copy_(average)
+
+    def state(self) -> list[Tensor] | None:
+        """The average so far, one tensor a parameter; None before the first counted step."""
+        return self._average
+
+    def load_state(self, state: list[Tensor] | None) -> None:
+        """Go on from what `state` gave."""
+        devices = [parameter.device for parameter in self._parameters]
+        self._average = None if state is None else [part.to(at) for part, at in zip(state, devices, strict=True)]
 
 
 def _held(parameter: Tensor) -> torch.dtype:

@@ -32,6 +32,12 @@ class Charges:
         """Everything charged so far, as one event."""
         return compose([SelfComposed(event=event, count=times) for event, times in self._history])
 
+    def copy(self) -> "Charges":
+        """The same charges, to go on from."""
+        other = Charges()
+        other._history = list(self._history)
+        return other
+
     def state_dict(self) -> dict[str, object]:
         """The charges as plain JSON types."""
         return {"schema": 1, "history": [[to_dict(event), times] for event, times in self._history]}

@@ -4,13 +4,10 @@ One batch, one way: the plan's sampler draws a logical batch → it is charged t
 chunk by chunk → `PrivateStep` clips, sums, adds noise once and divides by a public number → the optimizer steps.
 """
 
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FrameType
+from pathlib import Path
 from typing import Protocol, cast
 from weakref import WeakValueDictionary
 
@@ -23,18 +20,21 @@ from torch.utils.data import Dataset
 
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, LossShapeError
-from sordino.events import Event, Nothing
+from sordino.events import Event
 from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
+from sordino.runs import RunFolder
 from sordino.sampling import Chunk, split
 from sordino.training.averaging import Averaging, WeightAverage
 from sordino.training.display import ProgressLine
 from sordino.training.following import ForwardWatch, compares_values
 from sordino.training.guard import claim, is_claimed, release
+from sordino.training.interrupts import uninterrupted
 from sordino.training.plan import Performance, Plan
 from sordino.training.probe import check_records_are_independent
+from sordino.training.record import Parts, RunRecord, record_of
 from sordino.training.source import Source, source_of
-from sordino.training.spending import SpentSoFar
+from sordino.training.spending import SpentSoFar, charged_at
 from sordino.training.step import PrivateStep
 from sordino.training.structure import map_tensors
 
@@ -70,8 +70,8 @@ class FitResult:
         model: the user's own module, trained in place; with averaging its weights are the averages.
         plan: what was run.
         guarantee: what the steps that were charged guarantee.
-        steps: steps that were finished.
-        charged_steps: steps that were charged, at most one more than `steps`.
+        steps: steps that were finished, those before a resume among them.
+        charged_steps: steps that were charged; at most one more than `steps`, not counting repeated ones.
         interrupted: whether Ctrl-C ended the run early; the model is then that of the last finished step.
         seconds: wall-clock time of the run.
     """
@@ -97,6 +97,9 @@ def fit(
     performance: Performance | None = None,
     randomness: Randomness | None = None,
     averaging: Averaging | None = None,
+    run: RunFolder | str | Path | None = None,
+    checkpoint_every: int | None = None,
+    resume: str | Path | None = None,
     transcript: Transcript | None = None,
     on_step: Callable[[int], None] | None = None,
     progress: bool = True,
@@ -124,7 +127,11 @@ def fit(
         performance: chunk size and device; None takes batches whole, on the device where the model is.
         randomness: fresh for every run; None draws a new key from the operating system.
         averaging: `TailAverage` or `ExponentialAverage` of the weights: costs no privacy.
-        transcript: charged before the records of a step are read, for instance a `RunFolder`.
+        run: a new folder for plan, transcript, checkpoints, model and guarantee; or a `RunFolder` that is open.
+        checkpoint_every: steps between checkpoints, ≥ 1; None makes one only when Ctrl-C ends the run.
+        resume: the folder of a run that was cut off, with the same plan, kind of model and optimizer. It goes on from
+            its last checkpoint with fresh noise; steps after it are taken again, and both times are charged.
+        transcript: charged before the records of a step are read, beside or instead of a run.
         on_step: called after every finished step with the number of steps done.
         progress: show step, ε so far and time left. Neither losses nor norms are ever shown.
 
@@ -154,10 +161,18 @@ def fit(
     model.to(performance.device)
     stepper = _optimizer(model, optimizer, plan)
     schedule = _schedule(stepper, scheduler)
-    run = _Run(model, loss, source, plan, stepper, schedule, performance, randomness, averaging)
-    visible = progress or transcript is not None
-    run.train(transcript, on_step, progress=progress, spent=SpentSoFar(plan) if visible else None)
-    return run.result()
+    record = record_of(plan, run=run, resume=resume, every=checkpoint_every)
+    try:
+        training = _Run(model, loss, source, plan, stepper, schedule, performance, randomness, averaging, record)
+        training.train(transcript, on_step, progress=progress)
+        result = training.result()
+        if record is not None:
+            record.finish(model, result.guarantee)
+    except BaseException:
+        if record is not None:
+            record.give_up()
+        raise
+    return result
 
 
 class _Run:
@@ -174,6 +189,7 @@ class _Run:
         performance: Performance,
         randomness: Randomness,
         averaging: Averaging | None,
+        record: RunRecord | None,
     ) -> None:
         self._model, self._loss, self._source, self._plan = model, loss, source, plan
         self._optimizer, self._schedule, self._performance = optimizer, schedule, performance
@@ -181,7 +197,12 @@ class _Run:
         self._average = None if averaging is None else WeightAverage(averaging, model, steps=plan.steps)
         self._device = torch.device(performance.device or _device_of(model))
         self._started = time.monotonic()
-        self._done = self._charged = 0
+        self._parts = Parts(model=model, optimizer=optimizer, schedule=schedule, average=self._average)
+        self._record = record
+        if record is not None:
+            record.begin(self._parts, randomness)
+        self._first = 0 if record is None else record.first_step
+        self._done = self._charged = self._first
         self._interrupted = False
         self._probed = False
         self._chunks = 0
@@ -192,9 +213,9 @@ class _Run:
         on_step: Callable[[int], None] | None,
         *,
         progress: bool,
-        spent: SpentSoFar | None,
     ) -> None:
-        """All steps of the plan, or those before Ctrl-C."""
+        """All steps of the plan that are left, or those before Ctrl-C."""
+        spent = self._spent() if progress or transcript is not None or self._record is not None else None
         held = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         capture = GradientCapture(self._model, held)
         claimed = list(self._model.parameters())
@@ -204,16 +225,20 @@ class _Run:
             self._optimizer.zero_grad(set_to_none=True)
             self._probe(capture, self._source.structure())
             with ProgressLine(steps=self._plan.steps, delta=self._plan.delta, visible=progress) as line:
-                for number, indices in enumerate(self._batches()):
+                for number, indices in enumerate(self._batches(), start=self._first):
                     epsilon = 0.0 if spent is None else spent.after(number + 1)
-                    self._charge(transcript, number, epsilon)
+                    self._charge(transcript, number, epsilon, indices)
                     self._accumulate(step, capture, number, indices)
                     self._update(step)
                     line.show(steps=self._done, epsilon=epsilon)
+                    if self._record is not None:
+                        self._record.after_step(self._parts, self._done)
                     if on_step is not None:
                         on_step(self._done)
         except KeyboardInterrupt:
             self._interrupted = True
+            if self._record is not None:
+                self._record.save(self._parts, self._done)
         finally:
             step.abandon()
             capture.detach()
@@ -225,16 +250,23 @@ class _Run:
 
     def _batches(self) -> Iterator[np.ndarray]:
         return self._plan.sampling.batches(
-            population=len(self._source), first_step=0, steps=self._plan.steps, randomness=self._randomness
+            population=len(self._source),
+            first_step=self._first,
+            steps=self._plan.steps - self._first,
+            randomness=self._randomness,
         )
 
-    def _charge(self, transcript: Transcript | None, number: int, epsilon: float) -> None:
+    def _spent(self) -> SpentSoFar:
+        return SpentSoFar(self._plan, first=self._first, earlier=None if self._record is None else self._record.earlier)
+
+    def _charge(self, transcript: Transcript | None, number: int, epsilon: float, indices: np.ndarray) -> None:
         """Before the batch is read. Under shuffled epochs the first step of an epoch pays for all of it."""
         self._charged = number + 1
+        event = charged_at(self._plan, number, first=self._first)
+        if self._record is not None:
+            self._record.charge(step=number, event=event, epsilon=epsilon, indices=indices)
         if transcript is not None:
-            charges = self._plan.sampling.charges
-            pays = charges(number + 1) > charges(number)
-            transcript.append(step=number, event=self._plan.step_event() if pays else Nothing(), epsilon=epsilon)
+            transcript.append(step=number, event=event, epsilon=epsilon)
 
     def _accumulate(self, step: PrivateStep, capture: GradientCapture, number: int, indices: np.ndarray) -> None:
         for chunk in split(indices, step=number, microbatch_size=self._performance.microbatch_size):
@@ -272,7 +304,7 @@ class _Run:
         return losses
 
     def _update(self, step: PrivateStep) -> None:
-        with _uninterrupted():
+        with uninterrupted():
             step.finish()
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
@@ -295,10 +327,11 @@ class _Run:
     def result(self) -> FitResult:
         """What was reached, and what it guarantees."""
         caveats = (FIXED_SEED,) if self._randomness.reproducible else ()
+        guarantee = self._plan.guarantee(steps=self._charged, caveats=caveats)
         return FitResult(
             model=self._model,
             plan=self._plan,
-            guarantee=self._plan.guarantee(steps=self._charged, caveats=caveats),
+            guarantee=guarantee if self._record is None else self._record.guarantee(guarantee),
             steps=self._done,
             charged_steps=self._charged,
             interrupted=self._interrupted,
@@ -326,7 +359,7 @@ def _optimizer(model: nn.Module, optimizer: Optimizer | OptimizerFactory | None,
     if is_claimed(parameters):
         raise InvalidArgument("model must not be private already, got one that is. Call detach() on its engine first.")
     if optimizer is None:
-        made: Optimizer = torch.optim.SGD(parameters, lr=1 / plan.max_grad_norm)
+        made: Optimizer = torch.optim.SGD(parameters, lr=1 / plan.at(0).max_grad_norm)
     else:
         made = optimizer if isinstance(optimizer, Optimizer) else optimizer(parameters)
     if isinstance(made, LBFGS):
@@ -348,20 +381,3 @@ def _schedule(
     if made is not None and made.optimizer is not optimizer:
         raise InvalidArgument("scheduler must be the optimizer's, got another's. Build it from the same optimizer.")
     return made
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block, so that an update is whole or has not begun."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    waiting: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if waiting:
-        handler(*waiting[0])

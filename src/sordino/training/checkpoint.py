@@ -1,0 +1,191 @@
+"""One file that training goes on from (floor 3): tensors as safetensors, all else as JSON in its header. Never pickle.
+
+A checkpoint holds no key and no state of a generator: whoever resumes draws fresh entropy, so no noise value is used
+twice, and a checkpoint that is stolen gives no noise away. What it says of randomness are commitments to keys.
+
+Example:
+    >>> import torch
+    >>> content = to_bytes({"step": 3}, {"weights": torch.ones(2), "betas": (0.9, 0.999)})
+    >>> facts, state = from_bytes(content)
+    >>> facts["step"], state["betas"], state["weights"]
+    (3, (0.9, 0.999), tensor([1., 1.]))
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sordino.errors import InvalidArgument
+
+__all__ = ["from_bytes", "load_module", "load_optimizer", "module_state", "read", "to_bytes"]
+
+_FORMAT = "sordino checkpoint 1"
+_LENGTH = 8  # bytes of the header's length, at the start of a safetensors file
+
+
+def to_bytes(facts: Mapping[str, object], state: Mapping[str, object]) -> bytes:
+    """A checkpoint.
+
+    Args:
+        facts: what it is a checkpoint of, in plain JSON types.
+        state: nested dicts, lists and tuples of tensors, numbers, texts and None.
+
+    Raises:
+        InvalidArgument: names the place in `state` that holds anything else.
+    """
+    tensors: dict[str, Tensor] = {}
+    body = _pack(dict(state), "", tensors)
+    text = json.dumps({"facts": dict(facts), "state": body}, allow_nan=False)
+    return save(tensors, metadata={"format": _FORMAT, "content": text})
+
+
+def from_bytes(content: bytes, name: str = "checkpoint") -> tuple[dict[str, object], dict[str, object]]:
+    """The facts and the state of a checkpoint, tensors on the CPU. Nothing in the file is run.
+
+    Raises:
+        InvalidArgument: the bytes are no checkpoint, for instance a pickle file.
+    """
+    try:
+        tensors = load(content)
+        header = json.loads(content[_LENGTH : _LENGTH + int.from_bytes(content[:_LENGTH], "little")])
+        metadata = header.get("__metadata__", {})
+        if metadata.get("format") != _FORMAT:
+            raise InvalidArgument(_refusal(name, "another safetensors file"))
+        body = json.loads(metadata["content"])
+        return dict(body["facts"]), cast("dict[str, object]", _unpack(body["state"], tensors))
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument(_refusal(name, "another kind of file or a damaged one")) from error
+
+
+def read(path: Path) -> tuple[dict[str, object], dict[str, object]]:
+    """The facts and the state of the checkpoint in a file."""
+    if not path.is_file():
+        raise InvalidArgument(f"path must be a checkpoint file, got {str(path)!r}, where there is none.")
+    return from_bytes(path.read_bytes(), str(path))
+
+
+def _refusal(name: str, got: str) -> str:
+    return (
+        f"{name} must be a checkpoint that sordino wrote (safetensors), got {got}. "
+        "Pickle files, such as those of torch.save, are not read: reading one can run code."
+    )
+
+
+# --- modules and optimizers --------------------------------------------------------------------------------------
+
+
+def module_state(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers by name, those that `state_dict` leaves out among them."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+@torch.no_grad()
+def load_module(module: nn.Module, state: object) -> None:
+    """Write the tensors of `module_state` back in place; nothing is written unless all of them fit.
+
+    Raises:
+        InvalidArgument: names what the module or the checkpoint lacks, or what has another shape or type.
+    """
+    saved = cast("dict[str, Tensor]", state)
+    own = module_state(module)
+    strange = sorted(own.keys() ^ saved.keys())
+    strange += sorted(
+        name
+        for name in own.keys() & saved.keys()
+        if own[name].shape != saved[name].shape or own[name].dtype != saved[name].dtype
+    )
+    if strange:
+        raise InvalidArgument(
+            f"module must be the one that was saved, got one that differs in {', '.join(strange[:8])}"
+            f"{' and more' if len(strange) > 8 else ''}. Build it as it was built for the checkpoint."
+        )
+    for name, tensor in own.items():
+        tensor.copy_(saved[name])
+
+
+def load_optimizer(optimizer: Optimizer, kind: object, state: object) -> None:
+    """Give an optimizer the state that was saved.
+
+    Raises:
+        InvalidArgument: it is of another kind, or holds other groups of parameters.
+    """
+    if type(optimizer).__name__ != kind:
+        raise InvalidArgument(
+            f"optimizer must be {kind} as in the checkpoint, got {type(optimizer).__name__}. Build the same one."
+        )
+    try:
+        optimizer.load_state_dict(cast("dict[str, object]", state))
+    except (ValueError, KeyError) as error:
+        raise InvalidArgument(
+            "optimizer must hold the same groups of parameters as in the checkpoint, got others. Build the same one."
+        ) from error
+
+
+# --- nested state to JSON and back -------------------------------------------------------------------------------
+
+
+def _pack(value: object, place: str, tensors: dict[str, Tensor]) -> object:
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            raise _unpackable(place, "a sparse tensor")
+        tensors[place] = value.detach().cpu().contiguous().clone()
+        return {"tensor": place}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, Mapping):
+        kind = "counter" if isinstance(value, Counter) else "dict"
+        return {kind: [[_key(key, place), _pack(part, f"{place}/{key}", tensors)] for key, part in value.items()]}
+    if isinstance(value, list | tuple):
+        parts = [_pack(part, f"{place}/{number}", tensors) for number, part in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": parts}
+    raise _unpackable(place, type(value).__name__)
+
+
+def _key(key: object, place: str) -> str | int | float:
+    if not isinstance(key, str | int | float):
+        raise _unpackable(place, f"a key of type {type(key).__name__}")
+    return key
+
+
+def _unpackable(place: str, got: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"state must be made of tensors, numbers and texts, got {got} at {place}. "
+        "Checkpoints hold no Python objects, since reading those can run code."
+    )
+
+
+def _unpack(body: object, tensors: Mapping[str, Tensor]) -> object:
+    if not isinstance(body, dict):
+        return body
+    ((kind, value),) = body.items()
+    match kind:
+        case "tensor":
+            return tensors[value]
+        case "float":
+            return float(value)
+        case "dict" | "counter":
+            pairs = {key: _unpack(part, tensors) for key, part in value}
+            return Counter(pairs) if kind == "counter" else pairs
+        case "list":
+            return [_unpack(part, tensors) for part in value]
+        case _:
+            return tuple(_unpack(part, tensors) for part in value)

@@ -1,0 +1,236 @@
+"""What `fit` writes into a run folder, and how it takes a run up again (floor 3).
+
+Order is everything here: a step is in the transcript before its records are read, the transcript is on the disk before
+a checkpoint or a model is, and a checkpoint is there whole or not at all. So whatever a crash leaves behind, all that
+can be seen of the records has been charged. Steps after the last checkpoint are lost and taken again; both count.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from sordino import accounting, checks
+from sordino.definitions import Guarantee
+from sordino.errors import InvalidArgument
+from sordino.events import Event, Nothing
+from sordino.randomness import Randomness
+from sordino.runs import RunFolder
+from sordino.training.averaging import WeightAverage
+from sordino.training.charges import Charges
+from sordino.training.checkpoint import load_module, load_optimizer, module_state, read, to_bytes
+from sordino.training.commitment import commitment_to
+from sordino.training.plan import Plan
+
+__all__ = ["Parts", "RunRecord", "record_of"]
+
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What training changes from step to step."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    average: WeightAverage | None
+
+    def kinds(self) -> dict[str, object]:
+        """What the parts are, in words that another process can compare."""
+        return {
+            "optimizer": type(self.optimizer).__name__,
+            "schedule": None if self.schedule is None else type(self.schedule).__name__,
+            "averaging": None if self.average is None else repr(self.average.rule),
+        }
+
+    def state(self) -> dict[str, object]:
+        """Everything that is needed to go on, except randomness."""
+        return {
+            "model": module_state(self.model),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": None if self.schedule is None else self.schedule.state_dict(),
+            "averaging": None if self.average is None else self.average.state(),
+        }
+
+    def load(self, facts: Mapping[str, object], state: Mapping[str, object]) -> None:
+        """Put the saved state into the parts.
+
+        Raises:
+            InvalidArgument: names the part that is not what was saved.
+        """
+        for name, kind in self.kinds().items():
+            if name != "optimizer" and facts.get(name) != kind:
+                raise InvalidArgument(f"{name} must be {facts.get(name)} as in the checkpoint, got {kind}.")
+        load_optimizer(self.optimizer, facts.get("optimizer"), state["optimizer"])
+        load_module(self.model, state["model"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(cast("dict[str, object]", state["schedule"]))
+        if self.average is not None:
+            self.average.load_state(cast("list[Tensor] | None", state["averaging"]))
+
+
+class RunRecord:
+    """One segment of a run: from its beginning, or from its checkpoint, to its end.
+
+    Guarantee: every step is in the transcript before its records are read. The files hold what `fit` releases anyway,
+    and commitments that say nothing without the key.
+
+    Args:
+        folder: open for writing.
+        plan: what is run.
+        every: steps between checkpoints; None makes none.
+        is_new: whether the folder may be thrown away when nothing was charged.
+    """
+
+    def __init__(self, folder: RunFolder, plan: Plan, *, every: int | None, is_new: bool) -> None:
+        self.folder = folder
+        self.first_step = 0
+        self.earlier = Charges()
+        self._plan = plan
+        self._every = every
+        self._is_new = is_new
+        self._charged = Charges()
+        self._saved = -1
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether something was charged before this segment."""
+        return not isinstance(self.earlier.event(), Nothing)
+
+    def begin(self, parts: Parts, randomness: Randomness) -> None:
+        """Load the checkpoint into the parts, if there is one, and write that a segment begins.
+
+        Raises:
+            InvalidArgument: the checkpoint is not one of this plan and these parts.
+        """
+        for line in self.folder:
+            if not isinstance(line.event, Nothing):
+                self.earlier.add(line.event)
+        self._charged = self.earlier.copy()
+        file = self.folder.path / "checkpoint.safetensors"
+        if not self._is_new and file.is_file():
+            facts, state = read(file)
+            if facts.get("plan") != json.loads(self._plan.to_json()):
+                raise InvalidArgument(
+                    "checkpoint must be one of this plan, got another plan's. Was the file exchanged?"
+                )
+            self.first_step = self._saved = checks.integer(0, step=facts.get("step"))
+            parts.load(facts, state)
+        self._randomness = randomness
+        self.folder.begin(key=randomness.commitment, first_step=self.first_step, most=_dearest(self._plan))
+
+    def charge(
+        self, *, step: int, event: Event, epsilon: float, indices: np.ndarray, charge: str | None = None
+    ) -> None:
+        """Write the step to the transcript; call it before its records are read."""
+        if not isinstance(event, Nothing):
+            self._charged.add(event)
+        commitment = commitment_to(indices, step=step, randomness=self._randomness)
+        self.folder.append(step=step, event=event, epsilon=epsilon, indices=commitment, charge=charge)
+
+    def after_step(self, parts: Parts, done: int) -> None:
+        """Save a checkpoint when one is due after `done` steps."""
+        if self._every is not None and done % self._every == 0 and done < self._plan.steps:
+            self.save(parts, done)
+
+    def save(self, parts: Parts, done: int) -> None:
+        """Save a checkpoint: the state after `done` steps."""
+        if done == self._saved:
+            return
+        self._saved = done
+        facts = {
+            "schema": _SCHEMA,
+            "step": done,
+            "plan": json.loads(self._plan.to_json()),
+            **parts.kinds(),
+            "head": self.folder.head,
+            "lines": self.folder.lines,
+            "charged": self._charged.state_dict(),
+            "lineage": [{"key": one.key, "first_step": one.first_step} for one in self.folder.segments()],
+        }
+        self.folder.save_checkpoint(to_bytes(facts, parts.state()))
+
+    def guarantee(self, planned: Guarantee) -> Guarantee:
+        """`planned` for everything that was charged, repeated steps and earlier segments among it."""
+        if not self.is_resumed:
+            return planned
+        relation = self._plan.neighboring_relation
+        spent = accounting.epsilon(self._charged.event(), self._plan.delta, relation=relation)
+        return replace(planned, epsilon=spent.upper, accountant=spent.accountant)
+
+    def finish(self, model: nn.Module, guarantee: Guarantee) -> None:
+        """Write model, guarantee and manifest."""
+        self.folder.save_model(model.state_dict())
+        self.folder.write_guarantee(guarantee)
+        self.folder.close()
+
+    def give_up(self) -> None:
+        """After a failure: a folder in which nothing was charged is thrown away, any other is closed."""
+        self.folder.close()
+        if self._is_new and not any(self.folder):
+            shutil.rmtree(self.folder.path)
+
+
+def record_of(
+    plan: Plan,
+    *,
+    run: RunFolder | str | Path | None,
+    resume: str | Path | None,
+    every: int | None,
+    meta: Mapping[str, object] | None = None,
+) -> RunRecord | None:
+    """The record that `fit` was asked for, or None.
+
+    Raises:
+        InvalidArgument: both a new run and one to resume, checkpoints without a run, a run of another plan, or one
+            that is finished.
+    """
+    if every is not None:
+        checks.integer(1, checkpoint_every=every)
+    if run is not None and resume is not None:
+        raise InvalidArgument("resume must be None for a new run, got both. Give run=… to begin, resume=… to go on.")
+    if resume is not None:
+        _check_unfinished(RunFolder.open(resume), plan)
+        return RunRecord(RunFolder.resume(resume), plan, every=every, is_new=False)
+    if run is None:
+        if every is not None:
+            raise InvalidArgument("checkpoint_every must be None without a run, got a number. Give run=… a folder.")
+        return None
+    if isinstance(run, RunFolder):
+        _check_plan(run, plan)
+        return RunRecord(run, plan, every=every, is_new=True)
+    return RunRecord(RunFolder.create(run, plan=plan.to_json(), meta=meta), plan, every=every, is_new=True)
+
+
+def _dearest(plan: Plan) -> Event:
+    """An event that costs at least as much as any one step: the least noise together with the largest sample rate."""
+    if not plan.is_scheduled or not plan.steps:
+        return plan.step_event()
+    steps = [plan.at(step) for step in range(plan.steps)]
+    noise, rate = min(step.noise_multiplier for step in steps), max(step.sample_rate for step in steps)
+    return replace(plan, noise_multiplier=noise, sample_rate=rate).step_event()
+
+
+def _check_plan(folder: RunFolder, plan: Plan) -> None:
+    written, given = folder.plan, json.loads(plan.to_json())
+    differing = sorted(name for name in written.keys() | given.keys() if written.get(name) != given.get(name))
+    if differing:
+        raise InvalidArgument(
+            f"plan must be that of the run folder, got one that differs in {', '.join(differing)}. "
+            "Use Plan.from_json on the folder's plan.json, or begin a new run."
+        )
+
+
+def _check_unfinished(folder: RunFolder, plan: Plan) -> None:
+    _check_plan(folder, plan)
+    reached = max((line.step + 1 for line in folder), default=0)
+    if folder.guarantee is not None and reached >= plan.steps:
+        raise InvalidArgument(f"run must be unfinished to be resumed, got {str(folder.path)!r}, which is complete.")
