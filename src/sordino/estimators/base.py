@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from sklearn.base import BaseEstimator
 
 from sordino import accounting, checks
-from sordino.definitions import Guarantee, NeighboringRelation
+from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
 from sordino.estimators.intake import declared
 from sordino.events import Event, compose
+from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 
 __all__ = ["PrivateEstimator"]
@@ -32,6 +33,7 @@ class PrivateEstimator(BaseEstimator):
     delta: float | None
     random_state: int | None
     reproducible: bool
+    ledger: Account | Reservation | None = None
     privacy_: Guarantee
     events_: tuple[Event, ...]
 
@@ -66,6 +68,9 @@ class PrivateEstimator(BaseEstimator):
         # The events were made from (ε, δ), so they cost at most ε; a surplus in the last digits is the accountant's.
         if spent.upper > epsilon * (1 + 1e-9):
             raise InvalidArgument(f"events must cost at most epsilon={epsilon:g}, got more. Please report this.")
+        if self.ledger is not None:
+            name = type(self).__name__
+            self.ledger.charge(compose(list(events)), note=name, relation=relation, unit=PrivacyUnit.EXAMPLE)
         self.events_ = tuple(events)
         self.privacy_ = Guarantee(
             epsilon=min(spent.upper, epsilon),

@@ -17,6 +17,7 @@ from sordino import checks
 from sordino.estimators.base import PrivateEstimator
 from sordino.estimators.intake import ColumnBounds, column_bounds, matrix
 from sordino.events import Event
+from sordino.ledger import Account, Reservation
 from sordino.mechanisms import PrivateCount, PrivateSum, budget
 from sordino.mechanisms.budgets import Budget
 from sordino.mechanisms.values import FloatArray, Numbers
@@ -45,6 +46,7 @@ class KMeans(TransformerMixin, PrivateEstimator):
         max_iter: number of steps ≥ 1; more steps mean more noise in each.
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
         cluster_centers_: [k, d], inside the bounds.
@@ -69,6 +71,7 @@ class KMeans(TransformerMixin, PrivateEstimator):
         max_iter: int = 5,
         random_state: int | None = None,
         reproducible: bool = False,
+        ledger: Account | Reservation | None = None,
     ) -> None:
         self.n_clusters = n_clusters
         self.epsilon = epsilon
@@ -77,6 +80,7 @@ class KMeans(TransformerMixin, PrivateEstimator):
         self.max_iter = max_iter
         self.random_state = random_state
         self.reproducible = reproducible
+        self.ledger = ledger
 
     def fit(self, X: Numbers, y: object = None) -> "KMeans":  # noqa: ARG002 (scikit-learn's signature)
         """Fit to records X [n, d]; charged first, then read."""

@@ -21,6 +21,7 @@ from sordino.estimators.descent import Descent, DescentSettings
 from sordino.estimators.design import Design
 from sordino.estimators.intake import Labels, codes, declared, declared_classes, matrix, one_a_record
 from sordino.estimators.losses import HuberHinge, Logistic, Loss, Softmax
+from sordino.ledger import Account, Reservation
 from sordino.mechanisms.values import FloatArray, Numbers
 
 __all__ = ["LinearSVC", "LogisticRegression"]
@@ -51,6 +52,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         candidates: npt.ArrayLike | None = None,
         random_state: int | None = None,
         reproducible: bool = False,
+        ledger: Account | Reservation | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -69,6 +71,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         self.candidates = candidates
         self.random_state = random_state
         self.reproducible = reproducible
+        self.ledger = ledger
 
     def _loss(self, classes: int) -> Loss:
         raise NotImplementedError
@@ -171,6 +174,7 @@ class LogisticRegression(_LinearClassifier):
         candidates: for ``exponential``: coefficients with the intercept last, (m, d + 1), or (m, K, d + 1) for K > 2.
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
         coef_: [1, d] or [K, d].
@@ -243,6 +247,7 @@ class LinearSVC(_LinearClassifier):
         candidates: npt.ArrayLike | None = None,
         random_state: int | None = None,
         reproducible: bool = False,
+        ledger: Account | Reservation | None = None,
     ) -> None:
         super().__init__(
             epsilon=epsilon,
@@ -262,6 +267,7 @@ class LinearSVC(_LinearClassifier):
             candidates=candidates,
             random_state=random_state,
             reproducible=reproducible,
+            ledger=ledger,
         )
         self.huber_width = huber_width
 

@@ -18,6 +18,7 @@ from sordino.estimators.intake import declared, matrix, one_a_record, scaled_tar
 from sordino.estimators.losses import HuberResidual
 from sordino.estimators.moments import AdaptiveStatistics, LeastSquaresStatistics
 from sordino.events import Event
+from sordino.ledger import Account, Reservation
 from sordino.mechanisms import GaussianBudget, budget
 from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bounds
 from sordino.randomness import Randomness
@@ -48,6 +49,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         learning_rate: float | None = None,
         random_state: int | None = None,
         reproducible: bool = False,
+        ledger: Account | Reservation | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -64,6 +66,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         self.learning_rate = learning_rate
         self.random_state = random_state
         self.reproducible = reproducible
+        self.ledger = ledger
 
     def _regularization(self, design: Design) -> float | None:
         raise NotImplementedError
@@ -186,6 +189,7 @@ class LinearRegression(_LeastSquares):
         learning_rate: for ``dp-gd``; None derives it from the plan.
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
         coef_: [d].
@@ -244,6 +248,7 @@ class Ridge(_LeastSquares):
         learning_rate: float | None = None,
         random_state: int | None = None,
         reproducible: bool = False,
+        ledger: Account | Reservation | None = None,
     ) -> None:
         super().__init__(
             epsilon=epsilon,
@@ -261,6 +266,7 @@ class Ridge(_LeastSquares):
             learning_rate=learning_rate,
             random_state=random_state,
             reproducible=reproducible,
+            ledger=ledger,
         )
         self.alpha = alpha
 

@@ -19,6 +19,7 @@ from sordino.estimators.intake import (
     matrix,
     one_a_record,
 )
+from sordino.ledger import Account, Reservation
 from sordino.mechanisms import budget
 from sordino.mechanisms.values import FloatArray, Numbers
 
@@ -39,6 +40,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         classes: all labels, at least two. Required.
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
         theta_: means [K, d].
@@ -65,6 +67,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         classes: Sequence[Hashable] | None = None,
         random_state: int | None = None,
         reproducible: bool = False,
+        ledger: Account | Reservation | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -72,6 +75,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         self.classes = classes
         self.random_state = random_state
         self.reproducible = reproducible
+        self.ledger = ledger
 
     def fit(self, X: Numbers, y: Labels) -> "GaussianNB":
         """Fit to records X [n, d] with labels y [n]; charged first, then read."""

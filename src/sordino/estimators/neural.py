@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from sordino.estimators.intake import Labels, codes, declared, declared_classes, matrix, one_a_record, scaled_targets
 from sordino.estimators.neural_fit import ModuleSource, NeuralEstimator, RecordLoss
+from sordino.ledger import Account, Reservation
 from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bounds
 
 __all__ = ["DPClassifier", "DPRegressor"]
@@ -44,6 +45,7 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         device: where to train; None leaves the module where it is.
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
         module_: the trained module, in evaluation mode.
@@ -84,6 +86,7 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         device: str | None = None,
         random_state: int | None = None,
         reproducible: bool = False,
+        ledger: Account | Reservation | None = None,
     ) -> None:
         self.module = module
         self.epsilon = epsilon
@@ -103,6 +106,7 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         self.device = device
         self.random_state = random_state
         self.reproducible = reproducible
+        self.ledger = ledger
 
     def fit(self, X: Numbers, y: Labels) -> "DPClassifier":
         """Fit to records X [n, d] with labels y [n]; charged first, then read."""
@@ -188,6 +192,7 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
         device: str | None = None,
         random_state: int | None = None,
         reproducible: bool = False,
+        ledger: Account | Reservation | None = None,
     ) -> None:
         self.module = module
         self.epsilon = epsilon
@@ -207,6 +212,7 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
         self.device = device
         self.random_state = random_state
         self.reproducible = reproducible
+        self.ledger = ledger
 
     def _scale(self) -> tuple[Bounds, float, float]:
         """The bounds, their middle, and half their distance."""

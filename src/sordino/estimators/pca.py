@@ -14,6 +14,7 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import PrivateEstimator
 from sordino.estimators.intake import declared, matrix, unit_rows
+from sordino.ledger import Account, Reservation
 from sordino.mechanisms import PrivateSecondMoment, budget
 from sordino.mechanisms.values import FloatArray, Numbers
 
@@ -37,6 +38,7 @@ class PCA(TransformerMixin, PrivateEstimator):
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one``.
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
         components_: [n_components, d], orthonormal rows, largest second moment first.
@@ -65,6 +67,7 @@ class PCA(TransformerMixin, PrivateEstimator):
         neighboring_relation: str = "add_or_remove_one",
         random_state: int | None = None,
         reproducible: bool = False,
+        ledger: Account | Reservation | None = None,
     ) -> None:
         self.n_components = n_components
         self.epsilon = epsilon
@@ -75,6 +78,7 @@ class PCA(TransformerMixin, PrivateEstimator):
         self.neighboring_relation = neighboring_relation
         self.random_state = random_state
         self.reproducible = reproducible
+        self.ledger = ledger
 
     def fit(self, X: Numbers, y: object = None) -> "PCA":  # noqa: ARG002 (scikit-learn's signature)
         """Fit to records X [n, d]; charged first, then read."""

@@ -9,6 +9,7 @@ from sordino.estimators.base import PrivateEstimator
 from sordino.estimators.bounded_moments import BoundedMoments
 from sordino.estimators.intake import ColumnBounds, column_bounds, matrix
 from sordino.events import Event
+from sordino.ledger import Account, Reservation
 from sordino.mechanisms import budget
 from sordino.mechanisms.values import FloatArray, Numbers
 
@@ -30,6 +31,7 @@ class StandardScaler(TransformerMixin, PrivateEstimator):
         bounds: (lower, upper), numbers or one a column, from public knowledge. Required.
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
         mean_: [d].
@@ -53,12 +55,14 @@ class StandardScaler(TransformerMixin, PrivateEstimator):
         bounds: ColumnBounds | None = None,
         random_state: int | None = None,
         reproducible: bool = False,
+        ledger: Account | Reservation | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
         self.bounds = bounds
         self.random_state = random_state
         self.reproducible = reproducible
+        self.ledger = ledger
 
     def fit(self, X: Numbers, y: object = None) -> "StandardScaler":  # noqa: ARG002 (scikit-learn's signature)
         """Fit to records X [n, d]; charged first, then read."""
