@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sordino.estimators.hist_gradient_boosting import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sordino.estimators.kmeans import KMeans
     from sordino.estimators.linear_classifiers import LinearSVC, LogisticRegression
     from sordino.estimators.linear_regression import LinearRegression, Ridge
@@ -15,17 +16,21 @@ if TYPE_CHECKING:
     from sordino.estimators.neural import DPClassifier, DPRegressor
     from sordino.estimators.pca import PCA
     from sordino.estimators.scalers import MinMaxScaler, StandardScaler
+    from sordino.estimators.search import PrivateGridSearch
 
 __all__ = [
     "DPClassifier",
     "DPRegressor",
     "GaussianNB",
+    "HistGradientBoostingClassifier",
+    "HistGradientBoostingRegressor",
     "KMeans",
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",
     "MinMaxScaler",
     "PCA",
+    "PrivateGridSearch",
     "Ridge",
     "StandardScaler",
 ]
@@ -34,12 +39,15 @@ _HOMES = {
     "DPClassifier": "neural",
     "DPRegressor": "neural",
     "GaussianNB": "naive_bayes",
+    "HistGradientBoostingClassifier": "hist_gradient_boosting",
+    "HistGradientBoostingRegressor": "hist_gradient_boosting",
     "KMeans": "kmeans",
     "LinearRegression": "linear_regression",
     "LinearSVC": "linear_classifiers",
     "LogisticRegression": "linear_classifiers",
     "MinMaxScaler": "scalers",
     "PCA": "pca",
+    "PrivateGridSearch": "search",
     "Ridge": "linear_regression",
     "StandardScaler": "scalers",
 }
