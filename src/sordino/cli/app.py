@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from sordino.cli.account import account
 from sordino.cli.data import data
 from sordino.cli.demo import demo
+from sordino.cli.ledger import ledger
 from sordino.cli.output import print_error
 from sordino.cli.plan import plan
 from sordino.cli.report import report
@@ -90,6 +91,7 @@ app.command()(plan)
 app.command()(account)
 app.command()(report)
 app.add_typer(data, name="data")
+app.add_typer(ledger, name="ledger")
 
 
 def main() -> None:

@@ -1,0 +1,303 @@
+"""`sordino ledger`: budgets of data sets, what was spent on them, and what is left."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sordino.cli.output import JsonOption, Output, facts, finite, heading
+from sordino.definitions import NeighboringRelation, PrivacyUnit, round_up
+from sordino.errors import InvalidArgument, UnsupportedEvent
+from sordino.events import Event, Nothing, from_dict, from_json, to_dict
+
+if TYPE_CHECKING:
+    from sordino.ledger import Account, Entry, Ledger
+
+__all__ = ["account_at", "ledger"]
+
+ledger = typer.Typer(help="Who spent what on which data set, and what is left.", no_args_is_help=True)
+PlaceArgument = Annotated[str, typer.Argument(metavar="LEDGER", help="A file, or postgresql://user@host/database.")]
+NameArgument = Annotated[str, typer.Argument(metavar="DATASET", help="The name under which the data set is declared.")]
+_BAR, _SHORT_BAR = 40, 16
+
+
+def account_at(place: str | None, name: str | None) -> "Account | None":
+    """The account that ``--ledger`` and ``--dataset-name`` name, or None when neither is given."""
+    if place is None and name is None:
+        return None
+    if place is None or name is None:
+        raise InvalidArgument("--ledger and --dataset-name must be given together, got one of them. Give both.")
+    return _at(place).account(name)
+
+
+@ledger.command("init")
+def init(place: PlaceArgument, as_json: JsonOption = False) -> None:
+    """Make a ledger. One that is there is left as it is."""
+    out = Output(as_json=as_json)
+    found = _at(place)
+    found.create()
+    out.finish({"ledger": place, "accounts": found.accounts()}, facts([("ledger", place)]))
+
+
+@ledger.command("declare")
+def declare(
+    place: PlaceArgument,
+    name: NameArgument,
+    epsilon: Annotated[float, typer.Option(help="ε of all that will ever be charged, together.")],
+    delta: Annotated[float, typer.Option(help="δ, below 1 / number of records; 0 for pure events.")],
+    relation: Annotated[
+        NeighboringRelation, typer.Option(help="Which data sets count as neighbours.")
+    ] = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    unit: Annotated[PrivacyUnit, typer.Option(help="Whose contribution is protected.")] = PrivacyUnit.EXAMPLE,
+    policy: Annotated[
+        str, typer.Option(help="renyi or zcdp: choose as you go. pld: all reserved before the first charge.")
+    ] = "renyi",
+    change: Annotated[bool, typer.Option("--change", help="Change the budget that is there.")] = False,
+    note: Annotated[str, typer.Option(help="Kept with the line.")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Declare the budget of a data set, or change it. Both are lines of the ledger."""
+    out = Output(as_json=as_json)
+    if change:
+        account = _at(place).account(name)
+        account.change_budget(epsilon=epsilon, delta=delta, note=note)
+    else:
+        account = _at(place).declare(
+            name, epsilon=epsilon, delta=delta, relation=relation, unit=unit, policy=policy, note=note
+        )
+    document = _state(account)
+    out.finish(document, *_page(document))
+
+
+@ledger.command("show")
+def show(
+    place: PlaceArgument,
+    name: Annotated[str | None, typer.Argument(metavar="[DATASET]", help="All of them when not given.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what was spent and what is left."""
+    out = Output(as_json=as_json)
+    found = _at(place)
+    names = found.accounts() if name is None else [name]
+    documents = [_state(found.account(one)) for one in names]
+    if name is not None:
+        out.finish(documents[0], *_page(documents[0]))
+    else:
+        out.finish({"accounts": documents}, *([_overview(documents)] if documents else [Text("no accounts yet")]))
+
+
+@ledger.command("charge")
+def charge(
+    place: PlaceArgument,
+    name: NameArgument,
+    event: Annotated[str, typer.Option(help="An event as JSON, or a file that holds one.")],
+    relation: Annotated[NeighboringRelation | None, typer.Option(help="For which the event holds.")] = None,
+    unit: Annotated[PrivacyUnit | None, typer.Option(help="For which the event holds.")] = None,
+    note: Annotated[str, typer.Option(help="What for. No values of records: it is kept for ever.")] = "",
+    run: Annotated[str, typer.Option(help="Name of the run.")] = "",
+    reservation: Annotated[str | None, typer.Option(help="Draw from this reservation.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Charge an event before it happens. Exit code 3 when it does not fit."""
+    out = Output(as_json=as_json)
+    account = _at(place).account(name)
+    text = event if event.lstrip().startswith("{") else _text(Path(event))
+    purse = account if reservation is None else account.reservation(reservation)
+    receipt = purse.charge(from_json(text), note=note, run=run, relation=relation, unit=unit)
+    document = {"line": receipt.seq, "digest": receipt.digest, **_state(account)}
+    out.finish(document, facts([("line", str(receipt.seq)), ("digest", receipt.digest)]), Text(), *_page(document))
+
+
+@ledger.command("history")
+def history(place: PlaceArgument, name: NameArgument, as_json: JsonOption = False) -> None:
+    """Every line of an account, oldest first."""
+    out = Output(as_json=as_json)
+    entries = _at(place).account(name).history()
+    out.finish({"account": name, "entries": [entry.to_dict() for entry in entries]}, _lines(entries))
+
+
+@ledger.command("export")
+def export(
+    place: PlaceArgument,
+    file: Annotated[Path | None, typer.Option("--out", help="Where to; standard output if not given.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """All accounts with all their lines and the digests of the chain, as one JSON document."""
+    out = Output(as_json=as_json)
+    found = _at(place)
+    accounts = {name: [entry.to_dict() for entry in found.account(name).history()] for name in found.accounts()}
+    document: dict[str, object] = {"schema": 1, "accounts": accounts}
+    if file is None:
+        sys.stdout.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+        return
+    file.write_text(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n", encoding="utf-8")
+    lines = sum(len(entries) for entries in accounts.values())
+    out.finish({"file": str(file), "lines": lines}, facts([("file", str(file)), ("lines", f"{lines:,}")]))
+
+
+@ledger.command("release")
+def release(
+    place: PlaceArgument,
+    name: NameArgument,
+    reservation: Annotated[
+        str | None, typer.Argument(metavar="[RESERVATION]", help="Its name, from `sordino ledger show`.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that are open. Only when nothing runs.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Give back what a run reserved and never drew, after a crash. What was drawn stays charged."""
+    out = Output(as_json=as_json)
+    if (reservation is None) != everything:
+        raise InvalidArgument("release must be given one reservation, or --all, got both or none. See ledger show.")
+    account = _at(place).account(name)
+    names = list(account.reservations()) if reservation is None else [reservation]
+    for one in names:
+        account.reservation(one).close()
+    document = {"released": names, **_state(account)}
+    out.finish(document, facts([("released", ", ".join(names) or "nothing")]), Text(), *_page(document))
+
+
+@ledger.command("verify")
+def verify(
+    place: PlaceArgument,
+    head: Annotated[
+        list[str] | None, typer.Option(metavar="DATASET=SEQ:DIGEST", help="A head from an earlier verify.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check every line: the chain of digests, the totals, the budgets. Prints the heads, to be noted down elsewhere."""
+    out = Output(as_json=as_json)
+    noted: dict[str, str] = {}
+    for one in head or []:
+        name, equals, value = one.rpartition("=")
+        if not equals:
+            raise InvalidArgument(f"--head must be DATASET=SEQ:DIGEST, got {one!r}. Copy it from ledger verify.")
+        noted[name] = value
+    heads = _at(place).verify(noted)
+    lines = [Text(f"{name}={value}", no_wrap=True, overflow="ignore") for name, value in heads.items()]
+    out.finish({"heads": heads}, heading("every line holds", "heads; note them down elsewhere"), *lines)
+
+
+# --- what is shown -----------------------------------------------------------------------------------------------
+
+
+def _at(place: str) -> "Ledger":
+    from sordino.ledger import Ledger
+
+    return Ledger(place)
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        raise InvalidArgument(f"--event must be JSON or a file, got {str(path)!r}. Check the path.")
+    return path.read_text(encoding="utf-8")
+
+
+def _state(account: "Account") -> dict[str, object]:
+    """An account as JSON types."""
+    budget, left = account.budget(), account.remaining()
+    try:
+        spent = account.spent()
+        reading: dict[str, object] = {"epsilon": finite(spent.epsilon), "accountant": spent.accountant}
+        sentence = spent.sentence()
+    except UnsupportedEvent:
+        reading = {"epsilon": None, "accountant": None}
+        sentence = "no accountant composes these events"
+    return {
+        "account": account.name,
+        "budget": {"epsilon": budget.epsilon, "delta": budget.delta, "policy": budget.policy},
+        "unit": budget.unit.value,
+        "relation": budget.relation.value,
+        "spent": {**reading, "delta": budget.delta, "sentence": sentence},
+        "left": {"amount": left.amount, "currency": left.currency, "share": left.share},
+        "reservations": {name: to_dict(event) for name, event in account.reservations().items()},
+    }
+
+
+def _page(document: Mapping[str, object]) -> tuple[RenderableType, ...]:
+    """An account for people."""
+    budget, spent, left = _part(document, "budget"), _part(document, "spent"), _part(document, "left")
+    currency, amount = str(left["currency"]), float(str(left["amount"]))
+    more = f"{amount:.5g} {currency}"
+    if currency == "ρ" and amount > 0:
+        more += f"; a Gaussian of noise multiplier {round_up((1 / (2 * amount)) ** 0.5, 3)} still fits"
+    rows = [
+        ("budget", f"(ε = {budget['epsilon']:g}, δ = {budget['delta']:g})"),
+        ("policy", str(budget["policy"])),
+        ("unit", PrivacyUnit(str(document["unit"])).words),
+        ("neighbours", NeighboringRelation(str(document["relation"])).words),
+        ("spent", _epsilon(spent["epsilon"])),
+        ("left", more),
+    ]
+    rows += [
+        ("reserved", f"{name}  {_named(from_dict(left))}") for name, left in _part(document, "reservations").items()
+    ]
+    bar = Table.grid(padding=(0, 2, 0, 0))
+    bar.add_row(_bar(float(str(left["share"]))), f"{100 * float(str(left['share'])):.1f} % left")
+    return heading(str(document["account"])), bar, Text(), facts(rows)
+
+
+def _part(document: Mapping[str, object], name: str) -> Mapping[str, object]:
+    part = document[name]
+    assert isinstance(part, Mapping)
+    return part
+
+
+def _epsilon(value: object) -> str:
+    if value is None:
+        return "no accountant composes these events"
+    return "ε = ∞" if isinstance(value, str) else f"ε = {round_up(float(str(value)), 4)}"
+
+
+def _bar(share: float, length: int = _BAR) -> Text:
+    used = round(length * (1 - share))
+    return Text.assemble(("━" * used, "bright_black"), ("━" * (length - used), "cyan"))
+
+
+def _overview(documents: Sequence[Mapping[str, object]]) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for column in ("data set", "budget", "policy", "spent", "left", ""):
+        table.add_column(column, no_wrap=True)
+    for document in documents:
+        budget, left = _part(document, "budget"), _part(document, "left")
+        share = float(str(left["share"]))
+        table.add_row(
+            Text(str(document["account"]), style="bold"),
+            f"ε = {budget['epsilon']:g}, δ = {budget['delta']:g}",
+            str(budget["policy"]),
+            _epsilon(_part(document, "spent")["epsilon"]),
+            _bar(share, _SHORT_BAR),
+            f"{100 * share:.1f} %",
+        )
+    return Group(table)
+
+
+def _lines(entries: "Sequence[Entry]") -> RenderableType:
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
+    for column in ("", "when", "who", "what", "event", "note"):
+        table.add_column(column, no_wrap=column != "event")
+    for entry in entries:
+        what = f"{entry.kind} {entry.reservation}".strip()
+        table.add_row(str(entry.seq), entry.at[:19].replace("T", " "), entry.who, what, _words(entry), entry.note)
+    return table
+
+
+def _words(entry: "Entry") -> str:
+    if isinstance(entry.event, Nothing):
+        budget = entry.contents.get("budget")
+        return f"ε = {budget['epsilon']:g}, δ = {budget['delta']:g}" if isinstance(budget, dict) else "nothing"
+    return _named(entry.event)
+
+
+def _named(event: Event) -> str:
+    """The kinds of an event's leaves with their counts."""
+    from sordino.ledger.leaves import leaves_of
+
+    leaves = leaves_of(event)
+    return ", ".join(f"{leaf.kind} × {count:,}" if count > 1 else leaf.kind for leaf, count in leaves.items())
