@@ -311,8 +311,6 @@ def test_no_estimator_subclasses_a_concrete_one_of_scikit_learn():
 
 
 def test_refusals_name_what_to_do():
-    with pytest.raises(InvalidArgument, match="classes must be two for LinearSVC"):
-        build("LinearSVC", classes=("a", "b", "c")).fit(*records())
     with pytest.raises(InvalidArgument, match="method must be one of objective, output"):
         fitted(build("LogisticRegression", "mcmc"), *records())
     with pytest.raises(InvalidArgument, match=r"candidates must have shape \(m, 4\)"):

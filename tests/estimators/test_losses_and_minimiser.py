@@ -5,7 +5,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from sordino.estimators import minimiser as solver
-from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, Softmax
+from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, SmoothMargin, Softmax
 from sordino.estimators.minimiser import minimiser
 
 LOSSES = [
@@ -15,6 +15,8 @@ LOSSES = [
     (HuberResidual(threshold=0.7), (-1.0, 0.0, 1.0)),
     (Softmax(outputs=2), (0.0, 1.0)),
     (Softmax(outputs=5), (0.0, 2.0, 4.0)),
+    (SmoothMargin(outputs=2, width=0.5), (0.0, 1.0)),
+    (SmoothMargin(outputs=4, width=0.2), (0.0, 1.0, 3.0)),
 ]
 EACH = pytest.mark.parametrize(("loss", "labels"), LOSSES, ids=lambda value: str(value)[:28])
 
@@ -71,6 +73,18 @@ def test_the_minimiser_reaches_its_tolerance(loss, labels):
         found = minimiser(loss, rows, targets, linear=linear, regularization=strength, tolerance=1e-8)
         slope = rows.T @ loss.gradients(rows @ found, targets) + linear + strength * found
         assert np.linalg.norm(slope) <= 1e-8
+
+
+def test_a_rounded_margin_is_the_hinge_but_for_the_rounding():
+    generator = np.random.default_rng(0)
+    scores, targets = 2 * generator.normal(size=(200, 4)), generator.integers(0, 4, size=200)
+    hinge = np.array(
+        [max((k != y) + row[k] - row[y] for k in range(4)) for row, y in zip(scores, targets, strict=True)]
+    )
+    for width in (0.5, 0.01):
+        above = SmoothMargin(outputs=4, width=width).values(scores, targets.astype(float)) - hinge
+        assert (above >= -1e-12).all()
+        assert above.max() <= width * np.log(4)
 
 
 def test_the_minimiser_is_scikit_learns():

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import expit
 
 from sordino.errors import InvalidArgument
-from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, Softmax
+from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, SmoothMargin, Softmax
 from sordino.estimators.minimiser import minimiser
 from sordino.estimators.objective import ObjectivePerturbation, least_regularization
 from sordino.events import ApproximateDP, PureDP
@@ -80,8 +80,9 @@ def test_for_the_logistic_loss_the_bound_is_nearly_reached_and_fails_for_weaker_
 
 
 @pytest.mark.parametrize(("classes", "points"), [(2, 301), (3, 61)])
-def test_the_exact_delta_of_a_softmax_is_never_above_the_stated_one(classes, points):
-    loss = Softmax(outputs=classes)
+@pytest.mark.parametrize("kind", [Softmax, SmoothMargin])
+def test_the_exact_delta_of_a_softmax_is_never_above_the_stated_one(kind, classes, points):
+    loss = kind(outputs=classes)
     generator = np.random.default_rng(6)
     for _ in range(6 if classes == 2 else 3):
         epsilon, stddev = 10 ** generator.uniform(-0.3, 0.7), 10 ** generator.uniform(-0.2, 0.7)
@@ -92,7 +93,9 @@ def test_the_exact_delta_of_a_softmax_is_never_above_the_stated_one(classes, poi
 
 
 @pytest.mark.parametrize(
-    "loss", [Logistic(), HuberHinge(), HuberResidual(), Softmax(outputs=4)], ids=lambda loss: type(loss).__name__
+    "loss",
+    [Logistic(), HuberHinge(), HuberResidual(), Softmax(outputs=4), SmoothMargin(outputs=4)],
+    ids=lambda loss: type(loss).__name__,
 )
 def test_the_scale_spends_epsilon_and_delta_together_with_the_output_noise(loss):
     release = ObjectivePerturbation(loss=loss, epsilon=1.0, delta=1e-5, regularization=6.0, dimension=3)

@@ -10,7 +10,7 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.estimators.bounded_moments import BoundedMoments
 from sordino.estimators.candidates import CandidateChoice
-from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, Softmax
+from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, SmoothMargin, Softmax
 from sordino.estimators.moments import AdaptiveStatistics, LeastSquaresStatistics, cross_moment
 from sordino.estimators.output import OutputPerturbation
 from sordino.events import BoundedRange, compose
@@ -24,8 +24,9 @@ LOSSES = pytest.mark.parametrize(
         (HuberHinge(), (-1.0, 1.0)),
         (HuberResidual(), (-1.0, 0.3, 1.0)),
         (Softmax(outputs=3), (0.0, 1.0, 2.0)),
+        (SmoothMargin(outputs=3), (0.0, 1.0, 2.0)),
     ],
-    ids=["logistic", "huber-hinge", "huber-residual", "softmax"],
+    ids=["logistic", "huber-hinge", "huber-residual", "softmax", "smooth-margin"],
 )
 
 

@@ -14,13 +14,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from sordino import checks
 from sordino.definitions import NeighboringRelation
-from sordino.errors import InvalidArgument
 from sordino.estimators.base import PrivateEstimator
 from sordino.estimators.convex import ConvexFit, released
 from sordino.estimators.descent import Descent, DescentSettings
 from sordino.estimators.design import Design
 from sordino.estimators.intake import Labels, codes, declared, declared_classes, matrix, one_a_record
-from sordino.estimators.losses import HuberHinge, Logistic, Loss, Softmax
+from sordino.estimators.losses import HuberHinge, Logistic, Loss, SmoothMargin, Softmax
 from sordino.ledger import Account, Reservation
 from sordino.mechanisms.values import FloatArray, Numbers
 
@@ -212,12 +211,13 @@ class LogisticRegression(_LinearClassifier):
 
 
 class LinearSVC(_LinearClassifier):
-    """A private linear support vector classifier for two classes, with the Huber hinge loss.
+    """A private linear support vector classifier: Huber hinge loss, rounded multi-class hinge for more classes.
 
     Guarantee: that of `LogisticRegression`, whose parameters it shares; `huber_width` beside them.
 
     Args:
-        huber_width: half-width h > 0 of the parabola that rounds the hinge's kink; the curvature is 1/(2h).
+        huber_width: half-width h > 0 of the parabola that rounds the hinge's kink, for more than two classes the
+            temperature at which the maximum is rounded; the curvature is 1/(2h) in both.
 
     Example:
         >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0), np.repeat(["no", "yes"], 500)
@@ -272,6 +272,6 @@ class LinearSVC(_LinearClassifier):
         self.huber_width = huber_width
 
     def _loss(self, classes: int) -> Loss:
-        if classes != 2:
-            raise InvalidArgument(f"classes must be two for LinearSVC, got {classes}. Use LogisticRegression.")
-        return HuberHinge(width=self.huber_width)
+        if classes == 2:
+            return HuberHinge(width=self.huber_width)
+        return SmoothMargin(outputs=classes, width=self.huber_width)

@@ -18,7 +18,7 @@ from scipy.special import expit, softmax
 from sordino import checks
 from sordino.mechanisms.values import FloatArray
 
-__all__ = ["HuberHinge", "HuberResidual", "Logistic", "Loss", "Softmax"]
+__all__ = ["HuberHinge", "HuberResidual", "Logistic", "Loss", "SmoothMargin", "Softmax"]
 
 
 class Loss(Protocol):
@@ -237,3 +237,74 @@ class Softmax:
         """diag(p) − ppᵀ [n, K, K]."""
         probabilities = softmax(scores, axis=1)
         return probabilities[:, :, None] * (np.eye(self.outputs) - probabilities[:, None, :])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothMargin:
+    """The multi-class hinge loss max over k of (1 if k ≠ y) + s_k − s_y, its maximum rounded; targets are positions.
+
+    h·log Σₖ exp(·/h) in place of the maximum: at most h·log K above it. With scores moved by the margin it is h times
+    the cross entropy of scores/h, so a gradient is p − e_y again.
+
+    Args:
+        outputs: number of classes K ≥ 2.
+        width: h > 0; the largest eigenvalue of a Hessian is 1/(2h).
+
+    Example:
+        >>> loss = SmoothMargin(outputs=3, width=0.01)
+        >>> loss.values(np.array([[0.0, 0.4, -2.0], [3.0, 0.0, 0.0]]), np.zeros(2)).round(2).tolist()
+        [1.4, 0.0]
+
+    References:
+        Crammer, Singer 2001, "On the algorithmic implementation of multiclass kernel-based vector machines", eq. 1.
+    """
+
+    outputs: int
+    width: float = 0.5
+    lipschitz: float = math.sqrt(2.0)
+    flat_at_corners: bool = False
+
+    def __post_init__(self) -> None:
+        checks.integer(2, outputs=self.outputs)
+        checks.positive(width=self.width)
+
+    @property
+    def _smooth(self) -> Softmax:
+        return Softmax(outputs=self.outputs)
+
+    @property
+    def curvature(self) -> float:
+        """1/(2h)."""
+        return self._smooth.curvature / self.width
+
+    @property
+    def trace(self) -> float:
+        """(1 − 1/K)/h."""
+        return self._smooth.trace / self.width
+
+    @property
+    def rank(self) -> int:
+        """K − 1."""
+        return self._smooth.rank
+
+    @property
+    def corners(self) -> int:
+        """The gradient p − e_y is a mean of 0 and the K − 1 vectors e_k − e_y."""
+        return self._smooth.corners
+
+    def _moved(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
+        moved = scores + 1.0
+        moved[np.arange(len(scores)), targets.astype(np.int64)] -= 1.0
+        return moved / self.width
+
+    def values(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
+        """The loss of each record [n]."""
+        return self.width * self._smooth.values(self._moved(scores, targets), targets)
+
+    def gradients(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
+        """P − e_y [n, K]."""
+        return self._smooth.gradients(self._moved(scores, targets), targets)
+
+    def hessians(self, scores: FloatArray, targets: FloatArray) -> FloatArray:
+        """(diag(p) − ppᵀ)/h [n, K, K]."""
+        return self._smooth.hessians(self._moved(scores, targets), targets) / self.width
