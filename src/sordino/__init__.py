@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sordino.training.plan import Performance, Plan
     from sordino.training.step import PrivateStep
     from sordino.training.trainer import FitResult, fit
+    from sordino.verification import verify
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ __all__ = [
     "fit",
     "recipes",
     "report",
+    "verify",
 ]
 
 _HOMES = {
@@ -71,6 +73,7 @@ _HOMES = {
     "RunFolder": "runs",
     "SordinoError": "errors",
     "fit": "training.trainer",
+    "verify": "verification",
 }
 _ROOMS = ("accounting", "data", "estimators", "events", "recipes", "report")
 

@@ -14,7 +14,9 @@ from sordino.cli.ledger import ledger
 from sordino.cli.output import print_error
 from sordino.cli.plan import plan
 from sordino.cli.report import report
+from sordino.cli.runs import runs
 from sordino.cli.train import train
+from sordino.cli.verify import verify
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, SordinoError
 
 __all__ = ["app", "exit_code", "main"]
@@ -90,7 +92,9 @@ app.command()(train)
 app.command()(plan)
 app.command()(account)
 app.command()(report)
+app.command()(verify)
 app.add_typer(data, name="data")
+app.add_typer(runs, name="runs")
 app.add_typer(ledger, name="ledger")
 
 

@@ -268,6 +268,11 @@ class RunFolder:
         body = self._optional("guarantee.json")
         return guarantee_of(body) if body else None
 
+    @property
+    def sentence(self) -> str:
+        """The guarantee in one sentence, as it was written, or an empty string."""
+        return str(self._optional("guarantee.json").get("sentence", ""))
+
     def write_metrics(self, metrics: Mapping[str, Metric]) -> None:
         """Write all measured values; every one says whether it is public."""
         self._put_json("metrics.json", metrics_body(metrics))
