@@ -54,6 +54,10 @@ PARAMETERS = {
 
 def build(name):
     kind = getattr(room, name)
+    if name == "PrivateGridSearch":
+        few = {key: PARAMETERS[key] for key in ("epsilon", "delta", "random_state", "reproducible")}
+        inner = room.LogisticRegression(data_norm=10.0, classes=(0, 1))
+        return kind(inner, {"fit_intercept": [True, False]}, **few)
     accepted = kind().get_params()
     few = {"max_iter": 5} if name.startswith("Hist") else {}
     return kind(**{key: value for key, value in PARAMETERS.items() if key in accepted}, **few)
