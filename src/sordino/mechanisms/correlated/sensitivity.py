@@ -1,0 +1,142 @@
+"""Sensitivity of a strategy under a participation, from the matrix that is really used (floor 1).
+
+A record moves row i of the gradients by at most 1 (times the clipping norm) in every step i of its participation π.
+The change of CG has squared norm Σ_{i,j∈π} X_ij ⟨u_i, u_j⟩ ≤ Σ_{i,j∈π} |X_ij| with X = CᵀC. Closed forms of the maximum
+are used only where their conditions hold in the numbers at hand; otherwise the sum is maximised or bounded from above.
+
+References:
+    Choquette-Choo et al. 2023, section 4 (bands; the bound by two nested searches). Kalinin, Lampert 2024, theorem 2
+    (non-increasing Toeplitz columns).
+"""
+
+import math
+
+import numpy as np
+
+from sordino.errors import InvalidArgument
+from sordino.mechanisms.correlated.participation import (
+    CyclicPoisson,
+    EveryEpoch,
+    Participation,
+    SingleParticipation,
+)
+from sordino.mechanisms.correlated.series import FloatArray
+from sordino.mechanisms.correlated.strategies import Strategy
+from sordino.mechanisms.correlated.tree import BinaryTree, tree_sensitivity
+
+__all__ = ["LARGEST_MATRIX", "matrix_sensitivity", "sensitivity"]
+
+LARGEST_MATRIX = 4096
+"""Steps up to which strategies without a closed form are written out as matrices."""
+
+
+def sensitivity(strategy: Strategy, participation: Participation) -> float:
+    """How far one record moves CG in ℓ2 norm when it moves each gradient it takes part in by 1.
+
+    Under `CyclicPoisson` it is that of one participation: the largest column's norm, which the amplified event needs.
+
+    Returns:
+        The exact value for one participation, for at most as many bands as there are steps between participations,
+        for Toeplitz strategies with a non-negative, non-increasing first column, and for `EveryEpoch` when CᵀC ≥ 0;
+        otherwise an upper bound.
+
+    Raises:
+        InvalidArgument: more bands than groups under `CyclicPoisson`; no closed form and more than 4096 steps.
+
+    Example:
+        >>> from sordino.mechanisms.correlated.strategies import BandedToeplitz
+        >>> from sordino.mechanisms.correlated.participation import MinSeparation
+        >>> strategy = BandedToeplitz(coefficients=(0.8, 0.6), steps=8)
+        >>> round(sensitivity(strategy, MinSeparation(separation=2)), 6)
+        2.0
+    """
+    if isinstance(participation, CyclicPoisson):
+        if strategy.bands > participation.groups:
+            raise InvalidArgument(
+                f"bands must be at most groups ({participation.groups}), got {strategy.bands}: columns that one record "
+                "reaches would overlap. Use fewer bands or more groups."
+            )
+        participation = SingleParticipation()
+    column = strategy.column()
+    if column is not None:
+        closed = _toeplitz(column, strategy.bands, participation)
+        if closed is not None:
+            return closed
+    if strategy.steps > LARGEST_MATRIX:
+        raise InvalidArgument(
+            f"steps must be at most {LARGEST_MATRIX} for a strategy without a closed-form sensitivity, got "
+            f"{strategy.steps}. Use a banded strategy or one with a non-increasing first column."
+        )
+    bound = matrix_sensitivity(strategy.matrix(), participation)
+    return min(bound, _tree(strategy, participation)) if isinstance(strategy, BinaryTree) else bound
+
+
+def _toeplitz(column: FloatArray, bands: int, participation: Participation) -> float | None:
+    """Closed forms: the record that starts in step 0 is the worst case. None where no theorem speaks."""
+    steps = len(column)
+    apart, most = participation.separation, participation.most(steps)
+    monotone = bool((column >= 0).all()) and bool((np.diff(column) <= 0).all())
+    if most > 1 and bands > apart and not monotone:
+        return None
+    total = np.zeros(steps)
+    for start in range(0, apart * most, apart):
+        total[start:] += column[: steps - start]
+    # Where columns don't overlap their signs don't matter, and the earlier ones are the longer ones.
+    return math.sqrt(math.fsum((total**2).tolist()))
+
+
+def _tree(strategy: BinaryTree, participation: Participation) -> float:
+    """The bound from the tree's nodes, where the search is affordable."""
+    most = participation.most(strategy.steps)
+    try:
+        return tree_sensitivity(strategy.steps, separation=participation.separation, participations=most)
+    except InvalidArgument:
+        return math.inf
+
+
+def matrix_sensitivity(matrix: FloatArray, participation: Participation) -> float:
+    """`sensitivity` of a matrix that is written out, of any shape with one column a step."""
+    gram = np.abs(matrix.T @ matrix)
+    steps = gram.shape[0]
+    most, apart = participation.most(steps), participation.separation
+    if most == 1:
+        return math.sqrt(float(np.diag(gram).max()))
+    if isinstance(participation, EveryEpoch):
+        return math.sqrt(max(float(gram[first::apart, first::apart].sum()) for first in range(min(apart, steps))))
+    # Σ_{i∈π} Σ_{j∈π} |X_ij| ≤ max_π Σ_{i∈π} r_i, where r_i is the largest inner sum that any π with i in it can have.
+    reach = _largest_rows(gram, apart, most)
+    return math.sqrt(_spaced(reach[:, None], apart, most)[-1][-1, 0])
+
+
+def _spaced(values: FloatArray, apart: int, most: int) -> list[FloatArray]:
+    """For every prefix length: the largest sums of ≤ 0, 1, …, `most` entries ≥ `apart` from each other.
+
+    `values` has shape (steps, lanes), each lane a problem of its own, entries ≥ 0; results have (most + 1, lanes).
+    """
+    best = [np.zeros((most + 1, values.shape[1]))]
+    for end in range(1, len(values) + 1):
+        taken = best[max(end - apart, 0)][:-1] + values[end - 1]
+        best.append(np.concatenate([best[-1][:1], np.maximum(best[-1][1:], taken)]))
+    return best
+
+
+def _largest_rows(gram: FloatArray, apart: int, most: int) -> FloatArray:
+    """r_i = |X_ii| + the best of m entries of row i to the left and most − 1 − m to the right."""
+    steps = len(gram)
+    left, right = _one_sided(gram, apart, most - 1), _one_sided(gram[::-1, ::-1], apart, most - 1)[:, ::-1]
+    joined = np.max(left + right[::-1], axis=0)
+    return np.diag(gram) + joined[:steps]
+
+
+def _one_sided(gram: FloatArray, apart: int, most: int) -> FloatArray:
+    """Shape (most + 1, steps): for every row i the best sums of ≤ m of its entries at least `apart` before i."""
+    steps = len(gram)
+    found = np.zeros((most + 1, steps))
+    recent: list[FloatArray] = [np.zeros((most + 1, steps))]
+    for end in range(1, steps - apart + 1):
+        # A window of the last `apart` prefixes is all that the recursion looks back to.
+        taken = recent[max(len(recent) - apart, 0)][:-1] + gram[end - 1]
+        recent.append(np.concatenate([recent[-1][:1], np.maximum(recent[-1][1:], taken)]))
+        recent = recent[-apart - 1 :]
+        found[:, end + apart - 1] = recent[-1][:, end + apart - 1]
+    return found
