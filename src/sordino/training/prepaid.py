@@ -1,14 +1,17 @@
 """Paying a ledger for steps, in blocks ahead (floor 3)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import BudgetExceeded
 from sordino.events import Event, compose
 from sordino.ledger import Account, Reservation
+from sordino.training.plan import Plan
+from sordino.training.spending import charged_at
 
-__all__ = ["Prepaid"]
+__all__ = ["Prepaid", "set_aside"]
 
 # Payments in a run that goes as planned: each waits for the disk, and a crash wastes at most one of them.
 _PAYMENTS = 32
@@ -83,3 +86,26 @@ class Prepaid:
                 continue
             self._begin, self._end, self._receipt = step, step + size, charge.digest
             return self._receipt
+
+
+@contextmanager
+def set_aside(ledger: Account | Reservation | None, plan: Plan, *, first: int, run: str = "") -> Iterator[Prepaid]:
+    """Reserve a plan's steps from `first` on; at the end of the block, what was not paid is given back.
+
+    Raises:
+        BudgetExceeded: the whole does not fit; nothing is reserved.
+    """
+    relation, unit, note = plan.neighboring_relation, plan.privacy_unit, "fit"
+
+    def event_at(step: int) -> Event:
+        return charged_at(plan, step, first=first)
+
+    def paid_from(purse: Account | Reservation | None) -> Prepaid:
+        return Prepaid(purse, event_at, note=note, relation=relation, unit=unit, run=run)
+
+    if ledger is None:
+        yield paid_from(None)
+        return
+    whole = compose([event_at(step) for step in range(first, plan.steps)])
+    with ledger.reserve(whole, note=note, run=run, relation=relation, unit=unit) as reservation:
+        yield paid_from(reservation)

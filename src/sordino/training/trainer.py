@@ -22,6 +22,7 @@ from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, LossShapeError
 from sordino.events import Event
 from sordino.gradients import GradientCapture
+from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.runs import RunFolder
 from sordino.sampling import Chunk, split
@@ -31,6 +32,7 @@ from sordino.training.following import ForwardWatch, compares_values
 from sordino.training.guard import claim, is_claimed, release
 from sordino.training.interrupts import uninterrupted
 from sordino.training.plan import Performance, Plan
+from sordino.training.prepaid import Prepaid, set_aside
 from sordino.training.probe import check_records_are_independent
 from sordino.training.record import Parts, RunRecord, record_of
 from sordino.training.source import Source, source_of
@@ -100,6 +102,7 @@ def fit(
     run: RunFolder | str | Path | None = None,
     checkpoint_every: int | None = None,
     resume: str | Path | None = None,
+    ledger: Account | Reservation | None = None,
     transcript: Transcript | None = None,
     on_step: Callable[[int], None] | None = None,
     progress: bool = True,
@@ -131,11 +134,14 @@ def fit(
         checkpoint_every: steps between checkpoints, ≥ 1; None makes one only when Ctrl-C ends the run.
         resume: the folder of a run that was cut off, with the same plan, kind of model and optimizer. It goes on from
             its last checkpoint with fresh noise; steps after it are taken again, and both times are charged.
+        ledger: the data set's account: the whole plan is reserved on it at the start, drawn in blocks ahead of the
+            steps, and what was not drawn is given back at the end.
         transcript: charged before the records of a step are read, beside or instead of a run.
         on_step: called after every finished step with the number of steps done.
         progress: show step, ε so far and time left. Neither losses nor norms are ever shown.
 
     Raises:
+        BudgetExceeded: the plan does not fit what is left of the ledger's account; no record was read.
         InvalidArgument: an argument is unusable, or `randomness` has been used by another run.
         LossShapeError: the loss is not one value per record.
         PrivacyError: the model or the loss can't be made private as they are; the message says why.
@@ -164,7 +170,9 @@ def fit(
     record = record_of(plan, run=run, resume=resume, every=checkpoint_every)
     try:
         training = _Run(model, loss, source, plan, stepper, schedule, performance, randomness, averaging, record)
-        training.train(transcript, on_step, progress=progress)
+        name = "" if record is None else record.folder.path.name
+        with set_aside(ledger, plan, first=training.first, run=name) as paid:
+            training.train(paid, transcript, on_step, progress=progress)
         result = training.result()
         if record is not None:
             record.finish(model, result.guarantee)
@@ -201,14 +209,15 @@ class _Run:
         self._record = record
         if record is not None:
             record.begin(self._parts, randomness)
-        self._first = 0 if record is None else record.first_step
-        self._done = self._charged = self._first
+        self.first = 0 if record is None else record.first_step
+        self._done = self._charged = self.first
         self._interrupted = False
         self._probed = False
         self._chunks = 0
 
     def train(
         self,
+        paid: Prepaid,
         transcript: Transcript | None,
         on_step: Callable[[int], None] | None,
         *,
@@ -225,9 +234,9 @@ class _Run:
             self._optimizer.zero_grad(set_to_none=True)
             self._probe(capture, self._source.structure())
             with ProgressLine(steps=self._plan.steps, delta=self._plan.delta, visible=progress) as line:
-                for number, indices in enumerate(self._batches(), start=self._first):
+                for number, indices in enumerate(self._batches(), start=self.first):
                     epsilon = 0.0 if spent is None else spent.after(number + 1)
-                    self._charge(transcript, number, epsilon, indices)
+                    self._charge(paid, transcript, number, epsilon, indices)
                     self._accumulate(step, capture, number, indices)
                     self._update(step)
                     line.show(steps=self._done, epsilon=epsilon)
@@ -251,20 +260,23 @@ class _Run:
     def _batches(self) -> Iterator[np.ndarray]:
         return self._plan.sampling.batches(
             population=len(self._source),
-            first_step=self._first,
-            steps=self._plan.steps - self._first,
+            first_step=self.first,
+            steps=self._plan.steps - self.first,
             randomness=self._randomness,
         )
 
     def _spent(self) -> SpentSoFar:
-        return SpentSoFar(self._plan, first=self._first, earlier=None if self._record is None else self._record.earlier)
+        return SpentSoFar(self._plan, first=self.first, earlier=None if self._record is None else self._record.earlier)
 
-    def _charge(self, transcript: Transcript | None, number: int, epsilon: float, indices: np.ndarray) -> None:
+    def _charge(
+        self, paid: Prepaid, transcript: Transcript | None, number: int, epsilon: float, indices: np.ndarray
+    ) -> None:
         """Before the batch is read. Under shuffled epochs the first step of an epoch pays for all of it."""
+        receipt = paid.pay(number, coming=self._plan.steps - number)
         self._charged = number + 1
-        event = charged_at(self._plan, number, first=self._first)
+        event = charged_at(self._plan, number, first=self.first)
         if self._record is not None:
-            self._record.charge(step=number, event=event, epsilon=epsilon, indices=indices)
+            self._record.charge(step=number, event=event, epsilon=epsilon, indices=indices, charge=receipt)
         if transcript is not None:
             transcript.append(step=number, event=event, epsilon=epsilon)
 
@@ -326,7 +338,8 @@ class _Run:
 
     def result(self) -> FitResult:
         """What was reached, and what it guarantees."""
-        caveats = (FIXED_SEED,) if self._randomness.reproducible else ()
+        seeded = self._randomness.reproducible if self._record is None else self._record.seeded
+        caveats = (FIXED_SEED,) if seeded else ()
         guarantee = self._plan.guarantee(steps=self._charged, caveats=caveats)
         return FitResult(
             model=self._model,
