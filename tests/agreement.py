@@ -32,7 +32,7 @@ def check(model: nn.Module, loss: Callable[..., Tensor], *batch: Tensor, toleran
     assert squared.shape == (records,)
     assert torch.allclose(squared, true, rtol=2 * tolerance, atol=1e-9)
     sums: dict[nn.Parameter, Tensor] = {}
-    capture.add_weighted_sums(FlatClipping(max_grad_norm=BOUND).factors(squared), sums)
+    capture.add_weighted_sums(FlatClipping().factors(squared, max_grad_norm=BOUND), sums)
     capture.detach()
     reference = oracles.clipped_sum(expected, BOUND)
     scale = float(true.sqrt().clamp(max=BOUND).max()) if records else 1.0

@@ -12,7 +12,7 @@ Example:
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from sordino import checks
 from sordino.events import Event, PoissonSampled
 from sordino.randomness import Randomness
 
-__all__ = ["Chunk", "PoissonSampling", "ShuffledEpochs", "split"]
+__all__ = ["Chunk", "PoissonSampling", "ShuffledEpochs", "VaryingPoissonSampling", "split"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,6 +109,40 @@ class PoissonSampling:
             position = int(positions[-1])
         indices = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         return indices[indices < population]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VaryingPoissonSampling:
+    """Poisson sampling whose rate is planned step by step: the dynamic batch size.
+
+    Guarantee: batch t is drawn as by ``PoissonSampling(rate(t))``, and costs what that says. The rates are fixed before
+    the run; rates that follow from what was released need a privacy filter.
+
+    Args:
+        rate: the sample rate of a step in (0, 1], by its number.
+    """
+
+    rate: Callable[[int], float]
+
+    @property
+    def words(self) -> str:
+        """The sampler as it is written in a guarantee."""
+        return "Poisson sampling at planned rates"
+
+    def charges(self, steps: int) -> int:
+        """How many events are spent in `steps` steps: one a step."""
+        return steps
+
+    def batches(self, *, population: int, first_step: int, steps: int, randomness: Randomness) -> Iterator[np.ndarray]:
+        """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
+        for step in range(first_step, first_step + steps):
+            yield self.draw(population=population, step=step, randomness=randomness)
+
+    def draw(self, *, population: int, step: int, randomness: Randomness) -> np.ndarray:
+        """Sorted int64 indices of the records in batch `step`."""
+        return PoissonSampling(sample_rate=self.rate(step)).draw(
+            population=population, step=step, randomness=randomness
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

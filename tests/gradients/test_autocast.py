@@ -55,7 +55,7 @@ def read(model: nn.Module, x: Tensor, *, bound: float, autocast: bool) -> tuple[
         out.float().square().flatten(1).mean(1).sum().backward()
     squared = capture.squared_norms()
     sums: dict[nn.Parameter, Tensor] = {}
-    capture.add_weighted_sums(FlatClipping(max_grad_norm=bound).factors(capture.squared_bounds()), sums)
+    capture.add_weighted_sums(FlatClipping().factors(capture.squared_bounds(), max_grad_norm=bound), sums)
     capture.detach()
     return squared, sums
 

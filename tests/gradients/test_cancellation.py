@@ -145,7 +145,7 @@ def released(
         (out * factors * directions[: out.shape[2]]).sum().backward()
     norms, bounds = capture.squared_norms(), capture.squared_bounds()
     sums: dict[nn.Parameter, Tensor] = {}
-    capture.add_weighted_sums(FlatClipping(max_grad_norm=BOUND).factors(bounds), sums)
+    capture.add_weighted_sums(FlatClipping().factors(bounds, max_grad_norm=BOUND), sums)
     capture.detach()
     assert not (bounds < norms).any()
     return sums, norms, bounds

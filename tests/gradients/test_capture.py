@@ -31,7 +31,7 @@ BOUND = 0.3
 def clipped(capture, bound=BOUND):
     sums = {}
     squared = capture.squared_norms()
-    capture.add_weighted_sums(FlatClipping(max_grad_norm=bound).factors(squared), sums)
+    capture.add_weighted_sums(FlatClipping().factors(squared, max_grad_norm=bound), sums)
     return squared, sums
 
 
@@ -327,7 +327,7 @@ def test_sums_of_chunks_add_up():
         for chunk in chunks:
             with capture.recording(records=chunk.shape[0]):
                 model(chunk).square().sum().backward()
-            capture.add_weighted_sums(FlatClipping(max_grad_norm=BOUND).factors(capture.squared_norms()), into)
+            capture.add_weighted_sums(FlatClipping().factors(capture.squared_norms(), max_grad_norm=BOUND), into)
     assert torch.allclose(whole[model.weight], parts[model.weight], rtol=1e-5)
 
 

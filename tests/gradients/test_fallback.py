@@ -31,7 +31,7 @@ def check(model, loss, *batch, tolerance=1e-5):
     squared = capture.squared_norms()
     assert torch.allclose(squared, oracles.squared_norms(expected), rtol=2 * tolerance)
     sums = {}
-    capture.add_weighted_sums(FlatClipping(max_grad_norm=BOUND).factors(squared), sums)
+    capture.add_weighted_sums(FlatClipping().factors(squared, max_grad_norm=BOUND), sums)
     reference = oracles.clipped_sum(expected, BOUND)
     scale = float(squared.sqrt().clamp(max=BOUND).max())
     for parameter, value in zip(wanted, reference, strict=True):

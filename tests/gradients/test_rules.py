@@ -45,8 +45,7 @@ def check(model, *batch, bound=0.5, expect_rule=True):
     rounding = 1e-6 * float(true.max()) if len(true) else 0.0
     assert torch.allclose(squared, true, rtol=2e-5, atol=rounding)
     assert (squared >= true * (1 - 1e-5) - rounding).all()
-    clipping = FlatClipping(max_grad_norm=bound)
-    factors = clipping.factors(squared)
+    factors = FlatClipping().factors(squared, max_grad_norm=bound)
     sums = {}
     capture.add_weighted_sums(factors, sums)
     reference = oracles.weighted_sums(expected, factors)

@@ -36,23 +36,25 @@ def one_noise_for_all_coordinates(self, tensors, *, randomness, step, rank=0):
         tensor.add_(single)
 
 
-def no_clipping(self, squared_norms):
+def no_clipping(self, squared_norms, *, max_grad_norm):
     return torch.ones_like(squared_norms)
 
 
-def twice_the_norm(self, squared_norms):
-    return factors(FlatClipping(max_grad_norm=2 * self.max_grad_norm), squared_norms)
+def twice_the_norm(self, squared_norms, *, max_grad_norm):
+    return factors(self, squared_norms, max_grad_norm=2 * max_grad_norm)
 
 
-def norms_not_square_rooted(self, squared_norms):
-    return factors(self, squared_norms.sqrt())
+def norms_not_square_rooted(self, squared_norms, *, max_grad_norm):
+    return factors(self, squared_norms.sqrt(), max_grad_norm=max_grad_norm)
 
 
 def noise_on_the_mean(self):
     size = self._plan.expected_batch_size
     for total in self._sums.values():
         total.div_(size)
-    self._plan.mechanism.add_noise_(list(self._sums.values()), randomness=self._randomness, step=self._step)
+    self._plan.at(self._step).mechanism.add_noise_(
+        list(self._sums.values()), randomness=self._randomness, step=self._step
+    )
     for parameter, total in self._sums.items():
         parameter.grad = total
     self._close()

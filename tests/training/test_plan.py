@@ -27,10 +27,10 @@ def test_the_guarantee_is_the_published_value():
 
 def test_clipping_noise_and_event_follow_one_record():
     halved = replace(PLAN, max_grad_norm=0.25)
-    assert halved.mechanism.stddev == PLAN.mechanism.stddev / 2 == 1.0
-    assert halved.clipping.max_grad_norm == 0.25
+    assert halved.at(0).mechanism.stddev == PLAN.at(0).mechanism.stddev / 2 == 1.0
+    assert halved.at(0).max_grad_norm == halved.at(0).sensitivity == 0.25
     assert halved.step_event() == PLAN.step_event(), "the event knows no scale, only noise over sensitivity"
-    assert REPLACE.mechanism.stddev == 2 * PLAN.mechanism.stddev, "replacing a record moves the sum twice as far"
+    assert REPLACE.at(0).mechanism.stddev == 2 * PLAN.at(0).mechanism.stddev, "replacing a record moves the sum twice as far"
     assert PLAN.step_event() == PoissonSampled(sample_rate=0.01, event=Gaussian(noise_multiplier=4.0))
     with pytest.raises(FrozenInstanceError):
         PLAN.max_grad_norm = 1.0

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from sordino import checks
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
-from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, Loss, Softmax
+from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, Loss, SmoothMargin, Softmax
 from sordino.events import Event
 from sordino.mechanisms.values import FloatArray
 from sordino.randomness import Randomness
@@ -110,7 +110,7 @@ class Descent:
         """η, from the plan alone."""
         if self.settings.learning_rate is not None:
             return self.settings.learning_rate
-        a_step = self.plan.mechanism.stddev / self.plan.expected_batch_size / (1 - _MOMENTUM)
+        a_step = self.plan.at(0).mechanism.stddev / self.plan.at(0).expected_batch_size / (1 - _MOMENTUM)
         bound = self.settings.noise_per_weight / (a_step * math.sqrt(self.plan.steps))
         return min(self.settings.largest_learning_rate, bound)
 
@@ -150,6 +150,10 @@ def _record_losses(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
             return lambda scores, y: F.softplus(-y * scores[:, 0])
         case Softmax():
             return lambda scores, y: F.cross_entropy(scores, y.long(), reduction="none")
+        case SmoothMargin(width=h):
+            return lambda scores, y: h * F.cross_entropy(
+                (scores + 1 - F.one_hot(y.long(), scores.shape[1])) / h, y.long(), reduction="none"
+            )
         case HuberHinge(width=h):
             return lambda scores, y: _huber_hinge(1 - y * scores[:, 0], h)
         case HuberResidual():

@@ -6,7 +6,7 @@ layer's rule needs is kept, and the gradient at its output is read by a node in 
 still receives an ordinary gradient was therefore used outside its layer: refused.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -153,39 +153,54 @@ class GradientCapture:
             PrivacyError: there is no recording, or a kept input was modified in place.
         """
         with self._reading():
-            return self._readable().squared_norms()
+            return self._readable().squared_norms().sum(0)
 
-    def squared_bounds(self) -> Float[Tensor, " B"]:
+    def squared_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None = None) -> Float[Tensor, "..."]:
         """Square of a bound on the norm of what each record adds to the sums at weight 1, rounding included.
 
         Clipping must read these: a record whose terms are huge and cancel has a small gradient, but its sum in single
         precision is off by the rounding of the terms. For most records bound and norm agree to 1e-3 or better; where
         every term is kept apart they are equal. Derivation: ``docs/proofs/clipping.md``.
 
+        Args:
+            groups: parameters whose gradients are bounded apart, each in at most one group; None takes all together.
+
         Returns:
-            One float64 value per record, at least its `squared_norms`; not finite where that is not finite.
+            One float64 value per record, at least its `squared_norms`; not finite where that is not finite. With
+            `groups` one row for each.
 
         Raises:
             UncapturedParameter: a use of a managed parameter was not captured.
             PrivacyError: there is no recording, or a kept input was modified in place.
         """
+        recording = self._readable()
+        if groups is None:
+            with self._reading():
+                return recording.squared_bounds().sum(0)
+        members = [parameter for group in groups for parameter in group]
+        if len(set(members)) != len(members) or not set(self.trainable()) <= set(members):
+            raise InvalidArgument(
+                "groups must hold every trained parameter once, got others. Build them from trainable()."
+            )
+        recording.group(groups)
         with self._reading():
-            return self._readable().squared_bounds()
+            return recording.squared_bounds()
 
-    def add_weighted_sums(self, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor]) -> None:
+    def add_weighted_sums(self, weights: Float[Tensor, "..."], into: dict[nn.Parameter, Tensor]) -> None:
         """Add ``scale · Σ_b weights[b] · gradient[b]`` to the entry of every parameter used in this chunk.
 
         A record of weight 0 contributes nothing, even when its gradient is not finite.
 
         Args:
-            weights: one factor per record.
+            weights: one factor per record; a row of them for each group, after `squared_bounds` with groups.
             into: sums by parameter; a missing entry is created, an unused parameter's entry is left alone.
         """
         recording = self._readable()
-        if weights.shape != (recording.records,):
+        rows = weights[None] if weights.dim() == 1 else weights
+        if rows.shape != (recording.groups, recording.records):
             raise RecordCountMismatch("weights must be one number per record of the chunk, got another shape.")
         with self._reading():
-            recording.add_weighted_sums(weights, into)
+            recording.add_weighted_sums(rows, into)
 
     def uncaptured_uses(self, loss: Tensor) -> list[str]:
         """Names of managed parameters that `loss` would send an ordinary gradient to: the check before backward."""

@@ -1,7 +1,7 @@
 """Everything captured from one chunk of records, and what is computed from it (floor 1, gradients)."""
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -31,6 +31,7 @@ class Recording:
         self._uses: dict[int, Use] = {}
         self._norms: Tensor | None = None
         self._bounds: Tensor | None = None
+        self._group_of: dict[nn.Parameter, int] = {}
         self._sealed = False
         self._poison: str | None = None
 
@@ -55,15 +56,28 @@ class Recording:
         use.versions = tuple(tensor._version for tensor in saved)
         self._uses[id(use)] = use
 
-    def squared_norms(self) -> Float[Tensor, " B"]:
-        """Squared norm of each record's summed gradient, in float64."""
+    def group(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+        """Measure the parameters of each group apart; those in no group belong to the first."""
+        if self._sealed:
+            raise PrivacyError(
+                "groups must be set before norms are read, got a recording that was read. Set them first."
+            )
+        self._group_of = {parameter: number for number, members in enumerate(groups) for parameter in members}
+
+    @property
+    def groups(self) -> int:
+        """Number of groups, at least one."""
+        return max(self._group_of.values(), default=0) + 1
+
+    def squared_norms(self) -> Float[Tensor, "G B"]:
+        """Squared norm of each record's summed gradient in each group, in float64."""
         return self._measured()[0].clone()
 
-    def squared_bounds(self) -> Float[Tensor, " B"]:
+    def squared_bounds(self) -> Float[Tensor, "G B"]:
         """Square of a bound on the norm of what each record adds at weight 1, rounding included, in float64."""
         return self._measured()[1].clone()
 
-    def _measured(self) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+    def _measured(self) -> tuple[Float[Tensor, "G B"], Float[Tensor, "G B"]]:
         self._check()
         self._sealed = True
         if self._norms is None or self._bounds is None:
@@ -72,43 +86,54 @@ class Recording:
                 self._norms, self._bounds = norms * self.scale**2, bounds * self.scale**2
         return self._norms, self._bounds
 
-    def _norms_and_bounds(self) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+    def _norms_and_bounds(self) -> tuple[Float[Tensor, "G B"], Float[Tensor, "G B"]]:
         """Squares and squared lengths add over parameters; the two are apart until the end."""
-        total, lacking, apart = (torch.zeros(self.records, dtype=torch.float64, device=self._device) for _ in range(3))
-        for uses, shares in _groups(list(self._uses.values())) if self.records else []:
+        total, lacking, apart = (
+            torch.zeros(self.groups, self.records, dtype=torch.float64, device=self._device) for _ in range(3)
+        )
+        gathered = _gathered(list(self._uses.values()), self._group_of) if self.records else []
+        waiting = Counter(id(uses[0]) for _, uses, _ in gathered if len(uses) == 1)
+        for group, uses, shares in gathered:
             if len(uses) == 1:
                 names = frozenset(names[0] for names in shares)
                 part = uses[0].rule.squared_norms(uses[0], names)
                 rounding = uses[0].rule.rounding(uses[0], names)
-                uses[0].release()
+                waiting[id(uses[0])] -= 1
+                if not waiting[id(uses[0])]:
+                    uses[0].release()
             else:
                 part, rounding = shared_squared_norms(uses, shares)
-            total += part
+            total[group] += part
             if rounding is not None:
-                lacking += rounding.squares
-                apart += rounding.length.square()
+                lacking[group] += rounding.squares
+                apart[group] += rounding.length.square()
         # (√(n² + lacking) + apart)², multiplied out so that it is n² where there is nothing to add.
         measured = total + lacking
         return total, measured + 2 * (measured * apart).sqrt_() + apart
 
-    def add_weighted_sums(self, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor]) -> None:
-        """Add ``scale · Σ_b weights[b] · gradient[b]`` to every used parameter's entry of `into`."""
+    def add_weighted_sums(self, weights: Float[Tensor, "G B"], into: dict[nn.Parameter, Tensor]) -> None:
+        """Add ``scale · Σ_b weights[g, b] · gradient[b]`` to every used parameter's entry of `into`, g its group."""
         self._check()
         self._sealed = True
         with torch.no_grad():
-            # Below the smallest normal number a weight has lost its precision, and a product with zero keeps NaN:
-            # records without weight are left out instead.
-            weights = weights.detach() * self.scale
-            kept = weights.abs() > torch.finfo(torch.float32).tiny
-            everyone = bool(kept.all())
-            index = None if everyone else kept.nonzero().flatten()
-            if self.records == 0 or (index is not None and index.numel() == 0):
-                return
-            chosen = weights if index is None else weights.index_select(0, index)
-            for use in self._uses.values():
-                part = use if index is None else use.select(index)
-                for name, value in part.weighted_sums(chosen).items():
-                    _accumulate(into, use.parameters[name], value)
+            for group, row in enumerate(weights.detach() * self.scale):
+                self._add_group(group, row, into)
+
+    def _add_group(self, group: int, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor]) -> None:
+        # Below the smallest normal number a weight has lost its precision, and a product with zero keeps NaN:
+        # records without weight are left out instead.
+        kept = weights.abs() > torch.finfo(torch.float32).tiny
+        everyone = bool(kept.all())
+        index = None if everyone else kept.nonzero().flatten()
+        if self.records == 0 or (index is not None and index.numel() == 0):
+            return
+        chosen = weights if index is None else weights.index_select(0, index)
+        for use in self._uses.values():
+            names = [name for name, parameter in use.parameters.items() if self._group_of.get(parameter, 0) == group]
+            if names:
+                sums = (use if index is None else use.select(index)).weighted_sums(chosen)
+                for name in names:
+                    _accumulate(into, use.parameters[name], sums[name])
 
     def _check(self) -> None:
         if self._poison is not None:
@@ -134,16 +159,19 @@ def _accumulate(into: dict[nn.Parameter, Tensor], parameter: nn.Parameter, value
         present.add_(value)
 
 
-def _groups(uses: list[Use]) -> list[tuple[list[Use], list[tuple[str, ...]]]]:
-    """Parameters that share exactly the same uses, together: (the uses, per parameter its name in each use).
+def _gathered(
+    uses: list[Use], group_of: Mapping[nn.Parameter, int]
+) -> list[tuple[int, list[Use], list[tuple[str, ...]]]]:
+    """Parameters of one group that share exactly the same uses: (group, the uses, per parameter its name in each use).
 
     Squared norms add over parameters, but not over the uses of one parameter.
     """
-    shares: Mapping[int, list[tuple[int, str]]] = defaultdict(list)
+    shares: dict[nn.Parameter, list[tuple[int, str]]] = defaultdict(list)
     for position, use in enumerate(uses):
         for name, parameter in use.parameters.items():
-            shares[id(parameter)].append((position, name))
-    groups: dict[tuple[int, ...], list[tuple[str, ...]]] = defaultdict(list)
-    for occurrences in shares.values():
-        groups[tuple(position for position, _ in occurrences)].append(tuple(name for _, name in occurrences))
-    return [([uses[position] for position in key], names) for key, names in groups.items()]
+            shares[parameter].append((position, name))
+    found: dict[tuple[int, tuple[int, ...]], list[tuple[str, ...]]] = defaultdict(list)
+    for parameter, occurrences in shares.items():
+        positions = tuple(position for position, _ in occurrences)
+        found[group_of.get(parameter, 0), positions].append(tuple(name for _, name in occurrences))
+    return [(group, [uses[position] for position in key], names) for (group, key), names in found.items()]

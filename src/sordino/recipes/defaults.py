@@ -206,6 +206,6 @@ def recommend(
 
 def _learning_rate(plan: Plan, settings: _Settings) -> float:
     """The largest stable one whose noise, added up over the run, stays below the model's bound."""
-    noise_a_step = plan.mechanism.stddev / plan.expected_batch_size / (1 - _MOMENTUM)
+    noise_a_step = plan.at(0).mechanism.stddev / plan.at(0).expected_batch_size / (1 - _MOMENTUM)
     bound = settings.noise_per_weight / (noise_a_step * math.sqrt(plan.steps))
     return min(settings.largest_learning_rate, bound)

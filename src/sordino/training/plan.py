@@ -10,18 +10,24 @@ Example:
 """
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Self
 
 from sordino import accounting, checks
-from sordino.clipping import FlatClipping
+from sordino.clipping import Clipping, FlatClipping, clipping_from_dict, clipping_to_dict
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, UnknownSampler
-from sordino.events import Event, NoPrivacy, Nothing, SelfComposed
-from sordino.mechanisms import GaussianMechanism
-from sordino.sampling import PoissonSampling, ShuffledEpochs
+from sordino.events import Event, Nothing, SelfComposed, compose
+from sordino.sampling import PoissonSampling, ShuffledEpochs, VaryingPoissonSampling
+from sordino.schedules import Schedule, scaled, schedule_from_dict, schedule_to_dict, value_at
+from sordino.training.step_plan import StepPlan
 
 __all__ = ["Performance", "Plan"]
+
+_SCHEMA = 2
+# What may change from step to step.
+_PLANNED = ("noise_multiplier", "max_grad_norm", "sample_rate", "expected_batch_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +36,9 @@ class Plan:
 
     Guarantee: a run of `steps` steps under this plan is (ε, δ)-differentially private with the ε that
     `guarantee()` states, for the named unit and relation.
+
+    Noise multiplier, clipping norm, sample rate and batch size are each a number or a `Schedule`: the step's values,
+    its noise and its event are all read from ``at(step)``, and the accountant composes the steps one by one.
 
     Args:
         noise_multiplier: noise standard deviation over the sensitivity of the clipped sum under
@@ -44,40 +53,57 @@ class Plan:
         dataset_size_is_public: True when `sample_rate` or `expected_batch_size` came from the size of the data
             set; the guarantee then treats that size as public, and says so.
         poisson_sampling: False deals each epoch into round(1 / sample_rate) disjoint batches instead, and claims no
-            amplification; not under add-or-remove-one.
+            amplification; not under add-or-remove-one, and not with schedules.
+        clipping: how gradients are clipped to `max_grad_norm`, flat by default.
 
     Raises:
-        UnknownSampler: `poisson_sampling` is False under add-or-remove-one.
+        UnknownSampler: `poisson_sampling` is False under add-or-remove-one or with a schedule.
+
+    Example:
+        >>> from sordino.schedules import Exponential
+        >>> noise = Exponential(start=6.0, end=3.0)
+        >>> plan = Plan(noise_multiplier=noise, max_grad_norm=1.0, sample_rate=0.01, steps=100,
+        ...             expected_batch_size=600.0, delta=1e-5)
+        >>> plan.at(0).noise_multiplier, plan.at(99).noise_multiplier
+        (6.0, 3.0)
 
     References:
         Abadi et al. 2016, algorithm 1.
     """
 
-    noise_multiplier: float
-    max_grad_norm: float
-    sample_rate: float
+    noise_multiplier: float | Schedule
+    max_grad_norm: float | Schedule
+    sample_rate: float | Schedule
     steps: int
-    expected_batch_size: float
+    expected_batch_size: float | Schedule
     delta: float
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     privacy_unit: PrivacyUnit = PrivacyUnit.EXAMPLE
     dataset_size_is_public: bool = False
     poisson_sampling: bool = True
+    clipping: Clipping = field(default_factory=FlatClipping)
 
     def __post_init__(self) -> None:
-        checks.non_negative(noise_multiplier=self.noise_multiplier)
-        checks.positive(max_grad_norm=self.max_grad_norm)
-        checks.probability(zero=False, sample_rate=self.sample_rate)
         checks.integer(0, steps=self.steps)
-        checks.positive(expected_batch_size=self.expected_batch_size)
         checks.probability(zero=False, one=False, delta=self.delta)
         object.__setattr__(self, "neighboring_relation", NeighboringRelation(self.neighboring_relation))
         object.__setattr__(self, "privacy_unit", PrivacyUnit(self.privacy_unit))
+        if not isinstance(self.clipping, Clipping):
+            raise InvalidArgument(
+                f"clipping must be an object of sordino.clipping, got {self.clipping!r}. Give FlatClipping()."
+            )
+        for step in {0, max(self.steps - 1, 0)} if self.is_scheduled else {0}:
+            self.at(step)
         if not self.poisson_sampling and self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             raise UnknownSampler(
                 "poisson_sampling must be True when neighbours add or remove a record, got False: one record less "
                 "moves the borders of every later batch. Pass neighboring_relation='replace_one' (noise for twice the "
                 "clipping norm) or 'replace_special', or sample with Poisson sampling."
+            )
+        if not self.poisson_sampling and self.is_scheduled:
+            raise UnknownSampler(
+                "poisson_sampling must be True with a schedule, got False: the batches of an epoch cost as much as the "
+                "dearest of them. Sample with Poisson sampling, or give numbers."
             )
 
     @classmethod
@@ -86,18 +112,23 @@ class Plan:
         *,
         target_epsilon: float,
         delta: float,
-        sample_rate: float,
+        sample_rate: float | Schedule,
         steps: int,
-        max_grad_norm: float,
-        expected_batch_size: float,
+        max_grad_norm: float | Schedule,
+        expected_batch_size: float | Schedule,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
         privacy_unit: PrivacyUnit = PrivacyUnit.EXAMPLE,
         dataset_size_is_public: bool = False,
         poisson_sampling: bool = True,
+        clipping: Clipping | None = None,
+        noise_shape: Schedule | None = None,
     ) -> Self:
-        """The plan with the least noise whose ε is at most `target_epsilon` (never above it)."""
+        """The plan with the least noise whose ε is at most `target_epsilon` (never above it).
+
+        `noise_shape` is a schedule of which only the shape counts: it is scaled as a whole.
+        """
         draft = cls(
-            noise_multiplier=1.0,
+            noise_multiplier=1.0 if noise_shape is None else noise_shape,
             max_grad_norm=max_grad_norm,
             sample_rate=sample_rate,
             steps=steps,
@@ -107,55 +138,66 @@ class Plan:
             privacy_unit=privacy_unit,
             dataset_size_is_public=dataset_size_is_public,
             poisson_sampling=poisson_sampling,
+            clipping=FlatClipping() if clipping is None else clipping,
         )
         return draft.with_noise_for(target_epsilon)
 
     def with_noise_for(self, target_epsilon: float, *, accountant: str = "auto") -> Self:
-        """This plan with the least noise whose ε, by the accountant named, is at most `target_epsilon` > 0."""
-        noise_multiplier = accounting.calibrate_noise_multiplier(
-            lambda z: replace(self, noise_multiplier=z).event(),
+        """This plan with the least noise whose ε, by the accountant named, is at most `target_epsilon` > 0.
+
+        A schedule of the noise keeps its shape.
+        """
+        shape = self.noise_multiplier if isinstance(self.noise_multiplier, Schedule) else 1.0
+        factor = accounting.calibrate_noise_multiplier(
+            lambda factor: replace(self, noise_multiplier=scaled(shape, factor)).event(),
             target_epsilon=checks.positive(target_epsilon=target_epsilon),
             target_delta=self.delta,
             relation=self.neighboring_relation,
             accountant=accountant,
         )
-        return replace(self, noise_multiplier=noise_multiplier)
+        return replace(self, noise_multiplier=scaled(shape, factor))
 
     @property
-    def clipping(self) -> FlatClipping:
-        """The clipping method, which knows its sensitivity."""
-        return FlatClipping(max_grad_norm=self.max_grad_norm)
+    def is_scheduled(self) -> bool:
+        """Whether anything changes from step to step."""
+        return any(isinstance(getattr(self, name), Schedule) for name in _PLANNED)
 
     @property
-    def sampling(self) -> PoissonSampling | ShuffledEpochs:
+    def is_private(self) -> bool:
+        """Whether there is any noise at all."""
+        return self.noise_multiplier != 0
+
+    def at(self, step: int) -> StepPlan:
+        """The values of step `step`, from 0."""
+        return _at(self, step if self.is_scheduled else 0)
+
+    @property
+    def sampling(self) -> PoissonSampling | VaryingPoissonSampling | ShuffledEpochs:
         """The sampler, which knows its event."""
+        if isinstance(self.sample_rate, Schedule):
+            return VaryingPoissonSampling(rate=lambda step: self.at(step).sample_rate)
         if self.poisson_sampling:
             return PoissonSampling(sample_rate=self.sample_rate)
         return ShuffledEpochs(steps_per_epoch=max(1, round(1 / self.sample_rate)))
 
-    @property
-    def mechanism(self) -> GaussianMechanism:
-        """The noise on the clipped sum of one step."""
-        return GaussianMechanism(
-            noise_multiplier=self.noise_multiplier,
-            l2_sensitivity=self.clipping.sensitivity(self.neighboring_relation),
-        )
-
-    def step_event(self) -> Event:
-        """The event that is charged at once: one step under Poisson sampling, otherwise one epoch."""
-        if self.noise_multiplier == 0:
-            return NoPrivacy(reason="noise_multiplier is 0")
-        return self.sampling.event(self.mechanism.event())
+    def step_event(self, step: int = 0) -> Event:
+        """The event that is charged before `step`: that step's under Poisson sampling, otherwise one epoch's."""
+        now = self.at(step)
+        if not self.is_private:
+            return now.event
+        return PoissonSampling(sample_rate=now.sample_rate).event(now.event) if self.poisson_sampling else now.event
 
     def event(self, steps: int | None = None) -> Event:
         """The event of the first `steps` steps, or of all of them."""
         steps = self.steps if steps is None else checks.integer(0, steps=steps)
+        if self.is_scheduled:
+            return compose([self.step_event(step) for step in range(steps)])
         count = self.sampling.charges(steps)
         return SelfComposed(event=self.step_event(), count=count) if count else Nothing()
 
     def guarantee(self, *, steps: int | None = None, caveats: tuple[str, ...] = ()) -> Guarantee:
         """What the first `steps` steps, or the whole run, guarantee."""
-        if self.noise_multiplier == 0:
+        if not self.is_private:
             caveats = ("noise_multiplier is 0: for debugging only", *caveats)
         if self.dataset_size_is_public:
             caveats = (*caveats, "the size of the data set is treated as public")
@@ -172,16 +214,30 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON, one field a line, with its schema version."""
-        return json.dumps({"schema": 1, **asdict(self)}, indent=2, allow_nan=False)
+        body = {item.name: schedule_to_dict(getattr(self, item.name)) for item in fields(self) if item.name in _PLANNED}
+        rest = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _PLANNED}
+        rest["clipping"] = clipping_to_dict(self.clipping)
+        return json.dumps({"schema": _SCHEMA, **body, **rest}, indent=2, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The plan that `to_json` wrote; unknown or missing fields raise `InvalidArgument`."""
         body = json.loads(text)
         expected = {"schema", *(item.name for item in fields(cls))}
-        if not isinstance(body, dict) or set(body) != expected or body["schema"] != 1:
-            raise InvalidArgument(f"plan must be JSON with the fields {sorted(expected)}, schema 1. Check the file.")
-        return cls(**{name: value for name, value in body.items() if name != "schema"})
+        if not isinstance(body, dict) or set(body) != expected or body["schema"] != _SCHEMA:
+            raise InvalidArgument(
+                f"plan must be JSON with the fields {sorted(expected)}, schema {_SCHEMA}. Check the file."
+            )
+        planned = {name: schedule_from_dict(body[name]) for name in _PLANNED}
+        rest = {name: value for name, value in body.items() if name not in ("schema", "clipping", *_PLANNED)}
+        return cls(**planned, **rest, clipping=clipping_from_dict(body["clipping"]))
+
+
+@lru_cache(maxsize=256)
+def _at(plan: Plan, step: int) -> StepPlan:
+    """The values of one step; most plans have one set of them, and all are asked for several times a step."""
+    values = {name: value_at(getattr(plan, name), step, plan.steps or None) for name in _PLANNED}
+    return StepPlan(**values, clipping=plan.clipping, neighboring_relation=plan.neighboring_relation)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from sordino.errors import UnprivateStep
 from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
+from sordino.training.bounds import Bounds
 from sordino.training.plan import Plan
 
 __all__ = ["PrivateStep"]
@@ -22,7 +23,7 @@ __all__ = ["PrivateStep"]
 class PrivateStep:
     """Gathers one logical batch and turns it into the private gradient.
 
-    Guarantee: `finish` is one ``plan.step_event()`` on the data set when the chunks given since `begin` are the
+    Guarantee: `finish` is one ``plan.step_event(step)`` on the data set when the chunks given since `begin` are the
     whole logical batch drawn by ``plan.sampling`` for that step. Nothing else leaves this object.
 
     Args:
@@ -40,6 +41,7 @@ class PrivateStep:
         self._next_chunk = 0
         self._last_step = after_step
         self._sums: dict[nn.Parameter, Tensor] = {}
+        self.bounds = Bounds(capture)
 
     @property
     def is_open(self) -> bool:
@@ -81,6 +83,7 @@ class PrivateStep:
         if chunk.chunk == 0 and not self.is_open:
             if chunk.step <= self._last_step:
                 raise UnprivateStep(f"step must be after step {self._last_step}, got {chunk.step}. Draw a new batch.")
+            self.bounds.begin(self._plan.at(chunk.step))
             self._step = self._last_step = chunk.step
             self._next_chunk = 0
             self._sums = {p: torch.zeros_like(p, dtype=_sum_dtype(p)) for p in self._capture.trainable()}
@@ -95,9 +98,7 @@ class PrivateStep:
         """
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
             raise UnprivateStep("chunk must be the one just recorded. Call `recording`, then `add`.")
-        factors = self._plan.clipping.factors(self._capture.squared_bounds())
-        if chunk.records:
-            self._capture.add_weighted_sums(factors, into=self._sums)
+        self.bounds.add(self._sums, records=chunk.records)
         self._capture.discard()
         self._next_chunk += 1
 
@@ -114,10 +115,12 @@ class PrivateStep:
             raise UnprivateStep(
                 "trained parameters must stay the same within a batch. Freeze or unfreeze between steps."
             )
-        sums = list(self._sums.values())
-        self._plan.mechanism.add_noise_(sums, randomness=self._randomness, step=self._step)
+        mechanism, beside = self.bounds.mechanism()
+        mechanism.add_noise_([*self._sums.values(), *beside], randomness=self._randomness, step=self._step)
+        self.bounds.learn(beside)
+        divisor = self._plan.at(self._step).expected_batch_size
         for parameter, total in self._sums.items():
-            parameter.grad = total.div_(self._plan.expected_batch_size).to(parameter.dtype)
+            parameter.grad = total.div_(divisor).to(parameter.dtype)
         self._close()
 
     def abandon(self) -> None:

@@ -1,0 +1,95 @@
+"""The clipping bounds of one run (floor 3): which parameters are clipped together, to what, and what bounds learn."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sordino.clipping import QuantileClipping, QuantileThresholds
+from sordino.errors import UnprivateStep
+from sordino.gradients import GradientCapture
+from sordino.mechanisms import GaussianMechanism
+from sordino.training.step_plan import StepPlan
+
+__all__ = ["Bounds"]
+
+
+class Bounds:
+    """Clips chunks by the step's plan; adaptive bounds are carried from step to step.
+
+    Guarantee: the sum of a record's clipped gradients has norm at most the plan's bound, or the adapted ones taken
+    together. Adapted bounds are functions of what `finish` released.
+
+    Args:
+        capture: names the parameters.
+    """
+
+    def __init__(self, capture: GradientCapture) -> None:
+        self._capture = capture
+        self._moving: QuantileThresholds | None = None
+        self._names: tuple[tuple[str, ...], ...] = ()
+        self._groups: list[list[nn.Parameter]] = []
+        self._bounds: tuple[float, ...] = ()
+        self._counts: Tensor | None = None
+        self._now: StepPlan | None = None
+
+    def begin(self, now: StepPlan) -> None:
+        """Fix the groups and bounds of a logical batch."""
+        parameters = self._capture.trainable()
+        sizes = {self._capture.names[parameter]: parameter.numel() for parameter in parameters}
+        by_name = {self._capture.names[parameter]: parameter for parameter in parameters}
+        names = now.clipping.groups(sizes)
+        if self._moving is not None and names != self._names:
+            raise UnprivateStep(
+                "trained parameters must stay the same while bounds adapt, got others. Unfreeze between runs only."
+            )
+        self._names, self._now = names, now
+        self._groups = [[by_name[name] for name in group] for group in names]
+        self._bounds = now.clipping.thresholds(sizes, max_grad_norm=now.max_grad_norm)
+        self._counts = None
+        if isinstance(now.clipping, QuantileClipping):
+            self._moving = now.clipping.begin(self._bounds) if self._moving is None else self._moving
+            self._bounds = self._moving.values
+            self._moving.joint(now.neighboring_relation, now.noise_multiplier)
+            self._counts = torch.zeros(len(names), dtype=torch.float64)
+
+    def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:
+        """Clip what was recorded and add it to `into`; a chunk of no records adds nothing."""
+        assert self._now is not None
+        squares = self._capture.squared_bounds(self._groups if len(self._groups) > 1 else None)
+        squares = squares[None] if squares.dim() == 1 else squares
+        # A record that is not finite in one group contributes zero in all of them.
+        squares = torch.where(squares.isfinite().all(0), squares, torch.inf)
+        if not records:
+            return
+        factors = torch.stack(
+            [
+                self._now.clipping.factors(row, max_grad_norm=bound)
+                for row, bound in zip(squares, self._bounds, strict=True)
+            ]
+        )
+        if self._moving is not None and self._counts is not None:
+            self._counts += self._moving.below(squares).to(self._counts.device)
+        self._capture.add_weighted_sums(factors if len(self._groups) > 1 else factors[0], into=into)
+
+    def mechanism(self) -> tuple[GaussianMechanism, list[Tensor]]:
+        """The noise for the clipped sum, and what must be released together with it under the same noise."""
+        assert self._now is not None
+        if self._moving is None or self._counts is None:
+            return self._now.mechanism, []
+        scale, sensitivity = self._moving.joint(self._now.neighboring_relation, self._now.noise_multiplier)
+        self._counts *= scale
+        noise = GaussianMechanism(noise_multiplier=self._now.noise_multiplier, l2_sensitivity=sensitivity)
+        return noise, [self._counts]
+
+    def learn(self, released: Sequence[Tensor]) -> None:
+        """Move the bounds by what was released."""
+        if self._moving is None or self._now is None or not released:
+            return
+        scale, _ = self._moving.joint(self._now.neighboring_relation, self._now.noise_multiplier)
+        counts = [float(value) / scale for value in released[0]]
+        self._moving.update(counts, expected_batch_size=self._now.expected_batch_size)
+
+    def state_dict(self) -> dict[str, object]:
+        """The adapted bounds, as plain JSON types: they were released, so they are no secret."""
+        return {"bounds": None if self._moving is None else list(self._moving.values)}

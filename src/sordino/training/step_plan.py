@@ -1,0 +1,55 @@
+"""The plan's values at one step (floor 3): clip factors, noise, divisor and event come from here."""
+
+from dataclasses import dataclass
+
+from sordino import checks
+from sordino.clipping import Clipping
+from sordino.definitions import NeighboringRelation
+from sordino.events import Event, NoPrivacy
+from sordino.mechanisms import GaussianMechanism
+
+__all__ = ["StepPlan"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """The values of one step, all fixed before the run.
+
+    Args:
+        noise_multiplier: noise standard deviation over sensitivity, ≥ 0.
+        max_grad_norm: clipping norm C > 0 of one unit's gradient.
+        sample_rate: probability in (0, 1] that a unit joins the batch.
+        expected_batch_size: public divisor of the noisy sum, > 0.
+        clipping: how gradients are clipped to the bound.
+        neighboring_relation: which data sets count as neighbours.
+    """
+
+    noise_multiplier: float
+    max_grad_norm: float
+    sample_rate: float
+    expected_batch_size: float
+    clipping: Clipping
+    neighboring_relation: NeighboringRelation
+
+    def __post_init__(self) -> None:
+        checks.non_negative(noise_multiplier=self.noise_multiplier)
+        checks.positive(max_grad_norm=self.max_grad_norm)
+        checks.probability(zero=False, sample_rate=self.sample_rate)
+        checks.positive(expected_batch_size=self.expected_batch_size)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one unit moves the clipped sum, in ℓ2 norm."""
+        return self.clipping.sensitivity(self.neighboring_relation, max_grad_norm=self.max_grad_norm)
+
+    @property
+    def mechanism(self) -> GaussianMechanism:
+        """The noise on the clipped sum."""
+        return GaussianMechanism(noise_multiplier=self.noise_multiplier, l2_sensitivity=self.sensitivity)
+
+    @property
+    def event(self) -> Event:
+        """The event of the step on its batch, before sampling is counted."""
+        if self.noise_multiplier == 0:
+            return NoPrivacy(reason="noise_multiplier is 0")
+        return self.mechanism.event()
