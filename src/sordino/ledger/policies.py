@@ -153,7 +153,8 @@ class RenyiOrders:
         room = self.room(budget.epsilon)
         # The room is computed with a few roundings; the charges are rounded up already.
         orders = any(0 <= spent <= limit * (1 - 1e-13) for spent, limit in zip(moments, room, strict=True) if limit > 0)
-        return orders or loss <= budget.epsilon
+        # Ten times 0.1 is 1, although the number nearest to 0.1 lies above it.
+        return orders or loss <= budget.epsilon * (1 + 1e-12)
 
     def left(self, total: Prices) -> Left:
         """The largest ρ, or without orders the largest pure ε, that would still fit at some order."""
