@@ -27,6 +27,7 @@ from sordino.estimators.intake import (
     scaled_targets,
 )
 from sordino.estimators.losses import HuberResidual, Logistic, Loss, Softmax
+from sordino.ledger import Account, Reservation
 from sordino.mechanisms import budget
 from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bounds
 
@@ -149,6 +150,7 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
         learning_rate: > 0.
         smoothing: ≥ 0; shrinks leaves that hold little against the noise.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one``.
+        ledger: None, or the account, or a reservation on it, that every fit is charged to.
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `privacy_` then carries "not for release".
 
@@ -186,6 +188,7 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
         learning_rate: float = 0.2,
         smoothing: float = 3.0,
         neighboring_relation: str = "add_or_remove_one",
+        ledger: Account | Reservation | None = None,
         random_state: int | None = None,
         reproducible: bool = False,
     ) -> None:
@@ -201,6 +204,7 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
         self.learning_rate = learning_rate
         self.smoothing = smoothing
         self.neighboring_relation = neighboring_relation
+        self.ledger = ledger
         self.random_state = random_state
         self.reproducible = reproducible
 
@@ -257,6 +261,7 @@ class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
         smoothing: ≥ 0; shrinks leaves that hold little against the noise.
         max_residual: > 0; what one record can move a sum by, in units of half the target's range.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one``.
+        ledger: None, or the account, or a reservation on it, that every fit is charged to.
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `privacy_` then carries "not for release".
 
@@ -291,6 +296,7 @@ class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
         smoothing: float = 3.0,
         max_residual: float = 0.5,
         neighboring_relation: str = "add_or_remove_one",
+        ledger: Account | Reservation | None = None,
         random_state: int | None = None,
         reproducible: bool = False,
     ) -> None:
@@ -307,6 +313,7 @@ class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
         self.smoothing = smoothing
         self.max_residual = max_residual
         self.neighboring_relation = neighboring_relation
+        self.ledger = ledger
         self.random_state = random_state
         self.reproducible = reproducible
 

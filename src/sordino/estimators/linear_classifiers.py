@@ -14,18 +14,24 @@ from sklearn.utils.validation import check_is_fitted
 
 from sordino import checks
 from sordino.definitions import NeighboringRelation
+from sordino.errors import InvalidArgument
 from sordino.estimators.base import PrivateEstimator
 from sordino.estimators.convex import ConvexFit, released
 from sordino.estimators.descent import Descent, DescentSettings
 from sordino.estimators.design import Design
+from sordino.estimators.inference import CurvatureInference, normal_intervals
 from sordino.estimators.intake import Labels, codes, declared, declared_classes, matrix, one_a_record
 from sordino.estimators.losses import HuberHinge, Logistic, Loss, SmoothMargin, Softmax
+from sordino.estimators.objective import ObjectivePerturbation
 from sordino.ledger import Account, Reservation
+from sordino.mechanisms import budget
 from sordino.mechanisms.values import FloatArray, Numbers
+from sordino.randomness import Randomness
 
 __all__ = ["LinearSVC", "LogisticRegression"]
 
 _SGD_BATCH = 4096
+_CURVATURE_SHARE = 0.2
 
 
 class _LinearClassifier(ClassifierMixin, PrivateEstimator):
@@ -42,6 +48,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         regularization: float | None = None,
         fit_intercept: bool = True,
         intercept_scaling: float | None = None,
+        inference: bool = False,
         neighboring_relation: str = "add_or_remove_one",
         population: int | None = None,
         batch_size: int | None = None,
@@ -61,6 +68,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         self.regularization = regularization
         self.fit_intercept = fit_intercept
         self.intercept_scaling = intercept_scaling
+        self.inference = inference
         self.neighboring_relation = neighboring_relation
         self.population = population
         self.batch_size = batch_size
@@ -107,11 +115,13 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
             intercept_scaling=self.intercept_scaling,
         )
         loss = self._loss(len(classes))
+        curvature = self._curvature(loss, design, relation, randomness)
+        share = 1.0 if curvature is None else 1 - _CURVATURE_SHARE
         mechanism = ConvexFit(
             method=self.method,
             loss=loss,
-            epsilon=epsilon,
-            delta=delta,
+            epsilon=epsilon * share,
+            delta=delta * share,
             dimension=design.dimension,
             regularization=self.regularization,
             settings=self._settings() if self.method in {"dp-gd", "dp-sgd"} else None,
@@ -121,13 +131,42 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         ).mechanism()
         one_a_record(y, len(records))
         sampler = mechanism.plan.sampling.words if isinstance(mechanism, Descent) else "none"
-        self._charge([mechanism.event()], relation=relation, sampler=sampler)
+        events = [mechanism.event(), *([] if curvature is None else [curvature.event()])]
+        self._charge(events, relation=relation, sampler=sampler)
         found = codes(y, classes.tolist())
+        present = present & (found >= 0)
         targets = found.astype(np.float64) if loss.outputs > 1 else np.where(found == 1, 1.0, -1.0)
-        weights = released(mechanism, design.rows(records), targets, present & (found >= 0))
+        rows = design.rows(records)
+        weights = released(mechanism, rows, targets, present)
         self.classes_ = classes
         self.coef_, self.intercept_ = design.coefficients(weights)
+        if curvature is not None and isinstance(mechanism, ObjectivePerturbation):
+            unpulled, errors = curvature.release(
+                rows[present], weights[:, 0], regularization=mechanism.regularization, stddev=mechanism.stddev
+            )
+            self.unpenalised_, self.standard_errors_ = (
+                np.concatenate([part.ravel() for part in design.coefficients(column[:, None])])
+                for column in (unpulled, errors)
+            )
         return self
+
+    def _curvature(
+        self, loss: Loss, design: Design, relation: NeighboringRelation, randomness: Randomness
+    ) -> CurvatureInference | None:
+        if not self.inference:
+            return None
+        if self.method != "objective" or not isinstance(loss, Logistic):
+            raise InvalidArgument(
+                f"inference must be False for method={self.method!r} and {len(self.classes or ())} classes, got True. "
+                "Use method='objective' with two classes: the law of the others' coefficients isn't known."
+            )
+        epsilon, delta = self._budget()
+        return CurvatureInference(
+            budget=budget(epsilon=epsilon * _CURVATURE_SHARE, delta=delta * _CURVATURE_SHARE),
+            dimension=design.dimension,
+            relation=relation,
+            randomness=randomness,
+        )
 
     def decision_function(self, X: Numbers) -> FloatArray:
         """Scores [n] of the second class, or [n, K]."""
@@ -164,6 +203,8 @@ class LogisticRegression(_LinearClassifier):
             method's own.
         fit_intercept: whether to append a constant column, which counts in the norm and is penalised.
         intercept_scaling: the constant; None takes data_norm/2.
+        inference: for ``objective`` and two classes: whether `confidence_intervals` will be asked for; a fifth of the
+            budget then goes to a noisy Hessian.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one`` (not for ``objective``).
         population: for the two descents: the public number of records, or a public guess.
         batch_size: for ``dp-sgd``: the expected size of a batch; None takes 4096 or `population`.
@@ -179,6 +220,8 @@ class LogisticRegression(_LinearClassifier):
         coef_: [1, d] or [K, d].
         intercept_: [1] or [K].
         classes_: the declared classes.
+        unpenalised_: with `inference`, coefficients without the penalty's pull, the intercept last [d + 1].
+        standard_errors_: with `inference`, their deviations, sampling and noise counted [d + 1].
         privacy_: the guarantee.
         events_: what was done.
 
@@ -191,6 +234,18 @@ class LogisticRegression(_LinearClassifier):
     References:
         docs/proofs/objective-perturbation.md and docs/proofs/output-perturbation.md.
     """
+
+    def confidence_intervals(self, level: float = 0.95) -> FloatArray:
+        """Intervals of the population's coefficients, the intercept last [d + 1, 2], sampling and noise counted.
+
+        For a logistic model, and records inside the declared norm. No release of its own. How often they cover:
+        docs/proofs/confidence-intervals.md.
+
+        Args:
+            level: the share, in (0, 1), of fits whose interval holds the truth.
+        """
+        check_is_fitted(self, "standard_errors_")
+        return normal_intervals(self.unpenalised_, self.standard_errors_, level)
 
     def _loss(self, classes: int) -> Loss:
         return Logistic() if classes == 2 else Softmax(outputs=classes)

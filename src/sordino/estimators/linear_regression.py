@@ -3,6 +3,8 @@
 Rows are [x, c]/N, at most 1 long; targets are moved to [−1, 1]. See `Design`.
 """
 
+from typing import TypeAlias
+
 import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
@@ -14,6 +16,7 @@ from sordino.estimators.base import PrivateEstimator
 from sordino.estimators.convex import ConvexFit, ConvexMechanism, released
 from sordino.estimators.descent import Descent, DescentSettings
 from sordino.estimators.design import Design
+from sordino.estimators.inference import RegressionInference, replicate_intervals
 from sordino.estimators.intake import declared, matrix, one_a_record, scaled_targets
 from sordino.estimators.losses import HuberResidual
 from sordino.estimators.moments import AdaptiveStatistics, LeastSquaresStatistics
@@ -24,6 +27,8 @@ from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bound
 from sordino.randomness import Randomness
 
 __all__ = ["LinearRegression", "Ridge"]
+
+_Mechanism: TypeAlias = LeastSquaresStatistics | AdaptiveStatistics | RegressionInference | ConvexMechanism
 
 _METHODS = ("sufficient-statistics", "adassp", "output", "objective", "dp-gd")
 
@@ -42,6 +47,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         fit_intercept: bool = True,
         intercept_scaling: float | None = None,
         huber_threshold: float = 1.0,
+        inference: bool = False,
         neighboring_relation: str = "add_or_remove_one",
         population: int | None = None,
         steps: int = 100,
@@ -59,6 +65,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         self.fit_intercept = fit_intercept
         self.intercept_scaling = intercept_scaling
         self.huber_threshold = huber_threshold
+        self.inference = inference
         self.neighboring_relation = neighboring_relation
         self.population = population
         self.steps = steps
@@ -100,7 +107,12 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         targets = scaled_targets(y, bounds, centre=centre, half=half)
         present = present & np.isfinite(targets)
         rows = design.rows(records)
-        if isinstance(mechanism, LeastSquaresStatistics | AdaptiveStatistics):
+        if isinstance(mechanism, RegressionInference):
+            solution, replicates = mechanism.release(rows[present], targets[present])
+            weights = solution[:, None]
+            slopes, constants = design.coefficients(replicates.T)
+            self.replicates_ = np.hstack([slopes * half, constants[:, None] * half + centre])
+        elif isinstance(mechanism, LeastSquaresStatistics | AdaptiveStatistics):
             added = self._regularization(design)
             weights = mechanism.weights(rows[present], targets[present], regularization=added)[:, None]
         else:
@@ -110,10 +122,10 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         self.intercept_ = float(intercepts[0] * half + centre)
         return self
 
-    def _mechanism(
-        self, design: Design, relation: NeighboringRelation, randomness: Randomness
-    ) -> LeastSquaresStatistics | AdaptiveStatistics | ConvexMechanism:
+    def _mechanism(self, design: Design, relation: NeighboringRelation, randomness: Randomness) -> _Mechanism:
         epsilon, delta = self._budget()
+        if self.inference:
+            return self._inference(design, relation, randomness)
         if self.method in {"sufficient-statistics", "adassp"}:
             spent = budget(epsilon=epsilon, delta=delta)
             if self.method == "sufficient-statistics":
@@ -149,6 +161,21 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
             randomness=randomness,
         ).mechanism()
 
+    def _inference(self, design: Design, relation: NeighboringRelation, randomness: Randomness) -> RegressionInference:
+        epsilon, delta = self._budget()
+        if self.method != "sufficient-statistics" or not self.fit_intercept:
+            raise InvalidArgument(
+                f"inference must be False for method={self.method!r}, fit_intercept={self.fit_intercept}, got True. "
+                "Use method='sufficient-statistics' with an intercept: the law of the others' coefficients isn't known."
+            )
+        return RegressionInference(
+            budget=budget(epsilon=epsilon, delta=delta),
+            dimension=design.dimension,
+            constant=design.intercept / design.norm,
+            relation=relation,
+            randomness=randomness,
+        )
+
     def predict(self, X: Numbers) -> FloatArray:
         """Predicted targets [n]; a record with an entry that is not finite is taken as zero."""
         check_is_fitted(self)
@@ -156,8 +183,8 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         return np.asarray(records @ self.coef_ + self.intercept_)
 
 
-def _events(mechanism: LeastSquaresStatistics | AdaptiveStatistics | ConvexMechanism) -> list[Event]:
-    if isinstance(mechanism, LeastSquaresStatistics | AdaptiveStatistics):
+def _events(mechanism: _Mechanism) -> list[Event]:
+    if isinstance(mechanism, LeastSquaresStatistics | AdaptiveStatistics | RegressionInference):
         return mechanism.events()
     return [mechanism.event()]
 
@@ -182,6 +209,8 @@ class LinearRegression(_LeastSquares):
         intercept_scaling: the constant; None takes data_norm/2.
         huber_threshold: residual from which on the loss is linear, in units of half the target's range; for ``output``
             and ``objective``.
+        inference: for ``sufficient-statistics``: whether `confidence_intervals` will be asked for; a tenth of the
+            budget then goes to the residual variance.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one`` (not for ``objective``).
         population: for ``dp-gd``: the public number of records, or a public guess.
         steps: for ``dp-gd``.
@@ -194,6 +223,7 @@ class LinearRegression(_LeastSquares):
     Attributes:
         coef_: [d].
         intercept_: a number.
+        replicates_: with `inference`, what other records and other noise might have given [500, d + 1].
         privacy_: the guarantee.
         events_: what was done.
 
@@ -209,6 +239,18 @@ class LinearRegression(_LeastSquares):
 
     def _regularization(self, design: Design) -> float | None:  # noqa: ARG002 (every method has its own)
         return None
+
+    def confidence_intervals(self, level: float = 0.95) -> FloatArray:
+        """Intervals of the population's coefficients, the intercept last [d + 1, 2], sampling and noise counted.
+
+        For a linear model with residuals of one variance, and records inside the declared norm and bounds. No release
+        of its own. How often they cover: docs/proofs/confidence-intervals.md.
+
+        Args:
+            level: the share, in (0, 1), of fits whose interval holds the truth.
+        """
+        check_is_fitted(self, "replicates_")
+        return replicate_intervals(np.append(self.coef_, self.intercept_), self.replicates_, level)
 
 
 class Ridge(_LeastSquares):

@@ -95,6 +95,11 @@ class ObjectivePerturbation:
         return self.loss.lipschitz * analytic_noise_multiplier(epsilon=rest, delta=delta)
 
     @property
+    def stddev(self) -> float:
+        """Deviation of every entry of B, for δ = 0 too: ‖B‖ is Gamma distributed, so E‖B‖² = γ²·m(m + 1)."""
+        return self.scale if self.delta else self.scale * math.sqrt(self.dimension * self.loss.outputs + 1)
+
+    @property
     def output_sensitivity(self) -> float:
         """Two answers of the solver that belong to one minimiser are at most this far apart: 2τ/λ."""
         return 2 * _TOLERANCE / self.regularization
