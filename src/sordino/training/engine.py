@@ -296,7 +296,7 @@ class PrivacyEngine:
                 randomness=randomness,
                 charge=self._meter(plan, session),
                 hand_out=session.hand_out,
-                substitutes=substitutes(plan.expected_batch_size, microbatch_size),
+                substitutes=substitutes(plan.at(0).expected_batch_size, microbatch_size),
                 public_records=public_records,
                 public_batch=public_batch,
             )
