@@ -313,6 +313,9 @@ class Parallel(Event, kind="parallel"):
 
     events: tuple[Event, ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "events", tuple(self.events))
+
 
 @dataclass(frozen=True, kw_only=True)
 class SelfComposed(Event, kind="self_composed"):
@@ -330,3 +333,6 @@ class Composed(Event, kind="composed"):
     """All `events`, one after the other, each with fresh randomness; later ones may see earlier results."""
 
     events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "events", tuple(self.events))

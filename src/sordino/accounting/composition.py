@@ -7,6 +7,7 @@ several mechanisms on *one* sample are one step.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
@@ -206,6 +207,7 @@ class _Collector:
                 self.counts[step] = self.counts.get(step, 0) + uses
 
 
+@lru_cache(maxsize=8)  # one answer asks for the same steps several times
 def flatten(event: Event, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> Steps:
     """The steps of an event, with equal ones counted together and all unsampled Gaussians as one.
 

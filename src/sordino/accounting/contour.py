@@ -25,10 +25,11 @@ from sordino.accounting.saddle import Saddle, Step, saddle, saddle_for_delta, sa
 from sordino.accounting.transforms import UNIT_ROUNDOFF, ComplexArray, Line
 from sordino.errors import AccountingError
 
-__all__ = ["CertifiedLine", "Step", "contour_delta", "contour_epsilon"]
+__all__ = ["CertifiedLine", "Step", "at_most", "contour_delta", "contour_epsilon"]
 
 # Relative error of δ aimed at, and the largest work (nodes in u × nodes in y, over all steps) spent on it.
 _ATTEMPTS = ((1e-11, 4e6), (1e-9, 6e7), (1e-7, 3e8))
+_ROUGH = 1e-4  # the same, where δ is only compared with a target
 _SMALLEST_LOG_DELTA = -740.0
 _NOISE = 24.0  # units of roundoff of the last sum and of exponentials
 _LARGEST_LINE = 4_000_000
@@ -220,6 +221,23 @@ def contour_epsilon(steps: Sequence[Step], delta: float) -> tuple[float, float]:
             break
         line = _line(steps, start, epsilon, log_delta)
     return _lower_end(line, epsilon, delta), _upper_end(line, epsilon, delta)
+
+
+def at_most(steps: Sequence[Step], epsilon: float, delta: float) -> bool:
+    """Whether Chernoff's bound or one line with a rough goal proves δ(ε) ≤ `delta`; False says nothing."""
+    if epsilon <= 0 or not math.isfinite(epsilon):
+        return False
+    start = saddle_for_epsilon(thinned(steps), epsilon)
+    try:
+        lam, certain = start.lam, saddle(steps, start.lam, certified=True)
+        # (1 − e^{−x}) ≤ λ^λ/(λ+1)^{λ+1} e^{λx}
+        best = certain.log_mgf + certain.error - lam * epsilon - lam * math.log1p(1 / lam) - math.log1p(lam)
+        if best < math.log(delta) - 1e-9:
+            return True
+        line = CertifiedLine(steps, start, epsilon, math.log(delta), tolerance=_ROUGH, work=_ATTEMPTS[0][1])
+    except AccountingError:
+        return False
+    return line.bounds(epsilon)[1] <= delta
 
 
 def _root(line: CertifiedLine, epsilon: float, delta: float) -> float:

@@ -351,9 +351,12 @@ def _mean_of_exponentials(weights: FloatArray, values: FloatArray, u: FloatArray
 
 
 def _exponentials_minus_one(u: FloatArray, values: FloatArray) -> ComplexArray:
-    half = np.multiply.outer(u / 2, values)
-    sine = np.sin(half)
-    return -2 * sine * sine + 2j * (sine * np.cos(half))
+    """e^{ix} − 1 = 2t(i − t)/(1 + t²) with t = tan(x/2): one transcendental, and relative accuracy at small x."""
+    tangent = np.tan(np.multiply.outer(u / 2, values))
+    ratio = 2 * tangent / (1 + tangent * tangent)
+    terms = np.empty(tangent.shape, dtype=np.complex128)
+    terms.real, terms.imag = -tangent * ratio, ratio
+    return terms
 
 
 def _sums(weights: FloatArray, terms: ComplexArray) -> ComplexArray:
