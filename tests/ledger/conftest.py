@@ -48,7 +48,9 @@ def postgres():
         os.chown(folder, who.pw_uid, who.pw_gid)
         drop = {"user": who.pw_uid, "group": who.pw_gid, "extra_groups": []}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder, "env": {"LC_ALL": "C"}, **drop}
-    subprocess.run([initdb, "-D", folder / "data", "-A", "trust", "-U", "postgres", "--no-sync"], check=True, **quiet)
+    subprocess.run(
+        [initdb, "-D", folder / "data", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-sync"], check=True, **quiet
+    )
     server = subprocess.Popen(
         [Path(initdb).with_name("postgres"), "-D", folder / "data", "-k", folder, "-c", "listen_addresses=",
          "-c", "fsync=off", "-c", "max_connections=150"],

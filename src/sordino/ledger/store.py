@@ -204,7 +204,7 @@ def _engine(url: str) -> "Engine":
         from sqlalchemy.pool import NullPool
 
         local = url.startswith("sqlite:")
-        wait = {"timeout": _PATIENCE} if local else {"connect_timeout": int(_PATIENCE)}
+        wait = {"timeout": _PATIENCE} if local else {"connect_timeout": int(_PATIENCE), "client_encoding": "utf8"}
         engine = create_engine(url, poolclass=NullPool, connect_args=wait)
     except ModuleNotFoundError as error:
         raise LedgerError(

@@ -1,0 +1,140 @@
+"""The chain: what was changed afterwards shows."""
+
+import sqlite3
+
+import pytest
+
+from sordino.errors import InvalidArgument, LedgerError
+from sordino.events import Gaussian, SelfComposed, to_json
+from sordino.ledger import Ledger
+from sordino.ledger.entries import Entry, sealed
+
+EVENT = Gaussian(noise_multiplier=10.0)
+
+
+@pytest.fixture
+def used(ledger):
+    account = ledger.declare("adult", epsilon=3.0, delta=1e-5)
+    for number in range(3):
+        account.charge(EVENT, note=f"charge {number}")
+    with account.reserve(SelfComposed(event=EVENT, count=2)) as reservation:
+        reservation.charge(EVENT)
+    return ledger
+
+
+def tamper(ledger, *statements):
+    """What somebody with the file can do: take off the triggers, then anything."""
+    connection = sqlite3.connect(ledger.url.removeprefix("sqlite:///"))
+    with connection:
+        for verb in ("update", "delete"):
+            connection.execute(f"DROP TRIGGER IF EXISTS sordino_no_{verb}")
+        for statement, *values in statements:
+            connection.execute(statement, values)
+    connection.close()
+
+
+def rewritten(ledger, change):
+    """All lines, `change` applied to each as a dict, and sealed anew from there on."""
+    connection = sqlite3.connect(ledger.url.removeprefix("sqlite:///"))
+    cursor = connection.execute("SELECT * FROM sordino_ledger ORDER BY seq")
+    names = [column[0] for column in cursor.description]
+    rows = [dict(zip(names, row, strict=True)) for row in cursor]
+    connection.close()
+    previous, statements = "0" * 64, [("DELETE FROM sordino_ledger",)]
+    for row in rows:
+        entry = sealed(Entry(**{**change(row), "previous": previous, "digest": ""}))
+        previous = entry.digest
+        marks = ", ".join("?" * len(names))
+        statements.append((f"INSERT INTO sordino_ledger VALUES ({marks})", *(getattr(entry, name) for name in names)))
+    tamper(ledger, *statements)
+
+
+def test_an_honest_ledger_verifies_and_names_its_heads(used):
+    heads = used.verify()
+    assert heads["adult"].startswith("7:")
+    assert used.verify(heads) == heads
+
+
+def test_lines_can_not_be_changed_by_accident(used):
+    connection = sqlite3.connect(used.url.removeprefix("sqlite:///"))
+    for statement in ("UPDATE sordino_ledger SET note = ''", "DELETE FROM sordino_ledger"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            connection.execute(statement)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "line"),
+    [
+        ("UPDATE sordino_ledger SET note = 'another' WHERE seq = 3", 3),
+        ("UPDATE sordino_ledger SET who = 'nobody' WHERE seq = 2", 2),
+        ("UPDATE sordino_ledger SET at = '2020-01-01' WHERE seq = 4", 4),
+        ("UPDATE sordino_ledger SET body = replace(body, '10.0', '90.0') WHERE seq = 3", 3),
+        ("UPDATE sordino_ledger SET digest = previous WHERE seq = 4", 4),
+        ("DELETE FROM sordino_ledger WHERE seq = 3", 4),
+        ("UPDATE sordino_ledger SET body = 'nonsense' WHERE seq = 5", 5),
+    ],
+)
+def test_a_changed_line_is_named(used, statement, line):
+    tamper(used, (statement,))
+    with pytest.raises(LedgerError, match=f"line {line} of account 'adult'"):
+        used.verify()
+
+
+def test_a_line_whose_digest_was_made_anew_breaks_the_next(used):
+    entry = used.account("adult").history()[2]
+    forged = sealed(Entry(**{**entry.__dict__, "note": "forged", "digest": ""}))
+    tamper(used, ("UPDATE sordino_ledger SET note = ?, digest = ? WHERE seq = 3", forged.note, forged.digest))
+    with pytest.raises(LedgerError, match="line 4"):
+        used.verify()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "fault"),
+    [
+        (to_json(EVENT), to_json(Gaussian(noise_multiplier=90.0)), 2, "totals"),
+        ('"epsilon": 3.0', '"epsilon": 0.2', 2, "budget"),
+        ('"touched": true', '"touched": false', 2, "totals"),
+        ('"count": 2', '"count": 9', 6, "left"),
+    ],
+)
+def test_a_whole_new_chain_must_still_add_up(used, old, new, line, fault):
+    rewritten(used, lambda row: {**row, "body": row["body"].replace(old, new)})
+    with pytest.raises(LedgerError, match=f"line {line} .*{fault}"):
+        used.verify()
+
+
+def test_a_consistent_new_chain_and_a_cut_end_show_against_heads_that_were_noted(used):
+    heads = used.verify()
+    rewritten(used, lambda row: {**row, "note": "all different"})
+    used.verify()
+    with pytest.raises(LedgerError, match="rewritten or cut"):
+        used.verify(heads)
+
+
+def test_a_cut_end_shows_against_the_head(used):
+    heads = used.verify()
+    tamper(used, ("DELETE FROM sordino_ledger WHERE seq > 5",))
+    used.verify()
+    with pytest.raises(LedgerError, match="rewritten or cut"):
+        used.verify(heads)
+    tamper(used, ("DELETE FROM sordino_ledger",))
+    with pytest.raises(LedgerError, match="rewritten or cut"):
+        used.verify(heads)
+
+
+def test_old_heads_stay_good_while_the_account_grows(used):
+    heads = used.verify()
+    used.account("adult").charge(EVENT)
+    assert used.verify(heads) != heads
+
+
+def test_a_head_in_another_form_is_refused(used):
+    with pytest.raises(InvalidArgument, match="SEQ:DIGEST"):
+        used.verify({"adult": "latest"})
+
+
+def test_a_copy_of_the_file_is_the_ledger(used, tmp_path):
+    copy = tmp_path / "copy.db"
+    copy.write_bytes((tmp_path / "privacy.db").read_bytes())
+    assert Ledger(copy).verify() == used.verify()

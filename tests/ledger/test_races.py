@@ -1,0 +1,116 @@
+"""Many processes, and processes that die: the budget is neither overspent nor lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from sordino.errors import LedgerError
+from sordino.events import Gaussian
+from sordino.ledger import Ledger
+
+EVENT = Gaussian(noise_multiplier=30.0)
+CAP = 55  # ρ = 1/1800 each; (1, 1e-5) allows 0.0305565952 · 1800 = 55.0019
+PROCESSES = 64
+
+DYING = """
+import sys, time
+from sordino.ledger.store import writing
+from sordino.ledger.balance import Balance
+from sordino.events import Gaussian
+with writing(sys.argv[1], sys.argv[2]) as page:
+    Balance.of(page).charge(Gaussian(noise_multiplier=30.0), note="never committed", run="")
+    print("written", flush=True)
+    time.sleep(600)
+"""
+
+
+def race(ledger, name):
+    """(granted, words) of each process, and the account afterwards."""
+    account = ledger.declare(name, epsilon=1.0, delta=1e-5, policy="zcdp")
+    command = [sys.executable, Path(__file__).with_name("racing.py"), ledger.url, name, str(PROCESSES)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" ", 1) for line in done.stdout.splitlines()]
+    return [int(granted) for granted, _ in rows], {word for _, word in rows}, account
+
+
+def holds_exactly_the_cap(ledger, name):
+    granted, words, account = race(ledger, name)
+    assert words == {"refused"}
+    assert len(granted) == PROCESSES
+    assert sum(granted) == CAP == len(account.history()) - 1
+    ledger.verify()
+
+
+def test_sixty_four_processes_are_granted_exactly_the_cap_by_sqlite(ledger):
+    holds_exactly_the_cap(ledger, "race")
+
+
+def test_sixty_four_processes_are_granted_exactly_the_cap_by_postgresql(postgres):
+    holds_exactly_the_cap(Ledger(postgres), f"race {uuid.uuid4()}")
+
+
+def dies_and_leaves_nothing(ledger, name):
+    account = ledger.declare(name, epsilon=1.0, delta=1e-5, policy="zcdp")
+    account.charge(EVENT)
+    before = account.history()
+    dying = subprocess.Popen([sys.executable, "-c", DYING, ledger.url, name], stdout=subprocess.PIPE, text=True)
+    assert dying.stdout is not None
+    assert dying.stdout.readline() == "written\n"
+    started = time.monotonic()
+    dying.send_signal(signal.SIGKILL)
+    dying.wait()
+    dying.stdout.close()
+    account.charge(EVENT)
+    assert time.monotonic() - started < 60
+    after = account.history()
+    assert after[:-1] == before
+    assert len(after) == len(before) + 1
+    ledger.verify()
+
+
+def test_a_process_killed_inside_a_transaction_leaves_nothing_in_sqlite(ledger):
+    dies_and_leaves_nothing(ledger, "crash")
+
+
+def test_a_process_killed_inside_a_transaction_leaves_nothing_in_postgresql(postgres):
+    dies_and_leaves_nothing(Ledger(postgres), f"crash {uuid.uuid4()}")
+
+
+def test_postgresql_does_all_that_a_file_does(postgres):
+    ledger, name = Ledger(postgres), f"all {uuid.uuid4()}"
+    account = ledger.declare(name, epsilon=3.0, delta=1e-5)
+    with account.reserve(EVENT, note="x") as reservation:
+        reservation.charge(EVENT)
+    assert account.event() == EVENT
+    assert name in ledger.accounts()
+    assert ledger.verify()[name].startswith("3:")
+    from sqlalchemy import create_engine
+    from sqlalchemy.exc import DatabaseError
+
+    engine = create_engine(ledger.url)
+    for statement in ("UPDATE sordino_ledger SET note = 'y'", "DELETE FROM sordino_ledger", "TRUNCATE sordino_ledger"):
+        with engine.connect() as connection, pytest.raises(DatabaseError, match="append-only"):
+            connection.exec_driver_sql(statement)
+    engine.dispose()
+
+
+def test_a_ledger_that_can_not_be_reached_says_so_without_its_password():
+    with pytest.raises(LedgerError) as caught:
+        Ledger("postgresql://me:secret@/nowhere?host=/nonexistent").account("x")
+    assert "secret" not in str(caught.value)
+
+
+def test_lines_are_json_that_another_program_can_read(ledger):
+    account = ledger.declare("x", epsilon=1.0, delta=1e-5)
+    account.charge(EVENT, note="naïve – “quoted”")
+    assert json.loads(json.dumps(account.history()[-1].to_dict()))["note"] == "naïve – “quoted”"
