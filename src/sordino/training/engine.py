@@ -4,9 +4,8 @@ Module and optimizer come back as the very objects that went in, with hooks; onl
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Self, TypeVar
 
 from torch import nn
@@ -17,10 +16,12 @@ from sordino import accounting, checks
 from sordino.definitions import Guarantee, NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.events import Event
+from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.training.charges import Charges
 from sordino.training.criterion import Criterion
 from sordino.training.loader import PrivateLoader, population_of
+from sordino.training.meter import Meter
 from sordino.training.options import accountant_called, check_options, check_secure_mode
 from sordino.training.plan import Plan
 from sordino.training.provenance import mark_public
@@ -50,6 +51,7 @@ class PrivacyEngine:
         reproducible: with `seed`, noise and sampling repeat from run to run; the guarantee is then marked not for
             release.
         seed: only with `reproducible=True`.
+        ledger: the data set's account, charged in blocks ahead of the batches; a batch that does not fit is not drawn.
         secure_mode: must be False. Noise and sampling always come from a cryptographic generator; noise on an integer
             grid against floating-point attacks is not part of this engine.
 
@@ -76,12 +78,13 @@ class PrivacyEngine:
         accountant: str = "auto",
         reproducible: bool = False,
         seed: int | None = None,
+        ledger: Account | Reservation | None = None,
         secure_mode: bool = False,
     ) -> None:
         self._accountant = accountant_called(accountant)
         check_secure_mode(secure_mode)
         Randomness(seed=seed, reproducible=reproducible)
-        self._seed, self._reproducible = seed, reproducible
+        self._seed, self._reproducible, self._ledger = seed, reproducible, ledger
         self._sessions: list[Session] = []
         self._plans: list[Plan] = []
         self._charges = Charges()
@@ -294,7 +297,9 @@ class PrivacyEngine:
                 steps=steps,
                 microbatch_size=microbatch_size,
                 randomness=randomness,
-                charge=self._meter(plan, session),
+                charge=Meter(
+                    plan, charges=self._charges, ready=session.check_attached, ledger=self._ledger, steps=steps
+                ),
                 hand_out=session.hand_out,
                 substitutes=substitutes(plan.at(0).expected_batch_size, microbatch_size),
                 public_records=public_records,
@@ -312,18 +317,6 @@ class PrivacyEngine:
         """One master key for each model: two of one engine never share a draw or a noise value."""
         seed = None if self._seed is None else self._seed + len(self._plans)
         return Randomness(seed=seed, reproducible=self._reproducible)
-
-    def _meter(self, plan: Plan, session: Session) -> Callable[[bool], int]:
-        """Charges what the next logical batch costs and numbers it."""
-        event, numbers = plan.step_event(), count()
-
-        def charge(begins_epoch: bool) -> int:
-            session.check_attached()
-            if plan.poisson_sampling or begins_epoch:
-                self._charges.add(event)
-            return next(numbers)
-
-        return charge
 
     def detach(self) -> None:
         """Take all hooks off: modules and optimizers are ordinary again, the private loaders are at their end.
