@@ -16,7 +16,7 @@ from sordino import checks
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import PrivateEstimator
-from sordino.estimators.convex import ConvexFit, released
+from sordino.estimators.convex import ConvexFit, ConvexMechanism, released
 from sordino.estimators.descent import Descent, DescentSettings
 from sordino.estimators.design import Design
 from sordino.estimators.inference import CurvatureInference, normal_intervals
@@ -31,7 +31,8 @@ from sordino.randomness import Randomness
 __all__ = ["LinearSVC", "LogisticRegression"]
 
 _SGD_BATCH = 4096
-_CURVATURE_SHARE = 0.2
+# With intervals: what is left to the coefficients; the rest is for the noisy Hessian.
+_FIT_SHARE = 0.8
 
 
 class _LinearClassifier(ClassifierMixin, PrivateEstimator):
@@ -98,7 +99,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
 
     def fit(self, X: Numbers, y: Labels) -> "_LinearClassifier":
         """Fit to records X [n, d] with labels y [n]; charged first, then read."""
-        epsilon, delta = self._budget()
+        self._budget()
         classes = declared_classes(self.classes)
         norm = checks.positive(
             data_norm=declared(self.data_norm, name="data_norm", meaning="the largest norm of a row")
@@ -116,19 +117,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         )
         loss = self._loss(len(classes))
         curvature = self._curvature(loss, design, relation, randomness)
-        share = 1.0 if curvature is None else 1 - _CURVATURE_SHARE
-        mechanism = ConvexFit(
-            method=self.method,
-            loss=loss,
-            epsilon=epsilon * share,
-            delta=delta * share,
-            dimension=design.dimension,
-            regularization=self.regularization,
-            settings=self._settings() if self.method in {"dp-gd", "dp-sgd"} else None,
-            candidates=None if self.candidates is None else design.weights(self.candidates, loss.outputs),
-            relation=relation,
-            randomness=randomness,
-        ).mechanism()
+        mechanism = self._mechanism(loss, design, relation, randomness, 1.0 if curvature is None else _FIT_SHARE)
         one_a_record(y, len(records))
         sampler = mechanism.plan.sampling.words if isinstance(mechanism, Descent) else "none"
         events = [mechanism.event(), *([] if curvature is None else [curvature.event()])]
@@ -150,6 +139,23 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
             )
         return self
 
+    def _mechanism(
+        self, loss: Loss, design: Design, relation: NeighboringRelation, randomness: Randomness, share: float
+    ) -> ConvexMechanism:
+        epsilon, delta = self._budget()
+        return ConvexFit(
+            method=self.method,
+            loss=loss,
+            epsilon=epsilon * share,
+            delta=delta * share,
+            dimension=design.dimension,
+            regularization=self.regularization,
+            settings=self._settings() if self.method in {"dp-gd", "dp-sgd"} else None,
+            candidates=None if self.candidates is None else design.weights(self.candidates, loss.outputs),
+            relation=relation,
+            randomness=randomness,
+        ).mechanism()
+
     def _curvature(
         self, loss: Loss, design: Design, relation: NeighboringRelation, randomness: Randomness
     ) -> CurvatureInference | None:
@@ -162,7 +168,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
             )
         epsilon, delta = self._budget()
         return CurvatureInference(
-            budget=budget(epsilon=epsilon * _CURVATURE_SHARE, delta=delta * _CURVATURE_SHARE),
+            budget=budget(epsilon=epsilon * (1 - _FIT_SHARE), delta=delta * (1 - _FIT_SHARE)),
             dimension=design.dimension,
             relation=relation,
             randomness=randomness,
