@@ -1,5 +1,6 @@
 import doctest
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -7,21 +8,33 @@ from hypothesis import strategies as st
 
 import sordino.report
 import sordino.report.charts
+import sordino.report.measured
 import sordino.report.numerals
-from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
+import sordino.report.parts
+from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
 from sordino.report import attack_bound
-from sordino.report.charts import accuracy_chart, attack_chart, epsilon_chart, ticks
-from sordino.report.limits import attack, covered, question
+from sordino.report.charts import ticks
+from sordino.report.figures import accuracy_chart, attack_charts, profile_chart, spent_chart
+from sordino.report.limits import advantage_bound, question
 from sordino.report.numerals import percent_up
-from sordino.report.schema import Point
+from sordino.report.parts import Curves, Point
 
 EPSILONS = st.floats(0, 30)
 DELTAS = st.floats(0, 1)
 RATES = st.floats(0, 1)
 
 
-@pytest.mark.parametrize("module", [sordino.report, sordino.report.charts, sordino.report.numerals])
+MODULES = [
+    sordino.report,
+    sordino.report.charts,
+    sordino.report.measured,
+    sordino.report.numerals,
+    sordino.report.parts,
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_the_module_examples_run(module):
     assert doctest.testmod(module).failed == 0
 
@@ -64,17 +77,10 @@ def test_a_rate_outside_the_unit_interval_is_refused():
 
 
 @given(st.floats(0, 20), st.floats(0, 0.5))
-def test_right_guesses_are_the_best_over_all_rates(epsilon, delta):
-    claim = Guarantee(epsilon=epsilon, delta=delta, accountant="a", sampler="s")
+def test_the_advantage_is_the_best_over_all_rates(epsilon, delta):
     rates = [k / 2000 for k in range(2001)] + [(1 - delta) / (1 + math.exp(epsilon))]
-    best = max((1 + attack_bound(epsilon=epsilon, delta=delta, false_positive_rate=r) - r) / 2 for r in rates)
-    assert attack(claim).right_guesses == pytest.approx(best, abs=1e-9)
-
-
-def test_nothing_is_promised_for_an_infinite_epsilon():
-    claim = Guarantee(epsilon=math.inf, delta=1e-5, accountant="a", sampler="s")
-    assert attack(claim) is None
-    assert covered(claim) == ()
+    best = max(attack_bound(epsilon=epsilon, delta=delta, false_positive_rate=r) - r for r in rates)
+    assert advantage_bound(epsilon=epsilon, delta=delta) == pytest.approx(best, abs=2e-9)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +92,7 @@ def test_nothing_is_promised_for_an_infinite_epsilon():
     ],
 )
 def test_the_attackers_question_follows_unit_and_relation(relation, words):
-    claim = Guarantee(epsilon=1, delta=0, accountant="a", sampler="s", relation=relation, unit=PrivacyUnit.USER)
-    assert words in question(claim)
+    assert words in question(relation, PrivacyUnit.USER)
 
 
 @given(st.floats(0, 1))
@@ -106,12 +111,25 @@ def test_ticks_reach_the_highest_value_in_even_steps(highest):
 
 
 def test_empty_charts_are_left_out():
-    assert epsilon_chart([Point(steps=0, epsilon=0.0)], target=None) == ""
+    nothing = Curves(spent=(), profile=(), trade_off=(), gaussian_mu=None, gaussian_regret=None)
+    assert spent_chart([Point(steps=0, epsilon=0.0)], target=None) == ""
     assert accuracy_chart([]) == ""
+    assert profile_chart(nothing, epsilon=1.0, delta=1e-5) == ""
+    assert attack_charts(nothing) == ("", "")
 
 
 def test_charts_say_in_words_what_they_show():
-    drawn = epsilon_chart([Point(steps=0, epsilon=0.0), Point(steps=9, epsilon=0.501)], target=1.0)
+    drawn = spent_chart([Point(steps=0, epsilon=0.0), Point(steps=9, epsilon=0.501)], target=1.0)
     assert 'aria-label="Privacy spent over 9 steps, ending at ε = 0.51"' in drawn
     assert "target 1" in drawn
-    assert "membership attack" in attack_chart(epsilon=1.0, delta=1e-5)
+    assert "after 9 steps: ε = 0.51" in drawn
+
+
+@pytest.mark.parametrize(("highest", "steps"), [(1e-6, 1), (0.3, 7), (5000.0, 10**6)])
+def test_every_point_and_every_mark_lies_inside_the_drawing(highest, steps):
+    curve = [Point(steps=round(steps * k / 10), epsilon=highest * k / 10) for k in range(11)]
+    drawn = spent_chart(curve, target=highest * 1.2)
+    for x, y in re.findall(r"([\d.]+),([\d.]+)", " ".join(re.findall(r' points="([^"]*)"', drawn))):
+        assert 0 <= float(x) <= 400
+        assert 0 <= float(y) <= 256
+    assert all(0 <= float(x) <= 400 for x in re.findall(r' x="([-\d.]+)"', drawn))

@@ -1,40 +1,143 @@
-"""`sordino report RUN`: the page and the picture of a run folder."""
+"""`sordino report RUN`: what a run folder guarantees, as a page, Markdown, JSON or a registry entry."""
 
+import json
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sordino.cli.output import JsonOption, Output, facts, heading
 from sordino.definitions import round_up
+from sordino.errors import InvalidArgument, SordinoError
 
-__all__ = ["report"]
+if TYPE_CHECKING:
+    from sordino.report import Report
+
+__all__ = ["Format", "report"]
+
+
+class Format(StrEnum):
+    """What a report is written as."""
+
+    HTML = "html"
+    MD = "md"
+    JSON = "json"
+    REGISTRY = "registry"
+
+    @property
+    def file(self) -> str:
+        """The name that the file has in a run folder."""
+        return {"html": "report.html", "md": "report.md", "json": "report.json", "registry": "registry.yaml"}[
+            self.value
+        ]
 
 
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    out_folder: Annotated[
-        Path | None,
-        typer.Option("--out", help="Where to write report.html and report.png; the run folder if not given."),
+    others: Annotated[
+        list[Path] | None, typer.Argument(metavar="[MORE]...", help="More run folders, after --compare.")
     ] = None,
+    form: Annotated[
+        Format, typer.Option("--format", help="A page, Markdown, JSON, or a draft for the public registry.")
+    ] = Format.HTML,
+    out_file: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where to write: a file, or a folder; the run folder if not given."),
+    ] = None,
+    compare: Annotated[
+        list[Path] | None, typer.Option("--compare", help="Put these runs beside the first one.")
+    ] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="The ledger that the run was charged to: a file, or postgresql://…")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail with exit code 1 when something required is not stated.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write report.html and report.png of a run folder, after computing ε again from its transcript."""
-    from sordino.report import write
+    """Write the report of a run folder, after computing ε again from its transcript."""
+    from sordino.report import read
     from sordino.runs import RunFolder
 
+    if others and not compare:
+        raise InvalidArgument(f"report must be given one run folder, got {1 + len(others)}. Add --compare.")
+    paths = [run, *(compare or []), *(others or [])]
+    if len(paths) > 1 and form is Format.REGISTRY:
+        raise InvalidArgument("--format registry must be given one run, got several. Drop --compare.")
+    folders = [RunFolder.open(path) for path in paths]
+    reports = [read(folder, ledger=ledger) for folder in folders]
+    files = _write(reports, form, _target(out_file, run, form, several=len(paths) > 1))
     out = Output(as_json=as_json)
-    written = write(RunFolder.open(run), folder=out_folder)
-    guarantee = written.report.guarantee
-    document = {**written.report.to_dict(), "page": str(written.page), "picture": str(written.picture)}
+    _finish(out, reports, files)
+    silent = {one.name: one.missing for one in reports if one.missing}
+    if strict and silent:
+        words = "; ".join(f"{name}: {', '.join(parts)}" for name, parts in silent.items())
+        message = (
+            f"a run must state everything that a report needs, got one that does not ({words}). See docs/report.md."
+        )
+        if as_json:
+            # The one document has been printed.
+            out.stderr.print(f"sordino: {message}", soft_wrap=True, markup=False)
+            raise typer.Exit(1)
+        raise SordinoError(message)
+
+
+def _target(out_file: Path | None, run: Path, form: Format, *, several: bool) -> Path:
+    name = f"comparison{Path(form.file).suffix}" if several else form.file
+    if out_file is None:
+        return run / name
+    if out_file.is_dir() or (not out_file.suffix and not out_file.exists()):
+        return out_file / name
+    return out_file
+
+
+def _write(reports: "list[Report]", form: Format, target: Path) -> dict[str, str]:
+    """Write the file; beside a page of one run, its picture too. What is written, by name."""
+    from sordino import report as room
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    first, several = reports[0], len(reports) > 1
+    if form is Format.HTML:
+        text = room.comparison_html(reports) if several else room.html(first)
+    elif form is Format.MD:
+        text = room.comparison_markdown(reports) if several else room.markdown(first)
+    elif form is Format.JSON:
+        body = [one.to_dict() for one in reports]
+        text = json.dumps(body, indent=2, ensure_ascii=False) if several else first.to_json()
+        text += "\n"
+    else:
+        text = room.registry_yaml(first)
+    target.write_text(text, encoding="utf-8")
+    if form is not Format.HTML:
+        return {"file": str(target)}
+    if several:
+        return {"page": str(target)}
+    picture = target.with_suffix(".png")
+    room.draw(first, picture)
+    return {"page": str(target), "picture": str(picture)}
+
+
+def _finish(out: Output, reports: "list[Report]", files: dict[str, str]) -> None:
+    if len(reports) > 1:
+        rows = [(one.name, f"ε = {round_up(one.guarantee.epsilon)}, δ = {one.guarantee.delta:g}") for one in reports]
+        document = {"runs": [one.to_dict() for one in reports], **files}
+        out.finish(document, heading(f"{len(reports)} runs, side by side"), facts([*rows, *files.items()]))
+        return
+    one = reports[0]
+    guarantee = one.guarantee
     rows = [
         ("unit", guarantee.unit.words),
         ("neighbours", guarantee.relation.words),
         ("sampler", guarantee.sampler),
         ("accountant", guarantee.accountant.replace("_", " ")),
-        ("page", str(written.page)),
-        ("picture", str(written.picture)),
+        *files.items(),
     ]
-    if written.report.not_for_release:
-        rows.insert(0, ("not for release", written.report.not_for_release))
+    if one.not_for_release:
+        rows.insert(0, ("not for release", one.not_for_release))
+    if one.missing:
+        rows.append(("not stated", ", ".join(one.missing)))
+    violated = [item.title for item in one.pitfalls if item.status == "violated"]
+    rows += [("violated", title) for title in violated]
+    document = {**one.to_dict(), **files}
     out.finish(document, heading(f"ε = {round_up(guarantee.epsilon)}, δ = {guarantee.delta:g}"), facts(rows))

@@ -1,4 +1,4 @@
-"""Run folder → report (floor 5): a page that opens offline, and a picture. It reads run folders only, and no torch.
+"""Run folder → report (floor 5): a page that opens offline, Markdown, JSON, a registry entry, a picture. No torch.
 
 Example:
     >>> from sordino.report import attack_bound
@@ -7,8 +7,27 @@ Example:
 """
 
 from sordino.report.limits import attack_bound
+from sordino.report.markdown import comparison_markdown, markdown
+from sordino.report.measured import utility
+from sordino.report.parts import Audit
+from sordino.report.picture import draw
 from sordino.report.reading import read
+from sordino.report.registry import registry_yaml
 from sordino.report.schema import Report
-from sordino.report.writing import Written, write
+from sordino.report.writing import Written, comparison_html, html, write
 
-__all__ = ["Report", "Written", "attack_bound", "read", "write"]
+__all__ = [
+    "Audit",
+    "Report",
+    "Written",
+    "attack_bound",
+    "comparison_html",
+    "comparison_markdown",
+    "draw",
+    "html",
+    "markdown",
+    "read",
+    "registry_yaml",
+    "utility",
+    "write",
+]

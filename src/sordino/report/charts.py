@@ -1,17 +1,18 @@
-"""The charts as inline SVG. Colours and type come from the page's style sheet, so light and dark are one drawing."""
+"""The charts as inline SVG. Colours and type come from the page's style sheet, so light and dark are one drawing.
 
+Each chart carries its points and their words; the page's script only looks up what lies nearest to the pointer.
+"""
+
+import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 
-from sordino.definitions import round_up
-from sordino.report.limits import attack_bound
-from sordino.report.schema import Accuracy, Point
+__all__ = ["Axis", "Chart", "HEIGHT", "Line", "WIDTH", "linear", "logarithmic", "svg", "ticks"]
 
-__all__ = ["accuracy_chart", "attack_chart", "epsilon_chart", "ticks"]
-
-_WIDTH, _HEIGHT = 440, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 40, 20, 20, 42
+WIDTH, HEIGHT = 400, 256
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 26, 40
 
 
 def ticks(highest: float, *, about: int = 4) -> list[float]:
@@ -28,123 +29,125 @@ def ticks(highest: float, *, about: int = 4) -> list[float]:
     return [round(k * step, 12) for k in range(max(count, 1) + 1)]
 
 
-def epsilon_chart(curve: Sequence[Point], *, target: float | None) -> str:
-    """ε over steps, with the target as a dashed line."""
-    finite = [point for point in curve if math.isfinite(point.epsilon)]
-    if len(finite) < 2:
-        return ""
-    last = finite[-1]
-    highest = max(last.epsilon, target or 0.0)
-    y_ticks = [tick for tick in ticks(highest) if tick <= highest * (1 + 1e-9)]
-    x_ticks = _whole(ticks(last.steps))
-    x_ticks = [tick for tick in x_ticks if tick <= last.steps]
-    x, y = _scales(last.steps, 1.14 * highest)
-    points = " ".join(f"{x(point.steps):.1f},{y(point.epsilon):.1f}" for point in finite)
-    area = f"{x(finite[0].steps):.1f},{y(0):.1f} {points} {x(last.steps):.1f},{y(0):.1f}"
-    end = f"ε = {round_up(last.epsilon)}"
-    body = _axes(x, y, x_ticks, y_ticks, x_label="steps", x_format=lambda v: f"{v:,.0f}")
-    if target is not None:
-        body += (
-            f'<line class="target" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(target):.1f}" y2="{y(target):.1f}"/>'
-            f'<text class="note" x="{_LEFT}" y="{y(target) - 7:.1f}">target {target:g}</text>'
-        )
-    body += (
-        f'<polygon class="area" points="{area}"/><polyline class="line" points="{points}"/>'
-        f'<circle class="dot" cx="{x(last.steps):.1f}" cy="{y(last.epsilon):.1f}" r="4"/>'
-        f'<text class="value" x="{x(last.steps):.1f}" y="{y(last.epsilon) - 9:.1f}" text-anchor="end">{end}</text>'
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """Where values lie on an axis: `place` gives a share of its length, `marks` are values with their words."""
+
+    place: Callable[[float], float]
+    marks: tuple[tuple[float, str], ...]
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One curve: points in values, and a CSS class; `words` tell what each point says, for the pointer."""
+
+    points: Sequence[tuple[float, float]]
+    kind: str = "line"
+    words: Sequence[str] = ()
+
+
+def linear(highest: float, label: str, *, show: Callable[[float], str] = "{:g}".format, room: float = 1.0) -> Axis:
+    """From 0 to `room` × `highest`, with marks up to `highest`."""
+    top = max(highest, 1e-12) * room
+    marks = tuple((value, show(value)) for value in ticks(highest) if value <= highest * (1 + 1e-9))
+    return Axis(place=lambda value: value / top, marks=marks, label=label)
+
+
+def logarithmic(lowest: int, highest: int, label: str, *, show: Callable[[int], str]) -> Axis:
+    """From 10^lowest to 10^highest; smaller values lie on the lower end."""
+    span = highest - lowest
+    every = max(1, math.ceil(span / 6))
+    marks = tuple((10.0**power, show(power)) for power in range(highest, lowest - 1, -every))
+    return Axis(
+        place=lambda value: max(0.0, (math.log10(max(value, 1e-300)) - lowest) / span), marks=marks, label=label
     )
-    return _svg(body, f"Privacy spent over {last.steps:,} steps, ending at {end}")
 
 
-def accuracy_chart(accuracy: Sequence[Accuracy]) -> str:
-    """Horizontal bars from 0, so that lengths compare honestly."""
-    if not accuracy:
-        return ""
-    full = _WIDTH - 70
-    gap, thick = 62, 18
-    parts, said = [], []
-    for number, item in enumerate(accuracy):
-        top = 22 + number * gap
-        kind = "bar strong" if item.is_private_model else "bar"
-        value = f"{100 * item.value:.1f} %"
-        weight = "value" if item.is_private_model else "label"
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Axes with curves on them."""
+
+    x: Axis
+    y: Axis
+    lines: tuple[Line, ...]
+    words: str
+    area: bool = True
+    notes: tuple[tuple[float, float, str, str], ...] = ()
+
+    def svg(self) -> str:
+        """The drawing. What the pointer reads are the points of the first curve that has words."""
+        body = self._axes()
+        first = self.lines[-1].points
+        if self.area and first:
+            foot = f"{self._x(first[-1][0]):.1f},{self._y0():.1f} {self._x(first[0][0]):.1f},{self._y0():.1f}"
+            body += f'<polygon class="area" points="{self._points(first)} {foot}"/>'
+        for line in self.lines:
+            tag = "polyline" if len(line.points) > 1 else None
+            if tag:
+                body += f'<polyline class="{line.kind}" points="{self._points(line.points)}"/>'
+            if "dots" in line.kind or len(line.points) == 1:
+                body += "".join(
+                    f'<circle class="dot" cx="{self._x(a):.1f}" cy="{self._y(b):.1f}" r="3.5"/>' for a, b in line.points
+                )
+        for at, up, kind, text in self.notes:
+            side = "end" if kind != "note below" and self.x.place(at) > 0.5 else "start"
+            body += (
+                f'<text class="{kind}" x="{self._x(at):.1f}" y="{self._y(up) - 8:.1f}" text-anchor="{side}">'
+                f"{escape(text)}</text>"
+            )
+        return svg(body, self.words, probe=self._probe())
+
+    def _probe(self) -> str:
+        """Data for the pointer: pixel positions and words of one curve."""
+        told = [line for line in self.lines if line.words]
+        if not told:
+            return ""
+        line = told[0]
+        data = [
+            [round(self._x(a), 1), round(self._y(b), 1), words]
+            for (a, b), words in zip(line.points, line.words, strict=True)
+        ]
+        return json.dumps(data, ensure_ascii=False)
+
+    def _x(self, value: float) -> float:
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * min(1.0, max(0.0, self.x.place(value)))
+
+    def _y(self, value: float) -> float:
+        return _TOP + (HEIGHT - _TOP - _BOTTOM) * (1 - min(1.0, max(0.0, self.y.place(value))))
+
+    def _y0(self) -> float:
+        return HEIGHT - _BOTTOM
+
+    def _points(self, points: Sequence[tuple[float, float]]) -> str:
+        return " ".join(f"{self._x(a):.1f},{self._y(b):.1f}" for a, b in points)
+
+    def _axes(self) -> str:
+        right = WIDTH - _RIGHT
+        parts = [
+            f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{self._y(value):.1f}" y2="{self._y(value):.1f}"/>'
+            f'<text class="tick" x="{_LEFT - 7}" y="{self._y(value) + 4:.1f}" text-anchor="end">{escape(text)}</text>'
+            for value, text in self.y.marks
+        ]
+        last = len(self.x.marks) - 1
+        for number, (value, text) in enumerate(sorted(self.x.marks)):
+            # The outermost words end inside the drawing.
+            side = "end" if number == last and self.x.place(value) > 0.97 else "middle"
+            nudge = 6 if side == "end" and len(text) <= 5 else 0
+            parts.append(
+                f'<text class="tick" x="{self._x(value) + nudge:.1f}" y="{HEIGHT - _BOTTOM + 17}" text-anchor="{side}">'
+                f"{escape(text)}</text>"
+            )
         parts.append(
-            f'<text class="label" x="0" y="{top - 8}">{escape(item.name)}</text>'
-            f'<rect class="track" x="0" y="{top}" width="{full}" height="{thick}" rx="3"/>'
-            f'<rect class="{kind}" x="0" y="{top}" width="{full * item.value:.1f}" height="{thick}" rx="3"/>'
-            f'<text class="{weight}" x="{_WIDTH}" y="{top + 14}" text-anchor="end">{value}</text>'
+            f'<text class="tick axis" x="{right}" y="{HEIGHT - 5}" text-anchor="end">{escape(self.x.label)}</text>'
         )
-        said.append(f"{item.name} {value}")
-    return _svg("".join(parts), "Test accuracy: " + ", ".join(said), height=len(accuracy) * gap - 16)
+        if self.y.label:
+            parts.append(f'<text class="tick axis" x="4" y="{_TOP - 13}">{escape(self.y.label)}</text>')
+        return "".join(parts)
 
 
-def attack_chart(*, epsilon: float, delta: float) -> str:
-    """The greatest true positive rate over the false positive rate, above the line of mere guessing."""
-    rates = _corner(epsilon, delta)
-    marks = [0.0, 0.25, 0.5, 0.75, 1.0]
-    x, y = _scales(1.0, 1.0)
-    bound = [(rate, attack_bound(epsilon=epsilon, delta=delta, false_positive_rate=rate)) for rate in rates]
-    points = " ".join(f"{x(rate):.1f},{y(found):.1f}" for rate, found in bound)
-    body = _axes(
-        x,
-        y,
-        marks,
-        marks,
-        x_label="wrongly accused, of those outside",
-        y_label="found, of those inside",
-        x_format=lambda v: f"{100 * v:.0f} %",
-        y_format=lambda v: f"{100 * v:.0f} %",
-    )
-    body += (
-        f'<polygon class="area" points="{points} {x(0):.1f},{y(0):.1f}"/>'
-        f'<line class="guess" x1="{x(0):.1f}" y1="{y(0):.1f}" x2="{x(1):.1f}" y2="{y(1):.1f}"/>'
-        f'<polyline class="line" points="{points}"/>'
-        f'<text class="note" x="{x(0.66):.1f}" y="{y(0.52):.1f}">mere guessing</text>'
-    )
-    return _svg(body, "The most a membership attack can find, for every share of wrong accusations")
-
-
-def _corner(epsilon: float, delta: float) -> list[float]:
-    """Where the piecewise linear bound bends: at (1 − δ) / (1 + e^ε), and where it reaches 1."""
-    bend = (1 - delta) / (1 + math.exp(min(epsilon, 709.0)))
-    return [0.0, bend, max(bend, 1 - delta), 1.0]
-
-
-def _whole(values: list[float]) -> list[float]:
-    return sorted({float(round(value)) for value in values})
-
-
-def _scales(x_high: float, y_high: float) -> tuple[Callable[[float], float], Callable[[float], float]]:
-    wide, tall = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-    return lambda v: _LEFT + wide * v / x_high, lambda v: _TOP + tall * (1 - v / y_high)
-
-
-def _axes(
-    x: Callable[[float], float],
-    y: Callable[[float], float],
-    x_ticks: Sequence[float],
-    y_ticks: Sequence[float],
-    *,
-    x_label: str,
-    x_format: Callable[[float], str],
-    y_label: str = "",
-    y_format: Callable[[float], str] = "{:g}".format,
-) -> str:
-    parts = [
-        f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(v):.1f}" y2="{y(v):.1f}"/>'
-        f'<text class="tick" x="{_LEFT - 8}" y="{y(v) + 4:.1f}" text-anchor="end">{y_format(v)}</text>'
-        for v in y_ticks
-    ]
-    parts += [
-        f'<text class="tick" x="{x(v):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{x_format(v)}</text>'
-        for v in x_ticks
-    ]
-    parts.append(f'<text class="tick" x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 4}" text-anchor="end">{x_label}</text>')
-    if y_label:
-        parts.append(f'<text class="tick" x="{_LEFT}" y="{_TOP - 6}">{y_label}</text>')
-    return "".join(parts)
-
-
-def _svg(body: str, words: str, *, height: int = _HEIGHT) -> str:
+def svg(body: str, words: str, *, probe: str = "", height: int = HEIGHT) -> str:
+    """The element around a drawing, with what it shows in words."""
     label = escape(words, quote=True)
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{label}">{body}</svg>'
+    reach = f' tabindex="0" data-points="{escape(probe, quote=True)}"' if probe else ""
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}"{reach}>{body}</svg>'

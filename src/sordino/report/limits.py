@@ -4,12 +4,10 @@ import math
 from collections.abc import Mapping
 
 from sordino import checks
-from sordino.definitions import Guarantee, NeighboringRelation
-from sordino.report.schema import Attack, Remark
+from sordino.definitions import NeighboringRelation, PrivacyUnit
+from sordino.report.parts import Remark, Statement
 
-__all__ = ["FALSE_POSITIVE_RATES", "attack", "attack_bound", "covered", "not_covered", "question"]
-
-FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
+__all__ = ["advantage_bound", "attack_bound", "covered", "not_covered", "question"]
 
 
 def attack_bound(*, epsilon: float, delta: float, false_positive_rate: float) -> float:
@@ -37,30 +35,28 @@ def attack_bound(*, epsilon: float, delta: float, false_positive_rate: float) ->
     return min(1.0, growth * rate + delta, upper)
 
 
-def attack(guarantee: Guarantee) -> Attack | None:
-    """What an attacker can at most do; None when nothing is promised."""
-    if not guarantee.is_private:
-        return None
-    epsilon, delta = guarantee.epsilon, guarantee.delta
-    found = tuple(
-        (rate, attack_bound(epsilon=epsilon, delta=delta, false_positive_rate=rate)) for rate in FALSE_POSITIVE_RATES
-    )
-    # The greatest advantage TPR − FPR is (e^ε − 1 + 2δ) / (e^ε + 1); tanh keeps it finite for large ε.
-    advantage = math.tanh(epsilon / 2) + 2 * delta / (1 + math.exp(min(epsilon, 709.0)))
-    return Attack(found=found, right_guesses=min(1.0, (1 + advantage) / 2))
+def advantage_bound(*, epsilon: float, delta: float) -> float:
+    """The greatest difference between true and false positive rate of any membership test.
+
+    Returns:
+        (e^ε − 1 + 2δ) / (e^ε + 1), in [0, 1].
+    """
+    if math.isinf(epsilon):
+        return 1.0
+    # tanh keeps it finite for large ε.
+    return min(1.0, math.tanh(epsilon / 2) + 2 * delta / (1 + math.exp(min(epsilon, 709.0))))
 
 
-def question(guarantee: Guarantee) -> str:
-    """What the attacker wants to know, in the words of unit and relation."""
-    unit = guarantee.unit.value
+def question(relation: NeighboringRelation, unit: PrivacyUnit) -> str:
+    """What the attacker wants to know, in words."""
     return {
-        NeighboringRelation.ADD_OR_REMOVE_ONE: f"whether one given {unit} was in the training data",
-        NeighboringRelation.REPLACE_ONE: f"which of two given {unit}s was in the training data",
-        NeighboringRelation.REPLACE_SPECIAL: f"whether one given {unit} contributed to the training",
-    }[guarantee.relation]
+        NeighboringRelation.ADD_OR_REMOVE_ONE: f"whether one given {unit.value} was in the training data",
+        NeighboringRelation.REPLACE_ONE: f"which of two given {unit.value}s was in the training data",
+        NeighboringRelation.REPLACE_SPECIAL: f"whether one given {unit.value} contributed to the training",
+    }[relation]
 
 
-def covered(guarantee: Guarantee) -> tuple[Remark, ...]:
+def covered(guarantee: Statement) -> tuple[Remark, ...]:
     """What the guarantee covers."""
     if not guarantee.is_private:
         return ()
@@ -85,7 +81,7 @@ def covered(guarantee: Guarantee) -> tuple[Remark, ...]:
 
 
 def not_covered(
-    guarantee: Guarantee, *, meta: Mapping[str, object], plan: Mapping[str, object], measured: bool
+    guarantee: Statement, *, meta: Mapping[str, object], plan: Mapping[str, object], measured: bool
 ) -> tuple[Remark, ...]:
     """What the guarantee does not cover, the most weighty first."""
     remarks: list[Remark] = []

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sordino.definitions import round_up
-from sordino.report.limits import attack_bound
 from sordino.report.numerals import power_of_ten
 from sordino.report.schema import Report
 
@@ -70,7 +69,7 @@ def draw(report: Report, path: Path) -> None:
             1, 2, gridspec_kw={"left": _EDGE, "right": 1 - _EDGE, "bottom": 0.1, "top": 0.6, "wspace": 0.22}
         )
         _epsilon(left, report)
-        if report.accuracy:
+        if report.utility.accuracy:
             _accuracy(right, report)
         else:
             _attack(right, report)
@@ -83,7 +82,7 @@ def _title(axes: "Axes", text: str) -> None:
 
 def _epsilon(axes: "Axes", report: Report) -> None:
     _title(axes, "Privacy spent (ε)")
-    points = [point for point in report.curve if math.isfinite(point.epsilon)]
+    points = [point for point in report.curves.spent if math.isfinite(point.epsilon)]
     steps, spent = [point.steps for point in points], [point.epsilon for point in points]
     axes.fill_between(steps, spent, color=_TINT)
     axes.plot(steps, spent, color=_ACCENT, linewidth=2.6)
@@ -118,7 +117,7 @@ def _epsilon(axes: "Axes", report: Report) -> None:
 
 def _accuracy(axes: "Axes", report: Report) -> None:
     _title(axes, "Accuracy on public test records")
-    rows = list(reversed(report.accuracy))
+    rows = list(reversed(report.utility.accuracy))
     for place, item in enumerate(rows):
         axes.barh(place, 1.0, height=0.3, color=_HAIR)
         axes.barh(place, item.value, height=0.3, color=_ACCENT if item.is_private_model else _MUTE)
@@ -134,9 +133,10 @@ def _accuracy(axes: "Axes", report: Report) -> None:
 
 def _attack(axes: "Axes", report: Report) -> None:
     _title(axes, "Share that a membership attack can at most find")
-    epsilon, delta = report.guarantee.epsilon, report.guarantee.delta
-    rates = [k / 400 for k in range(401)]
-    found = [attack_bound(epsilon=epsilon, delta=delta, false_positive_rate=rate) for rate in rates]
+    curve = report.curves.trade_off
+    rates = [0.0, *(rate for rate, _ in curve), 1.0]
+    most = [1 - missed for _, missed in curve]
+    found = [most[0], *most, 1.0] if most else [1.0, 1.0]
     axes.fill_between(rates, found, color=_TINT)
     axes.plot(rates, found, color=_ACCENT, linewidth=2.6)
     axes.plot([0, 1], [0, 1], color=_MUTE, linewidth=1.4, linestyle=(0, (2, 3)))

@@ -1,152 +1,177 @@
-"""From a run folder to the report's values."""
+"""Reading a run folder into a report. Nothing in it is trusted more than needed: ε is computed again."""
 
-import math
 from collections.abc import Mapping
-from itertools import pairwise
+from importlib import metadata
+from pathlib import Path
 
-from sordino import accounting
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
-from sordino.events import Event, compose
-from sordino.report.limits import attack, covered, not_covered
-from sordino.report.schema import Accuracy, Point, Report
-from sordino.runs import Line, Metric, RunFolder
+from sordino.events import compose
+from sordino.report import stated
+from sordino.report.composition import composition
+from sordino.report.limits import covered, not_covered
+from sordino.report.measured import utility_of
+from sordino.report.numerals import shown
+from sordino.report.parts import Accounting, Mechanism, Process, Statement
+from sordino.report.pitfalls import Evidence, pitfalls
+from sordino.report.quantities import accounted, curves, risk, user_level
+from sordino.report.required import missing
+from sordino.report.schema import Report
+from sordino.runs import Line, RunFolder
 from sordino.wording import sampling_words
 
 __all__ = ["read"]
 
-_MOST_POINTS = 240
-_FEWEST_POINTS = 24
-_NAMES = {
-    "noise_multiplier": "noise multiplier",
-    "max_grad_norm": "clipping norm",
-    "sample_rate": "sample rate",
-    "steps": "steps planned",
-    "expected_batch_size": "expected batch size (public divisor)",
-    "delta": "δ",
-    "neighboring_relation": "neighbouring relation",
-    "privacy_unit": "privacy unit",
-    "dataset_size_is_public": "size of the data set is public",
-    "poisson_sampling": "Poisson sampling",
-}
 
-
-def read(run: RunFolder) -> Report:
+def read(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
     """Read a run, and compute its ε again from the transcript.
 
     The guarantee shown is the run's own, unless the transcript, asked anew, gives a larger ε: then that one.
 
+    Args:
+        run: the run.
+        ledger: the ledger that the run was charged to, a file or a URL, for what else was spent on the same records.
+
     Raises:
         InvalidArgument: the folder lacks what a report needs, or was changed.
     """
-    lines = list(run)
+    lines, plan, meta = list(run), run.plan, run.meta
     event = compose([line.event for line in lines])
-    plan, meta = run.plan, run.meta
     claim = run.guarantee
-    guarantee = claim or _guarantee(event, plan)
-    relation, delta = guarantee.relation, guarantee.delta
-    again = accounting.epsilon(event, delta, relation=relation)
-    if again.upper > guarantee.epsilon * (1 + 1e-9):
-        guarantee = Guarantee(
-            epsilon=again.upper,
-            delta=delta,
-            accountant=again.accountant,
-            sampler=guarantee.sampler,
-            relation=relation,
-            unit=guarantee.unit,
-            caveats=(*guarantee.caveats, "the transcript says more than the run claimed"),
-        )
-    accuracy = _accuracy(run.metrics)
-    target = meta.get("target_epsilon")
-    return Report(
-        name=run.path.resolve().name,
-        started=str(meta.get("started", "")),
-        guarantee=guarantee,
-        claimed_epsilon=claim.epsilon if claim else None,
-        recomputed_epsilon=again.upper,
-        steps=len(lines),
-        curve=_curve(lines, delta=delta, relation=relation),
-        target_epsilon=float(target) if isinstance(target, int | float) else None,
-        accuracy=accuracy,
-        withheld=sum(not metric.public for metric in run.metrics.values()),
-        attack=attack(guarantee),
-        covered=covered(guarantee),
-        not_covered=not_covered(guarantee, meta=meta, plan=plan, measured=bool(accuracy)),
-        training=_training(plan, meta),
-        data=_rows(meta.get("data")),
-        environment=_environment(run.environment),
-        not_for_release=_not_for_release(guarantee, meta),
+    delta, relation, unit = (claim.delta, claim.relation, claim.unit) if claim else _planned(plan)
+    found = accounted(
+        event, delta, relation=relation, claimed=claim.epsilon if claim else None, version=metadata.version("sordino")
     )
+    guarantee = _guarantee(claim, found, delta=delta, relation=relation, unit=unit, sampler=sampling_words(event))
+    drawn = curves(lines, event, delta, relation=relation, answer=found)
+    process = stated.process(run, lines, meta)
+    parts = {
+        "guarantee": guarantee,
+        "accounting": found,
+        "process": process,
+        "touches": stated.touches(meta),
+        "composition": composition(lines, meta, ledger),
+        "audits": stated.audits(run),
+        "utility": utility_of(run.metrics),
+    }
+    target = meta.get("target_epsilon")
+    report = Report.model_validate(
+        {
+            **parts,
+            "name": run.path.resolve().name,
+            "started": str(meta.get("started", "")),
+            "released": stated.released(run, meta),
+            "trust": stated.trust(meta),
+            "target_epsilon": target if isinstance(target, int | float) else None,
+            "user_level": user_level(event, delta, relation=relation, unit=unit),
+            "mechanism": _mechanism(plan, lines, claimed=guarantee.sampler, charged=sampling_words(event)),
+            "curves": drawn,
+            "risk": risk(drawn, guarantee.epsilon, delta, relation=relation, unit=unit),
+            "pitfalls": pitfalls(Evidence(**parts, lines=lines, plan=plan, meta=meta)),
+            "covered": covered(guarantee),
+            "not_covered": not_covered(guarantee, meta=meta, plan=plan, measured=bool(parts["utility"].accuracy)),
+            "training": _rows(meta.get("training")),
+            "data": _rows(meta.get("data")),
+            "environment": _environment(run.environment),
+            "registry": stated.registry_texts(meta),
+            "not_for_release": _not_for_release(guarantee, process, meta),
+            "missing": (),
+        }
+    )
+    return report.model_copy(update={"missing": missing(report)})
 
 
-def _guarantee(event: Event, plan: Mapping[str, object]) -> Guarantee:
-    """The guarantee of a run that did not get to write its own: what the transcript says."""
+def _planned(plan: Mapping[str, object]) -> tuple[float, NeighboringRelation, PrivacyUnit]:
+    """δ, relation and unit of a run that did not get to write its guarantee."""
     try:
-        delta = float(str(plan["delta"]))
-        relation = NeighboringRelation(str(plan["neighboring_relation"]))
-        unit = PrivacyUnit(str(plan["privacy_unit"]))
+        return (
+            float(str(plan["delta"])),
+            NeighboringRelation(str(plan["neighboring_relation"])),
+            PrivacyUnit(str(plan["privacy_unit"])),
+        )
     except (KeyError, ValueError) as error:
         raise InvalidArgument(
             "plan.json must hold delta, neighboring_relation and privacy_unit, got one that lacks "
             "or garbles one of them. The run folder was changed."
         ) from error
-    spent = accounting.epsilon(event, delta, relation=relation)
-    return Guarantee(
-        epsilon=spent.upper,
-        delta=delta,
-        accountant=spent.accountant,
-        sampler=sampling_words(event),
-        relation=relation,
-        unit=unit,
-        caveats=("the run did not finish: this counts the steps it took",),
-    )
 
 
-def _curve(lines: list[Line], *, delta: float, relation: NeighboringRelation) -> tuple[Point, ...]:
-    """ε over the steps: what the transcript says where it says it, otherwise computed at a few steps."""
-    told = [Point(steps=line.step + 1, epsilon=line.epsilon) for line in lines if line.epsilon is not None]
-    # Where many steps share one upper bound it is tight at the last of them: only that one is drawn.
-    written = [point for point, later in pairwise(told) if point.epsilon != later.epsilon] + told[-1:]
-    if len(told) < min(_FEWEST_POINTS, len(lines)):
-        wanted = sorted({math.ceil(len(lines) * k / _FEWEST_POINTS) for k in range(1, _FEWEST_POINTS + 1)})
-        events = [line.event for line in lines]
-        written = [
-            Point(steps=count, epsilon=accounting.epsilon(compose(events[:count]), delta, relation=relation).upper)
-            for count in wanted
-        ]
-    if len(written) > _MOST_POINTS:
-        last = len(written) - 1
-        written = [written[round(last * k / (_MOST_POINTS - 1))] for k in range(_MOST_POINTS)]
-    return (Point(steps=0, epsilon=0.0), *written)
-
-
-def _accuracy(metrics: Mapping[str, Metric]) -> tuple[Accuracy, ...]:
-    names = {
-        "test_accuracy": "this model, private",
-        "twin_test_accuracy": "its twin, not private",
-        "majority_accuracy": "always the commonest label",
-    }
-    return tuple(
-        Accuracy(
-            name=words,
-            value=metrics[name].value,
-            is_private_model=name == "test_accuracy",
-            is_twin=name == "twin_test_accuracy",
+def _guarantee(
+    claim: Guarantee | None,
+    found: Accounting,
+    *,
+    delta: float,
+    relation: NeighboringRelation,
+    unit: PrivacyUnit,
+    sampler: str,
+) -> Statement:
+    """The run's claim; what the transcript says when it says more, or when there is no claim."""
+    said = claim
+    if claim is None or not found.agrees:
+        caveats = ("the run did not finish: this counts the steps it took",)
+        if claim is not None:
+            caveats = (*claim.caveats, "the transcript says more than the run claimed")
+        said = Guarantee(
+            epsilon=found.interval.upper,
+            delta=delta,
+            accountant=found.accountant,
+            sampler=claim.sampler if claim else sampler,
+            relation=relation,
+            unit=unit,
+            caveats=caveats,
         )
-        for name, words in names.items()
-        if name in metrics and metrics[name].public
+    assert said is not None
+    return Statement(
+        epsilon=said.epsilon,
+        delta=said.delta,
+        relation=said.relation,
+        unit=said.unit,
+        sampler=said.sampler,
+        accountant=said.accountant,
+        caveats=said.caveats,
+        sentence=said.sentence(),
     )
 
 
-def _training(plan: Mapping[str, object], meta: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
-    rows = [(words, _show(plan[name])) for name, words in _NAMES.items() if name in plan]
-    return (*_rows(meta.get("training")), *rows)
+def _mechanism(plan: Mapping[str, object], lines: list[Line], *, claimed: str, charged: str) -> Mechanism:
+    steps, public = plan.get("steps"), plan.get("dataset_size_is_public")
+    return Mechanism(
+        noise_multiplier=_setting(plan.get("noise_multiplier")),
+        max_grad_norm=_setting(plan.get("max_grad_norm")),
+        clipping=_kind(plan.get("clipping")),
+        sample_rate=_setting(plan.get("sample_rate")),
+        expected_batch_size=_setting(plan.get("expected_batch_size")),
+        steps_planned=steps if isinstance(steps, int) and not isinstance(steps, bool) else None,
+        steps_charged=len(lines),
+        dataset_size_is_public=public if isinstance(public, bool) else None,
+        sampler_claimed=claimed,
+        sampler_charged=charged,
+        committed_steps=sum(line.indices is not None for line in lines),
+    )
+
+
+def _kind(value: object) -> str | None:
+    """A clipping method, in words; plans that name none clip each gradient as a whole."""
+    if isinstance(value, Mapping):
+        kind = shown(value.get("kind", ""))
+        rest = ", ".join(f"{name} {shown(part)}" for name, part in value.items() if name != "kind")
+        return ": ".join(filter(None, (kind, rest))).replace("_", " ") or None
+    return shown(value) if isinstance(value, str) else None
+
+
+def _setting(value: object) -> float | str | None:
+    """One number; or a schedule, in words."""
+    if isinstance(value, Mapping):
+        kind = value.get("kind", value.get("schedule", ""))
+        rest = ", ".join(f"{name} {shown(part)}" for name, part in value.items() if name not in ("kind", "schedule"))
+        return " ".join(f"schedule {kind}: {rest}".split())
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _rows(body: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(body, Mapping):
         return ()
-    return tuple((str(name).replace("_", " "), _show(value)) for name, value in body.items() if value is not None)
+    return tuple((str(name).replace("_", " "), shown(value)) for name, value in body.items() if value is not None)
 
 
 def _environment(body: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
@@ -154,17 +179,11 @@ def _environment(body: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
     return (*_rows(plain), *_rows(body.get("packages")))
 
 
-def _show(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e12 else f"{value:.6g}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return str(value).replace("_", " ") if value in set(NeighboringRelation) else str(value)
-
-
-def _not_for_release(guarantee: Guarantee, meta: Mapping[str, object]) -> str:
+def _not_for_release(guarantee: Statement, process: Process, meta: Mapping[str, object]) -> str:
     if not guarantee.is_private:
         return "This run is not private."
-    return "The noise came from a chosen seed." if meta.get("reproducible") else ""
+    if meta.get("reproducible"):
+        return "The noise came from a chosen seed."
+    if process.fresh_keys is False:
+        return "Two processes of the run drew noise from the same key."
+    return "This was a run for debugging." if meta.get("debug") else ""

@@ -1,123 +1,94 @@
-"""What a report says, as plain values. The page, the picture and the JSON all come from this one object."""
+"""What a report says, as one versioned model. Page, Markdown, JSON, registry entry and picture all come from it."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from typing import Literal, Self
 
-from sordino.definitions import Guarantee
+from pydantic import ValidationError
 
-__all__ = ["Accuracy", "Attack", "Point", "Remark", "Report"]
+from sordino.errors import InvalidArgument
+from sordino.report.parts import (
+    Accounting,
+    Audit,
+    Composition,
+    Curves,
+    Measurements,
+    Mechanism,
+    Part,
+    Pitfall,
+    Process,
+    Real,
+    Remark,
+    Risk,
+    Statement,
+    Touch,
+    UserLevel,
+)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """ε after `steps` steps."""
-
-    steps: int
-    epsilon: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Accuracy:
-    """One measured share of right answers, in [0, 1], on public records.
-
-    Args:
-        name: what was measured, in a few words.
-        value: in [0, 1].
-        is_private_model: whether it is the model the report is about.
-        is_twin: whether it is the same model, trained without privacy.
-    """
-
-    name: str
-    value: float
-    is_private_model: bool = False
-    is_twin: bool = False
+__all__ = ["Report"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attack:
-    """The best any attacker can do against the guarantee, whatever he knows and computes.
+class Report(Part):
+    """Everything a report says. Whatever a run does not say is None, and listed in `missing`.
 
     Args:
-        found: pairs (false positive rate, greatest true positive rate).
-        right_guesses: greatest share of right guesses when membership is a fair coin.
-    """
-
-    found: tuple[tuple[float, float], ...]
-    right_guesses: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Remark:
-    """One line of what is, or is not, covered."""
-
-    title: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """Everything a report says.
-
-    Args:
+        schema_version: 2.
         name: the run's name.
         started: when the run began, ISO 8601 without a place.
-        guarantee: what the run guarantees.
-        claimed_epsilon: ε as the run wrote it when it ended, or None when it did not end.
-        recomputed_epsilon: ε computed again from the transcript, when the report was made.
-        steps: steps in the transcript.
-        curve: ε over the steps.
-        target_epsilon: the goal the run was planned for, or None.
-        accuracy: public measurements, the private model's first.
-        withheld: how many measured values are marked private and so not shown.
-        attack: what an attacker can at most do, or None when the run is not private.
-        covered: what the guarantee covers.
-        not_covered: what it doesn't.
-        training: names and values of what was planned.
-        data: names and values of what was trained on.
-        environment: names and values of versions and platform.
+        released: what is released, or None.
+        trust: who has to be trusted with the records, in words.
         not_for_release: why the run must not be released, or an empty string.
+        training, data, environment: names and values in words.
+        registry: what the user says for the public registry of deployments.
+        missing: names of required things that the run does not state.
     """
 
+    schema_version: Literal[2] = 2
     name: str
     started: str
-    guarantee: Guarantee
-    claimed_epsilon: float | None
-    recomputed_epsilon: float
-    steps: int
-    curve: tuple[Point, ...]
-    target_epsilon: float | None
-    accuracy: tuple[Accuracy, ...]
-    withheld: int
-    attack: Attack | None
+    released: str | None
+    trust: str
+    guarantee: Statement
+    target_epsilon: Real | None
+    accounting: Accounting
+    user_level: tuple[UserLevel, ...]
+    mechanism: Mechanism
+    process: Process
+    curves: Curves
+    risk: Risk | None
+    touches: tuple[Touch, ...]
+    composition: Composition
+    audits: tuple[Audit, ...]
+    utility: Measurements
+    pitfalls: tuple[Pitfall, ...]
     covered: tuple[Remark, ...]
     not_covered: tuple[Remark, ...]
     training: tuple[tuple[str, str], ...]
     data: tuple[tuple[str, str], ...]
     environment: tuple[tuple[str, str], ...]
+    registry: dict[str, str]
     not_for_release: str
+    missing: tuple[str, ...]
 
-    @property
-    def agrees(self) -> bool:
-        """Whether the transcript bears out what the run claimed."""
-        return self.claimed_epsilon is None or self.recomputed_epsilon <= self.claimed_epsilon * (1 + 1e-9)
-
-    @property
-    def has_twin(self) -> bool:
-        """Whether a twin trained without privacy was measured."""
-        return any(item.is_twin for item in self.accuracy)
+    def to_json(self) -> str:
+        """The report as JSON; ∞ is the string "inf"."""
+        return self.model_dump_json(indent=2)
 
     def to_dict(self) -> dict[str, object]:
-        """The report as plain JSON types; ∞ is the string "inf"."""
-        body = {"schema": 1, **asdict(self)}
-        body["guarantee"]["sentence"] = self.guarantee.sentence()
-        plain = _plain(body)
-        assert isinstance(plain, dict)
-        return plain
+        """The report as plain JSON types."""
+        return self.model_dump(mode="json")
 
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The report that `to_json` wrote.
 
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return "inf" if value == float("inf") else value
+        Raises:
+            InvalidArgument: it is not one, or was written by another version.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the text"
+            raise InvalidArgument(
+                f"report must be JSON of schema version 2, got one that fails at {where}: {first['msg']}. "
+                "Make it anew with `sordino report RUN --format json`."
+            ) from error

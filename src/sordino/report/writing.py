@@ -1,23 +1,28 @@
 """The files of a report: `report.html`, which needs no other file and no network, and `report.png`."""
 
+import base64
+import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sordino.definitions import round_up
-from sordino.report.charts import accuracy_chart, attack_chart, epsilon_chart
-from sordino.report.limits import question
-from sordino.report.numerals import percent_up, scientific
+from sordino.report import figures, tables
+from sordino.report.numerals import epsilon_words, percent_up, scientific
 from sordino.report.picture import draw
 from sordino.report.reading import read
 from sordino.report.schema import Report
 from sordino.runs import RunFolder
 
-__all__ = ["Written", "html", "write"]
+__all__ = ["Written", "comparison_html", "html", "write"]
+
+_MOST_GROUP_CHARTS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,24 +53,82 @@ def write(run: RunFolder, *, folder: Path | None = None) -> Written:
 
 
 def html(report: Report) -> str:
-    """The page, whole: style and charts are inside it."""
-    guarantee = report.guarantee
-    return _template().render(
+    """The page, whole: style, script and charts are inside it, and its policy lets it load and run nothing else."""
+    guarantee, utility = report.guarantee, report.utility
+    epsilon = guarantee.epsilon
+    mu = report.curves.gaussian_mu
+    return _render(
+        "page.html.jinja",
         report=report,
         guarantee=guarantee,
-        epsilon=round_up(guarantee.epsilon),
+        epsilon=epsilon_words(epsilon),
         delta=scientific(guarantee.delta),
-        factor=round_up(math.exp(min(guarantee.epsilon, 700.0))) if guarantee.epsilon < 20 else "very large",
-        question=question(guarantee),
-        epsilon_chart=epsilon_chart(report.curve, target=report.target_epsilon),
-        accuracy_chart=accuracy_chart(report.accuracy),
-        attack_chart=attack_chart(epsilon=guarantee.epsilon, delta=guarantee.delta) if report.attack else "",
+        factor=round_up(math.exp(epsilon)) if epsilon < 20 else "very large",
+        gaussian=round_up(mu) if mu is not None and math.isfinite(mu) else "",
+        accounting_rows=tables.accounting_rows(report),
+        user_rows=tables.user_rows(report),
+        mechanism_rows=tables.mechanism_rows(report),
+        process_rows=tables.process_rows(report),
+        composition_rows=tables.composition_rows(report),
+        spent_chart=figures.spent_chart(report.curves.spent, target=report.target_epsilon),
+        profile_chart=figures.profile_chart(report.curves, epsilon=epsilon, delta=guarantee.delta),
+        attack_charts=figures.attack_charts(report.curves),
+        accuracy_chart=figures.accuracy_chart(utility.accuracy),
+        reliability_chart=figures.reliability_chart(utility.calibration) if utility.calibration else "",
+        subgroup_charts=_subgroup_charts(report),
     )
 
 
+def comparison_html(reports: Sequence[Report]) -> str:
+    """Several runs side by side on one page."""
+    alike = len({(one.guarantee.unit, one.guarantee.relation, one.guarantee.delta) for one in reports}) == 1
+    measured = [
+        (report.name, report.guarantee.epsilon, item.value)
+        for report in reports
+        for item in report.utility.accuracy
+        if item.is_private_model
+    ]
+    return _render(
+        "compare.html.jinja",
+        reports=reports,
+        alike=alike,
+        rows=tables.comparison_rows(list(reports)),
+        cost_chart=figures.cost_chart(measured) if alike else "",
+    )
+
+
+def _subgroup_charts(report: Report) -> list[tuple[str, str]]:
+    charts = [
+        (column, figures.subgroup_chart(column, list(groups)))
+        for column, groups in groupby(report.utility.subgroups, key=lambda group: group.column)
+    ]
+    return charts[:_MOST_GROUP_CHARTS]
+
+
+def _render(name: str, **values: object) -> str:
+    style, script = _source("page.css"), _source("page.js")
+    template = _environment().get_template(name)
+    return template.render(style=style, script=script, style_hash=_hash(style), script_hash=_hash(script), **values)
+
+
+def _hash(text: str) -> str:
+    """How a content security policy names a style or a script: nothing else may run on the page."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
 @cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+def _source(name: str) -> str:
+    return resources.files("sordino.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("sordino.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters["percent_up"] = percent_up
-    source = resources.files("sordino.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(source)
+    return environment

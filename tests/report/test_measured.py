@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reported_runs import make
+from sordino.errors import InvalidArgument
+from sordino.report import read, utility
+from sordino.report.measured import utility_of
+
+
+def slow_calibration(chances, labels, bins):
+    """Record by record: sort into bins, then the gaps."""
+    inside = [[] for _ in range(bins)]
+    for row, label in zip(chances, labels, strict=True):
+        best = max(range(len(row)), key=lambda k: (row[k], -k))
+        for k in range(bins):
+            if k / bins < row[best] <= (k + 1) / bins:
+                inside[k].append((row[best], best == label))
+    gaps = [(abs(np.mean([c for c, _ in part]) - np.mean([r for _, r in part])), len(part)) for part in inside if part]
+    return sum(gap * count for gap, count in gaps) / len(labels), max(gap for gap, _ in gaps)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 60), st.integers(2, 5), st.sampled_from([1, 3, 10, 15]), st.integers(0, 2**32 - 1))
+def test_calibration_errors_are_those_of_a_slow_count(records, classes, bins, seed):
+    draw = np.random.default_rng(seed)
+    chances = draw.dirichlet(np.ones(classes) * 0.7, size=records)
+    labels = draw.integers(0, classes, size=records)
+    found = utility(chances, labels, public=True, bins=bins)
+    ece, mce = slow_calibration(chances.tolist(), labels.tolist(), bins)
+    assert found["test_ece"].value == pytest.approx(ece, abs=1e-12)
+    assert found["test_mce"].value == pytest.approx(mce, abs=1e-12)
+    assert found["test_accuracy"].value == pytest.approx((chances.argmax(1) == labels).mean())
+
+
+def test_a_model_that_knows_what_it_knows_is_calibrated_and_one_that_boasts_is_not():
+    draw = np.random.default_rng(5)
+    sure = draw.uniform(0.5, 1.0, size=40_000)
+    labels = (draw.uniform(size=sure.size) > sure).astype(int)
+    honest = utility(np.stack([sure, 1 - sure], axis=1), labels, public=True)["test_ece"].value
+    boast = sure**0.3
+    proud = utility(np.stack([boast, 1 - boast], axis=1), labels, public=True)["test_ece"].value
+    assert honest < 0.01
+    assert proud > 0.1
+
+
+def test_subgroups_are_measured_apart_and_survive_the_run_folder(tmp_path):
+    chances = [[0.9, 0.1]] * 6
+    metrics = utility(chances, [0, 0, 1, 0, 1, 1], public=True, groups={"sex": ["a", "a", "a", "b: c", "b: c", "b: c"]})
+    shown = read(make(tmp_path / "run", metrics=metrics)).utility
+    assert [(group.column, group.value, group.records) for group in shown.subgroups] == [
+        ("sex", "a", 3),
+        ("sex", "b: c", 3),
+    ]
+    assert [round(group.accuracy, 6) for group in shown.subgroups] == [round(2 / 3, 6), round(1 / 3, 6)]
+    assert all(group.lower < group.accuracy < group.upper for group in shown.subgroups)
+    assert shown == utility_of(metrics)
+
+
+def test_the_interval_of_a_share_is_wilsons():
+    # 7 of 10: Wilson 95 % interval (0.3968, 0.8922), by hand from the formula.
+    metrics = utility([[0.9, 0.1]] * 10, [0] * 7 + [1] * 3, public=True, groups={"g": ["x"] * 10})
+    (group,) = utility_of(metrics).subgroups
+    assert (group.lower, group.upper) == (pytest.approx(0.39677, abs=1e-4), pytest.approx(0.89221, abs=1e-4))
+
+
+def test_private_records_are_refused():
+    with pytest.raises(InvalidArgument, match="public must be True"):
+        utility([[0.5, 0.5]], [0], public=False)
+
+
+@pytest.mark.parametrize(
+    ("chances", "labels", "groups", "words"),
+    [
+        ([[0.5, 0.6]], [0], None, "sum to 1"),
+        ([[float("nan"), 1.0]], [0], None, "sum to 1"),
+        ([[0.5, 0.5]], [2], None, "below 2"),
+        ([[0.5, 0.5]], [0, 1], None, "shapes"),
+        ([0.5, 0.5], [0, 1], None, "shapes"),
+        ([[0.5, 0.5]], [0], {"sex": []}, "one value a record"),
+        ([[0.5, 0.5]], [0], {"a:b": ["x"]}, "without a colon"),
+    ],
+)
+def test_what_is_no_prediction_is_refused(chances, labels, groups, words):
+    with pytest.raises(InvalidArgument, match=words):
+        utility(chances, labels, public=True, groups=groups)
