@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from sordino import accounting, fit
+from sordino import PrivacyEngine, accounting, fit
 from sordino.clipping import (
     AutomaticClipping,
     FlatClipping,
@@ -18,7 +19,7 @@ from sordino.clipping import (
 )
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnknownSampler
-from sordino.events import Gaussian, PoissonSampled
+from sordino.events import Composed, Gaussian, PoissonSampled
 from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
 from sordino.sampling import split
@@ -144,8 +145,6 @@ def test_the_guarantee_composes_the_steps_as_they_run(rate, noise):
 
 
 def accounting_event(steps):
-    from sordino.events import Composed
-
     return Composed(events=tuple(steps))
 
 
@@ -214,3 +213,25 @@ def test_shuffled_epochs_take_no_schedule():
             neighboring_relation=NeighboringRelation.REPLACE_ONE,
             noise_multiplier=Linear(start=2.0, end=1.0),
         )
+
+
+@pytest.mark.parametrize("clipping", ["per_layer", "automatic", "psac", "global", QuantileClipping(count_noise=3.0)])
+def test_an_own_loop_takes_methods_and_schedules_and_is_charged_step_by_step(clipping):
+    model, data = network(), TensorDataset(*records(40))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    noise = Stepped(start=2.0, factor=0.75, every=3)
+    engine = PrivacyEngine()
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(data, batch_size=8),
+        noise_multiplier=noise,
+        max_grad_norm=Linear(start=1.0, end=0.5, over=10),
+        clipping=clipping,
+    )
+    for features, targets in loader:
+        optimizer.zero_grad()
+        (model(features) - targets).square().sum(1).mean().backward()
+        optimizer.step()
+    spent = [PoissonSampled(sample_rate=0.2, event=Gaussian(noise_multiplier=noise.value(step))) for step in range(5)]
+    assert engine.get_epsilon(1e-5) == pytest.approx(accounting.epsilon(accounting_event(spent), 1e-5).upper, rel=1e-6)

@@ -13,11 +13,13 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sordino import accounting, checks
+from sordino.clipping import Clipping, clipping_called
 from sordino.definitions import Guarantee, NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.events import Event
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
+from sordino.schedules import Schedule
 from sordino.training.charges import Charges
 from sordino.training.criterion import Criterion
 from sordino.training.loader import PrivateLoader, population_of
@@ -97,15 +99,15 @@ class PrivacyEngine:
         module: nn.Module,
         optimizer: Optimizer,
         data_loader: DataLoader[object],
-        noise_multiplier: float,
-        max_grad_norm: float,
+        noise_multiplier: float | Schedule,
+        max_grad_norm: float | Schedule,
         expected_batch_size: float | None = None,
         sample_rate: float | None = None,
         loss_reduction: str = "mean",
         poisson_sampling: bool = True,
         microbatch_size: int | None = None,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-        clipping: str = "flat",
+        clipping: str | Clipping = "flat",
         batch_first: bool = True,
         criterion: Criterion | None = None,
         public_batch: object = None,
@@ -121,9 +123,9 @@ class PrivacyEngine:
             module: in training mode when you train; called on the loader's batches.
             optimizer: holds the parameters to train, all of them `module`'s.
             data_loader: a DataLoader with a map-style data set, with or without shuffling.
-            noise_multiplier: noise standard deviation over the sensitivity of the clipped sum, ≥ 0; 0 is for
-                debugging (ε = ∞).
-            max_grad_norm: clipping norm > 0 of one record's gradient.
+            noise_multiplier: noise standard deviation over the sensitivity of the clipped sum, ≥ 0, or a schedule of
+                it over the steps; 0 is for debugging (ε = ∞).
+            max_grad_norm: clipping norm > 0 of one record's gradient, or a schedule of it.
             expected_batch_size: public divisor of the noisy sum; by default sample_rate × size of the data set.
             sample_rate: probability that a record joins a batch; by default 1 / len(data_loader). Declare both this
                 and `expected_batch_size` when the size of the data set is not public.
@@ -133,7 +135,7 @@ class PrivacyEngine:
             microbatch_size: most records in one forward and backward; the loader then splits a batch and the
                 optimizer only changes parameters at its last part. Memory only.
             neighboring_relation: which data sets count as neighbours.
-            clipping: "flat".
+            clipping: "flat", "per_layer", "automatic", "psac", "global", or an object of `sordino.clipping`.
             batch_first: must be True: records come first in every input.
             criterion: your loss as a function of (output, target), for batches (*inputs, target). Then it is proved
                 before the first forward; otherwise the first batch's loss is followed to its backward pass.
@@ -163,8 +165,9 @@ class PrivacyEngine:
             delta=_ANY_DELTA,
             poisson_sampling=poisson_sampling,
             neighboring_relation=neighboring_relation,
+            clipping=clipping,
         )
-        check_options(clipping, batch_first, noise_generator, grad_sample_mode, loss_reduction)
+        check_options(batch_first, noise_generator, grad_sample_mode, loss_reduction)
         return self._attach(
             plan,
             steps=steps_per_epoch(data_loader, sample_rate),
@@ -187,14 +190,14 @@ class PrivacyEngine:
         target_epsilon: float,
         target_delta: float,
         epochs: int,
-        max_grad_norm: float,
+        max_grad_norm: float | Schedule,
         expected_batch_size: float | None = None,
         sample_rate: float | None = None,
         loss_reduction: str = "mean",
         poisson_sampling: bool = True,
         microbatch_size: int | None = None,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-        clipping: str = "flat",
+        clipping: str | Clipping = "flat",
         batch_first: bool = True,
         criterion: Criterion | None = None,
         public_batch: object = None,
@@ -219,8 +222,9 @@ class PrivacyEngine:
             delta=checks.probability(zero=False, one=False, target_delta=target_delta),
             poisson_sampling=poisson_sampling,
             neighboring_relation=neighboring_relation,
+            clipping=clipping,
         )
-        check_options(clipping, batch_first, noise_generator, grad_sample_mode, loss_reduction)
+        check_options(batch_first, noise_generator, grad_sample_mode, loss_reduction)
         steps = steps_per_epoch(data_loader, sample_rate)
         plan = replace(plan, steps=steps * checks.integer(1, epochs=epochs)).with_noise_for(
             target_epsilon, accountant=self._accountant
@@ -242,14 +246,15 @@ class PrivacyEngine:
         self,
         data_loader: DataLoader[object],
         *,
-        noise_multiplier: float,
-        max_grad_norm: float,
+        noise_multiplier: float | Schedule,
+        max_grad_norm: float | Schedule,
         expected_batch_size: float | None,
         sample_rate: float | None,
         steps: int,
         delta: float,
         poisson_sampling: bool,
         neighboring_relation: NeighboringRelation,
+        clipping: str | Clipping,
     ) -> Plan:
         records = len(population_of(data_loader))
         rate = 1 / steps_per_epoch(data_loader, None) if sample_rate is None else sample_rate
@@ -263,6 +268,7 @@ class PrivacyEngine:
             neighboring_relation=neighboring_relation,
             dataset_size_is_public=sample_rate is None or expected_batch_size is None,
             poisson_sampling=poisson_sampling,
+            clipping=clipping_called(clipping),
         )
         if any(plan.neighboring_relation is not other.neighboring_relation for other in self._plans):
             raise InvalidArgument(
@@ -359,7 +365,7 @@ class PrivacyEngine:
         caveats: list[str] = []
         if self._reproducible:
             caveats.append("made with a chosen seed: not for release")
-        if any(plan.noise_multiplier == 0 for plan in self._plans):
+        if not all(plan.is_private for plan in self._plans):
             caveats.append("noise_multiplier is 0: for debugging only")
         if any(plan.dataset_size_is_public for plan in self._plans):
             caveats.append("the size of the data set is treated as public")

@@ -39,10 +39,10 @@ class Meter:
         if ledger is not None:
             ledger.check(plan.event(), relation=plan.neighboring_relation, unit=plan.privacy_unit)
         self._charges, self._ready, self._steps = charges, ready, steps
-        self._event, self._every_batch = plan.step_event(), plan.poisson_sampling
+        self._event_at, self._every_batch = plan.step_event, plan.poisson_sampling
         self._prepaid = Prepaid(
             ledger,
-            lambda _: self._event,
+            self._event_at,
             note="engine",
             relation=plan.neighboring_relation,
             unit=plan.privacy_unit,
@@ -56,5 +56,5 @@ class Meter:
         self._place = 0 if begins_epoch else self._place + 1
         if self._every_batch or begins_epoch:
             self._prepaid.pay(number, coming=self._steps - self._place if self._every_batch else 1)
-            self._charges.add(self._event)
+            self._charges.add(self._event_at(number))
         return number

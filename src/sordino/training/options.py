@@ -29,11 +29,8 @@ def check_secure_mode(secure_mode: bool) -> None:
         )
 
 
-def check_options(
-    clipping: str, batch_first: bool, noise_generator: None, grad_sample_mode: str, loss_reduction: str
-) -> None:
+def check_options(batch_first: bool, noise_generator: None, grad_sample_mode: str, loss_reduction: str) -> None:
     """Refuse what `make_private` can't do; "hooks", "functorch", "ew" and "ghost" are all the same here."""
-    checks.one_of(("flat",), clipping=clipping, hint="Other methods are not part of this engine.")
     checks.one_of((True,), batch_first=batch_first, hint="Move the records to the first dimension.")
     checks.one_of(_GRAD_SAMPLE_MODES, grad_sample_mode=grad_sample_mode)
     checks.one_of(("mean", "sum"), loss_reduction=loss_reduction)
