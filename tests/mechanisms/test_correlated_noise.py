@@ -137,6 +137,14 @@ def test_a_restored_stream_goes_on_to_the_last_bit(strategy, seeded):
     assert np.array_equal(*restored)
 
 
+@each_strategy
+def test_autocast_around_a_step_leaves_its_bits_alone(strategy, seeded):
+    mechanism = mechanism_with(strategy)
+    plain = noises(mechanism.start(), range(6), seeded(5), size=30)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert np.array_equal(noises(mechanism.start(), range(6), seeded(5), size=30), plain)
+
+
 def test_two_continuations_under_one_key_have_fresh_draws(seeded):
     mechanism, randomness = mechanism_with(optimal_banded(5, steps=STEPS)), Randomness()
     first = mechanism.start()

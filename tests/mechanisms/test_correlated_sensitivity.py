@@ -161,6 +161,10 @@ def test_the_law_of_the_tree_is_more_private_than_its_nodes():
     assert true < 0.9 * tree_sensitivity(steps) ** 2
 
 
+def test_a_long_tree_has_the_bound_of_its_nodes():
+    assert sensitivity(BinaryTree(steps=2**20), SingleParticipation()) ** 2 == pytest.approx(21)
+
+
 def test_cycles_need_as_many_groups_as_bands():
     strategy = BandedToeplitz(coefficients=(0.6, 0.8), steps=10)
     assert sensitivity(strategy, CyclicPoisson(groups=2, sample_rate=0.1)) == pytest.approx(1.0)
@@ -183,7 +187,8 @@ def test_cycles_need_as_many_groups_as_bands():
         lambda: DenseStrategy(coefficients=np.zeros((3, 3))),
         lambda: DenseStrategy(coefficients=np.eye(3)[:2]),
         lambda: tree_sensitivity(10**6, separation=5000, participations=200),
-        lambda: sensitivity(BinaryTree(steps=5000), SingleParticipation()),
+        lambda: sensitivity(BufferedToeplitz(decays=(1.0,), scales=(-0.1,), steps=4097), MinSeparation(separation=2)),
+        lambda: sensitivity(BinaryTree(steps=10**6), MinSeparation(separation=5000)),
     ],
 )
 def test_arguments_outside_their_range_are_refused(make):

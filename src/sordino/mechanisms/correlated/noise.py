@@ -14,6 +14,8 @@ from torch import Tensor
 
 from sordino import checks
 from sordino.errors import InvalidArgument, PrivacyError
+from sordino.mechanisms.correlated.series import FloatArray
+from sordino.mechanisms.correlated.strategies import Recurrence
 from sordino.mechanisms.gaussian import standard_normal
 from sordino.randomness import Randomness
 
@@ -146,20 +148,8 @@ class CorrelatedNoise:
         rule, stream = strategy.recurrence(step), randomness.stream(self._name, step=step, rank=rank)
         noises: list[tuple[_Lane, Tensor | None]] = []
         for lane in lanes:
-            buffers = lane.buffers
-            draw = standard_normal(buffers.shape[1], stream, dtype=buffers.dtype).mul_(stddev).to(buffers.device)
-            if not len(buffers):
-                noises.append((lane, draw.mul_(rule.gain)))
-                continue
-            noise = torch.addmv(draw, buffers.T, buffers.new_tensor(rule.read), beta=rule.gain)
-            if rule.decay is not None:
-                buffers.mul_(buffers.new_tensor(rule.decay)[:, None]).add_(noise)
-            elif rule.slot is not None:
-                kept = noise if rule.keep == "noise" else draw
-                if rule.carry is not None:
-                    kept = torch.addmv(kept, buffers.T, buffers.new_tensor(rule.carry))
-                buffers[rule.slot].copy_(kept)
-            noises.append((lane, noise))
+            draw = standard_normal(lane.buffers.shape[1], stream, dtype=lane.buffers.dtype).mul_(stddev)
+            noises.append((lane, _advanced(lane.buffers, draw.to(lane.buffers.device), rule)))
         return noises
 
     def _fitted(self, tensors: Sequence[Tensor]) -> list[_Lane]:
@@ -177,6 +167,32 @@ class CorrelatedNoise:
             if lane.buffers.device != devices[lane.places[0]]:
                 lane.buffers = lane.buffers.to(devices[lane.places[0]])
         return self._lanes
+
+
+@torch.no_grad()
+def _advanced(buffers: Tensor, draw: Tensor, rule: Recurrence) -> Tensor:
+    """The step's noise; `buffers` are brought forward in place, `draw` may be overwritten.
+
+    Elementwise sums in the buffers' own type: matrix products may be done in fewer bits, by autocast for instance.
+    """
+    noise = draw.mul(rule.gain) if rule.keep == "draw" else draw.mul_(rule.gain)
+    _add_weighted_(noise, buffers, rule.read)
+    if rule.decay is not None:
+        for decay, buffer in zip(rule.decay.tolist(), buffers, strict=True):
+            torch.add(noise, buffer, alpha=decay, out=buffer)
+    elif rule.slot is not None:
+        kept = noise if rule.keep == "noise" else draw
+        if rule.carry is not None:
+            kept = _add_weighted_(kept.clone(), buffers, rule.carry)
+        buffers[rule.slot].copy_(kept)
+    return noise
+
+
+def _add_weighted_(total: Tensor, buffers: Tensor, weights: FloatArray) -> Tensor:
+    for weight, buffer in zip(weights.tolist(), buffers, strict=True):
+        if weight:
+            total.add_(buffer, alpha=weight)
+    return total
 
 
 def _lanes(layout: list[tuple[int, torch.dtype]], devices: list[torch.device], buffers: int) -> list[_Lane]:

@@ -53,6 +53,9 @@ class MinSeparation:
 class EveryEpoch:
     """Batches are dealt once and come in the same order every epoch: a record is in steps j, j + e, j + 2e, ….
 
+    Which batch a record is in must depend on that record alone, or the neighbouring relation must keep the others where
+    they are (replace-one, zero-out).
+
     Args:
         steps_per_epoch: e ≥ 1.
     """

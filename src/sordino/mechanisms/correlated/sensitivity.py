@@ -41,7 +41,8 @@ def sensitivity(strategy: Strategy, participation: Participation) -> float:
         otherwise an upper bound.
 
     Raises:
-        InvalidArgument: more bands than groups under `CyclicPoisson`; no closed form and more than 4096 steps.
+        InvalidArgument: more bands than groups under `CyclicPoisson`; more than 4096 steps without a closed form
+            (a tree then has the bound of its nodes).
 
     Example:
         >>> from sordino.mechanisms.correlated.strategies import BandedToeplitz
@@ -62,13 +63,15 @@ def sensitivity(strategy: Strategy, participation: Participation) -> float:
         closed = _toeplitz(column, strategy.bands, participation)
         if closed is not None:
             return closed
+    nodes = _tree(strategy, participation) if isinstance(strategy, BinaryTree) else math.inf
+    if strategy.steps > LARGEST_MATRIX and nodes < math.inf:
+        return nodes
     if strategy.steps > LARGEST_MATRIX:
         raise InvalidArgument(
             f"steps must be at most {LARGEST_MATRIX} for a strategy without a closed-form sensitivity, got "
             f"{strategy.steps}. Use a banded strategy or one with a non-increasing first column."
         )
-    bound = matrix_sensitivity(strategy.matrix(), participation)
-    return min(bound, _tree(strategy, participation)) if isinstance(strategy, BinaryTree) else bound
+    return min(nodes, matrix_sensitivity(strategy.matrix(), participation))
 
 
 def _toeplitz(column: FloatArray, bands: int, participation: Participation) -> float | None:
