@@ -403,3 +403,13 @@ def test_selection_of_the_best_run(name):
 def test_every_reference_case_is_asked_somewhere_in_this_file():
     asked = {*ANSWERED, *of("dir_add_"), *of("rdp_"), *of("agm_sigma"), *of("edge_")}
     assert set(CASES) == asked
+
+
+def test_a_hundred_pure_tenths_by_four_theorems():
+    # By hand: k·ε₀; ε₀·√(2k·log(1/δ)) + k·ε₀·(e^ε₀ − 1); Kairouz, Oh, Viswanath 2015, theorem 3.3; ρ + 2·√(ρ·log(1/δ)).
+    event = SelfComposed(event=PureDP(epsilon=0.1), count=100)
+    assert epsilon(event, 1e-5, accountant="basic").upper == pytest.approx(10.0, rel=1e-9)
+    assert epsilon(event, 1e-5, accountant="advanced").upper == pytest.approx(5.850235, abs=1e-6)
+    assert epsilon(event, 1e-5, accountant="optimal").upper == pytest.approx(4.306791, abs=1e-5)
+    assert 4.3068 < epsilon(event, 1e-5, accountant="zcdp").upper <= 0.5 + 2 * math.sqrt(0.5 * math.log(1e5))
+    assert 0.5 + 2 * math.sqrt(0.5 * math.log(1e5)) == pytest.approx(5.298526, abs=1e-6)
