@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import mkdtemp
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self
 
 from sordino import checks
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, SordinoError
-from sordino.events import Event, compose
+from sordino.events import Event, Nothing, compose
 from sordino.runs.claims import Metric, guarantee_body, guarantee_of, metrics_body, metrics_of
 from sordino.runs.environment import environment
 from sordino.runs.files import fingerprint, parse, write_bytes, write_json
@@ -72,13 +73,17 @@ class RunFolder:
             raise InvalidArgument(
                 f"path must be a new or empty folder, got {str(path)!r}. Runs are never overwritten: choose another."
             )
-        path.mkdir(parents=True, exist_ok=True)
-        lock = _locked(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A process that dies in here leaves no half of a run behind: the folder gets its name when it is whole.
+        draft = Path(mkdtemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent))
+        lock = _locked(draft)
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        write_bytes(path / "plan.json", (plan.rstrip("\n") + "\n").encode())
-        write_json(path / "run.json", {"schema": _SCHEMA, "started": started, **dict(meta or {})})
-        write_json(path / "environment.json", environment())
-        transcript = (path / "transcript.jsonl").open("xb", buffering=0)
+        write_bytes(draft / "plan.json", (plan.rstrip("\n") + "\n").encode())
+        write_json(draft / "run.json", {"schema": _SCHEMA, "started": started, **dict(meta or {})})
+        write_json(draft / "environment.json", environment())
+        transcript = (draft / "transcript.jsonl").open("xb", buffering=0)
+        draft.chmod(0o777 & ~_umask())
+        draft.replace(path)
         return cls(path, transcript=transcript, follower=_follower(path), lock=lock)
 
     @classmethod
@@ -157,19 +162,20 @@ class RunFolder:
         """Number of lines in the transcript, those of segments among them."""
         return sum(1 for _ in self.entries()) if self._follower is None else self._follower.lines
 
-    def begin(self, *, key: str | None, first_step: int, most: Event) -> Segment:
+    def begin(self, *, key: str | None, first_step: int, most: Event, seeded: bool = False) -> Segment:
         """Write that a process begins or takes up the run.
 
         Args:
             key: commitment to its secret key of noise and sampling (`Randomness.commitment`), never the key.
             first_step: its first step, at most one more than the last that was charged.
             most: the event that one of its steps charges at most; a torn line counts as this.
+            seeded: whether the key came from a chosen seed.
         """
         follower = self._writing()
         # What the folder claims about its end would be too little from here on.
         for name in ("manifest.json", "guarantee.json"):
             (self.path / name).unlink(missing_ok=True)
-        segment = Segment(number=follower.segments, key=key, first_step=first_step, most=most)
+        segment = Segment(number=follower.segments, key=key, first_step=first_step, most=most, seeded=seeded)
         self._write(segment)
         self.sync()
         return segment
@@ -240,8 +246,8 @@ class RunFolder:
     # --- the other files -----------------------------------------------------------------------------------------
 
     def event(self) -> Event:
-        """The composition of all steps written so far: what an accountant is to be asked about."""
-        return compose([line.event for line in self])
+        """The composition of all that was charged so far: what an accountant is to be asked about."""
+        return compose([line.event for line in self if not isinstance(line.event, Nothing)])
 
     @property
     def plan(self) -> dict[str, object]:
@@ -341,6 +347,13 @@ class RunFolder:
 
 def _follower(path: Path) -> Follower:
     return Follower(genesis((path / "plan.json").read_bytes(), (path / "run.json").read_bytes()))
+
+
+def _umask() -> int:
+    """Which rights new files don't get; there is no way to ask without setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _locked(path: Path) -> int:

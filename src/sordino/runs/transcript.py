@@ -9,7 +9,8 @@ step that was lost in a crash and taken again has two lines, told apart by `atte
 | `step`, `attempt`, `event`, `epsilon` | what was charged |
 | `indices` | commitment to the batch's indices under a secret key, or null |
 | `charge` | the ledger's name of the charge, or null |
-| `segment`, `key`, `first_step` | number of the segment, commitment to its secret key, the step where it starts |
+| `segment`, `first_step` | number of the segment, the step where it starts |
+| `key`, `seeded` | commitment to its secret key; whether the key came from a chosen seed |
 | `most` | the event that one of the segment's steps charges at most |
 
 Nothing in a line depends on a record. Whoever holds the folder can build another chain that fits: publish the head.
@@ -31,7 +32,7 @@ from sordino.runs.files import decode, encode, parse
 __all__ = ["Follower", "Line", "Segment", "genesis", "read_transcript"]
 
 _LINE = {"previous", "step", "attempt", "event", "epsilon", "indices", "charge"}
-_SEGMENT = {"previous", "segment", "key", "first_step", "most"}
+_SEGMENT = {"previous", "segment", "key", "seeded", "first_step", "most"}
 _START_OF_SEGMENT = 120
 
 
@@ -93,17 +94,19 @@ class Segment:
         key: commitment to the segment's secret key of noise and sampling, or None when it is not known. Never the key.
         first_step: the first step of the segment; less than what was reached before when steps are repeated.
         most: the event that one of its steps charges at most.
+        seeded: whether the key came from a chosen seed; the run is then not for release.
     """
 
     number: int
     key: str | None
     first_step: int
     most: Event
+    seeded: bool = False
 
     def to_json(self, previous: str) -> str:
         """The line as it is written after the line with hash `previous`, without its line end."""
-        body = {"previous": previous, "segment": self.number, "key": self.key, "first_step": self.first_step}
-        return json.dumps(body | {"most": to_dict(self.most)}, allow_nan=False)
+        body = {"previous": previous, "segment": self.number, "key": self.key, "seeded": self.seeded}
+        return json.dumps(body | {"first_step": self.first_step, "most": to_dict(self.most)}, allow_nan=False)
 
     @classmethod
     def from_body(cls, body: dict[str, object]) -> Self:
@@ -113,6 +116,7 @@ class Segment:
             key=_text(body["key"]),
             first_step=checks.integer(0, first_step=body["first_step"]),
             most=from_dict(body["most"]),
+            seeded=body["seeded"] is True,
         )
 
 

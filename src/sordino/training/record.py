@@ -96,6 +96,7 @@ class RunRecord:
         self.earlier = Charges()
         self._plan = plan
         self._every = every
+        self.seeded = False
         self._is_new = is_new
         self._charged = Charges()
         self._saved = -1
@@ -124,8 +125,20 @@ class RunRecord:
                 )
             self.first_step = self._saved = checks.integer(0, step=facts.get("step"))
             parts.load(facts, state)
+        segments = self.folder.segments()
+        if randomness.commitment in {segment.key for segment in segments}:
+            raise InvalidArgument(
+                "randomness must be fresh for a resumed run, got the key of an earlier segment, whose noise would come "
+                "again. Leave it out, or give another seed."
+            )
+        self.seeded = randomness.reproducible or any(segment.seeded for segment in segments)
         self._randomness = randomness
-        self.folder.begin(key=randomness.commitment, first_step=self.first_step, most=_dearest(self._plan))
+        self.folder.begin(
+            key=randomness.commitment,
+            first_step=self.first_step,
+            most=_dearest(self._plan),
+            seeded=randomness.reproducible,
+        )
 
     def charge(
         self, *, step: int, event: Event, epsilon: float, indices: np.ndarray, charge: str | None = None

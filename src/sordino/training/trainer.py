@@ -5,7 +5,7 @@ chunk by chunk → `PrivateStep` clips, sums, adds noise once and divides by a p
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, cast
@@ -29,6 +29,7 @@ from sordino.sampling import Chunk, split
 from sordino.training.averaging import Averaging, WeightAverage
 from sordino.training.display import ProgressLine
 from sordino.training.following import ForwardWatch, compares_values
+from sordino.training.forms import proves_again, public_marks
 from sordino.training.guard import claim, is_claimed, release
 from sordino.training.interrupts import uninterrupted
 from sordino.training.plan import Performance, Plan
@@ -212,7 +213,7 @@ class _Run:
         self.first = 0 if record is None else record.first_step
         self._done = self._charged = self.first
         self._interrupted = False
-        self._probed = False
+        self._probed: set[Hashable] = set()
         self._chunks = 0
 
     def train(
@@ -327,10 +328,16 @@ class _Run:
             self._done += 1
 
     def _probe(self, capture: GradientCapture, batch: tuple[object, ...] | None) -> None:
-        """Once, on made-up records of the batch's structure, before a gradient of real ones is taken."""
-        if self._probed or batch is None:
+        """On made-up records of the batch's structure, before a gradient of real ones is taken.
+
+        Once, and again in every new state of the model (modes, attributes) and now and then: a loss may change its mind.
+        """
+        if batch is None:
             return
-        self._probed = True
+        marks = public_marks(self._model)
+        if marks in self._probed and not proves_again(self._chunks):
+            return
+        self._probed.add(marks)
         records = map_tensors(lambda tensor: tensor.to(self._device), batch)
         check_records_are_independent(
             self._model, capture, records, lambda made_up: self._loss(self._model, *cast("tuple[object, ...]", made_up))

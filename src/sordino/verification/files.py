@@ -30,6 +30,11 @@ class Chain:
         return tuple(entry for entry in self.entries if isinstance(entry, Line))
 
     @property
+    def seeded(self) -> bool:
+        """Whether some process took its noise from a chosen seed."""
+        return any(isinstance(entry, Segment) and entry.seeded for entry in self.entries)
+
+    @property
     def segments(self) -> int:
         """How many processes worked on the run."""
         return sum(isinstance(entry, Segment) for entry in self.entries)

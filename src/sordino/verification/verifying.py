@@ -80,7 +80,10 @@ def _numbers(folder: RunFolder, chain: Chain) -> list[Item]:
         return [*items, not_checked("guarantee", missing), not_checked("second accountant", missing)]
     except (SordinoError, ValueError, UnicodeDecodeError) as error:
         return [*items, failed("guarantee", str(error)), not_checked("second accountant", "there is no ε to compare")]
-    items.append(_check_guarantee(plan, claim, folder.sentence, interval, chain.lines))
+    if claim is not None and chain.seeded and not any("not for release" in caveat for caveat in claim.caveats):
+        items.append(failed("guarantee", "its noise came from a chosen seed, and it does not say so"))
+    else:
+        items.append(_check_guarantee(plan, claim, folder.sentence, interval, chain.lines))
     return [*items, _check_second(event, delta, relation, claim, interval)]
 
 
