@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from sordino.cli.account import account
+from sordino.cli.compare import compare
 from sordino.cli.data import data
 from sordino.cli.demo import demo
 from sordino.cli.ledger import ledger
@@ -89,6 +90,7 @@ def options(
 
 app.command()(demo)
 app.command()(train)
+app.command()(compare)
 app.command()(plan)
 app.command()(account)
 app.command()(report)

@@ -16,12 +16,14 @@ from sordino.events import Composed, Event, SelfComposed, compose
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["checked_path", "draw", "first_steps", "number_of_steps"]
+__all__ = ["COLOURS", "METHOD_COLOURS", "STYLE", "checked_path", "draw", "first_steps", "number_of_steps"]
 
 _PAPER, _INK, _SOFT, _HAIR, _TINT = "#faf9f6", "#1c1f23", "#5b626b", "#e4e2dc", "#e3eeec"
 _ACCENT, _OTHERS = "#0b6e69", ("#c08a2d", "#7a5ea8", "#a63a24", "#4c7bb0", "#8a8f96", "#5f8a3a")
 _SERIF = "DejaVu Serif"
-_STYLE = {
+COLOURS: dict[str, str] = {"ink": _INK, "soft": _SOFT, "hair": _HAIR}
+METHOD_COLOURS = (_ACCENT, *_OTHERS, "#3b9fa0", "#b0577f", "#2f4858")
+STYLE = {
     "font.family": ["DejaVu Sans"],
     "font.size": 11,
     "axes.spines.top": False,
@@ -67,7 +69,7 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE):  # pyright: ignore[reportArgumentType]
+    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
         figure = Figure(figsize=(14, 7.2), dpi=110)
         FigureCanvasAgg(figure)
         left, right = figure.subplots(

@@ -16,6 +16,7 @@ from sordino.cli.output import JsonOption, Output
 from sordino.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from sordino.data import DataSet
     from sordino.recipes import ModelFactory, Recipe
     from sordino.training.plan import Plan
 
@@ -29,7 +30,9 @@ def train(
     delta: Annotated[
         float | None, typer.Option(help="δ, below 1 / number of records; 1e-5 or less if not given.")
     ] = None,
-    model: Annotated[str, typer.Option(help="logistic, mlp, cnn, or module:factory of your own.")] = "logistic",
+    model: Annotated[
+        str, typer.Option(help="logistic, mlp, cnn; an estimator's method; or module:factory.")
+    ] = "logistic",
     schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
     public_schema_from: Annotated[
         Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
@@ -57,52 +60,67 @@ def train(
     checks.positive(epsilon=epsilon)
     if delta is not None:
         checks.probability(zero=False, one=False, delta=delta)
+    from sordino.cli.fitting import Fit, fit_and_tell, is_method, refuse_by_hand
     from sordino.cli.running import Job, default_delta, page, perform, run_folder
     from sordino.data import load
     from sordino.randomness import Randomness
 
     out = Output(as_json=as_json)
     randomness = Randomness(seed=seed, reproducible=reproducible)
-    dataset = load(data, target=target, schema=schema, public_schema_from=public_schema_from, test=test)
-    if data_is_public:
-        dataset = replace(dataset, public=True)
+    by_hand = _given(steps, batch_size, max_grad_norm, learning_rate)
+    if is_method(model):
+        refuse_by_hand(model, by_hand)
+    # A numeric column may be an estimator's target too, which only the table knows; a sample's label must be named.
+    label = None if is_method(model) and public_schema_from is None else target
+    dataset = load(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
+    dataset = replace(dataset, public=dataset.public or data_is_public)
+    test_is_public, folder = dataset.public or test is not None, run_folder(dataset.name, out_folder)
+    if is_method(model):
+        asked = {"method": model, "target": target, "epsilon": epsilon, "delta": delta, "seed": seed}
+        fit_and_tell(Fit(dataset=dataset, test_is_public=test_is_public, folder=folder, **asked), out)
+        return
+    size = len(dataset.train)
+    slack = default_delta(size) if delta is None else delta
     # Torch takes seconds to import: only now, when nothing is missing.
-    from sordino.recipes import recommend
-
-    recipe = recommend(
-        _model(model),
-        shape=dataset.train.record_shape,
-        classes=len(dataset.labels),
-        population=len(dataset.train),
-        target_epsilon=epsilon,
-        delta=default_delta(len(dataset.train)) if delta is None else delta,
-        steps=steps,
-    )
-    recipe = _by_hand(recipe, len(dataset.train), epsilon, batch_size, max_grad_norm, learning_rate)
-    given = {
-        "steps": steps,
-        "batch size": batch_size,
-        "clipping norm": max_grad_norm,
-        "learning rate": learning_rate,
-    }
+    recipe = _recipe(model, dataset, epsilon, slack, steps)
+    recipe = _by_hand(recipe, size, epsilon, batch_size, max_grad_norm, learning_rate)
     kind = "public" if dataset.public else "private"
     words = f": {kind} records, {recipe.model} model, {recipe.plan.steps} private steps"
     out.say(Text.assemble((dataset.name, "bold"), words))
     outcome = perform(
         Job(
             dataset=dataset,
-            test_is_public=dataset.public or test is not None,
+            test_is_public=test_is_public,
             recipe=recipe,
             target_epsilon=epsilon,
-            by_hand=tuple(name for name, value in given.items() if value is not None),
+            by_hand=by_hand,
             randomness=randomness,
-            folder=run_folder(dataset.name, out_folder),
+            folder=folder,
         ),
         out.stderr,
     )
     out.finish(outcome.to_dict(), *page(outcome))
     if outcome.interrupted:
         raise typer.Exit(130)
+
+
+def _recipe(model: str, dataset: "DataSet", epsilon: float, delta: float, steps: int | None) -> "Recipe":
+    from sordino.recipes import recommend
+
+    return recommend(
+        _model(model),
+        shape=dataset.train.record_shape,
+        classes=len(dataset.labels),
+        population=len(dataset.train),
+        target_epsilon=epsilon,
+        delta=delta,
+        steps=steps,
+    )
+
+
+def _given(*values: float | None) -> tuple[str, ...]:
+    names = ("steps", "batch size", "clipping norm", "learning rate")
+    return tuple(name for name, value in zip(names, values, strict=True) if value is not None)
 
 
 def _by_hand(
@@ -122,8 +140,8 @@ def _by_hand(
     if batch_size is not None and not 0 < batch_size <= population:
         raise InvalidArgument(f"batch_size must be above 0 and at most the number of records, got {batch_size:g}.")
     if batch_size is not None or max_grad_norm is not None:
-        size = old.expected_batch_size if batch_size is None else batch_size
-        norm = old.max_grad_norm if max_grad_norm is None else checks.positive(max_grad_norm=max_grad_norm)
+        size = old.at(0).expected_batch_size if batch_size is None else batch_size
+        norm = old.at(0).max_grad_norm if max_grad_norm is None else checks.positive(max_grad_norm=max_grad_norm)
         draft = replace(old, sample_rate=size / population, expected_batch_size=size, max_grad_norm=norm)
         plan = draft.with_noise_for(epsilon)
         growth = _noise(plan) / _noise(old)
@@ -135,7 +153,7 @@ def _by_hand(
 
 def _noise(plan: "Plan") -> float:
     """Standard deviation of the noise that adds up in one weight over the run, at learning rate 1."""
-    return plan.mechanism.stddev / plan.expected_batch_size * math.sqrt(plan.steps)
+    return plan.at(0).mechanism.stddev / plan.at(0).expected_batch_size * math.sqrt(plan.steps)
 
 
 def _model(name: str) -> "str | ModelFactory":

@@ -206,9 +206,9 @@ def _single(records: FloatArray) -> Tensor:
 
 def _sgd_rate(plan: Plan, largest: float) -> float:
     """The largest rate for which the noise that adds up in one weight stays below a bound; from the plan alone."""
-    a_step = plan.mechanism.stddev / plan.expected_batch_size / (1 - _MOMENTUM)
+    a_step = plan.at(0).mechanism.stddev / plan.at(0).expected_batch_size / (1 - _MOMENTUM)
     bound = _NOISE_PER_WEIGHT / (a_step * math.sqrt(plan.steps))
-    return min(largest / plan.max_grad_norm, bound)
+    return min(largest / plan.at(0).max_grad_norm, bound)
 
 
 @torch.no_grad()

@@ -1,0 +1,201 @@
+"""`sordino compare DATA`: all methods that can learn a table, side by side, and what comparing costs."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from sordino import checks
+from sordino.cli.figures import checked_path
+from sordino.cli.output import JsonOption, Output, finite, heading
+from sordino.definitions import round_up
+from sordino.errors import InvalidArgument, MissingDeclaration
+
+if TYPE_CHECKING:
+    from sordino.recipes.comparing import Comparison
+    from sordino.recipes.methods import TableMethod
+    from sordino.recipes.tables import Facts
+
+__all__ = ["compare"]
+
+
+def compare(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A name from `sordino data list`, or a file.")],
+    more: Annotated[list[str] | None, typer.Argument(metavar="[E ...]", help="Further ε.")] = None,
+    epsilon: Annotated[
+        list[str] | None, typer.Option(help="ε of each fit; several on public data, one on private data.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The label, or a numeric column, to predict.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ, as for train.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Names with commas between; all that fit if not given.")] = None,
+    repeats: Annotated[int, typer.Option(help="Fits of each method at each ε, on public data.")] = 1,
+    schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
+    public_schema_from: Annotated[
+        Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
+    ] = None,
+    test: Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form, to measure on.")] = None,
+    data_is_public: Annotated[bool, typer.Option("--data-is-public", help="Declare your file public.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="The picture, .png or .svg; compare-NAME.png if not given.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare private methods on one table.
+
+    On public data every method is fitted at every ε. On private records every fit is paid for, so there is one ε for
+    all of them together, each method gets its part, and the measurements are taken on public test records alone.
+    """
+    budgets = _numbers([*(epsilon or []), *(more or [])]) or [0.1, 1.0, 8.0]
+    checks.integer(1, repeats=repeats)
+    if delta is not None:
+        checks.probability(zero=False, one=False, delta=delta)
+    from sordino.cli.running import default_delta
+    from sordino.data import load
+
+    out = Output(as_json=as_json)
+    label = target if public_schema_from is not None else None
+    dataset = load(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
+    if data_is_public:
+        dataset = replace(dataset, public=True)
+    picture = checked_path(Path(f"compare-{dataset.name}.png") if plot is None else plot)
+    if not dataset.public and len(budgets) != 1:
+        raise InvalidArgument(
+            f"epsilon must be one number on private records, got {len(budgets)}: every fit is paid for, and all "
+            "methods share one budget. Give --epsilon once, or declare the data public."
+        )
+    if dataset.test is None:
+        raise MissingDeclaration(
+            "test must be declared: a PUBLIC file to measure on. Accuracy on private records is a release of its own."
+        )
+    from sordino.recipes import comparing
+    from sordino.recipes.methods import non_private
+    from sordino.recipes.tables import table
+
+    rows = table(dataset, target=target)
+    chosen = _chosen(methods, rows.facts)
+    slack = default_delta(rows.facts.population) if delta is None else delta
+    out.say(_loudly(dataset.name, dataset.public, len(chosen), budgets))
+    with out.stderr.status("fitting"):
+        if dataset.public:
+            found = comparing.compare(rows, chosen, epsilons=budgets, delta=slack, repeats=repeats)
+            others = non_private(rows)
+        else:
+            found = comparing.share(rows, chosen, epsilon=budgets[0], delta=slack)
+            others = {}
+    from sordino.cli.comparison_figure import draw
+
+    draw(found, others, title=f"{dataset.name}: {rows.facts.target}", delta=slack, path=picture)
+    out.finish(
+        _document(found, others, public=dataset.public, delta=slack, picture=picture),
+        heading(f"{dataset.name}: {rows.facts.target}, δ = {slack:g} a fit" if dataset.public else _bill(found)),
+        _table(found, others, chosen),
+        Text(),
+        Text(_footnote(found, public=dataset.public, repeats=repeats), style="dim"),
+        Text(f"picture  {picture}", style="dim"),
+    )
+
+
+def _numbers(texts: list[str]) -> list[float]:
+    """ε written with spaces or commas between, each once, in rising order."""
+    found = set()
+    for text in ",".join(texts).split(","):
+        try:
+            found.add(float(text)) if text.strip() else None
+        except ValueError as error:
+            raise InvalidArgument(f"epsilon must be numbers, got {text.strip()!r}. Write --epsilon 0.1,1,8.") from error
+    return [checks.positive(epsilon=value) for value in sorted(found)]
+
+
+def _chosen(names: str | None, facts: "Facts") -> "list[TableMethod]":
+    from sordino.recipes.methods import applicable
+
+    suited = {method.name: method for method in applicable(facts)}
+    if names is None:
+        return list(suited.values())
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    for name in wanted:
+        checks.one_of(suited, methods=name)
+    if not wanted or len(set(wanted)) != len(wanted):
+        raise InvalidArgument("methods must be names with commas between, each once. Leave it out for all.")
+    return [suited[name] for name in wanted]
+
+
+def _loudly(name: str, public: bool, methods: int, budgets: list[float]) -> Text:
+    if public:
+        many = ", ".join(f"{value:g}" for value in budgets)
+        return Text.assemble((name, "bold"), f": public records, {methods} methods at ε = {many}")
+    return Text.assemble(
+        (name, "bold"),
+        f": PRIVATE records. {methods} methods SHARE ε = {budgets[0]:g}: ",
+        ("every one of them gets only its part, and all of it is spent.", "bold yellow"),
+    )
+
+
+def _bill(found: "Comparison") -> str:
+    return f"All of it together: (ε = {round_up(found.total.epsilon)}, δ = {found.total.delta:g})"
+
+
+def _shown(value: float, measure: str) -> str:
+    return f"{100 * value:.1f} %" if measure == "accuracy" else f"{value:.4g}"
+
+
+def _table(found: "Comparison", others: Mapping[str, float], chosen: "list[TableMethod]") -> Table:
+    budgets = sorted({cell.epsilon for cell in found.cells})
+    best = max if found.measure == "accuracy" else min
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("accuracy" if found.measure == "accuracy" else "root mean squared error", no_wrap=True)
+    for budget in budgets:
+        table.add_column(f"ε = {budget:.3g}", justify="right", no_wrap=True)
+    table.add_column("", style="dim", no_wrap=True)
+    for method in chosen:
+        row = []
+        for budget in budgets:
+            here = [cell for cell in found.cells if cell.epsilon == budget]
+            (cell,) = [cell for cell in here if cell.method == method.name]
+            top = cell.mean == best(other.mean for other in here)
+            row.append(Text(_shown(cell.mean, found.measure), style="bold cyan" if top else ""))
+        table.add_row(method.name, *row, method.words)
+    words = {
+        "linear": ("linear model", "NOT private"),
+        "trees": ("boosted trees", "NOT private"),
+        "nothing": ("no model", "the commonest label, or the mean"),
+    }
+    for name, value in others.items():
+        table.add_row(words[name][0], *[""] * (len(budgets) - 1), _shown(value, found.measure), words[name][1])
+    return table
+
+
+def _footnote(found: "Comparison", *, public: bool, repeats: int) -> str:
+    if not public:
+        return f"Measured on public test records. {found.total.sentence()}"
+    fits = sum(len(cell.events) for cell in found.cells)
+    spread = "one fit each: figures within a point may swap places" if repeats == 1 else f"means of {repeats} fits"
+    return (
+        f"Measured on public test records, {spread}. On private records these {fits} fits would together "
+        f"cost ε = {round_up(found.total.epsilon)} at δ = {found.total.delta:.2g}."
+    )
+
+
+def _document(
+    found: "Comparison", others: Mapping[str, float], *, public: bool, delta: float, picture: Path
+) -> dict[str, object]:
+    return {
+        "measure": found.measure,
+        "delta": delta,
+        "public": public,
+        "results": [
+            {"method": cell.method, "epsilon": cell.epsilon, "score": cell.mean, "scores": list(cell.scores)}
+            for cell in found.cells
+        ],
+        "non_private": dict(others),
+        "total": {
+            "epsilon": finite(found.total.epsilon),
+            "delta": found.total.delta,
+            "relation": found.total.relation.value,
+            "accountant": found.total.accountant,
+            "sentence": found.total.sentence(),
+        },
+        "picture": str(picture),
+    }
