@@ -8,7 +8,6 @@ from sklearn.ensemble import HistGradientBoostingRegressor as PlainBoosting
 
 import sordino.data
 from sordino import accounting
-from sordino.data.schema import Numeric
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.estimators import HistGradientBoostingClassifier, HistGradientBoostingRegressor
@@ -228,20 +227,9 @@ def adult():
     return sordino.data.load("adult")
 
 
-def groups(schema):
-    """The columns of each category among the encoded ones."""
-    found, place = [], 0
-    for column in schema.columns:
-        width = 1 if isinstance(column, Numeric) else len(column.categories)
-        if not isinstance(column, Numeric):
-            found.append(range(place, place + width))
-        place += width
-    return found
-
-
 def adult_model(adult, epsilon, **changes):
     return HistGradientBoostingClassifier(
-        epsilon=epsilon, delta=1e-5, bounds=(-1.0, 1.0), classes=(0, 1), one_hot=groups(adult.schema), **changes
+        epsilon=epsilon, delta=1e-5, bounds=(-1.0, 1.0), classes=(0, 1), one_hot=adult.schema.one_hot, **changes
     ).fit(adult.train.features, adult.train.labels)
 
 
@@ -249,6 +237,7 @@ def adult_model(adult, epsilon, **changes):
 def test_adult_is_learned_at_the_stated_budgets(adult, epsilon, least):
     model = adult_model(adult, epsilon, random_state=1, reproducible=True)
     assert len(model.features_) == 13
+    assert sum(feature.bins for feature in model.features_) == 5 * 256 + 99
     assert model.score(adult.test.features, adult.test.labels) > least
 
 

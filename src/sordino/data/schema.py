@@ -152,6 +152,13 @@ class Schema:
         return sum(column.width for column in self.columns)
 
     @property
+    def one_hot(self) -> tuple[range, ...]:
+        """For each category the features that it becomes after encoding, in order."""
+        ends = [sum(column.width for column in self.columns[: place + 1]) for place in range(len(self.columns))]
+        pairs = zip(self.columns, ends, strict=True)
+        return tuple(range(end - column.width, end) for column, end in pairs if isinstance(column, Category))
+
+    @property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the features after encoding, `width` of them."""
         return tuple(name for column in self.columns for name in column.feature_names)
