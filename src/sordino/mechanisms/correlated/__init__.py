@@ -6,6 +6,12 @@ noise and an event, and its stream adds the noise to tensors. Only the stream lo
 
 from sordino.mechanisms.correlated.choice import NoiseChoice, choose_correlated_noise
 from sordino.mechanisms.correlated.dense import DenseStrategy, optimal_dense
+from sordino.mechanisms.correlated.description import (
+    participation_from_dict,
+    participation_to_dict,
+    strategy_from_dict,
+    strategy_to_dict,
+)
 from sordino.mechanisms.correlated.mechanism import CorrelatedGaussianMechanism
 from sordino.mechanisms.correlated.optimal import optimal_banded, optimal_buffered
 from sordino.mechanisms.correlated.participation import (
@@ -51,8 +57,12 @@ __all__ = [
     "optimal_banded",
     "optimal_buffered",
     "optimal_dense",
+    "participation_from_dict",
+    "participation_to_dict",
     "prefix_variances",
     "sensitivity",
     "square_root_coefficients",
+    "strategy_from_dict",
+    "strategy_to_dict",
     "tree_sensitivity",
 ]
