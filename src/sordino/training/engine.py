@@ -22,6 +22,7 @@ from sordino.randomness import Randomness
 from sordino.schedules import Schedule
 from sordino.training.charges import Charges
 from sordino.training.criterion import Criterion
+from sordino.training.engine_checkpoint import load_checkpoint, save_checkpoint
 from sordino.training.loader import PrivateLoader, population_of
 from sordino.training.meter import Meter
 from sordino.training.options import accountant_called, check_options, check_secure_mode
@@ -394,3 +395,5 @@ class PrivacyEngine:
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Go on from what `state_dict` saved; it is added to what this engine has charged itself."""
         self._charges.load_state_dict(state)
+
+    save_checkpoint, load_checkpoint = save_checkpoint, load_checkpoint
