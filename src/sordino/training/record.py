@@ -106,6 +106,11 @@ class RunRecord:
         """Whether something was charged before this segment."""
         return not isinstance(self.earlier.event(), Nothing)
 
+    @property
+    def is_diagnosed(self) -> bool:
+        """Whether the run began with private diagnostics on display."""
+        return self.folder.meta.get("diagnostics") is not None
+
     def begin(self, parts: Parts, randomness: Randomness) -> None:
         """Load the checkpoint into the parts, if there is one, and write that a segment begins.
 
@@ -198,7 +203,7 @@ def record_of(
     run: RunFolder | str | Path | None,
     resume: str | Path | None,
     every: int | None,
-    meta: Mapping[str, object] | None = None,
+    diagnostics: str | None = None,
 ) -> RunRecord | None:
     """The record that `fit` was asked for, or None.
 
@@ -220,6 +225,7 @@ def record_of(
     if isinstance(run, RunFolder):
         _check_plan(run, plan)
         return RunRecord(run, plan, every=every, is_new=True)
+    meta = None if diagnostics is None else {"diagnostics": diagnostics}
     return RunRecord(RunFolder.create(run, plan=plan.to_json(), meta=meta), plan, every=every, is_new=True)
 
 

@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from sordino.definitions import Guarantee
@@ -27,10 +27,10 @@ from sordino.randomness import Randomness
 from sordino.runs import RunFolder
 from sordino.sampling import Chunk, split
 from sordino.training.averaging import Averaging, WeightAverage
-from sordino.training.display import ProgressLine
+from sordino.training.display import DIAGNOSED, Diagnostics, ProgressLine, diagnostics_called
 from sordino.training.following import ForwardWatch, compares_values
 from sordino.training.forms import proves_again, public_marks
-from sordino.training.guard import claim, is_claimed, release
+from sordino.training.guard import claim, release
 from sordino.training.interrupts import uninterrupted
 from sordino.training.plan import Performance, Plan
 from sordino.training.prepaid import Prepaid, set_aside
@@ -39,6 +39,7 @@ from sordino.training.record import Parts, RunRecord, record_of
 from sordino.training.source import Source, source_of
 from sordino.training.spending import SpentSoFar, charged_at
 from sordino.training.step import PrivateStep
+from sordino.training.stepping import OptimizerFactory, optimizer_for, schedule_for
 from sordino.training.structure import map_tensors
 
 __all__ = ["FitResult", "LossFunction", "OptimizerFactory", "Transcript", "fit"]
@@ -60,9 +61,6 @@ class Transcript(Protocol):
     def append(self, *, step: int, event: Event, epsilon: float) -> None:
         """Charge step `step`, which does `event`; the run has then spent at most `epsilon`."""
         ...
-
-
-OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +105,7 @@ def fit(
     transcript: Transcript | None = None,
     on_step: Callable[[int], None] | None = None,
     progress: bool = True,
+    diagnostics: str | None = None,
 ) -> FitResult:
     """Train `model` under `plan`, and say what the result guarantees.
 
@@ -139,7 +138,9 @@ def fit(
             steps, and what was not drawn is given back at the end.
         transcript: charged before the records of a step are read, beside or instead of a run.
         on_step: called after every finished step with the number of steps done.
-        progress: show step, ε so far and time left. Neither losses nor norms are ever shown.
+        progress: show step, ε so far and time left. Neither losses nor norms are shown.
+        diagnostics: "private" also shows each step's mean loss and batch size, on this terminal only. They are not
+            covered by the guarantee, which then says so.
 
     Raises:
         BudgetExceeded: the plan does not fit what is left of the ledger's account; no record was read.
@@ -165,12 +166,15 @@ def fit(
         performance = replace(performance, device=_device_of(model))
     randomness = _fresh(Randomness() if randomness is None else randomness)
     source = source_of(data, collate)
+    watched = diagnostics_called(diagnostics)
     model.to(performance.device)
-    stepper = _optimizer(model, optimizer, plan)
-    schedule = _schedule(stepper, scheduler)
-    record = record_of(plan, run=run, resume=resume, every=checkpoint_every)
+    stepper = optimizer_for(model, optimizer, plan)
+    schedule = schedule_for(stepper, scheduler)
+    record = record_of(plan, run=run, resume=resume, every=checkpoint_every, diagnostics=diagnostics)
     try:
-        training = _Run(model, loss, source, plan, stepper, schedule, performance, randomness, averaging, record)
+        training = _Run(
+            model, loss, source, plan, stepper, schedule, performance, randomness, averaging, record, watched
+        )
         name = "" if record is None else record.folder.path.name
         with set_aside(ledger, plan, first=training.first, run=name) as paid:
             training.train(paid, transcript, on_step, progress=progress)
@@ -199,6 +203,7 @@ class _Run:
         randomness: Randomness,
         averaging: Averaging | None,
         record: RunRecord | None,
+        diagnostics: Diagnostics | None,
     ) -> None:
         self._model, self._loss, self._source, self._plan = model, loss, source, plan
         self._optimizer, self._schedule, self._performance = optimizer, schedule, performance
@@ -207,7 +212,7 @@ class _Run:
         self._device = torch.device(performance.device or _device_of(model))
         self._started = time.monotonic()
         self._parts = Parts(model=model, optimizer=optimizer, schedule=schedule, average=self._average)
-        self._record = record
+        self._record, self._diagnostics = record, diagnostics
         if record is not None:
             record.begin(self._parts, randomness)
         self.first = 0 if record is None else record.first_step
@@ -234,7 +239,9 @@ class _Run:
         try:
             self._optimizer.zero_grad(set_to_none=True)
             self._probe(capture, self._source.structure())
-            with ProgressLine(steps=self._plan.steps, delta=self._plan.delta, visible=progress) as line:
+            with ProgressLine(
+                steps=self._plan.steps, delta=self._plan.delta, visible=progress, diagnostics=self._diagnostics
+            ) as line:
                 for number, indices in enumerate(self._batches(), start=self.first):
                     epsilon = 0.0 if spent is None else spent.after(number + 1)
                     self._charge(paid, transcript, number, epsilon, indices)
@@ -289,7 +296,10 @@ class _Run:
             with step.recording(chunk):
                 # Not every model takes a batch without records; it adds nothing to the sum.
                 if batch is not None:
-                    self._losses(chunk, batch).sum().backward()
+                    losses = self._losses(chunk, batch)
+                    if self._diagnostics is not None:
+                        self._diagnostics.add(losses)
+                    losses.sum().backward()
             step.add(chunk)
 
     def _losses(self, chunk: Chunk, batch: tuple[object, ...]) -> Tensor:
@@ -328,14 +338,9 @@ class _Run:
             self._done += 1
 
     def _probe(self, capture: GradientCapture, batch: tuple[object, ...] | None) -> None:
-        """On made-up records of the batch's structure, before a gradient of real ones is taken.
-
-        Once, and again in every new state of the model (modes, attributes) and now and then: a loss may change its mind.
-        """
-        if batch is None:
-            return
+        """On made-up records, in every new state of the model (modes, attributes), and at times: losses may change."""
         marks = public_marks(self._model)
-        if marks in self._probed and not proves_again(self._chunks):
+        if batch is None or (marks in self._probed and not proves_again(self._chunks)):
             return
         self._probed.add(marks)
         records = map_tensors(lambda tensor: tensor.to(self._device), batch)
@@ -347,6 +352,8 @@ class _Run:
         """What was reached, and what it guarantees."""
         seeded = self._randomness.reproducible if self._record is None else self._record.seeded
         caveats = (FIXED_SEED,) if seeded else ()
+        diagnosed = self._diagnostics is not None or (self._record is not None and self._record.is_diagnosed)
+        caveats += (DIAGNOSED,) if diagnosed else ()
         guarantee = self._plan.guarantee(steps=self._charged, caveats=caveats)
         return FitResult(
             model=self._model,
@@ -372,32 +379,3 @@ def _fresh(randomness: Randomness) -> Randomness:
 
 def _device_of(model: nn.Module) -> str:
     return next((str(parameter.device) for parameter in model.parameters()), "cpu")
-
-
-def _optimizer(model: nn.Module, optimizer: Optimizer | OptimizerFactory | None, plan: Plan) -> Optimizer:
-    parameters = list(model.parameters())
-    if is_claimed(parameters):
-        raise InvalidArgument("model must not be private already, got one that is. Call detach() on its engine first.")
-    if optimizer is None:
-        made: Optimizer = torch.optim.SGD(parameters, lr=1 / plan.at(0).max_grad_norm)
-    else:
-        made = optimizer if isinstance(optimizer, Optimizer) else optimizer(parameters)
-    if isinstance(made, LBFGS):
-        raise InvalidArgument("optimizer must take one gradient a step, got LBFGS. Use SGD or Adam.")
-    own = set(parameters)
-    if any(parameter not in own for group in made.param_groups for parameter in group["params"]):
-        raise InvalidArgument("optimizer must hold only the model's parameters, got another. Use model.parameters().")
-    return made
-
-
-def _schedule(
-    optimizer: Optimizer, scheduler: LRScheduler | Callable[[Optimizer], LRScheduler] | None
-) -> LRScheduler | None:
-    made = scheduler if scheduler is None or isinstance(scheduler, LRScheduler) else scheduler(optimizer)
-    if isinstance(made, ReduceLROnPlateau):
-        raise InvalidArgument(
-            "scheduler must not depend on a loss, got ReduceLROnPlateau. Fix the schedule in advance."
-        )
-    if made is not None and made.optimizer is not optimizer:
-        raise InvalidArgument("scheduler must be the optimizer's, got another's. Build it from the same optimizer.")
-    return made
