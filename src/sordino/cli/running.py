@@ -41,7 +41,10 @@ class Job:
         target_epsilon: the goal.
         by_hand: names of settings that were given by hand.
         randomness: fresh.
-        folder: where the run goes.
+        folder: where the run goes, or where it lies when `resumes`.
+        resumes: whether the run in `folder` is taken up again.
+        checkpoint_every: steps between checkpoints; None makes about ten.
+        diagnostics: None, or "private".
     """
 
     dataset: "DataSet"
@@ -51,6 +54,9 @@ class Job:
     by_hand: tuple[str, ...]
     randomness: "Randomness"
     folder: Path
+    resumes: bool = False
+    checkpoint_every: int | None = None
+    diagnostics: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,24 +123,39 @@ def perform(job: Job, console: Console) -> Outcome:
     from sordino.report import write
 
     plan = job.recipe.plan
-    run = RunFolder.create(job.folder, plan=plan.to_json(), meta=_meta(job))
-    try:
-        # Whatever a model or a progress line prints belongs on stderr: stdout is for the command's own last word.
-        with contextlib.redirect_stdout(sys.stderr), _seeded(job.randomness):
-            result = train(job.dataset, job.recipe, transcript=run, progress=True, randomness=job.randomness)
-    except BaseException:
-        run.close()
-        if not any(run):
-            shutil.rmtree(run.path)
-        raise
-    run.save_model(result.model.state_dict())
-    run.close()
-    run.write_guarantee(result.guarantee)
+    every = job.checkpoint_every or max(1, plan.steps // 10)
+    if job.resumes:
+        run, where = RunFolder.open(job.folder), {"resume": job.folder}
+    else:
+        run = RunFolder.create(job.folder, plan=plan.to_json(), meta=_meta(job))
+        where = {"run": run}
+    # Whatever a model or a progress line prints belongs on stderr: stdout is for the command's own last word.
+    with contextlib.redirect_stdout(sys.stderr), _seeded(job.randomness), _closed(run):
+        result = train(
+            job.dataset,
+            job.recipe,
+            checkpoint_every=every,
+            diagnostics=job.diagnostics,
+            randomness=job.randomness,
+            **where,
+        )
     with console.status("measuring and writing the report"):
         metrics = measure(job.dataset, job.recipe, result.model, test_is_public=job.test_is_public)
         run.write_metrics(metrics)
         write(run)
     return _outcome(run, result, metrics)
+
+
+@contextlib.contextmanager
+def _closed(run: RunFolder) -> Iterator[None]:
+    """After a failure the run is closed; one in which nothing was charged leaves no folder."""
+    try:
+        yield
+    except BaseException:
+        run.close()
+        if run.path.exists() and not any(run):
+            shutil.rmtree(run.path)
+        raise
 
 
 def page(outcome: Outcome) -> tuple[RenderableType, ...]:
@@ -192,6 +213,7 @@ def _meta(job: Job) -> dict[str, object]:
     return {
         "target_epsilon": job.target_epsilon,
         "reproducible": job.randomness.reproducible,
+        **({} if job.diagnostics is None else {"diagnostics": job.diagnostics}),
         "settings": settings,
         "tuned_on_these_data": dataset.public and dataset.name in _TUNED_ON,
         "data": {

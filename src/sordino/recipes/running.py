@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import count, islice
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from sordino.data import DataSet, Records
 from sordino.errors import InvalidArgument
 from sordino.randomness import Randomness
 from sordino.recipes.defaults import Recipe
+from sordino.runs import RunFolder
 from sordino.training.trainer import FitResult, Transcript, fit
 
 __all__ = ["accuracy", "non_private_twin", "train"]
@@ -27,6 +29,10 @@ def train(
     dataset: DataSet,
     recipe: Recipe,
     *,
+    run: RunFolder | None = None,
+    resume: Path | None = None,
+    checkpoint_every: int | None = None,
+    diagnostics: str | None = None,
     transcript: Transcript | None = None,
     progress: bool = True,
     randomness: Randomness | None = None,
@@ -38,7 +44,11 @@ def train(
     Args:
         dataset: its training records have the recipe's shape.
         recipe: from `recommend`.
-        transcript: charged before each step, for instance a `RunFolder`.
+        run: open for writing; it gets the transcript, the model and the guarantee, and is closed.
+        resume: the folder of a run of this recipe that was cut off.
+        checkpoint_every: steps between checkpoints.
+        diagnostics: None, or "private" as in `fit`.
+        transcript: charged before each step, beside or instead of a run.
         progress: show step, ε so far and time left.
         randomness: fresh for every run; None draws a new key from the operating system.
 
@@ -55,6 +65,10 @@ def train(
         performance=recipe.performance,
         randomness=randomness,
         averaging=recipe.averaging,
+        run=run,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+        diagnostics=diagnostics,
         transcript=transcript,
         progress=progress,
     )

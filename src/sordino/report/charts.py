@@ -12,7 +12,7 @@ from html import escape
 __all__ = ["Axis", "Chart", "HEIGHT", "Line", "WIDTH", "linear", "logarithmic", "svg", "ticks"]
 
 WIDTH, HEIGHT = 400, 256
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 26, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 26, 40
 
 
 def ticks(highest: float, *, about: int = 4) -> list[float]:

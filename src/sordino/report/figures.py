@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from sordino.report.charts import WIDTH, Axis, Chart, Line, linear, logarithmic, svg
+from sordino.report.charts import WIDTH, Axis, Chart, Line, linear, logarithmic, svg, ticks
 from sordino.report.numerals import epsilon_words, percent_up, power_of_ten
 from sordino.report.parts import Accuracy, Calibration, Curves, Point, Subgroup
 
@@ -131,7 +131,7 @@ def cost_chart(found: Sequence[tuple[str, float, float]]) -> str:
     shares = tuple((value, f"{100 * value:.0f} %") for value in (0.0, 0.25, 0.5, 0.75, 1.0))
     points = sorted((epsilon, value, name) for name, epsilon, value in drawn)
     return Chart(
-        x=linear(max(epsilon for epsilon, _, _ in points), "ε", room=1.08),
+        x=linear(ticks(max(epsilon for epsilon, _, _ in points))[-1], "ε", room=1.04),
         y=Axis(place=lambda value: value, marks=shares, label="accuracy on public test records"),
         lines=(
             Line(

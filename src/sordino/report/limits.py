@@ -10,6 +10,9 @@ from sordino.report.parts import Remark, Statement
 __all__ = ["advantage_bound", "attack_bound", "covered", "not_covered", "question"]
 
 
+_LOWEST_BITS = "The lowest bits of the noise"
+
+
 def attack_bound(*, epsilon: float, delta: float, false_positive_rate: float) -> float:
     """The greatest true positive rate of any membership test with this false positive rate.
 
@@ -81,7 +84,7 @@ def covered(guarantee: Statement) -> tuple[Remark, ...]:
 
 
 def not_covered(
-    guarantee: Statement, *, meta: Mapping[str, object], plan: Mapping[str, object], measured: bool
+    guarantee: Statement, *, meta: Mapping[str, object], plan: Mapping[str, object], measured: bool, exact: bool = False
 ) -> tuple[Remark, ...]:
     """What the guarantee does not cover, the most weighty first."""
     remarks: list[Remark] = []
@@ -113,7 +116,8 @@ def not_covered(
                 text="The sample rate and the divisor were computed from it, so it is treated as public.",
             )
         )
-    return (*remarks, *_always_outside(guarantee.unit.value))
+    outside = _always_outside(guarantee.unit.value)
+    return (*remarks, *(remark for remark in outside if not (exact and remark.title == _LOWEST_BITS)))
 
 
 def _about_test_records(meta: Mapping[str, object], *, measured: bool) -> str:
@@ -138,7 +142,7 @@ def _always_outside(unit: str) -> tuple[Remark, ...]:
             f"the data. The guarantee is about what one {unit}'s own presence adds.",
         ),
         Remark(
-            title="The lowest bits of the noise",
+            title=_LOWEST_BITS,
             text="Noise is drawn in floating point from a cryptographic generator. The proof is about real numbers; "
             "attacks on rounding (Mironov 2012) are outside it.",
         ),

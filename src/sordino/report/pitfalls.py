@@ -8,7 +8,7 @@ from sordino.events import Event, Gaussian, NoPrivacy, Nothing, PoissonSampled, 
 from sordino.report.parts import Accounting, Audit, Composition, Measurements, Pitfall, Process, Statement, Touch
 from sordino.runs import Line
 
-__all__ = ["Evidence", "pitfalls"]
+__all__ = ["Evidence", "is_exact", "pitfalls"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,17 +141,20 @@ def _randomness(evidence: Evidence) -> Iterator[Pitfall]:
         "Two processes drew noise from the same key.",
         "The transcript does not say which processes worked on the run.",
     )
-    arithmetic = process.arithmetic
-    exact = None if arithmetic is None else "integer" in arithmetic.lower() or "exact" in arithmetic.lower()
     yield _of(
         "Noise is drawn exactly",
-        exact,
+        is_exact(process.arithmetic),
         "theoretical",
         "The noise is drawn on whole numbers, as in the proof.",
         "Noise is drawn in floating point; the proof is about real numbers. Attacks on rounding (Mironov 2012) read "
         "the lowest bits of what is released.",
         "The run does not say in which arithmetic noise is drawn.",
     )
+
+
+def is_exact(arithmetic: str | None) -> bool | None:
+    """Whether the noise is drawn on whole numbers, as far as the run says."""
+    return None if arithmetic is None else any(word in arithmetic.lower() for word in ("integer", "exact"))
 
 
 def _surroundings(evidence: Evidence) -> Iterator[Pitfall]:

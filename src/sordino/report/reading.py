@@ -13,7 +13,7 @@ from sordino.report.limits import covered, not_covered
 from sordino.report.measured import utility_of
 from sordino.report.numerals import shown
 from sordino.report.parts import Accounting, Mechanism, Process, Statement
-from sordino.report.pitfalls import Evidence, pitfalls
+from sordino.report.pitfalls import Evidence, is_exact, pitfalls
 from sordino.report.quantities import accounted, curves, risk, user_level
 from sordino.report.required import missing
 from sordino.report.schema import Report
@@ -69,7 +69,13 @@ def read(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
             "risk": risk(drawn, guarantee.epsilon, delta, relation=relation, unit=unit),
             "pitfalls": pitfalls(Evidence(**parts, lines=lines, plan=plan, meta=meta)),
             "covered": covered(guarantee),
-            "not_covered": not_covered(guarantee, meta=meta, plan=plan, measured=bool(parts["utility"].accuracy)),
+            "not_covered": not_covered(
+                guarantee,
+                meta=meta,
+                plan=plan,
+                measured=bool(parts["utility"].accuracy),
+                exact=is_exact(process.arithmetic) is True,
+            ),
             "training": _rows(meta.get("training")),
             "data": _rows(meta.get("data")),
             "environment": _environment(run.environment),

@@ -247,7 +247,7 @@ def _loss(report: Report) -> dict[str, object]:
 
 def _implementation(report: Report) -> dict[str, object]:
     mechanism, said = report.mechanism, report.registry
-    stated = [f"{touch.title}: {touch.text or _NOT_STATED}" for touch in report.touches]
+    stated = [f"{touch.title}: {(touch.text or _NOT_STATED).rstrip('.')}." for touch in report.touches]
     numbers = {
         "noise multiplier": mechanism.noise_multiplier,
         "clipping norm": mechanism.max_grad_norm,
@@ -270,7 +270,7 @@ def _implementation(report: Report) -> dict[str, object]:
         ),
         "composition": (
             f"Steps composed numerically by the {report.accounting.accountant.replace('_', ' ')} accountant. "
-            f"Other uses of the records: {report.composition.text or _NOT_STATED}."
+            f"Other uses of the records: {(report.composition.text or _NOT_STATED).rstrip('.')}."
         ),
         "post_processing": "None.",
         "justification": said.get("justification", _NOT_STATED),

@@ -56,7 +56,6 @@ def html(report: Report) -> str:
     """The page, whole: style, script and charts are inside it, and its policy lets it load and run nothing else."""
     guarantee, utility = report.guarantee, report.utility
     epsilon = guarantee.epsilon
-    mu = report.curves.gaussian_mu
     return _render(
         "page.html.jinja",
         report=report,
@@ -64,7 +63,7 @@ def html(report: Report) -> str:
         epsilon=epsilon_words(epsilon),
         delta=scientific(guarantee.delta),
         factor=round_up(math.exp(epsilon)) if epsilon < 20 else "very large",
-        gaussian=round_up(mu) if mu is not None and math.isfinite(mu) else "",
+        gaussian=_gaussian(report),
         accounting_rows=tables.accounting_rows(report),
         user_rows=tables.user_rows(report),
         mechanism_rows=tables.mechanism_rows(report),
@@ -95,6 +94,14 @@ def comparison_html(reports: Sequence[Report]) -> str:
         rows=tables.comparison_rows(list(reports)),
         cost_chart=figures.cost_chart(measured) if alike else "",
     )
+
+
+def _gaussian(report: Report) -> str:
+    """μ, and a word of warning where it overstates an attack by more than a percentage point."""
+    mu, regret = report.curves.gaussian_mu, report.curves.gaussian_regret
+    if mu is None or math.isinf(mu):
+        return ""
+    return f"μ = {round_up(mu)}" + (", loose" if regret is not None and regret > 0.01 else "")
 
 
 def _subgroup_charts(report: Report) -> list[tuple[str, str]]:

@@ -1,0 +1,44 @@
+"""The Markdown report, whole. After a wanted change, run this file with SORDINO_GOLDEN=1 and read what it wrote."""
+
+import os
+from pathlib import Path
+
+from reported_runs import EVERYTHING, PUBLIC, make
+from sordino.report import comparison_markdown, markdown, read, utility
+
+GOLDEN = Path(__file__).with_name("golden_report.md")
+
+
+def fixed(report):
+    """What differs from machine to machine and from day to day is set."""
+    accounting = report.accounting.model_copy(update={"version": "1.2.3"})
+    process = report.process.model_copy(update={"head": "0" * 64})
+    environment = (("python", "3.11"), ("sordino", "1.2.3"))
+    changes = {"accounting": accounting, "process": process, "environment": environment, "started": "2026-01-31"}
+    return report.model_copy(update=changes)
+
+
+def test_the_markdown_report_is_as_it_was_read(tmp_path):
+    chances = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.44, 0.56]]
+    metrics = PUBLIC | utility(chances, [0, 0, 1, 0], public=True, groups={"sex": ["a", "a", "b", "b"]})
+    text = markdown(fixed(read(make(tmp_path / "adult-2026-01-31-1", meta=EVERYTHING, metrics=metrics))))
+    if os.environ.get("SORDINO_GOLDEN"):
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_a_run_that_is_not_for_release_says_so_first(tmp_path):
+    text = markdown(read(make(tmp_path / "run", meta={"reproducible": True})))
+    assert text.splitlines()[2] == "> **NOT FOR RELEASE.** The noise came from a chosen seed."
+
+
+def test_what_is_not_stated_is_said_to_be(tmp_path):
+    text = markdown(read(make(tmp_path / "run")))
+    assert "| Preprocessing | *not stated* |" in text
+
+
+def test_runs_stand_side_by_side(tmp_path):
+    reports = [read(make(tmp_path / name)) for name in ("one", "two")]
+    text = comparison_markdown(reports)
+    assert "| | one | two |" in text
+    assert "| accuracy: this model, private | 83.6 % | 83.6 % |" in text
