@@ -124,20 +124,21 @@ def perform(job: Job, console: Console) -> Outcome:
 
     plan = job.recipe.plan
     every = job.checkpoint_every or max(1, plan.steps // 10)
-    if job.resumes:
-        run, where = RunFolder.open(job.folder), {"resume": job.folder}
-    else:
-        run = RunFolder.create(job.folder, plan=plan.to_json(), meta=_meta(job))
-        where = {"run": run}
+    run = (
+        RunFolder.open(job.folder)
+        if job.resumes
+        else RunFolder.create(job.folder, plan=plan.to_json(), meta=_meta(job))
+    )
     # Whatever a model or a progress line prints belongs on stderr: stdout is for the command's own last word.
     with contextlib.redirect_stdout(sys.stderr), _seeded(job.randomness), _closed(run):
         result = train(
             job.dataset,
             job.recipe,
+            run=None if job.resumes else run,
+            resume=job.folder if job.resumes else None,
             checkpoint_every=every,
             diagnostics=job.diagnostics,
             randomness=job.randomness,
-            **where,
         )
     with console.status("measuring and writing the report"):
         metrics = measure(job.dataset, job.recipe, result.model, test_is_public=job.test_is_public)

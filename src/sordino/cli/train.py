@@ -13,6 +13,7 @@ from rich.text import Text
 
 from sordino import checks
 from sordino.cli.output import JsonOption, Output
+from sordino.cli.resuming import recipe_of, target_epsilon_of
 from sordino.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ __all__ = ["train"]
 
 def train(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A name from `sordino data list`, or a file.")],
-    epsilon: Annotated[float, typer.Option(help="The target: ε is never above it.")],
+    epsilon: Annotated[float | None, typer.Option(help="The target: ε is never above it. Not with --resume.")] = None,
     target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
     delta: Annotated[
         float | None, typer.Option(help="δ, below 1 / number of records; 1e-5 or less if not given.")
@@ -54,12 +55,18 @@ def train(
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="The run folder; runs/NAME-DATE-NUMBER if not given.")
     ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="A run of the same data that was cut off: go on from its checkpoint.")
+    ] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints; about ten a run.")] = None,
+    diagnostics: Annotated[
+        str | None, typer.Option(help="`private` shows losses and batch sizes here, outside the guarantee.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a private model. Nothing is measured on records that you don't declare public."""
-    checks.positive(epsilon=epsilon)
-    if delta is not None:
-        checks.probability(zero=False, one=False, delta=delta)
+    by_hand = _given(steps, batch_size, max_grad_norm, learning_rate)
+    goal = _goal(epsilon, delta, resume, by_hand)
     from sordino.cli.fitting import Fit, fit_and_tell, is_method, refuse_by_hand
     from sordino.cli.running import Job, default_delta, page, perform, run_folder
     from sordino.data import load
@@ -67,23 +74,25 @@ def train(
 
     out = Output(as_json=as_json)
     randomness = Randomness(seed=seed, reproducible=reproducible)
-    by_hand = _given(steps, batch_size, max_grad_norm, learning_rate)
     if is_method(model):
         refuse_by_hand(model, by_hand)
     # A numeric column may be an estimator's target too, which only the table knows; a sample's label must be named.
     label = None if is_method(model) and public_schema_from is None else target
     dataset = load(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
     dataset = replace(dataset, public=dataset.public or data_is_public)
-    test_is_public, folder = dataset.public or test is not None, run_folder(dataset.name, out_folder)
+    test_is_public, folder = dataset.public or test is not None, resume or run_folder(dataset.name, out_folder)
     if is_method(model):
-        asked = {"method": model, "target": target, "epsilon": epsilon, "delta": delta, "seed": seed}
+        asked = {"method": model, "target": target, "epsilon": goal, "delta": delta, "seed": seed}
         fit_and_tell(Fit(dataset=dataset, test_is_public=test_is_public, folder=folder, **asked), out)
         return
     size = len(dataset.train)
     slack = default_delta(size) if delta is None else delta
     # Torch takes seconds to import: only now, when nothing is missing.
-    recipe = _recipe(model, dataset, epsilon, slack, steps)
-    recipe = _by_hand(recipe, size, epsilon, batch_size, max_grad_norm, learning_rate)
+    if resume is not None:
+        recipe = recipe_of(resume, dataset, _model(model))
+    else:
+        recipe = _recipe(model, dataset, goal, slack, steps)
+        recipe = _by_hand(recipe, size, goal, batch_size, max_grad_norm, learning_rate)
     kind = "public" if dataset.public else "private"
     words = f": {kind} records, {recipe.model} model, {recipe.plan.steps} private steps"
     out.say(Text.assemble((dataset.name, "bold"), words))
@@ -92,16 +101,30 @@ def train(
             dataset=dataset,
             test_is_public=test_is_public,
             recipe=recipe,
-            target_epsilon=epsilon,
+            target_epsilon=goal,
             by_hand=by_hand,
             randomness=randomness,
             folder=folder,
+            resumes=resume is not None,
+            checkpoint_every=checkpoint_every,
+            diagnostics=diagnostics,
         ),
         out.stderr,
     )
     out.finish(outcome.to_dict(), *page(outcome))
     if outcome.interrupted:
         raise typer.Exit(130)
+
+
+def _goal(epsilon: float | None, delta: float | None, resume: Path | None, by_hand: tuple[str, ...]) -> float:
+    """The target ε: given, or that of the run to resume, whose settings stay as they are."""
+    if resume is not None:
+        if epsilon is not None or delta is not None or by_hand:
+            raise InvalidArgument("settings must be left out with --resume, got some. The run's own are taken.")
+        return target_epsilon_of(resume)
+    if delta is not None:
+        checks.probability(zero=False, one=False, delta=delta)
+    return checks.positive(epsilon=epsilon, hint="Give --epsilon.")
 
 
 def _recipe(model: str, dataset: "DataSet", epsilon: float, delta: float, steps: int | None) -> "Recipe":
