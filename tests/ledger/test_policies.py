@@ -60,7 +60,7 @@ def test_prices_of_laplace_and_of_samples_bound_the_moments_by_quadrature():
 def test_limits_are_the_conversion_of_the_orders_share():
     # At the limit of an order, the Rényi bound at that order gives exactly the budget's ε at the order's share of δ.
     rule = RenyiOrders(BUDGET)
-    shares = [1 / 2] + [3 / 32] * 4
+    shares = [1 / 2, 1 / 4, 1 / 16, 1 / 16]
     assert sum(shares) + 1 / 8 == 1
     for lam, share, room in zip(BUDGET.orders, shares, rule.room(1.0), strict=True):
         log_delta = math.log(share * 1e-5)

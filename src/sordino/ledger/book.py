@@ -1,7 +1,6 @@
 """The ledger (floor 2): one file or database that holds the accounts of all data sets."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sordino.definitions import NeighboringRelation, PrivacyUnit
@@ -66,6 +65,7 @@ class Ledger:
         relation: NeighboringRelation | str = NeighboringRelation.ADD_OR_REMOVE_ONE,
         unit: PrivacyUnit | str = PrivacyUnit.EXAMPLE,
         policy: str = "renyi",
+        orders: Sequence[float] = (),
         note: str = "",
     ) -> Account:
         """Declare a data set's budget, once. The same declaration again returns the account that is there.
@@ -78,6 +78,7 @@ class Ledger:
             unit: whose contribution is protected.
             policy: ``renyi`` (any events, chosen as you go), ``zcdp`` (events with a ρ, chosen as you go), or ``pld``
                 (tightest; all events reserved before the first charge).
+            orders: λ = order − 1 > 0 of the filter ``renyi``, the most important first; by the budget when empty.
             note: kept with the declaration.
 
         Raises:
@@ -91,6 +92,7 @@ class Ledger:
             relation=NeighboringRelation(relation),
             unit=PrivacyUnit(unit) if unit in list(PrivacyUnit) else unit,  # pyright: ignore[reportArgumentType]
             policy=policy,
+            orders=tuple(orders),
         )
         self.create()
         with store.writing(self._url, name) as page:
@@ -100,7 +102,7 @@ class Ledger:
                 totals = () if rule is None else (0.0,) * rule.currencies
                 body = body_of(budget=budget, budget_at=1, totals=totals, touched=False, event=Nothing(), left=None)
                 page.append(None, kind="declare", body=body, note=note)
-            elif replace(Balance.of(page).budget, orders=()) != replace(budget, orders=()):
+            elif Balance.of(page).budget != budget:
                 raise InvalidArgument(
                     f"account {name!r} must be declared once, got another budget for it. Use change_budget(…), which "
                     "is written down, or another name."

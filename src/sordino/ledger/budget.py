@@ -1,6 +1,7 @@
 """What may be spent on one data set (floor 2), as it is written in the ledger."""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 
 from sordino import checks
@@ -23,7 +24,7 @@ class Budget:
         unit: whose contribution is protected; every charge must be made for the same.
         policy: ``renyi`` or ``zcdp``, filters for events that are chosen as one goes; or ``pld``, exact composition of
             events that are all reserved before the first charge.
-        orders: λ of the Rényi filter, fixed by the first declaration.
+        orders: λ = Rényi order − 1 > 0 of the filter ``renyi``, fixed by the first declaration.
     """
 
     epsilon: float
@@ -43,7 +44,9 @@ class Budget:
         if self.unit not in list(PrivacyUnit):
             raise InvalidArgument(f"unit must be one of {', '.join(PrivacyUnit)}, got {self.unit!r}. Use PrivacyUnit.")
         object.__setattr__(self, "unit", PrivacyUnit(self.unit))
-        object.__setattr__(self, "orders", tuple(float(order) for order in self.orders))
+        object.__setattr__(self, "orders", tuple(checks.positive(orders=order) for order in self.orders))
+        if self.orders and (self.policy != "renyi" or self.delta == 0):
+            raise InvalidArgument(f"orders must be left out under the policy {self.policy!r} or without δ. Drop them.")
         if self.policy == "renyi" and not self.orders:
             object.__setattr__(self, "orders", _orders(self.epsilon, self.delta))
 
@@ -83,22 +86,25 @@ class Budget:
         return cls(**{**body, "orders": tuple(body["orders"])})
 
 
-# Around the order that is best for Gaussian noise: where other noise, and sampling at small rates, is at its best.
-_SPREAD = (1.0, 0.7, 0.83, 1.5, 3.0)
-
-
 def _orders(epsilon: float, delta: float) -> tuple[float, ...]:
-    """λ = order − 1 of the filter: the zero of λK'(λ) − K(λ) + log δ + log(λ+1) for zCDP at this budget, and around.
+    """λ = order − 1 of the filter. Any numbers > 0 are sound; these decide how much of the budget can be used.
 
-    Any positive numbers would be sound; these only decide how much of the budget can be used.
+    First the best order for Gaussian noise: the zero of λK'(λ) − K(λ) + log δ + log(λ+1) for zCDP at this budget. Then
+    two just above the least order that leaves room, best for small sampling rates and little noise; last a large one.
     """
     if delta == 0:
         return ()
     from sordino.accounting import largest_rho
 
     rho = largest_rho(epsilon, delta / 2)
+    gaussian = _crossing(lambda lam: lam**2 * rho + math.log(delta / 2) + math.log1p(lam))
+    least = _crossing(lambda lam: lam * epsilon + math.log(delta / 4) + lam * math.log1p(1 / lam) + math.log1p(lam))
+    return tuple(float(f"{lam:.6g}") for lam in (gaussian, 1.25 * least, 1.6 * least, 2.5 * gaussian))
+
+
+def _crossing(growing: Callable[[float], float]) -> float:
     low, high = 1e-9, 1e12
     for _ in range(200):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if middle**2 * rho + math.log(delta / 2) + math.log1p(middle) < 0 else (low, middle)
-    return tuple(float(f"{low * factor:.6g}") for factor in _SPREAD)
+        low, high = (middle, high) if growing(middle) < 0 else (low, middle)
+    return low

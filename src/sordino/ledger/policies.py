@@ -110,8 +110,15 @@ class ZeroConcentratedSum:
         return Left(rest, "ρ", rest / self.limit)
 
 
-# Shares of δ: for events that have a δ of their own; for the first order; and, in equal parts, for the other orders.
-_OWN, _FIRST = 1 / 8, 1 / 2
+# The share of δ that is kept for events that have a δ of their own.
+_OWN = 1 / 8
+
+
+def _shares(orders: int) -> tuple[float, ...]:
+    """Shares of δ, 7/8 together: half for the first order, a quarter for the second, the rest in equal parts."""
+    if orders < 3:
+        return ((), (7 / 8,), (1 / 2, 3 / 8))[orders]
+    return (1 / 2, 1 / 4, *(1 / 8 / (orders - 2) for _ in range(orders - 2)))
 
 
 class RenyiOrders:
@@ -128,8 +135,7 @@ class RenyiOrders:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._orders = budget.orders
-        others = len(self._orders) - 1
-        self._shares = tuple(_FIRST if n == 0 else (1 - _OWN - _FIRST) / others for n in range(len(self._orders)))
+        self._shares = _shares(len(self._orders))
         self.currencies = len(self._orders) + 2
 
     def price(self, event: Event) -> Prices:
