@@ -64,7 +64,8 @@ class CyclicBoosting:
         features: at least one.
         rounds: ≥ 1.
         learning_rate: > 0.
-        smoothing: ≥ 0; every leaf is shrunk as if it held that many times the noise of one release more.
+        smoothing: ≥ 0; every leaf is shrunk as if it held that many times the noise of one release more, at unit 1.
+        unit: > 0, how far scores reach about: the smaller, the less noise they bear.
         relation: the neighbouring relation.
         randomness: of the noise and of the trees; by default a fresh key of this object's own.
     """
@@ -75,6 +76,7 @@ class CyclicBoosting:
     rounds: int
     learning_rate: float
     smoothing: float
+    unit: float = 1.0
     relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     randomness: Randomness = field(default_factory=Randomness, repr=False, compare=False)
 
@@ -82,6 +84,7 @@ class CyclicBoosting:
         checks.integer(1, rounds=self.rounds)
         checks.positive(learning_rate=self.learning_rate)
         checks.non_negative(smoothing=self.smoothing)
+        checks.positive(unit=self.unit)
 
     @property
     def releases(self) -> int:
@@ -172,7 +175,7 @@ class CyclicBoosting:
     def _most_leaves(self, total: float) -> float:
         """How fine a tree may be, by noisy numbers alone."""
         whole_run = self.noise / self.rounds**0.5
-        return max(total * self._bend / (_FINEST * whole_run), 2.0)
+        return max(total * self._bend * self.unit / (_FINEST * whole_run), 2.0)
 
     def _tree(
         self, leaves: IntegerArray, counts: FloatArray, bins: IntegerArray, scores: FloatArray, targets: FloatArray
@@ -182,7 +185,7 @@ class CyclicBoosting:
         sums = self.exact(np.where(bins >= 0, leaves[bins], -1), number, scores, targets)
         noisy = np.asarray(self.sums(number).release(sums))
         weight = np.bincount(leaves, weights=counts, minlength=number) * self._bend
-        shrunk = np.maximum(weight, self._bend) + self.smoothing * self.noise
+        shrunk = np.maximum(weight, self._bend) + self.smoothing / self.unit * self.noise
         return self.learning_rate * noisy / shrunk[:, None]
 
 

@@ -34,6 +34,10 @@ from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bound
 __all__ = ["HistGradientBoostingClassifier", "HistGradientBoostingRegressor"]
 
 
+# About how far one curve of a regression reaches, in units of half the target's range; log-odds reach about 1.
+_TARGET_UNIT = 0.1
+
+
 class _Boosting(PrivateEstimator):
     """Parameters and steps that classifier and regressor share."""
 
@@ -50,7 +54,7 @@ class _Boosting(PrivateEstimator):
     curves_: FloatArray
     intercept_: FloatArray
 
-    def _prepared(self, columns: int, loss: Loss) -> CyclicBoosting:
+    def _prepared(self, columns: int, loss: Loss, *, unit: float = 1.0) -> CyclicBoosting:
         epsilon, delta = self._budget()
         relation = NeighboringRelation(
             checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
@@ -70,6 +74,7 @@ class _Boosting(PrivateEstimator):
             rounds=checks.integer(1, max_iter=self.max_iter),
             learning_rate=checks.positive(learning_rate=self.learning_rate),
             smoothing=checks.non_negative(smoothing=self.smoothing),
+            unit=unit,
             relation=relation,
             randomness=self._randomness(),
         )
@@ -294,7 +299,7 @@ class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
         max_bins: int = 256,
         learning_rate: float = 0.2,
         smoothing: float = 3.0,
-        max_residual: float = 0.5,
+        max_residual: float = 0.25,
         neighboring_relation: str = "add_or_remove_one",
         ledger: Account | Reservation | None = None,
         random_state: int | None = None,
@@ -324,7 +329,7 @@ class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
         records, present = matrix(X, estimator=self, reset=True)
         one_a_record(y, len(records))
         loss = HuberResidual(threshold=checks.positive(max_residual=self.max_residual))
-        boosting = self._prepared(records.shape[1], loss)
+        boosting = self._prepared(records.shape[1], loss, unit=_TARGET_UNIT)
         centre = ends[0] / 2 + ends[1] / 2
         half = max(ends[1] - centre, centre - ends[0])
         targets = scaled_targets(y, ends, centre=centre, half=half)
