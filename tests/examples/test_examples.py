@@ -7,6 +7,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 ARGUMENTS = {
     "choose_epsilon": (["--epsilons", "1", "3", "--steps", "50"], lambda plans: len(plans) == 2),
+    "education_income": (
+        ["--epsilons", "1", "--repeats", "2", "--targets", "40"],
+        lambda found: found["exact"] == 1.0 and found["private"] < 0.9 and found["everything"] > found["education"],
+    ),
     "fit_adult": (["--steps", "10"], lambda accuracy: accuracy > 0.76),
     "own_loop": (["--steps", "60"], lambda accuracy: accuracy > 0.8),
 }
