@@ -93,12 +93,13 @@ def test_no_path_and_no_host_is_in_the_run_folder(people):
 
 def test_a_public_test_file_is_measured_with_the_private_model_alone(people):
     metrics = document("--out", "run", "--test", "public.csv")["metrics"]
-    assert set(metrics) == {"test_accuracy", "majority_accuracy"}
+    assert set(metrics) == {"test_accuracy", "test_ece", "test_mce", "majority_accuracy"}
 
 
 def test_public_data_have_a_twin(people):
     metrics = document("--out", "run", "--test", "public.csv", "--data-is-public")["metrics"]
-    assert set(metrics) == {"test_accuracy", "twin_test_accuracy", "majority_accuracy"}
+    expected = {"test_accuracy", "test_ece", "test_mce", "twin_test_accuracy", "majority_accuracy"}
+    assert set(metrics) == expected
     assert metrics["twin_test_accuracy"] > metrics["majority_accuracy"]
 
 
