@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from sordino.data import DataSet
     from sordino.estimators.base import PrivateEstimator
+    from sordino.ledger import Account
     from sordino.recipes import Table
     from sordino.recipes.methods import FittedTable
 
@@ -70,6 +71,7 @@ class Fit:
         delta: of the fit; None takes the default.
         seed: a chosen seed, or None.
         folder: where the run goes.
+        ledger: the data set's account, or None.
     """
 
     dataset: "DataSet"
@@ -80,6 +82,7 @@ class Fit:
     delta: float | None
     seed: int | None
     folder: Path
+    ledger: "Account | None" = None
 
 
 def fit_and_tell(job: Fit, out: Output) -> None:
@@ -114,6 +117,9 @@ def perform_fit(job: Fit, console: Console) -> Outcome:
     estimator = method.estimator(rows.facts, epsilon=job.epsilon, delta=delta, **seeded)
     events, relation = rehearse(estimator, rows.facts.columns)
     spent = accounting.epsilon(compose(list(events)), delta, relation=relation)
+    if job.ledger is not None:
+        job.ledger.check(compose(list(events)), relation=relation)
+        estimator.set_params(ledger=job.ledger)
     run = RunFolder.create(job.folder, plan=_plan(job, estimator, delta, relation.value), meta=_meta(job, rows))
     try:
         for number, event in enumerate(events):

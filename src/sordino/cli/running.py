@@ -21,6 +21,7 @@ from sordino.runs import Metric, RunFolder
 
 if TYPE_CHECKING:
     from sordino.data import DataSet
+    from sordino.ledger import Account
     from sordino.randomness import Randomness
     from sordino.recipes import Recipe
     from sordino.training.trainer import FitResult
@@ -45,6 +46,7 @@ class Job:
         resumes: whether the run in `folder` is taken up again.
         checkpoint_every: steps between checkpoints; None makes about ten.
         diagnostics: None, or "private".
+        ledger: the data set's account, or None.
     """
 
     dataset: "DataSet"
@@ -57,6 +59,7 @@ class Job:
     resumes: bool = False
     checkpoint_every: int | None = None
     diagnostics: str | None = None
+    ledger: "Account | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +141,7 @@ def perform(job: Job, console: Console) -> Outcome:
             resume=job.folder if job.resumes else None,
             checkpoint_every=every,
             diagnostics=job.diagnostics,
+            ledger=job.ledger,
             randomness=job.randomness,
         )
     with console.status("measuring and writing the report"):
@@ -255,7 +259,9 @@ def _touches(job: Job) -> dict[str, str]:
         "schema": shape if schema is not None else "The form of the records and the labels are fixed by the data set.",
         "early_stopping": "None: steps were fixed beforehand, and the last model, or an average, is kept.",
         "evaluation": measured if job.test_is_public and job.dataset.test is not None else "None.",
-        "logging": "Progress shows steps, ε and time. No loss, norm or batch size is printed or stored.",
+        "logging": "Progress shows steps, ε and time. No loss, norm or batch size is printed or stored."
+        if job.diagnostics is None
+        else "Losses and batch sizes were shown on the terminal, without noise; they are not stored.",
     }
 
 

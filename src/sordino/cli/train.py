@@ -12,6 +12,7 @@ import typer
 from rich.text import Text
 
 from sordino import checks
+from sordino.cli.ledger import account_at
 from sordino.cli.output import JsonOption, Output
 from sordino.cli.resuming import recipe_of, target_epsilon_of
 from sordino.errors import InvalidArgument
@@ -62,6 +63,8 @@ def train(
     diagnostics: Annotated[
         str | None, typer.Option(help="`private` shows losses and batch sizes here, outside the guarantee.")
     ] = None,
+    ledger: Annotated[str | None, typer.Option(help="A ledger, file or URL; with --dataset-name.")] = None,
+    dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a private model. Nothing is measured on records that you don't declare public."""
@@ -72,7 +75,7 @@ def train(
     from sordino.data import load
     from sordino.randomness import Randomness
 
-    out = Output(as_json=as_json)
+    out, account = Output(as_json=as_json), account_at(ledger, dataset_name)
     randomness = Randomness(seed=seed, reproducible=reproducible)
     if is_method(model):
         refuse_by_hand(model, by_hand)
@@ -83,7 +86,7 @@ def train(
     test_is_public, folder = dataset.public or test is not None, resume or run_folder(dataset.name, out_folder)
     if is_method(model):
         asked = {"method": model, "target": target, "epsilon": goal, "delta": delta, "seed": seed}
-        fit_and_tell(Fit(dataset=dataset, test_is_public=test_is_public, folder=folder, **asked), out)
+        fit_and_tell(Fit(dataset=dataset, test_is_public=test_is_public, folder=folder, ledger=account, **asked), out)
         return
     size = len(dataset.train)
     slack = default_delta(size) if delta is None else delta
@@ -108,6 +111,7 @@ def train(
             resumes=resume is not None,
             checkpoint_every=checkpoint_every,
             diagnostics=diagnostics,
+            ledger=account,
         ),
         out.stderr,
     )

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from sordino import checks
 from sordino.data import DataSet, Records
 from sordino.errors import InvalidArgument
+from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.recipes.defaults import Recipe
 from sordino.runs import RunFolder
@@ -33,6 +34,7 @@ def train(
     resume: Path | None = None,
     checkpoint_every: int | None = None,
     diagnostics: str | None = None,
+    ledger: Account | Reservation | None = None,
     transcript: Transcript | None = None,
     progress: bool = True,
     randomness: Randomness | None = None,
@@ -48,6 +50,7 @@ def train(
         resume: the folder of a run of this recipe that was cut off.
         checkpoint_every: steps between checkpoints.
         diagnostics: None, or "private" as in `fit`.
+        ledger: the data set's account, as in `fit`.
         transcript: charged before each step, beside or instead of a run.
         progress: show step, ε so far and time left.
         randomness: fresh for every run; None draws a new key from the operating system.
@@ -69,6 +72,7 @@ def train(
         resume=resume,
         checkpoint_every=checkpoint_every,
         diagnostics=diagnostics,
+        ledger=ledger,
         transcript=transcript,
         progress=progress,
     )
