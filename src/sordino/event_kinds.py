@@ -3,6 +3,7 @@
 Import them from `sordino.events`, which adds composition and JSON.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ __all__ = [
     "Event",
     "FixedSizeSampled",
     "Gaussian",
+    "GaussianMixture",
     "GroupPoissonSampled",
     "Laplace",
     "MatrixGaussian",
@@ -72,6 +74,34 @@ class Gaussian(Event, kind="gaussian"):
 
     def __post_init__(self) -> None:
         checks.non_negative(noise_multiplier=self.noise_multiplier)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianMixture(Event, kind="gaussian_mixture"):
+    """Gaussian noise on a sum that the unit moves by a *random* distance (Ganesh 2024).
+
+    The distance is `sensitivities[i]` × the noise multiplier's own sensitivity with probability `probabilities[i]`:
+    a user who owns several records of a sample, or takes part in several of a step's batches.
+    """
+
+    noise_multiplier: float
+    sensitivities: tuple[float, ...]
+    probabilities: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        checks.non_negative(noise_multiplier=self.noise_multiplier)
+        for name in ("sensitivities", "probabilities"):
+            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
+        for value in self.sensitivities:
+            checks.non_negative(sensitivities=value)
+        for value in self.probabilities:
+            checks.probability(probabilities=value)
+        total = math.fsum(self.probabilities)
+        if len(self.sensitivities) != len(self.probabilities) or abs(total - 1) > 1e-9:
+            raise InvalidArgument(
+                f"probabilities must be one for each sensitivity and sum to 1, got {len(self.probabilities)} for "
+                f"{len(self.sensitivities)} with sum {total:g}. Add sensitivity 0 for what is left."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

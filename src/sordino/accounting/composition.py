@@ -19,6 +19,7 @@ from sordino.events import (
     Event,
     FixedSizeSampled,
     Gaussian,
+    GaussianMixture,
     GroupPoissonSampled,
     Laplace,
     MatrixGaussian,
@@ -91,6 +92,8 @@ class _Collector:
                     self.collect(Gaussian(noise_multiplier=event.noise_multiplier / event.sensitivity), count)
             case ShuffledEpochs():
                 self._shuffled(event, count)
+            case GaussianMixture():
+                self._mixture(event, count)
             case PoissonSampled() | GroupPoissonSampled() if event.sample_rate == 0:
                 pass
             case FixedSizeSampled() | ReplacementSampled() if event.size == 0:
@@ -123,6 +126,16 @@ class _Collector:
             return
         # A bounded range says more than its pure ε, so that the pairs and moments used for it are bounds only.
         self.loose = self.loose or isinstance(event, BoundedRange)
+        self.counts[event] = self.counts.get(event, 0) + count
+
+    def _mixture(self, event: GaussianMixture, count: int) -> None:
+        hit = {m for m, p in zip(event.sensitivities, event.probabilities, strict=True) if m > 0 and p > 0}
+        if not hit:
+            return
+        if event.noise_multiplier * _LARGEST_INVERSE_NOISE < max(hit):
+            # As for a sample: the record may be missed, so nothing is claimed from below.
+            self.unprotected = self.loose = True
+            return
         self.counts[event] = self.counts.get(event, 0) + count
 
     def _shuffled(self, event: ShuffledEpochs, count: int) -> None:

@@ -25,6 +25,7 @@ from sordino.events import (
     PoissonSampled,
     PureDP,
     RandomizedResponse,
+    Selection,
 )
 
 __all__ = ["BasicComposition", "OptimalComposition", "parameters", "step_parameters"]
@@ -54,6 +55,12 @@ def step_parameters(event: Event, relation: NeighboringRelation) -> tuple[float,
             epsilon, delta = step_parameters(event.event, relation)
             # Balle, Barthe and Gaboardi 2018, theorem 8.
             return math.log1p(event.sample_rate * math.expm1(epsilon)), event.sample_rate * delta
+        case Selection() if event.distribution == "negative_binomial":
+            parts = parameters(event.event, relation)
+            if all(delta == 0 for _, delta, _ in parts):
+                # Liu and Talwar 2019 (η = 1: 3ε); Papernot and Steinke 2022, theorem 2 at infinite orders.
+                return (2 + event.shape) * math.fsum(count * epsilon for epsilon, _, count in parts), 0.0
+            raise UnsupportedEvent("a selection must be of pure mechanisms here, got one with δ. Use rdp.")
         case _:
             raise UnsupportedEvent(
                 f"event must be (ε, δ)-private by itself, got {event.kind}. Use contour, pld or rdp."

@@ -14,6 +14,7 @@ from sordino.events import (
     Event,
     FixedSizeSampled,
     Gaussian,
+    GaussianMixture,
     Laplace,
     NoPrivacy,
     Nothing,
@@ -58,6 +59,12 @@ def from_dp_event(source: object, *, relation: NeighboringRelation = _ADD) -> Ev
         return NoPrivacy(reason="NonPrivateDpEvent")
     if isinstance(source, dpa.GaussianDpEvent):
         return Gaussian(noise_multiplier=float(item.noise_multiplier) / factor)
+    if isinstance(source, dpa.dp_event.MixtureOfGaussiansDpEvent):
+        return GaussianMixture(
+            noise_multiplier=float(item.standard_deviation),
+            sensitivities=tuple(float(value) for value in item.sensitivities),
+            probabilities=tuple(float(value) for value in item.sampling_probs),
+        )
     if isinstance(source, dpa.LaplaceDpEvent):
         return Laplace(noise_multiplier=float(item.noise_multiplier) / factor)
     if isinstance(source, dpa.PoissonSampledDpEvent):
@@ -98,6 +105,10 @@ def to_dp_event(event: Event, *, relation: NeighboringRelation = _ADD) -> object
             return dpa.NonPrivateDpEvent()
         case Gaussian():
             return dpa.GaussianDpEvent(event.noise_multiplier * factor)
+        case GaussianMixture():
+            return dpa.dp_event.MixtureOfGaussiansDpEvent(
+                event.noise_multiplier, list(event.sensitivities), list(event.probabilities)
+            )
         case Laplace():
             return dpa.LaplaceDpEvent(event.noise_multiplier * factor)
         case PoissonSampled():

@@ -52,7 +52,7 @@ class MixtureTransform:
         if self.pair.upper.parts:
             return math.inf
         rest = 1 - math.fsum(part.weight for part in self.pair.lower.parts)
-        return -math.log(rest) if rest > 0 else math.inf
+        return -math.log(rest) if rest > 1e-12 else math.inf  # a smaller rest may be rounding of the weights
 
     def moments(self, lam: float, *, certified: bool = True) -> Moments:
         """K, K', K'' at λ, to near machine precision."""

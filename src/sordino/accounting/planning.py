@@ -15,16 +15,19 @@ from sordino.events import (
     Event,
     FixedSizeSampled,
     Gaussian,
+    GaussianMixture,
     GroupPoissonSampled,
     Laplace,
     MatrixGaussian,
     NoPrivacy,
     Nothing,
+    Parallel,
     PoissonSampled,
     PureDP,
     RandomAllocation,
     ReplacementSampled,
     SelfComposed,
+    TruncatedPoissonSampled,
     ZeroConcentratedDP,
 )
 
@@ -181,6 +184,14 @@ def without_amplification(event: Event) -> Event:
         case RandomAllocation():
             count = event.steps * event.epochs
             return SelfComposed(event=without_amplification(event.event), count=count)
+        case GaussianMixture():
+            reached = [m for m, p in zip(event.sensitivities, event.probabilities, strict=True) if p > 0]
+            farthest = max(reached, default=0.0)
+            return Gaussian(noise_multiplier=event.noise_multiplier / farthest) if farthest > 0 else Nothing()
+        case TruncatedPoissonSampled():
+            return without_amplification(event.event)
+        case Parallel():
+            return Parallel(events=tuple(without_amplification(part) for part in event.events))
         case SelfComposed():
             return SelfComposed(event=without_amplification(event.event), count=event.count)
         case Composed():

@@ -5,16 +5,15 @@ It answers for every event whose loss has a law here: with atoms (Laplace, rando
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sordino.accounting.allocation import AllocationLaw, allocation_lattices, allocation_support
 from sordino.accounting.composition import flatten
 from sordino.accounting.interval import Interval
-from sordino.accounting.inversion import invert
 from sordino.accounting.lattice import LatticeLaw, lower_lattice, upper_lattice
 from sordino.accounting.law_directions import LawStep, law_directions
-from sordino.accounting.laws import Law, MixtureLaw
+from sordino.accounting.laws import FusedLaw, Law, MixtureLaw
 from sordino.accounting.tilted import ComposedLattice, LatticeStep
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
@@ -22,11 +21,13 @@ from sordino.events import Event
 
 __all__ = ["Pld", "PldCurve", "pld_delta", "pld_epsilon"]
 
-_POINTS = (1 << 12, 1 << 15, 1 << 18)
+_POINTS = (1 << 12, 1 << 18)  # the first lattice and the largest
+_RESOLUTION = 1e-9  # of ε on one lattice, relative
+_LARGEST_EPSILON = 1e15
 _NARROW = 5e-4
 _LARGEST_LAWS = 64
 _LEFT_OUT = 1e3
-_BEYOND = 1e6
+_BEYOND = 3e4
 
 
 def _log_tail(laws: Sequence[LawStep], log_delta: float) -> float:
@@ -38,10 +39,27 @@ def _log_tail(laws: Sequence[LawStep], log_delta: float) -> float:
 def _narrowed(laws: Sequence[LawStep], log_delta: float) -> list[LawStep]:
     """Mixtures cut where their tails are little against δ: with rare large losses the lattice is finer by far."""
     uses = math.fsum(law.count for law in laws)
-    reach = min(14.0, math.sqrt(2 * (math.log(_BEYOND * max(1.0, uses)) - max(log_delta, -600.0))))
-    return [
-        replace(step, law=replace(step.law, reach=reach)) if isinstance(step.law, MixtureLaw) else step for step in laws
-    ]
+    log_mass = max(log_delta, -600.0) - math.log(_BEYOND * max(1.0, uses))
+    return [replace(step, law=_cut(step.law, log_mass)) for step in laws]
+
+
+def _cut(law: Law | AllocationLaw, log_mass: float) -> Law | AllocationLaw:
+    """The law with a reach beyond which P has no more than this mass; what lies beyond is still counted."""
+    if isinstance(law, FusedLaw):
+        parts = [_cut(part, log_mass) for part in (law.positive, law.negative)]
+        return replace(law, positive=parts[0], negative=parts[1])
+    if not isinstance(law, MixtureLaw):
+        return law
+    mixture = law.pair.upper
+    far = max(abs(mixture.highest), abs(mixture.lowest))
+    shares = [(part.weight, far - abs(part.shift)) for part in mixture.parts]
+    low, high = 1.0, 14.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        mass = math.erfc((middle + far) / math.sqrt(2)) / 2
+        mass += sum(weight * math.erfc((middle + gap) / math.sqrt(2)) / 2 for weight, gap in shares)
+        low, high = (middle, high) if mass > 0 and math.log(mass) > log_mass else (low, middle)
+    return replace(law, reach=high)
 
 
 def _support(law: Law | AllocationLaw, log_tail: float) -> tuple[float, float]:
@@ -85,31 +103,89 @@ def _slack(laws: Sequence[LawStep], log_tail: float) -> float:
     return math.fsum(law.count * 1e-15 * max(abs(end) for end in _support(law.law, log_tail)) for law in laws)
 
 
-def pld_epsilon(laws: Sequence[LawStep], delta: float) -> tuple[float, float]:
-    """Certified bounds on ε at δ of one direction."""
+def pld_epsilon(laws: Sequence[LawStep], delta: float, *, floor: float = 0.0) -> tuple[float, float]:
+    """Certified bounds on ε at δ of one direction; no finer than it takes to see that ε is at most `floor`."""
     _refuse_many(laws)
     laws = _narrowed(laws, math.log(delta))
-    best = 0.0, math.inf
     tail = _log_tail(laws, math.log(delta))
     slack = _slack(laws, tail)
     infinite = -math.expm1(math.fsum(law.count * math.log1p(-law.law.infinite) for law in laws))
     if infinite > delta:
         return math.inf, math.inf
+    best = 0.0, math.inf
     refusal: AccountingError | None = None
-    for points in _POINTS:
+    points, most = _POINTS
+    done = 256
+    while True:
         try:
             lower, upper = _composed(laws, _steps(laws, points, tail), math.log(delta))
+            high = _upper_end(upper, delta, best)
+            low = _lower_end(lower, delta, high)
         except AccountingError as error:
-            refusal = error
+            refusal, points = error, points // 2
+            most = points
+            if points > done:
+                continue
             break
-        low = invert(lambda e, curve=lower: curve.bounds(e), delta, tolerance=1e-13)[0]
-        high = invert(lambda e, curve=upper: curve.bounds(e), delta, tolerance=1e-13)[1]
+        done = points
         best = max(best[0], low - slack), min(best[1], high + slack)
-        if best[1] - best[0] <= _NARROW * best[1]:
+        if best[1] - best[0] <= _NARROW * best[1] or best[1] <= floor or points >= most:
             break
+        points = min(most, _finer(points, (best[1] - best[0]) / best[1]))
     if math.isinf(best[1]):
         raise refusal or AccountingError("δ must be reachable on the lattice. Use the rdp accountant.")
     return max(0.0, best[0]), best[1]
+
+
+def _finer(points: int, width: float) -> int:
+    """As many points as a width that falls with their square asks for: 4 to 32 times more."""
+    factor = 2 ** math.ceil(math.log2(1.3 * math.sqrt(width / _NARROW)))
+    return min(_POINTS[1], points * min(32, max(4, factor)))
+
+
+def _excess(curve: ComposedLattice, end: int, delta: float) -> Callable[[float], float]:
+    """Log of δ's bound over `delta`: positive where the bound is above."""
+    return lambda epsilon: math.log(max(curve.bounds(epsilon)[end], 1e-320) / delta)
+
+
+def _upper_end(curve: ComposedLattice, delta: float, within: tuple[float, float]) -> float:
+    """An ε at which δ's upper bound is at most `delta`, the smallest to `_RESOLUTION`."""
+    excess = _excess(curve, 1, delta)
+    if excess(0.0) <= 0:
+        return 0.0
+    low, high = (within[0] * 0.99, within[1] * 1.01) if math.isfinite(within[1]) else (0.0, 1.0)
+    while excess(high) > 0:
+        low, high = high, 2 * high
+        if high > _LARGEST_EPSILON:
+            raise AccountingError(f"delta must be reachable by some ε ≤ {_LARGEST_EPSILON:g}, got {delta!r}.")
+    return _pinned(excess, low if low > 0 and excess(low) > 0 else 0.0, high)[1]
+
+
+def _lower_end(curve: ComposedLattice, delta: float, top: float) -> float:
+    """An ε below `top` at which δ's lower bound exceeds `delta`, or 0; found from above, where the bounds are tight."""
+    excess = _excess(curve, 0, delta)
+    low, stride = top, 1e-5 * top
+    while low > 0 and excess(low) <= 0:
+        low, stride = max(0.0, low - stride), 4 * stride
+    return _pinned(excess, low, min(top, low + stride / 4))[0] if low > 0 else 0.0
+
+
+def _pinned(excess: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+    """A bracket of the crossing, narrowed from both sides: the excess is nearly a line."""
+    at_low, at_high = excess(low), excess(high)
+    for _ in range(40):
+        width = high - low
+        if width <= _RESOLUTION * high or not at_low > at_high:
+            break
+        middle = low + width * min(0.998, max(0.002, at_low / (at_low - at_high)))
+        for place in (middle - 2e-3 * width, middle + 2e-3 * width, low + width / 2):
+            if low < place < high and (high - low > width / 2):
+                value = excess(place)
+                if value > 0:
+                    low, at_low = place, value
+                else:
+                    high, at_high = place, value
+    return low, high
 
 
 def pld_delta(laws: Sequence[LawStep], epsilon: float) -> tuple[float, float]:
@@ -118,7 +194,8 @@ def pld_delta(laws: Sequence[LawStep], epsilon: float) -> tuple[float, float]:
     best = 0.0, 1.0
     refusal: AccountingError | None = None
     log_delta = math.log(1e-6)
-    for points in _POINTS:
+    points = _POINTS[0]
+    for _ in range(4):
         try:
             laws = _narrowed(laws, log_delta)
             tail = _log_tail(laws, log_delta)
@@ -129,9 +206,10 @@ def pld_delta(laws: Sequence[LawStep], epsilon: float) -> tuple[float, float]:
         slack = _slack(laws, tail)
         low, high = lower.bounds(epsilon + slack)[0], upper.bounds(max(0.0, epsilon - slack))[1]
         best = max(best[0], low), min(best[1], high)
-        if best[1] - best[0] <= _NARROW * best[1]:
+        if best[1] - best[0] <= _NARROW * best[1] or points >= _POINTS[1]:
             break
         log_delta = math.log(max(best[1], 1e-300))
+        points = _finer(points, (best[1] - best[0]) / best[1])
     if best == (0.0, 1.0) and refusal is not None:
         raise refusal
     return best
@@ -177,7 +255,9 @@ class Pld:
 
     def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
         """Certified interval for ε at δ."""
-        bounds = [pld_epsilon(laws, delta) for laws in law_directions(flatten(event, relation), relation)]
+        bounds: list[tuple[float, float]] = []
+        for laws in law_directions(flatten(event, relation), relation):
+            bounds.append(pld_epsilon(laws, delta, floor=max((low for low, _ in bounds), default=0.0)))
         return Interval(lower=max(b[0] for b in bounds), upper=max(b[1] for b in bounds), accountant=self.name)
 
     def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:

@@ -8,6 +8,7 @@ In units of the noise's standard deviation, with m = 1/z the shift of a record u
                          (Lebeda et al. 2024), m under replace-one, where z already counts the full diameter.
                          Under replace-one and zero-out each step may look like removing or like adding, as the rest
                          of the data chooses, so that the pair is the larger of both curves (`FusedLaw`).
+    random distance      the mixture that the event states (Ganesh 2024). Add/remove and zero-out only.
     with replacement     Binomial(size, 1/population) displaced records, shift 2m each, add/remove only.
 """
 
@@ -16,7 +17,15 @@ import math
 from sordino.accounting.mixtures import Mixture, MixturePair, Weighted
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
-from sordino.events import Event, FixedSizeSampled, Gaussian, GroupPoissonSampled, PoissonSampled, ReplacementSampled
+from sordino.events import (
+    Event,
+    FixedSizeSampled,
+    Gaussian,
+    GaussianMixture,
+    GroupPoissonSampled,
+    PoissonSampled,
+    ReplacementSampled,
+)
 
 __all__ = ["displaced_shift", "gaussian_pairs"]
 
@@ -53,7 +62,19 @@ def gaussian_pairs(event: Event, relation: NeighboringRelation) -> tuple[Mixture
         _require(event, relation, (NeighboringRelation.ADD_OR_REMOVE_ONE,))
         shift = displaced_shift(event.event.noise_multiplier, relation)
         return _both(_binomial(event.size, 1 / event.population, shift))
+    if isinstance(event, GaussianMixture):
+        _require(event, relation, (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL))
+        return _both(_random_distance(event))
     return None
+
+
+def _random_distance(event: GaussianMixture) -> Mixture:
+    """One component for each distance other than 0; equal ones joined."""
+    weights: dict[float, list[float]] = {}
+    for distance, probability in zip(event.sensitivities, event.probabilities, strict=True):
+        if distance > 0 and probability > 0:
+            weights.setdefault(distance / event.noise_multiplier, []).append(probability)
+    return Mixture(tuple(Weighted(weight=min(1.0, math.fsum(weights[m])), shift=m) for m in sorted(weights)))
 
 
 def _require(event: Event, relation: NeighboringRelation, allowed: tuple[NeighboringRelation, ...]) -> None:

@@ -26,8 +26,8 @@ from sordino.errors import AccountingError
 __all__ = ["ComposedLattice", "LatticeStep"]
 
 _FFT_CONSTANT = 8.0
-_LARGEST_WINDOW = 1 << 20
-_WRAP = 1e-17
+_LARGEST_WINDOW = 1 << 21
+_WRAP = 1e-7  # tilted mass outside the window, relative to δ's own sum, but not below 1e-17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,9 @@ class ComposedLattice:
         self._step = steps[0].law.step
         self._lam = self._saddle(steps, log_delta)
         self._at = _sum(steps, self._lam)
+        epsilon = self._at.mean - 1 / self._lam - 1 / (self._lam + 1)
+        share = log_delta - self._at.log_mgf + self._lam * epsilon
+        self._wrap = max(1e-17, _WRAP * math.exp(max(-50.0, min(0.0, share))))
         low, size = self._window(steps)
         self._compose(steps, low, size)
 
@@ -99,14 +102,14 @@ class ComposedLattice:
         return math.exp((low + high) / 2)
 
     def _window(self, steps: Sequence[LatticeStep]) -> tuple[int, int]:
-        """First index and length of a window that holds all but `_WRAP` of the tilted mass."""
+        """First index and length of a window that holds all but `wrap` of the tilted mass."""
         ends = [
             (step.count * step.law.first, step.count * (step.law.first + step.law.masses.size - 1)) for step in steps
         ]
         lowest, highest = sum(low for low, _ in ends), sum(high for _, high in ends)
         total_shift = math.fsum(step.count * step.law.shift for step in steps)
         spread = math.sqrt(self._at.variance + self._step**2)
-        goal = -math.log(_WRAP / 2)
+        goal = -math.log(self._wrap / 2)
         right = left = math.inf
         for factor in np.geomspace(0.05, 40.0, 16):
             theta = float(factor) / spread
@@ -168,14 +171,16 @@ class ComposedLattice:
 
     def bounds(self, epsilon: float) -> tuple[float, float]:
         """[lower, upper] on the lattice's δ(ε)."""
-        above = self._losses - epsilon
-        start = int(np.searchsorted(above, 0.0))
-        excess = above[start:]
+        # Beyond 50/λ the weights are below e^{−50}, and the masses sum to about 1.
+        start, stop = (int(place) for place in np.searchsorted(self._losses, (epsilon, epsilon + 50 / self._lam)))
+        excess = self._losses[start:stop] - epsilon
         weights: FloatArray = np.exp(-self._lam * excess) * -np.expm1(-excess)
         exponent = self._at.log_mgf - self._lam * epsilon
         scale = math.exp(min(exponent, 700.0))
-        value = float(weights @ self._pmf[start:])
-        error = self._norm_error * float(np.linalg.norm(weights)) + 2 * _WRAP + self._scale_error * abs(value)
+        value = float(weights @ self._pmf[start:stop])
+        error = (
+            self._norm_error * float(np.linalg.norm(weights)) + 2 * self._wrap + 4e-22 + self._scale_error * abs(value)
+        )
         error += 4 * UNIT_ROUNDOFF * (abs(exponent) + self._lam * abs(epsilon)) * abs(value)
         slack = 1e-14 * self._infinite
         low = self._infinite - slack + max(0.0, scale * (value - error)) - self._uncertain
