@@ -14,12 +14,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from sordino import accounting
+from sordino.clipping import QuantileClipping
 from sordino.errors import CoupledRecords, InvalidArgument
 from sordino.events import SelfComposed
 from sordino.ledger import Ledger
 from sordino.randomness import Randomness
 from sordino.runs import RunFolder
 from sordino.training.averaging import TailAverage
+from sordino.training.bounds import Bounds
 from sordino.training.plan import Plan
 from sordino.training.trainer import fit
 from sordino.verification import verify
@@ -114,6 +116,23 @@ def test_without_noise_a_resumed_run_ends_with_the_very_weights_of_one_that_was_
     parts = run_until(None, folder, **options).model.state_dict()
     assert all(torch.equal(parts[name], value) for name, value in whole.state_dict().items())
     assert all(torch.equal(RunFolder.open(folder).load_model()[name], value) for name, value in parts.items())
+
+
+def test_clipping_bounds_that_adapt_go_on_from_where_they_were(tmp_path, monkeypatch):
+    plan = replace(PLAN, clipping=QuantileClipping(count_noise=10.0))
+    seen, learn = [], Bounds.learn
+
+    def spy(self, released):
+        before = self.state_dict()["bounds"]
+        learn(self, released)
+        seen.append((before, self.state_dict()["bounds"]))
+
+    monkeypatch.setattr(Bounds, "learn", spy)
+    run = crashed(tmp_path / "run", 6, plan=plan)
+    assert seen[3][1] != seen[0][0]
+    run_until(None, run.path, plan=plan)
+    assert seen[6][0] == seen[3][1]
+    assert verify(run).passed
 
 
 def test_ctrl_c_leaves_a_checkpoint_so_that_no_step_is_repeated(tmp_path):

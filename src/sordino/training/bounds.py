@@ -1,6 +1,6 @@
 """The clipping bounds of one run (floor 3): which parameters are clipped together, to what, and what bounds learn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ class Bounds:
         self._bounds: tuple[float, ...] = ()
         self._counts: Tensor | None = None
         self._now: StepPlan | None = None
+        self._saved: tuple[float, ...] | None = None
 
     def begin(self, now: StepPlan) -> None:
         """Fix the groups and bounds of a logical batch."""
@@ -48,7 +49,9 @@ class Bounds:
         self._bounds = now.clipping.thresholds(sizes, max_grad_norm=now.max_grad_norm)
         self._counts = None
         if isinstance(now.clipping, QuantileClipping):
-            self._moving = now.clipping.begin(self._bounds) if self._moving is None else self._moving
+            if self._moving is None:
+                self._moving = now.clipping.begin(self._bounds)
+                self._moving.values = self._saved or self._moving.values
             self._bounds = self._moving.values
             self._moving.joint(now.neighboring_relation, now.noise_multiplier)
             self._counts = torch.zeros(len(names), dtype=torch.float64)
@@ -92,4 +95,9 @@ class Bounds:
 
     def state_dict(self) -> dict[str, object]:
         """The adapted bounds, as plain JSON types: they were released, so they are no secret."""
-        return {"bounds": None if self._moving is None else list(self._moving.values)}
+        return {"bounds": self._saved and list(self._saved) if self._moving is None else list(self._moving.values)}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on from the bounds of `state_dict`, from the next batch on."""
+        bounds = state["bounds"]
+        self._saved = tuple(map(float, bounds)) if isinstance(bounds, list) else None

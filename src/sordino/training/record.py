@@ -24,6 +24,7 @@ from sordino.events import Event, Nothing
 from sordino.randomness import Randomness
 from sordino.runs import RunFolder
 from sordino.training.averaging import WeightAverage
+from sordino.training.bounds import Bounds
 from sordino.training.charges import Charges
 from sordino.training.checkpoint import load_module, load_optimizer, module_state, read, to_bytes
 from sordino.training.commitment import commitment_to
@@ -100,6 +101,8 @@ class RunRecord:
         self._is_new = is_new
         self._charged = Charges()
         self._saved = -1
+        self._bounds: Bounds | None = None
+        self._adapted: Mapping[str, object] | None = None
 
     @property
     def is_resumed(self) -> bool:
@@ -130,6 +133,7 @@ class RunRecord:
                 )
             self.first_step = self._saved = checks.integer(0, step=facts.get("step"))
             parts.load(facts, state)
+            self._adapted = cast("Mapping[str, object] | None", state["bounds"])
         segments = self.folder.segments()
         if randomness.commitment in {segment.key for segment in segments}:
             raise InvalidArgument(
@@ -144,6 +148,12 @@ class RunRecord:
             most=_dearest(self._plan),
             seeded=randomness.reproducible,
         )
+
+    def follow(self, bounds: Bounds) -> None:
+        """Keep clipping bounds that adapt in the checkpoints, and go on from those of the one that was loaded."""
+        self._bounds = bounds
+        if self._adapted is not None:
+            bounds.load_state_dict(self._adapted)
 
     def charge(
         self, *, step: int, event: Event, epsilon: float, indices: np.ndarray, charge: str | None = None
@@ -174,7 +184,8 @@ class RunRecord:
             "charged": self._charged.state_dict(),
             "lineage": [{"key": one.key, "first_step": one.first_step} for one in self.folder.segments()],
         }
-        self.folder.save_checkpoint(to_bytes(facts, parts.state()))
+        bounds = None if self._bounds is None else self._bounds.state_dict()
+        self.folder.save_checkpoint(to_bytes(facts, parts.state() | {"bounds": bounds}))
 
     def guarantee(self, planned: Guarantee) -> Guarantee:
         """`planned` for everything that was charged, repeated steps and earlier segments among it."""

@@ -236,6 +236,8 @@ class _Run:
         claimed = list(self._model.parameters())
         claim(claimed, self._optimizer)
         step = PrivateStep(capture, self._plan, self._randomness)
+        if self._record is not None:
+            self._record.follow(step.bounds)
         try:
             self._optimizer.zero_grad(set_to_none=True)
             self._probe(capture, self._source.structure())
