@@ -8,7 +8,7 @@ from sordino import checks
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, LedgerError
 
-__all__ = ["POLICIES", "Budget"]
+__all__ = ["Budget", "POLICIES"]
 
 POLICIES = ("renyi", "zcdp", "pld")
 

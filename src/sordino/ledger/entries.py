@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from sordino.events import Event, Nothing, from_dict
 
-__all__ = ["FIRST", "Entry", "now", "sealed", "who_am_i"]
+__all__ = ["Entry", "FIRST", "now", "sealed", "who_am_i"]
 
 FIRST = "0" * 64
 """What the first entry of an account names as its predecessor's digest."""
