@@ -86,11 +86,21 @@ class Page(HTMLParser):
 
 
 def make(
-    path, *, epsilon=TRUE_EPSILON, metrics=None, meta=None, plan=None, event=STEP, told=True, key="k", steps=STEPS
+    path,
+    *,
+    epsilon=TRUE_EPSILON,
+    metrics=None,
+    meta=None,
+    plan=None,
+    event=STEP,
+    told=True,
+    key="k",
+    steps=STEPS,
+    seeded=False,
 ):
     with RunFolder.create(path, plan=json.dumps(PLAN | (plan or {})), meta=FACTS | (meta or {})) as run:
         if key is not None:
-            run.begin(key=key, first_step=0, most=event)
+            run.begin(key=key, first_step=0, most=event, seeded=seeded)
         for step in range(steps):
             run.append(step=step, event=event, epsilon=0.01 * (step + 1) if told else None)
     if epsilon is not None:

@@ -1,5 +1,6 @@
 """What a report makes of a run folder: pitfalls, resumes, ledger, audits, curves, and what is missing."""
 
+import dataclasses
 import json
 import math
 
@@ -85,7 +86,12 @@ def test_replacing_and_adding_are_told_apart(tmp_path):
         ("below one in the number", {}, "ok"),
         ("below one in the number", {"meta": {"data": {"records": 200_000}}}, "violated"),
         ("below one in the number", {"meta": {"data": {}}}, "unknown"),
-        ("draw the noise again", {}, "unknown"),
+        ("draw the noise again", {"key": None}, "unknown"),
+        ("draw the noise again", {}, "ok"),
+        ("draw the noise again", {"seeded": True, "meta": {"reproducible": False}}, "violated"),
+        ("shown without noise", {}, "unknown"),
+        ("shown without noise", {"meta": EVERYTHING}, "ok"),
+        ("shown without noise", {"meta": EVERYTHING | {"diagnostics": "private"}}, "violated"),
         ("draw the noise again", {"meta": {"reproducible": False}}, "ok"),
         ("draw the noise again", {"meta": {"reproducible": True}}, "violated"),
         ("drawn exactly", {"meta": {"noise_arithmetic": "integer"}}, "ok"),
@@ -143,6 +149,16 @@ def test_two_processes_with_one_key_are_not_for_release(tmp_path):
     report = read(resumed(tmp_path / "run", key="k"))
     assert status(report, "Resuming") == "violated"
     assert report.not_for_release == "Two processes of the run drew noise from the same key."
+
+
+def test_a_seed_is_found_wherever_it_is_told(tmp_path):
+    assert read(make(tmp_path / "segment", seeded=True)).not_for_release
+    assert read(make(tmp_path / "facts", meta={"reproducible": True})).not_for_release
+    run = make(tmp_path / "claim")
+    caveats = ("fixed seed: not for release",)
+    run.write_guarantee(dataclasses.replace(run.guarantee, caveats=caveats))
+    assert read(run).not_for_release == "The noise came from a chosen seed."
+    assert "chosen seed" in read(run).process.randomness
 
 
 def test_a_ledger_tells_what_else_was_spent(tmp_path):

@@ -84,7 +84,13 @@ def covered(guarantee: Statement) -> tuple[Remark, ...]:
 
 
 def not_covered(
-    guarantee: Statement, *, meta: Mapping[str, object], plan: Mapping[str, object], measured: bool, exact: bool = False
+    guarantee: Statement,
+    *,
+    meta: Mapping[str, object],
+    plan: Mapping[str, object],
+    measured: bool,
+    seeded: bool = False,
+    exact: bool = False,
 ) -> tuple[Remark, ...]:
     """What the guarantee does not cover, the most weighty first."""
     remarks: list[Remark] = []
@@ -92,7 +98,7 @@ def not_covered(
         remarks.append(
             Remark(title="Anything at all", text="The run added no noise, or its ε is infinite. Nothing is promised.")
         )
-    if meta.get("reproducible"):
+    if seeded:
         remarks.append(
             Remark(
                 title="Anyone who knows the seed",

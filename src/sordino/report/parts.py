@@ -202,6 +202,7 @@ class Process(Part):
 
     Args:
         randomness: class of the generator, in words.
+        seeded: whether any process drew from a chosen seed, as the run, its transcript or its claim say.
         arithmetic: what kind of numbers the noise is drawn in, in words.
         segments: processes that worked on the run.
         repeated_steps: steps that were charged again after a crash or a fork.
@@ -210,6 +211,7 @@ class Process(Part):
     """
 
     randomness: str | None
+    seeded: bool | None
     arithmetic: str | None
     segments: int | None
     repeated_steps: int

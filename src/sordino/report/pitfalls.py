@@ -121,11 +121,10 @@ def _mechanism(evidence: Evidence) -> Iterator[Pitfall]:
 
 
 def _randomness(evidence: Evidence) -> Iterator[Pitfall]:
-    process, meta = evidence.process, evidence.meta
-    reproducible = meta.get("reproducible")
+    process = evidence.process
     yield _of(
         "Nobody can draw the noise again",
-        not reproducible if isinstance(reproducible, bool) else None,
+        None if process.seeded is None else not process.seeded,
         "critical",
         "Noise and sampling come from the operating system's entropy.",
         "The noise came from a chosen seed. Whoever knows or guesses it can subtract the noise.",
@@ -166,6 +165,15 @@ def _surroundings(evidence: Evidence) -> Iterator[Pitfall]:
         "All of it is stated in this report. A statement is not checked.",
         "",
         f"Not stated: {', '.join(silent)}.",
+    )
+    logged = next(touch.text for touch in evidence.touches if touch.name == "logging")
+    yield _of(
+        "Nothing computed from the records was shown without noise",
+        False if evidence.meta.get("diagnostics") is not None else None if logged is None else True,
+        "critical",
+        "As the run states under what was printed, logged and plotted.",
+        "Losses and batch sizes were shown while the run went on. What was seen there is not covered.",
+        "The run does not say what was printed, logged or plotted.",
     )
     known = evidence.composition
     total, budget = known.spent, known.budget

@@ -74,6 +74,7 @@ def read(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
                 meta=meta,
                 plan=plan,
                 measured=bool(parts["utility"].accuracy),
+                seeded=process.seeded is True,
                 exact=is_exact(process.arithmetic) is True,
             ),
             "training": _rows(meta.get("training")),
@@ -188,7 +189,7 @@ def _environment(body: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
 def _not_for_release(guarantee: Statement, process: Process, meta: Mapping[str, object]) -> str:
     if not guarantee.is_private:
         return "This run is not private."
-    if meta.get("reproducible"):
+    if process.seeded:
         return "The noise came from a chosen seed."
     if process.fresh_keys is False:
         return "Two processes of the run drew noise from the same key."

@@ -12,13 +12,13 @@ Everything is read through the run folder. What it does not say stays None, whic
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic import TypeAdapter, ValidationError
 
 from sordino.errors import InvalidArgument
 from sordino.report.parts import Audit, Process, Touch
-from sordino.runs import Line, RunFolder
+from sordino.runs import Line, RunFolder, Segment
 
 __all__ = ["TOUCHES", "audits", "one_line", "process", "registry_texts", "released", "touches", "trust"]
 
@@ -54,6 +54,8 @@ def touches(meta: Mapping[str, object]) -> tuple[Touch, ...]:
     found = {name: one_line(said.get(name)) for name in TOUCHES}
     if found["tuning"] is None and isinstance(settings, str):
         found["tuning"] = one_line(settings)
+    if meta.get("diagnostics") is not None:
+        found["logging"] = "Losses and batch sizes were shown while it ran, computed from the records without noise."
     return tuple(Touch(name=name, title=title, text=found[name]) for name, title in TOUCHES.items())
 
 
@@ -61,21 +63,31 @@ def process(run: RunFolder, lines: list[Line], meta: Mapping[str, object]) -> Pr
     """Randomness, arithmetic, and the processes that worked on the run."""
     segments = run.segments()
     keys = [segment.key for segment in segments]
+    seeded = _seeded(run, segments, meta)
     randomness = one_line(meta.get("randomness"))
-    if randomness is None and isinstance(meta.get("reproducible"), bool):
-        randomness = (
-            "chosen seed, so that the run can be repeated"
-            if meta["reproducible"]
-            else "AES-256 in counter mode, keyed by the operating system's entropy"
-        )
+    if seeded:
+        randomness = "chosen seed, so that the run can be repeated"
+    elif randomness is None and seeded is False:
+        randomness = "AES-256 in counter mode, keyed by the operating system's entropy"
     return Process(
         randomness=randomness,
+        seeded=seeded,
         arithmetic=one_line(meta.get("noise_arithmetic")),
         segments=len(segments) or None,
         repeated_steps=sum(line.attempt > 1 for line in lines),
         fresh_keys=len(set(keys)) == len(keys) if keys and None not in keys else None,
         head=run.head,
     )
+
+
+def _seeded(run: RunFolder, segments: Sequence[Segment], meta: Mapping[str, object]) -> bool | None:
+    """Whether a chosen seed took part: one word for it anywhere is enough; silence everywhere is None."""
+    said = meta.get("reproducible")
+    claim = run.guarantee
+    warned = claim is not None and any("not for release" in caveat for caveat in claim.caveats)
+    if said or warned or any(segment.seeded for segment in segments):
+        return True
+    return False if said is False or any(segment.key is not None for segment in segments) else None
 
 
 def audits(run: RunFolder) -> tuple[Audit, ...]:
