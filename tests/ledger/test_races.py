@@ -114,3 +114,33 @@ def test_lines_are_json_that_another_program_can_read(ledger):
     account = ledger.declare("x", epsilon=1.0, delta=1e-5)
     account.charge(EVENT, note="naïve – “quoted”")
     assert json.loads(json.dumps(account.history()[-1].to_dict()))["note"] == "naïve – “quoted”"
+
+
+DECLARING = """
+import os, sys
+from sordino.ledger import Ledger
+Ledger(sys.argv[1]).declare("warm", epsilon=1.0, delta=1e-5)
+gate, opening = os.pipe()
+children = []
+for number in range(16):
+    children.append(os.fork())
+    if children[-1] == 0:
+        os.close(opening)
+        os.read(gate, 1)
+        status = 1
+        try:
+            Ledger(sys.argv[2]).declare("adult", epsilon=1.0, delta=1e-5)
+            status = 0
+        finally:
+            os._exit(status)
+os.close(gate)
+os.close(opening)
+sys.exit(sum(os.waitpid(child, 0)[1] != 0 for child in children))
+"""
+
+
+def test_many_processes_may_make_and_declare_the_same_ledger_at_once(tmp_path):
+    warm, fresh = tmp_path / "warm.db", tmp_path / "fresh.db"
+    done = subprocess.run([sys.executable, "-c", DECLARING, warm, fresh], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(Ledger(fresh).account("adult").history()) == 1
