@@ -14,6 +14,7 @@ from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument
 from sordino.estimators.rehearsal import rehearse
 from sordino.events import Nothing, compose
+from sordino.ledger import Ledger
 from sordino.recipes.comparing import Cell, Comparison, compare, share
 from sordino.recipes.methods import METHODS, applicable, method_called, non_private
 from sordino.recipes.tables import table
@@ -126,6 +127,18 @@ def test_a_share_is_what_the_accountant_composes_to_the_budget(people):
         non_private(rows)
 
 
+def test_a_comparison_of_private_records_is_charged_to_the_account_at_once(people):
+    account = Ledger(people / "privacy.db").declare("people", epsilon=3.0, delta=1e-4)
+    paid = ("--ledger", "privacy.db", "--dataset-name", "people")
+    body = document(*PRIVATE, "--epsilon", "2", *paid)
+    (entry,) = [entry for entry in account.history() if entry.kind == "charge"]
+    assert entry.note == "compare"
+    assert accounting.epsilon(entry.event, body["total"]["delta"]).upper == pytest.approx(body["total"]["epsilon"])
+    again = call(*PRIVATE, "--epsilon", "2.9", *paid)
+    assert again.exit_code == 3, again.output
+    assert call(*PRIVATE, "--data-is-public", "--epsilon", "2", *paid).exit_code == 2
+
+
 def test_tables_state_facts_from_the_schema_alone():
     adult = load("adult")
     rows = table(adult)
@@ -192,6 +205,7 @@ def test_a_refused_estimator_leaves_no_folder_and_settings_by_hand_are_for_modul
     start = ("train", "people.csv", "--schema", "schema.json", "--epsilon", "1", "--out", "run")
     for arguments, words in (
         (["--model", "objective", "--steps", "3"], "steps must be left out"),
+        (["--model", "objective", "--checkpoint-every", "3"], "checkpoints must be left out"),
         (["--model", "svm", "--target", "age"], "model must suit the table"),
         (["--model", "objective", "--delta", "0.5"], "delta must be below"),
         (["--model", "forest"], "model must be one of logistic"),

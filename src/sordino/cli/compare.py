@@ -11,6 +11,7 @@ from rich.text import Text
 
 from sordino import checks
 from sordino.cli.figures import checked_path
+from sordino.cli.ledger import account_at
 from sordino.cli.output import JsonOption, Output, finite, heading
 from sordino.definitions import round_up
 from sordino.errors import InvalidArgument, MissingDeclaration
@@ -40,6 +41,8 @@ def compare(
     test: Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form, to measure on.")] = None,
     data_is_public: Annotated[bool, typer.Option("--data-is-public", help="Declare your file public.")] = False,
     plot: Annotated[Path | None, typer.Option(help="The picture, .png or .svg; compare-NAME.png if not given.")] = None,
+    ledger: Annotated[str | None, typer.Option(help="A ledger, file or URL; with --dataset-name.")] = None,
+    dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare private methods on one table.
@@ -54,12 +57,14 @@ def compare(
     from sordino.cli.running import default_delta
     from sordino.data import load
 
-    out = Output(as_json=as_json)
+    out, account = Output(as_json=as_json), account_at(ledger, dataset_name)
     label = target if public_schema_from is not None else None
     dataset = load(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
     if data_is_public:
         dataset = replace(dataset, public=True)
     picture = checked_path(Path(f"compare-{dataset.name}.png") if plot is None else plot)
+    if account is not None and dataset.public:
+        raise InvalidArgument("ledger must be left out for public records, got one: nobody pays. Drop --ledger.")
     if not dataset.public and len(budgets) != 1:
         raise InvalidArgument(
             f"epsilon must be one number on private records, got {len(budgets)}: every fit is paid for, and all "
@@ -82,7 +87,7 @@ def compare(
             found = comparing.compare(rows, chosen, epsilons=budgets, delta=slack, repeats=repeats)
             others = non_private(rows)
         else:
-            found = comparing.share(rows, chosen, epsilon=budgets[0], delta=slack)
+            found = comparing.share(rows, chosen, epsilon=budgets[0], delta=slack, ledger=account)
             others = {}
     from sordino.cli.comparison_figure import draw
 

@@ -49,8 +49,9 @@ def is_method(model: str) -> bool:
     return True
 
 
-def refuse_by_hand(model: str, names: tuple[str, ...]) -> None:
-    """Settings by hand are for modules; an estimator has its own."""
+def refuse_by_hand(model: str, names: tuple[str, ...], **others: object) -> None:
+    """Settings by hand, resuming and the like are for modules; an estimator has its own."""
+    names = (*names, *(name.replace("_", " ") for name, value in others.items() if value is not None))
     if names:
         raise InvalidArgument(
             f"{', '.join(names)} must be left out with --model {model}, got a value. "
@@ -107,7 +108,7 @@ def perform_fit(job: Fit, console: Console) -> Outcome:
     rows = table(job.dataset, target=job.target)
     delta = default_delta(rows.facts.population) if job.delta is None else job.delta
     checks.probability(one=False, delta=delta)
-    if delta >= 1 / rows.facts.population:
+    if delta * rows.facts.population >= 1:
         raise InvalidArgument(
             f"delta must be below 1 / number of records = {1 / rows.facts.population:.3g}, got {delta!r}. "
             "A larger one would allow the release of whole records."

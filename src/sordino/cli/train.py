@@ -78,7 +78,7 @@ def train(
     out, account = Output(as_json=as_json), account_at(ledger, dataset_name)
     randomness = Randomness(seed=seed, reproducible=reproducible)
     if is_method(model):
-        refuse_by_hand(model, by_hand)
+        refuse_by_hand(model, by_hand, resume=resume, checkpoints=checkpoint_every, diagnostics=diagnostics)
     # A numeric column may be an estimator's target too, which only the table knows; a sample's label must be named.
     label = None if is_method(model) and public_schema_from is None else target
     dataset = load(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)

@@ -7,8 +7,9 @@ from sordino import accounting, checks
 from sordino.definitions import Guarantee, NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import PrivateEstimator
-from sordino.estimators.rehearsal import common_relation, equal_shares
+from sordino.estimators.rehearsal import common_relation, equal_shares, rehearse
 from sordino.events import Event, compose
+from sordino.ledger import Account
 from sordino.recipes.methods import TableMethod, fit_to
 from sordino.recipes.tables import Table
 from sordino.wording import sampling_words
@@ -80,11 +81,14 @@ def compare(
     return _compared(table, cells, min(0.5, fits * delta * (1 + 1e-9)))
 
 
-def share(table: Table, methods: Sequence[TableMethod], *, epsilon: float, delta: float) -> Comparison:
+def share(
+    table: Table, methods: Sequence[TableMethod], *, epsilon: float, delta: float, ledger: Account | None = None
+) -> Comparison:
     """Fit every method once, with one budget for all of them, and measure on test records that are public.
 
     Guarantee: all models together are (epsilon, delta)-differentially private. So whichever is kept, and whatever the
-    measurements led to, is covered; each had only its part of the budget.
+    measurements led to, is covered; each had only its part of the budget. With an account all of it is charged, at
+    once and before a record is read.
     """
     made = equal_shares(
         lambda one, slack: [method.estimator(table.facts, epsilon=one, delta=slack) for method in methods],
@@ -92,6 +96,10 @@ def share(table: Table, methods: Sequence[TableMethod], *, epsilon: float, delta
         epsilon=epsilon,
         delta=delta,
     )
+    if ledger is not None:
+        planned = [rehearse(estimator, table.facts.columns) for estimator in made]
+        relation = common_relation([relation for _, relation in planned])
+        ledger.charge(compose([event for events, _ in planned for event in events]), note="compare", relation=relation)
     cells = [
         _cell(table, method, float(estimator.epsilon or 0.0), [estimator])
         for method, estimator in zip(methods, made, strict=True)
