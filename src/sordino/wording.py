@@ -6,6 +6,7 @@ from sordino.events import (
     Composed,
     Event,
     FixedSizeSampled,
+    GaussianMixture,
     NoPrivacy,
     Nothing,
     Parallel,
@@ -40,6 +41,8 @@ def _samplings(event: Event) -> list[str]:
             return [f"Poisson sampling at rate {event.sample_rate:.6g}"]
         case FixedSizeSampled():
             return [f"fixed-size batches of {event.size} out of {event.population}"]
+        case GaussianMixture():
+            return ["random participation as stated"]
         case ShuffledEpochs():
             return ["shuffled epochs without amplification"]
     if any(isinstance(getattr(event, item.name), Event) for item in fields(event)):

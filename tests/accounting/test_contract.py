@@ -18,6 +18,7 @@ from sordino.events import (
     Event,
     FixedSizeSampled,
     Gaussian,
+    GaussianMixture,
     GroupPoissonSampled,
     Laplace,
     MatrixGaussian,
@@ -49,6 +50,9 @@ EVENTS: dict[str, Event] = {
     "fixed size": FixedSizeSampled(population=100, size=10, event=NOISE),
     "with replacement": ReplacementSampled(population=60, size=3, event=NOISE),
     "group": GroupPoissonSampled(sample_rate=0.05, group_size=3, event=NOISE),
+    "random distance": GaussianMixture(
+        noise_multiplier=4.0, sensitivities=(0.0, 0.5, 1.0), probabilities=(0.85, 0.1, 0.05)
+    ),
     "shuffled": ShuffledEpochs(epochs=2, steps_per_epoch=10, event=NOISE),
     "allocation": RandomAllocation(steps=10, participations=1, epochs=2, event=NOISE),
     "matrix": MatrixGaussian(noise_multiplier=8.0, sensitivity=2.0),
@@ -69,6 +73,7 @@ REFUSED = {
     ("with replacement", REPLACE),
     ("with replacement", ZERO),
     ("group", REPLACE),
+    ("random distance", REPLACE),
     ("parallel", REPLACE),
     ("poisson laplace", REPLACE),
     ("poisson pure", REPLACE),
@@ -183,3 +188,18 @@ def test_the_exponential_mechanism_and_randomised_response_compose_a_hundredfold
             assert one is not None
             assert hundred is not None
             assert hundred > 4 * one
+
+
+@pytest.mark.parametrize("accountant", NAMES)
+def test_a_larger_sample_or_less_noise_never_costs_less_by_any_accountant(accountant):
+    def run(rate: float, noise: float) -> float | None:
+        step = PoissonSampled(sample_rate=rate, event=Gaussian(noise_multiplier=noise))
+        return ask(SelfComposed(event=step, count=60), accountant, ADD)
+
+    base = run(0.02, 2.0)
+    if base is None:
+        return
+    for rate, noise in ((0.025, 2.0), (0.02, 1.6)):
+        worse = run(rate, noise)
+        assert worse is not None
+        assert worse > base
