@@ -54,15 +54,11 @@ def read(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
         "audits": stated.audits(run),
         "utility": utility_of(run.metrics),
     }
-    target = meta.get("target_epsilon")
     report = Report.model_validate(
         {
             **parts,
             "name": run.path.resolve().name,
-            "started": str(meta.get("started", "")),
-            "released": stated.released(run, meta),
-            "trust": stated.trust(meta),
-            "target_epsilon": target if isinstance(target, int | float) else None,
+            **_told(run, meta),
             "user_level": user_level(event, delta, relation=relation, unit=unit),
             "mechanism": _mechanism(plan, lines, claimed=guarantee.sampler, charged=sampling_words(event)),
             "curves": drawn,
@@ -77,15 +73,26 @@ def read(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
                 seeded=process.seeded is True,
                 exact=is_exact(process.arithmetic) is True,
             ),
-            "training": _rows(meta.get("training")),
-            "data": _rows(meta.get("data")),
-            "environment": _environment(run.environment),
-            "registry": stated.registry_texts(meta),
             "not_for_release": _not_for_release(guarantee, process, meta),
             "missing": (),
         }
     )
     return report.model_copy(update={"missing": missing(report)})
+
+
+def _told(run: RunFolder, meta: Mapping[str, object]) -> dict[str, object]:
+    """What is taken over as the run says it."""
+    target = meta.get("target_epsilon")
+    return {
+        "started": str(meta.get("started", "")),
+        "released": stated.released(run, meta),
+        "trust": stated.trust(meta),
+        "target_epsilon": target if isinstance(target, int | float) else None,
+        "training": _rows(meta.get("training")),
+        "data": _rows(meta.get("data")),
+        "environment": _environment(run.environment),
+        "registry": stated.registry_texts(meta),
+    }
 
 
 def _planned(plan: Mapping[str, object]) -> tuple[float, NeighboringRelation, PrivacyUnit]:
