@@ -11,7 +11,7 @@ from sordino.training.determinism import generators_used, random_state_kept
 from sordino.training.losses import DividedByRecords
 from sordino.training.structure import leaves_in, map_leaves
 
-__all__ = ["Arrival", "Criterion"]
+__all__ = ["Arrival", "Criterion", "tensors_within"]
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """A loss as a function of (output, target)."""
@@ -34,7 +34,7 @@ class Arrival:
     """
 
     def __init__(self, criterion: Criterion, output: object, target: Tensor, *, records: int) -> None:
-        tensors = [tensor for tensor in _tensors(output, _DEPTH) if tensor.requires_grad]
+        tensors = [tensor for tensor in tensors_within(output) if tensor.requires_grad]
         used: set[str] = set()
         leaves: list[Tensor] = []
 
@@ -85,13 +85,14 @@ class Arrival:
             )
 
 
-def _tensors(output: object, depth: int) -> Iterator[Tensor]:
+def tensors_within(output: object, depth: int = _DEPTH) -> Iterator[Tensor]:
+    """The tensors of what a module returned, also inside objects such as distributions."""
     for leaf in leaves_in(output):
         if isinstance(leaf, Tensor):
             yield leaf
         elif depth and hasattr(leaf, "__dict__") and not callable(leaf):
             for value in vars(leaf).values():
-                yield from _tensors(value, depth - 1)
+                yield from tensors_within(value, depth - 1)
 
 
 def _replaced(function: Callable[[Tensor], Tensor], output: object, depth: int) -> object:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sordino.training.structure import leaves_in, map_leaves
+from sordino.training.structure import leaves_in, map_leaves, tensors_in
 
-__all__ = ["Call", "Slot", "Stale", "changes_in_place", "map_values", "values_in"]
+__all__ = ["Call", "Slot", "Stale", "map_values", "targets_of", "values_in"]
 
 
 class Slot:
@@ -117,7 +117,9 @@ def values_in(arguments: object) -> Iterator[object]:
             yield leaf
 
 
-def changes_in_place(function: Callable[..., object]) -> bool:
-    """Whether a function of torch changes its first argument."""
+def targets_of(function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Tensor]:
+    """The tensors that a function of torch changes: its first one, or those of ``out=``."""
     name = getattr(function, "__name__", "")
-    return name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    in_place = name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    first = list(tensors_in((args, dict(kwargs))))[:1] if in_place else []
+    return [*first, *tensors_in(kwargs.get("out"))]

@@ -5,14 +5,17 @@ gradient came from anywhere else.
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 
+import torch
 from torch import Tensor, nn
 
 from sordino.errors import CoupledRecords, UnprivateStep
 from sordino.gradients import GradientCapture
-from sordino.training.arrival import Arrival, Criterion
+from sordino.training.arrival import Arrival, Criterion, tensors_within
+from sordino.training.carried import Carried
+from sordino.training.forms import ProvedForm, proves_again, public_marks
 from sordino.training.losses import DividedByRecords
-from sordino.training.observation import foreign_leaves, learner_outside
-from sordino.training.state import ModuleState
+from sordino.training.observation import foreign_leaves, learner_outside, past_outputs
+from sordino.training.state import ModuleState, exports_by_hooks, tensor_attributes
 from sordino.training.structure import tensors_in
 from sordino.training.tape import Tape, not_followed
 from sordino.training.taped import TapedTensor, not_noting
@@ -104,10 +107,14 @@ class Following:
         self.tape: Tape | None = None
         self._module = module
         self._rows = self._batches = 0
-        self._known: dict[Hashable, tuple[float, ...]] = {}
+        self._carried = Carried(module)
+        self._known: dict[Hashable, ProvedForm] = {}
+        self._marks: set[Hashable] = set()
         self._is_proved = False
         self._target: Tensor | None = None
         self._arrivals: list[Arrival] = []
+        self._attributes: frozenset[tuple[int, int]] = frozenset()
+        self._outputs: set[torch.autograd.graph.Node] = set()
 
     # --- batches -------------------------------------------------------------------------------------------------
 
@@ -119,12 +126,13 @@ class Following:
         if self.criterion is not None and self._batches <= _FIRST and isinstance(batch, tuple | list):
             last = batch[-1]
             self._target = last.clone() if isinstance(last, Tensor) else None
-        self.tape = Tape(records=rows, on_backward=on_backward)
+        self.tape = Tape(records=rows, on_backward=on_backward, carried=self._carried)
+        self.tape.may_leave = self._carried.is_left()
         return self.tape.inputs(batch)
 
     def end(self) -> None:
         """The batch is over."""
-        self._arrivals, self._target = [], None
+        self._arrivals, self._target, self._outputs = [], None, set()
         if self.tape is not None:
             self.tape.close()
             self.tape = None
@@ -143,10 +151,26 @@ class Following:
                 "gather several batches, ask for a larger one and pass microbatch_size."
             )
 
+    def prove_state(self, prove: Callable[[], None] | None) -> None:
+        """Before a training forward: a state that the module was in before (modes, frozen parts, attributes) is known.
+
+        Args:
+            prove: proves module and criterion; without one the losses have to be proved again.
+        """
+        marks = public_marks(self._module)
+        if marks in self._marks and not proves_again(self._batches):
+            return
+        if marks not in self._marks:
+            self._known.clear()
+        if prove is not None:
+            prove()
+        self._marks.add(marks)
+
     # --- forward -------------------------------------------------------------------------------------------------
 
     def watch(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> ForwardWatch:
         """Watch the training forward that begins."""
+        self._attributes = frozenset(tensor_attributes(self._module))
         own = set(self._module.parameters())
         for tensor in tensors_in((args, dict(kwargs))):
             if tensor.requires_grad:
@@ -170,6 +194,17 @@ class Following:
         """
         if self.criterion is not None and self._target is not None and compare:
             self._arrivals.append(Arrival(self.criterion, output, self._target, records=self._rows))
+        if self.tape is not None:
+            made = [tensor for key, tensor in tensor_attributes(self._module).items() if key not in self._attributes]
+            if made or exports_by_hooks(self._module):
+                self.tape.leave(made)
+        if any(isinstance(tensor, TapedTensor) for tensor in tensors_in(output)):
+            raise CoupledRecords(
+                "module must get tensors of the batch as arguments only, got an output made with one that the loop "
+                "left in an attribute: what it does to other records can't be tried out. Pass it to the forward."
+            )
+        if self.criterion is not None:
+            self._outputs.update(t.grad_fn for t in tensors_within(output) if t.grad_fn is not None)
         tracked = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         noted = output if self.tape is None else self.tape.note(self._module, args, kwargs, output)
         return noted, tracked
@@ -191,19 +226,30 @@ class Following:
         """Before a backward pass: a loss of a new form is proved, one of a known form must have its constants."""
         prove = self.prove
         if prove is None:
+            self._refuse_past_output(tape)
             return
         tape.check(loss)
-        form, constants = tape.form(loss)
-        if form not in self._known:
+        form, late = tape.form(loss)
+        numbers, known = tape.numbers(loss), self._known.get(form)
+        if known is None or known.meet(late, numbers, self._rows):
+            # Forgotten meanwhile: what is refused stays unknown.
+            self._known.pop(form, None)
             put_to_proof(lambda: prove(tape, loss))
-            self._known[form] = constants
-        elif self._known[form] != constants:
-            raise CoupledRecords(
-                "loss must keep its constants from batch to batch when values of the batch were read into numpy or "
-                "lists before it, got another one: it may have been computed from records. Stay with tensors up to the "
-                "loss, and compute metrics after it."
-            )
+            self._known[form] = known or ProvedForm(late=late, numbers=numbers, records=self._rows)
+        tape.keep_constants()
         self._is_proved = True
+
+    def _refuse_past_output(self, tape: Tape) -> None:
+        """With a criterion: refuse a loss that reaches the module past its outputs, or teaches something else."""
+        if tape.loss is None:
+            return
+        found = past_outputs(tape.loss, self._outputs)
+        if found.captured:
+            raise not_followed()
+        own = set(self._module.parameters())
+        for leaf in found.leaves:
+            if leaf not in own and not (leaf.dim() and leaf.size(0) == self._rows):
+                raise learner_outside(leaf)
 
     def arrived(self) -> None:
         """A gradient has arrived at the module's outputs.

@@ -1,6 +1,6 @@
 """One look at a model and loss on made-up records (floor 3): losses, gradient norms, a weighted sum of gradients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -12,8 +12,12 @@ from sordino.gradients import GradientCapture
 from sordino.training.determinism import Chance, generators_used
 from sordino.training.indices import IndicesChecked
 from sordino.training.losses import LossWatch
+from sordino.training.singled import SingledOut
 
-__all__ = ["Observation", "Observer", "foreign_leaves", "learner_outside"]
+__all__ = ["Observation", "Observer", "PastOutputs", "foreign_leaves", "learner_outside", "past_outputs"]
+
+# Nodes at which captured layers read gradients.
+_CAPTURED = frozenset({"_EdgeBackward", "_DirectionBackward"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +59,12 @@ class Observer:
 
     Attributes:
         generators: the generators of random numbers that were used so far.
+        singled: what tensors were compared with so far.
     """
 
     def __init__(self, capture: GradientCapture, run: Callable[[object], Tensor], reduction: str) -> None:
         self.generators: set[str] = set()
+        self.singled = SingledOut()
         self._capture = capture
         self._run = run
         self._reduction = reduction
@@ -88,7 +94,7 @@ class Observer:
                 self._capture.recording(count, scale=float(max(count, 1)) if self._reduction == "mean" else 1.0)
             )
             stack.enter_context(torch.enable_grad())
-            with watch, IndicesChecked():
+            with watch, IndicesChecked(), self.singled:
                 loss = self._run(batch)
             self._check_shape(loss, count)
             total = loss.sum()
@@ -148,21 +154,41 @@ def learner_outside(leaf: Tensor) -> UncapturedParameter:
 
 def foreign_leaves(loss: Tensor) -> list[Tensor]:
     """The tensors that backward would write a ``.grad`` to, each once."""
+    return past_outputs(loss, ()).leaves
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastOutputs:
+    """What backward reaches on ways that don't lead through a module's outputs.
+
+    Args:
+        leaves: tensors that it would write a ``.grad`` to, each once.
+        captured: whether it reaches a captured layer.
+    """
+
+    leaves: list[Tensor]
+    captured: bool
+
+
+def past_outputs(loss: Tensor, outputs: Collection[torch.autograd.graph.Node]) -> PastOutputs:
+    """Walk the graph of `loss` without passing the nodes of `outputs`."""
     if loss.is_leaf:
-        return [loss] if loss.requires_grad else []
+        return PastOutputs(leaves=[loss] if loss.requires_grad else [], captured=False)
     found: dict[int, Tensor] = {}
-    seen: set[torch.autograd.graph.Node] = set()
+    captured = False
+    seen: set[torch.autograd.graph.Node] = set(outputs)
     pending = [] if loss.grad_fn is None else [loss.grad_fn]
     while pending:
         node = pending.pop()
         if node in seen:
             continue
         seen.add(node)
+        captured = captured or type(node).__name__ in _CAPTURED
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor):
             found[id(variable)] = variable
         pending.extend(parent for parent, _ in node.next_functions if parent is not None)
-    return list(found.values())
+    return PastOutputs(leaves=list(found.values()), captured=captured)
 
 
 def _written(shape: tuple[object, ...]) -> str:

@@ -1,9 +1,81 @@
 """Tensors that a loop brings along besides its batch (floor 3): what can be told from their values and memory."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-__all__ = ["counts_records", "memory_of", "says_nothing"]
+__all__ = ["Outsider", "Outsiders", "counts_records", "memory_of", "says_nothing"]
+
+
+@dataclass(eq=False, kw_only=True)
+class Outsider:
+    """A tensor that did not come with the batch.
+
+    Args:
+        value: the tensor.
+        place: of its first use on the tape.
+        slot: on the tape, if it takes other values in a replay.
+        rowed: whether it has a row a record, and counts as an input.
+        is_stale: whether values of an earlier batch were written into it.
+    """
+
+    value: Tensor
+    place: int
+    slot: int | None = None
+    rowed: bool = False
+    is_stale: bool = False
+
+
+class Outsiders:
+    """The outsiders of one tape, by identity.
+
+    Args:
+        records: number of records in the batch.
+        new_slot: gives out places for values on the tape.
+    """
+
+    def __init__(self, records: int, new_slot: Callable[[], int]) -> None:
+        self._records, self._new_slot = records, new_slot
+        self._found: dict[int, Outsider] = {}
+
+    def __iter__(self) -> Iterator[Outsider]:
+        return iter(self._found.values())
+
+    def clear(self) -> None:
+        """Let go of them."""
+        self._found.clear()
+
+    def get(self, value: Tensor) -> Outsider | None:
+        """The entry of `value`, if it was seen before."""
+        return self._found.get(id(value))
+
+    def add(self, value: Tensor, place: int, *, is_stale: bool, is_constant: bool) -> Outsider:
+        """A new entry; a tensor with a row a record takes a slot, unless it is known to be constant."""
+        fits = value.dim() > 0 and value.size(0) == self._records
+        rowed = fits and not value.requires_grad and not is_constant
+        slot = self._new_slot() if rowed else None
+        found = Outsider(value=value, place=place, rowed=rowed, slot=slot, is_stale=is_stale)
+        self._found[id(value)] = found
+        return found
+
+    def inputs(self, *, are_constant: bool) -> list[Outsider]:
+        """Those that count as inputs of a replay: positions of records are made anew instead."""
+        return [one for one in self if one.rowed and not are_constant and not counts_records(one.value)]
+
+    def late(self, place: int) -> list[Outsider]:
+        """Those that were first used after `place`."""
+        return [one for one in self if one.place > place]
+
+    @staticmethod
+    def start_of(found: Outsider, records: int, *, is_constant: bool) -> Tensor:
+        """What stands for one with a slot, but no input, at the start of a replay of `records` records."""
+        value = found.value.detach()
+        if not found.rowed:
+            # It is written to later on; what it holds by now was written by the real batch.
+            return torch.ones_like(value)
+        return value.clone() if is_constant else torch.arange(records, device=value.device, dtype=value.dtype)
 
 
 def memory_of(tensor: Tensor) -> int:

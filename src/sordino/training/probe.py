@@ -195,6 +195,19 @@ class _Probe:
         if floating and integer:
             for mark in _MARKS:
                 yield Poison(floats=_EXTREME, integers=mark)
+        yield from self._singled_out(floating, integer)
+
+    def _singled_out(self, floating: Sequence[int], integer: Sequence[int]) -> Iterator[Poison]:
+        """What the code itself compares with: padding, labels to be ignored, special tokens."""
+        for mark in list(self._observer.singled.integers) if integer else ():
+            if mark not in (*_MARKS, *_IDS):
+                yield Poison(integers=mark)
+                for place in integer[:_PARTS] if len(integer) > 1 else ():
+                    yield Poison(integers=mark, place=place)
+        for value in list(self._observer.singled.floats) if floating else ():
+            yield Poison(floats=value)
+            for place in floating[:_PARTS] if len(floating) + len(integer) > 1 else ():
+                yield Poison(floats=value, place=place)
 
     def vary_chance(self) -> None:
         """Whatever chance decides, one record must not change the others: also what it decides rarely."""

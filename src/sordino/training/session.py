@@ -247,9 +247,8 @@ class Session:
         if tape is not None and attempt is not None:
             self._put_to_proof(lambda: attempt(tape, call.args, call.kwargs))
             self._following.try_forward = None
-        if self._verify_module is not None:
-            self._put_to_proof(self._verify_module)
-            self._verify_module = None
+        verify = self._verify_module
+        self._following.prove_state(None if verify is None else lambda: self._put_to_proof(verify))
         self.step.start(chunk, rows=self._rows, scale=float(self._rows) if self._mean else 1.0)
         self._started = True
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import CoupledRecords
+from sordino.training.structure import tensors_in
 
-__all__ = ["ModuleState", "attributes_kept"]
+__all__ = ["ModuleState", "attributes_kept", "exports_by_hooks", "tensor_attributes"]
 
 _REMEDY = (
     "what a module stores of records is released without noise. Turn the statistics off, call .eval() on that layer, "
@@ -126,6 +127,22 @@ def attributes_kept(module: nn.Module) -> Iterator[None]:
         for attributes, name, value, contents in kept:
             _put_back(value, contents)
             attributes[name] = value
+
+
+def tensor_attributes(module: nn.Module) -> dict[tuple[int, int], Tensor]:
+    """Tensors in plain attributes of all submodules, and in lists and dicts there, by whose they are and which."""
+    found: dict[tuple[int, int], Tensor] = {}
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name not in _OF_TORCH:
+                found.update({(id(part), id(tensor)): tensor for tensor in tensors_in(value)})
+    return found
+
+
+def exports_by_hooks(module: nn.Module) -> bool:
+    """Whether somebody else's forward hooks see what flows through the module."""
+    hooks = (hook for part in module.modules() for hook in vars(part)["_forward_hooks"].values())
+    return any(not type(hook).__module__.startswith("sordino.") for hook in hooks)
 
 
 def _contents(value: object) -> object:

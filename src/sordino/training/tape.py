@@ -6,58 +6,59 @@ does something it did not do before.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from sordino.errors import CoupledRecords, UnprivateStep
-from sordino.training.calls import Call, Slot, Stale, changes_in_place, map_values
-from sordino.training.decisions import refuse_decision
-from sordino.training.outsiders import counts_records, memory_of, says_nothing
+from sordino.training.calls import Call, Slot, Stale, map_values, targets_of
+from sordino.training.carried import Carried
+from sordino.training.leaving import Leaving
+from sordino.training.outsiders import Outsider, Outsiders, memory_of, says_nothing
+from sordino.training.sizing import sized_by_values
 from sordino.training.structure import map_tensors, tensors_in
-from sordino.training.tainted import TaintedFloat, TaintedInt, tainted, untainted
+from sordino.training.tainted import TaintedFloat, TaintedInt, untainted
 from sordino.training.taped import TapedTensor, not_noting, plain, scaler_refusal
 
 __all__ = ["Tape", "TapedTensor", "plain", "scaler_refusal"]
 
 HOW_TO_DECLARE = "Pass the loss to make_private as criterion=, a function of (output, target)"
-# How the bare values of a tensor are read: into Python numbers, into truth, into other memory.
-_NUMBERS = frozenset({"__float__", "__int__", "__index__", "__complex__"})
-_TRUTHS = frozenset({"__bool__", "is_nonzero", "equal", "allclose", "__contains__"})
-_ESCAPES = frozenset({"numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "storage", "__dlpack__"})
 # Their results have values that no record has a part in.
 _SHAPES_ONLY = frozenset(
     f"{name}{kind}" for name in ("ones", "zeros", "empty", "full", "rand", "randn", "randint") for kind in ("_like",)
 ) | {"new_ones", "new_zeros", "new_empty", "new_full"}
+# Tensors of more entries are compared by sums.
+_FEW = 64
 
 
-class Tape:
+class Tape(Leaving):
     """Notes of one chunk.
 
     Args:
         records: number of records in the chunk.
         on_backward: called with the tape and the loss's place on it before the backward pass runs.
+        carried: what the loop carries from batch to batch.
 
     Attributes:
-        is_open: whether calls are noted.
         is_passing: whether a backward pass is running from losses that `on_backward` has seen.
-        was_read: whether a bare number was read from it.
         outside_is_constant: whether tensors that did not come with the batch are the same for all batches; by default
             one with a row a record counts as an input.
+        may_leave: whether tensors without notes that hold values of records are within the loop's reach.
+        loss: the tensor whose backward pass is running or about to.
     """
 
-    def __init__(self, records: int, on_backward: Callable[["Tape", int], None]) -> None:
-        self.records = records
-        self.is_open = True
-        self.is_passing = self.was_read = self.outside_is_constant = False
+    loss: Tensor | None = None
+    may_leave = False
+
+    def __init__(
+        self, records: int, on_backward: Callable[["Tape", int], None], carried: Carried | None = None
+    ) -> None:
+        super().__init__(records, Carried() if carried is None else carried)
+        self.is_passing = self.outside_is_constant = False
         self._on_backward = on_backward
-        self._calls: list[Call] = []
-        self._slots = self._places = 0
         self._inputs: list[int] = []
-        # Tensors that did not come with the batch: with a slot if they have a row a record, and the place of first use.
-        self._outside: dict[int, tuple[Tensor, int | None, int]] = {}
-        self._read: list[tuple[int, float]] = []
-        self._escaped: int | None = None
+        self._outsiders = Outsiders(records, self._new_slot)
         self._nodes: dict[int, object] = {}
         self._memory: dict[int, int] = {}
 
@@ -74,7 +75,8 @@ class Tape:
         """Note nothing more, and let go of what was noted."""
         self.is_open = False
         self._calls.clear()
-        self._outside.clear()
+        self._outsiders.clear()
+        self.loss = None
         self._nodes.clear()
 
     def note(
@@ -84,25 +86,50 @@ class Tape:
         with not_noting():
             if not any(True for _ in tensors_in(result)) and result is not None:
                 return self._note_value(function, args, kwargs, result)
+            targets = self._written_to(function, args, kwargs)
             if not self.is_open:
-                return map_tensors(self._wrap, result)
-            return self._note_call(function, args, kwargs, result)
+                taped = map_tensors(self._wrap, result)
+                self._remember(taped)
+                return taped
+            return self._note_call(function, args, kwargs, result, targets)
+
+    def _written_to(
+        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> list[Tensor]:
+        """What the call changes in place; a tensor from outside then holds values of the batch."""
+        targets = targets_of(function, args, kwargs)
+        tells = targets and any(t.keeps_values for t in tensors_in((args, dict(kwargs))) if isinstance(t, TapedTensor))
+        for target in targets if tells else ():
+            if isinstance(target, TapedTensor):
+                continue
+            if self.is_open:
+                found = self._outsider(target)
+                found.slot = self._new_slot() if found.slot is None else found.slot
+                self._memory[found.slot] = memory_of(target)
+            self._carried.write(target)
+        return targets
 
     def _note_call(
-        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
+        self,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        result: object,
+        targets: list[Tensor],
     ) -> object:
         given = list(tensors_in((args, dict(kwargs))))
         device = given[0].device.type if given else "cpu"
         noted = map_values(self._noted, args), map_values(self._noted, dict(kwargs))
-        writes = changes_in_place(function) and bool(given)
-        broken = any(self._is_broken(tensor) for tensor in given if not (writes and tensor is given[0]))
+        broken = any(self._is_broken(tensor) for tensor in given if all(tensor is not target for target in targets))
         taped = map_tensors(self._wrap, result)
-        name = getattr(function, "__name__", "")
+        self._remember(taped)
+        sized = sized_by_values(function, args, kwargs)
         for tensor in tensors_in(taped):
-            if isinstance(tensor, TapedTensor) and (name in _SHAPES_ONLY):
-                tensor.keeps_values = False
+            if isinstance(tensor, TapedTensor):
+                tensor.keeps_values = tensor.keeps_values and getattr(function, "__name__", "") not in _SHAPES_ONLY
+                tensor.sized_by_values = tensor.sized_by_values or sized
         # An argument that was changed in place has another node now.
-        for tensor in [*tensors_in(taped), *(given if writes else ())]:
+        for tensor in [*tensors_in(taped), *(given if targets else ())]:
             slot = self._slot_of(tensor)
             if slot is not None:
                 self._nodes[slot] = tensor.grad_fn
@@ -115,31 +142,46 @@ class Tape:
                 place=self._next_place(),
                 grad_enabled=torch.is_grad_enabled(),
                 autocast=(device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
-                writes=memory_of(given[0]) if writes else None,
+                writes=memory_of(targets[0]) if targets else None,
                 is_broken=broken,
             )
         )
         return taped
 
-    def _next_place(self) -> int:
-        self._places += 1
-        return self._places
+    def _remember(self, results: object) -> None:
+        for tensor in tensors_in(results):
+            if isinstance(tensor, TapedTensor) and not (tensor.dim() and tensor.size(0) == self.records):
+                self._carried.remember(plain(tensor))
+
+    def leave(self, tensors: Sequence[Tensor]) -> None:
+        """Tensors that the module made in its forward may be within the loop's reach, in its attributes or by hooks."""
+        self.may_leave = True
+        for tensor in tensors:
+            self._carried.remember(tensor)
 
     def _wrap(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, TapedTensor) and tensor.tape is self:
             return tensor
         taped = plain(tensor).as_subclass(TapedTensor)
-        taped.tape, taped.slot, taped.keeps_values = self, self._new_slot(), True
+        taped.tape, taped.slot, taped.keeps_values, taped.sized_by_values = self, self._new_slot(), True, False
         self._memory[taped.slot] = memory_of(tensor)
         self._nodes[taped.slot] = tensor.grad_fn
         return taped
 
-    def _new_slot(self) -> int:
-        self._slots += 1
-        return self._slots - 1
-
     def _slot_of(self, value: object) -> int | None:
-        return value.slot if isinstance(value, TapedTensor) and value.tape is self else None
+        if isinstance(value, TapedTensor):
+            return value.slot if value.tape is self else None
+        found = self._outsiders.get(value) if isinstance(value, Tensor) else None
+        return None if found is None else found.slot
+
+    def _outsider(self, value: Tensor) -> Outsider:
+        found = self._outsiders.get(value)
+        if found is None:
+            stale, constant = self._carried.was_written(value), self._carried.is_constant(value)
+            found = self._outsiders.add(value, self._next_place(), is_stale=stale, is_constant=constant)
+            if found.slot is not None:
+                self._memory[found.slot] = memory_of(value)
+        return found
 
     def _is_broken(self, tensor: Tensor) -> bool:
         """Whether autograd knows of something that happened to the tensor and the tape doesn't."""
@@ -149,9 +191,8 @@ class Tape:
         return tensor.grad_fn is not (None if slot is None else self._nodes.get(slot))
 
     def _noted(self, value: object) -> object:
-        slot = self._slot_of(value)
-        if slot is not None:
-            return Slot(slot)
+        if isinstance(value, TapedTensor) and value.tape is self:
+            return Slot(value.slot)
         if isinstance(value, TaintedFloat | TaintedInt):
             if value.source is not self:
                 return Stale()
@@ -162,90 +203,10 @@ class Tape:
             if value.keeps_values:
                 return Stale()
             value = plain(value)
-        if id(value) not in self._outside:
-            rowed = value.dim() > 0 and value.size(0) == self.records and not value.requires_grad
-            self._outside[id(value)] = (value, self._new_slot() if rowed else None, self._next_place())
-        slot = self._outside[id(value)][1]
-        return value if slot is None else Slot(slot)
-
-    # --- values that leave the tape ------------------------------------------------------------------------------
-
-    def _note_value(
-        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
-    ) -> object:
-        name = getattr(function, "__name__", "")
-        owner = getattr(getattr(function, "__self__", None), "__name__", "")
-        counted = name in {"size", "numel", "nelement"} or owner == "shape"
-        first = args[0] if args else None
-        if counted and isinstance(first, Tensor):
-            return self._note_size(first, args[1:], kwargs, result, name)
-        if name in _TRUTHS or (name == "item" and isinstance(result, bool)):
-            self.decide(counts=False)
-        elif name in _NUMBERS and isinstance(result, float | int):
-            self.read(result)
-        elif name in _ESCAPES:
-            self.was_read = True
-            self._escaped = self._next_place() if self._escaped is None else self._escaped
-        elif name == "item":
-            self.was_read = True
-            return self.note_number(function, args, result)
-        return result
-
-    def _note_size(
-        self,
-        tensor: Tensor,
-        given: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        result: object,
-        name: str,
-    ) -> object:
-        """Sizes in which the number of records has a part: they take other values in a replay."""
-        if not tensor.dim() or tensor.size(0) != self.records:
-            return result
-        if isinstance(result, torch.Size):
-            return torch.Size((self._note_count(_rows, tensor, result[0]), *result[1:]))  # pyright: ignore[reportArgumentType]
-        if name == "size":
-            place = given[0] if given else kwargs.get("dim")
-            return self._note_count(_rows, tensor, result) if place in {0, -tensor.dim()} else result
-        return self._note_count(Tensor.numel, tensor, result)
-
-    def _note_count(self, function: Callable[..., object], tensor: Tensor, result: object) -> object:
-        return self.note_number(function, (tensor,), result, counts=True)
-
-    def note_number(
-        self, function: Callable[..., object], args: tuple[object, ...], result: object, *, counts: bool = False
-    ) -> object:
-        """Note a computation whose result is a number."""
-        if not self.is_open:
-            return result if counts else tainted(result, self, None)
-        with not_noting():
-            slot = self._new_slot()
-            self._calls.append(
-                Call(
-                    function=function,
-                    args=map_values(self._noted, args),
-                    kwargs={},
-                    results=(slot,),
-                    place=self._next_place(),
-                    grad_enabled=False,
-                    autocast=None,
-                    is_number=True,
-                )
-            )
-        return tainted(result, self, slot, counts=counts)
-
-    def decide(self, *, counts: bool) -> None:
-        """A comparison is being made: refused in the loop's own code, unless it is about sizes."""
-        if self.is_open and not counts:
-            self.was_read = True
-            refuse_decision()
-
-    def read(self, value: float) -> None:
-        """The bare number is being read."""
-        self.was_read = True
-        # Small whole numbers are on every line of code and would be taken for numbers read from the batch.
-        if self.is_open and value not in {-1.0, 0.0, 1.0, 2.0}:
-            self._read.append((self._next_place(), float(value)))
+        found = self._outsider(value)
+        if found.is_stale:
+            return Stale()
+        return value if found.slot is None else Slot(found.slot)
 
     # --- backward ------------------------------------------------------------------------------------------------
 
@@ -254,6 +215,7 @@ class Tape:
         for loss in losses:
             if self._is_broken(loss):
                 raise not_followed()
+            self.loss = loss
             self._on_backward(self, loss.slot)
         self.is_passing = True
         try:
@@ -263,15 +225,7 @@ class Tape:
 
     def outside_inputs(self) -> tuple[Tensor, ...]:
         """The structure, with no rows, of the inputs that did not come with the batch."""
-        return tuple(value[:0] for value, _ in self._rowed())
-
-    def _rowed(self) -> list[tuple[Tensor, int]]:
-        """Tensors from outside with a row a record, and their slots: inputs too."""
-        return [
-            (value, slot)
-            for value, slot, _ in self._outside.values()
-            if slot is not None and not self.outside_is_constant and not counts_records(value)
-        ]
+        return tuple(one.value[:0] for one in self._outsiders.inputs(are_constant=self.outside_is_constant))
 
     def form(self, loss: int) -> tuple[Hashable, tuple[float, ...]]:
         """What leads to the loss, without values; and the constants in it that may have been made from bare values."""
@@ -281,10 +235,22 @@ class Tape:
             for slot in call.results:
                 names.setdefault(slot, len(names))
         late = [call for call in calls if self._escaped is not None and call.place > self._escaped]
-        return (
-            (names.get(loss), *(call.form(names) for call in calls)),
-            tuple(number for call in late for number in call.numbers()),
-        )
+        numbers = [number for call in late for number in call.numbers()]
+        if self.may_leave:
+            used = {id(leaf): leaf for call in calls for leaf in call.inputs() if isinstance(leaf, Tensor)}
+            numbers += [float(value) for leaf in used.values() for value in _few_values(leaf)]
+        return (names.get(loss), *(call.form(names) for call in calls)), tuple(numbers)
+
+    def numbers(self, loss: int) -> tuple[float, ...]:
+        """All constants in what leads to the loss, those in tensors of one number among them."""
+        leaves = [leaf for call in self._needed_for([loss]) for leaf in call.inputs()]
+        return tuple(float(leaf.detach() if isinstance(leaf, Tensor) else leaf) for leaf in leaves if _is_number(leaf))
+
+    def keep_constants(self) -> None:
+        """Tell what is carried from batch to batch which tensors a proved loss was made with."""
+        for one in self._outsiders:
+            if one.slot is None:
+                self._carried.keep_constant(one.value)
 
     def check(self, loss: int) -> None:
         """Refuse what a replay can't tell about: values of other batches, bare numbers, parts off the tape.
@@ -298,8 +264,9 @@ class Tape:
             if any(isinstance(leaf, Stale) for leaf in inputs):
                 raise CoupledRecords(
                     "loss must be made of one batch, got a tensor or number of an earlier batch (a moving average, a "
-                    "centre, a hidden state, a queue). What is kept from records to the next step is without noise: "
-                    "use a public constant, or keep it from what the trained model gives on public records."
+                    "centre, a hidden state, a queue), or one that was written to before. What is kept from records to "
+                    "the next step is without noise: use a public constant, or keep it from what the trained model "
+                    "gives on public records."
                 )
             if call.is_broken and call.grad_enabled:
                 raise not_followed()
@@ -312,18 +279,26 @@ class Tape:
             self._check_outside(inputs)
 
     def _check_outside(self, inputs: Sequence[object]) -> None:
-        escaped = self._escaped
-        if escaped is None:
+        for leaf in inputs:
+            if isinstance(leaf, Tensor) and not self._carried.is_constant(leaf) and self._carried.is_copy(leaf):
+                raise CoupledRecords(
+                    "loss must be made of torch's own results, got a plain tensor that holds one of them "
+                    "(torch.tensor(…) of a tensor or number of a batch, an attribute of the module): what it does to "
+                    "other records can't be tried out. Use the result itself, .clone() or .detach()."
+                )
+        left = [place for place in (self._escaped, self._told) if place is not None]
+        if not left:
             return
-        late = [(value, slot) for value, slot, place in self._outside.values() if place > escaped]
-        by_slot = {slot: value for value, slot in late}
+        late = [one for one in self._outsiders.late(min(left)) if not self._carried.is_constant(one.value)]
+        late = [one for one in late if one.rowed or one.slot is None]
+        by_slot = {one.slot: one.value for one in late}
         for leaf in inputs:
             value = by_slot.get(leaf.number) if isinstance(leaf, Slot) else leaf
-            if any(value is other for other, _ in late) and isinstance(value, Tensor) and not says_nothing(value):
+            if any(value is one.value for one in late) and isinstance(value, Tensor) and not says_nothing(value):
                 raise CoupledRecords(
                     "loss must be made of torch tensors, got a tensor from elsewhere after values of the batch were "
-                    "read into numpy or lists: it may have been computed from other records. Stay with tensors up to "
-                    "the loss, compute metrics after it, or make targets and weights in the data set."
+                    "read (.item(), float(), numpy, lists): it may have been computed from other records. Stay with "
+                    "tensors up to the loss, compute metrics after it, or make targets and weights in the data set."
                 )
 
     def replay(self, loss: int, inputs: Sequence[Tensor], *, records: int) -> Tensor:
@@ -343,17 +318,17 @@ class Tape:
 
     def replay_all(self, wanted: Sequence[int], inputs: Sequence[Tensor], *, records: int) -> dict[int, object]:
         """`replay` for several values at once, by place."""
-        places = [*self._inputs, *(slot for _, slot in self._rowed())]
+        rowed = self._outsiders.inputs(are_constant=self.outside_is_constant)
+        places = [*self._inputs, *(one.slot for one in rowed if one.slot is not None)]
         if len(places) != len(inputs):
             raise UnprivateStep(
                 "batches must have the structure that the first record gives them, got another number of tensors. "
                 f"Let collate_fn build every batch alike. {HOW_TO_DECLARE}."
             )
         values: dict[int, object] = dict(zip(places, inputs, strict=True))
-        for value, slot, _ in self._outside.values():
-            if slot is not None and slot not in values:
-                rows = torch.arange(records, device=value.device, dtype=value.dtype)
-                values[slot] = value if self.outside_is_constant else rows
+        for one in self._outsiders:
+            if one.slot is not None and one.slot not in values:
+                values[one.slot] = self._outsiders.start_of(one, records, is_constant=self.outside_is_constant)
 
         def value_of(noted: object) -> object:
             return values[noted.number] if isinstance(noted, Slot) else noted
@@ -385,5 +360,18 @@ def not_followed() -> UnprivateStep:
     )
 
 
-def _rows(tensor: Tensor) -> int:
-    return tensor.size(0)
+def _is_number(leaf: object) -> TypeGuard[float | Tensor]:
+    """Whether it is a constant of one number."""
+    if isinstance(leaf, Tensor):
+        return leaf.numel() == 1 and not leaf.is_complex()
+    return isinstance(leaf, float | int) and not isinstance(leaf, bool)
+
+
+def _few_values(tensor: Tensor) -> list[float]:
+    """Numbers by which a tensor is compared from batch to batch: its values, or sums over them."""
+    if tensor.dtype.is_complex or not tensor.numel():
+        return []
+    values = tensor.detach().flatten()
+    return (
+        values if len(values) <= _FEW else torch.stack([values.double().sum(), values.double().square().sum()])
+    ).tolist()

@@ -1,5 +1,6 @@
 """Tensors that note every torch function applied to them on their tape (floor 3)."""
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +18,7 @@ __all__ = ["TapedTensor", "not_noting", "plain", "scaler_refusal"]
 # How far up the stack a gradient scaler's own frame is from the multiplication it makes.
 _SCALER_DEPTH = 8
 # What torch does in another way, or not at all, for subclasses.
-_OF_PLAIN_TENSORS = frozenset({"__format__", "__repr__", "__reduce_ex__", "__deepcopy__"})
+_OF_PLAIN_TENSORS = frozenset({"__format__", "__repr__", "__reduce_ex__"})
 
 
 class Notes(Protocol):
@@ -44,11 +45,13 @@ class TapedTensor(Tensor):
         tape: the batch's tape.
         slot: the tensor's place on it.
         keeps_values: whether its values depend on more than shapes.
+        sized_by_values: whether its shape depends on values.
     """
 
     tape: Notes
     slot: int
     keeps_values: bool
+    sized_by_values: bool
 
     @classmethod
     def __torch_function__(
@@ -62,6 +65,8 @@ class TapedTensor(Tensor):
         name = getattr(func, "__name__", "")
         if name in _OF_PLAIN_TENSORS:
             return func(*(plain(arg) if isinstance(arg, Tensor) else arg for arg in args), **kwargs)
+        if name == "__deepcopy__":
+            return _copied(args)
         tapes = [tensor.tape for tensor in tensors_in((args, dict(kwargs))) if isinstance(tensor, TapedTensor)]
         # Results of an earlier batch's tensors still belong to that batch.
         tape = next((tape for tape in tapes if tape.is_open), tapes[0] if tapes else None)
@@ -98,6 +103,15 @@ def _backward(
     if len(own) != len(losses) or any(True for _ in tensors_in(weights)):
         return run()
     return tape.backward(own, run)
+
+
+def _copied(args: tuple[object, ...]) -> object:
+    """A deep copy: as torch makes it, noted as a clone."""
+    (taped, memo) = args
+    assert isinstance(taped, TapedTensor)
+    with not_noting():
+        made = copy.deepcopy(plain(taped), memo)  # pyright: ignore[reportArgumentType]
+    return taped.tape.note(Tensor.clone, (taped,), {}, made)
 
 
 def not_noting() -> AbstractContextManager[None]:
