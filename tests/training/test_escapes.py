@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from loops import records, train
 from sordino import Plan, fit
 from sordino.errors import CoupledRecords, PrivacyError, UncapturedParameter, UnprivateStep
+from sordino.training.carried import Carried
 from sordino.training.engine import PrivacyEngine
 from sordino.training.forms import ProvedForm, magnitude, proves_again, public_marks
 
@@ -441,3 +442,34 @@ def test_marks_of_a_module_tell_modes_frozen_parts_and_attributes():
     model.head.train()
     model.embed.weight.requires_grad_(False)
     assert public_marks(model) != before
+
+
+def test_copies_are_known_by_long_values_only():
+    carried = Carried()
+    carried.remember(torch.tensor([0.1, 0.2]))
+    carried.remember(torch.tensor(0.5))
+    carried.tell(1 / 3)
+    assert carried.is_copy(torch.tensor([0.1, 0.2]))
+    assert carried.is_copy(torch.tensor([[1.0, 1 / 3]]))
+    assert not carried.is_copy(torch.tensor([0.1, 0.3]))
+    assert not carried.is_copy(torch.tensor(0.5))
+    assert not carried.is_copy(torch.tensor([0.1, 0.2]).bfloat16())
+
+
+def test_what_was_written_to_is_known_by_its_memory_as_long_as_it_lives():
+    carried, tensor = Carried(), torch.zeros(3)
+    carried.write(tensor[:1])
+    assert carried.was_written(tensor)
+    assert carried.is_left()
+    assert not carried.was_written(torch.zeros(3))
+    del tensor
+    assert not carried.is_left()
+
+
+def test_a_tensor_is_constant_until_it_is_changed():
+    carried, tensor = Carried(), torch.zeros(3)
+    carried.keep_constant(tensor)
+    assert carried.is_constant(tensor)
+    assert not carried.is_constant(tensor.clone())
+    tensor.add_(1)
+    assert not carried.is_constant(tensor)

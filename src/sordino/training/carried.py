@@ -24,6 +24,7 @@ _FORGET = 256
 _RESULTS, _LARGEST = 512, 4096
 # A number with so few binary digits may be met by chance.
 _SHORT = 2.0**12
+_LONG = (torch.float32, torch.float64)
 
 
 class Carried:
@@ -36,7 +37,7 @@ class Carried:
     def __init__(self, module: nn.Module | None = None) -> None:
         self._module = module
         self._written: dict[int, StorageWeakRef] = {}
-        self._limit = _FORGET
+        self._limit = self._most = _FORGET
         self._constants: dict[int, tuple[ReferenceType[Tensor], int]] = {}
         self._results: deque[Tensor] = deque(maxlen=_RESULTS)
         self._numbers: deque[float] = deque(maxlen=_RESULTS)
@@ -69,6 +70,9 @@ class Carried:
     def keep_constant(self, tensor: Tensor) -> None:
         """Remember a tensor of a proved loss: unchanged in a later batch, it holds nothing of that batch."""
         self._constants[id(tensor)] = (ref(tensor), tensor._version)
+        if len(self._constants) > self._most:
+            self._constants = {key: held for key, held in self._constants.items() if held[0]() is not None}
+            self._most = max(_FORGET, 2 * len(self._constants))
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether it was there in an earlier batch and torch did not change it since."""
@@ -87,9 +91,12 @@ class Carried:
 
     def is_copy(self, tensor: Tensor) -> bool:
         """Whether `tensor` holds a result of this batch or of one not long ago, or a number that was read from it."""
-        if not tensor.dtype.is_floating_point or not 0 < tensor.numel() <= _LARGEST or says_nothing(tensor):
+        if tensor.dtype not in _LONG or not 0 < tensor.numel() <= _LARGEST or says_nothing(tensor):
             return False
         values = tensor.detach().flatten()
+        # What anybody might write down, one half or 0.75, is met by chance.
+        if bool((values * _SHORT == (values * _SHORT).round()).all()):
+            return False
         if any(_are_equal(result, values) for result in self._results if result.numel() == values.numel()):
             return True
         if not self._numbers:
