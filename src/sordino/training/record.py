@@ -142,12 +142,13 @@ class RunRecord:
             )
         self.seeded = randomness.reproducible or any(segment.seeded for segment in segments)
         self._randomness = randomness
-        self.folder.begin(
+        begun = self.folder.begin(
             key=randomness.commitment,
             first_step=self.first_step,
             most=_dearest(self._plan),
             seeded=randomness.reproducible,
         )
+        self._lineage = [{"key": one.key, "first_step": one.first_step} for one in (*segments, begun)]
 
     def follow(self, bounds: Bounds) -> None:
         """Keep clipping bounds that adapt in the checkpoints, and go on from those of the one that was loaded."""
@@ -182,7 +183,7 @@ class RunRecord:
             "head": self.folder.head,
             "lines": self.folder.lines,
             "charged": self._charged.state_dict(),
-            "lineage": [{"key": one.key, "first_step": one.first_step} for one in self.folder.segments()],
+            "lineage": self._lineage,
         }
         bounds = None if self._bounds is None else self._bounds.state_dict()
         self.folder.save_checkpoint(to_bytes(facts, parts.state() | {"bounds": bounds}))
