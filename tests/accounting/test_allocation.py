@@ -8,6 +8,7 @@ from scipy.special import ndtr
 
 from sordino.accounting import advantage, delta, epsilon, true_positive_rate, without_amplification
 from sordino.accounting.allocation import AllocationLaw, allocation_lattices
+from sordino.accounting.allocation_moments import adding_moment, removing_moment
 from sordino.accounting.law_directions import LawStep
 from sordino.accounting.pld import pld_delta
 from sordino.definitions import NeighboringRelation
@@ -105,3 +106,37 @@ def test_where_the_sum_cannot_be_computed_the_answer_is_without_amplification():
     with pytest.raises(AccountingError):
         epsilon(allocated(100, 0.1), 1e-6, accountant="pld")
     assert without_amplification(allocated(10, 1.0)) == SelfComposed(event=Gaussian(noise_multiplier=1.0), count=10)
+
+
+@pytest.mark.parametrize(("steps", "shift"), [(2, 0.7), (7, 1.3), (1000, 0.5)])
+def test_moments_of_an_allocation_are_the_multinomial_sums(steps, shift):
+    one = math.exp(shift * shift)
+    second = (steps * one + steps * (steps - 1)) / steps**2
+    third = (steps * one**3 + 3 * steps * (steps - 1) * one + steps * (steps - 1) * (steps - 2)) / steps**3
+    bound = removing_moment(steps, shift)
+    assert bound(1.0) == pytest.approx(math.log(second), rel=1e-9, abs=1e-12)
+    assert bound(2.0) == pytest.approx(math.log(third), rel=1e-9, abs=1e-12)
+    assert removing_moment(steps, 1.05 * shift)(1.0) > 1.05 * bound(1.0)
+
+
+@pytest.mark.parametrize("lam", [0.3, 1.0, 2.7, 9.0])
+def test_moments_bound_two_steps_by_quadrature(lam):
+    shift = 0.8
+    y = np.linspace(-14.0, 14.0, 1401)
+    density = np.exp(-y * y / 2) * (y[1] - y[0]) / math.sqrt(2 * math.pi)
+    ratio = np.exp(shift * y - shift * shift / 2)
+    mean = (ratio[:, None] + ratio[None, :]) / 2
+    weight = density[:, None] * density[None, :]
+    removing = math.log(float(np.sum(weight * mean ** (lam + 1))))
+    adding = math.log(float(np.sum(weight * mean**-lam)))
+    assert removing - 1e-9 <= removing_moment(2, shift)(lam) <= (1.6 if lam < 1 else 1.2) * removing
+    assert adding - 1e-9 <= adding_moment(2, shift)(lam)
+
+
+def test_far_below_what_a_lattice_resolves_the_allocation_still_amplifies():
+    event = RandomAllocation(steps=100, participations=1, epochs=10, event=Gaussian(noise_multiplier=2.0))
+    tiny = epsilon(event, 1e-20)
+    bare = epsilon(SelfComposed(event=Gaussian(noise_multiplier=2.0), count=10), 1e-20)
+    assert tiny.upper < 0.2 * bare.upper
+    assert tiny.upper > epsilon(event, 1e-5).upper
+    assert epsilon(event, 1e-5, accountant="rdp").upper > epsilon(event, 1e-5).upper

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sordino.accounting.allocation import AllocationLaw
+from sordino.accounting.allocation_moments import adding_moment, removing_moment
 from sordino.accounting.composition import Steps, flatten
 from sordino.accounting.directions import joined, transforms_of
 from sordino.accounting.lattice import LatticeLaw, upper_lattice
@@ -74,8 +75,11 @@ def _bounds(event: Event, relation: NeighboringRelation) -> tuple[Transform, ...
             # ε²/8-zCDP (Cesar and Rogers 2021, lemma 3.2).
             return (GaussianTransform(mu=event.epsilon / 2),)
         case RandomAllocation():
-            # A mixture over the step that is used is no worse than the worst of them: one Gaussian, no amplification.
-            return _bounds(event.event, relation)
+            if not isinstance(event.event, Gaussian) or relation is NeighboringRelation.REPLACE_ONE:
+                # A mixture over the step used is no worse than the worst of them: one use, no amplification.
+                return _bounds(event.event, relation)
+            shift = 1 / event.event.noise_multiplier
+            return tuple(BoundTransform(moment(event.steps, shift)) for moment in (removing_moment, adding_moment))
         case Selection():
             return _selection(event, relation)
         case FixedSizeSampled() if relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
