@@ -21,7 +21,15 @@ from sordino import checks
 from sordino.events import Event, PoissonSampled
 from sordino.randomness import Randomness
 
-__all__ = ["Chunk", "PoissonSampling", "ShuffledEpochs", "VaryingPoissonSampling", "split"]
+__all__ = [
+    "Chunk",
+    "CyclicPoissonSampling",
+    "FixedEpochs",
+    "PoissonSampling",
+    "ShuffledEpochs",
+    "VaryingPoissonSampling",
+    "split",
+]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -194,6 +202,105 @@ class ShuffledEpochs:
             place = step % self.steps_per_epoch
             start, end = (population * (place + side) // self.steps_per_epoch for side in (0, 1))
             yield np.sort(order[start:end]).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicPoissonSampling:
+    """Record number i is in group i mod `groups`; step t draws each member of group t mod `groups` independently.
+
+    When: noise is correlated over at most `groups` steps: a record is in at most one step of a cycle.
+
+    Guarantee: a record is drawn at most once a cycle, with probability ``groups · sample_rate``, whatever was drawn
+    before. When each step is one ``event`` on its batch, a cycle is ``event(event)`` on the data set. A record's group
+    depends on its number alone, in every segment of a run: neighbours must agree in the numbers of all other records,
+    so under add-or-remove-one the number of a removed record stays vacant.
+
+    Args:
+        groups: ≥ 1; 1 is Poisson sampling.
+        sample_rate: the part of all records in an expected batch, in (0, 1/groups].
+
+    References:
+        Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization", algorithm 2.
+    """
+
+    groups: int
+    sample_rate: float
+
+    def __post_init__(self) -> None:
+        checks.integer(1, groups=self.groups)
+        checks.probability(zero=False, sample_rate=self.sample_rate)
+        checks.in_range(0, 1 + 1e-9, groups_times_sample_rate=self.groups * self.sample_rate)
+
+    @property
+    def words(self) -> str:
+        """The sampler as it is written in a guarantee."""
+        return f"cyclic Poisson sampling at rate {self.sample_rate:.6g} from {self.groups} groups by record number"
+
+    @property
+    def _within(self) -> PoissonSampling:
+        return PoissonSampling(sample_rate=min(1.0, self.groups * self.sample_rate))
+
+    def event(self, event: Event) -> Event:
+        """The event on the whole data set of a cycle whose every step is `event` on its batch."""
+        return self._within.event(event)
+
+    def charges(self, steps: int) -> int:
+        """How many times `event` is spent in `steps` steps: once for each cycle begun."""
+        return math.ceil(steps / self.groups)
+
+    def batches(self, *, population: int, first_step: int, steps: int, randomness: Randomness) -> Iterator[np.ndarray]:
+        """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
+        for step in range(first_step, first_step + steps):
+            yield self.draw(population=population, step=step, randomness=randomness)
+
+    def draw(self, *, population: int, step: int, randomness: Randomness) -> np.ndarray:
+        """Sorted int64 indices of the records in batch `step`."""
+        group = step % self.groups
+        members = max(0, math.ceil((checks.integer(0, population=population) - group) / self.groups))
+        return self._within.draw(population=members, step=step, randomness=randomness) * self.groups + group
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedEpochs:
+    """Record number i is in batch i mod `steps_per_epoch` of every epoch: the same batches in the same order.
+
+    When: noise is correlated over an epoch's steps, and nothing should be claimed from sampling. Nothing is random, so
+    records that come sorted should be numbered in a random order first, once.
+
+    Guarantee: a record's steps are exactly `steps_per_epoch` apart, and depend on its number alone. Neighbours must
+    agree in the numbers of all other records, so under add-or-remove-one the number of a removed record stays vacant.
+
+    Args:
+        steps_per_epoch: number of batches an epoch, ≥ 1; 1 takes all records in every step.
+    """
+
+    steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        checks.integer(1, steps_per_epoch=self.steps_per_epoch)
+
+    @property
+    def words(self) -> str:
+        """The sampler as it is written in a guarantee."""
+        return f"{self.steps_per_epoch} fixed batches by record number"
+
+    def event(self, event: Event) -> Event:
+        """The event on the whole data set of an epoch whose every step is `event` on its batch."""
+        return event
+
+    def charges(self, steps: int) -> int:
+        """How many times `event` is spent in `steps` steps when they are independent: once for each epoch begun."""
+        return math.ceil(steps / self.steps_per_epoch)
+
+    def batches(self, *, population: int, first_step: int, steps: int, randomness: Randomness) -> Iterator[np.ndarray]:
+        """Batches `first_step`, `first_step` + 1, …, `steps` of them."""
+        for step in range(first_step, first_step + steps):
+            yield self.draw(population=population, step=step, randomness=randomness)
+
+    def draw(self, *, population: int, step: int, randomness: Randomness) -> np.ndarray:  # noqa: ARG002
+        """Sorted int64 indices of the records in batch `step`."""
+        population = checks.integer(0, population=population)
+        return np.arange(step % self.steps_per_epoch, population, self.steps_per_epoch, dtype=np.int64)
 
 
 def split(indices: np.ndarray, *, step: int, microbatch_size: int | None = None) -> tuple[Chunk, ...]:

@@ -1,7 +1,8 @@
 """One file that training goes on from (floor 3): tensors as safetensors, all else as JSON in its header. Never pickle.
 
 A checkpoint holds no key and no state of a generator: whoever resumes draws fresh entropy, so no noise value is used
-twice, and a checkpoint that is stolen gives no noise away. What it says of randomness are commitments to keys.
+twice. What it says of randomness are commitments to keys. With independent noise a checkpoint that is stolen gives no
+noise away; with correlated noise it holds past noise, which later steps take back, and is as secret as the records.
 
 Example:
     >>> import torch

@@ -10,24 +10,28 @@ Example:
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Self
+from typing import Literal, Self
 
 from sordino import accounting, checks
-from sordino.clipping import Clipping, FlatClipping, clipping_from_dict, clipping_to_dict
+from sordino.clipping import Clipping, FlatClipping, QuantileClipping, clipping_from_dict, clipping_to_dict
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, UnknownSampler
-from sordino.events import Event, Nothing, SelfComposed, compose
-from sordino.sampling import PoissonSampling, ShuffledEpochs, VaryingPoissonSampling
+from sordino.events import Event, NoPrivacy, Nothing, SelfComposed, compose
+from sordino.mechanisms.correlated import CorrelatedGaussianMechanism
+from sordino.sampling import CyclicPoissonSampling, FixedEpochs, PoissonSampling, ShuffledEpochs, VaryingPoissonSampling
 from sordino.schedules import Schedule, scaled, schedule_from_dict, schedule_to_dict, value_at
+from sordino.training.noise import CorrelatedNoise, best_noise
 from sordino.training.step_plan import StepPlan
 
 __all__ = ["Performance", "Plan"]
 
-_SCHEMA = 2
+_SCHEMA = 3
 # What may change from step to step.
 _PLANNED = ("noise_multiplier", "max_grad_norm", "sample_rate", "expected_batch_size")
+_OBJECTS = ("clipping", "noise")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +59,14 @@ class Plan:
         poisson_sampling: False deals each epoch into round(1 / sample_rate) disjoint batches instead, and claims no
             amplification; not under add-or-remove-one, and not with schedules.
         clipping: how gradients are clipped to `max_grad_norm`, flat by default.
+        noise: how the steps' noises hang together: None is independent noise, `CorrelatedNoise` draws batches as its
+            participation says, from record numbers that stay the same in neighbouring data sets.
 
     Raises:
-        UnknownSampler: `poisson_sampling` is False under add-or-remove-one or with a schedule.
+        InvalidArgument: a value is out of its range, or correlated noise meets a schedule, bounds that adapt, or
+            another number of steps or rate than its own.
+        UnknownSampler: `poisson_sampling` is False under add-or-remove-one or with a schedule, or the batches would
+            break the participation of the noise.
 
     Example:
         >>> from sordino.schedules import Exponential
@@ -82,6 +91,7 @@ class Plan:
     dataset_size_is_public: bool = False
     poisson_sampling: bool = True
     clipping: Clipping = field(default_factory=FlatClipping)
+    noise: CorrelatedNoise | None = None
 
     def __post_init__(self) -> None:
         checks.integer(0, steps=self.steps)
@@ -94,6 +104,9 @@ class Plan:
             )
         for step in {0, max(self.steps - 1, 0)} if self.is_scheduled else {0}:
             self.at(step)
+        if self.noise is not None:
+            self._check_noise()
+            return
         if not self.poisson_sampling and self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             raise UnknownSampler(
                 "poisson_sampling must be True when neighbours add or remove a record, got False: one record less "
@@ -105,6 +118,26 @@ class Plan:
                 "poisson_sampling must be True with a schedule, got False: the batches of an epoch cost as much as the "
                 "dearest of them. Sample with Poisson sampling, or give numbers."
             )
+
+    def _check_noise(self) -> None:
+        """Noise over many steps needs one bound, one scale and batches that keep its participation."""
+        if not isinstance(self.noise, CorrelatedNoise):
+            raise InvalidArgument(
+                f"noise must be None or CorrelatedNoise, got {type(self.noise).__name__}. See sordino.training."
+            )
+        scheduled = [name for name in _PLANNED if isinstance(getattr(self, name), Schedule)]
+        if scheduled:
+            raise InvalidArgument(
+                f"{scheduled[0]} must be a number with correlated noise, got a schedule: later steps take "
+                "back what earlier ones added. Give a number, or leave noise out."
+            )
+        if isinstance(self.clipping, QuantileClipping):
+            raise InvalidArgument(
+                "clipping must have a fixed bound with correlated noise, got QuantileClipping. Use FlatClipping or "
+                "AutomaticClipping, or leave noise out."
+            )
+        assert isinstance(self.sampling, CyclicPoissonSampling | FixedEpochs)
+        assert self.mechanism is not None
 
     @classmethod
     def for_epsilon(
@@ -122,10 +155,12 @@ class Plan:
         poisson_sampling: bool = True,
         clipping: Clipping | None = None,
         noise_shape: Schedule | None = None,
+        noise: CorrelatedNoise | Literal["auto"] | None = None,
     ) -> Self:
         """The plan with the least noise whose ε is at most `target_epsilon` (never above it).
 
-        `noise_shape` is a schedule of which only the shape counts: it is scaled as a whole.
+        `noise_shape` is a schedule of which only the shape counts: it is scaled as a whole. `noise` "auto" takes
+        independent noise or bands of correlated noise, whichever leaves less noise in the model's position.
         """
         draft = cls(
             noise_multiplier=1.0 if noise_shape is None else noise_shape,
@@ -139,7 +174,10 @@ class Plan:
             dataset_size_is_public=dataset_size_is_public,
             poisson_sampling=poisson_sampling,
             clipping=FlatClipping() if clipping is None else clipping,
+            noise=None if noise == "auto" else noise,
         )
+        if noise == "auto":
+            return draft._with_best_noise(target_epsilon)
         return draft.with_noise_for(target_epsilon)
 
     def with_noise_for(self, target_epsilon: float, *, accountant: str = "auto") -> Self:
@@ -157,6 +195,27 @@ class Plan:
         )
         return replace(self, noise_multiplier=scaled(shape, factor))
 
+    def _with_best_noise(self, target_epsilon: float) -> Self:
+        if self.is_scheduled or not self.poisson_sampling or isinstance(self.clipping, QuantileClipping):
+            raise InvalidArgument(
+                'noise must be None with schedules, without Poisson sampling or with bounds that adapt, got "auto". '
+                "Leave it out, or give CorrelatedNoise."
+            )
+
+        def calibrate(event: Callable[[float], Event]) -> float:
+            return accounting.calibrate_noise_multiplier(
+                event,
+                target_epsilon=checks.positive(target_epsilon=target_epsilon),
+                target_delta=self.delta,
+                relation=self.neighboring_relation,
+            )
+
+        now = self.at(0)
+        noise, multiplier = best_noise(
+            steps=self.steps, sample_rate=now.sample_rate, l2_sensitivity=now.sensitivity, calibrate=calibrate
+        )
+        return replace(self, noise=noise, noise_multiplier=multiplier)
+
     @property
     def is_scheduled(self) -> bool:
         """Whether anything changes from step to step."""
@@ -172,8 +231,18 @@ class Plan:
         return _at(self, step if self.is_scheduled else 0)
 
     @property
-    def sampling(self) -> PoissonSampling | VaryingPoissonSampling | ShuffledEpochs:
+    def mechanism(self) -> CorrelatedGaussianMechanism | None:
+        """The noise of the whole run when it is correlated, otherwise None: each step has its own, in ``at(step)``."""
+        return None if self.noise is None else _mechanism(self)
+
+    @property
+    def sampling(
+        self,
+    ) -> PoissonSampling | VaryingPoissonSampling | ShuffledEpochs | CyclicPoissonSampling | FixedEpochs:
         """The sampler, which knows its event."""
+        if self.noise is not None:
+            rate = self.at(0).sample_rate
+            return self.noise.sampling(sample_rate=rate, steps=self.steps, poisson_sampling=self.poisson_sampling)
         if isinstance(self.sample_rate, Schedule):
             return VaryingPoissonSampling(rate=lambda step: self.at(step).sample_rate)
         if self.poisson_sampling:
@@ -181,15 +250,31 @@ class Plan:
         return ShuffledEpochs(steps_per_epoch=max(1, round(1 / self.sample_rate)))
 
     def step_event(self, step: int = 0) -> Event:
-        """The event that is charged before `step`: that step's under Poisson sampling, otherwise one epoch's."""
+        """The event that is charged before `step`: that step's under Poisson sampling, otherwise one epoch's.
+
+        Under correlated noise a cycle is charged before its first step, and a run without cycles before step 0.
+        """
         now = self.at(step)
+        if self.mechanism is not None:
+            return self._correlated_event(self.mechanism, step)
         if not self.is_private:
             return now.event
         return PoissonSampling(sample_rate=now.sample_rate).event(now.event) if self.poisson_sampling else now.event
 
+    def _correlated_event(self, mechanism: CorrelatedGaussianMechanism, step: int) -> Event:
+        sampler = self.sampling
+        if step % sampler.groups if isinstance(sampler, CyclicPoissonSampling) else step:
+            return Nothing()
+        if not self.is_private:
+            return self.at(0).event
+        return sampler.event(self.at(0).event) if isinstance(sampler, CyclicPoissonSampling) else mechanism.event()
+
     def event(self, steps: int | None = None) -> Event:
         """The event of the first `steps` steps, or of all of them."""
         steps = self.steps if steps is None else checks.integer(0, steps=steps)
+        if self.mechanism is not None:
+            private = self.is_private or not steps
+            return self.mechanism.event(steps) if private else NoPrivacy(reason="noise_multiplier is 0")
         if self.is_scheduled:
             return compose([self.step_event(step) for step in range(steps)])
         count = self.sampling.charges(steps)
@@ -201,6 +286,8 @@ class Plan:
             caveats = ("noise_multiplier is 0: for debugging only", *caveats)
         if self.dataset_size_is_public:
             caveats = (*caveats, "the size of the data set is treated as public")
+        if self.noise is not None and self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            caveats = (*caveats, "records keep their numbers when one is added or removed")
         spent = accounting.epsilon(self.event(steps), self.delta, relation=self.neighboring_relation)
         return Guarantee(
             epsilon=spent.upper,
@@ -217,6 +304,7 @@ class Plan:
         body = {item.name: schedule_to_dict(getattr(self, item.name)) for item in fields(self) if item.name in _PLANNED}
         rest = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _PLANNED}
         rest["clipping"] = clipping_to_dict(self.clipping)
+        rest["noise"] = None if self.noise is None else self.noise.to_dict()
         return json.dumps({"schema": _SCHEMA, **body, **rest}, indent=2, allow_nan=False)
 
     @classmethod
@@ -229,8 +317,9 @@ class Plan:
                 f"plan must be JSON with the fields {sorted(expected)}, schema {_SCHEMA}. Check the file."
             )
         planned = {name: schedule_from_dict(body[name]) for name in _PLANNED}
-        rest = {name: value for name, value in body.items() if name not in ("schema", "clipping", *_PLANNED)}
-        return cls(**planned, **rest, clipping=clipping_from_dict(body["clipping"]))
+        rest = {name: value for name, value in body.items() if name not in ("schema", *_OBJECTS, *_PLANNED)}
+        noise = None if body["noise"] is None else CorrelatedNoise.from_dict(body["noise"])
+        return cls(**planned, **rest, clipping=clipping_from_dict(body["clipping"]), noise=noise)
 
 
 @lru_cache(maxsize=256)
@@ -238,6 +327,14 @@ def _at(plan: Plan, step: int) -> StepPlan:
     """The values of one step; most plans have one set of them, and all are asked for several times a step."""
     values = {name: value_at(getattr(plan, name), step, plan.steps or None) for name in _PLANNED}
     return StepPlan(**values, clipping=plan.clipping, neighboring_relation=plan.neighboring_relation)
+
+
+@lru_cache(maxsize=64)
+def _mechanism(plan: Plan) -> CorrelatedGaussianMechanism:
+    """Its sensitivity may be the result of a long search."""
+    assert plan.noise is not None
+    now = plan.at(0)
+    return plan.noise.mechanism(noise_multiplier=now.noise_multiplier, l2_sensitivity=now.sensitivity)
 
 
 @dataclass(frozen=True, kw_only=True)

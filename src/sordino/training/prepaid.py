@@ -89,8 +89,12 @@ class Prepaid:
 
 
 @contextmanager
-def set_aside(ledger: Account | Reservation | None, plan: Plan, *, first: int, run: str = "") -> Iterator[Prepaid]:
+def set_aside(
+    ledger: Account | Reservation | None, plan: Plan, *, first: int, repeats: bool = False, run: str = ""
+) -> Iterator[Prepaid]:
     """Reserve a plan's steps from `first` on; at the end of the block, what was not paid is given back.
+
+    `repeats` says that steps from `first` on were carried out before.
 
     Raises:
         BudgetExceeded: the whole does not fit; nothing is reserved.
@@ -98,7 +102,7 @@ def set_aside(ledger: Account | Reservation | None, plan: Plan, *, first: int, r
     relation, unit, note = plan.neighboring_relation, plan.privacy_unit, "fit"
 
     def event_at(step: int) -> Event:
-        return charged_at(plan, step, first=first)
+        return charged_at(plan, step, first=first, repeats=repeats)
 
     def paid_from(purse: Account | Reservation | None) -> Prepaid:
         return Prepaid(purse, event_at, note=note, relation=relation, unit=unit, run=run)

@@ -24,11 +24,11 @@ from sordino.events import Event, Nothing
 from sordino.randomness import Randomness
 from sordino.runs import RunFolder
 from sordino.training.averaging import WeightAverage
-from sordino.training.bounds import Bounds
 from sordino.training.charges import Charges
 from sordino.training.checkpoint import load_module, load_optimizer, module_state, read, to_bytes
 from sordino.training.commitment import commitment_to
 from sordino.training.plan import Plan
+from sordino.training.step import PrivateStep
 
 __all__ = ["Parts", "RunRecord", "record_of"]
 
@@ -82,7 +82,8 @@ class RunRecord:
     """One segment of a run: from its beginning, or from its checkpoint, to its end.
 
     Guarantee: every step is in the transcript before its records are read. The files hold what `fit` releases anyway,
-    and commitments that say nothing without the key.
+    and commitments that say nothing without the key; under correlated noise the checkpoint holds noise besides, and
+    is as secret as the records.
 
     Args:
         folder: open for writing.
@@ -101,8 +102,10 @@ class RunRecord:
         self._is_new = is_new
         self._charged = Charges()
         self._saved = -1
-        self._bounds: Bounds | None = None
-        self._adapted: Mapping[str, object] | None = None
+        self._step: PrivateStep | None = None
+        self._carried: Mapping[str, object] | None = None
+        self._taken = 0
+        self.repeats = False
 
     @property
     def is_resumed(self) -> bool:
@@ -123,6 +126,7 @@ class RunRecord:
         for line in self.folder:
             if not isinstance(line.event, Nothing):
                 self.earlier.add(line.event)
+            self._taken += 1
         self._charged = self.earlier.copy()
         file = self.folder.path / "checkpoint.safetensors"
         if not self._is_new and file.is_file():
@@ -133,7 +137,9 @@ class RunRecord:
                 )
             self.first_step = self._saved = checks.integer(0, step=facts.get("step"))
             parts.load(facts, state)
-            self._adapted = cast("Mapping[str, object] | None", state["bounds"])
+            self._carried = cast("Mapping[str, object] | None", state["step"])
+            # A step that was under way when the checkpoint was written had released nothing.
+            self.repeats = self._taken > checks.integer(0, taken=facts.get("taken"))
         segments = self.folder.segments()
         if randomness.commitment in {segment.key for segment in segments}:
             raise InvalidArgument(
@@ -150,11 +156,11 @@ class RunRecord:
         )
         self._lineage = [{"key": one.key, "first_step": one.first_step} for one in (*segments, begun)]
 
-    def follow(self, bounds: Bounds) -> None:
-        """Keep clipping bounds that adapt in the checkpoints, and go on from those of the one that was loaded."""
-        self._bounds = bounds
-        if self._adapted is not None:
-            bounds.load_state_dict(self._adapted)
+    def follow(self, step: PrivateStep) -> None:
+        """Keep what steps hand on, bounds and noise, in the checkpoints, and go on from the one that was loaded."""
+        self._step = step
+        if self._carried is not None:
+            step.load_state(self._carried)
 
     def charge(
         self, *, step: int, event: Event, epsilon: float, indices: np.ndarray, charge: str | None = None
@@ -162,6 +168,7 @@ class RunRecord:
         """Write the step to the transcript; call it before its records are read."""
         if not isinstance(event, Nothing):
             self._charged.add(event)
+        self._taken += 1
         commitment = commitment_to(indices, step=step, randomness=self._randomness)
         self.folder.append(step=step, event=event, epsilon=epsilon, indices=commitment, charge=charge)
 
@@ -182,15 +189,16 @@ class RunRecord:
             **parts.kinds(),
             "head": self.folder.head,
             "lines": self.folder.lines,
+            "taken": self._taken,
             "charged": self._charged.state_dict(),
             "lineage": self._lineage,
         }
-        bounds = None if self._bounds is None else self._bounds.state_dict()
-        self.folder.save_checkpoint(to_bytes(facts, parts.state() | {"bounds": bounds}))
+        step = None if self._step is None else self._step.state()
+        self.folder.save_checkpoint(to_bytes(facts, parts.state() | {"step": step}))
 
     def guarantee(self, planned: Guarantee) -> Guarantee:
-        """`planned` for everything that was charged, repeated steps and earlier segments among it."""
-        if not self.is_resumed:
+        """`planned` for all that was charged: repeated steps, earlier segments, runs that are charged as a whole."""
+        if not self.is_resumed and self._plan.noise is None:
             return planned
         relation = self._plan.neighboring_relation
         spent = accounting.epsilon(self._charged.event(), self._plan.delta, relation=relation)
@@ -243,6 +251,8 @@ def record_of(
 
 def _dearest(plan: Plan) -> Event:
     """An event that costs at least as much as any one step: the least noise together with the largest sample rate."""
+    if plan.mechanism is not None and plan.steps and plan.is_private:
+        return plan.mechanism.branch_event(0)
     if not plan.is_scheduled or not plan.steps:
         return plan.step_event()
     steps = [plan.at(step) for step in range(plan.steps)]

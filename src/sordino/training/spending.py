@@ -11,12 +11,17 @@ from sordino.training.plan import Plan
 __all__ = ["SpentSoFar", "charged_at"]
 
 
-def charged_at(plan: Plan, step: int, *, first: int = 0) -> Event:
+def charged_at(plan: Plan, step: int, *, first: int = 0, repeats: bool = False) -> Event:
     """The event that is charged before `step` in a segment that starts at step `first`.
 
     Under shuffled epochs the first step of an epoch pays for all of it, and so does the first step of a segment: it
-    deals what is left of its epoch anew.
+    deals what is left of its epoch anew. Under correlated noise a run's charges hold for all its segments, unless steps
+    from `first` on were carried out before (`repeats`): then the segment's first step pays for all that comes again.
     """
+    if plan.mechanism is not None:
+        if not (repeats and plan.is_private):
+            return plan.step_event(step)
+        return plan.mechanism.branch_event(first) if step == first else Nothing()
     charges = plan.sampling.charges
     return plan.step_event(step) if step == first or charges(step + 1) > charges(step) else Nothing()
 
@@ -32,10 +37,19 @@ class SpentSoFar:
         points: most grid points, ≥ 1.
         first: the step with which this segment starts.
         earlier: what was charged in earlier segments, in order.
+        repeats: whether steps from `first` on were carried out before.
     """
 
-    def __init__(self, plan: Plan, *, points: int = 100, first: int = 0, earlier: Charges | None = None) -> None:
-        self._plan = plan
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        points: int = 100,
+        first: int = 0,
+        earlier: Charges | None = None,
+        repeats: bool = False,
+    ) -> None:
+        self._plan, self._repeats = plan, repeats
         self._stride = max(1, math.ceil((plan.steps - first) / points))
         self._first = self._reached = first
         self._epsilon = 0.0
@@ -55,7 +69,7 @@ class SpentSoFar:
         return self._epsilon
 
     def _events(self, start: int, end: int) -> Iterator[Event]:
-        charged = (charged_at(self._plan, step, first=self._first) for step in range(start, end))
+        charged = (charged_at(self._plan, step, first=self._first, repeats=self._repeats) for step in range(start, end))
         return (event for event in charged if not isinstance(event, Nothing))
 
     def _all_steps(self) -> Charges:

@@ -5,12 +5,14 @@
 The sum is held until its last chunk; what is abandoned before is thrown away, and its step number is not used again.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from sordino.errors import UnprivateStep
+from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
@@ -41,6 +43,8 @@ class PrivateStep:
         self._next_chunk = 0
         self._last_step = after_step
         self._sums: dict[nn.Parameter, Tensor] = {}
+        self._stream = None if plan.mechanism is None else plan.mechanism.start()
+        self._trained: list[str] | None = None
         self.bounds = Bounds(capture)
 
     @property
@@ -87,9 +91,25 @@ class PrivateStep:
             self._step = self._last_step = chunk.step
             self._next_chunk = 0
             self._sums = {p: torch.zeros_like(p, dtype=_sum_dtype(p)) for p in self._capture.trainable()}
+            self._catch_up(chunk.step)
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
             self.abandon()
             raise UnprivateStep("chunk must be the next one of the open batch. Take batches from the loader in order.")
+
+    def _catch_up(self, step: int) -> None:
+        """Bring correlated noise past steps that were abandoned or left out; their numbers are used up."""
+        if self._stream is None:
+            return
+        trained = [self._capture.names[parameter] for parameter in self._sums]
+        if self._trained is not None and self._trained != trained:
+            self.abandon()
+            raise UnprivateStep(
+                "trained parameters must stay the same in a run with correlated noise, got others: later noise takes "
+                "back what was added to the same parameter. Unfreeze between runs only."
+            )
+        self._trained = trained
+        while self._stream.next_step < step:
+            self._stream.pass_over(list(self._sums.values()), randomness=self._randomness, step=self._stream.next_step)
 
     def add(self, chunk: Chunk) -> None:
         """Clip the recorded chunk's per-record gradients and add them to the sum, once.
@@ -116,7 +136,8 @@ class PrivateStep:
                 "trained parameters must stay the same within a batch. Freeze or unfreeze between steps."
             )
         mechanism, beside = self.bounds.mechanism()
-        mechanism.add_noise_([*self._sums.values(), *beside], randomness=self._randomness, step=self._step)
+        noise = mechanism if self._stream is None else self._stream
+        noise.add_noise_([*self._sums.values(), *beside], randomness=self._randomness, step=self._step)
         self.bounds.learn(beside)
         divisor = self._plan.at(self._step).expected_batch_size
         for parameter, total in self._sums.items():
@@ -127,6 +148,35 @@ class PrivateStep:
         """Throw the open batch away. Its step stays charged and its number is not used again."""
         self._capture.discard()
         self._close()
+
+    def state(self) -> dict[str, object]:
+        """What later steps need of earlier ones, for a checkpoint: adapted bounds and the buffers of correlated noise.
+
+        The buffers are secret: with the released gradients they give the clipped sums away.
+        """
+        stream = None
+        if self._stream is not None:
+            stream = {
+                "buffers": self._stream.state_tensors(),
+                "place": self._stream.state_json(),
+                "trained": self._trained,
+            }
+        return {"bounds": self.bounds.state_dict(), "noise": stream}
+
+    def load_state(self, state: Mapping[str, object]) -> None:
+        """Go on from `state`, before the first step.
+
+        Raises:
+            PrivacyError: the noise of a step was given already, or the buffers belong to another plan's noise.
+        """
+        self.bounds.load_state_dict(cast("Mapping[str, object]", state["bounds"]))
+        noise = state["noise"]
+        if (noise is None) != (self._stream is None):
+            raise InvalidArgument("state must be one of this plan, with its noise. Was the file exchanged?")
+        if self._stream is not None:
+            body = cast("Mapping[str, object]", noise)
+            self._stream.load_state(cast("Mapping[str, Tensor]", body["buffers"]), str(body["place"]))
+            self._trained = cast("list[str] | None", body["trained"])
 
     def _close(self) -> None:
         self._step = None

@@ -176,7 +176,7 @@ def fit(
             model, loss, source, plan, stepper, schedule, performance, randomness, averaging, record, watched
         )
         name = "" if record is None else record.folder.path.name
-        with set_aside(ledger, plan, first=training.first, run=name) as paid:
+        with set_aside(ledger, plan, first=training.first, repeats=training.repeats, run=name) as paid:
             training.train(paid, transcript, on_step, progress=progress)
         result = training.result()
         if record is not None:
@@ -216,6 +216,7 @@ class _Run:
         if record is not None:
             record.begin(self._parts, randomness)
         self.first = 0 if record is None else record.first_step
+        self.repeats = record is not None and record.repeats
         self._done = self._charged = self.first
         self._interrupted = False
         self._probed: set[Hashable] = set()
@@ -237,7 +238,7 @@ class _Run:
         claim(claimed, self._optimizer)
         step = PrivateStep(capture, self._plan, self._randomness)
         if self._record is not None:
-            self._record.follow(step.bounds)
+            self._record.follow(step)
         try:
             self._optimizer.zero_grad(set_to_none=True)
             self._probe(capture, self._source.structure())
@@ -276,7 +277,8 @@ class _Run:
         )
 
     def _spent(self) -> SpentSoFar:
-        return SpentSoFar(self._plan, first=self.first, earlier=None if self._record is None else self._record.earlier)
+        earlier = None if self._record is None else self._record.earlier
+        return SpentSoFar(self._plan, first=self.first, earlier=earlier, repeats=self.repeats)
 
     def _charge(
         self, paid: Prepaid, transcript: Transcript | None, number: int, epsilon: float, indices: np.ndarray
@@ -284,7 +286,7 @@ class _Run:
         """Before the batch is read. Under shuffled epochs the first step of an epoch pays for all of it."""
         receipt = paid.pay(number, coming=self._plan.steps - number)
         self._charged = number + 1
-        event = charged_at(self._plan, number, first=self.first)
+        event = charged_at(self._plan, number, first=self.first, repeats=self.repeats)
         if self._record is not None:
             self._record.charge(step=number, event=event, epsilon=epsilon, indices=indices, charge=receipt)
         if transcript is not None:

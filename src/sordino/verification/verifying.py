@@ -91,14 +91,18 @@ def _check_plan(plan: Mapping[str, object], chain: Chain) -> Item:
     """Whether every line charges what the plan says, and no step is beyond it."""
     if not is_plan(plan):
         return not_checked("plan", "plan.json does not say what a step does")
-    first, steps = 0, int(str(plan["steps"]))
+    first, begun, repeats, steps = 0, 0, False, int(str(plan["steps"]))
     for entry in chain.entries:
         if isinstance(entry, Segment):
-            first = entry.first_step
+            # The step after a checkpoint may have been under way, and broken off, when that was written.
+            first, repeats = entry.first_step, 0 < entry.first_step < begun - 1
             continue
+        if entry.step == first and first:
+            repeats = repeats or entry.event == planned_event(plan, first, first=first, repeats=True)
+        begun = max(begun, entry.step + 1)
         if entry.step >= steps:
             return failed("plan", f"step {entry.step} is beyond the plan's {steps} steps")
-        if not entry.torn and entry.event != planned_event(plan, entry.step, first=first):
+        if not entry.torn and entry.event != planned_event(plan, entry.step, first=first, repeats=repeats):
             return failed("plan", f"step {entry.step}, attempt {entry.attempt}, charges another event than the plan's")
     repeated = sum(line.attempt > 1 for line in chain.lines)
     reached = max((line.step + 1 for line in chain.lines), default=0)
