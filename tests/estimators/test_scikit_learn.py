@@ -37,6 +37,7 @@ EXEMPT = {
     "LinearSVC": CLASSIFIER,
     "LogisticRegression": CLASSIFIER,
     "Ridge": REGRESSOR,
+    "WhitenedLogisticRegression": CLASSIFIER,
     "StandardScaler": {"check_estimator_sparse_array": UNKNOWN, "check_estimator_sparse_matrix": UNKNOWN},
 }
 PARAMETERS = {

@@ -134,7 +134,7 @@ def test_options_that_only_change_speed_elsewhere_are_accepted():
     [
         {"noise_generator": torch.Generator()},
         {"grad_sample_mode": "magic"},
-        {"clipping": "per_layer"},
+        {"clipping": "adaptive"},
         {"batch_first": False},
         {"loss_reduction": "none"},
         {"noise_multiplier": -1.0},

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sordino.estimators.pca import PCA
     from sordino.estimators.scalers import MinMaxScaler, StandardScaler
     from sordino.estimators.search import PrivateGridSearch
+    from sordino.estimators.whitened import WhitenedLogisticRegression
 
 __all__ = [
     "DPClassifier",
@@ -33,6 +34,7 @@ __all__ = [
     "PrivateGridSearch",
     "Ridge",
     "StandardScaler",
+    "WhitenedLogisticRegression",
 ]
 
 _HOMES = {
@@ -50,6 +52,7 @@ _HOMES = {
     "PrivateGridSearch": "search",
     "Ridge": "linear_regression",
     "StandardScaler": "scalers",
+    "WhitenedLogisticRegression": "whitened",
 }
 
 
