@@ -27,7 +27,7 @@ __all__ = ["ComposedLattice", "LatticeStep"]
 
 _FFT_CONSTANT = 8.0
 _LARGEST_WINDOW = 1 << 21
-_WRAP = 1e-7  # tilted mass outside the window, relative to δ's own sum, but not below 1e-17
+_WRAP = 1e-11  # tilted mass outside the window, relative to δ's own sum, but not below 1e-17
 
 
 @dataclass(frozen=True, kw_only=True)
