@@ -28,7 +28,7 @@ class Source(Protocol):
         ...
 
     def batch(self, indices: np.ndarray, *, device: torch.device) -> tuple[object, ...]:
-        """The records at `indices` (sorted, at least one), on `device`."""
+        """The records at `indices` (different ones, at least one), in their order, on `device`."""
         ...
 
 
@@ -56,7 +56,7 @@ class TensorSource:
     def batch(self, indices: np.ndarray, *, device: torch.device) -> tuple[object, ...]:
         """Rows of every tensor; a gapless stretch, such as a full batch, is a view and not a copy."""
         first, last = int(indices[0]), int(indices[-1])
-        if last - first + 1 == len(indices):
+        if last - first + 1 == len(indices) and bool((np.diff(indices) == 1).all()):
             return tuple(tensor[first : last + 1].to(device) for tensor in self._tensors)
         rows = torch.from_numpy(indices)
         return tuple(tensor.index_select(0, rows.to(tensor.device)).to(device) for tensor in self._tensors)

@@ -5,7 +5,7 @@
 The sum is held until its last chunk; what is abandoned before is thrown away, and its step number is not used again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import cast
 
@@ -18,6 +18,7 @@ from sordino.randomness import Randomness
 from sordino.sampling import Chunk
 from sordino.training.bounds import Bounds
 from sordino.training.plan import Plan
+from sordino.training.step_plan import StepPlan
 
 __all__ = ["PrivateStep"]
 
@@ -33,11 +34,20 @@ class PrivateStep:
         plan: clipping, noise and divisor.
         randomness: source of the noise.
         after_step: number of the last step that is over already; later ones must be larger.
+        at: the values of a step where they are chosen on the way; the plan's by default.
     """
 
-    def __init__(self, capture: GradientCapture, plan: Plan, randomness: Randomness, *, after_step: int = -1) -> None:
+    def __init__(
+        self,
+        capture: GradientCapture,
+        plan: Plan,
+        randomness: Randomness,
+        *,
+        after_step: int = -1,
+        at: Callable[[int], StepPlan] | None = None,
+    ) -> None:
         self._capture = capture
-        self._plan = plan
+        self._at = plan.at if at is None else at
         self._randomness = randomness
         self._step: int | None = None
         self._next_chunk = 0
@@ -87,7 +97,7 @@ class PrivateStep:
         if chunk.chunk == 0 and not self.is_open:
             if chunk.step <= self._last_step:
                 raise UnprivateStep(f"step must be after step {self._last_step}, got {chunk.step}. Draw a new batch.")
-            self.bounds.begin(self._plan.at(chunk.step))
+            self.bounds.begin(self._at(chunk.step))
             self._step = self._last_step = chunk.step
             self._next_chunk = 0
             self._sums = {p: torch.zeros_like(p, dtype=_sum_dtype(p)) for p in self._capture.trainable()}
@@ -139,7 +149,7 @@ class PrivateStep:
         noise = mechanism if self._stream is None else self._stream
         noise.add_noise_([*self._sums.values(), *beside], randomness=self._randomness, step=self._step)
         self.bounds.learn(beside)
-        divisor = self._plan.at(self._step).expected_batch_size
+        divisor = self._at(self._step).expected_batch_size
         for parameter, total in self._sums.items():
             parameter.grad = total.div_(divisor).to(parameter.dtype)
         self._close()

@@ -6,9 +6,9 @@ chunk by chunk → `PrivateStep` clips, sums, adds noise once and divides by a p
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -18,20 +18,21 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from sordino.definitions import Guarantee
+from sordino.definitions import PrivacyUnit
 from sordino.errors import InvalidArgument, LossShapeError
-from sordino.events import Event
 from sordino.gradients import GradientCapture
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.runs import RunFolder
 from sordino.sampling import Chunk, split
+from sordino.training.adaptive import AdaptiveBudget, AdaptiveRun
 from sordino.training.averaging import Averaging, WeightAverage
 from sordino.training.display import DIAGNOSED, Diagnostics, ProgressLine, diagnostics_called
 from sordino.training.following import ForwardWatch, compares_values
 from sordino.training.forms import proves_again, public_marks
 from sordino.training.guard import claim, release
 from sordino.training.interrupts import uninterrupted
+from sordino.training.outcome import FitResult, LossFunction, Transcript
 from sordino.training.plan import Performance, Plan
 from sordino.training.prepaid import Prepaid, set_aside
 from sordino.training.probe import check_records_are_independent
@@ -41,49 +42,12 @@ from sordino.training.spending import SpentSoFar, charged_at
 from sordino.training.step import PrivateStep
 from sordino.training.stepping import OptimizerFactory, optimizer_for, schedule_for
 from sordino.training.structure import map_tensors
+from sordino.training.units import Units, UnitSource, by_unit
 
 __all__ = ["FitResult", "LossFunction", "OptimizerFactory", "Transcript", "fit"]
 
 FIXED_SEED = "fixed seed: not for release"
-
-
-class LossFunction(Protocol):
-    """``loss(model, *batch)``: one loss per record, shape (records,)."""
-
-    def __call__(self, model: nn.Module, /, *batch: Tensor) -> Tensor:
-        """The losses of the records of one batch, in order."""
-        ...
-
-
-class Transcript(Protocol):
-    """Where a run is charged. An exception raised here stops the run before the step touches a record."""
-
-    def append(self, *, step: int, event: Event, epsilon: float) -> None:
-        """Charge step `step`, which does `event`; the run has then spent at most `epsilon`."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitResult:
-    """What a run leaves behind.
-
-    Args:
-        model: the user's own module, trained in place; with averaging its weights are the averages.
-        plan: what was run.
-        guarantee: what the steps that were charged guarantee.
-        steps: steps that were finished, those before a resume among them.
-        charged_steps: steps that were charged; at most one more than `steps`, not counting repeated ones.
-        interrupted: whether Ctrl-C ended the run early; the model is then that of the last finished step.
-        seconds: wall-clock time of the run.
-    """
-
-    model: nn.Module
-    plan: Plan
-    guarantee: Guarantee
-    steps: int
-    charged_steps: int
-    interrupted: bool
-    seconds: float
+ONE_EACH = "every record is taken to be all that its {} gave"
 
 
 def fit(
@@ -106,6 +70,8 @@ def fit(
     on_step: Callable[[int], None] | None = None,
     progress: bool = True,
     diagnostics: str | None = None,
+    budget: AdaptiveBudget | None = None,
+    units: Units | None = None,
 ) -> FitResult:
     """Train `model` under `plan`, and say what the result guarantees.
 
@@ -141,6 +107,9 @@ def fit(
         progress: show step, ε so far and time left. Neither losses nor norms are shown.
         diagnostics: "private" also shows each step's mean loss and batch size, on this terminal only. They are not
             covered by the guarantee, which then says so.
+        budget: chooses each step's noise from what was released, within its ε; the plan's steps are then the most that
+            are taken. Without a run folder only.
+        units: which user each record belongs to: a user's records are drawn, clipped and protected together.
 
     Raises:
         BudgetExceeded: the plan does not fit what is left of the ledger's account; no record was read.
@@ -161,11 +130,17 @@ def fit(
     References:
         Abadi et al. 2016, algorithm 1.
     """
+    if budget is not None and (run is not None or resume is not None):
+        raise InvalidArgument("run and resume must be None with a budget that adapts, got a folder. Leave it out.")
+    adaptive = None if budget is None else AdaptiveRun(budget, plan)
     performance = Performance() if performance is None else performance
     if performance.device is None:
         performance = replace(performance, device=_device_of(model))
     randomness = _fresh(Randomness() if randomness is None else randomness)
     source = source_of(data, collate)
+    if units is not None:
+        units.check(plan)
+        source, loss = UnitSource(source, units), by_unit(loss)
     watched = diagnostics_called(diagnostics)
     model.to(performance.device)
     stepper = optimizer_for(model, optimizer, plan)
@@ -173,10 +148,14 @@ def fit(
     record = record_of(plan, run=run, resume=resume, every=checkpoint_every, diagnostics=diagnostics)
     try:
         training = _Run(
-            model, loss, source, plan, stepper, schedule, performance, randomness, averaging, record, watched
+            model, loss, source, plan, stepper, schedule, performance, randomness, averaging, record, watched, adaptive
         )
         name = "" if record is None else record.folder.path.name
-        with set_aside(ledger, plan, first=training.first, repeats=training.repeats, run=name) as paid:
+        with (
+            set_aside(ledger, plan, first=training.first, repeats=training.repeats, run=name)
+            if adaptive is None
+            else adaptive.paid(ledger, run=name)
+        ) as paid:
             training.train(paid, transcript, on_step, progress=progress)
         result = training.result()
         if record is not None:
@@ -204,6 +183,7 @@ class _Run:
         averaging: Averaging | None,
         record: RunRecord | None,
         diagnostics: Diagnostics | None,
+        adaptive: AdaptiveRun | None,
     ) -> None:
         self._model, self._loss, self._source, self._plan = model, loss, source, plan
         self._optimizer, self._schedule, self._performance = optimizer, schedule, performance
@@ -212,7 +192,7 @@ class _Run:
         self._device = torch.device(performance.device or _device_of(model))
         self._started = time.monotonic()
         self._parts = Parts(model=model, optimizer=optimizer, schedule=schedule, average=self._average)
-        self._record, self._diagnostics = record, diagnostics
+        self._record, self._diagnostics, self._adaptive = record, diagnostics, adaptive
         if record is not None:
             record.begin(self._parts, randomness)
         self.first = 0 if record is None else record.first_step
@@ -231,12 +211,14 @@ class _Run:
         progress: bool,
     ) -> None:
         """All steps of the plan that are left, or those before Ctrl-C."""
-        spent = self._spent() if progress or transcript is not None or self._record is not None else None
+        shown = progress or transcript is not None or self._record is not None
+        spent = self._spent() if shown and self._adaptive is None else None
         held = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         capture = GradientCapture(self._model, held)
         claimed = list(self._model.parameters())
         claim(claimed, self._optimizer)
-        step = PrivateStep(capture, self._plan, self._randomness)
+        at = None if self._adaptive is None else self._adaptive.at
+        step = PrivateStep(capture, self._plan, self._randomness, at=at)
         if self._record is not None:
             self._record.follow(step)
         try:
@@ -247,6 +229,7 @@ class _Run:
             ) as line:
                 for number, indices in enumerate(self._batches(), start=self.first):
                     epsilon = 0.0 if spent is None else spent.after(number + 1)
+                    epsilon = epsilon if self._adaptive is None else self._adaptive.epsilon
                     self._charge(paid, transcript, number, epsilon, indices)
                     self._accumulate(step, capture, number, indices)
                     self._update(step)
@@ -269,6 +252,10 @@ class _Run:
                 self._average.load()
 
     def _batches(self) -> Iterator[np.ndarray]:
+        if self._adaptive is not None:
+            return self._adaptive.batches(
+                population=len(self._source), steps=self._plan.steps, randomness=self._randomness
+            )
         return self._plan.sampling.batches(
             population=len(self._source),
             first_step=self.first,
@@ -286,13 +273,18 @@ class _Run:
         """Before the batch is read. Under shuffled epochs the first step of an epoch pays for all of it."""
         receipt = paid.pay(number, coming=self._plan.steps - number)
         self._charged = number + 1
-        event = charged_at(self._plan, number, first=self.first, repeats=self.repeats)
+        if self._adaptive is not None:
+            event = self._adaptive.charged_at(number)
+        else:
+            event = charged_at(self._plan, number, first=self.first, repeats=self.repeats)
         if self._record is not None:
             self._record.charge(step=number, event=event, epsilon=epsilon, indices=indices, charge=receipt)
         if transcript is not None:
             transcript.append(step=number, event=event, epsilon=epsilon)
 
     def _accumulate(self, step: PrivateStep, capture: GradientCapture, number: int, indices: np.ndarray) -> None:
+        if isinstance(self._source, UnitSource):
+            indices = self._source.present(indices)
         for chunk in split(indices, step=number, microbatch_size=self._performance.microbatch_size):
             batch = self._source.batch(chunk.indices, device=self._device) if chunk.records else None
             if batch is not None:
@@ -333,6 +325,8 @@ class _Run:
     def _update(self, step: PrivateStep) -> None:
         with uninterrupted():
             step.finish()
+            if self._adaptive is not None:
+                self._adaptive.learn(self._model.parameters())
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
             if self._schedule is not None:
@@ -358,7 +352,12 @@ class _Run:
         caveats = (FIXED_SEED,) if seeded else ()
         diagnosed = self._diagnostics is not None or (self._record is not None and self._record.is_diagnosed)
         caveats += (DIAGNOSED,) if diagnosed else ()
-        guarantee = self._plan.guarantee(steps=self._charged, caveats=caveats)
+        if self._plan.privacy_unit is not PrivacyUnit.EXAMPLE and not isinstance(self._source, UnitSource):
+            caveats += (ONE_EACH.format(self._plan.privacy_unit.value),)
+        if self._adaptive is not None:
+            guarantee = self._adaptive.guarantee(self._plan.guarantee(steps=0, caveats=caveats))
+        else:
+            guarantee = self._plan.guarantee(steps=self._charged, caveats=caveats)
         return FitResult(
             model=self._model,
             plan=self._plan,
@@ -367,6 +366,7 @@ class _Run:
             charged_steps=self._charged,
             interrupted=self._interrupted,
             seconds=time.monotonic() - self._started,
+            budget_spent=self._adaptive is not None and self._adaptive.is_spent,
         )
 
 
