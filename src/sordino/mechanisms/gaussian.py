@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ def standard_normal(count: int, stream: Stream, *, dtype: torch.dtype = torch.fl
     """`count` independent standard normal draws, shape (count,), on the CPU.
 
     Box–Muller: √(−2 ln U)·(cos 2πV, sin 2πV). U has 53 bits and its logarithm is taken in float64, so the
-    tail reaches 8.6 standard deviations (32 bits would end at 6.8). V has 24 bits for float32 results and
+    tail reaches 8.6 standard deviations (32 bits would end at 6.8). V has 32 bits for float32 results and
     53 bits for float64.
 
     Args:
@@ -40,29 +41,50 @@ def standard_normal(count: int, stream: Stream, *, dtype: torch.dtype = torch.fl
         A tensor of float64 when asked for, otherwise float32.
     """
     working = torch.float64 if dtype == torch.float64 else torch.float32
-    noise = torch.empty(2 * ((checks.integer(0, count=count) + 1) // 2), dtype=working)
-    for start in range(0, len(noise) // 2, _BLOCK):
-        pairs = min(_BLOCK, len(noise) // 2 - start)
+    noise = torch.empty(checks.integer(0, count=count), dtype=working)
+    for start, block in _blocks(count, stream, working):
+        noise[start : start + len(block)] = block
+    return noise
+
+
+def _blocks(count: int, stream: Stream, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+    """`count` draws as (position of the first, a block of them); a block is overwritten by the next one.
+
+    The work is done in place, in arrays that stay in the processor's cache. NumPy's functions are vectorised for
+    whatever processor they run on.
+    """
+    working = np.float64 if dtype == torch.float64 else np.float32
+    most = min(_BLOCK, (count + 1) // 2)
+    words, uniforms = np.empty(most, np.int64), np.empty(most, np.float64)
+    turns, radii, draws = np.empty(most, np.int32), np.empty(most, working), np.empty(2 * most, working)
+    angles = uniforms if dtype == torch.float64 else np.empty(most, np.float32)
+    for start in range(0, count, 2 * _BLOCK):
+        pairs = min(_BLOCK, (count - start + 1) // 2)
+        radius, angle, block = radii[:pairs], angles[:pairs], draws[: 2 * pairs]
+        _uniform53(words[:pairs], uniforms[:pairs], stream)
+        np.log(uniforms[:pairs], out=uniforms[:pairs])
         # After the logarithm single precision loses nothing: the radius is rounded to it anyway.
-        radius = _uniform53(pairs, stream).log_().to(working).mul_(-2.0).sqrt_()
-        angle = (_uniform53(pairs, stream) if working == torch.float64 else _uniform24(pairs, stream)).mul_(2 * math.pi)
-        torch.mul(radius, angle.cos(), out=noise[2 * start : 2 * start + pairs])
-        torch.mul(radius, angle.sin_(), out=noise[2 * start + pairs : 2 * (start + pairs)])
-    return noise[:count]
+        np.multiply(uniforms[:pairs], -2.0, out=radius, casting="same_kind")
+        np.sqrt(radius, out=radius)
+        if dtype == torch.float64:
+            _uniform53(words[:pairs], angle, stream)
+            angle *= 2 * math.pi
+        else:
+            stream.fill(turns[:pairs].data)
+            np.copyto(angle, turns[:pairs], casting="same_kind")
+            angle *= np.float32(2 * math.pi * 2.0**-32)
+        np.multiply(np.cos(angle, out=block[:pairs]), radius, out=block[:pairs])
+        np.multiply(np.sin(angle, out=block[pairs:]), radius, out=block[pairs:])
+        yield start, torch.from_numpy(block[: count - start])
 
 
-def _uniform53(count: int, stream: Stream) -> Tensor:
+def _uniform53(words: np.ndarray, uniforms: np.ndarray, stream: Stream) -> None:
     """Float64 uniforms in (0, 1): odd multiples of 2⁻⁵⁴, rounded."""
-    words = torch.empty(count, dtype=torch.int64)
-    stream.fill(words.numpy().data)
-    return words.bitwise_and_((1 << 53) - 1).to(torch.float64).add_(0.5).mul_(2.0**-53)
-
-
-def _uniform24(count: int, stream: Stream) -> Tensor:
-    """Float32 uniforms in [0, 1): multiples of 2⁻²⁴."""
-    words = torch.empty(count, dtype=torch.int32)
-    stream.fill(words.numpy().data)
-    return words.bitwise_and_((1 << 24) - 1).to(torch.float32).mul_(2.0**-24)
+    stream.fill(words.data)
+    np.bitwise_and(words, (1 << 53) - 1, out=words)
+    np.copyto(uniforms, words)
+    uniforms += 0.5
+    uniforms *= 2.0**-53
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +128,19 @@ class GaussianMechanism:
             return
         stream = randomness.stream("gaussian", step=step, rank=rank)
         for group in _drawn_together(tensors):
+            if len(group) == 1 and group[0].is_contiguous():
+                self._add_to(group[0].view(-1), stream)
+                continue
             sizes = [tensor.numel() for tensor in group]
             noise = standard_normal(sum(sizes), stream, dtype=group[0].dtype)
             for tensor, part in zip(group, noise.split(sizes), strict=True):
                 tensor.add_(part.view(tensor.shape).to(tensor.device, tensor.dtype), alpha=self.stddev)
+
+    def _add_to(self, entries: Tensor, stream: Stream) -> None:
+        """Block by block, so that the noise of a large tensor is never in memory as a whole."""
+        for start, block in _blocks(entries.numel(), stream, entries.dtype):
+            part = entries[start : start + len(block)]
+            part.add_(block.to(part.device, part.dtype), alpha=self.stddev)
 
 
 def _drawn_together(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

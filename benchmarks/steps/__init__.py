@@ -1,0 +1,1 @@
+"""What the benchmarks of single steps share: the models, ways to take a step, and the clock."""
