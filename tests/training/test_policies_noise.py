@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 from sordino import accounting, fit
-from sordino.clipping import AutomaticClipping, FlatClipping, GroupedClipping, QuantileClipping
+from sordino.clipping import (
+    AutomaticClipping,
+    FlatClipping,
+    GlobalClipping,
+    GroupedClipping,
+    PsacClipping,
+    QuantileClipping,
+)
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, PrivacyError, UnknownSampler, UnprivateStep
 from sordino.events import Gaussian, MatrixGaussian, NoPrivacy, Nothing, PoissonSampled, SelfComposed
@@ -61,7 +68,13 @@ NOISES = {
         {"sample_rate": 1 / STEPS, "poisson_sampling": False},
     ),
 }
-CLIPPINGS = [FlatClipping(), AutomaticClipping(), GroupedClipping(by="parameter")]
+CLIPPINGS = [
+    FlatClipping(),
+    AutomaticClipping(),
+    PsacClipping(),
+    GlobalClipping(threshold=2.0),
+    GroupedClipping(by="parameter"),
+]
 RELATIONS = list(NeighboringRelation)
 
 
@@ -144,8 +157,9 @@ def test_an_abandoned_step_takes_its_noise_along():
 
 
 @pytest.mark.parametrize("name", NOISES)
-def test_one_record_moves_each_step_by_its_bound_and_only_where_it_may_take_part(name):
-    the_plan = plan(name, noise_multiplier=0.0)
+@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.words)
+def test_one_record_moves_each_step_by_its_bound_and_only_where_it_may_take_part(name, clipping):
+    the_plan = plan(name, noise_multiplier=0.0, clipping=clipping)
     sampler, features = the_plan.sampling, records(40)
     steps = {}
     for step in range(STEPS):
@@ -339,6 +353,7 @@ def test_a_run_that_stopped_cleanly_goes_on_at_no_cost_of_its_own(name, tmp_path
     assert verify(path).passed
     result = run_until(path, the_plan)
     assert result.steps == STEPS
+    assert not (path / "checkpoint.safetensors").exists(), "it would hold noise that the released model has in it"
     assert result.guarantee.epsilon == pytest.approx(the_plan.guarantee().epsilon, rel=1e-9)
     assert verify(path).passed
 

@@ -204,8 +204,10 @@ class RunRecord:
         spent = accounting.epsilon(self._charged.event(), self._plan.delta, relation=relation)
         return replace(planned, epsilon=spent.upper, accountant=spent.accountant)
 
-    def finish(self, model: nn.Module, guarantee: Guarantee) -> None:
-        """Write model, guarantee and manifest."""
+    def finish(self, model: nn.Module, guarantee: Guarantee, *, complete: bool) -> None:
+        """Write model, guarantee and manifest; a complete run has no more use for the noise in its checkpoint."""
+        if complete and self._plan.noise is not None:
+            (self.folder.path / "checkpoint.safetensors").unlink(missing_ok=True)
         self.folder.save_model(model.state_dict())
         self.folder.write_guarantee(guarantee)
         self.folder.close()

@@ -159,7 +159,7 @@ def fit(
             training.train(paid, transcript, on_step, progress=progress)
         result = training.result()
         if record is not None:
-            record.finish(model, result.guarantee)
+            record.finish(model, result.guarantee, complete=result.steps == plan.steps)
     except BaseException:
         if record is not None:
             record.give_up()
