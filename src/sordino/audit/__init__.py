@@ -1,0 +1,83 @@
+"""Auditing (floor 4): lower bounds on ε by attack, audits of our own training, replays, named checks of the engine.
+
+    audit                             train once with canaries and say what was shown about ε
+    one_run, one_run_curve, …         bounds from the guesses of any attack, of one run or of many
+    replay                            run a pipeline on neighbours with all releases forced, and compare
+    check_engine                      cheap named checks, each of which catches a way of being not private
+
+Example:
+    >>> from sordino.audit import Guesses, one_run_curve
+    >>> bound = one_run_curve(Guesses(canaries=1000, guesses=100, correct=90), delta=1e-5)
+    >>> f"ε ≥ {bound.epsilon:.2f} with 95 % confidence, at most {bound.ceiling:.2f} could have been shown"
+    'ε ≥ 2.46 with 95 % confidence, at most 5.55 could have been shown'
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sordino.audit.bounds import Guesses, LowerBound, guess, one_run, one_run_curve, one_run_p_value
+    from sordino.audit.canary_estimate import OneShotEstimate, normal_pair_epsilon, one_shot
+    from sordino.audit.families import EventFamily, Family, GaussianFamily
+    from sordino.audit.multi_run import (
+        Trials,
+        clopper_pearson,
+        gaussian_mu,
+        gaussian_multi_run,
+        multi_run_curve,
+        trials,
+    )
+
+__all__ = [
+    "EventFamily",
+    "Family",
+    "GaussianFamily",
+    "Guesses",
+    "LowerBound",
+    "OneShotEstimate",
+    "Trials",
+    "clopper_pearson",
+    "gaussian_mu",
+    "gaussian_multi_run",
+    "guess",
+    "multi_run_curve",
+    "normal_pair_epsilon",
+    "one_run",
+    "one_run_curve",
+    "one_run_p_value",
+    "one_shot",
+    "trials",
+]
+
+_HOMES = {
+    "EventFamily": "families",
+    "Family": "families",
+    "GaussianFamily": "families",
+    "Guesses": "bounds",
+    "LowerBound": "bounds",
+    "OneShotEstimate": "canary_estimate",
+    "Trials": "multi_run",
+    "clopper_pearson": "multi_run",
+    "gaussian_mu": "multi_run",
+    "gaussian_multi_run": "multi_run",
+    "guess": "bounds",
+    "multi_run_curve": "multi_run",
+    "normal_pair_epsilon": "canary_estimate",
+    "one_run": "bounds",
+    "one_run_curve": "bounds",
+    "one_run_p_value": "bounds",
+    "one_shot": "canary_estimate",
+    "trials": "multi_run",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sordino.audit' has no attribute {name!r}")
+    value = getattr(import_module(f"sordino.audit.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
