@@ -237,7 +237,7 @@ def _meta(job: Job) -> dict[str, object]:
             if recipe.averaging
             else None,
         },
-        "noise_arithmetic": "floating point",
+        "noise_arithmetic": "integers on a grid, drawn exactly" if recipe.plan.secure_noise else "floating point",
         "data_touches": _touches(job),
         **({"composition": "The records are public: other uses of them concern nobody."} if dataset.public else {}),
     }

@@ -49,6 +49,9 @@ def train(
     batch_size: Annotated[float | None, typer.Option(help="Expected batch size, instead of the recipe's.")] = None,
     max_grad_norm: Annotated[float | None, typer.Option(help="Clipping norm, instead of the recipe's.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate, instead of the recipe's.")] = None,
+    secure_noise: Annotated[
+        bool, typer.Option("--secure-noise", help="Whole-number sums and noise, against attacks on low bits; slower.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")] = None,
     reproducible: Annotated[
         bool, typer.Option("--reproducible", help="Allow a chosen seed; the run is marked not for release.")
@@ -68,7 +71,7 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train a private model. Nothing is measured on records that you don't declare public."""
-    by_hand = _given(steps, batch_size, max_grad_norm, learning_rate)
+    by_hand = _given(steps, batch_size, max_grad_norm, learning_rate, secure_noise or None)
     goal = _goal(epsilon, delta, resume, by_hand)
     from sordino.cli.fitting import Fit, fit_and_tell, is_method, refuse_by_hand
     from sordino.cli.running import Job, default_delta, page, perform, run_folder
@@ -94,7 +97,7 @@ def train(
     if resume is not None:
         recipe = recipe_of(resume, dataset, _model(model))
     else:
-        recipe = _recipe(model, dataset, goal, slack, steps)
+        recipe = _recipe(model, dataset, goal, slack, steps, secure_noise)
         recipe = _by_hand(recipe, size, goal, batch_size, max_grad_norm, learning_rate)
     kind = "public" if dataset.public else "private"
     words = f": {kind} records, {recipe.model} model, {recipe.plan.steps} private steps"
@@ -131,10 +134,12 @@ def _goal(epsilon: float | None, delta: float | None, resume: Path | None, by_ha
     return checks.positive(epsilon=epsilon, hint="Give --epsilon.")
 
 
-def _recipe(model: str, dataset: "DataSet", epsilon: float, delta: float, steps: int | None) -> "Recipe":
+def _recipe(
+    model: str, dataset: "DataSet", epsilon: float, delta: float, steps: int | None, secure_noise: bool
+) -> "Recipe":
     from sordino.recipes import recommend
 
-    return recommend(
+    recipe = recommend(
         _model(model),
         shape=dataset.train.record_shape,
         classes=len(dataset.labels),
@@ -143,10 +148,11 @@ def _recipe(model: str, dataset: "DataSet", epsilon: float, delta: float, steps:
         delta=delta,
         steps=steps,
     )
+    return replace(recipe, plan=replace(recipe.plan, secure_noise=secure_noise))
 
 
 def _given(*values: float | None) -> tuple[str, ...]:
-    names = ("steps", "batch size", "clipping norm", "learning rate")
+    names = ("steps", "batch size", "clipping norm", "learning rate", "secure noise")
     return tuple(name for name, value in zip(names, values, strict=True) if value is not None)
 
 

@@ -1,13 +1,14 @@
 """Everything captured from one chunk of records, and what is computed from it (floor 1, gradients)."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from sordino.errors import PrivacyError, UncapturedParameter
+from sordino.gradients.rules.cost import chunk_records
 from sordino.gradients.rules.rule import Use
 from sordino.gradients.shared import shared_squared_norms
 
@@ -134,6 +135,27 @@ class Recording:
                 sums = (use if index is None else use.select(index)).weighted_sums(chosen)
                 for name in names:
                     _accumulate(into, use.parameters[name], sums[name])
+
+    def per_record_gradients(self) -> Iterator[dict[nn.Parameter, Float[Tensor, "b *shape"]]]:
+        """``scale`` times each record's gradient, a few records at a time, summed over the uses of a parameter."""
+        self._check()
+        self._sealed = True
+        entries = sum(parameter.numel() for parameter in {p for use in self.uses for p in use.parameters.values()})
+        step = chunk_records(self.records, entries, in_cache=True)
+        for start in range(0, self.records, step):
+            index = torch.arange(start, min(start + step, self.records), device=self._device)
+            found: dict[nn.Parameter, Tensor] = {}
+            for use in self.uses:
+                part = use.select(index)
+                with torch.no_grad():
+                    for name, parameter in use.parameters.items():
+                        _accumulate(found, parameter, part.rule.per_example(part, name) * self.scale)
+            yield found
+
+    @property
+    def uses(self) -> list[Use]:
+        """The uses whose output gradients arrived."""
+        return list(self._uses.values())
 
     def _check(self) -> None:
         if self._poison is not None:

@@ -25,7 +25,7 @@ from sordino.training.criterion import Criterion
 from sordino.training.engine_checkpoint import load_checkpoint, save_checkpoint
 from sordino.training.loader import PrivateLoader, population_of
 from sordino.training.meter import Meter
-from sordino.training.options import accountant_called, check_options, check_secure_mode
+from sordino.training.options import accountant_called, check_options
 from sordino.training.plan import Plan
 from sordino.training.provenance import mark_public
 from sordino.training.proving import set_probe
@@ -55,8 +55,8 @@ class PrivacyEngine:
             release.
         seed: only with `reproducible=True`.
         ledger: the data set's account, charged in blocks ahead of the batches; a batch that does not fit is not drawn.
-        secure_mode: must be False. Noise and sampling always come from a cryptographic generator; noise on an integer
-            grid against floating-point attacks is not part of this engine.
+        secure_mode: True makes sums and noise whole numbers, against attacks on the low bits of floats. Noise and
+            sampling come from a cryptographic generator either way. It costs a gradient of the model per record.
 
     Raises:
         InvalidArgument: an option that would promise something this engine doesn't do.
@@ -85,7 +85,7 @@ class PrivacyEngine:
         secure_mode: bool = False,
     ) -> None:
         self._accountant = accountant_called(accountant)
-        check_secure_mode(secure_mode)
+        self._secure = bool(checks.one_of((True, False), secure_mode=secure_mode))
         Randomness(seed=seed, reproducible=reproducible)
         self._seed, self._reproducible, self._ledger = seed, reproducible, ledger
         self._sessions: list[Session] = []
@@ -270,6 +270,7 @@ class PrivacyEngine:
             dataset_size_is_public=sample_rate is None or expected_batch_size is None,
             poisson_sampling=poisson_sampling,
             clipping=clipping_called(clipping),
+            secure_noise=self._secure,
         )
         if any(plan.neighboring_relation is not other.neighboring_relation for other in self._plans):
             raise InvalidArgument(

@@ -3,7 +3,7 @@
 from sordino import checks
 from sordino.errors import InvalidArgument
 
-__all__ = ["accountant_called", "check_options", "check_secure_mode"]
+__all__ = ["accountant_called", "check_options"]
 
 _ACCOUNTANTS = {"auto": "auto", "prv": "auto", "rdp": "rdp"}
 _GRAD_SAMPLE_MODES = ("hooks", "functorch", "ew", "ghost")
@@ -18,15 +18,6 @@ def accountant_called(name: str) -> str:
         )
     checks.one_of(_ACCOUNTANTS, accountant=name)
     return _ACCOUNTANTS[name]
-
-
-def check_secure_mode(secure_mode: bool) -> None:
-    """Refuse the promise that floating-point attacks are warded off."""
-    if secure_mode:
-        raise InvalidArgument(
-            "secure_mode must be False, got True. Noise and sampling always come from a cryptographic generator; "
-            "protection against floating-point attacks is not offered here."
-        )
 
 
 def check_options(batch_first: bool, noise_generator: None, grad_sample_mode: str, loss_reduction: str) -> None:

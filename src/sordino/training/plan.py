@@ -28,7 +28,7 @@ from sordino.training.step_plan import StepPlan
 
 __all__ = ["Performance", "Plan"]
 
-_SCHEMA = 3
+_SCHEMA = 4
 # What may change from step to step.
 _PLANNED = ("noise_multiplier", "max_grad_norm", "sample_rate", "expected_batch_size")
 _OBJECTS = ("clipping", "noise")
@@ -61,6 +61,8 @@ class Plan:
         clipping: how gradients are clipped to `max_grad_norm`, flat by default.
         noise: how the steps' noises hang together: None is independent noise, `CorrelatedNoise` draws batches as its
             participation says, from record numbers that stay the same in neighbouring data sets.
+        secure_noise: True rounds each record's clipped gradient to whole numbers and adds whole-number Gaussian noise,
+            so that no low bit of a released float tells anything (see ``docs/secure-noise.md`` for what it costs).
 
     Raises:
         InvalidArgument: a value is out of its range, or correlated noise meets a schedule, bounds that adapt, or
@@ -92,6 +94,7 @@ class Plan:
     poisson_sampling: bool = True
     clipping: Clipping = field(default_factory=FlatClipping)
     noise: CorrelatedNoise | None = None
+    secure_noise: bool = False
 
     def __post_init__(self) -> None:
         checks.integer(0, steps=self.steps)
@@ -104,6 +107,8 @@ class Plan:
             )
         for step in {0, max(self.steps - 1, 0)} if self.is_scheduled else {0}:
             self.at(step)
+        if self.secure_noise:
+            self._check_secure_noise()
         if self.noise is not None:
             self._check_noise()
             return
@@ -139,6 +144,15 @@ class Plan:
         assert isinstance(self.sampling, CyclicPoissonSampling | FixedEpochs)
         assert self.mechanism is not None
 
+    def _check_secure_noise(self) -> None:
+        """Whole numbers are noised once a step; what hangs over from step to step is floating point."""
+        checks.one_of((True, False), secure_noise=self.secure_noise)
+        if self.noise is not None or isinstance(self.clipping, QuantileClipping):
+            raise InvalidArgument(
+                "secure_noise must be False with correlated noise or bounds that adapt, got True: what they carry over "
+                "is made of floating-point numbers. Use independent noise and fixed bounds."
+            )
+
     @classmethod
     def for_epsilon(
         cls,
@@ -156,6 +170,7 @@ class Plan:
         clipping: Clipping | None = None,
         noise_shape: Schedule | None = None,
         noise: CorrelatedNoise | Literal["auto"] | None = None,
+        secure_noise: bool = False,
     ) -> Self:
         """The plan with the least noise whose ε is at most `target_epsilon` (never above it).
 
@@ -175,6 +190,7 @@ class Plan:
             poisson_sampling=poisson_sampling,
             clipping=FlatClipping() if clipping is None else clipping,
             noise=None if noise == "auto" else noise,
+            secure_noise=secure_noise,
         )
         if noise == "auto":
             return draft._with_best_noise(target_epsilon)
@@ -196,10 +212,11 @@ class Plan:
         return replace(self, noise_multiplier=scaled(shape, factor))
 
     def _with_best_noise(self, target_epsilon: float) -> Self:
-        if self.is_scheduled or not self.poisson_sampling or isinstance(self.clipping, QuantileClipping):
+        adapts = isinstance(self.clipping, QuantileClipping)
+        if self.is_scheduled or not self.poisson_sampling or adapts or self.secure_noise:
             raise InvalidArgument(
-                'noise must be None with schedules, without Poisson sampling or with bounds that adapt, got "auto". '
-                "Leave it out, or give CorrelatedNoise."
+                "noise must be None with schedules, bounds that adapt, secure noise, or without Poisson sampling, got "
+                '"auto". Leave it out, or give CorrelatedNoise.'
             )
 
         def calibrate(event: Callable[[float], Event]) -> float:

@@ -18,6 +18,7 @@ from sordino.randomness import Randomness
 from sordino.sampling import Chunk
 from sordino.training.bounds import Bounds
 from sordino.training.plan import Plan
+from sordino.training.secure import IntegerSums
 from sordino.training.step_plan import StepPlan
 
 __all__ = ["PrivateStep"]
@@ -55,7 +56,7 @@ class PrivateStep:
         self._sums: dict[nn.Parameter, Tensor] = {}
         self._stream = None if plan.mechanism is None else plan.mechanism.start()
         self._trained: list[str] | None = None
-        self.bounds = Bounds(capture)
+        self.bounds = IntegerSums(capture) if plan.secure_noise else Bounds(capture)
 
     @property
     def is_open(self) -> bool:

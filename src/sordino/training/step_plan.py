@@ -7,6 +7,7 @@ from sordino.clipping import Clipping
 from sordino.definitions import NeighboringRelation
 from sordino.events import Event, NoPrivacy
 from sordino.mechanisms import GaussianMechanism
+from sordino.mechanisms.grid_sum import GridSumMechanism
 
 __all__ = ["StepPlan"]
 
@@ -46,6 +47,15 @@ class StepPlan:
     def mechanism(self) -> GaussianMechanism:
         """The noise on the clipped sum."""
         return GaussianMechanism(noise_multiplier=self.noise_multiplier, l2_sensitivity=self.sensitivity)
+
+    def grid_mechanism(self, dimension: int) -> GridSumMechanism:
+        """The noise on a clipped sum of whole numbers with `dimension` entries."""
+        return GridSumMechanism(
+            noise_multiplier=self.noise_multiplier,
+            record_norm=self.max_grad_norm,
+            dimension=dimension,
+            moved=int(self.neighboring_relation.sensitivity_factor),
+        )
 
     @property
     def event(self) -> Event:
