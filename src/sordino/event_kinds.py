@@ -322,8 +322,10 @@ class BoundedRange(Event, kind="bounded_range"):
 class Selection(Event, kind="selection"):
     """The best of a random number of runs of `event` (Papernot and Steinke 2022).
 
-    `distribution` of the number of runs is ``poisson`` with this mean, or ``negative_binomial`` with this mean and
-    `shape` η ≥ 0: 1 is geometric, 0 logarithmic. `shape` is ignored for ``poisson``.
+    `distribution` of the number of runs is ``poisson`` with this mean, or ``negative_binomial`` (truncated, at least
+    one run) with this mean and `shape` η > −1: 1 is geometric, 0 logarithmic. With ``threshold`` the first run whose
+    score passes a fixed threshold leaves, and after each run that does not everything ends with probability 1/`mean`
+    (Liu and Talwar 2019). `shape` counts for ``negative_binomial`` only.
     """
 
     event: Event
@@ -332,9 +334,13 @@ class Selection(Event, kind="selection"):
     shape: float
 
     def __post_init__(self) -> None:
-        checks.one_of(("poisson", "negative_binomial"), distribution=self.distribution)
+        checks.one_of(("poisson", "negative_binomial", "threshold"), distribution=self.distribution)
         checks.positive(mean=self.mean)
-        checks.non_negative(shape=self.shape)
+        checks.in_range(-1, 1e6, shape=self.shape)
+        if self.shape <= -1:
+            raise InvalidArgument(f"shape must be > −1, got {self.shape!r}. Take 0 (logarithmic) or 1 (geometric).")
+        if self.distribution != "poisson" and self.mean < 1:
+            raise InvalidArgument(f"mean must be ≥ 1 for {self.distribution}, got {self.mean!r}. There is a first run.")
 
 
 @dataclass(frozen=True, kw_only=True)

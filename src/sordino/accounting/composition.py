@@ -121,11 +121,11 @@ class _Collector:
         if noise * _LARGEST_INVERSE_NOISE < 1:
             self.unprotected = True
             return
-        if isinstance(event, Selection) and flatten(event.event, self.relation).unprotected:
-            self.unprotected = True
+        if isinstance(event, Selection) and _unprotected(event.event, self.relation):
+            self.unprotected = self.loose = True
             return
         # A bounded range says more than its pure ε, so that the pairs and moments used for it are bounds only.
-        self.loose = self.loose or isinstance(event, BoundedRange)
+        self.loose = self.loose or isinstance(event, BoundedRange | Selection)
         self.counts[event] = self.counts.get(event, 0) + count
 
     def _mixture(self, event: GaussianMixture, count: int) -> None:
@@ -240,6 +240,14 @@ def flatten(event: Event, relation: NeighboringRelation = NeighboringRelation.AD
     if precision:
         steps.insert(0, (Gaussian(noise_multiplier=1 / math.sqrt(math.fsum(precision))), 1))
     return Steps(counts=tuple(steps), unprotected=collector.unprotected, loose=collector.loose)
+
+
+def _unprotected(event: Event, relation: NeighboringRelation) -> bool:
+    """Whether a step inside had no protection; what can't be flattened has a profile that says so."""
+    try:
+        return flatten(event, relation).unprotected
+    except UnsupportedEvent:
+        return False
 
 
 # ── what is not a list of steps ─────────────────────────────────────────────────────────────────────────────

@@ -55,11 +55,13 @@ def step_parameters(event: Event, relation: NeighboringRelation) -> tuple[float,
             epsilon, delta = step_parameters(event.event, relation)
             # Balle, Barthe and Gaboardi 2018, theorem 8.
             return math.log1p(event.sample_rate * math.expm1(epsilon)), event.sample_rate * delta
-        case Selection() if event.distribution == "negative_binomial":
+        case Selection() if event.distribution != "poisson":
             parts = parameters(event.event, relation)
             if all(delta == 0 for _, delta, _ in parts):
-                # Liu and Talwar 2019 (η = 1: 3ε); Papernot and Steinke 2022, theorem 2 at infinite orders.
-                return (2 + event.shape) * math.fsum(count * epsilon for epsilon, _, count in parts), 0.0
+                # Liu and Talwar 2019 (η = 1: 3ε; a threshold: 2ε); Papernot and Steinke 2022, theorem 2 at infinite
+                # orders.
+                shape = 0.0 if event.distribution == "threshold" else event.shape
+                return (2 + shape) * math.fsum(count * epsilon for epsilon, _, count in parts), 0.0
             raise UnsupportedEvent("a selection must be of pure mechanisms here, got one with δ. Use rdp.")
         case _:
             raise UnsupportedEvent(

@@ -15,7 +15,16 @@ from sordino.accounting.interval import Interval
 from sordino.accounting.registry import ACCOUNTANTS, accountant_named
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import BoundedRange, DiscreteLaplace, Event, Laplace, PoissonSampled, PureDP, RandomizedResponse
+from sordino.events import (
+    BoundedRange,
+    DiscreteLaplace,
+    Event,
+    Laplace,
+    PoissonSampled,
+    PureDP,
+    RandomizedResponse,
+    Selection,
+)
 
 __all__ = ["delta", "epsilon", "epsilons"]
 
@@ -221,6 +230,10 @@ def _largest_loss(event: Event) -> float | None:
             return event.sensitivity / event.scale
         case PureDP() | RandomizedResponse() | BoundedRange():
             return event.epsilon
+        case Selection() if event.distribution != "poisson":
+            inner = _largest_loss(event.event)
+            shape = 0.0 if event.distribution == "threshold" else event.shape
+            return None if inner is None else (2 + shape) * inner
         case PoissonSampled():
             # Removing has the larger supremum: log(1 + q(e^ε − 1)).
             inner = _largest_loss(event.event)

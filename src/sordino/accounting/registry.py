@@ -8,6 +8,7 @@ from sordino.accounting.concentrated import TruncatedConcentrated, ZeroConcentra
 from sordino.accounting.gdp import GaussianDP
 from sordino.accounting.moments import Moments32
 from sordino.accounting.pld import Pld
+from sordino.accounting.private_selection import SelectionProfile
 from sordino.accounting.renyi import Renyi
 from sordino.accounting.strong import AdvancedComposition
 
@@ -18,6 +19,7 @@ ACCOUNTANTS: tuple[Accountant, ...] = (
     Contour(),
     Pld(),
     Renyi(),
+    SelectionProfile(),
     ZeroConcentrated(),
     GaussianDP(),
     OptimalComposition(),

@@ -32,7 +32,7 @@ from sordino.events import (
     ZeroConcentratedDP,
 )
 
-__all__ = ["BoundTransform", "renyi_directions"]
+__all__ = ["BoundTransform", "renyi_directions", "success_probability"]
 
 _LATTICE_POINTS = 1 << 13
 
@@ -148,13 +148,17 @@ def _selection(event: Selection, relation: NeighboringRelation) -> tuple[Transfo
 
 def _negative_binomial_bound(base: Callable[[float], float], event: Selection) -> Callable[[float], float]:
     """Papernot and Steinke 2022, theorem 2: ε' = ε(λ) + (1+η)(1−1/λ̂) ε(λ̂) + (1+η) log(1/γ)/λ̂ + log E[K]/(λ−1)."""
-    shape, gamma = event.shape, _success_probability(event.mean, event.shape)
+    shape, gamma = event.shape, success_probability(event.mean, event.shape)
+    if event.distribution == "threshold":
+        # The same by Hölder's inequality, with η = 0 and 1/γ in place of E[K]: docs/proofs/tuning-profiles.md.
+        shape, gamma = 0.0, 1 / event.mean
 
     def second(order: float) -> float:
         return (1 + shape) * ((1 - 1 / order) * base(order - 1) - math.log(gamma) / order)
 
     # The second term does not depend on λ: minimise it once over λ̂ > 1 (any λ̂ is valid).
-    best = min(_finite(second, 1 + math.exp(x / 8)) for x in range(-24, 60))
+    coarse = min(range(-24, 60), key=lambda x: _finite(second, 1 + math.exp(x / 8)))
+    best = min(_finite(second, 1 + math.exp((coarse + x / 16) / 8)) for x in range(-16, 17))
 
     def bound(lam: float) -> float:
         order = lam + 1
@@ -168,7 +172,7 @@ def _poisson_bound(base: Callable[[float], float], mean: float) -> Callable[[flo
 
     δ̂ is any δ of the base mechanism at ε̂ = log(1 + 1/(λ−1)); here the best Chernoff bound.
     """
-    orders = [math.exp(x / 8) for x in range(-24, 64)]
+    orders = [math.exp(x / 24) for x in range(-72, 192)]
     known = [(lam, _finite(base, lam)) for lam in orders]
 
     def delta(epsilon: float) -> float:
@@ -176,7 +180,11 @@ def _poisson_bound(base: Callable[[float], float], mean: float) -> Callable[[flo
         return math.exp(min(0.0, exponent))
 
     def bound(lam: float) -> float:
-        return lam * (base(lam) + mean * delta(math.log1p(1 / lam))) + math.log(mean)
+        value = lam * (base(lam) + mean * delta(math.log1p(1 / lam))) + math.log(mean)
+        if mean >= 1:
+            return value
+        # Below one run in the mean, "no run" has its own share e^{−μ} of the moment, and the theorem's log μ is < 0.
+        return max(value, -mean) + math.log1p(math.exp(-abs(value + mean)))
 
     return bound
 
@@ -188,7 +196,7 @@ def _finite(function: Callable[[float], float], at: float) -> float:
         return math.inf
 
 
-def _success_probability(mean: float, shape: float) -> float:
+def success_probability(mean: float, shape: float) -> float:
     """γ of the truncated negative binomial with this mean: η(1−γ)/(γ(1−γ^η)), or (1/γ−1)/log(1/γ) at η = 0."""
     if mean <= 1:
         return 1 - 1e-12

@@ -1,0 +1,173 @@
+"""Selection among private runs by privacy profiles (floor 1): tighter than Rényi bounds where both apply.
+
+Let δ_Q(ε) be the profile of one run Q, the larger of both directions. The number of runs is drawn without looking at
+data, the best run leaves, γ and η are those of its law and m is its mean. For any e ≥ 0 put
+c = max(e^e, 1 + (1/γ − 1)·δ_Q(e)). Then
+
+    truncated negative binomial     δ(ε) ≤ m · δ_Q(ε − (1+η) log c),
+    first run above a threshold     δ(ε) ≤ δ_Q(ε − log c) / γ,
+    Poisson                         δ(ε) ≤ m · δ_Q(ε − m·δ_Q(0)).
+
+Proofs: docs/proofs/tuning-profiles.md. A run on a fresh Poisson sample of the records has the profile
+δ(log(1 + q(e^ε − 1))) = q·δ_Q(ε) at most, whatever Q is (Balle, Barthe and Gaboardi 2018, theorem 8).
+
+References:
+    Liu, Talwar 2019. Papernot, Steinke 2022. Koskela, Redberg, Wang 2024, "Privacy profiles for private selection".
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sordino.accounting.composition import flatten
+from sordino.accounting.interval import Interval
+from sordino.accounting.renyi_steps import success_probability
+from sordino.definitions import NeighboringRelation
+from sordino.errors import AccountingError, UnsupportedEvent
+from sordino.events import Composed, Event, PoissonSampled, Selection, SelfComposed
+
+__all__ = ["SelectionProfile"]
+
+_LARGEST = 600.0
+_HALVINGS = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Profile:
+    """δ(ε) and ε(δ) of one run, upper bounds, worse direction."""
+
+    delta: Callable[[float], float]
+    epsilon: Callable[[float], float]
+
+
+def _profile(event: Event, relation: NeighboringRelation) -> _Profile:
+    from sordino.accounting import front
+
+    try:
+        flatten(event, relation)
+    except UnsupportedEvent:
+        if isinstance(event, PoissonSampled) and relation is not NeighboringRelation.REPLACE_ONE:
+            return _sampled(_profile(event.event, relation), event.sample_rate)
+        raise
+    return _Profile(
+        delta=lambda epsilon: front.delta(event, epsilon, relation=relation).upper,
+        epsilon=lambda delta: front.epsilon(event, delta, relation=relation).upper,
+    )
+
+
+def _sampled(inner: _Profile, rate: float) -> _Profile:
+    """The profile on a Poisson sample: for a whole training on one sample no better law is known."""
+    if rate == 0:
+        return _Profile(delta=lambda epsilon: 0.0, epsilon=lambda delta: 0.0)  # noqa: ARG005
+
+    def delta(epsilon: float) -> float:
+        return rate * inner.delta(math.log1p(math.expm1(min(epsilon, _LARGEST)) / rate))
+
+    def epsilon(delta: float) -> float:
+        return 0.0 if delta >= rate else math.log1p(rate * math.expm1(min(inner.epsilon(delta / rate), _LARGEST)))
+
+    return _Profile(delta=delta, epsilon=epsilon)
+
+
+@lru_cache(maxsize=64)
+def _penalty(event: Selection, relation: NeighboringRelation) -> float:
+    """What is added to ε: (1+η) log c at about the best e, or the Poisson term; ∞ when nothing is known."""
+    run = _profile(event.event, relation)
+    if event.distribution == "poisson":
+        return event.mean * run.delta(0.0)
+    gamma = 1 / event.mean if event.distribution == "threshold" else success_probability(event.mean, event.shape)
+    odds = (1 - gamma) / gamma
+    exponent = 1.0 if event.distribution == "threshold" else 1 + event.shape
+    low, high = 0.0, 0.05
+    while math.expm1(high) < odds * run.delta(high):
+        low, high = high, 2 * high
+        if high > _LARGEST:
+            return math.inf
+    for _ in range(_HALVINGS):
+        if high - low <= 1e-4 * high:
+            break
+        middle = (low + high) / 2
+        low, high = (middle, high) if math.expm1(middle) < odds * run.delta(middle) else (low, middle)
+    # Any e is valid; at this one the first term is the larger, up to rounding.
+    return exponent * max(high, math.log1p(odds * run.delta(high))) * (1 + 1e-12)
+
+
+def _mean(event: Selection) -> float:
+    """What δ is multiplied by: the mean number of runs, or 1/γ."""
+    return (event.mean if event.distribution == "poisson" else max(1.0, event.mean)) * (1 + 1e-9)
+
+
+def _epsilon(event: Selection, delta: float, relation: NeighboringRelation) -> float:
+    share = delta / _mean(event)
+    if share >= 1:
+        return 0.0
+    penalty = _penalty(event, relation)
+    return math.inf if math.isinf(penalty) else penalty + _profile(event.event, relation).epsilon(share)
+
+
+def _delta(event: Selection, epsilon: float, relation: NeighboringRelation) -> float:
+    rest = epsilon - _penalty(event, relation)
+    return 1.0 if rest < 0 else min(1.0, _mean(event) * _profile(event.event, relation).delta(rest))
+
+
+def _parts(event: Event, relation: NeighboringRelation) -> tuple[list[tuple[Selection, int]], Event | None]:
+    """The selections with their counts, and everything else as one event."""
+    counts = flatten(event, relation).counts
+    chosen = [(base, count) for base, count in counts if isinstance(base, Selection)]
+    rest = tuple(SelfComposed(event=base, count=count) for base, count in counts if not isinstance(base, Selection))
+    return chosen, Composed(events=rest) if rest else None
+
+
+@dataclass(frozen=True)
+class SelectionProfile:
+    """Selections by the profile of one run; beside anything else their ε and δ are added.
+
+    Guarantee:
+        `upper` is an upper bound; `lower` is 0.
+    """
+
+    name: str = "selection"
+    automatic: bool = True
+
+    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+        """Events with a selection whose run has a profile."""
+        try:
+            chosen, rest = _parts(event, relation)
+            if not chosen:
+                return False
+            self._delta(chosen, rest, 1.0, relation)
+        except (UnsupportedEvent, AccountingError):
+            return False
+        return True
+
+    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+        """Σ ε_i(δ_i), where half of δ is for the selections in equal parts, and half for the rest if there is one."""
+        from sordino.accounting import front
+
+        chosen, rest = _parts(event, relation)
+        share = (delta if rest is None else delta / 2) / sum(count for _, count in chosen)
+        upper = math.fsum(count * _epsilon(one, share, relation) for one, count in chosen)
+        if rest is not None:
+            upper += front.epsilon(rest, delta / 2, relation=relation).upper
+        return Interval(lower=0.0, upper=upper, accountant=self.name)
+
+    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+        """Σ δ_i(ε_i) with ε in equal parts."""
+        chosen, rest = _parts(event, relation)
+        return Interval(lower=0.0, upper=self._delta(chosen, rest, epsilon, relation), accountant=self.name)
+
+    def _delta(
+        self,
+        chosen: list[tuple[Selection, int]],
+        rest: Event | None,
+        epsilon: float,
+        relation: NeighboringRelation,
+    ) -> float:
+        from sordino.accounting import front
+
+        share = epsilon / (sum(count for _, count in chosen) + (rest is not None))
+        total = math.fsum(count * _delta(one, share, relation) for one, count in chosen)
+        if rest is not None:
+            total += front.delta(rest, share, relation=relation).upper
+        return min(1.0, total)
