@@ -27,8 +27,10 @@ if TYPE_CHECKING:
         multi_run_curve,
         trials,
     )
+    from sordino.audit.training_audit import AuditResult, audit
 
 __all__ = [
+    "AuditResult",
     "EventFamily",
     "Family",
     "GaussianFamily",
@@ -36,6 +38,7 @@ __all__ = [
     "LowerBound",
     "OneShotEstimate",
     "Trials",
+    "audit",
     "clopper_pearson",
     "gaussian_mu",
     "gaussian_multi_run",
@@ -50,6 +53,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AuditResult": "training_audit",
     "EventFamily": "families",
     "Family": "families",
     "GaussianFamily": "families",
@@ -57,6 +61,7 @@ _HOMES = {
     "LowerBound": "bounds",
     "OneShotEstimate": "canary_estimate",
     "Trials": "multi_run",
+    "audit": "training_audit",
     "clopper_pearson": "multi_run",
     "gaussian_mu": "multi_run",
     "gaussian_multi_run": "multi_run",
