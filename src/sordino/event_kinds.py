@@ -27,6 +27,7 @@ __all__ = [
     "Nothing",
     "Parallel",
     "PoissonSampled",
+    "ProjectedGaussian",
     "PureDP",
     "RandomAllocation",
     "RandomizedResponse",
@@ -102,6 +103,22 @@ class GaussianMixture(Event, kind="gaussian_mixture"):
                 f"probabilities must be one for each sensitivity and sum to 1, got {len(self.probabilities)} for "
                 f"{len(self.sensitivities)} with sum {total:g}. Add sensitivity 0 for what is left."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectedGaussian(Event, kind="projected_gaussian"):
+    """Gaussian noise on a sum of records clipped by an estimate of their norm (Bu et al. 2021).
+
+    The estimate comes from `projections` Gaussian projections, so the unit moves the sum by up to √(r/χ²_r) times the
+    noise multiplier's own sensitivity: more than 1 as often as not. It costs more than `Gaussian`.
+    """
+
+    noise_multiplier: float
+    projections: int
+
+    def __post_init__(self) -> None:
+        checks.non_negative(noise_multiplier=self.noise_multiplier)
+        checks.integer(1, projections=self.projections)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from sordino.events import (
     Nothing,
     Parallel,
     PoissonSampled,
+    ProjectedGaussian,
     RandomAllocation,
     ReplacementSampled,
     Selection,
@@ -112,7 +113,7 @@ class _Collector:
 
     def _base(self, event: Event, count: int) -> None:
         noise = math.inf
-        if isinstance(event, Gaussian | Laplace):
+        if isinstance(event, Gaussian | Laplace | ProjectedGaussian):
             noise = event.noise_multiplier
         elif isinstance(event, DiscreteGaussian):
             noise = event.stddev
@@ -125,7 +126,7 @@ class _Collector:
             self.unprotected = self.loose = True
             return
         # A bounded range says more than its pure ε, so that the pairs and moments used for it are bounds only.
-        self.loose = self.loose or isinstance(event, BoundedRange | Selection)
+        self.loose = self.loose or isinstance(event, BoundedRange | ProjectedGaussian | Selection)
         self.counts[event] = self.counts.get(event, 0) + count
 
     def _mixture(self, event: GaussianMixture, count: int) -> None:

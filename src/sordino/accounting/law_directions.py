@@ -16,6 +16,7 @@ from sordino.accounting.laws import (
     randomized_response_law,
 )
 from sordino.accounting.mixtures import MixturePair
+from sordino.accounting.projected import projected_laws
 from sordino.accounting.samples import displaced_shift, gaussian_pairs
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
@@ -67,6 +68,9 @@ def laws_of(event: Event, relation: NeighboringRelation) -> tuple[Law | Allocati
         return tuple(AllocationLaw(steps=event.steps, shift=shift, removing=side) for side in (True, False))
     if isinstance(event, FixedSizeSampled) and relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
         return (_fused_fixed_size(event, relation),)
+    projected = projected_laws(event, relation)
+    if projected is not None:
+        return projected
     pairs = gaussian_pairs(event, relation)
     if pairs is not None:
         return tuple(MixtureLaw(pair=pair) for pair in pairs)

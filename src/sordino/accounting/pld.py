@@ -14,6 +14,7 @@ from sordino.accounting.interval import Interval
 from sordino.accounting.lattice import LatticeLaw, lower_lattice, upper_lattice
 from sordino.accounting.law_directions import LawStep, law_directions
 from sordino.accounting.laws import FusedLaw, Law, MixtureLaw
+from sordino.accounting.projected import AveragedLaw
 from sordino.accounting.tilted import ComposedLattice, LatticeStep
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
@@ -48,6 +49,8 @@ def _cut(law: Law | AllocationLaw, log_mass: float) -> Law | AllocationLaw:
     if isinstance(law, FusedLaw):
         parts = [_cut(part, log_mass) for part in (law.positive, law.negative)]
         return replace(law, positive=parts[0], negative=parts[1])
+    if isinstance(law, AveragedLaw):
+        return law.cut(log_mass)
     if not isinstance(law, MixtureLaw):
         return law
     mixture = law.pair.upper
