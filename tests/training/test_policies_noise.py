@@ -402,7 +402,10 @@ def test_resumed_noise_goes_on_from_the_buffers():
     assert np.abs(np.corrcoef(white) - np.eye(STEPS)).max() < 6 / np.sqrt(white.shape[1])
 
 
-def test_a_step_after_the_state_without_it_restarts_from_fresh_noise_only_by_passing_over():
+def test_noise_does_not_go_on_without_its_state():
+    late = PrivateStep(GradientCapture(nn.Linear(2, 1)), plan(), Randomness(), after_step=4)
+    with pytest.raises(UnprivateStep, match="from the state after step 4"):
+        late.recording(Chunk(step=5, chunk=0, is_last=True, indices=np.empty(0, dtype=np.int64)))
     private = PrivateStep(GradientCapture(nn.Linear(2, 1)), plan(), Randomness())
     with pytest.raises(InvalidArgument, match="must be one of this plan"):
         private.load_state({"bounds": {"bounds": None}, "noise": None})

@@ -53,6 +53,7 @@ class PrivateStep:
         self._step: int | None = None
         self._next_chunk = 0
         self._last_step = after_step
+        self._first_step = after_step + 1
         self._sums: dict[nn.Parameter, Tensor] = {}
         self._stream = None if plan.mechanism is None else plan.mechanism.start()
         self._trained: list[str] | None = None
@@ -111,6 +112,12 @@ class PrivateStep:
         """Bring correlated noise past steps that were abandoned or left out; their numbers are used up."""
         if self._stream is None:
             return
+        if self._stream.next_step < self._first_step:
+            self.abandon()
+            raise UnprivateStep(
+                f"correlated noise must go on from the state after step {self._first_step - 1}, got none: without it "
+                "nothing of the earlier noise is taken back. Call load_state first."
+            )
         trained = [self._capture.names[parameter] for parameter in self._sums]
         if self._trained is not None and self._trained != trained:
             self.abandon()

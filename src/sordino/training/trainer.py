@@ -218,7 +218,7 @@ class _Run:
         claimed = list(self._model.parameters())
         claim(claimed, self._optimizer)
         at = None if self._adaptive is None else self._adaptive.at
-        step = PrivateStep(capture, self._plan, self._randomness, at=at)
+        step = PrivateStep(capture, self._plan, self._randomness, after_step=self.first - 1, at=at)
         if self._record is not None:
             self._record.follow(step)
         try:
