@@ -25,7 +25,7 @@ from sordino.accounting.interval import Interval
 from sordino.accounting.renyi_steps import success_probability
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import Composed, Event, PoissonSampled, Selection, SelfComposed
+from sordino.events import ApproximateDP, Event, PoissonSampled, PureDP, Selection, SelfComposed, compose
 
 __all__ = ["SelectionProfile"]
 
@@ -44,16 +44,39 @@ class _Profile:
 def _profile(event: Event, relation: NeighboringRelation) -> _Profile:
     from sordino.accounting import front
 
+    if isinstance(event, PureDP | ApproximateDP):
+        return _worst(event.epsilon, event.delta if isinstance(event, ApproximateDP) else 0.0)
+    amplified = relation is not NeighboringRelation.REPLACE_ONE
     try:
         flatten(event, relation)
+        # The short way is as tight for these, and takes no lattice.
+        if isinstance(event, PoissonSampled) and isinstance(event.event, PureDP | ApproximateDP) and amplified:
+            return _sampled(_profile(event.event, relation), event.sample_rate)
     except UnsupportedEvent:
-        if isinstance(event, PoissonSampled) and relation is not NeighboringRelation.REPLACE_ONE:
+        if isinstance(event, PoissonSampled) and amplified:
             return _sampled(_profile(event.event, relation), event.sample_rate)
         raise
     return _Profile(
         delta=lambda epsilon: front.delta(event, epsilon, relation=relation).upper,
         epsilon=lambda delta: front.epsilon(event, delta, relation=relation).upper,
     )
+
+
+def _worst(epsilon: float, delta: float) -> _Profile:
+    """The most that an (ε, δ)-private run can do: with probability δ everything, otherwise randomised response."""
+    top = math.exp(min(epsilon, _LARGEST))
+
+    def of_epsilon(at: float) -> float:
+        return min(1.0, delta + (1 - delta) * max(0.0, top - math.exp(min(at, _LARGEST))) / (1 + top) * (1 + 1e-12))
+
+    def of_delta(at: float) -> float:
+        if at < delta:
+            return math.inf
+        # The inverse with its rounding on the safe side; no more than ε in any case.
+        inner = top - (at - delta) / (1 - delta) * (1 + top) if delta < 1 else 0.0
+        return min(epsilon, max(0.0, math.log(inner) + 1e-12)) if inner > 0 else 0.0
+
+    return _Profile(delta=of_epsilon, epsilon=of_delta)
 
 
 def _sampled(inner: _Profile, rate: float) -> _Profile:
@@ -102,6 +125,8 @@ def _epsilon(event: Selection, delta: float, relation: NeighboringRelation) -> f
     share = delta / _mean(event)
     if share >= 1:
         return 0.0
+    if share == 0:
+        return math.inf
     penalty = _penalty(event, relation)
     return math.inf if math.isinf(penalty) else penalty + _profile(event.event, relation).epsilon(share)
 
@@ -115,8 +140,10 @@ def _parts(event: Event, relation: NeighboringRelation) -> tuple[list[tuple[Sele
     """The selections with their counts, and everything else as one event."""
     counts = flatten(event, relation).counts
     chosen = [(base, count) for base, count in counts if isinstance(base, Selection)]
-    rest = tuple(SelfComposed(event=base, count=count) for base, count in counts if not isinstance(base, Selection))
-    return chosen, Composed(events=rest) if rest else None
+    rest: list[Event] = [
+        SelfComposed(event=base, count=count) for base, count in counts if not isinstance(base, Selection)
+    ]
+    return chosen, compose(rest) if rest else None
 
 
 @dataclass(frozen=True)
@@ -143,13 +170,11 @@ class SelectionProfile:
 
     def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
         """Σ ε_i(δ_i), where half of δ is for the selections in equal parts, and half for the rest if there is one."""
-        from sordino.accounting import front
-
         chosen, rest = _parts(event, relation)
         share = (delta if rest is None else delta / 2) / sum(count for _, count in chosen)
         upper = math.fsum(count * _epsilon(one, share, relation) for one, count in chosen)
         if rest is not None:
-            upper += front.epsilon(rest, delta / 2, relation=relation).upper
+            upper += _profile(rest, relation).epsilon(delta / 2)
         return Interval(lower=0.0, upper=upper, accountant=self.name)
 
     def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
@@ -164,10 +189,8 @@ class SelectionProfile:
         epsilon: float,
         relation: NeighboringRelation,
     ) -> float:
-        from sordino.accounting import front
-
         share = epsilon / (sum(count for _, count in chosen) + (rest is not None))
         total = math.fsum(count * _delta(one, share, relation) for one, count in chosen)
         if rest is not None:
-            total += front.delta(rest, share, relation=relation).upper
+            total += _profile(rest, relation).delta(share)
         return min(1.0, total)
