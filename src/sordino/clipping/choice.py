@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import cast
 
 from sordino import checks
+from sordino.clipping.adaclip import AdaClip
 from sordino.clipping.automatic import AutomaticClipping, PsacClipping
 from sordino.clipping.clipping import Clipping
 from sordino.clipping.flat import FlatClipping
 from sordino.clipping.grouped import GroupedClipping
 from sordino.clipping.keep_or_drop import GlobalClipping
+from sordino.clipping.projected import ProjectedClipping
 from sordino.clipping.quantile import QuantileClipping
 from sordino.errors import InvalidArgument
 
@@ -17,15 +19,18 @@ __all__ = ["clipping_called", "clipping_from_dict", "clipping_to_dict"]
 _KINDS = {
     method.kind: method
     for method in (
+        AdaClip,
         AutomaticClipping,
         FlatClipping,
         GlobalClipping,
         GroupedClipping,
+        ProjectedClipping,
         PsacClipping,
         QuantileClipping,
     )
 }
 _NAMES: dict[str, Clipping] = {
+    "adaclip": AdaClip(),
     "automatic": AutomaticClipping(),
     "flat": FlatClipping(),
     "global": GlobalClipping(),

@@ -16,9 +16,8 @@ from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
-from sordino.training.bounds import Bounds
+from sordino.training.adaclip import bounds_for
 from sordino.training.plan import Plan
-from sordino.training.secure import IntegerSums
 from sordino.training.step_plan import StepPlan
 
 __all__ = ["PrivateStep"]
@@ -55,9 +54,10 @@ class PrivateStep:
         self._last_step = after_step
         self._first_step = after_step + 1
         self._sums: dict[nn.Parameter, Tensor] = {}
+        self._summed: list[nn.Parameter] = []
         self._stream = None if plan.mechanism is None else plan.mechanism.start()
         self._trained: list[str] | None = None
-        self.bounds = IntegerSums(capture) if plan.secure_noise else Bounds(capture)
+        self.bounds = bounds_for(capture, plan)
 
     @property
     def is_open(self) -> bool:
@@ -83,7 +83,7 @@ class PrivateStep:
         Raises:
             UnprivateStep: the chunk is not the one that comes next. The open batch is abandoned.
         """
-        self._open(chunk)
+        self.begin(chunk)
         return self._capture.recording(chunk.records, scale=scale)
 
     def start(self, chunk: Chunk, *, rows: int, scale: float = 1.0) -> None:
@@ -92,17 +92,18 @@ class PrivateStep:
         `rows` is the number of records in the batch that stands for the chunk: a chunk of no records may come as
         made-up ones, which `add` leaves out.
         """
-        self._open(chunk)
+        self.begin(chunk)
         self._capture.start(rows, scale=scale)
 
-    def _open(self, chunk: Chunk) -> None:
+    def begin(self, chunk: Chunk) -> None:
+        """Open the logical batch with its first chunk, or check that `chunk` is the next one."""
         if chunk.chunk == 0 and not self.is_open:
             if chunk.step <= self._last_step:
                 raise UnprivateStep(f"step must be after step {self._last_step}, got {chunk.step}. Draw a new batch.")
             self.bounds.begin(self._at(chunk.step))
             self._step = self._last_step = chunk.step
             self._next_chunk = 0
-            self._sums = {p: torch.zeros_like(p, dtype=_sum_dtype(p)) for p in self._capture.trainable()}
+            self._sums, self._summed = {}, self._capture.trainable()
             self._catch_up(chunk.step)
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
             self.abandon()
@@ -118,7 +119,7 @@ class PrivateStep:
                 f"correlated noise must go on from the state after step {self._first_step - 1}, got none: without it "
                 "nothing of the earlier noise is taken back. Call load_state first."
             )
-        trained = [self._capture.names[parameter] for parameter in self._sums]
+        trained = [self._capture.names[parameter] for parameter in self._summed]
         if self._trained is not None and self._trained != trained:
             self.abandon()
             raise UnprivateStep(
@@ -127,7 +128,7 @@ class PrivateStep:
             )
         self._trained = trained
         while self._stream.next_step < step:
-            self._stream.pass_over(list(self._sums.values()), randomness=self._randomness, step=self._stream.next_step)
+            self._stream.pass_over(self._totals(), randomness=self._randomness, step=self._stream.next_step)
 
     def add(self, chunk: Chunk) -> None:
         """Clip the recorded chunk's per-record gradients and add them to the sum, once.
@@ -140,6 +141,16 @@ class PrivateStep:
         self._capture.discard()
         self._next_chunk += 1
 
+    def add_sums(self, chunk: Chunk, sums: Mapping[nn.Parameter, Tensor]) -> None:
+        """Add a chunk whose clipped sums were computed elsewhere, by the bounds of this step."""
+        if chunk.step != self._step or chunk.chunk != self._next_chunk:
+            raise UnprivateStep("chunk must be the one just opened. Call `begin`, then `add_sums`.")
+        for parameter, value in sums.items():
+            present = self._sums.get(parameter)
+            self._sums[parameter] = value if present is None else present.add_(value)
+        self._capture.discard()
+        self._next_chunk += 1
+
     def finish(self) -> None:
         """Add the noise, divide, and write the result to every trained parameter's ``.grad``.
 
@@ -148,17 +159,18 @@ class PrivateStep:
         """
         if self._step is None:
             raise UnprivateStep("a batch must be open to finish it. Run forward and backward on a batch first.")
-        if set(self._sums) != set(self._capture.trainable()):
+        if set(self._summed) != set(self._capture.trainable()):
             self.abandon()
             raise UnprivateStep(
                 "trained parameters must stay the same within a batch. Freeze or unfreeze between steps."
             )
         mechanism, beside = self.bounds.mechanism()
         noise = mechanism if self._stream is None else self._stream
-        noise.add_noise_([*self._sums.values(), *beside], randomness=self._randomness, step=self._step)
+        totals = self._totals()
+        noise.add_noise_([*totals, *beside], randomness=self._randomness, step=self._step)
         self.bounds.learn(beside)
         divisor = self._at(self._step).expected_batch_size
-        for parameter, total in self._sums.items():
+        for parameter, total in zip(self._summed, totals, strict=True):
             parameter.grad = total.div_(divisor).to(parameter.dtype)
         self._close()
 
@@ -198,7 +210,14 @@ class PrivateStep:
 
     def _close(self) -> None:
         self._step = None
-        self._sums = {}
+        self._sums, self._summed = {}, []
+
+    def _totals(self) -> list[Tensor]:
+        """The sum of every trained parameter, zero where no chunk used it."""
+        for p in self._summed:
+            total = self._sums.get(p)
+            self._sums[p] = torch.zeros_like(p, dtype=_sum_dtype(p)) if total is None else total.to(_sum_dtype(p))
+        return [self._sums[p] for p in self._summed]
 
 
 def _sum_dtype(parameter: nn.Parameter) -> torch.dtype:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from sordino import checks
-from sordino.clipping import Clipping
+from sordino.clipping import Clipping, ProjectedClipping
 from sordino.definitions import NeighboringRelation
-from sordino.events import Event, NoPrivacy
+from sordino.events import Event, NoPrivacy, ProjectedGaussian
 from sordino.mechanisms import GaussianMechanism
 from sordino.mechanisms.grid_sum import GridSumMechanism
 
@@ -62,4 +62,11 @@ class StepPlan:
         """The event of the step on its batch, before sampling is counted."""
         if self.noise_multiplier == 0:
             return NoPrivacy(reason="noise_multiplier is 0")
+        if isinstance(self.clipping, ProjectedClipping):
+            return ProjectedGaussian(noise_multiplier=self.noise_multiplier, projections=self.clipping.projections)
         return self.mechanism.event()
+
+    @property
+    def gradient_noise(self) -> float:
+        """Standard deviation of the noise in each entry of the private gradient: z·Δ/B. AdaClip scales its own."""
+        return self.mechanism.stddev / self.expected_batch_size
