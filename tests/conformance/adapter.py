@@ -32,9 +32,11 @@ class Private:
         return self.engine.get_epsilon(delta)
 
 
+@dataclass(frozen=True)
 class Sordino:
-    """This library."""
+    """This library, with floating-point or with secure noise."""
 
+    secure_noise: bool = False
     refusals: tuple[type[Exception], ...] = (SordinoError,)
 
     def make_private(
@@ -50,7 +52,7 @@ class Sordino:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer
         size = len(data) if batch_size is None else batch_size  # type: ignore[arg-type]
         loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=size)
-        engine = PrivacyEngine(seed=seed, reproducible=seed is not None)
+        engine = PrivacyEngine(seed=seed, reproducible=seed is not None, secure_mode=self.secure_noise)
         wanted = {"noise_multiplier": 0.0, "max_grad_norm": 1.0} | options
         return Private(*engine.make_private(module=model, optimizer=optimizer, data_loader=loader, **wanted), engine)
 
@@ -64,6 +66,7 @@ class Sordino:
     def fit(self, model: nn.Module, tensors: Sequence[Tensor], loss: Callable[..., Tensor], **options: Any) -> None:
         """Train natively: ``loss(model, *batch)`` has one value per record."""
         wanted = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.5, "steps": 5, "delta": 1e-5}
+        wanted["secure_noise"] = self.secure_noise
         plan = Plan(**(wanted | {"expected_batch_size": 0.5 * len(tensors[0])} | options))
         fit(model, loss, tensors, plan, progress=False)
 

@@ -97,6 +97,8 @@ def test_replacing_and_adding_are_told_apart(tmp_path):
         ("drawn exactly", {"meta": {"noise_arithmetic": "integer"}}, "ok"),
         ("drawn exactly", {"meta": {"noise_arithmetic": "floating point"}}, "violated"),
         ("drawn exactly", {}, "unknown"),
+        ("drawn exactly", {"plan": {"secure_noise": True}}, "ok"),
+        ("drawn exactly", {"plan": {"secure_noise": False}, "meta": {"noise_arithmetic": "integer"}}, "violated"),
         ("Resuming", {}, "ok"),
         ("Resuming", {"key": None}, "unknown"),
         ("else touched", {}, "unknown"),

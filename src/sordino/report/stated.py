@@ -72,12 +72,20 @@ def process(run: RunFolder, lines: list[Line], meta: Mapping[str, object]) -> Pr
     return Process(
         randomness=randomness,
         seeded=seeded,
-        arithmetic=one_line(meta.get("noise_arithmetic")),
+        arithmetic=_arithmetic(run, meta),
         segments=len(segments) or None,
         repeated_steps=sum(line.attempt > 1 for line in lines),
         fresh_keys=len(set(keys)) == len(keys) if keys and None not in keys else None,
         head=run.head,
     )
+
+
+def _arithmetic(run: RunFolder, meta: Mapping[str, object]) -> str | None:
+    """What the plan says of the numbers the noise is drawn in, otherwise what the facts of the run say."""
+    planned = run.plan.get("secure_noise")
+    if isinstance(planned, bool):
+        return "integers on a grid, drawn exactly" if planned else "floating point"
+    return one_line(meta.get("noise_arithmetic"))
 
 
 def _seeded(run: RunFolder, segments: Sequence[Segment], meta: Mapping[str, object]) -> bool | None:

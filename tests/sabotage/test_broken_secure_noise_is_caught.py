@@ -1,0 +1,68 @@
+"""The audit with secure noise: the engine passes, broken noise and sums are caught, broken clipping is harmless."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from sabotage import engine_audit
+from sordino.clipping import FlatClipping
+from sordino.mechanisms.grid_sum import GridSumMechanism
+from sordino.training.engine import PrivacyEngine
+from sordino.training.secure import IntegerSums
+
+noise, add, add_noise = GridSumMechanism.noise, IntegerSums.add, IntegerSums.add_noise_
+grid_stddev, factors = GridSumMechanism.grid_stddev.fget, FlatClipping.factors
+
+
+@pytest.fixture(autouse=True)
+def _secure(monkeypatch):
+    monkeypatch.setattr(engine_audit, "PrivacyEngine", partial(PrivacyEngine, secure_mode=True))
+
+
+def no_noise(self, count, stream):
+    return np.zeros(count, dtype=np.int64)
+
+
+def one_noise_for_all_coordinates(self, count, stream):
+    return np.repeat(noise(self, 1, stream), count)
+
+
+def noise_reused(self, tensors, *, randomness, step):
+    add_noise(self, tensors, randomness=randomness, step=0)
+
+
+def added_twice(self, into, *, records):
+    add(self, into, records=records)
+    add(self, into, records=records)
+
+
+SABOTAGE = {
+    "no noise": (GridSumMechanism, "noise", no_noise),
+    "5 % too little noise": (GridSumMechanism, "grid_stddev", property(lambda self: int(0.95 * grid_stddev(self)))),
+    "noise of a float's unit": (GridSumMechanism, "grid_stddev", property(lambda self: grid_stddev(self) >> 29)),
+    "one noise for all coordinates": (GridSumMechanism, "noise", one_noise_for_all_coordinates),
+    "noise reused": (IntegerSums, "add_noise_", noise_reused),
+    "records counted twice": (IntegerSums, "add", added_twice),
+}
+BROKEN_CLIPPING = {
+    "no clipping": lambda self, squared_norms, *, max_grad_norm: torch.ones_like(squared_norms),
+    "wrong clipping norm": lambda self, squares, *, max_grad_norm: factors(self, squares, max_grad_norm=9.0),
+}
+
+
+def test_the_engine_with_secure_noise_passes_the_audit():
+    assert engine_audit.audit() == set()
+
+
+@pytest.mark.parametrize("name", SABOTAGE)
+def test_broken_noise_or_sums_are_caught(name, monkeypatch):
+    monkeypatch.setattr(*SABOTAGE[name])
+    assert engine_audit.audit()
+
+
+@pytest.mark.parametrize("name", BROKEN_CLIPPING)
+def test_broken_clipping_is_harmless_because_the_integers_are_checked(name, monkeypatch):
+    monkeypatch.setattr(FlatClipping, "factors", BROKEN_CLIPPING[name])
+    assert engine_audit.one_record_moves_the_sum_by_at_most_twice_the_norm()
