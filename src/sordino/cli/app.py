@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from sordino.cli.account import account
+from sordino.cli.attack import attack
 from sordino.cli.compare import compare
 from sordino.cli.data import data
 from sordino.cli.demo import demo
@@ -95,6 +96,7 @@ app.command()(plan)
 app.command()(account)
 app.command()(report)
 app.command()(verify)
+app.command()(attack)
 app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")
 app.add_typer(ledger, name="ledger")

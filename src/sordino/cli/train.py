@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sordino.recipes import ModelFactory, Recipe
     from sordino.training.plan import Plan
 
-__all__ = ["train"]
+__all__ = ["model_called", "train"]
 
 
 def train(
@@ -95,7 +95,7 @@ def train(
     slack = default_delta(size) if delta is None else delta
     # Torch takes seconds to import: only now, when nothing is missing.
     if resume is not None:
-        recipe = recipe_of(resume, dataset, _model(model))
+        recipe = recipe_of(resume, dataset, model_called(model))
     else:
         recipe = _recipe(model, dataset, goal, slack, steps, secure_noise)
         recipe = _by_hand(recipe, size, goal, batch_size, max_grad_norm, learning_rate)
@@ -140,7 +140,7 @@ def _recipe(
     from sordino.recipes import recommend
 
     recipe = recommend(
-        _model(model),
+        model_called(model),
         shape=dataset.train.record_shape,
         classes=len(dataset.labels),
         population=len(dataset.train),
@@ -189,7 +189,7 @@ def _noise(plan: "Plan") -> float:
     return plan.at(0).mechanism.stddev / plan.at(0).expected_batch_size * math.sqrt(plan.steps)
 
 
-def _model(name: str) -> "str | ModelFactory":
+def model_called(name: str) -> "str | ModelFactory":
     """A model's name, or the factory that ``module:factory`` names, looked up in the working directory too."""
     module_name, colon, attribute = name.partition(":")
     if not colon:

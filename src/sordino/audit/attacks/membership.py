@@ -1,0 +1,287 @@
+"""All membership attacks on one model, held against the ceiling of its guarantee (floor 4)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sordino import checks
+from sordino.audit.attacks.ceiling import Ceiling, ceiling_of_claim
+from sordino.audit.attacks.lira import lira_offline, lira_online
+from sordino.audit.attacks.quantile import quantile_scores
+from sordino.audit.attacks.references import (
+    Confidence,
+    References,
+    TrainReference,
+    confidence,
+    train_references,
+)
+from sordino.audit.attacks.rmia import rmia_scores
+from sordino.audit.attacks.roc import Rate, Roc, roc
+from sordino.audit.attacks.shadow import shadow_scores
+from sordino.audit.attacks.slices import Slice, slices
+from sordino.audit.attacks.threshold import loss_scores
+from sordino.definitions import Guarantee
+from sordino.errors import InvalidArgument
+from sordino.events import Event
+from sordino.randomness import Randomness
+
+__all__ = ["MembershipAttack", "MembershipReport", "NO_PROOF", "membership_report"]
+
+Floats = NDArray[np.float64]
+Pair = tuple[Tensor, Tensor]
+
+NO_PROOF = "No attack that was found is no proof: another one may do better, up to the ceiling."
+_RATES = (0.1, 0.01, 0.001)
+_ALPHA = 0.05
+_LEAST_POPULATION = 10
+
+_KNOWLEDGE = {
+    "loss threshold": "the model's loss on the record, nothing else",
+    "quantile regression": "records that were not trained on; no other models",
+    "shadow models": "reference models with and without the record, their confidence vectors",
+    "LiRA, online": "reference models with and without the record",
+    "LiRA, offline": "reference models without the record",
+    "RMIA, online": "reference models with and without the record; records that were not trained on",
+    "RMIA, offline": "reference models without the record; records that were not trained on",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MembershipAttack:
+    """One attack's result.
+
+    Args:
+        name: of the attack.
+        knowledge: what the attacker is assumed to know, besides the record and the model's outputs.
+        roc: what its scores are worth.
+        scores: of all candidates, members first; about private records, so never released.
+    """
+
+    name: str
+    knowledge: str
+    roc: Roc
+    scores: Floats
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MembershipReport:
+    """Every attack beside the ceiling.
+
+    Guarantee: none. All numbers are statistics of the members: keep them beside the data unless `public`.
+
+    Args:
+        attacks: results, the strongest first.
+        ceiling: what no attack can exceed if the claim is true.
+        claim: the claimed guarantee, or None when the model claims nothing.
+        slices: the worst groups of records under the strongest attack.
+        references: number of reference models.
+        public: whether the records were declared public.
+    """
+
+    attacks: tuple[MembershipAttack, ...]
+    ceiling: Ceiling
+    claim: Guarantee | None
+    slices: tuple[Slice, ...]
+    references: int
+    public: bool
+
+    @property
+    def strongest(self) -> MembershipAttack:
+        """The attack that finds most members at the lowest false-positive rate that could be measured."""
+        return self.attacks[0]
+
+    @property
+    def above_ceiling(self) -> tuple[str, ...]:
+        """Attacks that refute the claim: 95 % sure over all attacks and rates together (Bonferroni)."""
+        tests = max(1, sum(len(attack.roc.rates) for attack in self.attacks))
+        found = []
+        for attack in self.attacks:
+            for rate in attack.roc.rates:
+                false_positives, true_positives = rate.surely_above(alpha=_ALPHA / tests)
+                if true_positives > self.ceiling.true_positive_rate(false_positives):
+                    found.append(attack.name)
+                    break
+        return tuple(found)
+
+    def most_exposed(self, count: int = 10) -> tuple[int, ...]:
+        """Positions of the members that the strongest attack is surest of, among the members given. Never release."""
+        members = self.strongest.scores[: self.strongest.roc.members]
+        return tuple(np.argsort(-members, kind="stable")[: checks.integer(1, count=count)].tolist())
+
+    def to_dict(self) -> dict[str, object]:
+        """All but the scores, as plain JSON types."""
+        return {
+            "attacks": [
+                {
+                    "name": attack.name,
+                    "knowledge": attack.knowledge,
+                    "auc": attack.roc.auc,
+                    "auc_interval": list(attack.roc.auc_interval),
+                    "advantage": attack.roc.advantage,
+                    "advantage_interval": list(attack.roc.advantage_interval),
+                    "rates": [vars(rate) for rate in attack.roc.rates],
+                    "curve": [list(point) for point in attack.roc.curve],
+                }
+                for attack in self.attacks
+            ],
+            "ceiling": {
+                "source": self.ceiling.source,
+                "advantage": self.ceiling.advantage,
+                "auc": self.ceiling.auc,
+                "rates": {str(rate): self.ceiling.true_positive_rate(rate) for rate in _RATES},
+            },
+            "claim": None if self.claim is None else self.claim.sentence(),
+            "above_ceiling": list(self.above_ceiling),
+            "slices": [vars(part) for part in self.slices],
+            "references": self.references,
+            "members": self.strongest.roc.members,
+            "non_members": self.strongest.roc.non_members,
+            "public": self.public,
+            "note": NO_PROOF,
+        }
+
+
+def membership_report(
+    model: nn.Module,
+    members: Pair,
+    non_members: Pair,
+    *,
+    event: Event,
+    train_reference: TrainReference | None = None,
+    references: int = 8,
+    population: Pair | None = None,
+    claim: Guarantee | None = None,
+    label_names: tuple[str, ...] = (),
+    public: bool = False,
+    randomness: Randomness | None = None,
+) -> MembershipReport:
+    """Every membership attack on `model`, from the weakest attacker to the strongest.
+
+    Members and non-members are treated alike: each reference model is trained on half of both together, so that the
+    only difference is that `model` itself saw the members. Both should come from one population, or the attacks will
+    tell populations apart.
+
+    Guarantee: none; see `MembershipReport`.
+
+    Args:
+        model: features ↦ logits.
+        members: features and labels of records that `model` was trained on.
+        non_members: of records that it was not trained on.
+        event: what its training did (`RunFolder.event()`); `events.NoPrivacy()` for a model without noise.
+        train_reference: trains a model as `model` was trained; without it only attacks that need no model are made.
+        references: an even number of reference models, ≥ 4; 16 and more make the attacks stronger.
+        population: further records that nothing was trained on; by default every second non-member is kept for it.
+        claim: the guarantee that is claimed.
+        label_names: for the table of slices.
+        public: whether the records are public.
+        randomness: fresh by default.
+
+    Returns:
+        The report.
+
+    Raises:
+        InvalidArgument: there are too few records, or the shapes do not fit.
+    """
+    outsiders, known = (non_members, population) if population is not None else _split(non_members)
+    if len(known[1]) < _LEAST_POPULATION or not len(members[1]) or not len(outsiders[1]):
+        raise InvalidArgument(
+            f"members and non_members must be records, and {_LEAST_POPULATION} more must be left for the population, "
+            "got fewer. Give more records that were not trained on."
+        )
+    candidates = torch.cat([members[0], outsiders[0]]), torch.cat([members[1], outsiders[1]])
+    target, on_population = confidence(model, candidates), confidence(model, known)
+    models = None
+    if train_reference is not None:
+        models = train_references(
+            train_reference, candidates, count=references, population=known, randomness=randomness or Randomness()
+        )
+    scores = _scores(target, on_population, models, candidates, known)
+    count = len(members[1])
+    attacks = [
+        MembershipAttack(name=name, knowledge=_KNOWLEDGE[name], roc=roc(s[:count], s[count:]), scores=s)
+        for name, s in scores.items()
+    ]
+    attacks.sort(key=_strength, reverse=True)
+    return MembershipReport(
+        attacks=tuple(attacks),
+        ceiling=ceiling_of_claim(event, claim, rates=_RATES),
+        claim=claim,
+        slices=slices(
+            attacks[0].scores,
+            members=count,
+            labels=candidates[1].numpy(),
+            difficulty=_difficulty(target, models),
+            label_names=label_names,
+        ),
+        references=0 if models is None else len(models.models),
+        public=public,
+    )
+
+
+def _strength(attack: MembershipAttack) -> tuple[float, float]:
+    """By the lower end of TPR at the smallest measurable FPR, then by AUC."""
+    rates: tuple[Rate, ...] = attack.roc.rates
+    # 1 % is the usual one to compare by; fewer records allow only 10 %, and very few none.
+    chosen = next((rate for rate in rates if rate.false_positive_rate == 0.01), rates[-1] if rates else None)
+    return (chosen.value if chosen else 0.0, attack.roc.auc)
+
+
+def _split(records: Pair) -> tuple[Pair, Pair]:
+    features, labels = records
+    return (features[0::2], labels[0::2]), (features[1::2], labels[1::2])
+
+
+def _difficulty(target: Confidence, models: References | None) -> Floats:
+    """Loss under reference models that didn't see the record; without them the attacked model's own loss."""
+    if models is None:
+        return -target.own
+    losses = -np.stack([one.own for one in models.models])
+    out = ~models.included
+    return np.where(out, losses, 0.0).sum(axis=0) / out.sum(axis=0)
+
+
+def _scores(
+    target: Confidence, on_population: Confidence, models: References | None, candidates: Pair, known: Pair
+) -> Mapping[str, Floats]:
+    found = {
+        "loss threshold": loss_scores(-target.own),
+        "quantile regression": quantile_scores(
+            _with_label(candidates),
+            target.phi,
+            population_features=_with_label(known),
+            population_confidences=on_population.phi,
+        ),
+    }
+    if models is None:
+        return found
+    phi, seen = np.stack([one.phi for one in models.models]), models.included
+    own = np.exp(np.stack([one.own for one in models.models]))
+    own_z = np.exp(np.stack([one.own for one in models.population]))
+
+    def rmia(*, online: bool) -> Floats:
+        return rmia_scores(
+            np.exp(target.own),
+            own,
+            seen,
+            population_target=np.exp(on_population.own),
+            population_references=own_z,
+            online=online,
+        )
+
+    shadows = np.exp(np.stack([one.log_probabilities for one in models.models]))
+    return found | {
+        "shadow models": shadow_scores(np.exp(target.log_probabilities), candidates[1].numpy(), shadows, seen),
+        "LiRA, online": lira_online(target.phi, phi, seen),
+        "LiRA, offline": lira_offline(target.phi, phi, seen),
+        "RMIA, online": rmia(online=True),
+        "RMIA, offline": rmia(online=False),
+    }
+
+
+def _with_label(records: Pair) -> Floats:
+    features, labels = records
+    return np.column_stack([features.reshape(len(labels), -1).double().numpy(), labels.numpy()])
