@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         multi_run_curve,
         trials,
     )
+    from sordino.audit.replaying import ReplayReport, Violation, replay
     from sordino.audit.training_audit import AuditResult, audit
 
 __all__ = [
@@ -37,7 +38,9 @@ __all__ = [
     "Guesses",
     "LowerBound",
     "OneShotEstimate",
+    "ReplayReport",
     "Trials",
+    "Violation",
     "audit",
     "clopper_pearson",
     "gaussian_mu",
@@ -49,6 +52,7 @@ __all__ = [
     "one_run_curve",
     "one_run_p_value",
     "one_shot",
+    "replay",
     "trials",
 ]
 
@@ -60,7 +64,9 @@ _HOMES = {
     "Guesses": "bounds",
     "LowerBound": "bounds",
     "OneShotEstimate": "canary_estimate",
+    "ReplayReport": "replaying",
     "Trials": "multi_run",
+    "Violation": "replaying",
     "audit": "training_audit",
     "clopper_pearson": "multi_run",
     "gaussian_mu": "multi_run",
@@ -72,6 +78,7 @@ _HOMES = {
     "one_run_curve": "bounds",
     "one_run_p_value": "bounds",
     "one_shot": "canary_estimate",
+    "replay": "replaying",
     "trials": "multi_run",
 }
 

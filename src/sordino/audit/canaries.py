@@ -1,7 +1,7 @@
 """Canaries: records that an audit plants, each with probability ½ (room `audit`, floor 4).
 
 A canary of gradients has one coordinate to itself, beside the model: its gradient there is larger than any clipping
-norm, and no record's reaches it. It is the worst record a mechanism can meet, and leaves the model's training as it was.
+norm, and no record's reaches it. It is the worst record for a mechanism, and leaves the model's training as it was.
 Canaries of records go the whole way, through the model's own layers: mislabelled or made-up ones.
 """
 

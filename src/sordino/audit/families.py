@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -19,6 +19,7 @@ _POINTS = 96
 _TOP_DELTA = 1e-9
 
 
+@runtime_checkable
 class Family(Protocol):
     """Trade-off curves f_s that fall as the strength s > 0 grows: a larger s hides less."""
 

@@ -20,6 +20,7 @@ from sordino.estimators.losses import Loss
 from sordino.estimators.minimiser import minimiser
 from sordino.events import ApproximateDP, Event, PureDP
 from sordino.mechanisms import ArrayGaussianMechanism, KNormMechanism, analytic_noise_multiplier
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.values import FloatArray
 from sordino.randomness import Randomness
 
@@ -110,6 +111,7 @@ class ObjectivePerturbation:
             return PureDP(epsilon=self.epsilon)
         return ApproximateDP(epsilon=self.epsilon, delta=self.delta)
 
+    @recordable
     def release(self, rows: FloatArray, targets: FloatArray) -> FloatArray:
         """Weights [p, k] for rows [n, p] of norm ≤ 1 and targets [n]."""
         exact = minimiser(

@@ -15,6 +15,7 @@ from sordino.events import Event, Gaussian
 from sordino.mechanisms.analytic_gaussian import analytic_noise_multiplier, classical_noise_multiplier
 from sordino.mechanisms.continuous import normal
 from sordino.mechanisms.grid import Grid
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.rounded_gaussian import LARGEST_STDDEV, rounded_gaussian
 from sordino.mechanisms.values import Numbers, Released, finite_array, shaped
 from sordino.randomness import Randomness
@@ -80,6 +81,7 @@ class ArrayGaussianMechanism:
         """The event of one release."""
         return Gaussian(noise_multiplier=self.noise_multiplier)
 
+    @recordable
     def release(self, value: Numbers) -> Released:
         """The value plus noise, same shape."""
         array = finite_array(value)
@@ -146,6 +148,7 @@ class GridGaussianMechanism:
         """The event of one release."""
         return Gaussian(noise_multiplier=self.noise_multiplier)
 
+    @recordable
     def release(self, value: Numbers) -> Released:
         """The value, rounded to the grid, plus noise on the grid; same shape, float64."""
         integers = self.grid.integers(value)

@@ -18,6 +18,7 @@ from sordino import checks
 from sordino.events import DiscreteGaussian, Event, ZeroConcentratedDP
 from sordino.mechanisms.exact import discrete_gaussian
 from sordino.mechanisms.grid import Grid, ratio_at_least, whole_array
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.values import Numbers, Released, shaped
 from sordino.randomness import Randomness
 
@@ -102,6 +103,7 @@ class DiscreteGaussianMechanism:
             return DiscreteGaussian(stddev=stddev, sensitivity=int(self.grid_sensitivity))
         return ZeroConcentratedDP(rho=0.5 / self.noise_multiplier**2)
 
+    @recordable
     def release(self, value: Numbers) -> Released | np.int64 | npt.NDArray[np.int64]:
         """The value on the grid plus noise, same shape: int64 with `integers`, otherwise float64."""
         whole = whole_array(value) if self.integers else self.grid.integers(value)

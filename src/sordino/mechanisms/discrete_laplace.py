@@ -15,6 +15,7 @@ from sordino import checks
 from sordino.events import DiscreteLaplace, Event, PureDP
 from sordino.mechanisms.exact import discrete_laplace
 from sordino.mechanisms.grid import Grid, ratio_at_least, whole_array
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.values import Numbers, Released, shaped
 from sordino.randomness import Randomness
 
@@ -95,6 +96,7 @@ class GeometricMechanism:
         """The event of one release."""
         return _event(self.ratio, coarse_multiple(self.l1_sensitivity), self.dimension)
 
+    @recordable
     def release(self, value: Numbers) -> np.int64 | npt.NDArray[np.int64]:
         """The integers plus noise, same shape, int64."""
         integers = whole_array(value)
@@ -166,6 +168,7 @@ class DiscreteLaplaceMechanism:
         """The event of one release."""
         return _event(self.ratio, self.grid_sensitivity, self.dimension)
 
+    @recordable
     def release(self, value: Numbers) -> Released:
         """The value, rounded to the grid, plus noise on the grid; same shape, float64."""
         integers = self.grid.integers(value)

@@ -13,6 +13,7 @@ from sordino import checks
 from sordino.errors import InvalidArgument
 from sordino.events import BoundedRange, Event
 from sordino.mechanisms.continuous import gumbel
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bounds
 from sordino.randomness import Randomness
 
@@ -105,6 +106,7 @@ class ExponentialMechanism:
         weights = np.exp(logs - logs.max())
         return weights / weights.sum()
 
+    @recordable
     def release(self, scores: Numbers, measures: Numbers | None = None) -> int:
         """The position of the chosen candidate."""
         logs = self.log_weights(scores, measures)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sordino import checks
 from sordino.events import Event, Gaussian
+from sordino.mechanisms.releases import recordable
 from sordino.randomness import Randomness, Stream
 
 __all__ = ["GaussianMechanism", "standard_normal"]
@@ -119,6 +120,7 @@ class GaussianMechanism:
         """The event of one release."""
         return Gaussian(noise_multiplier=self.noise_multiplier)
 
+    @recordable
     def add_noise_(self, tensors: Sequence[Tensor], *, randomness: Randomness, step: int, rank: int = 0) -> None:
         """Add fresh noise to `tensors` in place; (`step`, `rank`) must never repeat within one `randomness`.
 

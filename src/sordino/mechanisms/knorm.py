@@ -13,6 +13,7 @@ import numpy.typing as npt
 from sordino import checks
 from sordino.events import Event, Laplace, PureDP
 from sordino.mechanisms.continuous import gamma, unit_ball_point
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.values import Numbers, Released, finite_array, shaped
 from sordino.randomness import Randomness
 
@@ -72,6 +73,7 @@ class KNormMechanism:
         radius = self.scale * gamma(self.dimension + 1, stream)
         return radius * unit_ball_point(self.dimension, self.norm, stream)
 
+    @recordable
     def release(self, value: Numbers) -> Released:
         """The value plus noise, same shape."""
         array = finite_array(value)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from sordino import checks
 from sordino.events import Event, Laplace
 from sordino.mechanisms.continuous import laplace
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.values import Numbers, Released, finite_array
 from sordino.randomness import Randomness
 
@@ -53,6 +54,7 @@ class LaplaceMechanism:
         """The event of one release."""
         return Laplace(noise_multiplier=1.0 / self.epsilon)
 
+    @recordable
     def release(self, value: Numbers) -> Released:
         """The value plus noise, same shape."""
         array = finite_array(value)

@@ -14,6 +14,7 @@ from sordino import checks
 from sordino.events import BoundedRange, Event, PureDP
 from sordino.mechanisms.continuous import exponential, gumbel, laplace
 from sordino.mechanisms.exponential import clean_scores
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bounds
 from sordino.randomness import Randomness, Stream
 
@@ -69,6 +70,7 @@ class ReportNoisyMax:
         """The event of one release."""
         return BoundedRange(epsilon=self.epsilon) if self.noise == "gumbel" else PureDP(epsilon=self.epsilon)
 
+    @recordable
     def release(self, scores: Numbers) -> int:
         """The position of the largest noisy score."""
         cleaned = clean_scores(scores, bounds=self.score_bounds)
@@ -118,6 +120,7 @@ class PermuteAndFlip:
         cleaned = clean_scores(scores, bounds=self.score_bounds)
         return np.exp(self.epsilon * (cleaned - cleaned.max()) / ((1.0 if self.monotone else 2.0) * self.sensitivity))
 
+    @recordable
     def release(self, scores: Numbers) -> int:
         """The position of the chosen candidate."""
         acceptance = self.acceptance(scores)

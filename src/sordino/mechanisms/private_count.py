@@ -9,6 +9,7 @@ from sordino.errors import InvalidArgument
 from sordino.events import Event
 from sordino.mechanisms.budgets import Budget
 from sordino.mechanisms.integer_noise import IntegerNoise
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.values import Numbers
 from sordino.randomness import Randomness
 
@@ -43,6 +44,7 @@ class PrivateCount:
         """The event of one release."""
         return self.noise.event()
 
+    @recordable
     def release(self, records: Sized, *, where: Numbers | None = None) -> int:
         """The noisy number of records, or of those for which the boolean vector `where` is True."""
         count = len(records)

@@ -24,6 +24,7 @@ from sordino.mechanisms.discrete_laplace import coarse_multiple
 from sordino.mechanisms.exact import discrete_laplace
 from sordino.mechanisms.grid import ratio_at_least
 from sordino.mechanisms.integer_noise import record_bits
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.rounded_gaussian import rounded_gaussian
 from sordino.mechanisms.values import FloatArray, Numbers, record_matrix
 from sordino.randomness import Randomness, Stream
@@ -127,6 +128,11 @@ class PrivateSecondMoment:
         steps = self._laplace_ratio[0] / self._laplace_ratio[1] if self._pure else float(self._stddevs[0])
         return math.ldexp(steps, 2 * self._exponent)
 
+    @property
+    def unit(self) -> float:
+        """What one step of `exact` stands for: the square of the step of the rows' grid."""
+        return math.ldexp(1.0, 2 * self._exponent)
+
     def event(self) -> Event:
         """The event of one release."""
         if isinstance(self.budget, PureBudget):
@@ -142,6 +148,7 @@ class PrivateSecondMoment:
             total += (block.T @ block).astype(np.int64)
         return total
 
+    @recordable
     def release(self, rows: Numbers) -> FloatArray:
         """The noisy second moments [d, d], symmetric."""
         noisy = self.exact(rows) + self._noise(self.randomness.fresh("second-moment"))
@@ -154,7 +161,7 @@ class PrivateSecondMoment:
             largest = np.maximum(np.abs(matrix).max(axis=1, initial=0.0, keepdims=True), self.data_norm * 2.0**-40)
             norms = largest * np.sqrt(np.square(matrix / largest).sum(axis=1, keepdims=True))
             factors = np.where(norms > self.data_norm, self.data_norm / norms, 1.0)
-        scaled = np.ldexp(matrix * factors, -self._exponent)
+            scaled = np.ldexp(matrix * factors, -self._exponent)
         steps = np.rint(scaled)
         # Rounding to nearest may leave the ball by a little; such a row is shrunk by 2⁻²⁰ and cut towards zero.
         outside = np.square(steps).sum(axis=1) > self._squared_norm

@@ -13,6 +13,7 @@ from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.events import Event
 from sordino.mechanisms.budgets import Budget
 from sordino.mechanisms.integer_noise import IntegerNoise
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.values import category_codes, numeric
 from sordino.randomness import Randomness
 
@@ -87,6 +88,7 @@ class PrivateHistogram:
         places = self._places(values) if self.categories is None else category_codes(values, self.categories)
         return np.bincount(places[places >= 0], minlength=self.bins).astype(np.int64)
 
+    @recordable
     def release(self, values: Iterable[object]) -> IntegerArray:
         """The noisy counts [bins], int64, in the order of the bins."""
         return self.exact(values) + self.noise.draw(self.randomness.fresh("histogram"))

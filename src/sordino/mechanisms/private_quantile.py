@@ -19,6 +19,7 @@ from sordino.definitions import NeighboringRelation
 from sordino.events import Event
 from sordino.mechanisms.exact import uniform_below
 from sordino.mechanisms.exponential import ExponentialMechanism
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bounds, record_matrix
 from sordino.randomness import Randomness
 
@@ -97,6 +98,7 @@ class PrivateQuantile:
         weakly[0::2], weakly[1::2] = below, below[1:]
         return first, sizes, -np.maximum(np.maximum(strictly - target, target - weakly), 0.0)
 
+    @recordable
     def release(self, records: Numbers) -> float:
         """A grid point between the bounds."""
         first, sizes, scores = self.pieces(records)

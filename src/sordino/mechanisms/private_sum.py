@@ -18,6 +18,7 @@ from sordino.errors import InvalidArgument
 from sordino.events import Event
 from sordino.mechanisms.budgets import Budget
 from sordino.mechanisms.integer_noise import IntegerNoise, record_bits
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bounds, record_matrix
 from sordino.randomness import Randomness
 
@@ -121,6 +122,7 @@ class PrivateSum:
         steps = np.rint(np.ldexp(np.clip(matrix, ends[:, 0], ends[:, 1]), -self._exponents)).astype(np.int64)
         return steps[present].sum(axis=0)
 
+    @recordable
     def release(self, records: Numbers) -> np.float64 | FloatArray:
         """The noisy sums [columns]; a single number when `bounds` is a single pair."""
         noisy = self.exact(records) + self.noise.draw(self.randomness.fresh("sum"))

@@ -17,6 +17,7 @@ from sordino.errors import InvalidArgument
 from sordino.events import Event
 from sordino.events import RandomizedResponse as RandomizedResponseEvent
 from sordino.mechanisms.exact import uniform_below
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.values import FloatArray, category_codes
 from sordino.randomness import Randomness
 
@@ -74,6 +75,7 @@ class RandomizedResponse:
         """The event of one record's answer."""
         return RandomizedResponseEvent(epsilon=self.epsilon, categories=len(self.categories))
 
+    @recordable
     def release(self, values: Iterable[object]) -> npt.NDArray[np.generic]:
         """One randomised answer for each value, in order."""
         codes = category_codes(values, self.categories)

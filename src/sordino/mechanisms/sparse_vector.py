@@ -14,6 +14,7 @@ from sordino import checks
 from sordino.errors import BudgetExceeded, InvalidArgument
 from sordino.events import Event, PureDP
 from sordino.mechanisms.continuous import laplace
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.values import Numbers, finite_array
 from sordino.randomness import Randomness, Stream
 
@@ -24,7 +25,7 @@ class AboveThresholdSession:
     """One run of the technique: questions may be chosen after earlier answers. Made by `AboveThreshold.session`."""
 
     def __init__(self, mechanism: "AboveThreshold", stream: Stream) -> None:
-        self._mechanism = mechanism
+        self.mechanism = mechanism
         self._stream = stream
         self._noisy_threshold = mechanism.threshold + mechanism.threshold_scale * float(laplace(1, stream)[0])
         self._left = mechanism.max_positives
@@ -42,13 +43,17 @@ class AboveThresholdSession:
         """
         if self.is_over:
             raise BudgetExceeded(
-                f"max_positives must be larger for more answers, got {self._mechanism.max_positives}. "
+                f"max_positives must be larger for more answers, got {self.mechanism.max_positives}. "
                 "Start another session, which is charged again."
             )
-        noise = self._mechanism.value_scale * float(laplace(1, self._stream)[0])
-        above = bool(float(finite_array(value)) + noise >= self._noisy_threshold)
+        above = self._answer(value)
         self._left -= above
         return above
+
+    @recordable
+    def _answer(self, value: float) -> bool:
+        noise = self.mechanism.value_scale * float(laplace(1, self._stream)[0])
+        return bool(float(finite_array(value)) + noise >= self._noisy_threshold)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +125,7 @@ class AboveThreshold:
         """Start a run with fresh noise; every run is one `event`."""
         return AboveThresholdSession(self, self.randomness.fresh("sparse-vector"))
 
+    @recordable
     def release(self, values: Numbers) -> npt.NDArray[np.bool_]:
         """One whole session on the values in order: answers up to and including the last positive one."""
         array = finite_array(values, name="values")

@@ -17,6 +17,7 @@ from sordino.definitions import NeighboringRelation
 from sordino.events import ApproximateDP, Event
 from sordino.mechanisms.budgets import PureBudget
 from sordino.mechanisms.integer_noise import IntegerNoise
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.values import open_category
 from sordino.randomness import Randomness
 
@@ -79,6 +80,7 @@ class ThresholdedHistogram:
         """The event of one release."""
         return ApproximateDP(epsilon=self.epsilon, delta=self.delta)
 
+    @recordable
     def release(self, values: Iterable[object]) -> dict[Hashable, int]:
         """Categories and their noisy counts, largest first; their order tells nothing about the order of records.
 

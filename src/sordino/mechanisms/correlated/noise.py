@@ -17,6 +17,7 @@ from sordino.errors import InvalidArgument, PrivacyError
 from sordino.mechanisms.correlated.series import FloatArray
 from sordino.mechanisms.correlated.strategies import Recurrence
 from sordino.mechanisms.gaussian import standard_normal
+from sordino.mechanisms.releases import recordable
 from sordino.randomness import Randomness
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class CorrelatedNoise:
     """
 
     def __init__(self, mechanism: "CorrelatedGaussianMechanism") -> None:
-        self._mechanism = mechanism
+        self.mechanism = mechanism
         self._next = 0
         self._lanes: list[_Lane] | None = None
         self._layout: list[tuple[int, torch.dtype]] | None = None
@@ -62,6 +63,7 @@ class CorrelatedNoise:
         """The step whose noise comes next."""
         return self._next
 
+    @recordable
     def add_noise_(self, tensors: Sequence[Tensor], *, randomness: Randomness, step: int, rank: int = 0) -> None:
         """Add the noise of `step` to `tensors` in place.
 
@@ -95,7 +97,7 @@ class CorrelatedNoise:
         """What goes with the buffers: the step, the sizes, and the mechanism they belong to."""
         layout = [[size, str(dtype).removeprefix("torch.")] for size, dtype in self._layout or []]
         return json.dumps(
-            {"schema": 1, "mechanism": self._mechanism.fingerprint, "next_step": self._next, "layout": layout}
+            {"schema": 1, "mechanism": self.mechanism.fingerprint, "next_step": self._next, "layout": layout}
         )
 
     def load_state(self, tensors: Mapping[str, Tensor], text: str) -> None:
@@ -110,13 +112,13 @@ class CorrelatedNoise:
             raise InvalidArgument("state must be what state_json wrote, got other fields. Check the checkpoint.")
         if self._next or self._lanes is not None:
             raise PrivacyError("noise must not have been given when a state is loaded. Start a new stream, then load.")
-        if body["schema"] != 1 or body["mechanism"] != self._mechanism.fingerprint:
+        if body["schema"] != 1 or body["mechanism"] != self.mechanism.fingerprint:
             raise PrivacyError("state must belong to this mechanism: same strategy, participation, noise and bound.")
         next_step = checks.integer(0, next_step=body["next_step"])
         layout = [(checks.integer(0, size=size), getattr(torch, name)) for size, name in body["layout"]]
         if next_step == 0:
             return
-        lanes = _lanes(layout, [torch.device("cpu")] * len(layout), self._mechanism.strategy.buffers)
+        lanes = _lanes(layout, [torch.device("cpu")] * len(layout), self.mechanism.strategy.buffers)
         for number, lane in enumerate(lanes):
             given = tensors.get(_NAME.format(number))
             if given is None or given.shape != lane.buffers.shape or given.dtype != lane.buffers.dtype:
@@ -131,7 +133,7 @@ class CorrelatedNoise:
         self, tensors: Sequence[Tensor], randomness: Randomness, step: int, rank: int
     ) -> list[tuple[_Lane, Tensor | None]]:
         """The noise of `step` for every lane; brings the buffers forward."""
-        strategy, stddev = self._mechanism.strategy, self._mechanism.stddev
+        strategy, stddev = self.mechanism.strategy, self.mechanism.stddev
         if step != self._next:
             raise PrivacyError(
                 f"step must be {self._next}, got {step}. Correlated noise goes on from its own state: load the state "
@@ -157,7 +159,7 @@ class CorrelatedNoise:
         layout = [(tensor.numel(), tensor.dtype) for tensor in tensors]
         devices = [tensor.device for tensor in tensors]
         if self._lanes is None:
-            self._lanes, self._layout = _lanes(layout, devices, self._mechanism.strategy.buffers), layout
+            self._lanes, self._layout = _lanes(layout, devices, self.mechanism.strategy.buffers), layout
         elif layout != self._layout:
             raise InvalidArgument(
                 "tensors must have the sizes and types of the steps before, got others. The noise of a parameter "

@@ -1,0 +1,193 @@
+"""The public paths of this library, as pipelines for `sordino audit replay`: training, engine, every estimator."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from sordino.randomness import Randomness
+
+__all__ = ["Case", "Table", "cases"]
+
+Table = tuple[np.ndarray, np.ndarray]
+_CLASSES = ("no", "yes", "maybe")
+_DECLARED: dict[str, object] = {
+    "epsilon": 3.0,
+    "delta": 1e-5,
+    "data_norm": 2.0,
+    "classes": _CLASSES,
+    "bounds": (-2.0, 2.0),
+    "target_bounds": (-1.0, 3.0),
+    "max_iter": 3,
+    "population": 24,
+    "batch_size": 12,
+    "epochs": 3.0,
+    "random_state": 1,
+    "reproducible": True,
+}
+_METHODS: dict[str, tuple[str, ...]] = {
+    "LogisticRegression": ("objective", "output", "dp-gd", "dp-sgd"),
+    "LinearSVC": ("objective", "output"),
+    "LinearRegression": ("objective", "output", "adassp", "sufficient-statistics"),
+    "Ridge": ("adassp", "sufficient-statistics"),
+}
+# The three that take another estimator, a grid, or learn nothing are composed of the others.
+_COMPOSED = {"MinMaxScaler", "PrivateGridSearch", "WhitenedLogisticRegression"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One pipeline with data made for it.
+
+    Args:
+        name: of the path.
+        pipeline: (features [n, 3], labels [n] of 0, 1, 2) ↦ all that is released.
+        data: D.
+        neighbours: D with one record more or less, among them a huge and a broken one.
+    """
+
+    name: str
+    pipeline: Callable[[Table], object]
+    data: Table
+    neighbours: tuple[Table, ...]
+
+
+def cases() -> Iterable[Case]:
+    """Every public path, estimators by discovery."""
+    import sordino.estimators as room
+
+    data = _made_up(24)
+    neighbours = tuple(_neighbours(data))
+    pipelines: dict[str, Callable[[Table], object]] = {
+        "fit": _fit,
+        "fit, correlated noise": _fit_correlated,
+        "engine": _engine,
+    }
+    for name in room.__all__:
+        if name not in _COMPOSED:
+            for method in _METHODS.get(name, (None,)):
+                label = name if method is None else f"{name}, {method}"
+                pipelines[label] = _estimator(getattr(room, name), method)
+    for name, pipeline in pipelines.items():
+        yield Case(name=name, pipeline=pipeline, data=data, neighbours=neighbours)
+
+
+def _made_up(count: int) -> Table:
+    stream = Randomness(seed=5, reproducible=True).stream("replay cases", step=0)
+    features = 2 * stream.uniform(3 * count).reshape(count, 3) - 1
+    return features, (stream.integers64(count) % np.uint64(3)).astype(np.int64)
+
+
+def _neighbours(data: Table) -> Iterable[Table]:
+    features, labels = data
+    for row in ([0.3, -0.9, 0.1], [1e30, -1e30, 1e30], [np.nan, 0.0, 0.0]):
+        yield np.vstack([features, row]), np.append(labels, 1)
+    # The last record: the positions of all others stay.
+    yield features[:-1], labels[:-1]
+
+
+# ── training ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _network():
+    import torch
+    from torch import nn
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def _tensors(table: Table):
+    import torch
+
+    return torch.from_numpy(table[0]).float(), torch.from_numpy(table[1])
+
+
+def _trained(table: Table, **options: object) -> object:
+    import torch
+    from torch.nn import functional as F
+
+    from sordino.training.plan import Plan
+    from sordino.training.trainer import fit
+
+    given = {"noise_multiplier": 1.5, "max_grad_norm": 0.7, "sample_rate": 0.5, "steps": 6, "delta": 1e-5}
+    plan = Plan(**(given | {"expected_batch_size": 12.0} | options))  # pyright: ignore[reportArgumentType]
+
+    def losses(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    key = Randomness(seed=2, reproducible=True)
+    result = fit(_network(), losses, _tensors(table), plan, randomness=key, progress=False)
+    return result.model, result.guarantee
+
+
+def _fit(table: Table) -> object:
+    return _trained(table)
+
+
+def _fit_correlated(table: Table) -> object:
+    from sordino.mechanisms.correlated import CyclicPoisson, optimal_banded
+    from sordino.training.noise import CorrelatedNoise
+
+    noise = CorrelatedNoise(strategy=optimal_banded(2, steps=6), participation=CyclicPoisson(groups=2, sample_rate=0.5))
+    return _trained(table, noise=noise)
+
+
+def _engine(table: Table) -> object:
+    import torch
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from sordino.training.engine import PrivacyEngine
+
+    model = _network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    engine = PrivacyEngine(seed=3, reproducible=True)
+    # The data set's size is declared: the loader of every neighbour asks for the same rate and batch.
+    _, _, loader = engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(TensorDataset(*_tensors(table)), batch_size=12),
+        noise_multiplier=1.5,
+        max_grad_norm=0.7,
+        sample_rate=0.5,
+        expected_batch_size=12.0,
+    )
+    for _ in range(2):
+        for batch in loader:
+            x, y = cast("Sequence[torch.Tensor]", batch)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    engine.detach()
+    return dict(model.state_dict())
+
+
+# ── estimators ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _estimator(kind: type, method: str | None) -> Callable[[Table], object]:
+    names = kind().get_params()
+    given = {key: value for key, value in _DECLARED.items() if key in names}
+    given |= {} if method is None else {"method": method}
+    if "module" in names:
+        given["module"] = _network_of
+
+    def pipeline(table: Table) -> object:
+        features, labels = table
+        targets = np.array(_CLASSES)[labels] if "classes" in names else np.array([-1.0, 0.7, 3.0])[labels]
+        fitted = kind(**given).fit(features, targets)
+        return {name: value for name, value in vars(fitted).items() if name.endswith("_")}
+
+    return pipeline
+
+
+def _network_of(columns: int, outputs: int):
+    import torch
+    from torch import nn
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Linear(columns, outputs)
