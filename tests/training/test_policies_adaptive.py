@@ -8,13 +8,21 @@ import torch
 from torch import nn
 
 from sordino import accounting, fit
+from sordino.clipping import (
+    AutomaticClipping,
+    FlatClipping,
+    GlobalClipping,
+    GroupedClipping,
+    PsacClipping,
+    QuantileClipping,
+)
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import BudgetExceeded, InvalidArgument
 from sordino.events import ApproximateDP, Composed, Gaussian, PoissonSampled, ZeroConcentratedDP
 from sordino.ledger import Ledger
 from sordino.mechanisms.correlated import CyclicPoisson, optimal_banded
 from sordino.randomness import Randomness
-from sordino.training import AdaptiveBudget, CorrelatedNoise, Plan, StepChoice
+from sordino.training import AdaptiveBudget, CorrelatedNoise, Plan, StepChoice, Units
 from sordino.training.adaptive import AdaptiveRun
 
 DATA = torch.randn(60, 3), torch.zeros(60).long()
@@ -95,6 +103,50 @@ def test_a_choice_sees_the_last_private_gradient_and_nothing_else():
     noise = math.sqrt(300 * 200 + 200) / 60
     assert seen[1] == pytest.approx(10 * noise, rel=0.05)
     assert seen[2] == pytest.approx(30 * noise, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "clipping",
+    [
+        FlatClipping(),
+        AutomaticClipping(),
+        PsacClipping(),
+        GlobalClipping(threshold=2.0),
+        GroupedClipping(by="parameter"),
+        QuantileClipping(count_noise=60.0),
+    ],
+    ids=lambda clipping: clipping.words,
+)
+@pytest.mark.parametrize("relation", list(NeighboringRelation), ids=lambda relation: relation.value)
+@pytest.mark.parametrize("owner", [None, [0, 0, 1, 2, 2, 2, 4, 4, 4]], ids=["records", "users"])
+def test_each_step_has_the_noise_that_was_chosen_under_every_clipping(clipping, relation, owner):
+    norms, chosen = [], [20.0, 30.0]
+
+    def choose(step, released):
+        norms.append(released.last_gradient_norm)
+        return StepChoice(noise_multiplier=chosen[min(step, 1)], max_grad_norm=0.5)
+
+    the_plan = plan(
+        clipping=clipping, neighboring_relation=relation, steps=3, privacy_unit="example" if owner is None else "user"
+    )
+    fit(
+        nn.Linear(300, 200),
+        lambda model, x: 1e-3 * model(x).sum(1),
+        (torch.zeros(9, 300),),
+        the_plan,
+        units=None if owner is None else Units(of=owner, count=5),
+        budget=AdaptiveBudget(epsilon=4.0, choose=choose),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        progress=False,
+    )
+    for norm, multiplier in zip(norms[1:], chosen, strict=True):
+        measured = norm * 60 / math.sqrt(300 * 200 + 200) / (0.5 * relation.sensitivity_factor)
+        cost = measured**-2
+        if isinstance(clipping, QuantileClipping):
+            cost += 0.25 * (relation.sensitivity_factor / clipping.count_noise) ** 2
+        assert cost**-0.5 == pytest.approx(multiplier, rel=0.03)
+        if isinstance(clipping, QuantileClipping):
+            break  # Its bound has moved by the second step.
 
 
 @pytest.mark.parametrize("name", ["zcdp", "gaussian", "renyi"])

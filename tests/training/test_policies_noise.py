@@ -37,7 +37,7 @@ from sordino.randomness import Randomness
 from sordino.runs import RunFolder
 from sordino.sampling import Chunk, CyclicPoissonSampling, FixedEpochs
 from sordino.schedules import Linear
-from sordino.training import CorrelatedNoise, Plan, PrivateStep
+from sordino.training import CorrelatedNoise, Plan, PrivateStep, trainer
 from sordino.training.spending import charged_at
 from sordino.verification import verify
 
@@ -371,13 +371,20 @@ def test_steps_that_were_lost_and_come_again_are_charged_as_a_branch(name, tmp_p
     assert verify(path).passed
 
 
-def test_a_charge_that_leaves_the_branch_out_does_not_verify(tmp_path):
+def test_a_resumed_run_that_leaves_the_branch_out_does_not_verify(tmp_path, monkeypatch):
     the_plan, path = plan(), tmp_path / "run"
     with pytest.raises(Crash):
         run_until(path, the_plan, stop=9)
     assert charged_at(the_plan, 5, first=5) == Nothing()
     assert charged_at(the_plan, 5, first=5, repeats=True) == the_plan.mechanism.branch_event(5)
     assert charged_at(the_plan, 8, first=5, repeats=True) == Nothing()
+    monkeypatch.setattr(
+        trainer, "charged_at", lambda plan, step, *, first, repeats: charged_at(plan, step, first=first)
+    )
+    run_until(path, the_plan)
+    found = verify(path)
+    assert not found.passed
+    assert "charges another event than the plan's" in found.item("plan").detail
 
 
 def test_resumed_noise_goes_on_from_the_buffers():
