@@ -202,21 +202,24 @@ class GradientCapture:
         with self._reading():
             recording.add_weighted_sums(rows, into)
 
-    def per_record_gradients(self) -> Iterator[dict[nn.Parameter, Float[Tensor, "b *shape"]]]:
-        """``scale · gradient[b]`` of every record, formed a few records at a time and not kept.
+    def per_record_gradients(self) -> Iterator[tuple[dict[nn.Parameter, Float[Tensor, "b *shape"]], float]]:
+        """The gradient of every record, formed a few records at a time and not kept.
 
         For a mechanism that must look at each record's numbers. It costs a gradient of the whole model per record;
         `squared_bounds` and `add_weighted_sums` never form them. Nothing here is clipped.
 
         Yields:
-            For the next records in order, the gradient of every parameter that was used, records first.
+            For the next records in order, the gradient of every parameter that was used, records first, and the
+            factor `scale` that it still lacks.
 
         Raises:
             UncapturedParameter: a use of a managed parameter was not captured.
             PrivacyError: there is no recording, or a kept input was modified in place.
         """
         with self._reading():
-            yield from self._readable().per_record_gradients()
+            recording = self._readable()
+            for gradients in recording.per_record_gradients():
+                yield gradients, recording.scale
 
     def uncaptured_uses(self, loss: Tensor) -> list[str]:
         """Names of managed parameters that `loss` would send an ordinary gradient to: the check before backward."""

@@ -137,7 +137,7 @@ class Recording:
                     _accumulate(into, use.parameters[name], sums[name])
 
     def per_record_gradients(self) -> Iterator[dict[nn.Parameter, Float[Tensor, "b *shape"]]]:
-        """``scale`` times each record's gradient, a few records at a time, summed over the uses of a parameter."""
+        """Each record's gradient before `scale`, a few records at a time, summed over the uses of a parameter."""
         self._check()
         self._sealed = True
         entries = sum(parameter.numel() for parameter in {p for use in self.uses for p in use.parameters.values()})
@@ -149,7 +149,8 @@ class Recording:
                 part = use.select(index)
                 with torch.no_grad():
                     for name, parameter in use.parameters.items():
-                        _accumulate(found, parameter, part.rule.per_example(part, name) * self.scale)
+                        value = part.rule.per_example(part, name)
+                        found[parameter] = found[parameter] + value if parameter in found else value
             yield found
 
     @property

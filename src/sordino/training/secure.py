@@ -59,43 +59,42 @@ class IntegerSums:
 
         `into`, where sums of floats would go, stays as it is.
         """
-        for gradients in self._capture.per_record_gradients():
-            whole = self._whole(gradients)
+        for gradients, scale in self._capture.per_record_gradients():
+            whole = self._whole(gradients, scale)
             if not records:
                 continue
             for parameter, rows in whole.items():
-                # Whole numbers below 2³¹ of at most 2²² records: the partial sums are exact in any order.
+                # Whole numbers below 2³² of at most 2¹⁹ records: the partial sums are exact in any order.
                 self._sums[parameter] += rows.sum(0).to(torch.int64).view_as(parameter)
 
-    def _whole(self, gradients: _Gradients) -> dict[nn.Parameter, Float[Tensor, "B n"]]:
+    def _whole(self, gradients: _Gradients, scale: float) -> dict[nn.Parameter, Float[Tensor, "B n"]]:
         """The records' gradients in grid steps, zero where the norm of the integers is above the bound."""
         assert self._mechanism is not None
-        factors = self._factors(gradients)
         whole: dict[nn.Parameter, Tensor] = {}
         squares = torch.zeros(())
-        for group, row in zip(self._groups, factors, strict=True):
+        for group, row in zip(self._groups, self._factors(gradients, scale), strict=True):
             for parameter in group:
                 if parameter in gradients:
-                    # The step is a power of two: the product is the only rounding but the one to the grid.
-                    rows = (
-                        gradients[parameter].reshape(len(row), -1).double() * (row / self._mechanism.grid.step)[:, None]
-                    )
+                    rows = gradients[parameter].reshape(len(row), -1).double()
+                    rows *= (row * (scale / self._mechanism.grid.step))[:, None]
                     whole[parameter] = rows.round_()
-                    squares = squares + rows.square().sum(1)
-        # Sums of squares in double precision are low by less than one part in 2⁵² for each addition.
-        entries = self._mechanism.dimension + 8
+                    squares = squares + torch.linalg.vector_norm(rows, dim=1).square()
+        # Each addition in double precision loses less than one part in 2⁵³; the rest covers roots and products.
+        entries = self._mechanism.dimension + 16
         sound = squares * (1 + entries * 2.0**-52) <= float(self._mechanism.largest_norm**2)
         if not bool(sound.all()):
             for rows in whole.values():
                 rows[~sound] = 0
         return whole
 
-    def _factors(self, gradients: _Gradients) -> list[Float[Tensor, " B"]]:
+    def _factors(self, gradients: _Gradients, scale: float) -> list[Float[Tensor, " B"]]:
         """One factor for each group and record; zero in all groups for a record that is not finite in one."""
         assert self._now is not None
-        zero = torch.zeros(len(next(iter(gradients.values()))), dtype=torch.float64)
+        some = next(iter(gradients.values()))
+        none = torch.zeros(len(some), dtype=torch.float64, device=some.device)
         squares = [
-            sum((row_squared_norms(gradients[p]) for p in group if p in gradients), zero) for group in self._groups
+            scale**2 * sum((row_squared_norms(gradients[p]) for p in group if p in gradients), none)
+            for group in self._groups
         ]
         finite = torch.stack(squares).isfinite().all(0)
         return [
