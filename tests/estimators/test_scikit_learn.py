@@ -15,6 +15,9 @@ DECLARED = "classes are declared, never read from the labels; other labels contr
 NOISY = "the check wants the accuracy of a fit without noise, on data in other units than declared"
 UNKNOWN = "the parameter that the check sets by the estimator's name does not exist here"
 
+# Seven digits are asked for; whether single precision has them depends on the processor.
+ROUNDING = "outputs in single precision depend on a record's place in its batch by rounding"
+
 EVERYWHERE = {
     "check_dtype_object": SILENT,
     "check_estimators_nan_inf": SILENT,
@@ -28,8 +31,8 @@ CLASSIFIER = {
 }
 REGRESSOR = {"check_regressors_train": NOISY, "check_supervised_y_no_nan": SILENT}
 EXEMPT = {
-    "DPClassifier": CLASSIFIER,
-    "DPRegressor": REGRESSOR,
+    "DPClassifier": CLASSIFIER | {"check_methods_subset_invariance": ROUNDING},
+    "DPRegressor": REGRESSOR | {"check_methods_subset_invariance": ROUNDING},
     "GaussianNB": CLASSIFIER,
     "HistGradientBoostingClassifier": CLASSIFIER,
     "HistGradientBoostingRegressor": REGRESSOR,
@@ -73,7 +76,8 @@ def test_scikit_learns_checks_pass_but_for_the_named_exemptions(name):
     failed = {result["check_name"] for result in results if result["status"] == "failed"}
     assert not failed
     needed = {result["check_name"] for result in results if result["status"] == "xfail"}
-    assert needed == set(exempt)  # no exemption is kept that is not needed
+    always = {check for check, reason in exempt.items() if reason != ROUNDING}
+    assert always <= needed <= set(exempt)  # no exemption is kept that is not needed
 
 
 def test_a_pipeline_of_private_steps_states_what_each_of_them_spent():
