@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -24,10 +25,14 @@ from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.events import Gaussian
 from sordino.gradients import GradientCapture
 from sordino.mechanisms.grid_sum import GridSumMechanism
+from sordino.mechanisms.releases import recording_releases
 from sordino.randomness import Randomness
+from sordino.report import read
+from sordino.runs import RunFolder
 from sordino.sampling import split
 from sordino.training.plan import Plan
 from sordino.training.step import PrivateStep
+from sordino.training.trainer import fit
 
 C = 0.7
 
@@ -397,3 +402,46 @@ def test_freezing_a_parameter_within_a_batch_is_refused():
     with pytest.raises(UnprivateStep, match="stay the same"):
         step.finish()
     assert all(p.grad is None for p in model.parameters())
+
+
+class Listener:
+    """Keeps what was released."""
+
+    def __init__(self):
+        self.seen = []
+
+    def released(self, release, draw):
+        answer = draw()
+        self.seen.append((release, answer))
+        return answer
+
+
+def test_a_step_releases_once_through_the_recordable_door():
+    model, x, chosen = one_hidden_layer(), records(5), plan(noise_multiplier=1.0)
+    listener = Listener()
+    with recording_releases(listener):
+        noisy = integers(model, x, chosen)
+    ((release, answer),) = listener.seen
+    assert release.mechanism == grid_of(model, chosen)
+    assert np.array_equal(release.value, integers(one_hidden_layer(), x, plan()).numpy())
+    assert np.array_equal(answer, noisy.numpy())
+    assert np.abs(answer - release.value).max() < 10 * release.mechanism.grid_stddev
+
+
+# --- the trainer and the command line ----------------------------------------------------------------------------
+
+
+def test_the_trainer_trains_and_reports_whole_numbers(tmp_path):
+    x = records(64, torch.float32)
+    y = (x[:, 0] > 0).long()
+
+    def loss(model, features, labels):
+        return nn.functional.cross_entropy(model(features), labels, reduction="none")
+
+    chosen = plan(noise_multiplier=0.05, steps=30, sample_rate=0.5, expected_batch_size=32.0)
+    optimizer = partial(torch.optim.SGD, lr=2.0)
+    result = fit(nn.Linear(5, 2), loss, (x, y), chosen, optimizer=optimizer, run=tmp_path / "run", progress=False)
+    assert float((result.model(x).argmax(1) == y).double().mean()) > 0.9
+    run = RunFolder.open(tmp_path / "run")
+    (pitfall,) = [one for one in read(run).pitfalls if one.title == "Noise is drawn exactly"]
+    assert pitfall.status == "ok"

@@ -30,6 +30,7 @@ from sordino.mechanisms import (
 )
 from sordino.mechanisms.correlated.noise import CorrelatedNoise
 from sordino.mechanisms.exponential import clean_scores
+from sordino.mechanisms.grid_sum import GridSumMechanism
 from sordino.mechanisms.releases import Release
 from sordino.mechanisms.values import FloatArray, Numbers
 
@@ -57,6 +58,7 @@ def exact(release: Release) -> FloatArray | None:
             ArrayGaussianMechanism()
             | GridGaussianMechanism()
             | DiscreteGaussianMechanism()
+            | GridSumMechanism()
             | LaplaceMechanism()
             | DiscreteLaplaceMechanism()
             | GeometricMechanism()
@@ -91,6 +93,8 @@ def share_of_sensitivity(release: Release, before: FloatArray, after: FloatArray
                 return _moments(mechanism, change)
             case LaplaceMechanism() | DiscreteLaplaceMechanism() | GeometricMechanism():
                 return float(np.abs(change).sum()) / mechanism.l1_sensitivity
+            case GridSumMechanism():
+                return float(np.linalg.norm(change)) / mechanism.sensitivity
             case KNormMechanism():
                 return float(np.linalg.norm(change, ord=mechanism.norm)) / mechanism.sensitivity
             case ExponentialMechanism() | ReportNoisyMax() | PermuteAndFlip() | AboveThreshold():
@@ -117,5 +121,7 @@ def noise_deviation(release: Release) -> float | None:
     match release.mechanism:
         case GaussianMechanism() | ArrayGaussianMechanism() | GridGaussianMechanism():
             return release.mechanism.stddev
+        case GridSumMechanism():
+            return float(release.mechanism.grid_stddev)
         case _:
             return None

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from sordino import checks
 from sordino.events import Event, Gaussian
 from sordino.mechanisms.grid import Grid
+from sordino.mechanisms.releases import recordable
 from sordino.mechanisms.rounded_gaussian import LARGEST_STDDEV, rounded_gaussian
-from sordino.randomness import Stream
+from sordino.randomness import Randomness, Stream
 
 __all__ = ["GridSumMechanism"]
 
@@ -83,7 +84,12 @@ class GridSumMechanism:
     @property
     def grid_stddev(self) -> int:
         """Standard deviation of the noise in grid steps, rounded up."""
-        return math.ceil(Fraction(self.noise_multiplier) * self.moved * self.largest_norm)
+        return math.ceil(Fraction(self.noise_multiplier) * self.sensitivity)
+
+    @property
+    def sensitivity(self) -> int:
+        """How far neighbours move the sum of integers, in ℓ2 norm."""
+        return self.moved * self.largest_norm
 
     @property
     def stddev(self) -> float:
@@ -93,6 +99,13 @@ class GridSumMechanism:
     def event(self) -> Event:
         """The event of one release."""
         return Gaussian(noise_multiplier=self.noise_multiplier)
+
+    @recordable
+    def release(
+        self, value: npt.NDArray[np.int64], *, randomness: Randomness, step: int, rank: int = 0
+    ) -> npt.NDArray[np.int64]:
+        """The sum of integers plus noise, in grid steps; (`step`, `rank`) must never repeat within one `randomness`."""
+        return value + self.noise(value.size, randomness.stream("grid-gaussian", step=step, rank=rank))
 
     def noise(self, count: int, stream: Stream) -> npt.NDArray[np.int64]:
         """`count` independent draws of the noise, in grid steps."""

@@ -113,10 +113,11 @@ class IntegerSums:
         the tensor. `step` must never repeat within one `randomness`.
         """
         assert self._mechanism is not None
-        stream = randomness.stream("grid-gaussian", step=step)
-        for tensor, total in zip(tensors, self._sums.values(), strict=True):
-            noise = torch.from_numpy(self._mechanism.noise(total.numel(), stream)).view(total.shape)
-            tensor.copy_((total + noise.to(total.device)).double() * self._mechanism.grid.step)
+        whole = torch.cat([total.flatten().cpu() for total in self._sums.values()])
+        noisy = torch.from_numpy(self._mechanism.release(whole.numpy(), randomness=randomness, step=step))
+        parts = noisy.split([total.numel() for total in self._sums.values()])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_((part.double() * self._mechanism.grid.step).view_as(tensor))
         self._sums = {}
 
     def learn(self, released: Sequence[Tensor]) -> None:
