@@ -14,6 +14,7 @@ from sordino.gradients import GradientCapture
 from sordino.mechanisms import GaussianMechanism
 from sordino.randomness import Randomness
 from sordino.training.bounds import Bounds
+from sordino.training.jl import ProjectedSums
 from sordino.training.plan import Plan
 from sordino.training.secure import IntegerSums
 from sordino.training.step_plan import StepPlan
@@ -21,24 +22,22 @@ from sordino.training.step_plan import StepPlan
 __all__ = ["AdaClipSums", "bounds_for"]
 
 
-def bounds_for(capture: GradientCapture, plan: Plan) -> "Bounds | AdaClipSums | IntegerSums":
+def bounds_for(
+    capture: GradientCapture, plan: Plan, randomness: Randomness
+) -> "Bounds | AdaClipSums | IntegerSums | ProjectedSums":
     """What clips the chunks of a run.
 
     Raises:
-        InvalidArgument: the clipping can't be done from captured gradients, or not with the plan's noise.
+        InvalidArgument: the clipping doesn't go with the plan's noise or relation.
     """
-    if isinstance(plan.clipping, ProjectedClipping):
-        raise InvalidArgument(
-            "clipping must be by exact norms here, got ProjectedClipping. Call sordino.training.fit_projected."
-        )
-    if not isinstance(plan.clipping, AdaClip):
+    if not isinstance(plan.clipping, AdaClip | ProjectedClipping):
         return IntegerSums(capture) if plan.secure_noise else Bounds(capture)
     if plan.noise is not None or plan.secure_noise:
         raise InvalidArgument(
-            "clipping must be another one with correlated or secure noise, got AdaClip: its scale changes from step to "
-            "step. Use FlatClipping, or independent noise."
+            f"clipping must be another one with correlated or secure noise, got {type(plan.clipping).__name__}. Use "
+            "FlatClipping, or independent noise."
         )
-    return AdaClipSums(capture)
+    return AdaClipSums(capture) if isinstance(plan.clipping, AdaClip) else ProjectedSums(capture, randomness)
 
 
 class AdaClipSums:

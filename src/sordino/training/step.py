@@ -57,7 +57,7 @@ class PrivateStep:
         self._summed: list[nn.Parameter] = []
         self._stream = None if plan.mechanism is None else plan.mechanism.start()
         self._trained: list[str] | None = None
-        self.bounds = bounds_for(capture, plan)
+        self.bounds = bounds_for(capture, plan, randomness)
 
     @property
     def is_open(self) -> bool:

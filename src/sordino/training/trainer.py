@@ -32,6 +32,7 @@ from sordino.training.following import ForwardWatch, compares_values
 from sordino.training.forms import proves_again, public_marks
 from sordino.training.guard import claim, release
 from sordino.training.interrupts import uninterrupted
+from sordino.training.jl import ProjectedSums
 from sordino.training.outcome import FitResult, LossFunction, Transcript
 from sordino.training.plan import Performance, Plan
 from sordino.training.prepaid import Prepaid, set_aside
@@ -198,9 +199,8 @@ class _Run:
         self.first = 0 if record is None else record.first_step
         self.repeats = record is not None and record.repeats
         self._done = self._charged = self.first
-        self._interrupted = False
+        self._interrupted, self._chunks = False, 0
         self._probed: set[Hashable] = set()
-        self._chunks = 0
 
     def train(
         self,
@@ -289,6 +289,10 @@ class _Run:
             batch = self._source.batch(chunk.indices, device=self._device) if chunk.records else None
             if batch is not None:
                 self._probe(capture, batch)
+            if isinstance(step.bounds, ProjectedSums) and batch is not None:
+                step.begin(chunk)
+                step.add_sums(chunk, step.bounds.sums(self._loss, batch, records=chunk.records))
+                continue
             with step.recording(chunk):
                 # Not every model takes a batch without records; it adds nothing to the sum.
                 if batch is not None:
