@@ -10,10 +10,12 @@ from torch import nn
 
 from sordino import accounting, fit
 from sordino.clipping import (
+    AdaClip,
     AutomaticClipping,
     FlatClipping,
     GlobalClipping,
     GroupedClipping,
+    ProjectedClipping,
     PsacClipping,
     QuantileClipping,
 )
@@ -242,6 +244,12 @@ def test_without_noise_the_run_is_not_private():
         ({"max_grad_norm": Linear(start=2.0, end=1.0)}, InvalidArgument, "max_grad_norm must be a number"),
         ({"expected_batch_size": Linear(start=2.0, end=1.0)}, InvalidArgument, "expected_batch_size must be a number"),
         ({"clipping": QuantileClipping(count_noise=9.0)}, InvalidArgument, "QuantileClipping"),
+        (
+            {"clipping": AdaClip()},
+            InvalidArgument,
+            "clipping must have a fixed bound with correlated noise, got AdaClip",
+        ),
+        ({"clipping": ProjectedClipping(projections=8)}, InvalidArgument, "got ProjectedClipping"),
         ({"steps": STEPS + 1}, InvalidArgument, "steps must be those of the noise's strategy"),
         ({"sample_rate": 0.1}, InvalidArgument, "sample_rate must be that of the noise's participation"),
         ({"poisson_sampling": False}, UnknownSampler, "got CyclicPoisson"),

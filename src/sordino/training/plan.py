@@ -16,7 +16,17 @@ from functools import lru_cache
 from typing import Literal, Self
 
 from sordino import accounting, checks
-from sordino.clipping import Clipping, FlatClipping, QuantileClipping, clipping_from_dict, clipping_to_dict
+from sordino.clipping import (
+    AutomaticClipping,
+    Clipping,
+    FlatClipping,
+    GlobalClipping,
+    GroupedClipping,
+    PsacClipping,
+    QuantileClipping,
+    clipping_from_dict,
+    clipping_to_dict,
+)
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, UnknownSampler
 from sordino.events import Event, NoPrivacy, Nothing, SelfComposed, compose
@@ -32,6 +42,8 @@ _SCHEMA = 4
 # What may change from step to step.
 _PLANNED = ("noise_multiplier", "max_grad_norm", "sample_rate", "expected_batch_size")
 _OBJECTS = ("clipping", "noise")
+# Methods whose clipped sum is of plain gradients and has the plan's own sensitivity in every step.
+_FIXED = (AutomaticClipping, FlatClipping, GlobalClipping, GroupedClipping, PsacClipping)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +148,10 @@ class Plan:
                 f"{scheduled[0]} must be a number with correlated noise, got a schedule: later steps take "
                 "back what earlier ones added. Give a number, or leave noise out."
             )
-        if isinstance(self.clipping, QuantileClipping):
+        if not isinstance(self.clipping, _FIXED):
             raise InvalidArgument(
-                "clipping must have a fixed bound with correlated noise, got QuantileClipping. Use FlatClipping or "
-                "AutomaticClipping, or leave noise out."
+                f"clipping must have a fixed bound with correlated noise, got {type(self.clipping).__name__}. Use "
+                "FlatClipping or AutomaticClipping, or leave noise out."
             )
         assert isinstance(self.sampling, CyclicPoissonSampling | FixedEpochs)
         assert self.mechanism is not None
@@ -212,7 +224,7 @@ class Plan:
         return replace(self, noise_multiplier=scaled(shape, factor))
 
     def _with_best_noise(self, target_epsilon: float) -> Self:
-        adapts = isinstance(self.clipping, QuantileClipping)
+        adapts = not isinstance(self.clipping, _FIXED)
         if self.is_scheduled or not self.poisson_sampling or adapts or self.secure_noise:
             raise InvalidArgument(
                 "noise must be None with schedules, bounds that adapt, secure noise, or without Poisson sampling, got "
