@@ -12,6 +12,7 @@ from sordino.cli.attack import attack
 from sordino.cli.compare import compare
 from sordino.cli.data import data
 from sordino.cli.demo import demo
+from sordino.cli.diagnose import diagnose
 from sordino.cli.ledger import ledger
 from sordino.cli.output import print_error
 from sordino.cli.plan import plan
@@ -97,6 +98,7 @@ app.command()(account)
 app.command()(report)
 app.command()(verify)
 app.command()(attack)
+app.command()(diagnose)
 app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")
 app.add_typer(ledger, name="ledger")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sordino.data import DataSet
     from sordino.recipes import Recipe
 
-__all__ = ["attack", "dataset_of"]
+__all__ = ["attack", "dataset_of", "recipe_of_run"]
 
 _PRIVATE = "Private: these numbers are statistics of the members, without noise. Keep them beside the data."
 _SHOWN_SLICES = 5
@@ -54,7 +54,6 @@ def attack(
     """Attack a run's model: who was in its training data? Results stay local; a failed attack is no proof."""
     checks.integer(0, references=references)
     checks.integer(1, members=members)
-    from sordino.cli.resuming import recipe_of
 
     out, folder = Output(as_json=as_json), RunFolder.open(run)
     target = out_folder or Path("attacks") / run.resolve().name
@@ -63,7 +62,7 @@ def attack(
             f"out must lie outside the run folder, got {str(target)!r}: a run folder may be published."
         )
     dataset = dataset_of(folder, data, schema, test, public=data_is_public)
-    recipe = recipe_of(run, dataset, model_called(model or _model_of(folder)))
+    recipe = recipe_of_run(folder, dataset, model)
     out.say(Text.assemble((run.name, "bold"), f": {references} reference models, then every attack"))
     with out.stderr.status("attacking"):
         report = _attacked(folder, dataset, recipe, references, members)
@@ -104,9 +103,13 @@ def dataset_of(
     return replace(dataset, public=dataset.public or public)
 
 
-def _model_of(folder: RunFolder) -> str:
+def recipe_of_run(folder: RunFolder, dataset: "DataSet", model: str) -> "Recipe":
+    """The recipe of a run; `model` names the factory of a model of the user's own and is empty otherwise."""
+    from sordino.cli.resuming import recipe_of
+
     training = folder.meta.get("training")
-    return str(training.get("model", "")) if isinstance(training, dict) else ""
+    said = str(training.get("model", "")) if isinstance(training, dict) else ""
+    return recipe_of(folder.path, dataset, model_called(model or said))
 
 
 def _attacked(

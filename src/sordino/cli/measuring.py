@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sordino.data import DataSet, Records
     from sordino.recipes import Recipe
 
-__all__ = ["measure"]
+__all__ = ["groups_of", "measure", "probabilities"]
 
 # Columns with more values than this make subgroups that are too small to read.
 _MOST_VALUES = 6
@@ -34,7 +34,7 @@ def measure(dataset: "DataSet", recipe: "Recipe", model: "nn.Module", *, test_is
     test = dataset.test
     if test is None or not len(test) or not test_is_public:
         return {}
-    found = utility(_probabilities(model, test), test.labels, public=test_is_public, groups=_groups(dataset, test))
+    found = utility(probabilities(model, test), test.labels, public=test_is_public, groups=groups_of(dataset, test))
     if dataset.public:
         twin = non_private_twin(dataset, recipe)
         found["twin_test_accuracy"] = Metric(
@@ -46,7 +46,7 @@ def measure(dataset: "DataSet", recipe: "Recipe", model: "nn.Module", *, test_is
     return found
 
 
-def _probabilities(model: "nn.Module", records: "Records") -> "np.ndarray":
+def probabilities(model: "nn.Module", records: "Records") -> "np.ndarray":
     """The model's probability of each class for each record, shape (records, classes), in evaluation mode."""
     import torch
 
@@ -63,7 +63,7 @@ def _probabilities(model: "nn.Module", records: "Records") -> "np.ndarray":
     return torch.cat(parts).numpy()
 
 
-def _groups(dataset: "DataSet", records: "Records") -> dict[str, list[str]]:
+def groups_of(dataset: "DataSet", records: "Records") -> dict[str, list[str]]:
     """Subgroups by true label, and by each category column of a table with few values."""
     groups = {"label": [dataset.labels[label] for label in records.labels.tolist()]}
     if len(dataset.labels) > 2 * _MOST_VALUES:
