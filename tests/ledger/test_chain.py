@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from sordino.errors import InvalidArgument, LedgerError
+from sordino.errors import BudgetExceeded, InvalidArgument, LedgerError
 from sordino.events import Gaussian, SelfComposed, to_json
 from sordino.ledger import Ledger
 from sordino.ledger.entries import Entry, sealed
@@ -26,7 +26,7 @@ def tamper(ledger, *statements):
     """What somebody with the file can do: take off the triggers, then anything."""
     connection = sqlite3.connect(ledger.url.removeprefix("sqlite:///"))
     with connection:
-        for verb in ("update", "delete"):
+        for verb in ("update", "delete", "replace"):
             connection.execute(f"DROP TRIGGER IF EXISTS sordino_no_{verb}")
         for statement, *values in statements:
             connection.execute(statement, values)
@@ -57,7 +57,8 @@ def test_an_honest_ledger_verifies_and_names_its_heads(used):
 
 def test_lines_can_not_be_changed_by_accident(used):
     connection = sqlite3.connect(used.url.removeprefix("sqlite:///"))
-    for statement in ("UPDATE sordino_ledger SET note = ''", "DELETE FROM sordino_ledger"):
+    replacing = "INSERT OR REPLACE INTO sordino_ledger SELECT * FROM sordino_ledger WHERE seq = 2"
+    for statement in ("UPDATE sordino_ledger SET note = ''", "DELETE FROM sordino_ledger", replacing):
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
             connection.execute(statement)
     connection.close()
@@ -138,3 +139,22 @@ def test_a_copy_of_the_file_is_the_ledger(used, tmp_path):
     copy = tmp_path / "copy.db"
     copy.write_bytes((tmp_path / "privacy.db").read_bytes())
     assert Ledger(copy).verify() == used.verify()
+
+
+@pytest.mark.parametrize("policy", ["renyi", "zcdp"])
+def test_a_reservation_that_just_fits_verifies_however_finely_it_is_drawn(ledger, policy):
+    account = ledger.declare(policy, epsilon=1.0, delta=1e-5, policy=policy)
+    low, high = 50.0, 100.0  # noise multipliers of 300 steps: too many, and fitting
+    while low < (middle := (low + high) / 2) < high:
+        try:
+            account.check(SelfComposed(event=Gaussian(noise_multiplier=middle), count=300))
+            high = middle
+        except BudgetExceeded:
+            low = middle
+    step = Gaussian(noise_multiplier=high)
+    reservation = account.reserve(SelfComposed(event=step, count=300))
+    for _ in range(30):  # each sum is rounded up
+        reservation.charge(step)
+    ledger.verify()
+    with pytest.raises(BudgetExceeded):
+        account.charge(step)

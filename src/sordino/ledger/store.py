@@ -149,6 +149,12 @@ _APPEND_ONLY = {
         f"CREATE TRIGGER IF NOT EXISTS sordino_no_{verb.lower()} BEFORE {verb} ON sordino_ledger "
         "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
         for verb in ("UPDATE", "DELETE")
+    ]
+    # INSERT OR REPLACE deletes without firing the trigger above.
+    + [
+        "CREATE TRIGGER IF NOT EXISTS sordino_no_replace BEFORE INSERT ON sordino_ledger WHEN EXISTS "
+        "(SELECT 1 FROM sordino_ledger WHERE account = NEW.account AND seq = NEW.seq) "
+        "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
     ],
     "postgresql": [
         "CREATE OR REPLACE FUNCTION sordino_append_only() RETURNS trigger LANGUAGE plpgsql AS "
