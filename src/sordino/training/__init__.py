@@ -2,6 +2,8 @@
 
 from sordino.training.adaptive import AdaptiveBudget, Released, StepChoice
 from sordino.training.augmentation import augmented
+from sordino.training.estimate import estimate_influence, exponential_influence
+from sordino.training.learned import LearnedPolicy, learn_policy
 from sordino.training.noise import CorrelatedNoise
 from sordino.training.plan import Performance, Plan
 from sordino.training.step import PrivateStep
@@ -10,6 +12,7 @@ from sordino.training.units import Units, microbatches
 __all__ = [
     "AdaptiveBudget",
     "CorrelatedNoise",
+    "LearnedPolicy",
     "Performance",
     "Plan",
     "PrivateStep",
@@ -17,5 +20,8 @@ __all__ = [
     "StepChoice",
     "Units",
     "augmented",
+    "estimate_influence",
+    "exponential_influence",
+    "learn_policy",
     "microbatches",
 ]
