@@ -19,6 +19,7 @@ from sordino.cli.plan import plan
 from sordino.cli.report import report
 from sordino.cli.runs import runs
 from sordino.cli.train import train
+from sordino.cli.tune import tune
 from sordino.cli.verify import verify
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, SordinoError
 
@@ -92,6 +93,7 @@ def options(
 
 app.command()(demo)
 app.command()(train)
+app.command()(tune)
 app.command()(compare)
 app.command()(plan)
 app.command()(account)

@@ -28,7 +28,16 @@ if TYPE_CHECKING:
     from sordino.recipes import Table
     from sordino.recipes.methods import FittedTable
 
-__all__ = ["Fit", "fit_and_tell", "is_method", "perform_fit", "refuse_by_hand"]
+__all__ = [
+    "Fit",
+    "fit_and_tell",
+    "is_method",
+    "meta_of",
+    "metrics_of",
+    "perform_fit",
+    "refuse_by_hand",
+    "tensors_of",
+]
 
 _TUNED_ON = ("adult",)
 _USUAL_DELTA = 1e-5
@@ -121,7 +130,7 @@ def perform_fit(job: Fit, console: Console) -> Outcome:
     if job.ledger is not None:
         job.ledger.check(compose(list(events)), relation=relation)
         estimator.set_params(ledger=job.ledger)
-    run = RunFolder.create(job.folder, plan=_plan(job, estimator, delta, relation.value), meta=_meta(job, rows))
+    run = RunFolder.create(job.folder, plan=_plan(job, estimator, delta, relation.value), meta=meta_of(job, rows))
     try:
         for number, event in enumerate(events):
             last = number == len(events) - 1
@@ -133,7 +142,7 @@ def perform_fit(job: Fit, console: Console) -> Outcome:
         if not any(run):
             shutil.rmtree(run.path)
         raise
-    run.save_model(_tensors(estimator))
+    run.save_model(tensors_of(estimator))
     run.close()
     guarantee = estimator.privacy_
     # Divisors and batch sizes, or δ, were taken from the number of records, so the guarantee says so.
@@ -141,7 +150,7 @@ def perform_fit(job: Fit, console: Console) -> Outcome:
         guarantee = _with_public_size(guarantee)
     run.write_guarantee(guarantee)
     with console.status("measuring and writing the report"):
-        metrics = _metrics(job, rows, fitted)
+        metrics = metrics_of(job, rows, fitted)
         run.write_metrics(metrics)
         write(run)
     return Outcome(run=run, guarantee=guarantee, metrics=metrics, steps=len(events), interrupted=False)
@@ -181,7 +190,7 @@ def _plan(job: Fit, estimator: "PrivateEstimator", delta: float, relation: str) 
     return json.dumps(body, indent=2, allow_nan=False)
 
 
-def _meta(job: Fit, rows: "Table") -> dict[str, object]:
+def meta_of(job: Fit, rows: "Table") -> dict[str, object]:
     """Public facts about the run. No path of this machine is among them."""
     dataset = job.dataset
     measured = "Accuracy or error on test records that are declared public."
@@ -213,7 +222,7 @@ def _meta(job: Fit, rows: "Table") -> dict[str, object]:
     }
 
 
-def _tensors(estimator: "PrivateEstimator") -> "dict[str, Tensor]":
+def tensors_of(estimator: "PrivateEstimator") -> "dict[str, Tensor]":
     """What was learned, by name: the module's parameters, or every array of numbers."""
     import torch
 
@@ -230,7 +239,7 @@ def _arrays(attributes: Mapping[str, object]) -> Iterator[tuple[str, np.ndarray]
                 yield name, array
 
 
-def _metrics(job: Fit, rows: "Table", fitted: "FittedTable") -> dict[str, Metric]:
+def metrics_of(job: Fit, rows: "Table", fitted: "FittedTable") -> dict[str, Metric]:
     """What may be shown: the private model on public test records; models without privacy only when all is public."""
     from sordino.recipes.methods import non_private
 

@@ -8,6 +8,7 @@ import typer
 
 from sordino import checks
 from sordino.cli.output import JsonOption, Output, facts, heading
+from sordino.cli.plan_recommend import show_recommendation
 from sordino.cli.plan_table import batch_ladder, listed, show_table
 from sordino.cli.statement import statement, subsampled_gaussian
 from sordino.definitions import NeighboringRelation, PrivacyUnit
@@ -43,6 +44,11 @@ def plan(
         NeighboringRelation, typer.Option(help="Which data sets count as neighbours.")
     ] = NeighboringRelation.ADD_OR_REMOVE_ONE,
     unit: Annotated[PrivacyUnit, typer.Option(help="Whose contribution is protected.")] = PrivacyUnit.EXAMPLE,
+    recommend: Annotated[
+        bool, typer.Option("--recommend", help="All settings by published rules, from --records and --parameters.")
+    ] = False,
+    parameters: Annotated[int | None, typer.Option(help="Trainable parameters; with --recommend.")] = None,
+    distance: Annotated[float, typer.Option(help="From the start to the goal, in weights; with --recommend.")] = 1.0,
     as_json: JsonOption = False,
 ) -> None:
     """Find the least noise multiplier for a target ε; with noise given, the most steps, largest rate or least δ.
@@ -50,10 +56,16 @@ def plan(
     For example: [cyan]sordino plan --epsilon 1 --delta 1e-5 --records 60000 --batch-size 600 --epochs 20[/cyan]
 
     A table: [cyan]sordino plan --epsilon 3 --delta 1e-5 --records 60000 --batch-sizes 256,4096 --epochs 10,40[/cyan]
+
+    All settings: [cyan]sordino plan --recommend --epsilon 1 --delta 1e-5 --records 60000 --parameters 7850[/cyan]
     """
     out = Output(as_json=as_json)
     target = checks.positive(epsilon=epsilon)
     passes = None if epochs is None else listed(epochs, "epochs")
+    if recommend:
+        others = (noise_multiplier, sample_rate, steps, batch_size, batch_sizes)
+        show_recommendation(out, target, delta, records, parameters, passes, distance, relation, unit, others=others)
+        return
     sizes = None if batch_sizes is None else listed(batch_sizes, "batch-sizes")
     if sizes is None and passes is not None and len(passes) > 1:
         sizes = [batch_size] if batch_size is not None else (batch_ladder(records) if records is not None else None)

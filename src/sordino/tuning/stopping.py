@@ -7,6 +7,7 @@ References:
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sordino import checks
 from sordino.errors import InvalidArgument
@@ -49,9 +50,7 @@ class RandomStopping:
     @property
     def gamma(self) -> float:
         """γ in (0, 1): η(1−γ)/(γ(1−γ^η)) = mean, or (1/γ − 1)/log(1/γ) = mean for η = 0."""
-        from sordino.accounting.renyi_steps import success_probability
-
-        return success_probability(self.mean, self.shape)
+        return _gamma(self.mean, self.shape)
 
     def event(self, run: Event) -> Event:
         """What the whole search does, when one run does `run`."""
@@ -62,7 +61,7 @@ class RandomStopping:
         eta, gamma = self.shape, self.gamma
         if checks.integer(1, count=count) == 1:
             return self._first(gamma)
-        logs = math.fsum(math.log((l + eta) / (l + 1)) for l in range(1, count))  # noqa: E741
+        logs = math.lgamma(count + eta) - math.lgamma(1 + eta) - math.lgamma(count + 1)
         return self._first(gamma) * math.exp((count - 1) * math.log1p(-gamma) + logs)
 
     def _first(self, gamma: float) -> float:
@@ -156,3 +155,10 @@ class ThresholdStopping:
     def ends(self, stream: Stream) -> bool:
         """Whether everything ends after a run that was not good enough."""
         return float(stream.uniform(1)[0]) < self.stop_probability
+
+
+@lru_cache(maxsize=64)
+def _gamma(mean: float, shape: float) -> float:
+    from sordino.accounting.renyi_steps import success_probability
+
+    return success_probability(mean, shape)

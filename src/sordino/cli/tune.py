@@ -1,0 +1,140 @@
+"""`sordino tune DATA`: settings searched on private records, with the whole search on the bill."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from sordino import checks
+from sordino.cli.ledger import account_at
+from sordino.cli.output import JsonOption, Output, facts
+from sordino.errors import InvalidArgument, MissingDeclaration
+
+if TYPE_CHECKING:
+    from sordino.tuning.space import SearchSpace
+
+__all__ = ["tune"]
+
+
+def tune(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A name from `sordino data list`, or a file.")],
+    epsilon: Annotated[float, typer.Option(help="ε of everything: all runs, their scores, and the choice.")],
+    model: Annotated[str, typer.Option(help="An estimator's method, as for train.")] = "dp-gd",
+    target: Annotated[str | None, typer.Option(help="The label, or a numeric column, to predict.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ of everything, as for train.")] = None,
+    runs: Annotated[float, typer.Option(help="Mean of the secret number of runs, above 1.")] = 20.0,
+    shape: Annotated[float, typer.Option(help="η > −1 of its law: 0 logarithmic, 1 geometric.")] = 0.0,
+    score: Annotated[str, typer.Option(help="What runs are judged by: `private` records or `public` test ones.")] = (
+        "private"
+    ),
+    score_noise: Annotated[float, typer.Option(help="Noise of a private score, in records.")] = 30.0,
+    space: Annotated[Path | None, typer.Option(help="A JSON file with the search space; the method's own.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
+    public_schema_from: Annotated[
+        Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
+    ] = None,
+    test: Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form, to measure on.")] = None,
+    data_is_public: Annotated[bool, typer.Option("--data-is-public", help="Declare your file public.")] = False,
+    seed: Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")] = None,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Allow a chosen seed; the run is marked not for release.")
+    ] = False,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="The run folder; runs/NAME-DATE-NUMBER if not given.")
+    ] = None,
+    ledger: Annotated[str | None, typer.Option(help="A ledger, file or URL; with --dataset-name.")] = None,
+    dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search settings by random stopping and keep the best model: what leaves is ε-private, search included.
+
+    How many runs there were, and what the others gave, is neither printed nor stored.
+    """
+    checks.positive(epsilon=epsilon)
+    checks.one_of(("private", "public"), score=score)
+    if delta is not None:
+        checks.probability(zero=False, one=False, delta=delta)
+    from sordino.cli.fitting import is_method
+    from sordino.cli.running import page, run_folder
+    from sordino.cli.tuning_run import Search, perform_search
+    from sordino.data import load
+    from sordino.randomness import Randomness
+
+    if not is_method(model):
+        raise InvalidArgument(f"model must be an estimator's method, got {model!r}. Tune modules from Python.")
+    out, account = Output(as_json=as_json), account_at(ledger, dataset_name)
+    label = target if public_schema_from is not None else None
+    dataset = load(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
+    dataset = replace(dataset, public=dataset.public or data_is_public)
+    test_is_public = dataset.public or test is not None
+    if score == "public" and (dataset.test is None or not test_is_public):
+        raise MissingDeclaration("test must be declared for a public score: a PUBLIC file to measure on. Give --test.")
+    job = Search(
+        dataset=dataset,
+        test_is_public=test_is_public,
+        method=model,
+        target=target,
+        epsilon=epsilon,
+        delta=delta,
+        mean=runs,
+        shape=shape,
+        public_score=score == "public",
+        score_noise=score_noise,
+        space=_space(model, space),
+        randomness=Randomness(seed=seed, reproducible=reproducible),
+        folder=run_folder(f"{dataset.name}-tuned", out_folder),
+        ledger=account,
+    )
+    kind = "public" if dataset.public else "private"
+    out.say(Text.assemble((dataset.name, "bold"), f": {kind} records, settings of {model} by random stopping"))
+    outcome, config = perform_search(job, out.stderr)
+    document = {**outcome.to_dict(), "settings": config, "tuning": "random stopping", "score": score}
+    chosen = facts(
+        [
+            (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
+            for name, value in config.items()
+        ]
+    )
+    out.finish(document, *page(outcome), Text(), Text("chosen settings", style="dim"), chosen)
+
+
+_KINDS = ("uniform", "log_uniform", "integers")
+
+
+def _space(model: str, path: Path | None) -> "SearchSpace":
+    """The file's space, or the method's own: ranges that were fixed beforehand."""
+    from sordino.tuning.space import Integers, LogUniform, SearchSpace, Uniform
+
+    if path is None:
+        own = {
+            "dp-gd": {"learning_rate": LogUniform(1.0, 256.0), "max_grad_norm": LogUniform(0.05, 1.0)},
+            "dp-sgd": {"learning_rate": LogUniform(1.0, 256.0), "max_grad_norm": LogUniform(0.05, 1.0)},
+            "objective": {"regularization": LogUniform(0.3, 100.0)},
+            "output": {"regularization": LogUniform(1.0, 300.0)},
+            "svm": {"regularization": LogUniform(0.3, 100.0)},
+        }
+        if model not in own:
+            raise MissingDeclaration(f"space must be declared for {model}, which has none of its own. Give --space.")
+        return SearchSpace(own[model])
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"space must be a JSON file, got {path.name!r}. See docs/tuning.md.") from error
+    if not isinstance(body, dict) or not body:
+        raise InvalidArgument("space must be an object of settings, got something else. See docs/tuning.md.")
+    makers = {"uniform": Uniform, "log_uniform": LogUniform, "integers": Integers}
+    found: dict[str, object] = {}
+    for name, told in body.items():
+        if isinstance(told, list):
+            found[name] = told
+        elif isinstance(told, dict) and len(told) == 1 and (kind := next(iter(told))) in _KINDS:
+            low, high = told[kind] if isinstance(told[kind], list) and len(told[kind]) == 2 else (None, None)
+            if not isinstance(low, int | float) or not isinstance(high, int | float):
+                raise InvalidArgument(f"{name} must have [low, high], got something else. See docs/tuning.md.")
+            found[name] = makers[kind](low, high)
+        else:
+            raise InvalidArgument(f"{name} must be a list or one of {', '.join(_KINDS)}. See docs/tuning.md.")
+    return SearchSpace(found)
