@@ -86,12 +86,12 @@ class AdaClipSums:
         """
         assert self._now is not None
         assert self._state is not None
-        for gradients in self._capture.per_record_gradients():
+        for gradients, factor in self._capture.per_record_gradients():
             if not records:
                 continue
             count = len(next(iter(gradients.values())))
             rows = [
-                (self._rows(gradients, parameter, count) - mean) / scale
+                (factor * self._rows(gradients, parameter, count) - mean) / scale
                 for parameter, mean, scale in zip(self._parameters, self._state.mean, self._scale, strict=True)
             ]
             squares = torch.stack([row.square().sum(1) for row in rows]).sum(0)
