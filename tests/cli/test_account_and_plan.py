@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -373,3 +374,13 @@ def test_the_textbook_epsilon_is_not_understated_by_its_printed_digits():
     body = document("account", *EXAMPLE)
     assert body["epsilon"] >= body["interval"]["upper"]
     assert math.isclose(body["epsilon"], 0.9468668, abs_tol=1e-5)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    command = [sys.executable, "-m", "sordino", "account", "--sample-rate", "0.01", "--noise-multiplier", "4", "--json"]
+    command += ["--steps", "10", "--delta", "1e-5", "--all"]
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, "")

@@ -49,6 +49,10 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as error:
             print_error("Interrupted", "Interrupted.", as_json=bool(ctx.meta.get("sordino.json")))
             raise typer.Exit(130) from error
+        except BrokenPipeError as error:
+            # Whoever read the output has seen enough; what is left in the buffer goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from error
         except Exception as error:
             if os.environ.get("SORDINO_DEBUG") or not _is_foreign(error):
                 raise
