@@ -71,6 +71,20 @@ def test_training_on_a_private_file_leaves_a_complete_run_folder(people):
     assert set(run.load_model()) == {"2.weight", "2.bias"}
 
 
+def test_secure_noise_is_in_the_plan_and_in_the_report_and_costs_no_epsilon(people):
+    body = document("--out", "run", "--secure-noise")
+    run = RunFolder.open("run")
+    assert run.plan["secure_noise"] is True
+    assert "secure noise" in run.meta["settings"]
+    assert "integers on a grid, drawn exactly" in (people / "run" / "report.html").read_text()
+    floats = document("--out", "floats")
+    assert RunFolder.open("floats").plan["secure_noise"] is False
+    assert body["epsilon"] == floats["epsilon"]
+    refused = train("--model", "output", "--secure-noise")
+    assert refused.exit_code == 2
+    assert "secure noise" in refused.stderr
+
+
 def test_the_transcript_accounts_for_what_was_claimed(people):
     claimed = document("--out", "run")["epsilon"]
     accounted = json.loads(call("account", "run", "--json").stdout)

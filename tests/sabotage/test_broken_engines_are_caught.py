@@ -49,27 +49,26 @@ def norms_not_square_rooted(self, squared_norms, *, max_grad_norm):
 
 
 def noise_on_the_mean(self):
-    size = self._plan.expected_batch_size
-    for total in self._sums.values():
-        total.div_(size)
-    self._plan.at(self._step).mechanism.add_noise_(
-        list(self._sums.values()), randomness=self._randomness, step=self._step
-    )
-    for parameter, total in self._sums.items():
+    now, totals = self._at(self._step), self._totals()
+    for total in totals:
+        total.div_(now.expected_batch_size)
+    now.mechanism.add_noise_(totals, randomness=self._randomness, step=self._step)
+    for parameter, total in zip(self._summed, totals, strict=True):
         parameter.grad = total
     self._close()
 
 
 def clipping_after_the_sum(self):
-    norm = torch.stack([total.square().sum() for total in self._sums.values()]).sum().sqrt()
+    now = self._at(self._step)
+    norm = torch.stack([total.square().sum() for total in self._totals()]).sum().sqrt()
     for total in self._sums.values():
-        total.mul_((self._plan.max_grad_norm * self._plan.expected_batch_size / norm).clamp(max=1))
+        total.mul_((now.max_grad_norm * now.expected_batch_size / norm).clamp(max=1))
     finish(self)
 
 
 def realised_batch_size(self):
     counted = max(self._records, 1)
-    scale = self._plan.expected_batch_size / counted
+    scale = self._at(self._step).expected_batch_size / counted
     self._records = 0
     finish(self)
     for parameter in self._capture.trainable():
@@ -85,7 +84,7 @@ def chunks_counted_twice(self, chunk):
     before = {parameter: total.clone() for parameter, total in self._sums.items()}
     add(self, chunk)
     for parameter, total in self._sums.items():
-        total.add_(total - before[parameter])
+        total.add_(total - before.get(parameter, 0))
 
 
 SABOTAGE = {
