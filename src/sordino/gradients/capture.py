@@ -21,6 +21,7 @@ from sordino.gradients.graph import ordinary_uses
 from sordino.gradients.hooks import ModuleHook
 from sordino.gradients.numerics import full_precision
 from sordino.gradients.recording import Recording
+from sordino.gradients.rules.rule import Use
 from sordino.gradients.sites import find_sites, may_couple, refuse_coupling
 
 __all__ = ["GradientCapture"]
@@ -225,6 +226,10 @@ class GradientCapture:
         """Names of managed parameters that `loss` would send an ordinary gradient to: the check before backward."""
         names: dict[Tensor, str] = {**self.names, **self._calls.stand_ins}
         return ordinary_uses(loss, names)
+
+    def uses(self) -> list[Use]:
+        """What was captured in the recording, checked; for a graph that reads it again."""
+        return self._readable().uses
 
     def trainable(self) -> list[nn.Parameter]:
         """The managed parameters that require grad now."""

@@ -4,13 +4,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from sordino.errors import PrivacyError, UncapturedParameter
 from sordino.gradients.rules.cost import chunk_records
 from sordino.gradients.rules.rule import Use
 from sordino.gradients.shared import shared_squared_norms
+from sordino.gradients.usual import is_usual
 
 __all__ = ["Recording"]
 
@@ -112,29 +113,41 @@ class Recording:
         measured = total + lacking
         return total, measured + 2 * (measured * apart).sqrt_() + apart
 
-    def add_weighted_sums(self, weights: Float[Tensor, "G B"], into: dict[nn.Parameter, Tensor]) -> None:
-        """Add ``scale · Σ_b weights[g, b] · gradient[b]`` to every used parameter's entry of `into`, g its group."""
+    def add_weighted_sums(
+        self,
+        weights: Float[Tensor, "G B"],
+        into: dict[nn.Parameter, Tensor],
+        *,
+        without: Bool[Tensor, " B"] | None = None,
+    ) -> None:
+        """Add ``scale · Σ_b weights[g, b] · gradient[b]`` to every used parameter's entry of `into`, g its group.
+
+        Records `without` are padding, with weight 0: finite gradients that need not be left out.
+        """
         self._check()
         self._sealed = True
         with torch.no_grad():
             for group, row in enumerate(weights.detach() * self.scale):
-                self._add_group(group, row, into)
+                self._add_group(group, row, into, without)
 
-    def _add_group(self, group: int, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor]) -> None:
+    def _add_group(
+        self, group: int, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor], without: Tensor | None
+    ) -> None:
         # Below the smallest normal number a weight has lost its precision, and a product with zero keeps NaN:
         # records without weight are left out instead.
         kept = weights.abs() > torch.finfo(torch.float32).tiny
-        everyone = bool(kept.all())
+        everyone = is_usual(kept if without is None else kept | without)
         index = None if everyone else kept.nonzero().flatten()
         if self.records == 0 or (index is not None and index.numel() == 0):
             return
         chosen = weights if index is None else weights.index_select(0, index)
+        taken: set[int] = set()
         for use in self._uses.values():
             names = [name for name, parameter in use.parameters.items() if self._group_of.get(parameter, 0) == group]
             if names:
                 sums = (use if index is None else use.select(index)).weighted_sums(chosen)
                 for name in names:
-                    _accumulate(into, use.parameters[name], sums[name])
+                    _accumulate(into, use.parameters[name], sums[name], taken)
 
     def per_record_gradients(self) -> Iterator[dict[nn.Parameter, Float[Tensor, "b *shape"]]]:
         """Each record's gradient before `scale`, a few records at a time, summed over the uses of a parameter."""
@@ -174,12 +187,16 @@ def _added(old: Tensor | None, new: Tensor | None) -> Tensor | None:
     return old + new
 
 
-def _accumulate(into: dict[nn.Parameter, Tensor], parameter: nn.Parameter, value: Tensor) -> None:
+def _accumulate(into: dict[nn.Parameter, Tensor], parameter: nn.Parameter, value: Tensor, taken: set[int]) -> None:
     present = into.get(parameter)
-    if present is None:
-        into[parameter] = value
-    else:
+    if present is not None:
         present.add_(value)
+        return
+    # The entry will be added to: it must be the only owner of its memory.
+    memory = value.untyped_storage()
+    alone = memory.nbytes() == value.nbytes and value.is_contiguous() and memory.data_ptr() not in taken
+    into[parameter] = value if alone else value.clone()
+    taken.add(memory.data_ptr())
 
 
 def _gathered(

@@ -13,6 +13,7 @@ from sordino.gradients.rules.cost import chunk_records
 from sordino.gradients.rules.linear import GHOST_ROUNDING
 from sordino.gradients.rules.rounding import Rounding, additions, unit
 from sordino.gradients.rules.rule import Use
+from sordino.gradients.usual import is_usual
 
 __all__ = ["shared_squared_norms"]
 
@@ -70,7 +71,7 @@ def _of_one_parameter(uses: list[Use], names: tuple[str, ...]) -> tuple[Float[Te
     length = _sum_unit(uses) * (one + other)
     sound = total > _CANCELLED * parts
     total += 4 * torch.finfo(torch.float32).eps * parts
-    if not bool(sound.all()):
+    if not is_usual(sound):
         index = (~sound).nonzero().flatten()
         total[index], _ = _by_adding([use.select(index) for use in uses], names)
         squares[index] = 0

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from sordino.clipping import QuantileClipping, QuantileThresholds
@@ -61,19 +62,28 @@ class Bounds:
         assert self._now is not None
         squares = self._capture.squared_bounds(self._groups if len(self._groups) > 1 else None)
         squares = squares[None] if squares.dim() == 1 else squares
-        # A record that is not finite in one group contributes zero in all of them.
-        squares = torch.where(squares.isfinite().all(0), squares, torch.inf)
         if not records:
             return
-        factors = torch.stack(
-            [
-                self._now.clipping.factors(row, max_grad_norm=bound)
-                for row, bound in zip(squares, self._bounds, strict=True)
-            ]
-        )
+        factors = self.factors(squares)
         if self._moving is not None and self._counts is not None:
-            self._counts += self._moving.below(squares).to(self._counts.device)
+            self._counts += self._moving.below(_finite(squares)).to(self._counts.device)
         self._capture.add_weighted_sums(factors if len(self._groups) > 1 else factors[0], into=into)
+
+    def factors(self, squares: Float[Tensor, "G B"]) -> Float[Tensor, "G B"]:
+        """The factor of each record in each group, from the squares of its bounds."""
+        assert self._now is not None
+        rows = zip(_finite(squares), self._bounds, strict=True)
+        return torch.stack([self._now.clipping.factors(row, max_grad_norm=bound) for row, bound in rows])
+
+    @property
+    def groups(self) -> Sequence[Sequence[nn.Parameter]]:
+        """The parameters that are clipped together in the open batch."""
+        return self._groups
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The bound of each group in the open batch."""
+        return self._bounds
 
     def mechanism(self) -> tuple[GaussianMechanism, list[Tensor]]:
         """The noise for the clipped sum, and what must be released together with it under the same noise."""
@@ -101,3 +111,8 @@ class Bounds:
         """Go on from the bounds of `state_dict`, from the next batch on."""
         bounds = state["bounds"]
         self._saved = tuple(map(float, bounds)) if isinstance(bounds, list) else None
+
+
+def _finite(squares: Float[Tensor, "G B"]) -> Float[Tensor, "G B"]:
+    """A record that is not finite in one group contributes zero in all of them."""
+    return torch.where(squares.isfinite().all(0), squares, torch.inf)

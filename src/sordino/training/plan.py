@@ -373,10 +373,12 @@ class Performance:
     Args:
         microbatch_size: most records in one forward and backward; None takes the logical batch whole.
         device: where the model and the batches live; None leaves them where the model is.
+        compile: run the step as compiled graphs; `fit` refuses what can't be compiled. Needs a C++ compiler.
     """
 
     microbatch_size: int | None = None
     device: str | None = None
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.microbatch_size is not None:

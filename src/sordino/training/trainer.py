@@ -27,6 +27,8 @@ from sordino.runs import RunFolder
 from sordino.sampling import Chunk, split
 from sordino.training.adaptive import AdaptiveBudget, AdaptiveRun
 from sordino.training.averaging import Averaging, WeightAverage
+from sordino.training.bounds import Bounds
+from sordino.training.compiled import CompiledStep
 from sordino.training.display import DIAGNOSED, Diagnostics, ProgressLine, diagnostics_called
 from sordino.training.following import ForwardWatch, compares_values
 from sordino.training.forms import proves_again, public_marks
@@ -201,6 +203,7 @@ class _Run:
         self._done = self._charged = self.first
         self._interrupted, self._chunks = False, 0
         self._probed: set[Hashable] = set()
+        self._compiled: CompiledStep | None = None
 
     def train(
         self,
@@ -219,6 +222,8 @@ class _Run:
         claim(claimed, self._optimizer)
         at = None if self._adaptive is None else self._adaptive.at
         step = PrivateStep(capture, self._plan, self._randomness, after_step=self.first - 1, at=at)
+        if self._performance.compile:
+            self._compiled = CompiledStep(capture, self._plan, self._loss)
         if self._record is not None:
             self._record.follow(step)
         try:
@@ -293,6 +298,12 @@ class _Run:
                 step.begin(chunk)
                 step.add_sums(chunk, step.bounds.sums(self._loss, batch, records=chunk.records))
                 continue
+            if self._compiled is not None and batch is not None and self._chunks and isinstance(step.bounds, Bounds):
+                step.begin(chunk)
+                sums = self._compiled.sums(step.bounds, batch)
+                if sums is not None:
+                    step.add_sums(chunk, sums)
+                    continue
             with step.recording(chunk):
                 # Not every model takes a batch without records; it adds nothing to the sum.
                 if batch is not None:

@@ -18,6 +18,7 @@ from sordino.gradients.rules.cost import chunk_records
 from sordino.gradients.rules.linear import LinearRule, positions_of
 from sordino.gradients.rules.rounding import Rounding, unit
 from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, only_input
+from sordino.gradients.usual import is_recorded
 
 __all__ = ["EmbeddingBagRule", "EmbeddingRule"]
 
@@ -51,9 +52,15 @@ class EmbeddingRule(LayerRule):
         if ids.numel() == 0:
             return total
         offsets = rows * torch.arange(use.records, device=ids.device)[:, None]
-        keys, segments = torch.unique((ids + offsets).flatten(), return_inverse=True)
+        keys = (ids + offsets).flatten()
+        if is_recorded():
+            segments, count = _numbered(keys), keys.numel()
+            records = torch.zeros_like(keys).scatter_(0, segments, keys // rows)
+        else:
+            unique, segments = torch.unique(keys, return_inverse=True)
+            records, count = unique // rows, unique.numel()
         use.memo[_SEGMENTS] = segments.view(ids.shape)
-        return total.index_add_(0, keys // rows, row_squared_norms(_segment_sums(segments, grads, keys.numel())))
+        return total.index_add_(0, records, row_squared_norms(_segment_sums(segments, grads, count)))
 
     def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:  # noqa: ARG002
         """The dense gradient, for a table that is shared with a layer of another kind."""
@@ -71,16 +78,16 @@ class EmbeddingRule(LayerRule):
             rows, weighted = ids.flatten(), grads * weights.to(grads.dtype)[:, None, None]
             weighted = weighted.flatten(0, 1)
         else:
-            count = int(known.max()) + 1 if known.numel() else 0
+            count = known.numel() if is_recorded() or not known.numel() else int(known.max()) + 1
             owners = torch.arange(use.records, device=ids.device)[:, None].expand_as(ids).flatten()
             rows, owner = (known.new_zeros(count).scatter_(0, known.flatten(), of) for of in (ids.flatten(), owners))
-            weighted = _segment_sums(known.flatten(), grads, count) * weights.double()[owner, None]
+            weighted = _segment_sums(known.flatten(), grads, count) * weights.double().index_select(0, owner)[:, None]
         summed = grads.new_zeros(_rows(use.module), grads.shape[2]).index_add_(0, rows, weighted.to(grads.dtype))
         return dict.fromkeys(names, summed)
 
     def rounding(self, use: Use, names: Iterable[str]) -> Rounding | None:
-        """None on a CPU, where segments are added up in one order; elsewhere the order may change in between."""
-        if use.grad.device.type == "cpu":
+        """None on a CPU, where segments are added up in one order; compiled or elsewhere the order may change."""
+        if use.grad.device.type == "cpu" and not is_recorded():
             return None
         lengths = 2 * self.lookups(use)[0].shape[1] * unit(torch.float64) * self.term_lengths(use, names)
         return Rounding(squares=torch.zeros_like(lengths), length=lengths)
@@ -179,6 +186,13 @@ def _segment_sums(
     """In double precision, so that thousands of terms that cancel leave what they add up to."""
     rows = grads.flatten(0, 1).double()
     return rows.new_zeros(count, grads.shape[2]).index_add_(0, segments.flatten(), rows)
+
+
+def _numbered(keys: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """The place of each key among the different ones, by operations whose results have a size known beforehand."""
+    ordered, order = keys.sort(stable=True)
+    changes = (ordered[1:] != ordered[:-1]).cumsum(0)
+    return torch.zeros_like(keys).scatter_(0, order, torch.cat([torch.zeros_like(ordered[:1]), changes]))
 
 
 def _rows(module: nn.Module) -> int:

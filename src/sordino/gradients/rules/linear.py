@@ -15,6 +15,7 @@ from sordino.gradients.numerics import compute_dtype, row_squared_norms
 from sordino.gradients.rules.cost import choose_kernel, chunk_records
 from sordino.gradients.rules.rounding import PIECE, Rounding, additions, gram_rounding, product, unit
 from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, weigh
+from sordino.gradients.usual import is_usual
 
 __all__ = [
     "GHOST_LENGTHS",
@@ -239,7 +240,7 @@ def ghost_sum(
     scale = grams.diagonal(dim1=1, dim2=2).double().sum(1)
     total = grams.sum((1, 2), dtype=torch.float64) + _GRAM_ROUNDING * torch.finfo(grads.dtype).eps * scale
     sound = (total > _CANCELLED * scale) & (total > 1e-24) & (total < 1e36)
-    if not bool(sound.all()):
+    if not is_usual(sound):
         index = (~sound).nonzero().flatten()
         total[index], lengths[index] = exact(index)
         squares[index] = 0
