@@ -37,9 +37,9 @@ def augmented(
     Example:
         >>> def loss(model, x, y):
         ...     return nn.functional.cross_entropy(model(x), y, reduction="none")
-        >>> def flip(x, y):
-        ...     return torch.where(torch.rand(len(x), 1) < 0.5, x, x.flip(1)), y
-        >>> averaged = augmented(loss, flip, views=4)
+        >>> def blurred(x, y):
+        ...     return nn.functional.dropout(x, 0.1), y
+        >>> averaged = augmented(loss, blurred, views=4)
         >>> averaged(nn.Linear(3, 2), torch.ones(5, 3), torch.zeros(5).long()).shape
         torch.Size([5])
 
