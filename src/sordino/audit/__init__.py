@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sordino.audit.bounds import Guesses, LowerBound, guess, one_run, one_run_curve, one_run_p_value
     from sordino.audit.canary_estimate import OneShotEstimate, normal_pair_epsilon, one_shot
+    from sordino.audit.engine_checks import CheckedEngine, check_engine
     from sordino.audit.families import EventFamily, Family, GaussianFamily
     from sordino.audit.multi_run import (
         Trials,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuditResult",
+    "CheckedEngine",
     "EventFamily",
     "Family",
     "GaussianFamily",
@@ -42,6 +44,7 @@ __all__ = [
     "Trials",
     "Violation",
     "audit",
+    "check_engine",
     "clopper_pearson",
     "gaussian_mu",
     "gaussian_multi_run",
@@ -58,6 +61,7 @@ __all__ = [
 
 _HOMES = {
     "AuditResult": "training_audit",
+    "CheckedEngine": "engine_checks",
     "EventFamily": "families",
     "Family": "families",
     "GaussianFamily": "families",
@@ -68,6 +72,7 @@ _HOMES = {
     "Trials": "multi_run",
     "Violation": "replaying",
     "audit": "training_audit",
+    "check_engine": "engine_checks",
     "clopper_pearson": "multi_run",
     "gaussian_mu": "multi_run",
     "gaussian_multi_run": "multi_run",

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from sordino.cli.account import account
 from sordino.cli.attack import attack
+from sordino.cli.audit import audit
 from sordino.cli.compare import compare
 from sordino.cli.data import data
 from sordino.cli.demo import demo
@@ -105,6 +106,7 @@ app.command()(report)
 app.command()(verify)
 app.command()(attack)
 app.command()(diagnose)
+app.add_typer(audit, name="audit")
 app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")
 app.add_typer(ledger, name="ledger")

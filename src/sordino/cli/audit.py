@@ -1,0 +1,258 @@
+"""`sordino audit`: train with canaries and bound ε from below; replay on neighbours; check the engine."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+from sordino import checks
+from sordino.cli.figures import checked_path
+from sordino.cli.output import JsonOption, Output, facts, heading, rounded
+from sordino.definitions import round_up
+from sordino.errors import InvalidArgument
+from sordino.runs import RunFolder
+
+if TYPE_CHECKING:
+    import click
+
+    from sordino.audit import AuditResult, ReplayReport
+    from sordino.cli.replay_cases import Case
+    from sordino.data import DataSet
+    from sordino.recipes import Recipe
+
+__all__ = ["audit"]
+
+_DEFAULT = "training"
+
+
+class _OneByDefault(TyperGroup):
+    """A group in which ``audit TARGET`` is ``audit training TARGET``."""
+
+    def parse_args(self, ctx: "click.Context", args: list[str]) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Put the default command in front of what is none."""
+        if args and args[0] not in self.commands and args[0] not in {"-h", "--help"}:
+            args = [_DEFAULT, *args]
+        return super().parse_args(ctx, args)  # pyright: ignore[reportArgumentType]
+
+
+audit = typer.Typer(
+    cls=_OneByDefault, help="What an attacker can show about ε: audits, replays, checks.", no_args_is_help=True
+)
+
+
+@audit.command(_DEFAULT)
+def training(
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|DATA", help="A run folder, or data as for `sordino train` with --epsilon.")
+    ],
+    epsilon: Annotated[float | None, typer.Option(help="For DATA: the ε that is claimed.")] = None,
+    delta: Annotated[float | None, typer.Option(help="For DATA: δ; 1e-5 or less if not given.")] = None,
+    model: Annotated[str, typer.Option(help="For DATA: logistic, mlp or cnn.")] = "logistic",
+    label: Annotated[str | None, typer.Option("--target", help="For a file: the column to predict.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="For a file: its declared schema.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="For a run: the data it was trained on, if not found by name.")
+    ] = None,
+    canaries: Annotated[str, typer.Option(help="gradients, mislabelled or random.")] = "gradients",
+    count: Annotated[int, typer.Option(help="How many canaries.")] = 1000,
+    attacker: Annotated[str, typer.Option(help="white-box sees every step, black-box the final model.")] = "white-box",
+    confidence: Annotated[float, typer.Option(help="Of the bound.")] = 0.95,
+    plot: Annotated[Path | None, typer.Option(help="A PNG or SVG; a run's goes to its audit.png.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train once with canaries, attack, and show ε from below. Exit code 1 when the claim is rejected."""
+    checks.probability(zero=False, one=False, confidence=confidence)
+    picture = None if plot is None else checked_path(plot)
+    out, run = Output(as_json=as_json), _run(target)
+    from sordino.audit import audit as audited
+    from sordino.cli.audit_figure import draw_audit
+    from sordino.data import load
+    from sordino.recipes.running import losses
+
+    name = data or (target if run is None else _data_of(run))
+    dataset = load(name, target=label, schema=schema)
+    recipe = _recipe(dataset, run, epsilon, delta, model)
+    if not dataset.public and canaries != "gradients":
+        raise InvalidArgument(
+            "canaries must be 'gradients' for private records, got others: their scores would tell of the records. "
+            "Scores of gradient canaries don't."
+        )
+    out.say(Text.assemble((dataset.name, "bold"), f": one training with {count:,} canaries, {recipe.plan.steps} steps"))
+    result = audited(
+        recipe.build_model(),
+        losses,
+        dataset.train.tensors(),
+        recipe.plan,
+        canaries=canaries,
+        count=count,
+        attacker=attacker,
+        confidence=confidence,
+        optimizer=recipe.build_optimizer,
+        performance=recipe.performance,
+        averaging=recipe.averaging,
+        progress=not as_json,
+    )
+    picture = picture or (None if run is None else run.path / "audit.png")
+    if run is not None:
+        _into_report(run, result)
+    if picture is not None:
+        draw_audit(result, picture)
+    document = result.to_dict() | {"picture": None if picture is None else str(picture)}
+    out.finish(document, *_page(result, picture))
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+def _run(target: str) -> RunFolder | None:
+    return RunFolder.open(target) if (Path(target) / "run.json").is_file() else None
+
+
+def _data_of(run: RunFolder) -> str:
+    described = run.meta.get("data")
+    name = described.get("name") if isinstance(described, dict) else None
+    if not isinstance(name, str):
+        raise InvalidArgument("data must be given for a run that doesn't name its data set, got none. Give --data.")
+    return name
+
+
+def _recipe(
+    dataset: "DataSet", run: RunFolder | None, epsilon: float | None, delta: float | None, model: str
+) -> "Recipe":
+    from sordino.cli.resuming import recipe_of
+    from sordino.cli.running import default_delta
+    from sordino.recipes import recommend
+
+    if run is not None:
+        if epsilon is not None or delta is not None:
+            raise InvalidArgument("epsilon and delta must be left out for a run, got some. The run's own are audited.")
+        return recipe_of(run.path, dataset, model)
+    size = len(dataset.train)
+    return recommend(
+        model,
+        shape=dataset.train.record_shape,
+        classes=len(dataset.labels),
+        population=size,
+        target_epsilon=checks.positive(epsilon=epsilon, hint="Give --epsilon."),
+        delta=default_delta(size) if delta is None else delta,
+    )
+
+
+def _into_report(run: RunFolder, result: "AuditResult") -> None:
+    """Add the audit to the run's others, and write its report anew."""
+    from sordino.report import write
+
+    file = run.path / "audit.json"
+    body = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    entries = [*(body if isinstance(body, list) else [body]), result.report_entry()]
+    file.write_text(json.dumps(entries, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write(run)
+
+
+def _page(result: "AuditResult", picture: Path | None) -> tuple[RenderableType, ...]:
+    bound, claimed = result.bound, result.claimed
+    verdict = "Nothing speaks against the claim; that is no proof of it." if result.passed else "The claim is REJECTED."
+    rows = [
+        ("claimed", f"ε = {round_up(claimed.epsilon)} at δ = {claimed.delta:g}"),
+        ("shown", f"ε ≥ {bound.epsilon:.2f} with {100 * bound.confidence:g} % confidence, if {bound.family}"),
+        ("could be shown", f"at most {bound.ceiling:.2f}, had all {bound.guesses} guesses been right"),
+        ("attacker", result.report_entry()["attacker"]),
+        ("guesses", f"{bound.correct} right of {bound.guesses}, on {bound.canaries:,} canaries ({result.canaries})"),
+        *((f"{attacker}, {one.method}", f"ε ≥ {one.epsilon:.2f}") for attacker, one in result.others),
+        *((check.name, _words(check.passed, check.measured, check.expected)) for check in result.checks),
+        ("training", f"{result.seconds:.0f} seconds"),
+        *([] if picture is None else [("picture", str(picture))]),
+    ]
+    return heading(f"ε ≥ {bound.epsilon:.2f} was shown, ε = {round_up(claimed.epsilon)} is claimed", verdict), facts(
+        [(name, str(value)) for name, value in rows]
+    )
+
+
+def _words(passed: bool, measured: float, expected: float) -> str:
+    return f"{'yes' if passed else 'NO'}: {measured:.4f}, expected {expected:g}"
+
+
+@audit.command()
+def replay(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODULE:CASE]", help="An object with pipeline, data and neighbours; all paths if left out."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run pipelines on neighbouring data with all releases forced. Exit code 1 when anything else differs."""
+    from sordino.audit import replay as replayed
+    from sordino.cli.replay_cases import cases
+
+    out = Output(as_json=as_json)
+    found: dict[str, ReplayReport] = {}
+    for case in cases() if target is None else [_case(target)]:
+        with out.stderr.status(case.name):
+            found[case.name] = replayed(case.pipeline, case.data, case.neighbours)
+    good = all(report.passed for report in found.values())
+    table = _table("path", "releases", "largest share of a sensitivity", "")
+    for name, report in found.items():
+        words = "; ".join(sorted({f"{one.kind}: {one.what}" for one in report.violations}))
+        table.add_row(name, str(report.releases), f"{report.largest_share:.4f}", words or Text("pass", style="green"))
+    document = {
+        "passed": good,
+        "paths": {
+            name: {
+                "releases": report.releases,
+                "neighbours": report.neighbours,
+                "largest_share": rounded(report.largest_share),
+                "unmeasured": list(report.unmeasured),
+                "violations": [dict(vars(one)) for one in report.violations],
+            }
+            for name, report in found.items()
+        },
+    }
+    verdict = "No record shows beside the releases." if good else "A record shows beside the releases."
+    out.finish(document, heading(verdict, "On the neighbours that were tried; that is no proof."), table)
+    if not good:
+        raise typer.Exit(1)
+
+
+def _case(target: str) -> "Case":
+    """The case that ``module:name`` names."""
+    module, colon, name = target.partition(":")
+    try:
+        found = getattr(import_module(module), name, None) if colon else None
+    except ModuleNotFoundError as error:
+        raise InvalidArgument(f"case must name a module that can be imported, got {module!r}. Check it.") from error
+    if not all(hasattr(found, part) for part in ("name", "pipeline", "data", "neighbours")):
+        raise InvalidArgument(
+            f"case must be MODULE:CASE with name, pipeline, data and neighbours, got {target!r}. See docs/auditing.md."
+        )
+    return found  # pyright: ignore[reportReturnType]
+
+
+@audit.command()
+def conformance(as_json: JsonOption = False) -> None:
+    """Check the installed engine by name. Exit code 1 when a check fails."""
+    from sordino.audit import check_engine
+
+    out = Output(as_json=as_json)
+    found = check_engine()
+    table = _table("check", "")
+    for name, passed in found.passed.items():
+        table.add_row(name, Text("pass", style="green") if passed else Text("FAIL", style="bold red"))
+    good = not found.broken
+    verdict = "The engine does what it says, as far as these checks see." if good else "The engine is broken."
+    out.finish({"passed": good, "checks": dict(found.passed)}, heading(verdict), table)
+    if not good:
+        raise typer.Exit(1)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
