@@ -135,22 +135,19 @@ def learn_policy(
     free = torch.zeros(2, between.shape[1], dtype=torch.float64, requires_grad=True)
     outer = torch.optim.Adam([free], lr=0.1)
     stream = (Randomness() if randomness is None else randomness).fresh("learned policy")
-    best: tuple[float, Tensor] | None = None
-    averaged = math.inf
-    for _ in range(checks.integer(1, rounds=rounds)):
+    total, kept = torch.zeros_like(free.detach()), 0
+    for number in range(checks.integer(1, rounds=rounds)):
         noise, rate = _policy(free, between, budget, learning_rate)
         last = torch.stack([unroll.last_loss(noise * spread, rate, stream) for _ in range(draws)]).mean()
         if not bool(last.isfinite()):
             raise InvalidArgument("learning_rate must leave training finite, got one that doesn't. Make it smaller.")
-        # Single rounds are noisy: what is kept is the best by a running mean.
-        averaged = float(last.detach()) if math.isinf(averaged) else 0.7 * averaged + 0.3 * float(last.detach())
-        if best is None or averaged < best[0]:
-            best = averaged, free.detach().clone()
         outer.zero_grad()
         last.backward()
         outer.step()
-    assert best is not None
-    noise, rate = _policy(best[1], between, budget, learning_rate)
+        # Single rounds are noisy: what comes back is the mean of the second half.
+        if 2 * (number + 1) >= rounds:
+            total, kept = total + free.detach(), kept + 1
+    noise, rate = _policy(total / kept, between, budget, learning_rate)
     return LearnedPolicy(noise=tuple(noise.tolist()), learning_rate=tuple(rate.tolist()))
 
 
