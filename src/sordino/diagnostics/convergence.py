@@ -69,7 +69,7 @@ def convergence(
 
     Example:
         >>> _ = torch.manual_seed(0)
-        >>> x = torch.randn(20, 3)
+        >>> x = torch.linspace(-1, 1, 60).reshape(20, 3)
         >>> found = convergence(nn.Linear(3, 2), x, (x[:, 0] > 0).long(), steps=5, learning_rate=1.0,
         ...                     max_grad_norm=0.1, noise_multiplier=0.0)
         >>> found.losses["neither"][-1] < found.losses["clipping alone"][-1] < found.losses["both"][0]

@@ -21,7 +21,7 @@ from sordino.clipping.clipping import Clipping
 from sordino.diagnostics.kernels import Kernels, RecordLoss, cross_entropy, kernels
 from sordino.errors import InvalidArgument
 
-__all__ = ["PUBLISHED", "KernelRow", "TangentKernel", "tangent_kernel"]
+__all__ = ["KernelRow", "PUBLISHED", "TangentKernel", "tangent_kernel"]
 
 Floats = NDArray[np.float64]
 
@@ -135,7 +135,8 @@ def tangent_kernel(
 
     Example:
         >>> _ = torch.manual_seed(0)
-        >>> table = tangent_kernel(nn.Linear(3, 2), torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1]), max_grad_norm=0.5)
+        >>> x, y = torch.linspace(-2, 2, 15).reshape(5, 3), torch.tensor([0, 1, 0, 1, 1])
+        >>> table = tangent_kernel(nn.Linear(3, 2), x, y, max_grad_norm=0.5)
         >>> table.row("none").symmetric, table.row("flat").symmetric, table.row("flat").positive_eigenvalues
         (True, False, True)
 
@@ -219,7 +220,9 @@ def _slope(
         move = torch.from_numpy((seen.gradients(place) * factors[place][:, None]).mean(axis=0))
         names = [name for name in trained if name.rpartition(".")[0] == layer]
         parts = move.split([state[name].numel() for name in names])
-        moves |= {name: part.reshape(state[name].shape) for name, part in zip(names, parts, strict=True)}
+        moves |= {
+            name: part.reshape(state[name].shape).to(state[name]) for name, part in zip(names, parts, strict=True)
+        }
     length = float(torch.stack([(move**2).sum() for move in moves.values()]).sum().sqrt())
     if length == 0:
         return 0.0

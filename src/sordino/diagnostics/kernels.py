@@ -105,7 +105,7 @@ def kernels(model: nn.Module, features: Tensor, labels: Tensor, *, loss: RecordL
     }
     return Kernels(
         layers=layers,
-        jacobians=tuple(torch.cat(parts[layer], dim=1).numpy() for layer in layers),
-        slopes=slopes.reshape(-1).numpy(),
+        jacobians=tuple(torch.cat(parts[layer], dim=1).cpu().numpy() for layer in layers),
+        slopes=slopes.reshape(-1).cpu().numpy(),
         records=len(labels),
     )
