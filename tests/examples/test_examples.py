@@ -12,6 +12,10 @@ ARGUMENTS = {
         lambda found: found["exact"] == 1.0 and found["private"] < 0.9 and found["everything"] > found["education"],
     ),
     "fit_adult": (["--steps", "10"], lambda accuracy: accuracy > 0.76),
+    "learned_policy": (
+        ["--small", "--steps", "6", "--rounds", "3", "--records", "100", "--epsilon", "3"],
+        lambda found: set(found) == {"uniform", "learned"} and max(found.values()) < 1.5,
+    ),
     "own_loop": (["--steps", "60"], lambda accuracy: accuracy > 0.8),
 }
 
