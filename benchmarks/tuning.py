@@ -37,9 +37,7 @@ def main() -> None:
     fixed = {}
     for rate in RATES:
         for norm in NORMS:
-            alone = model(
-                rows.facts, learning_rate=rate, max_grad_norm=norm, epsilon=given.target_epsilon, delta=DELTA
-            )
+            alone = model(rows.facts, learning_rate=rate, max_grad_norm=norm, epsilon=given.target_epsilon, delta=DELTA)
             fixed[f"learning rate {rate:g}, clipping {norm:g}"] = alone.fit(X, y).score(*test)
     found, chosen, seconds = [], [], []
     for _ in range(given.seeds):

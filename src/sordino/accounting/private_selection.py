@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from sordino.accounting.amplification import sampled_epsilon
 from sordino.accounting.composition import flatten
 from sordino.accounting.interval import Interval
 from sordino.accounting.renyi_steps import success_probability
@@ -64,17 +65,17 @@ def _profile(event: Event, relation: NeighboringRelation) -> _Profile:
 
 def _worst(epsilon: float, delta: float) -> _Profile:
     """The most that an (ε, δ)-private run can do: with probability δ everything, otherwise randomised response."""
-    top = math.exp(min(epsilon, _LARGEST))
+    scale = 1 + math.exp(-epsilon)
 
     def of_epsilon(at: float) -> float:
-        return min(1.0, delta + (1 - delta) * max(0.0, top - math.exp(min(at, _LARGEST))) / (1 + top) * (1 + 1e-12))
+        return min(1.0, delta + (1 - delta) * max(0.0, -math.expm1(min(at - epsilon, 0.0))) / scale * (1 + 1e-12))
 
     def of_delta(at: float) -> float:
         if at < delta:
             return math.inf
         # The inverse with its rounding on the safe side; no more than ε in any case.
-        inner = top - (at - delta) / (1 - delta) * (1 + top) if delta < 1 else 0.0
-        return min(epsilon, max(0.0, math.log(inner) + 1e-12)) if inner > 0 else 0.0
+        left = 1 - (at - delta) / (1 - delta) * scale + 1e-15 if delta < 1 else 0.0
+        return min(epsilon, max(0.0, epsilon + math.log(left) + 1e-12)) if left > 0 else 0.0
 
     return _Profile(delta=of_epsilon, epsilon=of_delta)
 
@@ -88,7 +89,7 @@ def _sampled(inner: _Profile, rate: float) -> _Profile:
         return rate * inner.delta(math.log1p(math.expm1(min(epsilon, _LARGEST)) / rate))
 
     def epsilon(delta: float) -> float:
-        return 0.0 if delta >= rate else math.log1p(rate * math.expm1(min(inner.epsilon(delta / rate), _LARGEST)))
+        return 0.0 if delta >= rate else sampled_epsilon(inner.epsilon(delta / rate), rate)
 
     return _Profile(delta=delta, epsilon=epsilon)
 
