@@ -4,8 +4,10 @@ Parameters are stored and nothing else happens before `fit`, as scikit-learn's `
 reads records then; all that changes the guarantee is a parameter, so it is known before the data are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 
+import numpy as np
 from sklearn.base import BaseEstimator
 
 from sordino import accounting, checks
@@ -19,6 +21,17 @@ from sordino.randomness import Randomness
 __all__ = ["PrivateEstimator"]
 
 FIXED_SEED = "fixed seed: not for release"
+
+
+def _silent(method: Callable[..., object]) -> Callable[..., object]:
+    """`method`, where no over- or underflow warns or raises, whatever ``np.seterr`` says: it would tell of records."""
+
+    @wraps(method)
+    def quietly(*args: object, **named: object) -> object:
+        with np.errstate(all="ignore"):
+            return method(*args, **named)
+
+    return quietly
 
 
 class PrivateEstimator(BaseEstimator):
@@ -36,6 +49,11 @@ class PrivateEstimator(BaseEstimator):
     ledger: Account | Reservation | None = None
     privacy_: Guarantee
     events_: tuple[Event, ...]
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if "fit" in vars(cls):
+            cls.fit = _silent(vars(cls)["fit"])
 
     def _budget(self) -> tuple[float, float]:
         """(ε, δ) as declared; δ = 0 asks for pure privacy."""

@@ -102,9 +102,10 @@ def unit_rows(rows: FloatArray, norm: float) -> FloatArray:
     """Rows divided by `norm`, and those that are then longer than 1 cut back to length 1."""
     largest = np.maximum(np.abs(rows).max(axis=1, initial=0.0, keepdims=True), norm * 2.0**-40)
     with np.errstate(all="ignore"):
-        lengths = largest / norm * np.sqrt(np.square(rows / largest).sum(axis=1, keepdims=True))
-        # Entries are scaled before they are divided: neither huge nor tiny ones overflow.
-        return rows / largest * (largest / norm / np.maximum(lengths * (1 + _INSIDE), 1.0))
+        # Entries are scaled before they are divided: neither huge nor tiny ones overflow. largest/norm may, to ∞.
+        directions = rows / largest
+        lengths = np.sqrt(np.square(directions).sum(axis=1, keepdims=True))
+        return directions * np.minimum(largest / norm, 1 / (lengths * (1 + _INSIDE)))
 
 
 def declared_classes(classes: Sequence[Hashable] | None) -> npt.NDArray[np.generic]:
