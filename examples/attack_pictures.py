@@ -147,9 +147,9 @@ def members(out: Path, records: int) -> dict[str, float]:
         private.model, *parts[:2], event=plan.event(), claim=private.guarantee, randomness=seeded(3), **settings
     )
     found = {}
-    for name, report in (("open", bare), ("private", kept)):
+    for name, words, report in (("open", "without privacy", bare), ("private", "trained privately", kept)):
         out.mkdir(parents=True, exist_ok=True)
-        draw_roc(report, out / f"members-{name}.png", title=f"Members of an MNIST model, {name}")
+        draw_roc(report, out / f"members-{name}.png", title=f"Members of an MNIST model, {words}")
         for attack in report.attacks:
             rate = attack.roc.at(0.01)
             found[f"{name} {attack.name}"] = rate.value

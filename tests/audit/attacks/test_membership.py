@@ -1,6 +1,7 @@
 """Membership attacks end to end: they bite on an overfitted model, and stay under the ceiling of a private one."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sordino import data
-from sordino.audit.attacks import confidence, draw_roc, membership_report, plain_training, train_references
+from sordino.audit.attacks import ceiling, confidence, draw_roc, membership_report, plain_training, train_references
 from sordino.errors import DataUnavailable, InvalidArgument
 from sordino.events import Gaussian, NoPrivacy
 from sordino.randomness import Randomness
@@ -61,10 +62,6 @@ def test_the_overfitted_model_gives_its_members_away(overfitted):
 
 
 def test_a_false_claim_is_refuted_by_the_same_scores(overfitted):
-    from dataclasses import replace
-
-    from sordino.audit.attacks import ceiling
-
     lying = replace(overfitted, ceiling=ceiling(Gaussian(noise_multiplier=10.0)))
     assert overfitted.strongest.name in lying.above_ceiling
 
@@ -78,6 +75,28 @@ def test_the_report_is_json_and_a_picture_and_names_the_most_exposed(overfitted,
     draw_roc(overfitted, tmp_path / "roc.png")
     assert (tmp_path / "roc.png").stat().st_size > 10_000
     assert overfitted.slices == tuple(sorted(overfitted.slices, key=lambda part: -part.lower))
+
+
+def test_a_model_that_saw_neither_side_refutes_nothing():
+    torch.manual_seed(0)
+    train = plain_training(network, steps=60, batch_size=64, learning_rate=0.01, randomness=fixed())
+    refuted = 0
+    for seed in range(6):
+        mine, others, population, elsewhere = (noisy_records(500, 10 * seed + k) for k in range(4))
+        report = membership_report(
+            train(*elsewhere),
+            mine,
+            others,
+            population=population,
+            # Next to blind guessing: any attack that seems to work would refute it.
+            event=Gaussian(noise_multiplier=1000.0),
+            train_reference=train,
+            references=4,
+            randomness=fixed(seed),
+        )
+        refuted += bool(report.above_ceiling)
+        assert all(abs(attack.roc.auc - 0.5) < 0.1 for attack in report.attacks)
+    assert refuted <= 1
 
 
 def test_a_private_model_stays_under_its_ceiling():

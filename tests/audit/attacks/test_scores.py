@@ -13,6 +13,7 @@ from sordino.audit.attacks import (
     loss_scores,
     quantile_scores,
     rmia_average,
+    rmia_offset,
     rmia_scores,
     roc,
     shadow_scores,
@@ -123,6 +124,23 @@ def test_rmia_works_with_one_reference_model():
         population_references=models_x[:, 1000:],
     )
     assert roc(scores[:500], scores[500:]).auc > 0.8
+
+
+def test_the_offset_is_the_best_against_a_model_of_ones_own():
+    generator = np.random.default_rng(7)
+    included = generator.uniform(size=(8, 800)).argsort(axis=0) < 4
+    hard = generator.uniform(0.05, 0.9, 800)
+    # Training on a record lifts hard ones far more: the guess (P + 1)/2 at a = 0 suits it, no lift at all doesn't.
+    models = np.clip(np.where(included, (hard + 1) / 2, hard) + generator.normal(0, 0.02, (8, 800)), 0.01, 0.99)
+    population = np.clip(generator.uniform(0.05, 0.9, 400) + generator.normal(0, 0.02, (8, 400)), 0.01, 0.99)
+    found = rmia_offset(models, included, population_references=population)
+    areas = {}
+    for a in np.linspace(0, 1, 11).round(1).tolist():
+        settings = {"population_target": population[0], "population_references": population[1:], "offset": a}
+        scores = rmia_scores(models[0], models[1:], included[1:], **settings)
+        areas[a] = roc(scores[included[0]], scores[~included[0]], false_positive_rates=()).auc
+    assert areas[found] == max(areas.values()) > min(areas.values())
+    assert rmia_offset(models[:1], included[:1], population_references=population[:1]) == 0.3
 
 
 def test_quantile_regression_flags_the_wanted_share_of_others_and_more_members():

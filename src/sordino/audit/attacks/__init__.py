@@ -38,7 +38,7 @@ from sordino.audit.attacks.references import (
     plain_training,
     train_references,
 )
-from sordino.audit.attacks.rmia import rmia_average, rmia_scores
+from sordino.audit.attacks.rmia import rmia_average, rmia_offset, rmia_scores
 from sordino.audit.attacks.roc import Rate, Roc, fewest_for, roc
 from sordino.audit.attacks.roc_picture import draw_roc
 from sordino.audit.attacks.shadow import shadow_scores
@@ -86,6 +86,7 @@ __all__ = [
     "read_linear_layer",
     "reconstruct_bits",
     "rmia_average",
+    "rmia_offset",
     "rmia_scores",
     "roc",
     "shadow_scores",

@@ -19,7 +19,7 @@ from sordino.audit.attacks.references import (
     confidence,
     train_references,
 )
-from sordino.audit.attacks.rmia import rmia_scores
+from sordino.audit.attacks.rmia import rmia_offset, rmia_scores
 from sordino.audit.attacks.roc import Rate, Roc, roc
 from sordino.audit.attacks.shadow import shadow_scores
 from sordino.audit.attacks.slices import Slice, slices
@@ -262,6 +262,8 @@ def _scores(
     own = np.exp(np.stack([one.own for one in models.models]))
     own_z = np.exp(np.stack([one.own for one in models.population]))
 
+    offset = rmia_offset(own, seen, population_references=own_z)
+
     def rmia(*, online: bool) -> Floats:
         return rmia_scores(
             np.exp(target.own),
@@ -269,6 +271,7 @@ def _scores(
             seen,
             population_target=np.exp(on_population.own),
             population_references=own_z,
+            offset=offset,
             online=online,
         )
 

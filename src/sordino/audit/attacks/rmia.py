@@ -6,13 +6,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sordino import checks
+from sordino.audit.attacks.roc import roc
 from sordino.errors import InvalidArgument
 
-__all__ = ["rmia_average", "rmia_scores"]
+__all__ = ["rmia_average", "rmia_offset", "rmia_scores"]
 
 Floats = NDArray[np.float64]
 
 _LEAST = 1e-30
+_USUAL_OFFSET = 0.3
 
 
 def rmia_average(mean_out: ArrayLike, *, offset: float) -> Floats:
@@ -38,7 +40,7 @@ def rmia_scores(
     *,
     population_target: ArrayLike,
     population_references: ArrayLike,
-    offset: float = 0.3,
+    offset: float = _USUAL_OFFSET,
     gamma: float = 1.0,
     online: bool = False,
 ) -> Floats:
@@ -50,7 +52,7 @@ def rmia_scores(
         included: whether each model saw each record; every record out of at least one (and in one, when online).
         population_target: the attacked model on records that nobody trained on, (population,).
         population_references: the reference models on them, (models, population).
-        offset: a of `rmia_average`; fit it on a pair of reference models, or leave it.
+        offset: a of `rmia_average`, from `rmia_offset` or left as it is.
         gamma: γ > 0.
         online: average over models with and without the record, instead of a guess from those without.
 
@@ -85,3 +87,38 @@ def rmia_scores(
     ratios = np.maximum(p_x, _LEAST) / np.maximum(average, _LEAST)
     ratios_z = np.sort(np.maximum(p_z, _LEAST) / np.maximum(average_z, _LEAST))
     return np.searchsorted(ratios_z, ratios / gamma, side="right") / len(p_z)
+
+
+def rmia_offset(references: ArrayLike, included: ArrayLike, *, population_references: ArrayLike) -> float:
+    """The offset a that works best against one of the attacker's own models, whose members the attacker knows.
+
+    Args:
+        references: reference models' probabilities of each record's own label, (models, records).
+        included: whether each model saw each record; every record out of at least two.
+        population_references: the reference models on records that nobody trained on, (models, population).
+
+    Returns:
+        One of 0, 0.1, …, 1; 0.3 where no value is better than guessing.
+
+    References:
+        Zarifzadeh, Liu, Shokri 2024, appendix B.2.2.
+    """
+    models, seen = np.asarray(references, dtype=np.float64), cast("NDArray[np.bool_]", np.asarray(included, dtype=bool))
+    models_z = np.asarray(population_references, dtype=np.float64)
+    member = seen[0]
+    if len(models) < 2 or member.all() or not member.any():
+        return _USUAL_OFFSET
+    best, offset = 0.5, _USUAL_OFFSET
+    for a in np.linspace(0, 1, 11).round(1).tolist():
+        scores = rmia_scores(
+            models[0],
+            models[1:],
+            seen[1:],
+            population_target=models_z[0],
+            population_references=models_z[1:],
+            offset=a,
+        )
+        area = roc(scores[member], scores[~member], false_positive_rates=()).auc
+        if area > best:
+            best, offset = area, a
+    return offset
