@@ -30,7 +30,7 @@ _STEPS = 3
 
 def ways(*, compare: bool) -> list[str]:
     """Names of the ways that are measured, the plain step first."""
-    return ["plain", "private", *(peers() if compare else ())]
+    return ["plain", "private", "private lean", *(peers() if compare else ())]
 
 
 def step_of(name: str, way: str) -> Step:
@@ -38,7 +38,9 @@ def step_of(name: str, way: str) -> Step:
     case = next(case for case in cases() if case.name == name)
     if way == "plain":
         return plain_step(case)
-    return private_step(case) if way == "private" else peers()[way](case)
+    if way in ("private", "private lean"):
+        return private_step(case, lean=way == "private lean")
+    return peers()[way](case)
 
 
 def status(field: str) -> float:

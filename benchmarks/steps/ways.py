@@ -53,11 +53,11 @@ def plan_for(case: Case, noise_multiplier: float = 1.0) -> Plan:
     )
 
 
-def private_step(case: Case, *, noise_multiplier: float = 1.0) -> Step:
+def private_step(case: Case, *, noise_multiplier: float = 1.0, lean: bool = False) -> Step:
     """What `fit` does for one logical batch after it was drawn."""
     model = case.build().train()
     optimizer = optimizer_of(model)
-    capture = GradientCapture(model)
+    capture = GradientCapture(model, lean=lean)
     private = PrivateStep(capture, plan_for(case, noise_multiplier), Randomness())
     number = 0
 

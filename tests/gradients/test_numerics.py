@@ -63,7 +63,9 @@ def test_reading_runs_in_full_precision_and_gives_the_users_setting_back(user):
 def test_the_cost_models_choose_by_shape():
     assert choose_kernel(32, 128, 768, 3072) == "ghost"
     assert choose_kernel(16, 128, 8, 256) == "stored"
-    assert choose_kernel(2, 90, 32, 32) == "norm_only"
+    assert choose_kernel(2, 40, 32, 32) == "norm_only"
+    assert choose_kernel(16, 256, 768, 768) == "stored"
+    assert choose_kernel(16, 256, 768, 768, lean=True) == "ghost"
     early = {"channels": 16, "outputs": 16, "window": 9, "groups": 1}
     assert choose_convolution_kernel(records=32, pixels=34**2, positions=32**2, **early) == "stored"
     late = {"channels": 512, "outputs": 512, "window": 9, "groups": 1}

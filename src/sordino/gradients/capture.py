@@ -42,6 +42,8 @@ class GradientCapture:
         model: the model; its leading input dimension is the record.
         parameters: the parameters to capture, by default all of the model's. Frozen ones are captured from the first
             forward pass after they are unfrozen. Parameters of the model that are not listed receive no gradient.
+        lean: keep per-record gradients only where they are smaller than a layer's own activations; results are the same
+            up to rounding.
 
     Raises:
         InvalidArgument: a listed parameter is not the model's, or the model is captured already.
@@ -56,14 +58,16 @@ class GradientCapture:
         [2.0, 2.0]
     """
 
-    def __init__(self, model: nn.Module, parameters: Iterable[nn.Parameter] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, parameters: Iterable[nn.Parameter] | None = None, *, lean: bool = False
+    ) -> None:
         named = {parameter: name for name, parameter in model.named_parameters()}
         wanted = list(named) if parameters is None else list(dict.fromkeys(parameters))
         if any(parameter not in named for parameter in wanted):
             raise InvalidArgument("parameters must be parameters of the model, got one that is not. List them from it.")
         if any(ModuleHook.attached_to(module) for module in model.modules()):
             raise InvalidArgument("model must be captured once, got a captured model. Detach the first capture.")
-        self.model = model
+        self.model, self._lean = model, lean
         self.names: dict[nn.Parameter, str] = {parameter: named[parameter] for parameter in wanted}
         self._calls = Calls(model, self.names)
         for name, module in model.named_modules():
@@ -99,7 +103,7 @@ class GradientCapture:
         checks.positive(scale=scale)
         self.stop()
         device = next(iter(self.names)).device if self.names else torch.device("cpu")
-        self._calls.begin(Recording(records, scale=scale, device=device), device)
+        self._calls.begin(Recording(records, scale=scale, device=device, lean=self._lean), device)
 
     def stop(self) -> None:
         """End the recording: later forward and backward passes are not captured. It can still be read."""

@@ -23,12 +23,14 @@ class Recording:
         records: number of records in the chunk, ≥ 0.
         scale: what every captured gradient is multiplied by (the record count, when the loss was a mean).
         device: where results live when nothing was captured.
+        lean: whether rules spare memory, at the price of time.
     """
 
-    def __init__(self, records: int, *, scale: float, device: torch.device) -> None:
+    def __init__(self, records: int, *, scale: float, device: torch.device, lean: bool = False) -> None:
         self.records = records
         self.scale = scale
         self.open = True
+        self._lean = lean
         self._device = device
         self._uses: dict[int, Use] = {}
         self._norms: Tensor | None = None
@@ -54,7 +56,7 @@ class Recording:
         if id(use) in self._uses:
             use.grads = tuple(_added(old, new) for old, new in zip(use.grads, grads, strict=True))
             return
-        use.saved, use.grads = saved, grads
+        use.saved, use.grads, use.lean = saved, grads, self._lean
         use.versions = tuple(tensor._version for tensor in saved)
         self._uses[id(use)] = use
 

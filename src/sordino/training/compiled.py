@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from sordino.clipping import QuantileClipping
+from sordino.clipping import AdaClip, QuantileClipping
 from sordino.errors import InvalidArgument, UnsupportedModule
 from sordino.gradients import GradientCapture
 from sordino.gradients.graphs import StepGraphs, record_step
@@ -137,6 +137,7 @@ def _compiled(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Seq
 def _check_plan(plan: Plan) -> None:
     reasons = {
         "secure_noise": plan.secure_noise,
+        "AdaClip": isinstance(plan.clipping, AdaClip),
         "bounds that adapt": isinstance(plan.clipping, QuantileClipping),
         "a schedule of max_grad_norm": isinstance(plan.max_grad_norm, Schedule),
     }

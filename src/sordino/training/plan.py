@@ -373,13 +373,17 @@ class Performance:
     Args:
         microbatch_size: most records in one forward and backward; None takes the logical batch whole.
         device: where the model and the batches live; None leaves them where the model is.
-        compile: run the step as compiled graphs; `fit` refuses what can't be compiled. Needs a C++ compiler.
+        compile: run the steps of `fit` as compiled graphs; it refuses what can't be compiled. Needs a C++ compiler.
+            With diagnostics, which show losses, steps stay as they are.
+        memory: "lean" keeps no per-record gradients that are larger than their layer's activations, and takes longer.
     """
 
     microbatch_size: int | None = None
     device: str | None = None
     compile: bool = False
+    memory: Literal["fast", "lean"] = "fast"
 
     def __post_init__(self) -> None:
         if self.microbatch_size is not None:
             checks.integer(1, microbatch_size=self.microbatch_size)
+        checks.one_of(("fast", "lean"), memory=self.memory)

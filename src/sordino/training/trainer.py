@@ -217,12 +217,12 @@ class _Run:
         shown = progress or transcript is not None or self._record is not None
         spent = self._spent() if shown and self._adaptive is None else None
         held = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        capture = GradientCapture(self._model, held)
+        capture = GradientCapture(self._model, held, lean=self._performance.memory == "lean")
         claimed = list(self._model.parameters())
         claim(claimed, self._optimizer)
         at = None if self._adaptive is None else self._adaptive.at
         step = PrivateStep(capture, self._plan, self._randomness, after_step=self.first - 1, at=at)
-        if self._performance.compile:
+        if self._performance.compile and self._diagnostics is None:
             self._compiled = CompiledStep(capture, self._plan, self._loss)
         if self._record is not None:
             self._record.follow(step)

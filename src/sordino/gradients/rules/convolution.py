@@ -139,6 +139,7 @@ def _kernel(use: Use, x: Tensor, padding: _Sizes) -> Kernel:
         outputs=layer.out_channels,
         window=math.prod(layer.kernel_size),
         groups=layer.groups,
+        lean=use.lean,
     )
 
 

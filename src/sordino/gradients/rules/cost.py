@@ -15,14 +15,14 @@ CHUNK_ENTRIES = 4_194_304
 # Convolution gradients are formed in chunks that stay in the cache.
 _CACHE_ENTRIES = 524_288
 # Stored per-record gradients may take this many times what the layer's own activations and gradients take.
-_STORED_FACTOR = 8
+_STORED_FACTOR, _STORED_FACTOR_LEAN = 8, 1
 
 
-def choose_kernel(records: int, positions: int, inputs: int, outputs: int) -> Kernel:
+def choose_kernel(records: int, positions: int, inputs: int, outputs: int, *, lean: bool = False) -> Kernel:
     """The cheapest exact norm kernel for a linear map applied at T positions.
 
     - ghost: Gram matrices over positions, 1.05·T(d+p)/(dp).
-    - stored: per-record gradients replace the ordinary weight gradient; what is left is memory traffic, ≈ 100/T.
+    - stored: per-record gradients replace the ordinary weight gradient; what is left is memory traffic, ≈ 50/T.
     - norm_only: per-record gradients are formed, squared and thrown away, 1.05.
     """
     entries = inputs * outputs
@@ -30,13 +30,21 @@ def choose_kernel(records: int, positions: int, inputs: int, outputs: int) -> Ke
         "ghost": 1.05 * positions * (inputs + outputs) / max(entries, 1),
         "norm_only": 1.05,
     }
-    if entries <= _STORED_FACTOR * positions * (inputs + outputs) and records * entries <= 16 * CHUNK_ENTRIES:
-        costs["stored"] = 100 / max(positions, 1)
+    if entries <= _stored_factor(lean) * positions * (inputs + outputs) and records * entries <= 16 * CHUNK_ENTRIES:
+        costs["stored"] = 50 / max(positions, 1)
     return min(costs, key=lambda kernel: costs[kernel])
 
 
 def choose_convolution_kernel(
-    *, records: int, pixels: int | None, positions: int, channels: int, outputs: int, window: int, groups: int
+    *,
+    records: int,
+    pixels: int | None,
+    positions: int,
+    channels: int,
+    outputs: int,
+    window: int,
+    groups: int,
+    lean: bool = False,
 ) -> Kernel:
     """The cheapest exact norm kernel for a convolution's weight.
 
@@ -52,6 +60,7 @@ def choose_convolution_kernel(
         outputs: output channels.
         window: kernel pixels.
         groups: convolution groups.
+        lean: spare memory, at the price of time.
     """
     entries = channels * window * outputs // groups
     costs: dict[Kernel, float] = {"norm_only": 1 + 75 / max(positions, 1)}
@@ -59,9 +68,13 @@ def choose_convolution_kernel(
         additions = pixels**2 + positions**2 + window**0.5 * (pixels * positions + positions**2)
         products = pixels**2 * channels + positions**2 * outputs + 60 * additions
         costs["ghost"] = products / max(positions * entries, 1)
-    if entries <= _STORED_FACTOR * positions * (channels + outputs) and records * entries <= 16 * CHUNK_ENTRIES:
+    if entries <= _stored_factor(lean) * positions * (channels + outputs) and records * entries <= 16 * CHUNK_ENTRIES:
         costs["stored"] = 115 / max(positions, 1)
     return min(costs, key=lambda kernel: costs[kernel])
+
+
+def _stored_factor(lean: bool) -> int:
+    return _STORED_FACTOR_LEAN if lean else _STORED_FACTOR
 
 
 def chunk_records(records: int, entries_per_record: int, *, in_cache: bool = False) -> int:

@@ -160,7 +160,7 @@ def matrix_squared_norms(
     The stored kernel leaves its per-record gradients in ``use.memo``, the ghost kernel what its rounding depends on.
     """
     records, positions, width = inputs.shape
-    kernel = choose_kernel(records, positions, width, grads.shape[2])
+    kernel = choose_kernel(records, positions, width, grads.shape[2], lean=use.lean)
     if kernel == "ghost":
         return _ghost(use, inputs, grads, with_sum=with_sum)
     total = torch.zeros(records, dtype=torch.float64, device=grads.device)

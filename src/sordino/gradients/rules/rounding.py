@@ -17,8 +17,6 @@ __all__ = ["PIECE", "Rounding", "additions", "gram_rounding", "product", "unit"]
 # Positions that one matrix product adds up; longer sums are cut into pieces of this length. Each halving halves the
 # allowance and doubles the additions of whole matrices.
 PIECE = 512
-# Entries of the work array that holds the products of several pieces.
-_WORK_ENTRIES = 4_194_304
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -55,11 +53,10 @@ def product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) -> Float[Te
     if positions <= PIECE:
         return left.t() @ right
     total = left[pieces * PIECE :].t() @ right[pieces * PIECE :]
-    step = max(1, _WORK_ENTRIES // max(total.numel(), 1))
-    for start in range(0, pieces, step):
-        rows = slice(start * PIECE, min(start + step, pieces) * PIECE)
-        one, other = left[rows].unflatten(0, (-1, PIECE)), right[rows].unflatten(0, (-1, PIECE))
-        total += one[0].t() @ other[0] if one.shape[0] == 1 else torch.bmm(one.transpose(1, 2), other).sum(0)
+    work = torch.empty_like(total)
+    for start in range(0, pieces * PIECE, PIECE):
+        rows = slice(start, start + PIECE)
+        total += torch.mm(left[rows].t(), right[rows], out=work)
     return total
 
 

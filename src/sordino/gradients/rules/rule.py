@@ -35,6 +35,7 @@ class Use:
         grads: gradient at each output; None where no gradient arrived.
         context: what else the rule needs (never a tensor that depends on records).
         memo: intermediate results that a rule keeps between norms and sums.
+        lean: whether rules spare memory, at the price of time.
     """
 
     module: nn.Module
@@ -47,6 +48,7 @@ class Use:
     context: object = None
     memo: dict[str, Tensor] = field(default_factory=dict)
     versions: tuple[int, ...] = ()
+    lean: bool = False
 
     @property
     def grad(self) -> Tensor:

@@ -1,0 +1,47 @@
+"""Sparing memory changes kernels, never results."""
+
+import pytest
+import torch
+from torch import nn
+
+from sordino.errors import InvalidArgument
+from sordino.gradients import GradientCapture
+from sordino.gradients.rules.cost import choose_convolution_kernel, choose_kernel
+from sordino.training.plan import Performance
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (lambda: nn.Sequential(nn.Linear(40, 160), nn.GELU(), nn.Linear(160, 3)), (32, 40)),
+        (lambda: nn.Sequential(nn.Conv2d(8, 64, 3), nn.ReLU(), nn.Conv2d(64, 8, 3)), (8, 12, 12)),
+    ],
+)
+def test_norms_and_sums_are_those_of_the_fast_way(build, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model, x = build(), torch.randn(5, *shape)
+    results = []
+    for lean in (False, True):
+        capture = GradientCapture(model, lean=lean)
+        with capture.recording(records=5):
+            model(x).square().flatten(1).sum(1).sum().backward()
+        sums: dict[nn.Parameter, torch.Tensor] = {}
+        norms = capture.squared_norms()
+        capture.add_weighted_sums(torch.linspace(0.1, 1, 5), sums)
+        results.append((norms, sums))
+        capture.detach()
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=2e-6, atol=0)
+    for parameter in model.parameters():
+        torch.testing.assert_close(results[0][1][parameter], results[1][1][parameter], rtol=1e-4, atol=1e-4)
+
+
+def test_lean_kernels_keep_less() -> None:
+    assert choose_kernel(16, 128, 1024, 256) == "stored"
+    assert choose_kernel(16, 128, 1024, 256, lean=True) == "ghost"
+    layer = {"records": 16, "pixels": None, "positions": 64, "channels": 256, "outputs": 256, "window": 9, "groups": 1}
+    assert choose_convolution_kernel(**layer, lean=True) == "norm_only"
+
+
+def test_other_memory_modes_are_refused_by_name() -> None:
+    with pytest.raises(InvalidArgument, match="memory must be one of fast, lean"):
+        Performance(memory="tiny")
