@@ -1,0 +1,113 @@
+"""`sordino audit`: the target is a run or data, the report gets the result, exit codes tell."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from sordino.cli import app
+from sordino.cli.replay_cases import Case
+from sordino.mechanisms import GaussianMechanism, LaplaceMechanism
+from sordino.randomness import Randomness
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["audit", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    result = CliRunner().invoke(app, ["train", "adult", "--epsilon", "4", "--steps", "3", "--out", str(folder)])
+    assert result.exit_code == 0, result.stderr
+    return folder
+
+
+def test_a_run_is_audited_by_its_own_plan_and_its_report_says_so(trained):
+    result = run(trained, "--count", "300", "--json")
+    assert result.exit_code in {0, 1}  # a sound claim is rejected once in twenty times
+    found = json.loads(result.stdout)
+    assert found["claimed_epsilon"] <= 4.0
+    assert found["bound"]["canaries"] == 300
+    assert all(check["passed"] for check in found["checks"])
+    (entry,) = json.loads((trained / "audit.json").read_text())
+    assert entry["epsilon_lower"] == found["bound"]["epsilon"]
+    assert (trained / "audit.png").read_bytes().startswith(b"\x89PNG")
+    report = json.loads(CliRunner().invoke(app, ["report", str(trained), "--json"]).stdout)
+    text = json.dumps(report, ensure_ascii=False)
+    assert "one run, trade-off curve" in text or (trained / "report.html").read_text().count("trade-off curve")
+
+
+def test_half_the_noise_ends_with_exit_code_1(monkeypatch):
+    add_noise = GaussianMechanism.add_noise_
+
+    def half(self, tensors, **named):
+        add_noise(
+            GaussianMechanism(noise_multiplier=0.5 * self.noise_multiplier, l2_sensitivity=self.l2_sensitivity),
+            tensors,
+            **named,
+        )
+
+    monkeypatch.setattr(GaussianMechanism, "add_noise_", half)
+    from sordino.recipes import defaults
+
+    assert defaults
+    result = run("adult", "--epsilon", "4", "--count", "300", "--json")
+    assert result.exit_code == 1
+    assert not json.loads(result.stdout)["passed"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("adult",),
+        ("adult", "--epsilon", "4", "--confidence", "1"),
+        ("adult", "--epsilon", "4", "--canaries", "none"),
+        ("adult", "--epsilon", "4", "--plot", "picture.doc"),
+        ("replay", "nowhere.at.all:CASE"),
+        ("replay", "json:loads"),
+    ],
+)
+def test_a_wrong_use_ends_with_exit_code_2(arguments):
+    assert run(*arguments).exit_code == 2
+
+
+def test_a_run_has_its_own_epsilon(trained):
+    assert run(trained, "--epsilon", "2").exit_code == 2
+
+
+def _laplace(table):
+    key = Randomness(seed=1, reproducible=True)
+    return LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, randomness=key).release(float(len(table[0])))
+
+
+def _leaky(table):
+    return _laplace(table), float(table[0].max(initial=0.0))
+
+
+DATA = (np.zeros((3, 1)), np.zeros(3))
+NEIGHBOURS = ((np.ones((4, 1)), np.zeros(4)),)
+HONEST = Case(name="honest", pipeline=_laplace, data=DATA, neighbours=NEIGHBOURS)
+LEAKY = Case(name="leaky", pipeline=_leaky, data=DATA, neighbours=NEIGHBOURS)
+
+
+@pytest.mark.parametrize(("name", "code"), [("HONEST", 0), ("LEAKY", 1)])
+def test_a_case_of_ones_own_is_replayed(name, code, monkeypatch):
+    import sys
+    import types
+
+    module = types.ModuleType("own_cases")
+    module.HONEST, module.LEAKY = HONEST, LEAKY
+    monkeypatch.setitem(sys.modules, "own_cases", module)
+    result = run("replay", f"own_cases:{name}", "--json")
+    assert result.exit_code == code
+    (path,) = json.loads(result.stdout)["paths"].values()
+    assert path["releases"] == 1
+    assert bool(path["violations"]) == bool(code)
+
+
+def test_the_installed_engine_conforms():
+    result = run("conformance", "--json")
+    assert result.exit_code == 0
+    assert len(json.loads(result.stdout)["checks"]) == 9
