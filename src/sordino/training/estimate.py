@@ -64,8 +64,8 @@ def estimate_influence(
         ...     return model(x).square().sum(1)
         >>> found = estimate_influence(nn.Linear(1, 1, bias=False), squares, (features,), steps=4, learning_rate=0.25,
         ...     perturbation=0.1, places=4)
-        >>> [round(value, 3) for value in found]
-        [0.016, 0.063, 0.25, 1.0]
+        >>> [round(value, 2) for value in found]
+        [0.02, 0.06, 0.25, 1.0]
 
     References:
         Hong, Wang, Zhou 2022, section 5 (the influence of a step, estimated by its effect on the final loss).
