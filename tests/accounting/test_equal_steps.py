@@ -153,8 +153,10 @@ def test_random_stopping_triples_a_pure_guarantee():
     assert epsilon(best(PureDP(epsilon=1.0), 1.0), 1e-9).upper <= 3.0 + 1e-12
     assert epsilon(best(PureDP(epsilon=1.0), 0.5), 1e-9).upper <= 2.5 + 1e-12
     assert epsilon(best(PureDP(epsilon=1.0), 1.0), 1e-9, accountant="basic").upper == pytest.approx(3.0)
-    with pytest.raises(UnsupportedEvent):
-        epsilon(best(ApproximateDP(epsilon=1.0, delta=1e-6), 1.0), 1e-9, accountant="basic")
+    # A hundred runs on the average lose a hundred times δ.
+    lossy = best(ApproximateDP(epsilon=1.0, delta=1e-6), 1.0)
+    assert epsilon(lossy, 1.1e-4, accountant="basic").upper == pytest.approx(3.0)
+    assert epsilon(lossy, 0.9e-4, accountant="basic").upper == float("inf")
 
 
 # ── few rare steps ──────────────────────────────────────────────────────────────────────────────────────────

@@ -199,6 +199,12 @@ def test_the_command_refuses_before_anything_is_trained(people):
         call("ledger", "declare", "l.db", "people", "--epsilon", "1", "--delta", "1e-6", "--policy", "pld").exit_code
         == 0
     )
-    charged = ("--ledger", "l.db", "--dataset-name", "people", "--out", "none")
-    assert call(*TUNE, *charged).exit_code == 3
+    charged = ("--ledger", "l.db", "--dataset-name")
+    assert call(*TUNE, *charged, "people", "--out", "none").exit_code == 3
     assert not (people / "none").exists()
+    # An account with the usual policy has room for a search of its own size, priced as the account does.
+    assert call("ledger", "declare", "l.db", "others", "--epsilon", "2", "--delta", "1e-5").exit_code == 0
+    paid = call(*TUNE, "--delta", "1e-5", "--space", "space.json", *charged, "others", "--out", "paid", "--json")
+    assert paid.exit_code == 0, paid.stderr
+    assert json.loads(paid.stdout)["accountant"] == "basic"
+    assert call(*TUNE, "--delta", "1e-5", *charged, "others", "--out", "none").exit_code == 3

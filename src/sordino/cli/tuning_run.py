@@ -85,6 +85,13 @@ class _Written:
         self.run.append(step=0, event=event, epsilon=None)
 
 
+def _accountant(ledger: "Account | None", *, gaussian: bool) -> str:
+    """The one by which the account prices, so that a search that fits the target fits the account."""
+    if ledger is None or ledger.budget().policy == "pld":
+        return "auto"
+    return "rdp" if gaussian else "basic"
+
+
 def _one(job: Search) -> Fit:
     """The winner as one fit."""
     return Fit(
@@ -132,6 +139,7 @@ def perform_search(job: Search, console: Console) -> "tuple[Outcome, Config]":
                 neighboring_relation=runs.relation,
                 ledger=_Written(run, job.ledger),  # pyright: ignore[reportArgumentType]
                 randomness=job.randomness,
+                accountant=_accountant(job.ledger, gaussian=runs.gaussian),
             )
     except BaseException:
         run.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import ApproximateDP, Event, PureDP
+from sordino.events import ApproximateDP, Event, PureDP, Selection
 from sordino.ledger.budget import Budget
 from sordino.ledger.leaves import leaves_of, packed
 
@@ -202,6 +202,8 @@ def _leaf_price(event: Event, relation: NeighboringRelation, orders: tuple[float
     from sordino.accounting.renyi_steps import renyi_directions
 
     own = 0.0
+    if isinstance(event, Selection):
+        event = _told(event, relation)
     if isinstance(event, ApproximateDP):
         # With probability δ everything is lost; otherwise the loss is that of a pure mechanism.
         event, own = PureDP(epsilon=event.epsilon), event.delta
@@ -215,6 +217,17 @@ def _leaf_price(event: Event, relation: NeighboringRelation, orders: tuple[float
     return (*(_moment(directions, lam) for lam in orders), loss, own)
 
 
+def _told(event: Selection, relation: NeighboringRelation) -> Event:
+    """A selection of runs that have a δ of their own, as what it is at most; others as they are."""
+    from sordino.accounting.composition_theorems import step_parameters
+
+    try:
+        epsilon, delta = step_parameters(event, relation)
+    except UnsupportedEvent:
+        return event
+    return ApproximateDP(epsilon=epsilon, delta=delta) if delta > 0 else event
+
+
 def _moment(directions: tuple, lam: float) -> float:
     """Upper bound on K(λ), worse direction; infinite where it can't be bounded."""
     from sordino.accounting.saddle import saddle
@@ -223,7 +236,8 @@ def _moment(directions: tuple, lam: float) -> float:
         sides = [saddle(side, lam, certified=True) for side in directions]
     except AccountingError:
         return math.inf
-    return max(math.nextafter(one.log_mgf + one.error, math.inf) for one in sides)
+    # No moment is negative; a bound that were so would give budget back.
+    return max(0.0, *(math.nextafter(one.log_mgf + one.error, math.inf) for one in sides))
 
 
 @dataclass(frozen=True, kw_only=True)
