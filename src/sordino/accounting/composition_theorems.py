@@ -56,13 +56,12 @@ def step_parameters(event: Event, relation: NeighboringRelation) -> tuple[float,
             # Balle, Barthe and Gaboardi 2018, theorem 8.
             return math.log1p(event.sample_rate * math.expm1(epsilon)), event.sample_rate * delta
         case Selection() if event.distribution != "poisson":
+            # Liu and Talwar 2019 (η = 1: 3ε; a threshold: 2ε); Papernot and Steinke 2022, theorem 2 at infinite
+            # orders. With probability ≤ E[K]·δ some run shows all; the law of K given that none does is of its kind.
             parts = parameters(event.event, relation)
-            if all(delta == 0 for _, delta, _ in parts):
-                # Liu and Talwar 2019 (η = 1: 3ε; a threshold: 2ε); Papernot and Steinke 2022, theorem 2 at infinite
-                # orders.
-                shape = 0.0 if event.distribution == "threshold" else event.shape
-                return (2 + shape) * math.fsum(count * epsilon for epsilon, _, count in parts), 0.0
-            raise UnsupportedEvent("a selection must be of pure mechanisms here, got one with δ. Use rdp.")
+            shape = 0.0 if event.distribution == "threshold" else event.shape
+            lost = max(1.0, event.mean) * math.fsum(count * delta for _, delta, count in parts) * (1 + 1e-9)
+            return (2 + shape) * math.fsum(count * epsilon for epsilon, _, count in parts), min(1.0, lost)
         case _:
             raise UnsupportedEvent(
                 f"event must be (ε, δ)-private by itself, got {event.kind}. Use contour, pld or rdp."
