@@ -137,10 +137,8 @@ def _page(found: _Found) -> tuple[RenderableType, ...]:
     refuted = [f"{row.name} ({', '.join(row.refutes)})" for row in found.kernel.rows if row.refutes]
     words = f"Beyond the published table: not kept here by {'; '.join(refuted)}" if refuted else ""
     last = [(name, f"loss {losses[0]:.4f} → {losses[-1]:.4f}") for name, losses in found.courses.losses.items()]
-    head = heading(
-        "Clipping and the tangent kernel",
-        f"clipping norm {found.kernel.max_grad_norm:g}; the loss's slope predicted and measured",
-    )
+    note = f"clipping norm {found.kernel.max_grad_norm:g}; symmetric, form ≥ 0, eigenvalues ≥ 0; slope of the loss"
+    head = heading("Clipping and the tangent kernel", note)
     blocks: list[RenderableType] = [head, _kernel(found.kernel), Text(words, style="yellow"), Text()]
     blocks += [heading("Noise and clipping apart", f"{found.courses.steps} full-batch steps"), facts(last), Text()]
     blocks += [heading("Calibration"), _calibration(found.calibration)]
@@ -151,7 +149,7 @@ def _page(found: _Found) -> tuple[RenderableType, ...]:
 
 def _kernel(kernel: "TangentKernel") -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("clipping", "symmetric", "form ≥ 0", "eig. ≥ 0", "predicted", "measured", "kept"):
+    for name in ("clipping", "sym.", "form", "eig.", "predicted", "measured", "kept"):
         table.add_column(name, justify="left" if name == "clipping" else "right", no_wrap=True)
     for row in kernel.rows:
         marks = (_MARK[row.symmetric], _MARK[row.positive_form], _MARK[row.positive_eigenvalues])
