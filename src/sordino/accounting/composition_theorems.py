@@ -9,6 +9,7 @@ approximation scheme of Murtagh and Vadhan 2016 with its error certified.
 import math
 from dataclasses import dataclass
 
+from sordino.accounting.amplification import sampled_epsilon
 from sordino.accounting.composition import flatten
 from sordino.accounting.interval import Interval
 from sordino.accounting.law_directions import LawStep
@@ -53,8 +54,7 @@ def step_parameters(event: Event, relation: NeighboringRelation) -> tuple[float,
             return event.sensitivity / event.scale, 0.0
         case PoissonSampled() if relation is not NeighboringRelation.REPLACE_ONE:
             epsilon, delta = step_parameters(event.event, relation)
-            # Balle, Barthe and Gaboardi 2018, theorem 8.
-            return math.log1p(event.sample_rate * math.expm1(epsilon)), event.sample_rate * delta
+            return sampled_epsilon(epsilon, event.sample_rate), event.sample_rate * delta
         case Selection() if event.distribution != "poisson":
             # Liu and Talwar 2019 (η = 1: 3ε; a threshold: 2ε); Papernot and Steinke 2022, theorem 2 at infinite
             # orders. With probability ≤ E[K]·δ some run shows all; the law of K given that none does is of its kind.

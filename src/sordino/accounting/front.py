@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from sordino import checks
 from sordino.accounting.accountant import Accountant
+from sordino.accounting.amplification import sampled_epsilon
 from sordino.accounting.composition import Steps, alternatives, flatten
 from sordino.accounting.interval import Interval
 from sordino.accounting.registry import ACCOUNTANTS, accountant_named
@@ -135,7 +136,7 @@ def _epsilon(event: Event, delta: float, relation: NeighboringRelation, chosen: 
     if steps.unprotected:
         return Interval(lower=0.0 if steps.loose else math.inf, upper=math.inf, accountant=label)
     if delta == 0:
-        return _pure(steps, label)
+        return _pure(steps, label, relation)
     answer = _ask(event, relation, chosen, lambda known, one: known.epsilon(one, delta, relation))
     return replace(answer, lower=0.0) if steps.loose else answer
 
@@ -210,18 +211,18 @@ def _with_truncation(
     )
 
 
-def _pure(steps: Steps, label: str) -> Interval:
+def _pure(steps: Steps, label: str, relation: NeighboringRelation) -> Interval:
     """ε at δ = 0: the largest losses add up; infinite as soon as one step's loss is unbounded."""
     if any(_is_unbounded(event) for event, _ in steps.counts):
         return Interval(lower=0.0 if steps.loose else math.inf, upper=math.inf, accountant=label)
-    losses = [(count, _largest_loss(event)) for event, count in steps.counts]
+    losses = [(count, _largest_loss(event, relation)) for event, count in steps.counts]
     if any(loss is None for _, loss in losses):
         return Interval(lower=0.0, upper=math.inf, accountant=label)
     total = math.fsum(count * loss for count, loss in losses if loss is not None)
     return Interval(lower=0.0 if steps.loose else total * (1 - 1e-14), upper=total * (1 + 1e-14), accountant=label)
 
 
-def _largest_loss(event: Event) -> float | None:
+def _largest_loss(event: Event, relation: NeighboringRelation) -> float | None:
     """The essential supremum of one step's loss, or None where only a bound would be known."""
     match event:
         case Laplace():
@@ -231,13 +232,14 @@ def _largest_loss(event: Event) -> float | None:
         case PureDP() | RandomizedResponse() | BoundedRange():
             return event.epsilon
         case Selection() if event.distribution != "poisson":
-            inner = _largest_loss(event.event)
+            inner = _largest_loss(event.event, relation)
             shape = 0.0 if event.distribution == "threshold" else event.shape
             return None if inner is None else (2 + shape) * inner
-        case PoissonSampled():
-            # Removing has the larger supremum: log(1 + q(e^ε − 1)).
-            inner = _largest_loss(event.event)
-            return None if inner is None else math.log1p(event.sample_rate * math.expm1(min(inner, 700.0)))
+        case PoissonSampled() if relation is not NeighboringRelation.REPLACE_ONE:
+            # Removing has the larger supremum: log(1 + q(e^ε − 1)). A replaced record has no such hiding place: what a
+            # batch without it gives may be far from both.
+            inner = _largest_loss(event.event, relation)
+            return None if inner is None else sampled_epsilon(inner, event.sample_rate)
         case _:
             return None
 

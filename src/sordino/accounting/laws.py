@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from sordino.accounting.mixtures import FloatArray, Mixture, MixturePair
+from sordino.errors import UnsupportedEvent
 
 __all__ = [
     "AtomicLaw",
@@ -22,6 +23,9 @@ __all__ = [
     "approximate_law",
     "randomized_response_law",
 ]
+
+
+_LARGEST_LOSS = 700.0  # e^L must be a double
 
 
 class Law(Protocol):
@@ -58,6 +62,12 @@ class AtomicLaw:
     losses: tuple[float, ...]
     masses: tuple[float, ...]
     infinite: float = 0.0
+
+    def __post_init__(self) -> None:
+        if max(-self.losses[0], self.losses[-1]) > _LARGEST_LOSS:
+            raise UnsupportedEvent(
+                f"losses must be ≤ {_LARGEST_LOSS:g} for their distribution, got larger ones. Use the basic accountant."
+            )
 
     @property
     def support(self) -> tuple[float, float]:
