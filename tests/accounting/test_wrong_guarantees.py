@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from sordino.accounting import epsilon, epsilons, renyi_divergence
@@ -14,6 +15,7 @@ from sordino.events import (
     Laplace,
     PoissonSampled,
     PureDP,
+    RandomAllocation,
     RandomizedResponse,
     Selection,
     SelfComposed,
@@ -81,3 +83,14 @@ def test_what_is_unprotected_in_a_sample_stays_so():
 @pytest.mark.filterwarnings("error")
 def test_losses_beyond_a_double_have_a_bound_and_no_warning(event):
     assert 900 < epsilon(event, 1e-5).upper <= 1e4
+
+
+def test_answers_are_the_same_whatever_numpy_is_told_to_do_with_underflow():
+    gaussian = Gaussian(noise_multiplier=1.0)
+    for event in (
+        RandomAllocation(steps=10, participations=1, epochs=2, event=gaussian),
+        Selection(event=gaussian, distribution="negative_binomial", mean=5.0, shape=1.0),
+    ):
+        with np.errstate(all="raise"):
+            found = epsilon(event, 1e-5)
+        assert found == epsilon(event, 1e-5)

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from sordino import checks
 from sordino.accounting.accountant import Accountant
 from sordino.accounting.amplification import sampled_epsilon
@@ -33,6 +35,7 @@ _NARROW = 1e-4  # relative width with which ``auto`` is content
 _Question = Callable[[Accountant, Event], Interval]
 
 
+@np.errstate(all="ignore")  # tails underflow; errors are bounded, not signalled
 def epsilon(
     event: Event,
     delta: float,
@@ -74,6 +77,7 @@ def epsilon(
     return answer
 
 
+@np.errstate(all="ignore")
 def delta(
     event: Event,
     epsilon: float,
