@@ -56,6 +56,9 @@ def training(
     model: Annotated[str, typer.Option(help="For DATA: logistic, mlp or cnn.")] = "logistic",
     label: Annotated[str | None, typer.Option("--target", help="For a file: the column to predict.")] = None,
     schema: Annotated[Path | None, typer.Option(help="For a file: its declared schema.")] = None,
+    public_schema_from: Annotated[
+        Path | None, typer.Option(help="For a file: a PUBLIC sample to take the schema from.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="For a run: the data it was trained on, if not found by name.")
     ] = None,
@@ -70,13 +73,15 @@ def training(
     checks.probability(zero=False, one=False, confidence=confidence)
     picture = None if plot is None else checked_path(plot)
     out, run = Output(as_json=as_json), _run(target)
+    if run is not None and (epsilon is not None or delta is not None):
+        raise InvalidArgument("epsilon and delta must be left out for a run, got some. The run's own are audited.")
     from sordino.audit import audit as audited
     from sordino.cli.audit_figure import draw_audit
     from sordino.data import load
     from sordino.recipes.running import losses
 
     name = data or (target if run is None else _data_of(run))
-    dataset = load(name, target=label, schema=schema)
+    dataset = load(name, target=label, schema=schema, public_schema_from=public_schema_from)
     recipe = _recipe(dataset, run, epsilon, delta, model)
     if not dataset.public and canaries != "gradients":
         raise InvalidArgument(
@@ -129,8 +134,6 @@ def _recipe(
     from sordino.recipes import recommend
 
     if run is not None:
-        if epsilon is not None or delta is not None:
-            raise InvalidArgument("epsilon and delta must be left out for a run, got some. The run's own are audited.")
         return recipe_of(run.path, dataset, model)
     size = len(dataset.train)
     return recommend(
