@@ -8,10 +8,7 @@ import argparse
 import json
 import math
 import platform
-import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -298,32 +295,8 @@ def projections(size: dict[str, int]) -> dict[str, object]:
     fastest = min(run["seconds"] for run in runs["exact"])
     for name, found in runs.items():
         rows[name]["time_ratio"] = min(run["seconds"] for run in found) / fastest
-        method = plans[name].clipping
-        count = method.projections if isinstance(method, ProjectedClipping) else 0
-        command = [sys.executable, __file__, "--peak", str(count)]
-        rows[name]["peak_mib"] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    columns = ("loss", "accuracy", "epsilon", "time_ratio", "peak_mib")
-    table("norms by projections, network on digits 3 and 5", rows, columns)
+    table("norms by projections, network on digits 3 and 5", rows, ("loss", "accuracy", "epsilon", "time_ratio"))
     return rows
-
-
-def peak(projections: int) -> float:
-    """MiB that one step of a network 784-1024-1024-10 on 4000 records takes on top of what was there; 0 is exact."""
-    torch.manual_seed(0)
-    x, y = torch.randn(4000, 784), torch.randint(10, (4000,))
-    model = nn.Sequential(nn.Linear(784, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 10))
-    plan = Plan(
-        noise_multiplier=0.0,
-        max_grad_norm=1.0,
-        sample_rate=1.0,
-        steps=1,
-        expected_batch_size=4000.0,
-        delta=DELTA,
-        clipping=ProjectedClipping(projections=projections) if projections else FlatClipping(),
-    )
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    fit(model, losses, (x, y), plan, progress=False)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
 def table(title: str, rows: dict[str, dict[str, float]], columns: tuple[str, ...]) -> None:
@@ -377,12 +350,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two seeds, few records; nothing is kept")
     parts = {part.__name__: part for part in (dynamic, clippings, optimizers, projections)}
     parser.add_argument("--only", choices=sorted(parts), help="one part; the others' results are kept")
-    parser.add_argument("--peak", type=int, help="only the memory of one step with so many projections, 0 for exact")
     chosen = parser.parse_args()
     quick = chosen.quick
-    if chosen.peak is not None:
-        print(peak(chosen.peak))
-        return
     torch.set_num_threads(1)
     size = {"records": 2000, "steps": 50, "seeds": 5, "places": 8, "rounds": 25}
     if quick:
