@@ -136,6 +136,7 @@ def test_bounds_rise_while_too_many_are_clipped_and_fall_while_too_few():
         (lambda: GroupedClipping(by="colour"), "by"),
         (lambda: GroupedClipping(shares="random"), "shares"),
         (lambda: GroupedClipping(inner=GroupedClipping()), "inner"),
+        (lambda: GroupedClipping(inner=QuantileClipping(count_noise=10.0)), "inner"),
         (lambda: QuantileClipping(count_noise=1.0, inner=QuantileClipping(count_noise=1.0)), "inner"),
         (lambda: QuantileClipping(count_noise=1.0, quantile=1.0), "quantile"),
         (lambda: clipping_called("hard"), "clipping"),

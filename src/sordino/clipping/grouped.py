@@ -11,6 +11,7 @@ from torch import Tensor
 from sordino import checks
 from sordino.clipping.clipping import Clipping
 from sordino.clipping.flat import FlatClipping
+from sordino.clipping.quantile import QuantileClipping
 from sordino.errors import InvalidArgument
 
 __all__ = ["GroupedClipping"]
@@ -37,7 +38,7 @@ class GroupedClipping(Clipping):
         inner: how a group is clipped to its bound.
 
     Raises:
-        InvalidArgument: `by` or `shares` is unknown, or `inner` is itself grouped.
+        InvalidArgument: `by` or `shares` is unknown, or `inner` is itself grouped or adapts.
 
     Example:
         >>> clipping = GroupedClipping(by="layer")
@@ -62,9 +63,10 @@ class GroupedClipping(Clipping):
         else:
             object.__setattr__(self, "by", tuple(tuple(group) for group in self.by))
         checks.one_of(_SHARES, shares=self.shares)
-        if isinstance(self.inner, GroupedClipping):
+        if isinstance(self.inner, GroupedClipping | QuantileClipping):
             raise InvalidArgument(
-                "inner must be a method that knows no groups, got GroupedClipping. Give FlatClipping()."
+                f"inner must be a method without groups and with fixed bounds, got {type(self.inner).__name__}. Give "
+                "FlatClipping(), or put the groups inside: QuantileClipping(inner=GroupedClipping())."
             )
 
     @property
