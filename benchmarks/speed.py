@@ -107,7 +107,7 @@ def geometric_mean(rows: list[Row]) -> float:
 
 def show(rows: list[Row], facts: dict[str, object], clock: str) -> None:
     """One table on the terminal."""
-    where = f"torch {facts['torch']}, {facts['threads']} thread(s), {facts['processor']}, {clock} time"
+    where = f"torch {facts['torch']}, {facts['threads']} thread(s), {facts['gpu'] or facts['processor']}, {clock} time"
     others = list(dict.fromkeys(name for row in rows for name in row.others))
     table = Table(title=f"A private step in plain steps · {where}")
     for heading in ("model", "plain ms", "private ms", "noise", "ratio", "quartiles", "goal", *others):
@@ -137,12 +137,13 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     parser.add_argument("--only", default="", help="only models whose name contains this")
     parser.add_argument("--alone", action="store_true", help="leave out the other ways to take a private step")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: on a machine that does other things")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON")
     chosen = parser.parse_args(arguments)
     if chosen.threads is not None:
         torch.set_num_threads(chosen.threads)
     rounds, round_seconds = (5, 0.1) if chosen.quick else (15, 0.4)
-    wanted = [case for case in cases() if chosen.only in case.name]
+    wanted = [case.on(chosen.device) for case in cases() if chosen.only in case.name]
     facts = machine()
     rows = [
         measure(case, rounds=rounds, round_seconds=round_seconds, clock=chosen.clock, compare=not chosen.alone)

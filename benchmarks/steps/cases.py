@@ -1,7 +1,7 @@
 """The models of the tables, each with one batch of made-up records."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,12 @@ class Case:
     @property
     def records(self) -> int:
         return len(self.batch[0])
+
+    def on(self, device: str) -> "Case":
+        """The same case with model and batch on `device`."""
+        inputs, targets = self.batch
+        build = self.build
+        return replace(self, build=lambda: build().to(device), batch=(inputs.to(device), targets.to(device)))
 
     def losses(self, model: nn.Module) -> Tensor:
         """One loss per record."""

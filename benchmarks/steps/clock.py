@@ -19,10 +19,18 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 def seconds(step: Callable[[], None], repeats: int, clock: str = "wall") -> float:
     """Mean time of one step over `repeats` of them."""
     now = CLOCKS[clock]
+    _wait()
     start = now()
     for _ in range(repeats):
         step()
+    _wait()
     return (now() - start) / repeats
+
+
+def _wait() -> None:
+    """Until a GPU has done what was asked of it."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def machine() -> dict[str, object]:
@@ -30,6 +38,7 @@ def machine() -> dict[str, object]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "processor": _processor(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
         "load": round(getloadavg()[0], 1),
         "python": platform.python_version(),
