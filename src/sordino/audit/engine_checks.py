@@ -19,7 +19,7 @@ from sordino.events import Gaussian, PoissonSampled, SelfComposed
 from sordino.randomness import Randomness
 from sordino.training.engine import PrivacyEngine
 
-__all__ = ["ENGINE_CHECKS", "CheckedEngine", "check_engine"]
+__all__ = ["CheckedEngine", "ENGINE_CHECKS", "check_engine"]
 
 _C, _Z, _DELTA = 0.7, 1.5, 1e-5
 Loss = Callable[[nn.Module, Sequence[Tensor]], Tensor]
