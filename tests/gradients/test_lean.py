@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sordino.errors import InvalidArgument
+from sordino.errors import InvalidArgument, PrivacyError
 from sordino.gradients import GradientCapture
 from sordino.gradients.rules.cost import choose_convolution_kernel, choose_kernel
 from sordino.training.plan import Performance
@@ -33,6 +33,24 @@ def test_norms_and_sums_are_those_of_the_fast_way(build, shape: tuple[int, ...])
     torch.testing.assert_close(results[0][0], results[1][0], rtol=2e-6, atol=0)
     for parameter in model.parameters():
         torch.testing.assert_close(results[0][1][parameter], results[1][1][parameter], rtol=1e-4, atol=1e-4)
+
+
+def test_last_sums_are_the_same_and_end_the_recording() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(40, 160), nn.GELU(), nn.Linear(160, 3)), torch.randn(5, 32, 40)
+    capture = GradientCapture(model)
+    with capture.recording(records=5):
+        model(x).square().flatten(1).sum(1).sum().backward()
+    first: dict[nn.Parameter, torch.Tensor] = {}
+    last: dict[nn.Parameter, torch.Tensor] = {}
+    capture.squared_bounds()
+    capture.add_weighted_sums(torch.ones(5), first)
+    capture.add_weighted_sums(torch.ones(5), last, last=True)
+    assert all(torch.equal(first[parameter], last[parameter]) for parameter in model.parameters())
+    with pytest.raises(PrivacyError, match="dropped"):
+        capture.add_weighted_sums(torch.ones(5), last)
+    with pytest.raises(PrivacyError, match="dropped"):
+        capture.squared_norms()
 
 
 def test_lean_kernels_keep_less() -> None:

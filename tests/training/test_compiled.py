@@ -41,6 +41,7 @@ def trained(model: nn.Module, *, compile: bool, **changes: object) -> Tensor:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs g++")
 def test_compiled_training_ends_where_ordinary_training_does() -> None:
     def model() -> nn.Module:

@@ -42,7 +42,7 @@ class GradientCapture:
         model: the model; its leading input dimension is the record.
         parameters: the parameters to capture, by default all of the model's. Frozen ones are captured from the first
             forward pass after they are unfrozen. Parameters of the model that are not listed receive no gradient.
-        lean: keep per-record gradients only where they are smaller than a layer's own activations; results are the same
+        lean: keep per-record gradients only where they are smaller than what is freed for them; results are the same
             up to rounding.
 
     Raises:
@@ -191,7 +191,9 @@ class GradientCapture:
         with self._reading():
             return recording.squared_bounds()
 
-    def add_weighted_sums(self, weights: Float[Tensor, "..."], into: dict[nn.Parameter, Tensor]) -> None:
+    def add_weighted_sums(
+        self, weights: Float[Tensor, "..."], into: dict[nn.Parameter, Tensor], *, last: bool = False
+    ) -> None:
         """Add ``scale · Σ_b weights[b] · gradient[b]`` to the entry of every parameter used in this chunk.
 
         A record of weight 0 contributes nothing, even when its gradient is not finite.
@@ -199,13 +201,14 @@ class GradientCapture:
         Args:
             weights: one factor per record; a row of them for each group, after `squared_bounds` with groups.
             into: sums by parameter; a missing entry is created, an unused parameter's entry is left alone.
+            last: free what was kept of each layer as soon as its sum is formed; the recording can't be read again.
         """
         recording = self._readable()
         rows = weights[None] if weights.dim() == 1 else weights
         if rows.shape != (recording.groups, recording.records):
             raise RecordCountMismatch("weights must be one number per record of the chunk, got another shape.")
         with self._reading():
-            recording.add_weighted_sums(rows, into)
+            recording.add_weighted_sums(rows, into, last=last)
 
     def per_record_gradients(self) -> Iterator[tuple[dict[nn.Parameter, Float[Tensor, "b *shape"]], float]]:
         """The gradient of every record, formed a few records at a time and not kept.

@@ -36,7 +36,7 @@ class Recording:
         self._norms: Tensor | None = None
         self._bounds: Tensor | None = None
         self._group_of: dict[nn.Parameter, int] = {}
-        self._sealed = False
+        self._sealed = self._spent = False
         self._poison: str | None = None
 
     def poison(self, name: str) -> None:
@@ -121,16 +121,21 @@ class Recording:
         into: dict[nn.Parameter, Tensor],
         *,
         without: Bool[Tensor, " B"] | None = None,
+        last: bool = False,
     ) -> None:
         """Add ``scale · Σ_b weights[g, b] · gradient[b]`` to every used parameter's entry of `into`, g its group.
 
-        Records `without` are padding, with weight 0: finite gradients that need not be left out.
+        Records `without` are padding, with weight 0: finite gradients that need not be left out. With `last` every use
+        is dropped once it was added, and the recording can't be read again.
         """
         self._check()
+        self._spent = last
         self._sealed = True
         with torch.no_grad():
             for group, row in enumerate(weights.detach() * self.scale):
                 self._add_group(group, row, into, without)
+        if last:
+            self._uses.clear()
 
     def _add_group(
         self, group: int, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor], without: Tensor | None
@@ -150,6 +155,8 @@ class Recording:
                 sums = (use if index is None else use.select(index)).weighted_sums(chosen)
                 for name in names:
                     _accumulate(into, use.parameters[name], sums[name], taken)
+            if self._spent and self.groups == 1:
+                use.saved, use.grads, use.versions, use.memo = (), (), (), {}
 
     def per_record_gradients(self) -> Iterator[dict[nn.Parameter, Float[Tensor, "b *shape"]]]:
         """Each record's gradient before `scale`, a few records at a time, summed over the uses of a parameter."""
@@ -174,6 +181,8 @@ class Recording:
         return list(self._uses.values())
 
     def _check(self) -> None:
+        if self._spent:
+            raise PrivacyError("a recording must be read before its last sums, got one that was dropped. Record again.")
         if self._poison is not None:
             raise UncapturedParameter(
                 f"{self._poison} must be used through a captured layer only, got an uncaptured use in this batch. "

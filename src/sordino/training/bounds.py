@@ -67,7 +67,7 @@ class Bounds:
         factors = self.factors(squares)
         if self._moving is not None and self._counts is not None:
             self._counts += self._moving.below(_finite(squares)).to(self._counts.device)
-        self._capture.add_weighted_sums(factors if len(self._groups) > 1 else factors[0], into=into)
+        self._capture.add_weighted_sums(factors if len(self._groups) > 1 else factors[0], into=into, last=True)
 
     def factors(self, squares: Float[Tensor, "G B"]) -> Float[Tensor, "G B"]:
         """The factor of each record in each group, from the squares of its bounds."""

@@ -375,7 +375,7 @@ class Performance:
         device: where the model and the batches live; None leaves them where the model is.
         compile: run the steps of `fit` as compiled graphs; it refuses what can't be compiled. Needs a C++ compiler.
             With diagnostics, which show losses, steps stay as they are.
-        memory: "lean" keeps no per-record gradients that are larger than their layer's activations, and takes longer.
+        memory: "lean" keeps per-record gradients only where they are smaller than what is freed for them; it is slower.
     """
 
     microbatch_size: int | None = None

@@ -15,7 +15,7 @@ CHUNK_ENTRIES = 4_194_304
 # Convolution gradients are formed in chunks that stay in the cache.
 _CACHE_ENTRIES = 524_288
 # Stored per-record gradients may take this many times what the layer's own activations and gradients take.
-_STORED_FACTOR, _STORED_FACTOR_LEAN = 8, 1
+_STORED_FACTOR = 8
 
 
 def choose_kernel(records: int, positions: int, inputs: int, outputs: int, *, lean: bool = False) -> Kernel:
@@ -30,7 +30,7 @@ def choose_kernel(records: int, positions: int, inputs: int, outputs: int, *, le
         "ghost": 1.05 * positions * (inputs + outputs) / max(entries, 1),
         "norm_only": 1.05,
     }
-    if entries <= _stored_factor(lean) * positions * (inputs + outputs) and records * entries <= 16 * CHUNK_ENTRIES:
+    if entries <= _most_stored(positions, inputs, outputs, lean) and records * entries <= 16 * CHUNK_ENTRIES:
         costs["stored"] = 50 / max(positions, 1)
     return min(costs, key=lambda kernel: costs[kernel])
 
@@ -68,13 +68,14 @@ def choose_convolution_kernel(
         additions = pixels**2 + positions**2 + window**0.5 * (pixels * positions + positions**2)
         products = pixels**2 * channels + positions**2 * outputs + 60 * additions
         costs["ghost"] = products / max(positions * entries, 1)
-    if entries <= _stored_factor(lean) * positions * (channels + outputs) and records * entries <= 16 * CHUNK_ENTRIES:
+    if entries <= _most_stored(positions, channels, outputs, lean) and records * entries <= 16 * CHUNK_ENTRIES:
         costs["stored"] = 115 / max(positions, 1)
     return min(costs, key=lambda kernel: costs[kernel])
 
 
-def _stored_factor(lean: bool) -> int:
-    return _STORED_FACTOR_LEAN if lean else _STORED_FACTOR
+def _most_stored(positions: int, inputs: int, outputs: int, lean: bool) -> int:
+    """Lean gradients take no more than the output gradients that are freed for them."""
+    return positions * outputs if lean else _STORED_FACTOR * positions * (inputs + outputs)
 
 
 def chunk_records(records: int, entries_per_record: int, *, in_cache: bool = False) -> int:
