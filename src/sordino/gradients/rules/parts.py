@@ -269,12 +269,13 @@ def _separated(use: Use, i: int, sums: dict[str, Tensor]) -> dict[str, Tensor]:
     """The sums of a joined use, by name."""
     parts, result = _parts(use), {}
     start = 0
-    for part in parts[i : i + 2]:
+    for place, part in enumerate(parts[i : i + 2]):
         roles = part.roles()
         name = roles["weight"][0]
         width = use.parameters[name].shape[1]
         result[name] = sums["weight"][:, start : start + width].contiguous()
         start += width
         if "bias" in roles:
-            result[roles["bias"][0]] = sums["bias"].clone()
+            # What was measured of the second bias is the column of the input that is always 1.
+            result[roles["bias"][0]] = sums["weight"][:, -1].contiguous() if place else sums["bias"]
     return result
