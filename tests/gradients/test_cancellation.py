@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -164,6 +164,8 @@ def length(sums: dict[nn.Parameter, Tensor]) -> float:
     pattern=st.sampled_from(["equal rows", "random", "one vector"]),
     seed=seeds,
 )
+# Both biases of a recurrent layer, measured and released in different ways, once went 2·10⁻⁶ above the bound here.
+@example(positions=600, size=1e-3, weight=1e18, pattern="random", seed=6193)
 def test_a_record_that_cancels_releases_no_more_than_the_bound(name, positions, size, weight, pattern, seed):
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
