@@ -14,6 +14,7 @@ Example:
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,6 +27,7 @@ __all__ = [
     "CyclicPoissonSampling",
     "FixedEpochs",
     "PoissonSampling",
+    "Sampling",
     "ShuffledEpochs",
     "VaryingPoissonSampling",
     "split",
@@ -301,6 +303,9 @@ class FixedEpochs:
         """Sorted int64 indices of the records in batch `step`."""
         population = checks.integer(0, population=population)
         return np.arange(step % self.steps_per_epoch, population, self.steps_per_epoch, dtype=np.int64)
+
+
+Sampling: TypeAlias = PoissonSampling | VaryingPoissonSampling | ShuffledEpochs | CyclicPoissonSampling | FixedEpochs
 
 
 def split(indices: np.ndarray, *, step: int, microbatch_size: int | None = None) -> tuple[Chunk, ...]:

@@ -30,7 +30,8 @@ def test_clipping_noise_and_event_follow_one_record():
     assert halved.at(0).mechanism.stddev == PLAN.at(0).mechanism.stddev / 2 == 1.0
     assert halved.at(0).max_grad_norm == halved.at(0).sensitivity == 0.25
     assert halved.step_event() == PLAN.step_event(), "the event knows no scale, only noise over sensitivity"
-    assert REPLACE.at(0).mechanism.stddev == 2 * PLAN.at(0).mechanism.stddev, "replacing a record moves the sum twice as far"
+    # Replacing a record moves the sum twice as far.
+    assert REPLACE.at(0).mechanism.stddev == 2 * PLAN.at(0).mechanism.stddev
     assert PLAN.step_event() == PoissonSampled(sample_rate=0.01, event=Gaussian(noise_multiplier=4.0))
     with pytest.raises(FrozenInstanceError):
         PLAN.max_grad_norm = 1.0

@@ -53,7 +53,7 @@ class PrivateEstimator(BaseEstimator):
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "fit" in vars(cls):
-            cls.fit = _silent(vars(cls)["fit"])
+            setattr(cls, "fit", _silent(vars(cls)["fit"]))  # noqa: B010 (an annotation would hide the subclasses' own)
 
     def _budget(self) -> tuple[float, float]:
         """(ε, δ) as declared; δ = 0 asks for pure privacy."""

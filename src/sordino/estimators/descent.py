@@ -151,8 +151,8 @@ def _record_losses(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
         case Softmax():
             return lambda scores, y: F.cross_entropy(scores, y.long(), reduction="none")
         case SmoothMargin(width=h):
-            return lambda scores, y: h * F.cross_entropy(
-                (scores + 1 - F.one_hot(y.long(), scores.shape[1])) / h, y.long(), reduction="none"
+            return lambda scores, y: (
+                h * F.cross_entropy((scores + 1 - F.one_hot(y.long(), scores.shape[1])) / h, y.long(), reduction="none")
             )
         case HuberHinge(width=h):
             return lambda scores, y: _huber_hinge(1 - y * scores[:, 0], h)

@@ -26,7 +26,7 @@ from torch.utils.data import (
 from sordino import checks
 from sordino.errors import UnknownSampler, UnprivateStep
 from sordino.randomness import Randomness
-from sordino.sampling import Chunk, PoissonSampling, ShuffledEpochs, VaryingPoissonSampling, split
+from sordino.sampling import Chunk, Sampling, split
 from sordino.training.collation import Collation
 from sordino.training.structure import map_tensors
 
@@ -63,7 +63,7 @@ class PrivateLoader:
         self,
         data_loader: DataLoader[object],
         *,
-        sampling: PoissonSampling | VaryingPoissonSampling | ShuffledEpochs,
+        sampling: Sampling,
         steps: int,
         microbatch_size: int | None,
         randomness: Randomness,
@@ -143,7 +143,7 @@ class _Chunks:
 
     def __init__(
         self,
-        sampling: PoissonSampling | VaryingPoissonSampling | ShuffledEpochs,
+        sampling: Sampling,
         population: int,
         steps: int,
         microbatch_size: int | None,

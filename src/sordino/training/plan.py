@@ -31,7 +31,14 @@ from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, UnknownSampler
 from sordino.events import Event, NoPrivacy, Nothing, SelfComposed, compose
 from sordino.mechanisms.correlated import CorrelatedGaussianMechanism
-from sordino.sampling import CyclicPoissonSampling, FixedEpochs, PoissonSampling, ShuffledEpochs, VaryingPoissonSampling
+from sordino.sampling import (
+    CyclicPoissonSampling,
+    FixedEpochs,
+    PoissonSampling,
+    Sampling,
+    ShuffledEpochs,
+    VaryingPoissonSampling,
+)
 from sordino.schedules import Schedule, scaled, schedule_from_dict, schedule_to_dict, value_at
 from sordino.training.noise import CorrelatedNoise, best_noise
 from sordino.training.step_plan import StepPlan
@@ -265,9 +272,7 @@ class Plan:
         return None if self.noise is None else _mechanism(self)
 
     @property
-    def sampling(
-        self,
-    ) -> PoissonSampling | VaryingPoissonSampling | ShuffledEpochs | CyclicPoissonSampling | FixedEpochs:
+    def sampling(self) -> Sampling:
         """The sampler, which knows its event."""
         if self.noise is not None:
             rate = self.at(0).sample_rate

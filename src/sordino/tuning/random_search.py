@@ -109,7 +109,7 @@ class PrivateRandomSearch(PrivateGridSearch):
 
         def train(config: Config, share: Share) -> tuple[PrivateEstimator, float]:
             model = runs.estimator(config, share)
-            model.fit(X, y)
+            model.fit(X, y)  # pyright: ignore[reportAttributeAccessIssue]
             runs.check(model, share)
             return model, self._right(model, X, y, present)
 
