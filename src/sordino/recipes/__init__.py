@@ -1,4 +1,4 @@
-"""Recipes (floor 5): models, plans and optimizers that reach good accuracy without tuning on the private records."""
+"""Recipes (floor 6): models, plans and optimizers that reach good accuracy without tuning on the private records."""
 
 from sordino.recipes.defaults import ModelFactory, Recipe, recommend
 from sordino.recipes.methods import METHODS, TableMethod

@@ -1,4 +1,4 @@
-"""Several methods on one table at several ε, with the bill for all of them (floor 5)."""
+"""Several methods on one table at several ε, with the bill for all of them (floor 6)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

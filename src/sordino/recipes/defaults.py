@@ -1,4 +1,4 @@
-"""A plan and an optimizer for a model, from public facts alone (floor 5): shapes, sizes, ε and δ.
+"""A plan and an optimizer for a model, from public facts alone (floor 6): shapes, sizes, ε and δ.
 
 Every constant below was chosen once, on public data sets (UCI Adult, MNIST, Fashion-MNIST and random parts of them
 with 1000 to 4000 records), looking at their test accuracy, and is frozen. So using them on other data costs no

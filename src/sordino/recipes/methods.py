@@ -1,4 +1,4 @@
-"""Estimators by name, with everything they want declared taken from a table's public facts (floor 5).
+"""Estimators by name, with everything they want declared taken from a table's public facts (floor 6).
 
 Their other parameters are the estimators' defaults, which were chosen once on public data and are frozen: so choosing a
 method *beforehand* costs no privacy. Trying several on private records does; `sordino compare` puts that on the bill.

@@ -1,4 +1,4 @@
-"""Small models that train well under clipping and noise (floor 5): logistic regression, a multilayer perceptron, a CNN.
+"""Small models that train well under clipping and noise (floor 6): logistic regression, a multilayer perceptron, a CNN.
 
 Every layer treats records alone, and features are brought to a fixed scale record by record: without statistics of
 the data, no record says anything about another, and the gradient of a record with large features is not clipped away.

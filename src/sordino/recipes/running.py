@@ -1,4 +1,4 @@
-"""Running a recipe on a data set, and what to put beside the result when the data are public (floor 5)."""
+"""Running a recipe on a data set, and what to put beside the result when the data are public (floor 6)."""
 
 from collections.abc import Iterator
 from itertools import count, islice

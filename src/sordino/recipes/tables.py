@@ -1,4 +1,4 @@
-"""A data set as estimators take it: rows, targets, and the public facts that estimators want declared (floor 5)."""
+"""A data set as estimators take it: rows, targets, and the public facts that estimators want declared (floor 6)."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Run folder → report (floor 5): a page that opens offline, Markdown, JSON, a registry entry, a picture. No torch.
+"""Run folder → report (floor 6): a page that opens offline, Markdown, JSON, a registry entry, a picture. No torch.
 
 Example:
     >>> from sordino.report import attack_bound

@@ -1,4 +1,4 @@
-"""Checking a finished run from its folder alone (floor 5): nothing that it says is taken on trust. No torch.
+"""Checking a finished run from its folder alone (floor 6): nothing that it says is taken on trust. No torch.
 
 What can be found: files, lines and numbers that don't fit together, also when one of them was changed. What can't:
 a folder that was rebuilt as a whole, by someone who could write to it. Against that, note the head of the chain

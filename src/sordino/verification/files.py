@@ -1,4 +1,4 @@
-"""Items about files: the manifest, the chain, the checkpoint (floor 5)."""
+"""Items about files: the manifest, the chain, the checkpoint (floor 6)."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What a verification says (floor 5)."""
+"""What a verification says (floor 6)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The event that a plan asks for at a step, worked out from plan.json without the training code (floor 5)."""
+"""The event that a plan asks for at a step, worked out from plan.json without the training code (floor 6)."""
 
 from collections.abc import Mapping
 

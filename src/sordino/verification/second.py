@@ -1,4 +1,4 @@
-"""ε by an implementation that shares no code with ours: dp-accounting's privacy loss distributions (floor 5).
+"""ε by an implementation that shares no code with ours: dp-accounting's privacy loss distributions (floor 6).
 
 Its estimate is pessimistic, so it bounds the true ε from above as ours does, by other means: privacy losses on a
 lattice, composed by Fourier transforms, against our contour integrals. Install it with ``sordino[verify]``.

@@ -1,4 +1,4 @@
-"""One pass over a run folder (floor 5)."""
+"""One pass over a run folder (floor 6)."""
 
 import math
 from collections import Counter
