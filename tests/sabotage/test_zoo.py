@@ -92,8 +92,10 @@ def the_whole_norm_for_each(self, sizes, *, max_grad_norm):
 
 
 def counted_twice(self, into, *, records):
+    before = {parameter: total.clone() for parameter, total in into.items()}
     add(self, into, records=records)
-    add(self, into, records=records)
+    for parameter, total in into.items():
+        total.add_(total - before.get(parameter, 0))
 
 
 class Chunks:
@@ -104,9 +106,7 @@ class Chunks:
         begin(self, now)
 
     def add(self, into, *, records):
-        add(self, into, records=records)
-        if self._chunks_so_far:
-            add(self, into, records=records)
+        (counted_twice if self._chunks_so_far else add)(self, into, records=records)
         self._chunks_so_far += 1
 
 

@@ -69,7 +69,7 @@ def work(folder, journal):
         scheduler=lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 30]),
         averaging=TailAverage(fraction=0.5),
         checkpoint_every=2,
-        on_step=lambda done: time.sleep(0.004),
+        on_step=lambda done: time.sleep(0.02),
         progress=False,
         **where,
     )
@@ -121,7 +121,7 @@ def wait_for_a_moment(folder, generator):
     size, patience = written(folder), time.monotonic() + 60
     while written(folder) < size + TWO_LINES and time.monotonic() < patience:
         time.sleep(0.0005)
-    time.sleep(generator.uniform(0.0, 0.5))
+    time.sleep(generator.uniform(0.0, 0.05))
 
 
 def written(folder):
