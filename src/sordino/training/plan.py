@@ -322,6 +322,8 @@ class Plan:
             caveats = (*caveats, "the size of the data set is treated as public")
         if self.noise is not None and self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             caveats = (*caveats, "records keep their numbers when one is added or removed")
+        if self.secure_noise:
+            caveats = (*caveats, "secure noise holds to the last bit with microbatch_size=1")
         spent = accounting.epsilon(self.event(steps), self.delta, relation=self.neighboring_relation)
         return Guarantee(
             epsilon=spent.upper,
