@@ -387,7 +387,11 @@ def test_a_plan_keeps_the_choice_through_json_and_says_the_same_guarantee():
     assert Plan.from_json(chosen.to_json()) == chosen
     assert '"secure_noise": true' in chosen.to_json()
     floats = replace(chosen, secure_noise=False)
-    assert chosen.guarantee() == floats.guarantee()
+    said = chosen.guarantee()
+    assert replace(said, caveats=floats.guarantee().caveats) == floats.guarantee()
+    assert set(said.caveats) - set(floats.guarantee().caveats) == {
+        "secure noise holds to the last bit with microbatch_size=1"
+    }
     assert Plan.from_json(floats.to_json()) == floats
 
 
