@@ -32,8 +32,8 @@ _METHODS: dict[str, tuple[str, ...]] = {
     "LinearRegression": ("objective", "output", "adassp", "sufficient-statistics"),
     "Ridge": ("adassp", "sufficient-statistics"),
 }
-# The three that take another estimator, a grid, or learn nothing are composed of the others.
-_COMPOSED = {"MinMaxScaler", "PrivateGridSearch", "WhitenedLogisticRegression"}
+# One takes another estimator and a grid and has a case of its own; the other learns nothing.
+_APART = {"MinMaxScaler", "PrivateGridSearch"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +62,14 @@ def cases() -> Iterable[Case]:
     pipelines: dict[str, Callable[[Table], object]] = {
         "fit": _fit,
         "fit, correlated noise": _fit_correlated,
+        "fit, secure noise": _fit_secure,
+        "fit, bounds at a quantile": _fit_quantile,
         "engine": _engine,
+        "PrivateGridSearch": _grid_search,
+        "PrivateRandomSearch": _random_search,
     }
     for name in room.__all__:
-        if name not in _COMPOSED:
+        if name not in _APART:
             for method in _METHODS.get(name, (None,)):
                 label = name if method is None else f"{name}, {method}"
                 pipelines[label] = _estimator(getattr(room, name), method)
@@ -135,6 +139,16 @@ def _fit_correlated(table: Table) -> object:
     return _trained(table, noise=noise)
 
 
+def _fit_secure(table: Table) -> object:
+    return _trained(table, secure_noise=True)
+
+
+def _fit_quantile(table: Table) -> object:
+    from sordino.clipping import QuantileClipping
+
+    return _trained(table, clipping=QuantileClipping(count_noise=4.0))
+
+
 def _engine(table: Table) -> object:
     import torch
     from torch.nn import functional as F
@@ -182,6 +196,33 @@ def _estimator(kind: type, method: str | None) -> Callable[[Table], object]:
         return {name: value for name, value in vars(fitted).items() if name.endswith("_")}
 
     return pipeline
+
+
+def _searched() -> tuple[object, dict[str, list[object]], dict[str, object]]:
+    """An estimator, settings to choose from, and what a search declares."""
+    from sordino.estimators import GaussianNB
+
+    return (
+        GaussianNB(bounds=(-2.0, 2.0), classes=_CLASSES),
+        {"bounds": [(-2.0, 2.0), (-1.0, 1.0)]},
+        {name: _DECLARED[name] for name in ("epsilon", "delta", "random_state", "reproducible")},
+    )
+
+
+def _grid_search(table: Table) -> object:
+    from sordino.estimators import PrivateGridSearch
+
+    inner, grid, declared = _searched()
+    found = PrivateGridSearch(inner, grid, **declared).fit(table[0], np.array(_CLASSES)[table[1]])  # pyright: ignore[reportArgumentType]
+    return found.best_params_, vars(found.best_estimator_)["events_"]
+
+
+def _random_search(table: Table) -> object:
+    from sordino.tuning import PrivateRandomSearch
+
+    inner, grid, declared = _searched()
+    found = PrivateRandomSearch(inner, grid, mean=3.0, **declared).fit(table[0], np.array(_CLASSES)[table[1]])  # pyright: ignore[reportArgumentType]
+    return found.best_params_
 
 
 def _network_of(columns: int, outputs: int):
