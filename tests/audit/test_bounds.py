@@ -210,8 +210,9 @@ def test_one_run_is_above_the_truth_in_at_most_the_promised_share(method, mu):
     [
         lambda found: clopper_pearson(found, delta=1e-5).epsilon,
         lambda found: gaussian_multi_run(found, delta=1e-5).epsilon,
+        lambda found: multi_run_curve(found, delta=1e-5, family=GaussianFamily()).epsilon,
     ],
-    ids=["Clopper-Pearson", "Gaussian"],
+    ids=["Clopper-Pearson", "Gaussian", "curve"],
 )
 def test_many_runs_are_above_the_truth_in_at_most_the_promised_share(method, mu):
     assert many_nulls(method, mu, runs=1000 if mu == 0 else 200) <= 0.065
