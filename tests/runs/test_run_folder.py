@@ -16,6 +16,7 @@ from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.events import Gaussian, NoPrivacy, PoissonSampled, SelfComposed, compose
 from sordino.runs import Metric, RunFolder
+from sordino.runs.environment import environment
 
 STEP = PoissonSampled(sample_rate=0.01, event=Gaussian(noise_multiplier=4.0))
 EVENTS = st.builds(
@@ -214,7 +215,26 @@ def test_the_environment_does_not_name_the_machine_or_the_user(tmp_path):
     body = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert body["packages"]["torch"].startswith("2.")
     assert body["python"] == platform.python_version()
-    assert set(body) == {"python", "system", "machine", "cores", "packages"}
+    assert set(body) == {"python", "system", "machine", "cores", "accelerator", "code", "packages"}
+
+
+def test_the_environment_names_the_commit_that_a_run_was_made_with_and_whether_it_was_changed(tmp_path, monkeypatch):
+    def git(*words):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert environment()["code"] is None
+    git("init", "-q")
+    (tmp_path / "train.py").write_text("1")
+    git("add", "train.py")
+    git("commit", "-q", "-m", "first")
+    head = git("rev-parse", "HEAD")
+    assert environment()["code"] == head
+    (tmp_path / "train.py").write_text("2")
+    assert environment()["code"] == f"{head}, changed since"
 
 
 def test_importing_runs_imports_no_torch():
