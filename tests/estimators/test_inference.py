@@ -155,7 +155,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(kind, epsilon, delta, co
 def test_intervals_that_forget_the_noise_do_not_cover():
     generator = np.random.default_rng(2)
     inside = []
-    for _ in range(100):
+    for _ in range(200):
         X, y = table(logistic, 2000, generator)
         model = logistic().fit(X, y)
         shares = expit(X @ model.coef_[0] + model.intercept_[0])
@@ -164,4 +164,5 @@ def test_intervals_that_forget_the_noise_do_not_cover():
         errors = np.sqrt(np.diag(np.linalg.inv(fisher)))
         naive = normal_intervals(model.unpenalised_, errors, 0.95)
         inside.append((naive[:, 0] <= TRUTH) & (naive[:, 1] >= TRUTH))
-    assert np.mean(inside) < 0.88
+    # Below what the other test lets pass.
+    assert np.mean(inside) < 0.91
