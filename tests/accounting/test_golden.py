@@ -20,8 +20,6 @@ from sordino.accounting import (
     renyi_divergence,
     rho_epsilon,
     shuffle_lower_bound,
-    square_root_toeplitz,
-    toeplitz_sensitivity,
     true_positive_rate,
 )
 from sordino.accounting.composition import flatten
@@ -44,6 +42,7 @@ from sordino.events import (
     Selection,
     SelfComposed,
 )
+from sordino.mechanisms.correlated import BandedToeplitz, MinSeparation, sensitivity, square_root_coefficients
 
 CASES = {
     case["id"]: case
@@ -327,10 +326,9 @@ def test_square_root_toeplitz_noise(name):
         answer = epsilon(event, case["delta"], relation=NeighboringRelation.REPLACE_SPECIAL)
         assert_overlaps(answer.lower, answer.upper, case)
         return
-    sensitivity = toeplitz_sensitivity(
-        square_root_toeplitz(params["n"]), separation=params.get("b", 1), participations=params.get("k", 1)
-    )
-    value = sensitivity**2 if case["quantity"] == "sensitivity_squared" else sensitivity
+    strategy = BandedToeplitz(coefficients=square_root_coefficients(params["n"]), steps=params["n"])
+    found = sensitivity(strategy, MinSeparation(separation=params.get("b", 1), participations=params.get("k", 1)))
+    value = found**2 if case["quantity"] == "sensitivity_squared" else found
     assert value == pytest.approx(case["truth"], abs=case["abs_tol"])
 
 

@@ -45,9 +45,6 @@ from sordino.accounting.renyi import renyi_divergence
 from sordino.accounting.strong import published_strong_composition
 from sordino.accounting.structure import (
     shuffle_lower_bound,
-    square_root_toeplitz,
-    toeplitz_sensitivity,
-    tree_sensitivity,
 )
 
 __all__ = [
@@ -82,11 +79,8 @@ __all__ = [
     "renyi_divergence",
     "rho_epsilon",
     "shuffle_lower_bound",
-    "square_root_toeplitz",
     "to_dp_event",
-    "toeplitz_sensitivity",
     "trade_off",
-    "tree_sensitivity",
     "true_positive_rate",
     "without_amplification",
 ]

@@ -1,62 +1,10 @@
-"""Sensitivities of correlated noise, and what shuffling is known to cost at least (floor 1)."""
-
-import math
+"""What shuffling is known to cost at least (floor 1)."""
 
 import numpy as np
 
 from sordino import checks
-from sordino.accounting.mixtures import FloatArray
-from sordino.errors import InvalidArgument
 
-__all__ = ["shuffle_lower_bound", "square_root_toeplitz", "toeplitz_sensitivity", "tree_sensitivity"]
-
-
-def square_root_toeplitz(steps: int) -> FloatArray:
-    """First column of the square root of the all-ones lower-triangular matrix (Fichtenberger et al. 2023).
-
-    c_0 = 1, c_k = c_{k−1} (1 − 1/(2k)) = C(2k, k)/4^k.
-    """
-    checks.integer(1, steps=steps)
-    ratios = 1 - 1 / (2 * np.arange(1, steps, dtype=np.float64))
-    return np.concatenate([[1.0], np.cumprod(ratios)])
-
-
-def toeplitz_sensitivity(column: FloatArray, *, separation: int = 1, participations: int = 1) -> float:
-    """ℓ2 sensitivity of a lower-triangular Toeplitz strategy with non-negative, non-increasing first column.
-
-    Args:
-        column: first column, length = number of steps.
-        separation: steps between two participations of one record, at least.
-        participations: how often a record takes part, at most.
-
-    Returns:
-        The norm of the sum of columns 0, b, 2b, …: the worst case for such columns (Kalinin and Lampert 2024,
-        theorem 2).
-
-    Example:
-        >>> round(toeplitz_sensitivity(square_root_toeplitz(64)) ** 2, 10)
-        2.3888481083
-    """
-    checks.integer(1, separation=separation)
-    checks.integer(1, participations=participations)
-    values = np.asarray(column, dtype=np.float64)
-    if values.ndim != 1 or bool(np.any(values < 0)) or bool(np.any(np.diff(values) > 0)):
-        raise InvalidArgument("column must be a non-negative, non-increasing vector, got another. Check the strategy.")
-    total = np.zeros(values.size)
-    for start in range(0, min(values.size, separation * participations), separation):
-        total[start:] += values[: values.size - start]
-    return math.sqrt(math.fsum(float(value) ** 2 for value in total))
-
-
-def tree_sensitivity(steps: int) -> float:
-    """ℓ2 sensitivity of binary-tree aggregation with one participation: every record is in ⌈log₂ n⌉ + 1 nodes.
-
-    Example:
-        >>> round(tree_sensitivity(1024) ** 2)
-        11
-    """
-    checks.integer(1, steps=steps)
-    return math.sqrt((steps - 1).bit_length() + 1)
+__all__ = ["shuffle_lower_bound"]
 
 
 def shuffle_lower_bound(noise_multiplier: float, *, steps_per_epoch: int, delta: float, epochs: int = 1) -> float:

@@ -28,6 +28,7 @@ __all__ = [
     "declared",
     "declared_classes",
     "matrix",
+    "normalised_rows",
     "one_a_record",
     "scaled_targets",
     "unit_rows",
@@ -106,6 +107,15 @@ def unit_rows(rows: FloatArray, norm: float) -> FloatArray:
         directions = rows / largest
         lengths = np.sqrt(np.square(directions).sum(axis=1, keepdims=True))
         return directions * np.minimum(largest / norm, 1 / (lengths * (1 + _INSIDE)))
+
+
+def normalised_rows(rows: FloatArray) -> FloatArray:
+    """Rows [n, d] scaled to length 1, each by itself; zero stays zero."""
+    largest = np.abs(rows).max(axis=1, initial=0.0, keepdims=True)
+    with np.errstate(all="ignore"):  # a warning would tell that a row is zero or extreme
+        directions = np.where(largest > 0, rows / largest, 0.0)
+        lengths = np.sqrt(np.square(directions).sum(axis=1, keepdims=True))
+    return directions / np.maximum(lengths, 1.0)
 
 
 def declared_classes(classes: Sequence[Hashable] | None) -> npt.NDArray[np.generic]:

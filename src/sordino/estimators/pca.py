@@ -13,7 +13,7 @@ from sordino import checks
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import PrivateEstimator
-from sordino.estimators.intake import declared, matrix, unit_rows
+from sordino.estimators.intake import declared, matrix, normalised_rows, unit_rows
 from sordino.ledger import Account, Reservation
 from sordino.mechanisms import PrivateSecondMoment, budget
 from sordino.mechanisms.values import FloatArray, Numbers
@@ -111,7 +111,7 @@ class PCA(TransformerMixin, PrivateEstimator):
             shifted = np.nan_to_num(records[present] - centre)
         rows = unit_rows(shifted, norm)
         if self.normalize:
-            rows = _normalised(rows)
+            rows = normalised_rows(rows)
         values, vectors = np.linalg.eigh(mechanism.release(rows))
         order = np.argsort(-values, kind="stable")[:kept]
         self.components_ = vectors.T[order]
@@ -138,12 +138,3 @@ class PCA(TransformerMixin, PrivateEstimator):
         """Records [n, d] of projections [n, n_components]."""
         check_is_fitted(self)
         return np.asarray(X, dtype=np.float64) @ self.components_ + self.mean_
-
-
-def _normalised(rows: FloatArray) -> FloatArray:
-    """Rows of norm ≤ 1 scaled to norm 1; zero stays zero."""
-    largest = np.abs(rows).max(axis=1, initial=0.0, keepdims=True)
-    with np.errstate(all="ignore"):
-        directions = np.where(largest > 0, rows / largest, 0.0)
-    lengths = np.linalg.norm(directions, axis=1, keepdims=True)
-    return directions / np.maximum(lengths, 1.0)

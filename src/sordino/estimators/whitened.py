@@ -26,7 +26,7 @@ from sordino import checks
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import PrivateEstimator
-from sordino.estimators.intake import Labels, codes, declared, declared_classes, matrix, one_a_record
+from sordino.estimators.intake import Labels, codes, declared, declared_classes, matrix, normalised_rows, one_a_record
 from sordino.ledger import Account, Reservation
 from sordino.mechanisms import PrivateSecondMoment, budget
 from sordino.mechanisms.budgets import GaussianBudget
@@ -133,7 +133,7 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         self._charge([moments.event(), plan.event()], relation=relation, sampler=plan.sampling.words)
         found = codes(y, classes.tolist())
         present = present & (found >= 0)
-        rows = _unit(records)
+        rows = normalised_rows(records)
         self.classes_ = classes
         # The spectral edge of symmetric noise with deviation s beside the diagonal is 2s√d.
         edge = 2 * moments.scale / math.sqrt(2) * math.sqrt(columns)
@@ -145,7 +145,7 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
             model,
             _weighted_loss,
             (
-                torch.from_numpy(_unit(rows @ self.whitening_).astype(np.float32)),
+                torch.from_numpy(normalised_rows(rows @ self.whitening_).astype(np.float32)),
                 torch.from_numpy(np.maximum(found, 0)),
                 torch.from_numpy(present.astype(np.float32)),
             ),
@@ -193,7 +193,7 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         """Scores [n] of the second class, or [n, K]."""
         check_is_fitted(self)
         records, _ = matrix(X, estimator=self, reset=False)
-        scores = _unit(_unit(records) @ self.whitening_) @ self.coef_.T + self.intercept_
+        scores = normalised_rows(normalised_rows(records) @ self.whitening_) @ self.coef_.T + self.intercept_
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
@@ -210,15 +210,6 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
 
 def _weighted_loss(module: nn.Module, rows: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
     return F.cross_entropy(module(rows), targets, reduction="none") * weight
-
-
-def _unit(rows: FloatArray) -> FloatArray:
-    """Rows scaled to norm 1, each by itself; zero stays zero."""
-    largest = np.abs(rows).max(axis=1, initial=0.0, keepdims=True)
-    with np.errstate(all="ignore"):  # a warning would tell that a row is zero or extreme
-        directions = np.where(largest > 0, rows / largest, 0.0)
-        lengths = np.sqrt(np.square(directions).sum(axis=1, keepdims=True))
-    return directions / np.maximum(lengths, 1.0)
 
 
 def _inverse_root(moments: FloatArray, ridge: float) -> FloatArray:

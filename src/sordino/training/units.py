@@ -30,7 +30,8 @@ class Units:
     records is one step of the plan's relation.
 
     Args:
-        of: the unit of each record, from 0 to `count` − 1, in the records' order.
+        of: the unit of each record, from 0 to `count` − 1, in the records' order. A record of any other unit
+            contributes nothing, silently: whose a record is, is private.
         count: number of units, public; some may have no records.
         most_records: only a unit's first `most_records` records in the data's order count, ≥ 1; None takes all.
             It bounds time and memory, never the guarantee.
@@ -59,8 +60,6 @@ class Units:
         of = self.of.cpu().numpy() if isinstance(self.of, Tensor) else np.asarray(self.of)
         if of.ndim != 1 or (of.size and not np.issubdtype(of.dtype, np.integer)):
             raise InvalidArgument("of must be one integer per record, got something else. Number the units from 0.")
-        if of.size and (of.min() < 0 or of.max() >= self.count):
-            raise InvalidArgument(f"of must be from 0 to count − 1 = {self.count - 1}, got others. Raise count.")
         object.__setattr__(self, "of", of.astype(np.int64))
 
     def check(self, plan: Plan) -> None:
@@ -128,8 +127,10 @@ class UnitSource:
         if len(of) != len(source):
             raise InvalidArgument("units must name one unit per record of the data, got another number of records.")
         self._source, self._units = source, units
-        self._order = np.argsort(of, kind="stable")
-        counts = np.bincount(of, minlength=units.count)
+        # Whose a record is, is private: one of a unit that nobody declared raises nothing and contributes nothing.
+        declared = np.flatnonzero((of >= 0) & (of < units.count))
+        self._order = declared[np.argsort(of[declared], kind="stable")]
+        counts = np.bincount(of[declared], minlength=units.count)
         self._starts = np.cumsum(counts) - counts
         self._sizes = counts if units.most_records is None else np.minimum(counts, units.most_records)
 
