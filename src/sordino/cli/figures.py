@@ -12,37 +12,15 @@ from sordino.cli.statement import FALSE_POSITIVE_RATES
 from sordino.definitions import NeighboringRelation, round_up
 from sordino.errors import AccountingError, InvalidArgument, UnsupportedEvent
 from sordino.events import Composed, Event, SelfComposed, compose
+from sordino.pictures import COLOURS, METHOD_COLOURS, SERIF, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["COLOURS", "METHOD_COLOURS", "STYLE", "checked_path", "draw", "first_steps", "number_of_steps"]
 
-_PAPER, _INK, _SOFT, _HAIR, _TINT = "#faf9f6", "#1c1f23", "#5b626b", "#e4e2dc", "#e3eeec"
-_ACCENT, _OTHERS = "#0b6e69", ("#c08a2d", "#7a5ea8", "#a63a24", "#4c7bb0", "#8a8f96", "#5f8a3a")
-_SERIF = "DejaVu Serif"
-COLOURS: dict[str, str] = {"ink": _INK, "soft": _SOFT, "hair": _HAIR}
-METHOD_COLOURS = (_ACCENT, *_OTHERS, "#3b9fa0", "#b0577f", "#2f4858")
-STYLE = {
-    "font.family": ["DejaVu Sans"],
-    "font.size": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.edgecolor": _HAIR,
-    "axes.facecolor": _PAPER,
-    "axes.labelcolor": _SOFT,
-    "axes.titlecolor": _INK,
-    "xtick.color": _SOFT,
-    "ytick.color": _SOFT,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.major.pad": 7,
-    "ytick.major.pad": 7,
-    "figure.facecolor": _PAPER,
-    "savefig.facecolor": _PAPER,
-    "svg.hashsalt": "sordino",
-}
+_INK, _SOFT, _HAIR, _TINT, _ACCENT = (COLOURS[name] for name in ("ink", "soft", "hair", "tint", "accent"))
+_OTHERS = METHOD_COLOURS[1:7]
 _POINTS = 24
 _LEGIBLE = 4.0
 
@@ -77,8 +55,8 @@ def draw(
         )
         shown = document["epsilon"]
         spent = "∞" if isinstance(shown, str) else f"{shown:.5f}"
-        figure.text(0.05, 0.885, f"ε = {spent}", fontsize=30, color=_INK, family=_SERIF)
-        figure.text(0.3, 0.885, f"δ = {delta:g}", fontsize=30, color=_SOFT, family=_SERIF)
+        figure.text(0.05, 0.885, f"ε = {spent}", fontsize=30, color=_INK, family=SERIF)
+        figure.text(0.3, 0.885, f"δ = {delta:g}", fontsize=30, color=_SOFT, family=SERIF)
         bare = document["epsilon_without_amplification"]
         words = [str(document["sampler"]), f"neighbours {relation.words}", f"accountant {document['accountant']}"]
         if isinstance(bare, float) and bare != shown:
@@ -150,7 +128,7 @@ def _series(
 def _epsilon_over_steps(
     axes: "Axes", event: Event, delta: float, relation: NeighboringRelation, known: Mapping[str, float]
 ) -> None:
-    axes.set_title("Privacy spent (ε) over steps, by accountant", loc="left", fontsize=14, pad=12, family=_SERIF)
+    axes.set_title("Privacy spent (ε) over steps, by accountant", loc="left", fontsize=14, pad=12, family=SERIF)
     total = number_of_steps(event)
     grid = sorted({max(1, round(total * share)) for share in np.linspace(0, 1, _POINTS) ** 1.6 if total})
     main = _series(event, grid, delta, relation, "auto")
@@ -208,7 +186,7 @@ def _labels(axes: "Axes", ends: Sequence[tuple[float, str, str]], total: int, to
 def _trade_off(axes: "Axes", event: Event, relation: NeighboringRelation) -> None:
     from sordino import accounting
 
-    axes.set_title("Least false negative rate of any membership attack", loc="left", fontsize=14, pad=12, family=_SERIF)
+    axes.set_title("Least false negative rate of any membership attack", loc="left", fontsize=14, pad=12, family=SERIF)
     rates = sorted({*np.geomspace(1e-4, 0.05, 24), *np.linspace(0.05, 0.999, 60), *FALSE_POSITIVE_RATES})
     try:
         missed = accounting.trade_off(event, [float(rate) for rate in rates], relation=relation)
