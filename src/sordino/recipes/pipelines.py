@@ -1,0 +1,35 @@
+"""The pipelines by name, one line each (floor 6). A module is imported when its pipeline is asked for.
+
+Modules of pipelines import what the base installation lacks inside functions, so that every pipeline can be listed.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from sordino import checks
+from sordino.recipes.pipeline import Pipeline
+
+__all__ = ["PIPELINES", "pipeline_called"]
+
+PIPELINES: Mapping[str, str] = {
+    "pca-mlp": "sordino.recipes.pca_mlp:PCA_MLP",
+}
+"""Names, and where the pipelines are: ``module:NAME``."""
+
+
+def pipeline_called(name: str) -> Pipeline:
+    """The pipeline of this name.
+
+    Raises:
+        InvalidArgument: there is none.
+
+    Example:
+        >>> pipeline_called("pca-mlp").public_inputs
+        ()
+    """
+    checks.one_of(PIPELINES, recipe=name)
+    module, _, attribute = PIPELINES[name].partition(":")
+    pipeline = getattr(import_module(module), attribute)
+    assert isinstance(pipeline, Pipeline)
+    assert pipeline.name == name
+    return pipeline
