@@ -4,7 +4,7 @@ Each step asks a privacy filter before its batch is drawn; the first step that d
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -14,8 +14,8 @@ from torch import nn
 from sordino import checks
 from sordino.accounting.filters import ConcentratedFilter, GaussianFilter, RenyiFilter
 from sordino.definitions import Guarantee
-from sordino.errors import InvalidArgument
-from sordino.events import ApproximateDP, Event, Gaussian, Nothing, ZeroConcentratedDP
+from sordino.errors import InvalidArgument, UnsupportedEvent
+from sordino.events import ApproximateDP, Event, Gaussian, Nothing, SelfComposed, ZeroConcentratedDP
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.sampling import PoissonSampling
@@ -25,6 +25,7 @@ from sordino.training.step_plan import StepPlan
 
 __all__ = ["AdaptiveBudget", "AdaptiveRun", "Released", "StepChoice"]
 
+KEPT = "ε is a budget that a filter kept: the noise of each step was chosen on the way"
 _FILTERS = ("auto", "gaussian", "zcdp", "renyi")
 _ORDERS = (1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 96, 128, 256, 512)
 
@@ -59,7 +60,7 @@ class StepChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveBudget:
-    """A budget that is spent step by step, as chosen on the way; for ``fit(…, budget=…)``.
+    """A budget that is spent step by step, as chosen on the way; for ``fit(…, budget=…)`` and ``make_private``.
 
     When: the noise of a step should depend on how training goes. A schedule that is fixed in advance costs less to
     account for and should be preferred where it does as well.
@@ -73,6 +74,7 @@ class AdaptiveBudget:
         choose: ``choose(step, released)`` returns the step's noise multiplier, or a `StepChoice`.
         filter: "gaussian" adds μ² and "zcdp" adds ρ, both for full batches; "renyi" is for sampled ones, at one order
             that is best for the plan's own noise. "auto" takes gaussian for full batches and renyi otherwise.
+        delta: in (0, 1); None takes the plan's. An engine, which has no plan with a δ, needs it.
 
     Example:
         >>> budget = AdaptiveBudget(epsilon=1.0, choose=lambda step, released: 10.0 if step < 5 else 8.0)
@@ -87,23 +89,27 @@ class AdaptiveBudget:
     epsilon: float
     choose: Callable[[int, Released], float | StepChoice]
     filter: str = "auto"
+    delta: float | None = None
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
+        if self.delta is not None:
+            checks.probability(zero=False, one=False, delta=self.delta)
         checks.one_of(_FILTERS, filter=self.filter)
 
 
 class AdaptiveRun:
     """One run under an `AdaptiveBudget`.
 
-    Guarantee: every batch that `batches` yields was admitted by the filter before it was drawn.
+    Guarantee: every step that `admit` let through, together with all that was taken over, fits the budget.
 
     Args:
         budget: what may be spent, and how it is.
-        plan: everything that isn't chosen on the way; its `steps` are the most that are taken.
+        plan: everything that isn't chosen on the way; its `steps` are the most that are taken by `fit`.
 
     Raises:
-        InvalidArgument: the filter is not one for the plan's batches, or the noise is correlated.
+        InvalidArgument: the filter is not one for the plan's batches, the noise is correlated, or the budget's δ is
+            not the plan's.
     """
 
     def __init__(self, budget: AdaptiveBudget, plan: Plan) -> None:
@@ -112,6 +118,10 @@ class AdaptiveRun:
                 "budget must be None with correlated noise or without Poisson sampling, got AdaptiveBudget: their "
                 "steps are charged together. Use Poisson sampling, or sample_rate=1."
             )
+        if budget.delta is not None and budget.delta != plan.delta:
+            raise InvalidArgument(
+                f"delta must be the plan's, {plan.delta!r}, got {budget.delta!r} in the budget. Leave it out."
+            )
         self._budget, self._plan = budget, plan
         self._full = not plan.is_scheduled and plan.at(0).sample_rate == 1
         self._kind = budget.filter if budget.filter != "auto" else "gaussian" if self._full else "renyi"
@@ -119,9 +129,12 @@ class AdaptiveRun:
             raise InvalidArgument(
                 f"filter must be renyi with sampled batches, got {self._kind!r}. Use sample_rate=1, or filter='auto'."
             )
+        self._order: float | None = None
         self._filter, self._accountant = self._made()
+        self._price(plan.step_event(0))
         self._chosen: dict[int, StepPlan] = {}
         self._last_norm: float | None = None
+        self._exhausted = False
         self.is_spent = False
 
     def _made(self) -> tuple[GaussianFilter | ConcentratedFilter | RenyiFilter, str]:
@@ -137,38 +150,116 @@ class AdaptiveRun:
             cost = made.cost(planned)
             return made.budget / cost if cost > 0 else math.inf
 
-        order = max(_ORDERS, key=lasts)
-        made = RenyiFilter(epsilon=epsilon, delta=delta, order=order, relation=relation)
-        return made, f"Rényi filter of order {order:g}"
+        self._order = max(_ORDERS, key=lasts)
+        made = RenyiFilter(epsilon=epsilon, delta=delta, order=self._order, relation=relation)
+        return made, f"Rényi filter of order {self._order:g}"
+
+    def _price(self, event: Event) -> float:
+        """What a step costs.
+
+        Raises:
+            InvalidArgument: the filter has no price for such steps.
+        """
+        try:
+            return self._filter.cost(event)
+        except UnsupportedEvent as error:
+            raise InvalidArgument(
+                f"clipping must be a method whose steps the {self._kind} filter can price, got "
+                f"{type(self._plan.clipping).__name__}. Leave budget out, or use FlatClipping."
+            ) from error
+
+    def facts(self) -> dict[str, object]:
+        """The budget in plain JSON types: what a run folder and a checkpoint say of it."""
+        return {
+            "epsilon": self._budget.epsilon,
+            "delta": self._plan.delta,
+            "filter": self._kind,
+            "order": self._order,
+        }
 
     def event(self) -> Event:
         """The whole budget as one event: what a ledger holds."""
+        return self._as_event(self._filter.budget)
+
+    def rest(self) -> Event:
+        """What is left of the budget as one event; all of it where the filter can't say less."""
+        return self._as_event(self._filter.remaining) if self._filter.remaining > 0 else Nothing()
+
+    def _as_event(self, amount: float) -> Event:
         match self._kind:
             case "gaussian":
-                return Gaussian(noise_multiplier=1 / math.sqrt(self._filter.budget))
+                return Gaussian(noise_multiplier=1 / math.sqrt(amount))
             case "zcdp":
-                return ZeroConcentratedDP(rho=self._filter.budget)
+                return ZeroConcentratedDP(rho=amount)
             case _:
                 return ApproximateDP(epsilon=self._budget.epsilon, delta=self._plan.delta)
 
     @contextmanager
-    def paid(self, ledger: Account | Reservation | None, *, run: str = "") -> Iterator[Prepaid]:
-        """Charge the whole budget at the start; nothing is given back."""
-        relation, unit = self._plan.neighboring_relation, self._plan.privacy_unit
-        if ledger is not None:
-            ledger.charge(self.event(), note="fit with an adaptive budget", run=run, relation=relation, unit=unit)
-        yield Prepaid(None, lambda _: Nothing(), note="", relation=relation, unit=unit)
+    def paid(
+        self, ledger: Account | Reservation | None, *, run: str = "", receipt: str | None = None
+    ) -> Iterator[Prepaid]:
+        """Charge the whole budget at the start, unless `receipt` shows that it was; nothing is given back.
 
-    def batches(self, *, population: int, steps: int, randomness: Randomness) -> Iterator[np.ndarray]:
-        """Batch after batch, until the plan's steps or the budget are used up."""
-        for step in range(steps):
-            now = self._choice(step)
-            if not self._filter.admit(self._event(now)):
-                self.is_spent = True
+        Args:
+            ledger: pays; None pays nothing.
+            run: name of the run.
+            receipt: the ledger's name of the charge that an earlier segment of the run made.
+
+        Raises:
+            BudgetExceeded: the budget does not fit what is left of the account; no record was read.
+        """
+        relation, unit = self._plan.neighboring_relation, self._plan.privacy_unit
+        if ledger is not None and not self._is_paid(ledger, receipt):
+            note = "fit with an adaptive budget"
+            receipt = ledger.charge(self.event(), note=note, run=run, relation=relation, unit=unit).digest
+        named = None if ledger is None else receipt
+        yield Prepaid(None, lambda _: Nothing(), note="", relation=relation, unit=unit, receipt=named)
+
+    def _is_paid(self, ledger: Account | Reservation, receipt: str | None) -> bool:
+        if receipt is None:
+            return False
+        account = ledger if isinstance(ledger, Account) else Account(url=ledger.url, name=ledger.account)
+        return any(
+            entry.digest == receipt and entry.kind == "charge" and entry.event == self.event()
+            for entry in account.history()
+        )
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    def admit(self, step: int) -> bool:
+        """Ask for the values of step `step`, and charge them to the filter; False, and nothing charged, if they don't
+        fit.
+        """
+        now = self._choice(step)
+        if self._exhausted or not self._filter.admit(self._event(now)):
+            self.is_spent = True
+            return False
+        self._chosen[step] = now
+        return True
+
+    def take_over(self, event: Event, times: int = 1) -> None:
+        """Charge what was spent of the same budget before, in an earlier segment; what does not fit ends the budget."""
+        try:
+            fits = self._filter.admit(SelfComposed(event=event, count=times))
+        except UnsupportedEvent:
+            fits = False
+        self._exhausted = self._exhausted or not fits
+
+    def batches(
+        self, *, population: int, steps: int, randomness: Randomness, first_step: int = 0
+    ) -> Iterator[np.ndarray]:
+        """Batch after batch from `first_step` on, `steps` of them or until the budget is used up. Each is admitted
+        before it is drawn.
+        """
+        for step in range(first_step, first_step + steps):
+            if not self.admit(step):
                 return
-            self._chosen[step] = now
-            sampler = PoissonSampling(sample_rate=now.sample_rate)
-            yield sampler.draw(population=population, step=step, randomness=randomness)
+            yield self.draw(population=population, step=step, randomness=randomness)
+
+    def draw(self, *, population: int, step: int, randomness: Randomness) -> np.ndarray:
+        """Sorted int64 indices of the batch of an admitted step."""
+        sampler = PoissonSampling(sample_rate=self._chosen[step].sample_rate)
+        return sampler.draw(population=population, step=step, randomness=randomness)
 
     def at(self, step: int) -> StepPlan:
         """The values of an admitted step."""
@@ -183,15 +274,37 @@ class AdaptiveRun:
         squares = [p.grad.double().square().sum() for p in gradients if p.grad is not None]
         self._last_norm = math.sqrt(math.fsum(float(square) for square in squares))
 
+    def state(self) -> dict[str, object]:
+        """What later choices may look at, for a checkpoint: it was released. What was spent is in the transcript."""
+        return {"last_gradient_norm": self._last_norm}
+
+    def load_state(self, state: Mapping[str, object]) -> None:
+        """Go on from `state`."""
+        norm = state["last_gradient_norm"]
+        self._last_norm = None if norm is None else float(str(norm))
+
+    # --- the claim -----------------------------------------------------------------------------------------------
+
     @property
     def epsilon(self) -> float:
         """ε of the whole."""
         return self._budget.epsilon
 
+    @property
+    def words(self) -> str:
+        """The sampler as it is written in a guarantee."""
+        return "full batches" if self._full else "Poisson sampling at rates chosen under the filter"
+
+    @property
+    def accountant(self) -> str:
+        """The filter as it is written in a guarantee."""
+        return self._accountant
+
     def guarantee(self, planned: Guarantee) -> Guarantee:
         """`planned` with the budget's ε in place of its own."""
-        sampler = "full batches" if self._full else "Poisson sampling at rates chosen under the filter"
-        return replace(planned, epsilon=self._budget.epsilon, accountant=self._accountant, sampler=sampler)
+        caveats = (*planned.caveats, KEPT)
+        claim = {"epsilon": self._budget.epsilon, "accountant": self._accountant, "sampler": self.words}
+        return replace(planned, **claim, caveats=caveats)
 
     @staticmethod
     def _event(now: StepPlan) -> Event:

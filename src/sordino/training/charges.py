@@ -32,6 +32,10 @@ class Charges:
         """Everything charged so far, as one event."""
         return compose([SelfComposed(event=event, count=times) for event, times in self._history])
 
+    def runs(self) -> tuple[tuple[Event, int], ...]:
+        """The charges in order: each event, and how often it came in a row."""
+        return tuple(self._history)
+
     def copy(self) -> "Charges":
         """The same charges, to go on from."""
         other = Charges()

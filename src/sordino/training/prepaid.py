@@ -30,6 +30,7 @@ class Prepaid:
         relation: for which the events hold.
         unit: for which the events hold.
         run: name of the run.
+        receipt: the ledger's name of a charge that holds every step, when `purse` is None.
 
     Example:
         >>> from sordino.events import Gaussian
@@ -48,12 +49,13 @@ class Prepaid:
         relation: NeighboringRelation,
         unit: PrivacyUnit,
         run: str = "",
+        receipt: str | None = None,
     ) -> None:
         self._purse, self._event_at = purse, event_at
         self._note, self._relation, self._unit, self._run = note, relation, unit, run
         self._begin = self._end = 0
         self._size = 0
-        self._receipt: str | None = None
+        self._receipt = receipt
 
     def pay(self, step: int, *, coming: int) -> str | None:
         """Pay for step `step`, before its records are read.
