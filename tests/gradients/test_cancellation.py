@@ -206,9 +206,11 @@ def test_ordinary_records_lose_next_to_nothing(name):
 def test_products_in_pieces_are_products(positions, seed):
     generator = torch.Generator().manual_seed(seed)
     left, right = torch.randn(positions, 5, generator=generator), torch.randn(positions, 3, generator=generator)
-    expected = left.double().t() @ right.double()
-    lengths = left.double().abs().t() @ right.double().abs()
-    assert bool(((product(left, right) - expected).abs() <= additions(positions) * unit(torch.float32) * lengths).all())
+    weights = torch.rand(positions, generator=generator)
+    expected = (left.double() * weights[:, None]).t() @ right.double()
+    lengths = (left.double().abs() * weights[:, None]).t() @ right.double().abs()
+    allowed = additions(positions) * unit(torch.float32) * lengths
+    assert bool(((product(left, right, weights) - expected).abs() <= allowed).all())
 
 
 def test_a_bound_counts_every_record_of_no_cancellation_as_it_is():

@@ -4,6 +4,7 @@ A module with a rule runs with its parameters switched off; one of torch's compo
 replaced; any other module is followed, and run again as a whole where it can't be.
 """
 
+import weakref
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -16,7 +17,7 @@ from sordino.gradients.attention import attention
 from sordino.gradients.bare import BareTap
 from sordino.gradients.edge import capture_outputs
 from sordino.gradients.fallback import functional_fallback, keep_call
-from sordino.gradients.following import Following
+from sordino.gradients.following import Following, Knowledge
 from sordino.gradients.hooks import CallBefore, Frame, ModuleHook, UseReceiver
 from sordino.gradients.lone import refuse_lone_input, refuse_lone_row
 from sordino.gradients.purity import Fingerprint
@@ -56,6 +57,7 @@ class Calls:
         self._hook_ids: dict[nn.Module, tuple[int, int]] = {}
         self._guarded: set[nn.Parameter] = set()
         self._following = Following(model, self._refuse_unless_reading)
+        self._aside: weakref.WeakKeyDictionary[Recording, Knowledge] = weakref.WeakKeyDictionary()
 
     @property
     def stand_ins(self) -> dict[Tensor, str]:
@@ -69,6 +71,20 @@ class Calls:
             self.anchor = torch.zeros((), requires_grad=True, device=device)
         self.recording = recording
         self._following.begin(recording.records)
+
+    def set_aside(self) -> Recording | None:
+        """Stop capturing; what is known of the recording's tensors is kept for `take_back`."""
+        recording, self.recording = self.recording, None
+        if recording is not None:
+            self._aside[recording] = self._following.knowledge
+        return recording
+
+    def take_back(self, recording: Recording | None) -> None:
+        """Go on with a recording that was set aside."""
+        self.recording = recording
+        if recording is not None:
+            # Checkpointed blocks run again in the backward pass, by what was known in the forward pass.
+            self._following.knowledge = self._aside.pop(recording)
 
     def remove(self) -> None:
         """Take every hook off the model."""

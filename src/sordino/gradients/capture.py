@@ -132,13 +132,12 @@ class GradientCapture:
 
     def set_aside(self) -> Recording | None:
         """Stop capturing without ending the recording, for a forward pass of no training; give it to `take_back`."""
-        recording, self._calls.recording = self._calls.recording, None
-        return recording
+        return self._calls.set_aside()
 
     def take_back(self, recording: Recording | None) -> None:
         """Go on with a recording that was set aside; what was recorded meanwhile is discarded."""
         self.discard()
-        self._calls.recording = recording
+        self._calls.take_back(recording)
 
     def surrounded_by(self, first: RemovableHandle, last: RemovableHandle) -> None:
         """Accept the model's outermost hooks, a forward pre-hook and a forward hook that do nothing in a second run."""

@@ -15,10 +15,12 @@ from sordino.gradients.hooks import CallBefore, ModuleHook
 from sordino.gradients.recording import Recording
 from sordino.gradients.sites import Site
 
-__all__ = ["Following"]
+__all__ = ["Following", "Knowledge"]
 
 _Args = tuple[object, ...]
 _Kwargs = Mapping[str, object]
+# What is known of the tensors of one recording, and what stands in for parameters in it.
+Knowledge = tuple[Marks, dict[Tensor, str]]
 
 
 class Following:
@@ -33,7 +35,8 @@ class Following:
         self._model, self._refuse = model, refuse
         self._open: list[BareTap] = []
         self._marks = Marks(0)
-        self._opaque: set[nn.Module] = set()
+        # With the recording in which it was found out: there it is tried again, as a checkpointed block must be.
+        self._opaque: dict[nn.Module, Marks] = {}
         self._seen: set[nn.Module] = set()
         self.own_hooks: set[int] = set()
         self.stand_ins: dict[Tensor, str] = {}
@@ -42,6 +45,15 @@ class Following:
         """A new recording: nothing is known of any tensor."""
         self._marks = Marks(records)
         self.stand_ins = {}
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What belongs to the present recording."""
+        return self._marks, self.stand_ins
+
+    @knowledge.setter
+    def knowledge(self, known: Knowledge) -> None:
+        self._marks, self.stand_ins = known
 
     def pause(self, change: int) -> None:
         """A module that is captured at its border begins (1) or ends (-1)."""
@@ -59,7 +71,8 @@ class Following:
 
     def may_follow(self, site: Site) -> bool:
         """Whether `site` is followed; otherwise it is run again as a whole, with its other hooks."""
-        if site.module in self._opaque or isinstance(site.module, torch.jit.ScriptModule):
+        found = self._opaque.get(site.module, self._marks)
+        if found is not self._marks or isinstance(site.module, torch.jit.ScriptModule):
             return False
         hooks = vars(site.module)
         both = [*hooks["_forward_pre_hooks"].items(), *hooks["_forward_hooks"].items()]
@@ -119,8 +132,9 @@ class Following:
         if not tap.opaque and site.module not in self._seen:
             tap.opaque = self._reaches_parameters(tap, passed)
             self._seen.add(site.module)
+        tap.opaque = tap.opaque or site.module in self._opaque
         if tap.opaque:
-            self._opaque.add(site.module)
+            self._opaque.setdefault(site.module, self._marks)
             for leaf in tap.stand_ins.values():
                 self.stand_ins.pop(leaf, None)
             return None

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.overrides import TorchFunctionMode
 
 from sordino.gradients.purity import Fingerprint
@@ -11,7 +13,18 @@ from sordino.gradients.recording import Recording
 from sordino.gradients.rules.rule import Use
 from sordino.gradients.sites import Site
 
-__all__ = ["CallBefore", "Frame", "ModuleHook", "UseReceiver"]
+__all__ = ["CallBefore", "Frame", "ModuleHook", "UseReceiver", "untraced"]
+
+
+def untraced(call: Callable[..., object], *arguments: object) -> object:
+    """``call(*arguments)``, left alone by torch.compile where that compiles the module that the hook is on."""
+    compiling = torch.compiler.is_dynamo_compiling() or get_eval_frame_callback() is not None
+    return _break_graph(call, *arguments) if compiling else call(*arguments)
+
+
+@torch._disable_dynamo  # pyright: ignore[reportPrivateUsage]
+def _break_graph(call: Callable[..., object], *arguments: object) -> object:
+    return call(*arguments)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -68,7 +81,7 @@ class ModuleHook:
 
     def __call__(self, module: nn.Module, *arguments: object) -> object:
         """Forward to the capture when called by its own module."""
-        return self._call(module, *arguments) if module is self._module else None
+        return untraced(self._call, module, *arguments) if module is self._module else None
 
     @staticmethod
     def attached_to(module: nn.Module) -> bool:

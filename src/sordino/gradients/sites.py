@@ -13,6 +13,8 @@ from sordino.gradients.rules.rule import LayerRule, rule_for
 __all__ = ["Site", "find_sites", "may_couple", "refuse_coupling"]
 
 
+# Tables that Hugging Face's T5 and its kin look up by distances between positions: no record goes in.
+_POSITION_TABLES = frozenset(("relative_attention_bias",))
 _TAPPED: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, nn.LSTM, nn.GRU, nn.RNN)
 
 
@@ -49,8 +51,9 @@ def find_sites(model: nn.Module) -> list[Site]:
     time_first: set[nn.Module] = set()
     for name, module in model.named_modules():
         time_first.update(_time_first_children(module))
-        # A parametrization is part of the layer it belongs to.
-        if _owns_parameters(module) and "parametrizations" not in name.split("."):
+        # A parametrization is part of the layer it belongs to, a table of positions part of its attention.
+        part = "parametrizations" in name.split(".") or _position_table(name.rpartition(".")[2], module)
+        if _owns_parameters(module) and not part:
             label = f"{name or 'the model'} ({type(module).__name__})"
             rule = rule_for(module)
             reason = None if rule is None else rule.refusal(module)
@@ -76,8 +79,13 @@ def _holders(module: nn.Module) -> list[tuple[str, nn.Module]]:
         for name, child in module.named_children()
         if isinstance(child, nn.ParameterList | nn.ParameterDict)
         or name == "parametrizations"
+        or _position_table(name, child)
         or isinstance(module, nn.MultiheadAttention)
     ]
+
+
+def _position_table(name: str, module: nn.Module) -> bool:
+    return name in _POSITION_TABLES and isinstance(module, nn.Embedding)
 
 
 def _time_first_children(module: nn.Module) -> list[nn.Module]:

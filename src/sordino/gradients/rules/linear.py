@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
+from sordino.gradients.products import grams, per_record_product
 from sordino.gradients.rules.cost import choose_kernel, chunk_records
 from sordino.gradients.rules.rounding import PIECE, Rounding, additions, gram_rounding, product, unit
 from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, weigh
@@ -71,18 +72,17 @@ class LinearRule(LayerRule):
         weights = weights.to(dtype)
         rows_a, rows_g = (tensor.to(dtype).reshape(-1, tensor.shape[-1]) for tensor in (use.saved[0], use.grad))
         positions = rows_g.shape[0] // use.records
-        per_row = (weights if positions == 1 else weights.repeat_interleave(positions))[:, None]
-        # A record of one position is one term: it has no partial sums that could be longer than its gradient.
-        multiply = _matrix_product if positions == 1 else product
+        per_row = weights if positions == 1 else weights.repeat_interleave(positions)
         for name in names:
             if name in use.memo:
                 sums[name] = weigh(use.memo[name], weights)
-            elif name == "bias":
-                sums[name] = multiply(per_row, rows_g)[0]
-            elif rows_a.shape[1] < rows_g.shape[1]:
-                sums[name] = multiply(rows_g, rows_a * per_row)
+            elif name == "weight":
+                sums[name] = product(rows_g, rows_a, per_row)
+            elif positions == 1:
+                # A record of one position is one term: it has no partial sums that could be longer than its gradient.
+                sums[name] = per_row @ rows_g
             else:
-                sums[name] = multiply(rows_g * per_row, rows_a)
+                sums[name] = product(rows_g, rows_g.new_ones(1).expand(len(rows_g), 1), per_row)[:, 0]
         return sums
 
     def rounding(self, use: Use, names: Iterable[str]) -> Rounding | None:
@@ -144,9 +144,9 @@ def _positions(x: Float[Tensor, "B *T d"]) -> Float[Tensor, "B T d"]:
 def matrix_per_example(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"]) -> Float[Tensor, "B p d"]:
     """``G^T A`` of each record, with sums over at most `PIECE` positions whose results are added."""
     if inputs.shape[1] <= PIECE:
-        return torch.bmm(grads.transpose(1, 2), inputs)
+        return per_record_product(grads, inputs)
     pieces = zip(inputs.split(PIECE, dim=1), grads.split(PIECE, dim=1), strict=True)
-    first, *others = (torch.bmm(g.transpose(1, 2), a) for a, g in pieces)
+    first, *others = (per_record_product(g, a) for a, g in pieces)
     for other in others:
         first += other
     return first
@@ -181,19 +181,15 @@ def _norm_only(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"]) ->
     return torch.cat(parts)
 
 
-def _matrix_product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) -> Float[Tensor, "m n"]:
-    return left.t() @ right
-
-
 def _ghost(
     use: Use, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, with_sum: bool
 ) -> Float[Tensor, " B"]:
     step = chunk_records(inputs.shape[0], inputs.shape[1] ** 2)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for a, g in zip(inputs.split(step), grads.split(step), strict=True):
-        grams = torch.bmm(a, a.transpose(1, 2))
+        products = grams(a)
         if with_sum:
-            grams += 1
+            products += 1
 
         def exact(index: Tensor, a: Tensor = a, g: Tensor = g) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
             a, g = a.index_select(0, index).double(), g.index_select(0, index).double()
@@ -201,7 +197,7 @@ def _ghost(
             total = _norm_only(a, g)
             return total + row_squared_norms(g.sum(1)) if with_sum else total, lengths.sqrt_()
 
-        parts.append(ghost_sum(grams, g, exact, inputs=a.shape[2] + with_sum))
+        parts.append(ghost_sum(products, g, exact, inputs=a.shape[2] + with_sum))
     return keep_ghost(use, parts)
 
 
@@ -214,31 +210,31 @@ def keep_ghost(use: Use, parts: list[tuple[Tensor, Tensor, Tensor]]) -> Float[Te
 
 
 def ghost_sum(
-    grams: Float[Tensor, "B T T"],
+    products: Float[Tensor, "B T T"],
     grads: Float[Tensor, "B T p"],
     exact: Callable[[Tensor], tuple[Float[Tensor, " b"], Float[Tensor, " b"]]],
     *,
     inputs: int,
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """``Σ_{s,t} grams[s, t]·⟨g_s, g_t⟩`` of each record, with what its rounding depends on.
+    """``Σ_{s,t} products[s, t]·⟨g_s, g_t⟩`` of each record, with what its rounding depends on.
 
     The sum may cancel. A small multiple of ``Σ_t |a_t|²|g_t|²``, the usual size of its rounding error, is added; a
     record whose sum is far below that, or out of the range of single precision, is recomputed in double precision.
 
     Args:
-        grams: inner products of the inputs at every two positions; overwritten.
+        products: inner products of the inputs at every two positions; overwritten.
         grads: output gradients.
         exact: squared norms, and lengths of the terms or more, of the records with the given indices.
-        inputs: how many products each entry of `grams` adds up.
+        inputs: how many products each entry of `products` adds up.
 
     Returns:
         Per record the squared norm, how much more the true one can be, and ``Σ_t |a_t||g_t|``.
     """
-    own = torch.bmm(grads, grads.transpose(1, 2))
-    squares, lengths = gram_rounding(grams, own, inputs=inputs, outputs=grads.shape[2])
-    grams *= own
-    scale = grams.diagonal(dim1=1, dim2=2).double().sum(1)
-    total = grams.sum((1, 2), dtype=torch.float64) + _GRAM_ROUNDING * torch.finfo(grads.dtype).eps * scale
+    own = grams(grads)
+    squares, lengths = gram_rounding(products, own, inputs=inputs, outputs=grads.shape[2])
+    products *= own
+    scale = products.diagonal(dim1=1, dim2=2).double().sum(1)
+    total = products.sum((1, 2), dtype=torch.float64) + _GRAM_ROUNDING * torch.finfo(grads.dtype).eps * scale
     sound = (total > _CANCELLED * scale) & (total > 1e-24) & (total < 1e36)
     if not is_usual(sound):
         index = (~sound).nonzero().flatten()

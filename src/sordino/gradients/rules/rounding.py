@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from sordino.gradients.products import transposed_product
+
 __all__ = ["PIECE", "Rounding", "additions", "gram_rounding", "product", "unit"]
 
 # Positions that one matrix product adds up; longer sums are cut into pieces of this length. Each halving halves the
@@ -44,20 +46,18 @@ def additions(positions: int) -> int:
     return min(positions, PIECE + pieces) + 1
 
 
-def product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) -> Float[Tensor, "m n"]:
-    """``left^T right`` with sums over at most `PIECE` positions, whose results are added.
+def product(
+    left: Float[Tensor, "K m"], right: Float[Tensor, "K n"], weights: Float[Tensor, " K"]
+) -> Float[Tensor, "m n"]:
+    """``Σ_k weights[k] · left[k] ⊗ right[k]`` with sums over at most `PIECE` positions, whose results are added.
 
     What a library does inside a product isn't known; what it can do wrong in `PIECE` additions is.
     """
-    positions, pieces = left.shape[0], left.shape[0] // PIECE
-    if positions <= PIECE:
-        return left.t() @ right
-    total = left[pieces * PIECE :].t() @ right[pieces * PIECE :]
-    work = torch.empty_like(total)
-    for start in range(0, pieces * PIECE, PIECE):
-        rows = slice(start, start + PIECE)
-        total += torch.mm(left[rows].t(), right[rows], out=work)
-    return total
+    total: Tensor | None = None
+    for a, b, w in zip(left.split(PIECE), right.split(PIECE), weights[:, None].split(PIECE), strict=True):
+        part = transposed_product(a, b * w) if a.shape[1] >= b.shape[1] else transposed_product(a * w, b)
+        total = part if total is None else total.add_(part)
+    return left.new_zeros(left.shape[1], right.shape[1]) if total is None else total
 
 
 def gram_rounding(

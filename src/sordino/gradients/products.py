@@ -1,0 +1,106 @@
+"""Products of matrices by the faster of the libraries that torch comes with (floor 1, gradients).
+
+torch hands single-precision products on x86 to MKL, which takes its AVX-512 kernels on Intel's processors only. oneDNN,
+which torch takes for convolutions, has such kernels for every processor: twice as fast there. Which library is taken
+depends on the processor and the sizes alone, never on a clock or on data, and changes only the order of additions.
+"""
+
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sordino.gradients.usual import is_recorded
+
+__all__ = ["affine", "grams", "per_record_product", "transposed_product"]
+
+Activation = Literal["none", "tanh", "sigmoid", "relu"]
+
+# Multiply-adds from which a call of oneDNN pays for its longer way in.
+_LEAST = 2_000_000
+# Lengths of sums are multiples of this, and what is left is added apart.
+_ROWS = 64
+_APPLIED = {"none": lambda x: x, "tanh": torch.tanh_, "sigmoid": torch.sigmoid_, "relu": torch.relu_}
+
+
+def affine(
+    x: Float[Tensor, "K d"], weight: Float[Tensor, "p d"], bias: Tensor | None = None, activation: Activation = "none"
+) -> Float[Tensor, "K p"]:
+    """``activation(x W^T + b)``, without a graph."""
+    if _by_onednn(x, weight, x.shape[0] * weight.numel()):
+        return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, activation, [], "")
+    result = x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
+    return _APPLIED[activation](result)
+
+
+def transposed_product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) -> Float[Tensor, "m n"]:
+    """``left^T right``."""
+    if not _by_onednn(left, right, left.numel() * right.shape[1]):
+        return left.t() @ right
+    rows = left.shape[0]
+    # Kernels are made for each length: sampled batches, which have any, are cut so that there are few.
+    whole = rows if rows < _ROWS else rows // _ROWS * _ROWS
+    result = torch.ops.mkldnn._linear_pointwise.default(left[:whole].t(), right[:whole].t(), None, "none", [], "")
+    return result if whole == rows else result.addmm_(left[whole:].t(), right[whole:])
+
+
+def per_record_product(left: Float[Tensor, "B T p"], right: Float[Tensor, "B T d"]) -> Float[Tensor, "B p d"]:
+    """``left[b]^T right[b]`` for each record b."""
+    records, rows, columns = left.shape[0], left.shape[2], right.shape[2]
+    if not _by_onednn(left, right, left.shape[1] * rows * columns):
+        return torch.bmm(left.transpose(1, 2), right)
+    result = left.new_empty(records, rows, columns)
+    for b in range(records):
+        result[b] = transposed_product(left[b], right[b])
+    return result
+
+
+def grams(x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T T"]:
+    """Inner products of every two positions of each record."""
+    records, positions, width = x.shape
+    # Small squares are no faster.
+    if positions < 96 or not _by_onednn(x, x, positions**2 * width):
+        return torch.bmm(x, x.transpose(1, 2))
+    result = x.new_empty(records, positions, positions)
+    for b in range(records):
+        result[b] = torch.ops.mkldnn._linear_pointwise.default(x[b], x[b], None, "none", [], "")
+    return result
+
+
+def _by_onednn(left: Tensor, right: Tensor, work: int) -> bool:
+    return (
+        work >= _LEAST
+        and left.dtype is right.dtype is torch.float32
+        and left.device.type == "cpu"
+        and _is_faster()
+        and torch._C._get_mkldnn_enabled()  # pyright: ignore[reportPrivateUsage]
+        # A graph that is recorded is compiled from plain operations.
+        and not is_recorded()
+        and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportPrivateUsage]
+    )
+
+
+@cache
+def _is_faster() -> bool:
+    """Whether oneDNN's kernels are wider than MKL's on this processor, and are where they are expected."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or "Intel" in _maker():
+        return False
+    x, weight = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(-2, 3, 12).view(3, 4)
+    try:
+        result = torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "tanh", [], "")
+    except (AttributeError, RuntimeError):
+        return False
+    return torch.allclose(result, torch.tanh(x @ weight.t()), atol=1e-6)
+
+
+def _maker() -> str:
+    """The processor's maker, as the system calls it; Intel where nothing is known."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        lines = (line for line in info.read_text().splitlines() if line.startswith("vendor_id"))
+        return next(lines, "Intel")
+    return platform.processor() or "Intel"
