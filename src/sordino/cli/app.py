@@ -19,6 +19,7 @@ from sordino.cli.output import print_error
 from sordino.cli.plan import plan
 from sordino.cli.report import report
 from sordino.cli.runs import runs
+from sordino.cli.sweep import sweep
 from sordino.cli.train import train
 from sordino.cli.tune import tune
 from sordino.cli.verify import verify
@@ -100,6 +101,7 @@ app.command()(demo)
 app.command()(train)
 app.command()(tune)
 app.command()(compare)
+app.command()(sweep)
 app.command()(plan)
 app.command()(account)
 app.command()(report)

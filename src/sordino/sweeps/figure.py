@@ -1,0 +1,281 @@
+"""The picture of a sweep: its panels side by side, one PNG (floor 6)."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sordino.pictures import COLOURS, METHOD_COLOURS, SERIF, STYLE
+from sordino.sweeps.settings import NUMERIC, Value
+from sordino.sweeps.sweep import Panel, Sweep
+from sordino.sweeps.tables import NOTHING, Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["draw"]
+
+_MARKS = "osD^vPX*hp"
+_WORDS = {
+    "accuracy": "accuracy (%)",
+    "train_accuracy": "accuracy on training records (%)",
+    "epsilon": "ε",
+    "noise_multiplier": "noise multiplier σ",
+    "seconds": "seconds of training",
+    "memory": "memory while training (MB)",
+    "max_grad_norm": "clipping norm C",
+    "batch_size": "expected batch size B",
+    "target_epsilon": "target ε",
+    "delta": "δ",
+    "pca": "principal components (0: all pixels)",
+    "width": "hidden units",
+    "epoch": "epochs",
+    "projections": "projections r (0: exact norms)",
+}
+_PERCENT = ("accuracy", "train_accuracy")
+# Known from the plan alone.
+_PLANNED = ("epsilon", "noise_multiplier")
+_LEGIBLE = 30.0
+
+
+def draw(sweep: Sweep, found: Sequence[Row], path: Path) -> None:
+    """Draw all panels to a PNG or SVG file. Cells that protect nobody are dashed, and their label says so."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    count = len(sweep.panels)
+    columns = 1 if count == 1 else 3 if count in (3, 5, 6) or count > 8 else 2
+    lines = -(-count // columns)
+    width, height = (11.0 if columns == 1 else 6.4 * columns), 5.0 * lines + 1.5
+    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
+        figure = Figure(figsize=(width, height), dpi=100)
+        FigureCanvasAgg(figure)
+        edge = 0.75 / width
+        axes = figure.subplots(
+            lines,
+            columns,
+            squeeze=False,
+            gridspec_kw={
+                "left": edge,
+                "right": 1 - 0.35 / width,
+                "bottom": 0.7 / height,
+                "top": 1 - 1.75 / height,
+                "wspace": 0.2,
+                "hspace": 0.42,
+            },
+        )
+        figure.text(edge, 1 - 0.65 / height, sweep.title, fontsize=23, color=COLOURS["ink"], family=SERIF)
+        figure.text(edge, 1 - 1.03 / height, _below(sweep, found), fontsize=11, color=COLOURS["soft"])
+        for place, each in enumerate(axes.flat):
+            if place < count:
+                _panel(each, sweep, sweep.panels[place], found)
+            else:
+                each.set_axis_off()
+        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else {"Software": "sordino"})
+
+
+def _below(sweep: Sweep, found: Sequence[Row]) -> str:
+    seeds = max((len(row.outcomes) for row in found), default=0)
+    words = [f"{Path(sweep.source.name).name}, {sweep.source.records:,} public training records"]
+    words.append("one run a point" if seeds <= 1 else f"mean of {seeds} seeds, bars: one standard deviation")
+    if any(panel.x == "epoch" and panel.y != "epsilon" for panel in sweep.panels):
+        words.append("over epochs, dotted: training records")
+    return "   ·   ".join([*words, *([sweep.note] if sweep.note else [])])
+
+
+def _panel(axes: "Axes", sweep: Sweep, panel: Panel, found: Sequence[Row]) -> None:
+    keys = {cell.key for cell in sweep.of(panel)}
+    known = panel.y in _PLANNED and panel.x != "epoch"
+    rows = [row for row in found if row.cell.key in keys and (row.outcomes or known)]
+    title = panel.title or f"{_title(panel.y)} against {_title(panel.x)}"
+    axes.set_title(title, loc="left", fontsize=13.5, pad=12, family=SERIF)
+    if not rows:
+        axes.text(0.5, 0.5, "nothing is finished", transform=axes.transAxes, ha="center", color=COLOURS["soft"])
+        axes.set_axis_off()
+        return
+    lines = {None: rows} if panel.lines is None else _by_line(rows, panel.lines)
+    for place, (value, members) in enumerate(lines.items()):
+        colour, mark = METHOD_COLOURS[place % len(METHOD_COLOURS)], _MARKS[place % len(_MARKS)]
+        label = "" if panel.lines is None else _label(panel.lines, value)
+        for part in ([row for row in members if row.cell.is_private], [r for r in members if not r.cell.is_private]):
+            if part:
+                (_courses if panel.x == "epoch" else _points)(axes, panel, part, label, colour, mark)
+    _marks(axes, panel)
+    _scales(axes, panel, rows)
+    axes.grid(axis="y", color=COLOURS["hair"])
+    axes.set_axisbelow(True)
+    axes.set_xlabel(_word(panel.x), loc="right")
+    axes.set_ylabel(_word(panel.y))
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False, fontsize=9.5, labelcolor=COLOURS["ink"])
+
+
+def _by_line(rows: Sequence[Row], name: str) -> dict[Value | None, list[Row]]:
+    lines: dict[Value | None, list[Row]] = {}
+    for row in rows:
+        lines.setdefault(row.cell.value(name), []).append(row)
+    return lines
+
+
+def _points(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour: str, mark: str) -> None:
+    """One point a row, with a bar over its seeds; a row to which the axis means nothing is a line across."""
+    private = rows[0].cell.is_private
+    label = label if private else f"{label or rows[0].cell.settings.arm}: {NOTHING}"
+    style = {"color": colour, "linestyle": "-" if private else (0, (5, 3)), "linewidth": 2}
+    places = _places(panel, rows)
+    flat = [row for row, place in zip(rows, places, strict=True) if place is None]
+    dots = sorted(
+        ((place, row) for row, place in zip(rows, places, strict=True) if place is not None), key=lambda dot: dot[0]
+    )
+    scale = 100.0 if panel.y in _PERCENT else 1.0
+    shown = [
+        (place, scale * mean, scale * (_spread(panel, row) or 0))
+        for place, row in dots
+        if (mean := _y(panel, row)) is not None
+    ]
+    if shown:
+        across, values, bars = zip(*shown, strict=True)
+        named = panel.x in NUMERIC or panel.x == "epsilon"
+        axes.errorbar(
+            across,
+            values,
+            yerr=bars if any(bars) else None,
+            marker=mark,
+            markersize=6,
+            markerfacecolor=colour if private else COLOURS["paper"],
+            elinewidth=1.2,
+            capsize=3,
+            label=label or None,
+            **(style if named else {**style, "linestyle": "none"}),
+        )
+    for row in flat:
+        mean = _y(panel, row)
+        if mean is not None:
+            axes.axhline(scale * mean, label=label or None, **{**style, "linewidth": 1.4})
+
+
+def _courses(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour: str, mark: str) -> None:
+    """The mean course of the seeds; training records dotted."""
+    for row in rows:
+        private = row.cell.is_private
+        courses = [outcome.course for outcome in row.outcomes]
+        points = list(zip(*courses, strict=True))
+        epochs = [seeds[0].epoch for seeds in points]
+        name = "epsilon" if panel.y == "epsilon" else "accuracy"
+        means, ends = [], []
+        for seeds in points:
+            values = [getattr(point, name) for point in seeds if getattr(point, name) is not None]
+            scale = 100.0 if name == "accuracy" else 1.0
+            means.append(scale * sum(values) / len(values) if values else math.nan)
+            ends.append(scale * (max(values) - min(values)) / 2 if values else math.nan)
+        told = label or row.cell.words
+        axes.plot(
+            epochs,
+            means,
+            color=colour,
+            linewidth=2,
+            linestyle="-" if private else (0, (5, 3)),
+            marker=mark,
+            markersize=4,
+            label=told if private else f"{told}: {NOTHING}",
+        )
+        if len(courses) > 1:
+            low = [mean - end for mean, end in zip(means, ends, strict=True)]
+            high = [mean + end for mean, end in zip(means, ends, strict=True)]
+            axes.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
+        if name == "accuracy":
+            trained = [100 * sum(point.train_accuracy for point in seeds) / len(seeds) for seeds in points]
+            axes.plot(epochs, trained, color=colour, linewidth=1.2, linestyle=(0, (1, 2)))
+
+
+def _y(panel: Panel, row: Row) -> float | None:
+    if panel.y == "noise_multiplier":
+        return float(row.cell.plan.at(0).noise_multiplier)
+    return row.epsilon if panel.y == "epsilon" else row.mean(panel.y)
+
+
+def _spread(panel: Panel, row: Row) -> float | None:
+    return None if panel.y in _PLANNED else row.spread(panel.y)
+
+
+def _places(panel: Panel, rows: Sequence[Row]) -> list[float | None]:
+    """Where each row stands across; None for a row to which the axis means nothing, or that has no ε."""
+    if panel.x == "epsilon":
+        return [row.epsilon if row.epsilon is None or math.isfinite(row.epsilon) else None for row in rows]
+    values = [row.cell.value(panel.x) for row in rows]
+    if panel.x in NUMERIC:
+        return [None if value is None else float(value) for value in values]
+    return [None if value is None else float(_names(rows, panel.x).index(str(value))) for value in values]
+
+
+def _names(rows: Sequence[Row], name: str) -> list[str]:
+    return list(dict.fromkeys(str(row.cell.told[name]) for row in rows if name in row.cell.told))
+
+
+def _scales(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    places = [place for place in _places(panel, rows) if place is not None] if panel.x != "epoch" else []
+    if panel.logarithmic:
+        axes.set_xscale("log")
+    elif panel.x == "epoch":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if panel.x in NUMERIC and 0 < len(set(places)) <= 9:
+        axes.set_xticks(sorted(set(places)), [f"{place:.4g}" for place in sorted(set(places))])
+        axes.minorticks_off()
+    elif panel.x not in (*NUMERIC, "epsilon", "epoch"):
+        names = _names(rows, panel.x)
+        axes.set_xticks(range(len(names)), [name.replace("_", " ") for name in names])
+        axes.set_xlim(-0.5, len(names) - 0.5)
+    elif panel.logarithmic and places:
+        shown = [tick for tick in (0.01, 0.03, 0.1, 0.3, 0.5, 1, 2, 4, 8, 16, 32) if min(places) <= tick <= max(places)]
+        axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
+        axes.minorticks_off()
+    if panel.y in ("epsilon", "seconds") and panel.x != "epoch":
+        values = [value for row in rows if (value := _y(panel, row)) and math.isfinite(value)]
+        if values and max(values) > _LEGIBLE * min(values):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    scale = 100.0 if panel.y in _PERCENT else 1.0
+    if panel.low is not None:
+        axes.set_ylim(bottom=scale * panel.low)
+    if panel.high is not None:
+        axes.set_ylim(top=scale * panel.high)
+
+
+def _marks(axes: "Axes", panel: Panel) -> None:
+    """Values from elsewhere, hollow, each with its words."""
+    scale = 100.0 if panel.y in _PERCENT else 1.0
+    for words in dict.fromkeys(mark.words for mark in panel.marks):
+        same = [mark for mark in panel.marks if mark.words == words]
+        axes.plot(
+            [mark.x for mark in same],
+            [scale * mark.y for mark in same],
+            linestyle="none",
+            marker="D",
+            markersize=8,
+            markerfacecolor="none",
+            markeredgecolor=COLOURS["ink"],
+            label=words,
+        )
+
+
+def _word(name: str) -> str:
+    return _WORDS.get(name, name.replace("_", " "))
+
+
+def _title(name: str) -> str:
+    words = _word(name).partition(" (")[0]
+    return words[:1].upper() + words[1:] if name in _WORDS and not words.startswith(("ε", "δ")) else words
+
+
+def _label(name: str, value: Value | None) -> str:
+    if value is None:
+        return ""
+    short = {"noise_multiplier": "σ", "batch_size": "B", "max_grad_norm": "C", "delta": "δ", "target_epsilon": "ε"}
+    if name == "projections":
+        return f"r = {value}" if value else "exact norms"
+    if isinstance(value, str):
+        return value.replace("_", " ")
+    return f"{short.get(name, name.replace('_', ' '))} = {value:.4g}"

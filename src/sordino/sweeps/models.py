@@ -1,0 +1,71 @@
+"""What a cell trains: the recipes' models, and a hidden layer of rectifiers on the features as they are (floor 6)."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sordino.data import DataSet
+from sordino.mechanisms import PrivateSecondMoment
+from sordino.mechanisms.budgets import GaussianBudget
+from sordino.randomness import Randomness
+from sordino.recipes import cnn, logistic, mlp
+from sordino.sweeps.settings import Settings
+
+__all__ = ["Prepared", "build", "components", "prepare"]
+
+Prepared = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Features and labels to train on, and to measure on."""
+
+
+def build(settings: Settings, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A new model with random weights from torch's generator."""
+    match settings.model:
+        case "logistic":
+            return logistic(shape, classes)
+        case "mlp":
+            return mlp(shape, classes, width=settings.width)
+        case "cnn":
+            return cnn(shape, classes)
+        case _:
+            hidden = nn.Linear(math.prod(shape), settings.width)
+            return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(), nn.Linear(settings.width, classes))
+
+
+def prepare(settings: Settings, dataset: DataSet, randomness: Randomness) -> Prepared:
+    """The records as the model takes them: as they are, or on private principal components."""
+    assert dataset.test is not None
+    train, test = dataset.train.tensors(), dataset.test.tensors()
+    if not settings.pca:
+        return train, test
+    rows = _unit(train[0])
+    basis = components(
+        rows, kept=settings.pca, noise_multiplier=settings.pca_noise_multiplier, randomness=randomness
+    ).float()
+    return (rows @ basis, train[1]), (_unit(test[0]) @ basis, test[1])
+
+
+def components(rows: Tensor, *, kept: int, noise_multiplier: float, randomness: Randomness) -> Tensor:
+    """The first `kept` principal directions, as columns [d, kept], of rows with norm at most 1 about 0.
+
+    Guarantee: post-processing of one noisy matrix of second moments, ``Gaussian(noise_multiplier)``.
+
+    References:
+        Abadi et al. 2016, section 4; Dwork, Talwar, Thakurta, Zhang 2014, algorithm 1.
+    """
+    mechanism = PrivateSecondMoment(
+        budget=GaussianBudget(noise_multiplier=noise_multiplier),
+        data_norm=1.0,
+        columns=rows.shape[1],
+        randomness=randomness,
+    )
+    moments = mechanism.release(rows.numpy().astype(np.float64))
+    _, vectors = np.linalg.eigh(moments)  # in rising order
+    return torch.from_numpy(np.ascontiguousarray(vectors[:, ::-1][:, :kept]))
+
+
+def _unit(features: Tensor) -> Tensor:
+    """Each record flat and with norm 1, by itself."""
+    flat = features.flatten(1)
+    return flat / flat.norm(dim=1, keepdim=True).clamp_min(1e-12)
