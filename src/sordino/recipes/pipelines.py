@@ -12,7 +12,14 @@ from sordino.recipes.pipeline import Pipeline
 __all__ = ["PIPELINES", "pipeline_called"]
 
 PIPELINES: Mapping[str, str] = {
+    "adult-logistic": "sordino.recipes.adult:ADULT_LOGISTIC",
+    "adult-mlp": "sordino.recipes.adult:ADULT_MLP",
+    "logistic-pixels": "sordino.recipes.logistic_pixels:LOGISTIC_PIXELS",
+    "logistic-sgd": "sordino.recipes.logistic_pixels:LOGISTIC_SGD",
     "pca-mlp": "sordino.recipes.pca_mlp:PCA_MLP",
+    "tanh-cnn": "sordino.recipes.tanh_cnn:TANH_CNN",
+    "wrn": "sordino.recipes.wrn:WRN",
+    "wrn-fast": "sordino.recipes.wrn:WRN_FAST",
 }
 """Names, and where the pipelines are: ``module:NAME``."""
 
