@@ -1,0 +1,298 @@
+"""The server's side of federated learning, without a framework (floor 4, federated).
+
+A round is a step of a plan whose unit is the client: the cohort is drawn and charged, updates come back, each is
+clipped to the bound, summed, noised once and divided by the *planned* cohort. What the server's optimizer does with the
+noisy mean is post-processing.
+
+References:
+    McMahan, Ramage, Talwar, Zhang 2018, algorithm 1 (DP-FedAvg, fixed denominator); Reddi et al. 2021, algorithm 2
+    (adaptive server optimizers); Kairouz et al. 2021, "Practical and private (deep) learning without sampling or
+    shuffling" (DP-FTRL).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+import numpy as np
+from torch import nn
+from torch.optim import Optimizer
+
+from sordino import checks
+from sordino.clipping import ProjectedClipping
+from sordino.definitions import Guarantee, PrivacyUnit
+from sordino.errors import InvalidArgument, UnprivateStep
+from sordino.federated.optimizers import fed_avg
+from sordino.federated.stack import UpdateStack
+from sordino.federated.updates import Update
+from sordino.gradients import GradientCapture
+from sordino.ledger import Account, Reservation
+from sordino.randomness import Randomness
+from sordino.sampling import Chunk
+from sordino.training import Plan
+from sordino.training.charges import Charges
+from sordino.training.guard import claim, release
+from sordino.training.prepaid import set_aside
+from sordino.training.record import Parts, record_of
+from sordino.training.spending import SpentSoFar, charged_at
+from sordino.training.step import PrivateStep
+
+__all__ = ["PrivateServer", "Round"]
+
+SEEDED = "fixed seed: not for release"
+DROPOUTS = "which clients drop out is taken not to depend on their data"
+TRUSTED = "the server sees each update: it is trusted"
+
+# Updates that lie in memory together.
+_CHUNK = 64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Round:
+    """Who is asked in one round.
+
+    Args:
+        number: from 0; never used twice in a run.
+        clients: numbers of the clients to ask, int64, sorted, maybe none. Under Poisson sampling they are secret:
+            nobody but the clients themselves and the server may learn who or how many they are.
+    """
+
+    number: int
+    clients: np.ndarray
+
+
+class PrivateServer:
+    """Draws cohorts, turns their updates into one noisy mean, and keeps the bill. Use it in a ``with`` block.
+
+    Guarantee: the model after every round, the transcript and the guarantee together are (ε, δ)-differentially private
+    for one client, as `guarantee` states, if an update is a function of that client's data, of what was released, and
+    of randomness of its own. The server sees the updates and is trusted. An update that is not finite or has other
+    names or shapes than the model's parameters contributes exactly zero, and so does a client that does not answer;
+    the divisor is the planned cohort either way.
+
+    Args:
+        model: holds the shared parameters (those that require gradients); it is changed in place, round by round.
+        plan: `steps` are rounds, `sample_rate` and `expected_batch_size` speak of clients, `max_grad_norm` bounds one
+            update; its unit must be ``client`` or ``user``. Clipping methods, adaptive bounds, schedules, secure noise
+            and correlated noise (DP-FTRL) are the plan's.
+        population: public number of clients, or a public bound of it; they are numbered from 0.
+        optimizer: makes the server's optimizer from its parameters; `fed_avg` by default. It steps on minus the mean.
+        randomness: fresh for every run; None draws a new key.
+        ledger: the clients' account, charged ahead of the rounds.
+        run: a new folder for plan, transcript, model and guarantee, which `sordino report` and `verify` read.
+        resume: the folder of a run that was cut off.
+        checkpoint_every: rounds between checkpoints.
+
+    Raises:
+        InvalidArgument: the plan's unit is one example, or it clips by projections of a loss.
+
+    Example:
+        >>> import torch
+        >>> plan = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, steps=2, expected_batch_size=50.0,
+        ...             delta=1e-5, privacy_unit=PrivacyUnit.CLIENT)
+        >>> with PrivateServer(torch.nn.Linear(3, 1), plan, population=100) as server:
+        ...     for cohort in server.rounds():
+        ...         zero = {name: torch.zeros_like(value) for name, value in server.model.named_parameters()}
+        ...         server.finish_round(cohort, ((int(client), zero) for client in cohort.clients))
+        >>> server.guarantee().unit.value, server.done
+        ('client', 2)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        *,
+        population: int,
+        optimizer: Callable[[list[nn.Parameter]], Optimizer] = fed_avg,
+        randomness: Randomness | None = None,
+        ledger: Account | Reservation | None = None,
+        run: str | Path | None = None,
+        resume: str | Path | None = None,
+        checkpoint_every: int | None = None,
+    ) -> None:
+        _check(plan)
+        self.model, self.plan = model, plan
+        self._population = checks.integer(1, population=population)
+        self._stack = UpdateStack(model)
+        self._shared = self._stack.trainable()
+        self._optimizer = optimizer(self._shared)
+        self._randomness = Randomness() if randomness is None else randomness
+        self._ledger = ledger
+        self._parts = Parts(model=model, optimizer=self._optimizer, schedule=None, average=None)
+        self._record = record_of(plan, run=run, resume=resume, every=checkpoint_every)
+        if self._record is not None:
+            self._record.begin(self._parts, self._randomness)
+        self.first = 0 if self._record is None else self._record.first_step
+        self._repeats = self._record is not None and self._record.repeats
+        self.done = self._charged = self.first
+        self._charges = Charges() if self._record is None else self._record.earlier.copy()
+        self._step = PrivateStep(
+            cast("GradientCapture", self._stack), plan, self._randomness, after_step=self.first - 1
+        )
+        if self._record is not None:
+            self._record.follow(self._step)
+        self._open: Round | None = None
+        self._within: ExitStack | None = None
+
+    # --- the run -------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """Reserve the whole plan on the ledger; nobody else may step the shared parameters from here on."""
+        with ExitStack() as stack:
+            stack.push(self._after_failure)
+            name = "" if self._record is None else self._record.folder.path.name
+            self._paid = stack.enter_context(
+                set_aside(self._ledger, self.plan, first=self.first, repeats=self._repeats, run=name)
+            )
+            claim(self._shared, self._optimizer)
+            stack.callback(release, self._shared)
+            self._within = stack.pop_all()
+        self._spent = SpentSoFar(
+            self.plan,
+            first=self.first,
+            earlier=None if self._record is None else self._record.earlier,
+            repeats=self._repeats,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give back what was not drawn, and write the end of the run."""
+        assert self._within is not None
+        self._step.abandon()
+        try:
+            self._within.__exit__(kind, error, trace)
+        finally:
+            self._within = None
+            if self._record is not None and error is None:
+                self._record.finish(self.model, self.guarantee(), complete=self.done == self.plan.steps)
+
+    def _after_failure(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del error, trace
+        if kind is not None and self._record is not None:
+            self._record.give_up()
+
+    def rounds(self) -> Iterator[Round]:
+        """The rounds that are left, each charged before it is given out.
+
+        A round that is not finished before the next one is asked for is lost: it stays charged, its number is not used
+        again, and the model stays as it is.
+
+        Raises:
+            BudgetExceeded: the account can't pay for the next round; nothing was asked of any client.
+            UnprivateStep: outside a ``with`` block.
+        """
+        self._check_running()
+        batches = self.plan.sampling.batches(
+            population=self._population,
+            first_step=self.first,
+            steps=self.plan.steps - self.first,
+            randomness=self._randomness,
+        )
+        for number, clients in enumerate(batches, start=self.first):
+            self._check_running()
+            self._step.abandon()
+            self._charge(number, clients)
+            self._open = Round(number=number, clients=clients)
+            yield self._open
+        self._open = None
+
+    def _charge(self, number: int, clients: np.ndarray) -> None:
+        receipt = self._paid.pay(number, coming=self.plan.steps - number)
+        event = charged_at(self.plan, number, first=self.first, repeats=self._repeats)
+        self._charged = number + 1
+        self._charges.add(event)
+        if self._record is not None:
+            epsilon = self._spent.after(number + 1)
+            self._record.charge(step=number, event=event, epsilon=epsilon, indices=clients, charge=receipt)
+
+    def finish_round(self, cohort: Round, updates: Iterable[tuple[int, Update]]) -> None:
+        """Clip, sum, noise and divide the updates of `cohort`, and step the server's optimizer.
+
+        Args:
+            cohort: what `rounds` gave last.
+            updates: (client's number, update), in any order, each client of the cohort at most once; read a few at a
+                time. Clients that don't answer are left out.
+
+        Raises:
+            UnprivateStep: the round is not the open one.
+            InvalidArgument: a client was not asked, or answers twice. The round is lost.
+        """
+        self._check_running()
+        if cohort is not self._open:
+            raise UnprivateStep("cohort must be the one that rounds() gave last, got another. Ask for the next round.")
+        self._open = None
+        waiting = set(map(int, cohort.clients))
+        answers, chunk = iter(updates), 0
+        try:
+            while True:
+                some = list(islice(answers, _CHUNK))
+                last = len(some) < _CHUNK
+                for client, _ in some:
+                    if client not in waiting:
+                        raise InvalidArgument(
+                            "updates must come from clients of the round, each at most once, got another. Match "
+                            "answers to the clients that were asked."
+                        )
+                    waiting.discard(client)
+                self._add(cohort.number, chunk, [update for _, update in some], last=last)
+                chunk += 1
+                if last:
+                    break
+            self._step.finish()
+        except BaseException:
+            self._step.abandon()
+            raise
+        for parameter in self._shared:
+            # A server moves along the mean update; an optimizer moves against a gradient.
+            parameter.grad = None if parameter.grad is None else parameter.grad.neg_()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.done = cohort.number + 1
+        if self._record is not None:
+            self._record.after_step(self._parts, self.done)
+
+    def _add(self, number: int, chunk: int, updates: list[Update], *, last: bool) -> None:
+        rows = self._stack.put(updates)
+        part = Chunk(step=number, chunk=chunk, is_last=last, indices=np.arange(rows))
+        self._step.begin(part)
+        self._step.add(part)
+
+    def _check_running(self) -> None:
+        if self._within is None:
+            raise UnprivateStep("server must be used in a with block, got a call outside. Write `with server:`.")
+
+    # --- what holds ----------------------------------------------------------------------------------------------
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """The bounds of the round under way or of the last one; adaptive ones were released."""
+        return getattr(self._step.bounds, "values", ())
+
+    def guarantee(self) -> Guarantee:
+        """What the rounds charged so far guarantee for one client."""
+        seeded = self._randomness.reproducible if self._record is None else self._record.seeded
+        caveats = (*((SEEDED,) if seeded else ()), TRUSTED, DROPOUTS)
+        planned = self.plan.guarantee(steps=self._charged, caveats=caveats)
+        return planned if self._record is None else self._record.guarantee(planned)
+
+
+def _check(plan: Plan) -> None:
+    if plan.privacy_unit is PrivacyUnit.EXAMPLE:
+        raise InvalidArgument(
+            "privacy_unit must be client or user in federated learning, got 'example': a client's update holds all of "
+            "its records. Pass privacy_unit='client'."
+        )
+    if isinstance(plan.clipping, ProjectedClipping):
+        raise InvalidArgument(
+            "clipping must look at updates, got ProjectedClipping, which projects gradients of a loss. Use "
+            "FlatClipping."
+        )

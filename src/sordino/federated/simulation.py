@@ -1,0 +1,202 @@
+"""Federated learning simulated in one process (floor 4, federated): local training, cohort by cohort.
+
+References:
+    McMahan et al. 2017, algorithm 1 (ClientUpdate); Li et al. 2020 (the proximal term of FedProx).
+"""
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sordino import checks
+from sordino.definitions import Guarantee
+from sordino.errors import InvalidArgument
+from sordino.federated.optimizers import fed_avg
+from sordino.federated.server import PrivateServer
+from sordino.federated.updates import difference, shared_parameters
+from sordino.ledger import Account, Reservation
+from sordino.randomness import Randomness, Stream
+from sordino.training import Plan
+
+__all__ = ["FederatedResult", "LocalTraining", "clients_from", "simulate"]
+
+Loss = Callable[..., Tensor]
+Records = Sequence[Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """What a client does with the model that it gets: plain SGD on its own records. No privacy of its own.
+
+    Args:
+        learning_rate: > 0.
+        epochs: passes over the client's records, ≥ 1.
+        batch_size: records a step, ≥ 1; None takes all at once.
+        proximal: μ ≥ 0 of FedProx: adds μ/2 · ‖θ − θ_server‖² to the loss.
+    """
+
+    learning_rate: float = 0.1
+    epochs: int = 1
+    batch_size: int | None = None
+    proximal: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.positive(learning_rate=self.learning_rate)
+        checks.integer(1, epochs=self.epochs)
+        checks.non_negative(proximal=self.proximal)
+        if self.batch_size is not None:
+            checks.integer(1, batch_size=self.batch_size)
+
+    def update(self, model: nn.Module, loss: Loss, records: Records, *, order: Stream) -> dict[str, Tensor]:
+        """Train `model` in place on `records`, and return how far its shared parameters moved.
+
+        Args:
+            model: the client's own copy, holding the server's parameters.
+            loss: ``loss(model, *records)``, one value per record or their mean.
+            records: equally long tensors.
+            order: shuffles the records of an epoch.
+        """
+        shared = shared_parameters(model)
+        start = {name: parameter.detach().clone() for name, parameter in shared.items()}
+        optimizer = torch.optim.SGD(shared.values(), lr=self.learning_rate)
+        for batch in self._batches(records, order):
+            optimizer.zero_grad(set_to_none=True)
+            value = loss(model, *batch).mean()
+            if self.proximal:
+                value = value + self.proximal / 2 * sum((shared[name] - start[name]).square().sum() for name in shared)
+            value.backward()
+            optimizer.step()
+        return difference(model, start)
+
+    def _batches(self, records: Records, order: Stream) -> Iterator[list[Tensor]]:
+        count = len(records[0])
+        size = count if self.batch_size is None else self.batch_size
+        for _ in range(self.epochs if count else 0):
+            turn = torch.from_numpy(np.argsort(order.integers64(count), kind="stable"))
+            for begin in range(0, count, size):
+                yield [tensor[turn[begin : begin + size]] for tensor in records]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedResult:
+    """What a simulated run leaves behind.
+
+    Args:
+        model: the server's, trained in place.
+        plan: what was run; its steps are rounds.
+        guarantee: what holds for one client.
+        rounds: rounds that were finished.
+        seconds: wall-clock time.
+    """
+
+    model: nn.Module
+    plan: Plan
+    guarantee: Guarantee
+    rounds: int
+    seconds: float
+
+
+def clients_from(records: Records, of: Sequence[int] | Tensor | np.ndarray, *, count: int) -> list[list[Tensor]]:
+    """Each client's own records: those whose entry in `of` is its number; some clients may have none.
+
+    Args:
+        records: equally long tensors.
+        of: the client of each record, 0 … count − 1; records of other numbers are left out.
+        count: number of clients, public.
+    """
+    numbers = np.asarray(of)
+    count = checks.integer(1, count=count)
+    if numbers.ndim != 1 or len(numbers) != len(records[0]):
+        raise InvalidArgument("of must be one integer per record, got another shape. Number the clients from 0.")
+    sorted_by = np.argsort(numbers, kind="stable")
+    edges = np.searchsorted(numbers[sorted_by], np.arange(count + 1))
+    places = [torch.from_numpy(sorted_by[edges[client] : edges[client + 1]]) for client in range(count)]
+    return [[tensor[place] for tensor in records] for place in places]
+
+
+def simulate(
+    model: nn.Module,
+    loss: Loss,
+    clients: Sequence[Records],
+    plan: Plan,
+    *,
+    local: LocalTraining | None = None,
+    optimizer: Callable[[list[nn.Parameter]], Optimizer] = fed_avg,
+    randomness: Randomness | None = None,
+    ledger: Account | Reservation | None = None,
+    run: str | Path | None = None,
+    resume: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    on_round: Callable[[int], None] | None = None,
+) -> FederatedResult:
+    """Train `model` over simulated clients with client-level privacy.
+
+    Guarantee: that of `PrivateServer`. Every client trains a copy that starts from the server's parameters and from the
+    buffers that `model` had at the beginning; buffers never come back.
+
+    Args:
+        model: trained in place.
+        loss: ``loss(model, *records)``, one value per record or their mean.
+        clients: the records of each client; `clients_from` makes them.
+        plan: its unit is the client; see `PrivateServer`.
+        local: what clients do; one epoch of SGD by default.
+        optimizer: the server's.
+        randomness: fresh for every run.
+        ledger: the clients' account.
+        run: a new folder for the run.
+        resume: the folder of a run that was cut off.
+        checkpoint_every: rounds between checkpoints.
+        on_round: called after every finished round with the number of rounds done, for evaluation on public records.
+
+    Example:
+        >>> from sordino.definitions import PrivacyUnit
+        >>> clients = [[torch.ones(3, 2), torch.ones(3, 1)] for _ in range(20)]
+        >>> plan = Plan(noise_multiplier=1.0, max_grad_norm=0.1, sample_rate=0.5, steps=3, expected_batch_size=10.0,
+        ...             delta=1e-5, privacy_unit=PrivacyUnit.CLIENT)
+        >>> def loss(model, x, y):
+        ...     return (model(x) - y).square()
+        >>> simulate(nn.Linear(2, 1), loss, clients, plan).rounds
+        3
+    """
+    started = time.monotonic()
+    local = LocalTraining() if local is None else local
+    randomness = Randomness() if randomness is None else randomness
+    worker = copy.deepcopy(model)
+    fresh = {name: buffer.clone() for name, buffer in worker.named_buffers()}
+    server = PrivateServer(
+        model,
+        plan,
+        population=len(clients),
+        optimizer=optimizer,
+        randomness=randomness,
+        ledger=ledger,
+        run=run,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+    )
+
+    def answers(number: int, asked: np.ndarray) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        for client in map(int, asked):
+            worker.load_state_dict({**model.state_dict(), **fresh})
+            order = randomness.stream("local order", step=number, tensor=client)
+            yield client, local.update(worker, loss, clients[client], order=order)
+
+    with server:
+        for cohort in server.rounds():
+            server.finish_round(cohort, answers(cohort.number, cohort.clients))
+            if on_round is not None:
+                on_round(server.done)
+    return FederatedResult(
+        model=model,
+        plan=plan,
+        guarantee=server.guarantee(),
+        rounds=server.done,
+        seconds=time.monotonic() - started,
+    )

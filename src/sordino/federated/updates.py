@@ -1,0 +1,74 @@
+"""A client's update as named float tensors (floor 4, federated): what may leave a client, and nothing else.
+
+Only trained floating-point parameters are on the list. Buffers, counts of examples, losses and batch statistics stay
+where they are: no noise covers them.
+"""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from sordino import checks
+from sordino.errors import InvalidArgument
+
+__all__ = ["Update", "clipped_update", "difference", "shared_parameters"]
+
+Update: TypeAlias = Mapping[str, Tensor]
+"""Name of a shared parameter ↦ how far the client wants it moved, in the parameter's shape."""
+
+
+def shared_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that clients train and send, by name: those that require gradients.
+
+    Raises:
+        InvalidArgument: there are none, or one is not of real floating-point numbers.
+    """
+    shared = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not shared:
+        raise InvalidArgument(
+            "model must have a parameter that requires gradients, got none. Unfreeze what is learned."
+        )
+    for name, parameter in shared.items():
+        if not parameter.is_floating_point():
+            raise InvalidArgument(f"{name} must be of floating-point numbers, got {parameter.dtype}. Freeze it.")
+    return shared
+
+
+def difference(after: nn.Module, before: Update) -> dict[str, Tensor]:
+    """How far the shared parameters of `after` are from `before`: the update that a client would send.
+
+    Args:
+        after: the client's model.
+        before: the parameters that the server gave, by name.
+    """
+    trained = dict(after.named_parameters())
+    return {name: (trained[name].detach() - value.detach()).to(value.dtype) for name, value in before.items()}
+
+
+def clipped_update(update: Update, *, max_update_norm: float) -> dict[str, Tensor]:
+    """The update scaled down to ℓ2 norm `max_update_norm` over all its tensors; zero if an entry is not finite.
+
+    When: on the client, so that nothing larger ever leaves it. The server clips again and relies only on that. Not
+    with bounds that adapt: they count whose update is below the bound, and must see the norms.
+
+    Args:
+        update: named tensors.
+        max_update_norm: > 0, in units of the parameters.
+
+    Example:
+        >>> clipped = clipped_update({"weight": torch.tensor([3.0, 4.0])}, max_update_norm=1.0)
+        >>> [round(float(value), 3) for value in clipped["weight"]]
+        [0.6, 0.8]
+    """
+    bound = checks.positive(max_update_norm=max_update_norm)
+    largest = max((float(value.detach().abs().max()) for value in update.values() if value.numel()), default=0.0)
+    if not all(bool(value.isfinite().all()) for value in update.values()):
+        return {name: torch.zeros_like(value) for name, value in update.items()}
+    if largest == 0:
+        return dict(update)
+    # Divided by the largest entry first, so that squares neither overflow nor vanish.
+    squares = sum(float((value.detach().double() / largest).square().sum()) for value in update.values())
+    factor = min(1.0, bound / (largest * squares**0.5))
+    return {name: value * factor for name, value in update.items()}

@@ -1,0 +1,58 @@
+"""Noise that clients add themselves: its size is right at every ε, and the count of updates is kept."""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import norm
+
+from sordino.errors import InvalidArgument, PrivacyError
+from sordino.federated import LocalPrivacy
+from sordino.randomness import Randomness
+
+
+def delta_of(epsilon, ratio):
+    """Balle and Wang 2018, theorem 8, for a sensitivity of `ratio` standard deviations."""
+    return norm.cdf(ratio / 2 - epsilon / ratio) - math.exp(epsilon) * norm.cdf(-ratio / 2 - epsilon / ratio)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0, 20.0, 50.0])
+@pytest.mark.parametrize("rounds", [1, 16])
+def test_epsilon_holds_where_the_classical_formula_fails(epsilon, rounds):
+    local = LocalPrivacy(epsilon=epsilon, delta=1e-5, max_update_norm=0.7, rounds=rounds)
+    ratio = 2 * 0.7 / local.stddev * math.sqrt(rounds)
+    assert delta_of(epsilon, ratio) <= 1e-5 * (1 + 1e-9)
+    assert delta_of(epsilon, ratio * 1.001) > 1e-5
+
+
+@pytest.mark.parametrize(("factor", "good"), [(1.0, True), (1.05, False)])
+def test_every_entry_gets_the_noise_of_twice_the_bound(factor, good):
+    local = LocalPrivacy(epsilon=2.0, delta=1e-5, max_update_norm=0.5, randomness=Randomness(seed=1, reproducible=True))
+    sent = local.privatize({"a": torch.zeros(20_000), "b": torch.zeros(200, 100)})
+    z = torch.cat([value.flatten().double() for value in sent.values()]) / (local.stddev * factor)
+    assert (abs(float(z.square().mean()) - 1) < 4 * math.sqrt(2 / 40_000)) == good
+
+
+def test_what_was_not_declared_is_not_sent():
+    local = LocalPrivacy(epsilon=2.0, delta=1e-5, max_update_norm=1.0, rounds=2)
+    update = {"a": torch.ones(3)}
+    first, second = local.privatize(update), local.privatize(update)
+    assert not torch.equal(first["a"], second["a"])
+    assert local.guarantee().epsilon <= 2.0
+    with pytest.raises(PrivacyError, match="declared"):
+        local.privatize(update)
+    assert local.sent == 2
+
+
+def test_an_update_that_is_not_finite_is_only_noise():
+    local = LocalPrivacy(epsilon=100.0, delta=1e-5, max_update_norm=1e-3)
+    sent = local.privatize({"a": torch.tensor([math.nan, 1e30])})
+    assert sent["a"].isfinite().all()
+    assert sent["a"].abs().max() < 1
+
+
+@pytest.mark.parametrize("name", ["epsilon", "max_update_norm"])
+def test_values_out_of_range_are_refused(name):
+    values = {"epsilon": 1.0, "delta": 1e-5, "max_update_norm": 1.0, name: 0.0}
+    with pytest.raises(InvalidArgument, match=name):
+        LocalPrivacy(**values)

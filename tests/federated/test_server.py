@@ -1,0 +1,234 @@
+"""Cohorts, updates and the noisy mean: what one client can move, what is divided by, what is charged."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sordino import accounting
+from sordino.clipping import AdaClip, AutomaticClipping, GroupedClipping, ProjectedClipping, QuantileClipping
+from sordino.definitions import NeighboringRelation, PrivacyUnit
+from sordino.errors import InvalidArgument, UnprivateStep
+from sordino.events import Gaussian, PoissonSampled
+from sordino.federated import PrivateServer, fed_adam, fed_avg, fed_yogi
+from sordino.randomness import Randomness
+from sordino.training import Plan
+
+
+def plan(**changes):
+    values = {
+        "noise_multiplier": 1.0,
+        "max_grad_norm": 1.0,
+        "sample_rate": 1.0,
+        "steps": 1,
+        "expected_batch_size": 4.0,
+        "delta": 1e-5,
+        "privacy_unit": PrivacyUnit.CLIENT,
+    }
+    return Plan(**{**values, **changes})
+
+
+def line(width=3):
+    model = nn.Linear(width, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+def one_round(updates, plan, *, model=None, seed=1, optimizer=fed_avg, population=None):
+    model = line() if model is None else model
+    server = PrivateServer(
+        model,
+        plan,
+        population=len(updates) if population is None else population,
+        randomness=Randomness(seed=seed, reproducible=True),
+        optimizer=optimizer,
+    )
+    with server:
+        for cohort in server.rounds():
+            server.finish_round(cohort, [(int(c), updates[c]) for c in cohort.clients if updates[c] is not None])
+    return model, server
+
+
+def update(*entries):
+    return {"weight": torch.tensor([entries], dtype=torch.float32)}
+
+
+QUIET = {"noise_multiplier": 0.0}
+
+
+def test_the_model_moves_by_the_clipped_sum_over_the_planned_cohort():
+    model, _ = one_round([update(3, 4, 0), update(0.0, 0.1, 0), None, update(0, 0, -1)], plan(**QUIET))
+    assert model.weight[0].tolist() == pytest.approx([0.6 / 4, 0.9 / 4, -0.25], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        update(math.nan, 0, 0),
+        update(math.inf, 0, 0),
+        {"weight": torch.ones(1, 4)},
+        {"other": torch.ones(1, 3)},
+        {"weight": torch.ones(1, 3), "num_batches_tracked": torch.ones(1)},
+        {"weight": torch.ones(1, 3, dtype=torch.int64)},
+        update(3e38, 3e38, 3e38),
+    ],
+    ids=["nan", "inf", "shape", "name", "one too many", "integers", "huge"],
+)
+def test_a_broken_update_contributes_at_most_the_bound_and_stops_nothing(bad):
+    model, _ = one_round([bad, update(0, 0, 1)], plan(**QUIET))
+    others, _ = one_round([None, update(0, 0, 1)], plan(**QUIET))
+    moved = (model.weight - others.weight).norm() * 4
+    assert moved <= 1 + 1e-5
+    if "huge" not in str(bad) and not (bad.get("weight", torch.zeros(1)) == 3e38).any():
+        assert moved == 0
+
+
+@pytest.mark.parametrize("clipping", [None, AutomaticClipping(), GroupedClipping(by="layer"), AdaClip()], ids=str)
+@pytest.mark.parametrize("size", [1e-12, 0.3, 1.0, 1e3, 1e30])
+def test_no_client_moves_the_sum_by_more_than_the_bound(clipping, size):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+    def zeros(scale):
+        return {name: scale * torch.randn_like(value) for name, value in model.named_parameters()}
+
+    some = [zeros(0.1), zeros(0.5)]
+    chosen = plan(**QUIET, **({} if clipping is None else {"clipping": clipping}))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    after = []
+    for updates in ([*some, None], [*some, zeros(size)]):
+        model.load_state_dict(before)
+        one_round(updates, chosen, model=model)
+        after.append(torch.cat([value.detach().double().flatten() for value in model.parameters()]))
+    assert float((after[1] - after[0]).norm()) * 4 <= 1 + 1e-4
+
+
+@pytest.mark.parametrize(("stddev", "good"), [(1.0, True), (1.05, False)])
+def test_noise_has_exactly_the_declared_variance(stddev, good):
+    model = line(40_000)
+    one_round([None] * 4, plan(noise_multiplier=2.0, max_grad_norm=0.5), model=model)
+    z = model.weight.detach().double() * 4 / (2.0 * 0.5 * stddev)
+    assert (abs(float(z.square().mean()) - 1) < 4 * math.sqrt(2 / 40_000)) == good
+
+
+def test_replacing_a_client_doubles_the_noise():
+    model = line(40_000)
+    one_round([None] * 4, plan(neighboring_relation=NeighboringRelation.REPLACE_ONE), model=model)
+    assert float(model.weight.detach().std()) * 4 == pytest.approx(2.0, rel=0.02)
+
+
+def test_rounds_are_charged_as_steps_of_the_plan_even_when_they_are_lost():
+    chosen = plan(sample_rate=0.1, steps=5)
+    server = PrivateServer(line(), chosen, population=50)
+    with server:
+        rounds = server.rounds()
+        next(rounds)
+        cohort = next(rounds)
+        server.finish_round(cohort, [])
+    event = PoissonSampled(sample_rate=0.1, event=Gaussian(noise_multiplier=1.0))
+    expected = accounting.epsilon(accounting_compose(event, 2), 1e-5).upper
+    assert server.guarantee().epsilon == pytest.approx(expected, rel=1e-6)
+    assert server.guarantee().unit is PrivacyUnit.CLIENT
+    assert server.done == 2
+
+
+def accounting_compose(event, count):
+    from sordino.events import SelfComposed
+
+    return SelfComposed(event=event, count=count)
+
+
+def test_clients_are_drawn_independently_at_the_rate():
+    server = PrivateServer(line(), plan(sample_rate=0.2, steps=400, expected_batch_size=20.0), population=100)
+    with server:
+        drawn = [cohort.clients for cohort in server.rounds()]
+    counts = np.bincount(np.concatenate(drawn), minlength=100)
+    sizes = np.array([len(one) for one in drawn])
+    assert abs(counts.mean() / 400 - 0.2) < 4 * math.sqrt(0.16 / 40_000)
+    # Independent draws make the size of a cohort binomial: variance 16, not 0 as for cohorts of a fixed size.
+    assert 16 * 0.7 < sizes.var() < 16 * 1.4
+
+
+def test_an_adaptive_bound_follows_the_median_of_the_norms_from_both_sides():
+    for start in (0.05, 60.0):
+        chosen = plan(
+            noise_multiplier=0.1,
+            max_grad_norm=start,
+            steps=120,
+            expected_batch_size=50.0,
+            clipping=QuantileClipping(quantile=0.5, learning_rate=0.2, count_noise=2.5),
+        )
+        updates = [update(0, 0, 1 + client / 50) for client in range(50)]
+        _, server = one_round(updates, chosen)
+        assert server.bounds[0] == pytest.approx(1.5, rel=0.15)
+
+
+def test_a_client_that_was_not_asked_or_answers_twice_loses_the_round():
+    server = PrivateServer(line(), plan(steps=3), population=4)
+    with server:
+        for cohort, answers in zip(server.rounds(), ([(7, update(1, 0, 0))], [(1, update(1, 0, 0))] * 2), strict=False):
+            with pytest.raises(InvalidArgument, match="each at most once"):
+                server.finish_round(cohort, answers)
+        assert server.model.weight.abs().max() == 0
+        assert server.done == 0
+
+
+def test_a_round_is_finished_once_and_only_inside_the_block():
+    server = PrivateServer(line(), plan(steps=2), population=4)
+    with pytest.raises(UnprivateStep, match="with block"):
+        next(server.rounds())
+    with server:
+        rounds = server.rounds()
+        first = next(rounds)
+        server.finish_round(first, [])
+        with pytest.raises(UnprivateStep, match="rounds"):
+            server.finish_round(first, [])
+    with pytest.raises(UnprivateStep, match="with block"):
+        server.finish_round(first, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"privacy_unit": PrivacyUnit.EXAMPLE}, "client or user"),
+        ({"clipping": ProjectedClipping(projections=4)}, "ProjectedClipping"),
+    ],
+)
+def test_plans_that_do_not_speak_of_clients_are_refused(changes, words):
+    with pytest.raises(InvalidArgument, match=words):
+        PrivateServer(line(), plan(**changes), population=4)
+
+
+def test_a_model_without_trained_parameters_is_refused():
+    with pytest.raises(InvalidArgument, match="Unfreeze"):
+        PrivateServer(line().requires_grad_(False), plan(), population=4)
+
+
+@pytest.mark.parametrize("optimizer", [fed_adam, fed_yogi])
+def test_server_optimizers_see_only_the_noisy_mean(optimizer):
+    """The same noisy mean, whatever the updates were: what the optimizer does is post-processing."""
+    one, _ = one_round([update(5, 0, 0)] * 4, plan(noise_multiplier=1.0), optimizer=optimizer)
+    two, _ = one_round([update(1, 0, 0)] * 4, plan(noise_multiplier=1.0), optimizer=optimizer)
+    assert torch.allclose(one.weight, two.weight, atol=1e-4)
+
+
+def test_yogi_steps_as_its_formula_says():
+    parameter = nn.Parameter(torch.tensor([1.0, -2.0]))
+    stepper = fed_yogi([parameter], learning_rate=0.1, adaptivity=0.01)
+    theta, m, v = parameter.detach().double().numpy().copy(), np.zeros(2), np.full(2, 1e-4)
+    for gradient in ([0.3, -0.1], [0.2, 0.4], [0.0, -0.5]):
+        g = np.array(gradient)
+        parameter.grad = torch.tensor(gradient)
+        stepper.step()
+        m = 0.9 * m + 0.1 * g
+        v = v - 0.01 * np.sign(v - g**2) * g**2
+        theta = theta - 0.1 * m / (np.sqrt(v) + 0.01)
+    assert parameter.detach().numpy() == pytest.approx(theta, rel=1e-5)
+
+
+def test_whole_number_noise_works_for_clients_too():
+    model, server = one_round([update(1, 0, 0)] * 4, plan(noise_multiplier=1e-6, secure_noise=True))
+    assert model.weight[0].tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-3)
+    assert "secure noise" in server.guarantee().sentence()
