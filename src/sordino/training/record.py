@@ -22,7 +22,7 @@ from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument
 from sordino.events import Event, Nothing
 from sordino.randomness import Randomness
-from sordino.runs import RunFolder
+from sordino.runs import ReleasedLosses, RunFolder
 from sordino.training.averaging import WeightAverage
 from sordino.training.charges import Charges
 from sordino.training.checkpoint import load_module, load_optimizer, module_state, read, to_bytes
@@ -131,7 +131,7 @@ class RunRecord:
         file = self.folder.path / "checkpoint.safetensors"
         if not self._is_new and file.is_file():
             facts, state = read(file)
-            if facts.get("plan") != json.loads(self._plan.to_json()):
+            if _differing(facts.get("plan"), self._plan):
                 raise InvalidArgument(
                     "checkpoint must be one of this plan, got another plan's. Was the file exchanged?"
                 )
@@ -208,6 +208,10 @@ class RunRecord:
         """Write model, guarantee and manifest; a complete run has no more use for the noise in its checkpoint."""
         if complete and self._plan.noise is not None:
             (self.folder.path / "checkpoint.safetensors").unlink(missing_ok=True)
+        if self._plan.loss_curve is not None and self._step is not None:
+            curve = self._plan.loss_curve
+            losses = ReleasedLosses(bound=curve.bound, share=curve.share, points=self._step.loss_curve)
+            self.folder.write_loss_curve(losses)
         self.folder.save_model(model.state_dict())
         self.folder.write_guarantee(guarantee)
         self.folder.close()
@@ -263,13 +267,18 @@ def _dearest(plan: Plan) -> Event:
 
 
 def _check_plan(folder: RunFolder, plan: Plan) -> None:
-    written, given = folder.plan, json.loads(plan.to_json())
-    differing = sorted(name for name in written.keys() | given.keys() if written.get(name) != given.get(name))
-    if differing:
+    if differing := _differing(folder.plan, plan):
         raise InvalidArgument(
             f"plan must be that of the run folder, got one that differs in {', '.join(differing)}. "
             "Use Plan.from_json on the folder's plan.json, or begin a new run."
         )
+
+
+def _differing(written: object, plan: Plan) -> list[str]:
+    """Names of fields that differ. Earlier schemas lack fields that are null when they are not used."""
+    body, given = written if isinstance(written, dict) else {}, json.loads(plan.to_json())
+    names = (body.keys() | given.keys()) - {"schema"}
+    return sorted(name for name in names if body.get(name) != given.get(name))
 
 
 def _check_unfinished(folder: RunFolder, plan: Plan) -> None:

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
+from sordino.runs import LossPoint
 from sordino.sampling import Chunk
 from sordino.training.adaclip import bounds_for
+from sordino.training.bounds import Bounds
 from sordino.training.plan import Plan
 from sordino.training.step_plan import StepPlan
 
@@ -57,6 +59,9 @@ class PrivateStep:
         self._summed: list[nn.Parameter] = []
         self._stream = None if plan.mechanism is None else plan.mechanism.start()
         self._trained: list[str] | None = None
+        self._buys_losses = plan.loss_curve is not None
+        self._seen = False
+        self._points: list[LossPoint] = []
         self.bounds = bounds_for(capture, plan, randomness)
 
     @property
@@ -68,6 +73,11 @@ class PrivateStep:
     def last_step(self) -> int:
         """Number of the last logical batch begun, or `after_step`."""
         return self._last_step
+
+    @property
+    def loss_curve(self) -> tuple[LossPoint, ...]:
+        """The losses that were released so far; none unless the plan buys them."""
+        return tuple(self._points)
 
     def expects(self, chunk: Chunk) -> bool:
         """Whether `chunk` continues the open logical batch: every chunk before it is in the sum."""
@@ -130,6 +140,12 @@ class PrivateStep:
         while self._stream.next_step < step:
             self._stream.pass_over(self._totals(), randomness=self._randomness, step=self._stream.next_step)
 
+    def add_losses(self, losses: Tensor) -> None:
+        """Take in the losses of the chunk being recorded, shape (records,), for the plan's loss curve."""
+        if self._buys_losses and isinstance(self.bounds, Bounds):
+            self.bounds.add_losses(losses)
+        self._seen = True
+
     def add(self, chunk: Chunk) -> None:
         """Clip the recorded chunk's per-record gradients and add them to the sum, once.
 
@@ -137,6 +153,7 @@ class PrivateStep:
         """
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
             raise UnprivateStep("chunk must be the one just recorded. Call `recording`, then `add`.")
+        self._check_losses(chunk)
         self.bounds.add(self._sums, records=chunk.records)
         self._capture.discard()
         self._next_chunk += 1
@@ -145,11 +162,21 @@ class PrivateStep:
         """Add a chunk whose clipped sums were computed elsewhere, by the bounds of this step."""
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
             raise UnprivateStep("chunk must be the one just opened. Call `begin`, then `add_sums`.")
+        self._check_losses(chunk)
         for parameter, value in sums.items():
             present = self._sums.get(parameter)
             self._sums[parameter] = value if present is None else present.add_(value)
         self._capture.discard()
         self._next_chunk += 1
+
+    def _check_losses(self, chunk: Chunk) -> None:
+        if self._buys_losses and chunk.records and not self._seen:
+            self.abandon()
+            raise UnprivateStep(
+                "losses must be given for every chunk under a plan with a loss curve, got none. Call `add_losses` "
+                "before `add`, or train with sordino.fit."
+            )
+        self._seen = False
 
     def finish(self) -> None:
         """Add the noise, divide, and write the result to every trained parameter's ``.grad``.
@@ -169,10 +196,22 @@ class PrivateStep:
         totals = self._totals()
         noise.add_noise_([*totals, *beside], randomness=self._randomness, step=self._step)
         self.bounds.learn(beside)
-        divisor = self._at(self._step).expected_batch_size
+        now = self._at(self._step)
+        self._keep_loss(now)
+        divisor = now.expected_batch_size
         for parameter, total in zip(self._summed, totals, strict=True):
             parameter.grad = total.div_(divisor).to(parameter.dtype)
         self._close()
+
+    def _keep_loss(self, now: StepPlan) -> None:
+        """Note the loss that was just released, with the noise that lies on it."""
+        if now.loss_curve is None or self._step is None or not isinstance(self.bounds, Bounds):
+            return
+        assert self.bounds.released_loss is not None
+        spread = now.loss_curve.stddev(
+            noise_multiplier=now.noise_multiplier, expected_batch_size=now.expected_batch_size
+        )
+        self._points.append(LossPoint(step=self._step, loss=self.bounds.released_loss, stddev=spread))
 
     def abandon(self) -> None:
         """Throw the open batch away. Its step stays charged and its number is not used again."""
@@ -191,7 +230,8 @@ class PrivateStep:
                 "place": self._stream.state_json(),
                 "trained": self._trained,
             }
-        return {"bounds": self.bounds.state_dict(), "noise": stream}
+        losses = [[point.step, point.loss, point.stddev] for point in self._points]
+        return {"bounds": self.bounds.state_dict(), "noise": stream, "losses": losses}
 
     def load_state(self, state: Mapping[str, object]) -> None:
         """Go on from `state`, before the first step.
@@ -200,6 +240,9 @@ class PrivateStep:
             PrivacyError: the noise of a step was given already, or the buffers belong to another plan's noise.
         """
         self.bounds.load_state_dict(cast("Mapping[str, object]", state["bounds"]))
+        # Checkpoints of earlier versions hold no losses.
+        losses = cast("list[tuple[int, float, float]]", state.get("losses", []))
+        self._points = [LossPoint(step=step, loss=loss, stddev=spread) for step, loss, spread in losses]
         noise = state["noise"]
         if (noise is None) != (self._stream is None):
             raise InvalidArgument("state must be one of this plan, with its noise. Was the file exchanged?")
@@ -209,7 +252,7 @@ class PrivateStep:
             self._trained = cast("list[str] | None", body["trained"])
 
     def _close(self) -> None:
-        self._step = None
+        self._step, self._seen = None, False
         self._sums, self._summed = {}, []
 
     def _totals(self) -> list[Tensor]:

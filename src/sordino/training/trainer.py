@@ -19,11 +19,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from sordino.definitions import PrivacyUnit
-from sordino.errors import InvalidArgument, LossShapeError
+from sordino.errors import InvalidArgument
 from sordino.gradients import GradientCapture
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
-from sordino.runs import RunFolder
+from sordino.runs import LossPoint, RunFolder
 from sordino.sampling import Chunk, split
 from sordino.training.adaptive import AdaptiveBudget, AdaptiveRun
 from sordino.training.averaging import Averaging, WeightAverage
@@ -36,6 +36,7 @@ from sordino.training.guard import claim, release
 from sordino.training.interrupts import uninterrupted
 from sordino.training.jl import ProjectedSums
 from sordino.training.outcome import FitResult, LossFunction, Transcript
+from sordino.training.per_record import per_record_losses
 from sordino.training.plan import Performance, Plan
 from sordino.training.prepaid import Prepaid, set_aside
 from sordino.training.probe import check_records_are_independent
@@ -204,6 +205,7 @@ class _Run:
         self._interrupted, self._chunks = False, 0
         self._probed: set[Hashable] = set()
         self._compiled: CompiledStep | None = None
+        self._curve: tuple[LossPoint, ...] = ()
 
     def train(
         self,
@@ -249,6 +251,7 @@ class _Run:
                 self._record.save(self._parts, self._done)
         finally:
             step.abandon()
+            self._curve = step.loss_curve
             capture.detach()
             release(claimed)
             # What lies in .grad after an abandoned step has no noise on it.
@@ -310,6 +313,7 @@ class _Run:
                     losses = self._losses(chunk, batch)
                     if self._diagnostics is not None:
                         self._diagnostics.add(losses)
+                    step.add_losses(losses)
                     losses.sum().backward()
             step.add(chunk)
 
@@ -322,20 +326,7 @@ class _Run:
             watch.close()
             raise
         watch.end()
-        if not isinstance(losses, Tensor) or losses.dim() != 1:
-            got = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else type(losses).__name__
-            raise LossShapeError(
-                f"loss must be a tensor of shape (records,), one value per record, got {got}. "
-                'Use reduction="none" and average over everything but the records.'
-            )
-        if len(losses) != chunk.records:
-            raise LossShapeError(
-                "loss must have one value per record, got another number of values. "
-                "Average over everything but the first dimension."
-            )
-        if not losses.requires_grad:
-            raise InvalidArgument("loss must depend on a trained parameter, got one that doesn't. Unfreeze something.")
-        return losses
+        return per_record_losses(losses, records=chunk.records)
 
     def _update(self, step: PrivateStep) -> None:
         with uninterrupted():
@@ -358,7 +349,11 @@ class _Run:
         self._probed.add(marks)
         records = map_tensors(lambda tensor: tensor.to(self._device), batch)
         check_records_are_independent(
-            self._model, capture, records, lambda made_up: self._loss(self._model, *cast("tuple[object, ...]", made_up))
+            self._model,
+            capture,
+            records,
+            lambda made_up: self._loss(self._model, *cast("tuple[object, ...]", made_up)),
+            values_released=self._plan.loss_curve is not None,
         )
 
     def result(self) -> FitResult:
@@ -382,6 +377,7 @@ class _Run:
             interrupted=self._interrupted,
             seconds=time.monotonic() - self._started,
             budget_spent=self._adaptive is not None and self._adaptive.is_spent,
+            loss_curve=None if self._plan.loss_curve is None else self._curve,
         )
 
 

@@ -22,6 +22,7 @@ from sordino.verification.files import (
 )
 from sordino.verification.items import Item, Verification, failed, not_checked, passed
 from sordino.verification.planned import is_plan, planned_event
+from sordino.verification.released import check_loss_curve
 from sordino.verification.second import is_available, second_epsilon
 
 __all__ = ["verify"]
@@ -57,7 +58,8 @@ def verify(run: str | Path | RunFolder, *, ledger: str | Path | None = None, hea
     else:
         items += _numbers(folder, chain)
         items += _check_ledger(chain, ledger)
-    items.append(check_model(folder))
+    curve = check_loss_curve(folder, chain)
+    items += [check_model(folder), *([] if curve is None else [curve])]
     try:
         checkpoint = check_checkpoint(folder, chain)
     except SordinoError as error:
