@@ -8,10 +8,12 @@ from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
 from sordino.events import compose
 from sordino.report import stated
+from sordino.report.bought import losses_shown
 from sordino.report.composition import composition
 from sordino.report.limits import covered, not_covered
 from sordino.report.measured import utility_of
 from sordino.report.numerals import shown
+from sordino.report.paid import paid_evaluation, together
 from sordino.report.parts import Accounting, Mechanism, Process, Statement
 from sordino.report.pitfalls import Evidence, is_exact, pitfalls
 from sordino.report.quantities import accounted, curves, risk, user_level
@@ -42,7 +44,10 @@ def read(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
     found = accounted(
         event, delta, relation=relation, claimed=claim.epsilon if claim else None, version=metadata.version("sordino")
     )
-    guarantee = _guarantee(claim, found, delta=delta, relation=relation, unit=unit, sampler=sampling_words(event))
+    budget = _budget(meta) if claim is None else None
+    guarantee = _guarantee(
+        claim, found, budget, delta=delta, relation=relation, unit=unit, sampler=sampling_words(event)
+    )
     drawn = curves(lines, event, delta, relation=relation, answer=found)
     process = stated.process(run, lines, meta)
     parts = {
@@ -62,6 +67,11 @@ def read(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
             "user_level": user_level(event, delta, relation=relation, unit=unit),
             "mechanism": _mechanism(plan, lines, claimed=guarantee.sampler, charged=sampling_words(event)),
             "curves": drawn,
+            "losses": losses_shown(run.loss_curve),
+            "evaluations": tuple(map(paid_evaluation, run.evaluations)),
+            "epsilon_together": together(run.evaluations, event, delta=delta, relation=relation)
+            if run.evaluations
+            else None,
             "risk": risk(drawn, guarantee.epsilon, delta, relation=relation, unit=unit),
             "pitfalls": pitfalls(Evidence(**parts, lines=lines, plan=plan, meta=meta)),
             "covered": covered(guarantee),
@@ -113,20 +123,23 @@ def _planned(plan: Mapping[str, object]) -> tuple[float, NeighboringRelation, Pr
 def _guarantee(
     claim: Guarantee | None,
     found: Accounting,
+    budget: float | None,
     *,
     delta: float,
     relation: NeighboringRelation,
     unit: PrivacyUnit,
     sampler: str,
 ) -> Statement:
-    """The run's claim; what the transcript says when it says more, or when there is no claim."""
+    """The run's claim; what the transcript says when it says more, or when there is no claim and no budget."""
     said = claim
     if claim is None or not found.agrees:
         caveats = ("the run did not finish: this counts the steps it took",)
+        if budget is not None:
+            caveats = ("the run did not finish: this is the budget that it could spend",)
         if claim is not None:
             caveats = (*claim.caveats, "the transcript says more than the run claimed")
         said = Guarantee(
-            epsilon=found.interval.upper,
+            epsilon=max(found.interval.upper, budget or 0.0),
             delta=delta,
             accountant=found.accountant,
             sampler=claim.sampler if claim else sampler,
@@ -145,6 +158,13 @@ def _guarantee(
         caveats=said.caveats,
         sentence=said.sentence(),
     )
+
+
+def _budget(meta: Mapping[str, object]) -> float | None:
+    """ε of a run that chose its noise on the way: a run that was cut off has still the whole of it as its guarantee."""
+    body = meta.get("budget")
+    epsilon = body.get("epsilon") if isinstance(body, Mapping) else None
+    return float(epsilon) if isinstance(epsilon, int | float) else None
 
 
 def _mechanism(plan: Mapping[str, object], lines: list[Line], *, claimed: str, charged: str) -> Mechanism:

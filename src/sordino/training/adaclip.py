@@ -18,18 +18,27 @@ from sordino.training.jl import ProjectedSums
 from sordino.training.plan import Plan
 from sordino.training.secure import IntegerSums
 from sordino.training.step_plan import StepPlan
+from sordino.training.unit_sums import UnitSums
 
 __all__ = ["AdaClipSums", "bounds_for"]
 
 
 def bounds_for(
-    capture: GradientCapture, plan: Plan, randomness: Randomness
-) -> "Bounds | AdaClipSums | IntegerSums | ProjectedSums":
-    """What clips the chunks of a run.
+    capture: GradientCapture, plan: Plan, randomness: Randomness, *, by_unit: bool = False
+) -> "Bounds | AdaClipSums | IntegerSums | ProjectedSums | UnitSums":
+    """What clips the chunks of a run; `by_unit` says that rows are records, to be put together unit by unit.
 
     Raises:
-        InvalidArgument: the clipping doesn't go with the plan's noise or relation.
+        InvalidArgument: the clipping doesn't go with the plan's noise or relation, or not with rows of units.
     """
+    if by_unit:
+        if isinstance(plan.clipping, AdaClip | ProjectedClipping) or plan.secure_noise:
+            got = "secure noise" if plan.secure_noise else type(plan.clipping).__name__
+            raise InvalidArgument(
+                f"units must be None with {got} in a loop of your own: its sums are made record by record. Use "
+                "FlatClipping, or train with sordino.fit."
+            )
+        return UnitSums(capture)
     if not isinstance(plan.clipping, AdaClip | ProjectedClipping):
         return IntegerSums(capture) if plan.secure_noise else Bounds(capture)
     if plan.noise is not None or plan.secure_noise:

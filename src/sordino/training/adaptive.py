@@ -23,7 +23,7 @@ from sordino.training.plan import Plan
 from sordino.training.prepaid import Prepaid
 from sordino.training.step_plan import StepPlan
 
-__all__ = ["AdaptiveBudget", "AdaptiveRun", "Released", "StepChoice"]
+__all__ = ["AdaptiveBudget", "AdaptiveRun", "Admitted", "Released", "StepChoice"]
 
 KEPT = "ε is a budget that a filter kept: the noise of each step was chosen on the way"
 _FILTERS = ("auto", "gaussian", "zcdp", "renyi")
@@ -328,3 +328,19 @@ class AdaptiveRun:
             size = now.expected_batch_size * chosen.sample_rate / now.sample_rate
             now = replace(now, sample_rate=chosen.sample_rate, expected_batch_size=size)
         return now
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The sampler of a budget's run: each batch at the rate that was chosen for it, when it was admitted.
+
+    Args:
+        run: which admits a step before its batch is asked for.
+    """
+
+    run: AdaptiveRun
+
+    def batches(self, *, population: int, first_step: int, steps: int, randomness: Randomness) -> Iterator[np.ndarray]:
+        """Batches `first_step`, …, `steps` of them, each drawn when it is asked for."""
+        for step in range(first_step, first_step + steps):
+            yield self.run.draw(population=population, step=step, randomness=randomness)

@@ -68,10 +68,14 @@ class Bounds:
         squares = squares[None] if squares.dim() == 1 else squares
         if not records:
             return
-        factors = self.factors(squares)
+        factors = self.clip(squares)
+        self._capture.add_weighted_sums(factors if len(self._groups) > 1 else factors[0], into=into, last=True)
+
+    def clip(self, squares: Float[Tensor, "G B"]) -> Float[Tensor, "G B"]:
+        """The factors of a chunk's records, which are counted for bounds that adapt: once each."""
         if self._moving is not None and self._counts is not None:
             self._counts += self._moving.below(_finite(squares)).to(self._counts.device)
-        self._capture.add_weighted_sums(factors if len(self._groups) > 1 else factors[0], into=into, last=True)
+        return self.factors(squares)
 
     def factors(self, squares: Float[Tensor, "G B"]) -> Float[Tensor, "G B"]:
         """The factor of each record in each group, from the squares of its bounds."""

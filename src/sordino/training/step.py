@@ -37,6 +37,7 @@ class PrivateStep:
         randomness: source of the noise.
         after_step: number of the last step that is over already; later ones must be larger.
         at: the values of a step where they are chosen on the way; the plan's by default.
+        by_unit: whether rows are records of units, which are put together before they are clipped.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class PrivateStep:
         *,
         after_step: int = -1,
         at: Callable[[int], StepPlan] | None = None,
+        by_unit: bool = False,
     ) -> None:
         self._capture = capture
         self._at = plan.at if at is None else at
@@ -62,7 +64,7 @@ class PrivateStep:
         self._buys_losses = plan.loss_curve is not None
         self._seen = False
         self._points: list[LossPoint] = []
-        self.bounds = bounds_for(capture, plan, randomness)
+        self.bounds = bounds_for(capture, plan, randomness, by_unit=by_unit)
 
     @property
     def is_open(self) -> bool:
@@ -78,6 +80,11 @@ class PrivateStep:
     def loss_curve(self) -> tuple[LossPoint, ...]:
         """The losses that were released so far; none unless the plan buys them."""
         return tuple(self._points)
+
+    @property
+    def next_noise(self) -> int | None:
+        """The step whose correlated noise comes next; None when the noises of steps are independent."""
+        return None if self._stream is None else self._stream.next_step
 
     def expects(self, chunk: Chunk) -> bool:
         """Whether `chunk` continues the open logical batch: every chunk before it is in the sum."""

@@ -112,7 +112,7 @@ def fit(
         diagnostics: "private" also shows each step's mean loss and batch size, on this terminal only. They are not
             covered by the guarantee, which then says so.
         budget: chooses each step's noise from what was released, within its ε; the plan's steps are then the most that
-            are taken. Without a run folder only.
+            are taken. A resumed run goes on with what the transcript leaves of it.
         units: which user each record belongs to: a user's records are drawn, clipped and protected together.
 
     Raises:
@@ -134,8 +134,6 @@ def fit(
     References:
         Abadi et al. 2016, algorithm 1.
     """
-    if budget is not None and (run is not None or resume is not None):
-        raise InvalidArgument("run and resume must be None with a budget that adapts, got a folder. Leave it out.")
     adaptive = None if budget is None else AdaptiveRun(budget, plan)
     performance = Performance() if performance is None else performance
     if performance.device is None:
@@ -149,7 +147,7 @@ def fit(
     model.to(performance.device)
     stepper = optimizer_for(model, optimizer, plan)
     schedule = schedule_for(stepper, scheduler)
-    record = record_of(plan, run=run, resume=resume, every=checkpoint_every, diagnostics=diagnostics)
+    record = record_of(plan, run=run, resume=resume, every=checkpoint_every, diagnostics=diagnostics, adaptive=adaptive)
     try:
         training = _Run(
             model, loss, source, plan, stepper, schedule, performance, randomness, averaging, record, watched, adaptive
@@ -158,12 +156,12 @@ def fit(
         with (
             set_aside(ledger, plan, first=training.first, repeats=training.repeats, run=name)
             if adaptive is None
-            else adaptive.paid(ledger, run=name)
+            else adaptive.paid(ledger, run=name, receipt=None if record is None else record.receipt)
         ) as paid:
             training.train(paid, transcript, on_step, progress=progress)
         result = training.result()
         if record is not None:
-            record.finish(model, result.guarantee, complete=result.steps == plan.steps)
+            record.finish(model, result.guarantee, complete=result.steps == plan.steps or result.budget_spent)
     except BaseException:
         if record is not None:
             record.give_up()
@@ -260,16 +258,9 @@ class _Run:
                 self._average.load()
 
     def _batches(self) -> Iterator[np.ndarray]:
-        if self._adaptive is not None:
-            return self._adaptive.batches(
-                population=len(self._source), steps=self._plan.steps, randomness=self._randomness
-            )
-        return self._plan.sampling.batches(
-            population=len(self._source),
-            first_step=self.first,
-            steps=self._plan.steps - self.first,
-            randomness=self._randomness,
-        )
+        draw = self._plan.sampling.batches if self._adaptive is None else self._adaptive.batches
+        left, population = self._plan.steps - self.first, len(self._source)
+        return draw(population=population, first_step=self.first, steps=left, randomness=self._randomness)
 
     def _spent(self) -> SpentSoFar:
         earlier = None if self._record is None else self._record.earlier
