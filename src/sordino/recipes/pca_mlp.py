@@ -31,7 +31,7 @@ from sordino.recipes.task import Prepared, Task
 from sordino.training.plan import Performance, Plan
 from sordino.training.trainer import fit
 
-__all__ = ["PCA_MLP"]
+__all__ = ["PCA_MLP", "second_moments"]
 
 _LOT, _COMPONENTS, _HIDDEN, _NORM = 600.0, 60, 1000, 4.0
 _FIRST_RATE, _LAST_RATE, _FALLING_EPOCHS = 0.1, 0.052, 10
@@ -52,7 +52,7 @@ def _prepare(task: Task) -> Prepared:
         noise = _calibrated(task, rate, epochs)
         components_noise = _RATIO * noise
     plan = _plan(task, rate, epochs, noise)
-    moments = _moments(columns, components_noise)
+    moments = second_moments(columns, components_noise)
     components = Stage(
         name="components", charges=(moments.event(),), settings={"kept": kept, "noise_multiplier": components_noise}
     )
@@ -88,12 +88,13 @@ def _calibrated(task: Task, rate: float, epochs: int) -> float:
     """The training's noise multiplier with which both stages together stay within the target."""
 
     def event(noise: float) -> Event:
-        return compose([_moments(2, _RATIO * noise).event(), _plan(task, rate, epochs, noise).event()])
+        return compose([second_moments(2, _RATIO * noise).event(), _plan(task, rate, epochs, noise).event()])
 
     return accounting.calibrate_noise_multiplier(event, target_epsilon=task.target, target_delta=task.delta)
 
 
-def _moments(columns: int, noise: float, randomness: Randomness | None = None) -> PrivateSecondMoment:
+def second_moments(columns: int, noise: float, randomness: Randomness | None = None) -> PrivateSecondMoment:
+    """The mechanism of the components: second moments of rows of norm 1 with this noise multiplier."""
     return PrivateSecondMoment(
         budget=GaussianBudget(noise_multiplier=noise),
         data_norm=1.0,
@@ -107,7 +108,7 @@ def _fit(records: Records, payment: Payment, *, components: Stage, kept: int, pl
     rows = _rows(records)
     noise = components.settings["noise_multiplier"]
     assert isinstance(noise, float)
-    _, vectors = np.linalg.eigh(_moments(rows.shape[1], noise, payment.randomness).release(rows))
+    _, vectors = np.linalg.eigh(second_moments(rows.shape[1], noise, payment.randomness).release(rows))
     directions = torch.from_numpy(np.ascontiguousarray(vectors[:, ::-1][:, :kept])).float()
 
     def inputs(given: Records) -> Tensor:

@@ -14,10 +14,10 @@ from sordino.recipes.pipeline import Pipeline
 from sordino.recipes.task import Prepared, Task
 from sordino.training.averaging import TailAverage
 
-__all__ = ["TANH_CNN"]
+__all__ = ["NETWORK", "TANH_CNN"]
 
 
-_NETWORK = Network(
+NETWORK = Network(
     build=cnn,
     batch_size=2048,
     steps=240,
@@ -31,7 +31,7 @@ _NETWORK = Network(
 
 def _prepare(task: Task) -> Prepared:
     image_shape(task, channels=(1, 3), least=16)
-    return network(task, _NETWORK)
+    return network(task, NETWORK)
 
 
 TANH_CNN = Pipeline(
