@@ -17,6 +17,7 @@ from sordino.cli.diagnose import diagnose
 from sordino.cli.ledger import ledger
 from sordino.cli.output import print_error
 from sordino.cli.plan import plan
+from sordino.cli.recipes import recipes
 from sordino.cli.report import report
 from sordino.cli.runs import runs
 from sordino.cli.sweep import sweep
@@ -104,6 +105,7 @@ app.command()(compare)
 app.command()(sweep)
 app.command()(plan)
 app.command()(account)
+app.command()(recipes)
 app.command()(report)
 app.command()(verify)
 app.command()(attack)
