@@ -16,7 +16,7 @@ from sordino.events import Event, Gaussian, compose
 from sordino.sweeps.settings import Settings, Value
 from sordino.training import Plan
 
-__all__ = ["Cell", "DataSource"]
+__all__ = ["Cell", "DataSource", "canonical", "ignores"]
 
 _FORMAT = 1
 _NOISE = ("noise_multiplier", "target_epsilon")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sordino.pictures import COLOURS, METHOD_COLOURS, SERIF, STYLE
 from sordino.sweeps.settings import NUMERIC, Value
-from sordino.sweeps.sweep import Panel, Sweep
+from sordino.sweeps.sweep import COURSES, Panel, Sweep
 from sordino.sweeps.tables import NOTHING, Row
 
 if TYPE_CHECKING:
@@ -30,11 +30,15 @@ _WORDS = {
     "pca": "principal components (0: all pixels)",
     "width": "hidden units",
     "epoch": "epochs",
+    "spent": "ε spent so far",
+    "learning_rate": "learning rate",
     "projections": "projections r (0: exact norms)",
 }
 _PERCENT = ("accuracy", "train_accuracy")
 # Known from the plan alone.
 _PLANNED = ("epsilon", "noise_multiplier")
+# One curve a training.
+_ALONG = ("epoch", "spent")
 _LEGIBLE = 30.0
 
 
@@ -79,14 +83,14 @@ def _below(sweep: Sweep, found: Sequence[Row]) -> str:
     seeds = max((len(row.outcomes) for row in found), default=0)
     words = [f"{Path(sweep.source.name).name}, {sweep.source.records:,} public training records"]
     words.append("one run a point" if seeds <= 1 else f"mean of {seeds} seeds, bars: one standard deviation")
-    if any(panel.x == "epoch" and panel.y != "epsilon" for panel in sweep.panels):
-        words.append("over epochs, dotted: training records")
+    if any(panel.x in _ALONG and panel.y != "epsilon" for panel in sweep.panels):
+        words.append("curves of a training, dotted: on training records")
     return "   ·   ".join([*words, *([sweep.note] if sweep.note else [])])
 
 
 def _panel(axes: "Axes", sweep: Sweep, panel: Panel, found: Sequence[Row]) -> None:
     keys = {cell.key for cell in sweep.of(panel)}
-    known = panel.y in _PLANNED and panel.x != "epoch"
+    known = panel.y in _PLANNED and panel.x not in _ALONG
     rows = [row for row in found if row.cell.key in keys and (row.outcomes or known)]
     title = panel.title or f"{_title(panel.y)} against {_title(panel.x)}"
     axes.set_title(title, loc="left", fontsize=13.5, pad=12, family=SERIF)
@@ -100,7 +104,7 @@ def _panel(axes: "Axes", sweep: Sweep, panel: Panel, found: Sequence[Row]) -> No
         label = "" if panel.lines is None else _label(panel.lines, value)
         for part in ([row for row in members if row.cell.is_private], [r for r in members if not r.cell.is_private]):
             if part:
-                (_courses if panel.x == "epoch" else _points)(axes, panel, part, label, colour, mark)
+                (_courses if panel.x in _ALONG else _points)(axes, panel, part, label, colour, mark)
     _marks(axes, panel)
     _scales(axes, panel, rows)
     axes.grid(axis="y", color=COLOURS["hair"])
@@ -132,7 +136,7 @@ def _points(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour:
     shown = [
         (place, scale * mean, scale * (_spread(panel, row) or 0))
         for place, row in dots
-        if (mean := _y(panel, row)) is not None
+        if (mean := _y(panel, row)) is not None and math.isfinite(mean)
     ]
     if shown:
         across, values, bars = zip(*shown, strict=True)
@@ -159,9 +163,11 @@ def _courses(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour
     """The mean course of the seeds; training records dotted."""
     for row in rows:
         private = row.cell.is_private
+        if panel.x == "spent" and not private:
+            continue
         courses = [outcome.course for outcome in row.outcomes]
         points = list(zip(*courses, strict=True))
-        epochs = [seeds[0].epoch for seeds in points]
+        epochs = [seeds[0].epsilon if panel.x == "spent" else seeds[0].epoch for seeds in points]
         name = "epsilon" if panel.y == "epsilon" else "accuracy"
         means, ends = [], []
         for seeds in points:
@@ -216,7 +222,7 @@ def _names(rows: Sequence[Row], name: str) -> list[str]:
 def _scales(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    places = [place for place in _places(panel, rows) if place is not None] if panel.x != "epoch" else []
+    places = [place for place in _places(panel, rows) if place is not None] if panel.x not in _ALONG else []
     if panel.logarithmic:
         axes.set_xscale("log")
     elif panel.x == "epoch":
@@ -224,7 +230,7 @@ def _scales(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
     if panel.x in NUMERIC and 0 < len(set(places)) <= 9:
         axes.set_xticks(sorted(set(places)), [f"{place:.4g}" for place in sorted(set(places))])
         axes.minorticks_off()
-    elif panel.x not in (*NUMERIC, "epsilon", "epoch"):
+    elif panel.x not in (*NUMERIC, *COURSES):
         names = _names(rows, panel.x)
         axes.set_xticks(range(len(names)), [name.replace("_", " ") for name in names])
         axes.set_xlim(-0.5, len(names) - 0.5)
@@ -232,7 +238,7 @@ def _scales(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
         shown = [tick for tick in (0.01, 0.03, 0.1, 0.3, 0.5, 1, 2, 4, 8, 16, 32) if min(places) <= tick <= max(places)]
         axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
         axes.minorticks_off()
-    if panel.y in ("epsilon", "seconds") and panel.x != "epoch":
+    if panel.y in ("epsilon", "seconds") and panel.x not in _ALONG:
         values = [value for row in rows if (value := _y(panel, row)) and math.isfinite(value)]
         if values and max(values) > _LEGIBLE * min(values):
             axes.set_yscale("log")

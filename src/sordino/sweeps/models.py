@@ -39,11 +39,11 @@ def prepare(settings: Settings, dataset: DataSet, randomness: Randomness) -> Pre
     train, test = dataset.train.tensors(), dataset.test.tensors()
     if not settings.pca:
         return train, test
-    rows = _unit(train[0])
     basis = components(
-        rows, kept=settings.pca, noise_multiplier=settings.pca_noise_multiplier, randomness=randomness
+        _unit(train[0]), kept=settings.pca, noise_multiplier=settings.pca_noise_multiplier, randomness=randomness
     ).float()
-    return (rows @ basis, train[1]), (_unit(test[0]) @ basis, test[1])
+    # Directions come from records of norm 1; the records are projected as they are.
+    return (train[0].flatten(1) @ basis, train[1]), (test[0].flatten(1) @ basis, test[1])
 
 
 def components(rows: Tensor, *, kept: int, noise_multiplier: float, randomness: Randomness) -> Tensor:

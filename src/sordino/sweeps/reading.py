@@ -25,6 +25,7 @@ _PARTNERS = {
     "epochs": "steps",
     "steps": "epochs",
 }
+_NOISE = ("noise_multiplier", "target_epsilon")
 _MOST_CELLS = 10_000
 
 
@@ -68,7 +69,7 @@ def parse(text: str, *, name: str = "sweep", folder: Path | None = None) -> Swee
         ... noise_multiplier = [1.0, 2.0]
         ... ''')
         >>> [round(cell.epsilon, 2) for cell in sweep.cells]
-        [1.9, 0.54]
+        [1.94, 0.55]
     """
     try:
         body = tomllib.loads(text)
@@ -266,7 +267,11 @@ def _panel(table: Mapping[str, object], number: int, sweep: Sweep, lines: _Lines
         x=told["x"],
         y=told["y"] or "accuracy",
         lines=told["lines"] or None,
-        where={key: checked(key, value, place=place("where")) for key, value in where.items()},
+        where={
+            # "none" leaves out the cells that say σ by a target ε, or the reverse.
+            key: None if value == "none" and key in _NOISE else checked(key, value, place=place("where"))
+            for key, value in where.items()
+        },
         logarithmic=bool(table.get("logarithmic", False)),
         title=told["title"],
         marks=_marks(table.get("marks", []), place("marks")),
