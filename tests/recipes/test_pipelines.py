@@ -8,13 +8,14 @@ from torch import nn
 from patterned import DELTA, made_up
 from sordino import accounting
 from sordino.errors import BudgetExceeded, InvalidArgument
-from sordino.events import Gaussian, compose
+from sordino.events import Gaussian, PoissonSampled, compose, to_dict
 from sordino.ledger import Ledger
 from sordino.randomness import Randomness
 from sordino.recipes import PIPELINES, Payment, Pipeline, Prepared, Stage, pipeline_called
-from sordino.recipes.stages import FittedModule, pay_for
+from sordino.recipes.stages import FittedModule, pay_for, training_stage
 from sordino.report import write
 from sordino.runs import RunFolder
+from sordino.training import Plan
 from sordino.verification import verify
 
 
@@ -160,6 +161,44 @@ def test_a_changed_transcript_does_not_pass(tmp_path):
     assert text.count("5.0") == 2 + 1
     file.write_text(text.replace("5.0", "9.0"))
     assert not verify(tmp_path / "run").passed
+
+
+def test_a_plan_with_another_stage_does_not_pass(tmp_path):
+    """The folder is made anew around the changed plan, so that its chain of hashes holds."""
+    two_stages(pays).fit(made_up(), setting="fixed", delta=DELTA, run=tmp_path / "run")
+    assert (
+        verify(tmp_path / "run").item("plan").detail
+        == "3 of 3 charges, in order, are the plan's: first (1), second (2)"
+    )
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    plan["stages"][1]["charges"][0]["count"] = 1
+    for stages, words in ((plan["stages"], "beyond the 2"), (plan["stages"][::-1], "another event"), ([3], "garbles")):
+        folder = tmp_path / f"run-{len(words)}"
+        with RunFolder.create(folder, plan=json.dumps(plan | {"stages": stages})) as run:
+            for number, line in enumerate(RunFolder.open(tmp_path / "run")):
+                run.append(step=number, event=line.event, epsilon=line.epsilon)
+        item = verify(folder).item("plan")
+        assert item.status == "fail"
+        assert words in item.detail
+
+
+def test_a_training_stage_must_charge_what_its_own_plan_asks_for(tmp_path):
+    plan = Plan(
+        noise_multiplier=4.0, max_grad_norm=1.0, sample_rate=0.5, steps=3, expected_batch_size=300.0, delta=DELTA
+    )
+    stage = training_stage(plan).to_dict()
+    body = {"stages": [stage], "delta": DELTA, "neighboring_relation": "add_or_remove_one", "privacy_unit": "example"}
+
+    def written(name, charged):
+        with RunFolder.create(tmp_path / name, plan=json.dumps(body)) as run:
+            for number, event in enumerate(charged):
+                run.append(step=number, event=event, epsilon=None)
+        return verify(tmp_path / name).item("plan")
+
+    assert written("right", [plan.step_event()] * 3).status == "pass"
+    cheaper = PoissonSampled(sample_rate=0.5, event=Gaussian(noise_multiplier=8.0))
+    stage["charges"] = [{"event": to_dict(cheaper), "count": 3}]
+    assert "its own plan" in written("cheaper", [cheaper] * 3).detail
 
 
 def test_a_payment_is_a_transcript_for_fit():

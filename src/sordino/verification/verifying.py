@@ -13,6 +13,7 @@ from sordino.events import Composed, Event, Nothing, SelfComposed, compose
 from sordino.ledger import Ledger
 from sordino.runs import Line, RunFolder, Segment
 from sordino.verification.budgeted import Budget, budget_of, check_claim, check_requests
+from sordino.verification.evaluated import check_evaluations
 from sordino.verification.files import (
     Chain,
     check_anchor,
@@ -25,6 +26,7 @@ from sordino.verification.items import Item, Verification, failed, not_checked, 
 from sordino.verification.planned import is_plan, planned_event
 from sordino.verification.released import check_loss_curve
 from sordino.verification.second import is_available, second_epsilon
+from sordino.verification.staged import check_stages
 
 __all__ = ["verify"]
 
@@ -59,8 +61,8 @@ def verify(run: str | Path | RunFolder, *, ledger: str | Path | None = None, hea
     else:
         items += _numbers(folder, chain)
         items += _check_ledger(chain, ledger, _budget(folder))
-    curve = check_loss_curve(folder, chain)
-    items += [check_model(folder), *([] if curve is None else [curve])]
+    released = (check_loss_curve(folder, chain), check_evaluations(folder, chain, ledger))
+    items += [check_model(folder), *(item for item in released if item is not None)]
     try:
         checkpoint = check_checkpoint(folder, chain)
     except SordinoError as error:
@@ -104,6 +106,8 @@ def _budget(folder: RunFolder) -> Budget | None:
 
 def _check_plan(plan: Mapping[str, object], chain: Chain) -> Item:
     """Whether every line charges what the plan says, and no step is beyond it."""
+    if "stages" in plan:
+        return check_stages(plan, chain.lines)
     if not is_plan(plan):
         return not_checked("plan", "plan.json does not say what a step does")
     first, begun, repeats, steps = 0, 0, False, int(str(plan["steps"]))
