@@ -76,7 +76,7 @@ def wide_resnet(shape: Sequence[int], classes: int, *, depth: int = 16, width: i
 
     Example:
         >>> sum(p.numel() for p in wide_resnet((3, 32, 32), 10).parameters()) // 1000
-        2751
+        2753
     """
     checks.integer(1, width=width)
     blocks, rest = divmod(checks.integer(10, depth=depth) - 4, 6)
