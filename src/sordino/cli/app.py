@@ -14,6 +14,7 @@ from sordino.cli.compare import compare
 from sordino.cli.data import data
 from sordino.cli.demo import demo
 from sordino.cli.diagnose import diagnose
+from sordino.cli.federate import federate
 from sordino.cli.ledger import ledger
 from sordino.cli.output import print_error
 from sordino.cli.plan import plan
@@ -103,6 +104,7 @@ app.command()(train)
 app.command()(tune)
 app.command()(compare)
 app.command()(sweep)
+app.command()(federate)
 app.command()(plan)
 app.command()(account)
 app.command()(recipes)
