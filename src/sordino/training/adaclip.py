@@ -20,7 +20,7 @@ from sordino.training.secure import IntegerSums
 from sordino.training.step_plan import StepPlan
 from sordino.training.unit_sums import UnitSums
 
-__all__ = ["AdaClipSums", "bounds_for"]
+__all__ = ["AdaClipSums", "bounds_for", "check_bounds"]
 
 
 def bounds_for(
@@ -31,22 +31,34 @@ def bounds_for(
     Raises:
         InvalidArgument: the clipping doesn't go with the plan's noise or relation, or not with rows of units.
     """
+    check_bounds(plan, by_unit=by_unit)
     if by_unit:
-        if isinstance(plan.clipping, AdaClip | ProjectedClipping) or plan.secure_noise:
-            got = "secure noise" if plan.secure_noise else type(plan.clipping).__name__
-            raise InvalidArgument(
-                f"units must be None with {got} in a loop of your own: its sums are made record by record. Use "
-                "FlatClipping, or train with sordino.fit."
-            )
         return UnitSums(capture)
-    if not isinstance(plan.clipping, AdaClip | ProjectedClipping):
-        return IntegerSums(capture) if plan.secure_noise else Bounds(capture)
-    if plan.noise is not None or plan.secure_noise:
+    if isinstance(plan.clipping, AdaClip):
+        return AdaClipSums(capture)
+    if isinstance(plan.clipping, ProjectedClipping):
+        return ProjectedSums(capture, randomness)
+    return IntegerSums(capture) if plan.secure_noise else Bounds(capture)
+
+
+def check_bounds(plan: Plan, *, by_unit: bool = False) -> None:
+    """Refuse what `bounds_for` has no sums for.
+
+    Raises:
+        InvalidArgument: the clipping doesn't go with the plan's noise, or not with rows of units.
+    """
+    special = isinstance(plan.clipping, AdaClip | ProjectedClipping)
+    if by_unit and (special or plan.secure_noise):
+        got = type(plan.clipping).__name__ if special else "secure noise"
+        raise InvalidArgument(
+            f"units must be None with {got} in a loop of your own: its sums are made record by record. Use "
+            "FlatClipping, or train with sordino.fit."
+        )
+    if special and (plan.noise is not None or plan.secure_noise):
         raise InvalidArgument(
             f"clipping must be another one with correlated or secure noise, got {type(plan.clipping).__name__}. Use "
             "FlatClipping, or independent noise."
         )
-    return AdaClipSums(capture) if isinstance(plan.clipping, AdaClip) else ProjectedSums(capture, randomness)
 
 
 class AdaClipSums:
