@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
-from sordino.events import compose
+from sordino.events import Event, compose
 from sordino.report import stated
 from sordino.report.bought import losses_shown
 from sordino.report.composition import composition
@@ -54,7 +54,7 @@ def read(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
         "guarantee": guarantee,
         "accounting": found,
         "process": process,
-        "touches": stated.touches(meta),
+        "touches": stated.touches(meta, evaluations=len(run.evaluations)),
         "composition": composition(lines, meta, ledger),
         "audits": stated.audits(run),
         "utility": utility_of(run.metrics),
@@ -69,17 +69,16 @@ def read(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
             "curves": drawn,
             "losses": losses_shown(run.loss_curve),
             "evaluations": tuple(map(paid_evaluation, run.evaluations)),
-            "epsilon_together": together(run.evaluations, event, delta=delta, relation=relation)
-            if run.evaluations
-            else None,
+            "epsilon_together": _together(run, event, guarantee),
             "risk": risk(drawn, guarantee.epsilon, delta, relation=relation, unit=unit),
             "pitfalls": pitfalls(Evidence(**parts, lines=lines, plan=plan, meta=meta)),
-            "covered": covered(guarantee),
+            "covered": covered(guarantee, losses=run.loss_curve is not None),
             "not_covered": not_covered(
                 guarantee,
                 meta=meta,
                 plan=plan,
                 measured=bool(parts["utility"].accuracy),
+                evaluated=bool(run.evaluations),
                 seeded=process.seeded is True,
                 exact=is_exact(process.arithmetic) is True,
             ),
@@ -158,6 +157,12 @@ def _guarantee(
         caveats=said.caveats,
         sentence=said.sentence(),
     )
+
+
+def _together(run: RunFolder, event: Event, guarantee: Statement) -> float | None:
+    """ε of training and evaluations; None when there are none."""
+    found, told = run.evaluations, {"delta": guarantee.delta, "relation": guarantee.relation}
+    return together(found, event, claimed=guarantee.epsilon, **told) if found else None
 
 
 def _budget(meta: Mapping[str, object]) -> float | None:
