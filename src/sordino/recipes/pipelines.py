@@ -14,8 +14,13 @@ __all__ = ["PIPELINES", "pipeline_called"]
 PIPELINES: Mapping[str, str] = {
     "adult-logistic": "sordino.recipes.adult:ADULT_LOGISTIC",
     "adult-mlp": "sordino.recipes.adult:ADULT_MLP",
+    "efficientnet": "sordino.recipes.image_transfer:EFFICIENTNET",
+    "efficientnet-small": "sordino.recipes.image_transfer:EFFICIENTNET_SMALL",
+    "hashed-words": "sordino.recipes.hashed_words:HASHED_WORDS",
     "logistic-pixels": "sordino.recipes.logistic_pixels:LOGISTIC_PIXELS",
     "logistic-sgd": "sordino.recipes.logistic_pixels:LOGISTIC_SGD",
+    "lora": "sordino.recipes.lora:LORA",
+    "minilm": "sordino.recipes.text_transfer:MINILM",
     "pca-mlp": "sordino.recipes.pca_mlp:PCA_MLP",
     "tanh-cnn": "sordino.recipes.tanh_cnn:TANH_CNN",
     "wrn": "sordino.recipes.wrn:WRN",
