@@ -31,7 +31,7 @@ from sordino.training.averaging import TailAverage
 from sordino.training.plan import Performance, Plan
 from sordino.training.trainer import fit
 
-__all__ = ["LORA", "AdaptedMiniLM", "LoraSettings", "lora"]
+__all__ = ["AdaptedMiniLM", "LORA", "LoraSettings", "lora"]
 
 _FIRST, _LAST = 101, 102
 
