@@ -274,6 +274,10 @@ class PrivateServer:
 
     # --- what holds ----------------------------------------------------------------------------------------------
 
+    def shared(self) -> dict[str, nn.Parameter]:
+        """The shared parameters by name, as they are now."""
+        return {self._stack.names[parameter]: parameter for parameter in self._shared}
+
     @property
     def bounds(self) -> tuple[float, ...]:
         """The bounds of the round under way or of the last one; adaptive ones were released."""
