@@ -179,3 +179,18 @@ def test_the_sweeps_of_the_repository_can_be_planned(path):
         if not cell.settings.projections and cell.is_private:
             assert 0 < cell.epsilon < 50
     assert re.search(r"epochs|steps", sweep.note + sweep.title) or any(p.title for p in sweep.panels)
+
+
+def test_panels_are_made_for_any_grid_that_names_none():
+    sweep = sweeps.parse(GOOD + 'max_grad_norm = [0.5, 2]\narm = ["private", "neither"]\nepochs = [0.7, 2]\n')
+    (accuracy, epsilon) = sweep.panels
+    assert (accuracy.x, accuracy.lines, epsilon.y) == ("noise_multiplier", "max_grad_norm", "epsilon")
+    shown = sweep.of(accuracy)
+    assert {cell.value("epochs") for cell in shown} == {3.0} or len({cell.value("epochs") for cell in shown}) == 1
+
+
+def test_a_length_in_epochs_is_compared_as_it_is_written():
+    # 0.7 epochs are 7 steps of 400 records; 2.2 are 22.
+    sweep = sweeps.parse(GOOD.replace("epochs = 3", "epochs = 2.2") + "epochs = [0.77, 2.2]\n")
+    assert [cell.plan.steps for cell in sweep.cells] == [8, 22, 8, 22]
+    assert {cell.value("epochs") for cell in sweep.cells} == {0.77, 2.2}

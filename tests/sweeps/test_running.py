@@ -309,3 +309,21 @@ def test_memory_is_measured_in_a_process_of_its_own(tmp_path):
     assert sweep.is_isolated
     if os.path.exists("/proc/self/clear_refs"):
         assert all(0 < outcome.memory < 500 for outcome in outcomes.values())
+
+
+@pytest.mark.parametrize("arm", ["private", "neither"])
+def test_a_cell_that_is_interrupted_is_not_kept(arm, tmp_path, monkeypatch):
+    from sordino.sweeps import training
+
+    real = training._Watch.__call__
+
+    def interrupting(self, step):
+        real(self, step)
+        if len(self.points) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(training._Watch, "__call__", interrupting)
+    text = ARMS.partition("[grid]")[0].replace('arm = "private"', f'arm = "{arm}"')
+    with pytest.raises(KeyboardInterrupt):
+        sweeps.run(sweeps.parse(text), tmp_path)
+    assert not (tmp_path / "cells.jsonl").exists()

@@ -98,15 +98,18 @@ def _panel(axes: "Axes", sweep: Sweep, panel: Panel, found: Sequence[Row]) -> No
         axes.text(0.5, 0.5, "nothing is finished", transform=axes.transAxes, ha="center", color=COLOURS["soft"])
         axes.set_axis_off()
         return
+    names = list(dict.fromkeys(str(row.cell.value(panel.x)) for row in rows)) if _is_named(panel) else []
     lines = {None: rows} if panel.lines is None else _by_line(rows, panel.lines)
     for place, (value, members) in enumerate(lines.items()):
         colour, mark = METHOD_COLOURS[place % len(METHOD_COLOURS)], _MARKS[place % len(_MARKS)]
         label = "" if panel.lines is None else _label(panel.lines, value)
         for part in ([row for row in members if row.cell.is_private], [r for r in members if not r.cell.is_private]):
             if part:
-                (_courses if panel.x in _ALONG else _points)(axes, panel, part, label, colour, mark)
+                _courses(axes, panel, part, label, colour, mark) if panel.x in _ALONG else _points(
+                    axes, panel, part, label, colour, mark, names
+                )
     _marks(axes, panel)
-    _scales(axes, panel, rows)
+    _scales(axes, panel, rows, names)
     axes.grid(axis="y", color=COLOURS["hair"])
     axes.set_axisbelow(True)
     axes.set_xlabel(_word(panel.x), loc="right")
@@ -122,12 +125,14 @@ def _by_line(rows: Sequence[Row], name: str) -> dict[Value | None, list[Row]]:
     return lines
 
 
-def _points(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour: str, mark: str) -> None:
+def _points(
+    axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour: str, mark: str, names: list[str]
+) -> None:
     """One point a row, with a bar over its seeds; a row to which the axis means nothing is a line across."""
     private = rows[0].cell.is_private
     label = label if private else f"{label or rows[0].cell.settings.arm}: {NOTHING}"
     style = {"color": colour, "linestyle": "-" if private else (0, (5, 3)), "linewidth": 2}
-    places = _places(panel, rows)
+    places = _places(panel, rows, names)
     flat = [row for row, place in zip(rows, places, strict=True) if place is None]
     dots = sorted(
         ((place, row) for row, place in zip(rows, places, strict=True) if place is not None), key=lambda dot: dot[0]
@@ -140,7 +145,6 @@ def _points(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour:
     ]
     if shown:
         across, values, bars = zip(*shown, strict=True)
-        named = panel.x in NUMERIC or panel.x == "epsilon"
         axes.errorbar(
             across,
             values,
@@ -151,7 +155,7 @@ def _points(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour:
             elinewidth=1.2,
             capsize=3,
             label=label or None,
-            **(style if named else {**style, "linestyle": "none"}),
+            **({**style, "linestyle": "none"} if _is_named(panel) else style),
         )
     for row in flat:
         mean = _y(panel, row)
@@ -205,24 +209,25 @@ def _spread(panel: Panel, row: Row) -> float | None:
     return None if panel.y in _PLANNED else row.spread(panel.y)
 
 
-def _places(panel: Panel, rows: Sequence[Row]) -> list[float | None]:
+def _places(panel: Panel, rows: Sequence[Row], names: list[str]) -> list[float | None]:
     """Where each row stands across; None for a row to which the axis means nothing, or that has no ε."""
     if panel.x == "epsilon":
         return [row.epsilon if row.epsilon is None or math.isfinite(row.epsilon) else None for row in rows]
     values = [row.cell.value(panel.x) for row in rows]
-    if panel.x in NUMERIC:
-        return [None if value is None else float(value) for value in values]
-    return [None if value is None else float(_names(rows, panel.x).index(str(value))) for value in values]
+    if _is_named(panel):
+        return [None if value is None else float(names.index(str(value))) for value in values]
+    return [None if value is None else float(value) for value in values]
 
 
-def _names(rows: Sequence[Row], name: str) -> list[str]:
-    return list(dict.fromkeys(str(row.cell.told[name]) for row in rows if name in row.cell.told))
+def _is_named(panel: Panel) -> bool:
+    """Whether the horizontal axis has names and no scale."""
+    return panel.x not in (*NUMERIC, *COURSES)
 
 
-def _scales(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
+def _scales(axes: "Axes", panel: Panel, rows: Sequence[Row], names: list[str]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    places = [place for place in _places(panel, rows) if place is not None] if panel.x not in _ALONG else []
+    places = [place for place in _places(panel, rows, names) if place is not None] if panel.x not in _ALONG else []
     if panel.logarithmic:
         axes.set_xscale("log")
     elif panel.x == "epoch":
@@ -230,8 +235,7 @@ def _scales(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
     if panel.x in NUMERIC and 0 < len(set(places)) <= 9:
         axes.set_xticks(sorted(set(places)), [f"{place:.4g}" for place in sorted(set(places))])
         axes.minorticks_off()
-    elif panel.x not in (*NUMERIC, *COURSES):
-        names = _names(rows, panel.x)
+    elif _is_named(panel):
         axes.set_xticks(range(len(names)), [name.replace("_", " ") for name in names])
         axes.set_xlim(-0.5, len(names) - 0.5)
     elif panel.logarithmic and places:

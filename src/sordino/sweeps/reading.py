@@ -84,7 +84,8 @@ def parse(text: str, *, name: str = "sweep", folder: Path | None = None) -> Swee
     grids = _grids(body, lines)
     cells = _cells(base, grids, source)
     axes = tuple(dict.fromkeys(key for grid in grids for key, values in grid.items() if key != "seed"))
-    held = {axis: base[axis] for axis in axes if axis in base}
+    # A value of the base that a grid replaces everywhere fixes nothing.
+    held = {axis: base[axis] for axis in axes if any(cell.values.get(axis) == base.get(axis, ()) for cell in cells)}
     plain = Sweep(
         name=name,
         title=_text(body, "title", lines) or name,
@@ -92,7 +93,7 @@ def parse(text: str, *, name: str = "sweep", folder: Path | None = None) -> Swee
         source=source,
         cells=cells,
         axes=axes,
-        base={axis: _as_valued(axis, value) for axis, value in held.items()},
+        base=held,
         panels=(),
     )
     return replace(plain, panels=_panels(body, plain, lines))
@@ -216,16 +217,11 @@ def _cells(
             words = ", ".join(f"{key} = {value}" for key, value in told.items())
             place = f"the cell with {words}" if words else "the cell"
             settings = settings_from({**kept, **told}, population=source.records, place=place)
-            cell = Cell(settings=canonical(settings), source=source, told=told)
+            cell = Cell(settings=canonical(settings), source=source, told=told, values={**kept, **told})
             found.setdefault(cell.key, cell)
             if len(found) > _MOST_CELLS:
                 raise InvalidArgument(f"grid must have at most {_MOST_CELLS} cells, got more. Vary less.")
     return tuple(found.values())
-
-
-def _as_valued(axis: str, value: Value) -> Value:
-    """A base's value as `Cell.value` gives it: settings that are numbers may be written as whole numbers."""
-    return float(value) if isinstance(value, int) and axis in ("epochs", "noise_multiplier") else value
 
 
 # ── panels ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -234,7 +230,7 @@ def _as_valued(axis: str, value: Value) -> Value:
 def _panels(body: Mapping[str, object], sweep: Sweep, lines: _Lines) -> tuple[Panel, ...]:
     tables = _tables(body, "panels", lines)
     if not tables:
-        panels = default_panels(sweep.axes)
+        panels = default_panels(sweep)
         for panel in panels:
             check_panel(sweep, panel, place="the picture, which has no [[panels]],")
         return panels

@@ -1,6 +1,6 @@
 """A sweep: its cells, and the panels of its picture (floor 6)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sordino.errors import InvalidArgument
@@ -105,11 +105,13 @@ def _has(cell: Cell, name: str, wanted: Value | None) -> bool:
     return ignores(cell.settings, name) or close(value, wanted)
 
 
-def default_panels(axes: Sequence[str]) -> tuple[Panel, ...]:
-    """Accuracy, and ε, over the first axis with a scale; lines for the first of the others."""
-    scaled = [name for name in axes if name in NUMERIC] or list(axes) or ["epoch"]
-    lines = next((name for name in axes if name != scaled[0]), None)
-    return tuple(Panel(x=scaled[0], y=y, lines=lines) for y in ("accuracy", "epsilon"))
+def default_panels(sweep: Sweep) -> tuple[Panel, ...]:
+    """Accuracy, and ε, over the first axis with a scale; lines for the next axis; the rest as in the first cell."""
+    scaled = [name for name in sweep.axes if name in NUMERIC] or list(sweep.axes) or ["epoch"]
+    lines = next((name for name in sweep.axes if name != scaled[0]), None)
+    rest = [name for name in sweep.axes if name not in (scaled[0], lines, *sweep.base)]
+    where = {name: sweep.cells[0].values[name] for name in rest if name in sweep.cells[0].values}
+    return tuple(Panel(x=scaled[0], y=y, lines=lines, where=where) for y in ("accuracy", "epsilon"))
 
 
 def check_panel(sweep: Sweep, panel: Panel, *, place: str) -> None:

@@ -114,7 +114,7 @@ def _train_privately(
     cell: Cell, model: nn.Module, train: tuple[Tensor, Tensor], on_step: OnStep, randomness: Randomness
 ) -> None:
     told = cell.settings
-    fit(
+    result = fit(
         model,
         losses,
         train,
@@ -127,6 +127,9 @@ def _train_privately(
         on_step=on_step,
         progress=False,
     )
+    if result.interrupted:
+        # `fit` ends an interrupted run in order; a cell that was cut off is none.
+        raise KeyboardInterrupt
 
 
 def _train_unclipped(
