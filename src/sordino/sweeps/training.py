@@ -79,11 +79,12 @@ def train_cell(cell: Cell, dataset: DataSet) -> Outcome:
 
     Guarantee: for the arm "private" that of ``cell.guarantee()``, with a fixed seed; for the others none.
 
-    The seed of the cell's noise, batches and weights follows from all of its settings, so no two cells share noise.
+    The seed of the cell's noise, batches and weights follows from all of its settings, so no two cells share noise; only
+    private components are shared by cells of one seed.
     """
     randomness = Randomness(seed=int(cell.key, 16), reproducible=True)
     told = cell.settings
-    train, test = prepare(told, dataset, randomness)
+    train, test = prepare(cell, dataset)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(cell.key[:8], 16))
         model = build(told, tuple(train[0].shape[1:]), len(dataset.labels))
