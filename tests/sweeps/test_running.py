@@ -327,3 +327,16 @@ def test_a_cell_that_is_interrupted_is_not_kept(arm, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         sweeps.run(sweeps.parse(text), tmp_path)
     assert not (tmp_path / "cells.jsonl").exists()
+
+
+def test_a_hidden_layer_learns_on_private_components(tmp_path):
+    text = TEXT.partition("[grid]")[0].replace("epochs = 5", "epochs = 10") + 'model = "relu"\nmomentum = 0.5\naveraging = 0.5\n'
+    text += "pca = 20\npca_noise_multiplier = 4\ntarget_epsilon = 3.0\n[grid]\nwidth = [32]\nseed = [0, 1]\n"
+    rows = sweeps.rows(sweeps.parse(text), sweeps.run(sweeps.parse(text), tmp_path))
+    (row,) = rows
+    assert len(row.outcomes) == 2
+    assert row.mean("accuracy") > 0.78
+    first, second = row.measured("accuracy")
+    assert abs(row.spread("accuracy") - abs(first - second) / 2**0.5) < 1e-12
+    assert first != second
+    assert 2.97 < row.epsilon <= 3.0

@@ -79,8 +79,8 @@ def train_cell(cell: Cell, dataset: DataSet) -> Outcome:
 
     Guarantee: for the arm "private" that of ``cell.guarantee()``, with a fixed seed; for the others none.
 
-    The seed of the cell's noise, batches and weights follows from all of its settings, so no two cells share noise; only
-    private components are shared by cells of one seed.
+    The seed of the cell's noise, batches and weights follows from all of its settings, so no two cells share noise.
+    Only private components are shared, by cells of one seed.
     """
     randomness = Randomness(seed=int(cell.key, 16), reproducible=True)
     told = cell.settings
