@@ -246,6 +246,7 @@ def _scales(axes: "Axes", panel: Panel, rows: Sequence[Row], names: list[str]) -
         values = [value for row in rows if (value := _y(panel, row)) and math.isfinite(value)]
         if values and max(values) > _LEGIBLE * min(values):
             axes.set_yscale("log")
+            axes.tick_params(axis="y", which="minor", length=0)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     scale = 100.0 if panel.y in _PERCENT else 1.0
     if panel.low is not None:
