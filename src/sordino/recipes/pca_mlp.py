@@ -35,7 +35,7 @@ from sordino.recipes.task import Prepared, Task
 from sordino.training.plan import Performance, Plan
 from sordino.training.trainer import fit
 
-__all__ = ["PCA_MLP", "Course", "second_moments"]
+__all__ = ["Course", "PCA_MLP", "second_moments"]
 
 _LOT, _COMPONENTS, _HIDDEN, _NORM = 600.0, 60, 1000, 4.0
 _FALLING_EPOCHS, _FALLS_TO = 10, 0.52

@@ -179,6 +179,7 @@ class Pipeline:
         folder = None
         if run is not None:
             told = {"recipe": self.name, "setting": setting, **prepared.training}
+            told["stages"] = "; ".join(stage.words for stage in prepared.stages)
             meta = facts(
                 dataset,
                 training=told,
@@ -213,7 +214,10 @@ class Pipeline:
         )
 
     def _plan(self, prepared: Prepared, stated: Guarantee) -> str:
+        # One training is told in its own words, which reports know; of several stages no one speaks for the run.
+        alone = prepared.stages[0].settings.get("plan") if len(prepared.stages) == 1 else None
         body = {
+            **(alone if isinstance(alone, dict) else {}),
             "schema": 1,
             "recipe": self.name,
             "stages": [stage.to_dict() for stage in prepared.stages],
