@@ -348,6 +348,16 @@ def test_an_evaluation_that_does_not_fit_its_price_is_caught(tmp_path, change):
     assert verify(run).item("evaluations").status == "fail"
 
 
+@pytest.mark.parametrize("place", [0.02, 0.5, 0.97])
+def test_one_flipped_bit_in_the_answers_is_caught(tmp_path, place):
+    run = make(tmp_path / "run")
+    private_utility(lambda: made_up(9), classes=CLASSES, epsilon=1.0, run=run)
+    content = bytearray((run.path / "evaluations.json").read_bytes())
+    content[int(place * (len(content) - 1))] ^= 1
+    (run.path / "evaluations.json").write_bytes(bytes(content))
+    assert verify(run).item("files").status == "fail"
+
+
 def test_a_charge_that_the_ledger_does_not_hold_is_caught(tmp_path):
     run = make(tmp_path / "run")
     for name in ("one", "other"):

@@ -77,9 +77,14 @@ class PaidShare(Part):
     upper: Share
 
     @property
+    def is_known(self) -> bool:
+        """Whether noise leaves anything to be said."""
+        return (self.lower, self.upper) != (0.0, 1.0)
+
+    @property
     def words(self) -> str:
-        """The share in words: noise may leave nothing to be said."""
-        return "not known" if (self.lower, self.upper) == (0.0, 1.0) else f"{100 * self.accuracy:.1f} %"
+        """The share in words."""
+        return f"{100 * self.accuracy:.1f} %" if self.is_known else "not known"
 
 
 class PaidEvaluation(Part):

@@ -81,15 +81,14 @@ def paid_charts(evaluation: PaidEvaluation) -> list[tuple[str, str]]:
         rows = [
             (
                 f"{share.value} · about {share.records:,} records",
-                0.0 if share.words == "not known" else share.accuracy,
-                share.words,
+                share.accuracy if share.is_known else 0.0,
+                share.words if share.is_known else "?",
                 True,
             )
             for share in part
         ]
         said = ", ".join(
-            f"{share.value} {100 * share.accuracy:.1f} % ({100 * share.lower:.1f} to {100 * share.upper:.1f} %)"
-            for share in part
+            f"{share.value} {share.words} ({100 * share.lower:.1f} to {100 * share.upper:.1f} %)" for share in part
         )
         spans = [(share.lower, share.upper) for share in part]
         charts.append((column, _bars(rows, f"Share of right answers: {said}", spans=spans, gap=44, thick=12)))

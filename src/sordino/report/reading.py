@@ -55,7 +55,9 @@ def read(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
         "accounting": found,
         "process": process,
         "touches": stated.touches(meta, evaluations=len(run.evaluations)),
-        "composition": composition(lines, meta, ledger),
+        "composition": composition(
+            lines, meta, ledger, paid=[one.charge for one in run.evaluations if one.charge is not None]
+        ),
         "audits": stated.audits(run),
         "utility": utility_of(run.metrics),
     }

@@ -61,7 +61,7 @@ def touches(meta: Mapping[str, object], *, evaluations: int = 0) -> tuple[Touch,
         found["logging"] = "Losses and batch sizes were shown while it ran, computed from the records without noise."
     if evaluations and found["evaluation"] is not None:
         times = {1: "once", 2: "twice"}.get(evaluations, f"{evaluations:,} times")
-        paid = f"The finished model was evaluated on private records {times}, with noise and budgets of their own."
+        paid = f"The finished model was evaluated on private records {times}, with noise, and that was paid for apart."
         found["evaluation"] += f" {paid}"
     return tuple(Touch(name=name, title=title, text=found[name]) for name, title in TOUCHES.items())
 

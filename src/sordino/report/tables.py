@@ -87,13 +87,13 @@ def evaluation_rows(report: Report) -> Rows:
     """What evaluations on private records cost, one by one and with training."""
     rows: Rows = []
     for number, one in enumerate(report.evaluations, 1):
-        name = "evaluation" if len(report.evaluations) == 1 else f"evaluation {number}"
-        rows.append((f"{name}: on", one.records))
-        rows.append((f"{name}: cost", f"ε = {epsilon_words(one.epsilon)}, δ = {one.delta:g}"))
-        rows.append((f"{name}: noise on each count", f"± {one.noise:.1f} (standard deviation)"))
-        rows.append((f"{name}: charged to a ledger", shown(one.charged)))
-        whose = "nobody is in both, as declared" if one.disjoint else "may be the same people; costs add up"
-        rows.append((f"{name}: its records and the training records", whose))
+        name = "" if len(report.evaluations) == 1 else f"evaluation {number}: "
+        rows.append((f"{name}records", one.records))
+        rows.append((f"{name}cost", f"ε = {epsilon_words(one.epsilon)}, δ = {one.delta:g}"))
+        rows.append((f"{name}noise on each count", f"± {one.noise:.1f} (standard deviation)"))
+        rows.append((f"{name}charged to a ledger", shown(one.charged)))
+        whose = "nobody is in both, as declared" if one.disjoint else "may be the same; costs add up"
+        rows.append((f"{name}people in these and in the training records", whose))
     if report.evaluations:
         total = report.epsilon_together
         words = None if total is None else f"ε = {epsilon_words(total)}, δ = {report.guarantee.delta:g}"

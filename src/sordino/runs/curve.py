@@ -62,8 +62,8 @@ def smoothed(points: Sequence[LossPoint], most: int) -> tuple[LossPoint, ...]:
 
 
 def losses_body(losses: ReleasedLosses) -> dict[str, object]:
-    """The curve in plain JSON types."""
-    points = [[point.step, point.loss, point.stddev] for point in losses.points]
+    """The curve in plain JSON types. Losses are texts of one length, so that the size of the file tells nothing."""
+    points = [[point.step, f"{point.loss:+.16e}", point.stddev] for point in losses.points]
     return {"schema": 1, "bound": losses.bound, "share": losses.share, "points": points}
 
 
@@ -78,7 +78,7 @@ def losses_of(body: Mapping[str, object]) -> ReleasedLosses:
         if set(body) != _FIELDS or body["schema"] != 1 or not isinstance(points, list):
             raise ValueError
         found = tuple(
-            LossPoint(step=checks.integer(0, step=step), loss=_finite(loss), stddev=_finite(stddev))
+            LossPoint(step=checks.integer(0, step=step), loss=_finite(float(str(loss))), stddev=_finite(stddev))
             for step, loss, stddev in points
         )
         return ReleasedLosses(bound=_finite(body["bound"]), share=_finite(body["share"]), points=found)

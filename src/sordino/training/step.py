@@ -237,7 +237,9 @@ class PrivateStep:
                 "place": self._stream.state_json(),
                 "trained": self._trained,
             }
-        losses = [[point.step, point.loss, point.stddev] for point in self._points]
+        # As a tensor, so that the size of a checkpoint says how many there are and nothing else.
+        points = [[point.step, point.loss, point.stddev] for point in self._points]
+        losses = torch.tensor(points, dtype=torch.float64) if points else None
         return {"bounds": self.bounds.state_dict(), "noise": stream, "losses": losses}
 
     def load_state(self, state: Mapping[str, object]) -> None:
@@ -248,8 +250,9 @@ class PrivateStep:
         """
         self.bounds.load_state_dict(cast("Mapping[str, object]", state["bounds"]))
         # Checkpoints of earlier versions hold no losses.
-        losses = cast("list[tuple[int, float, float]]", state.get("losses", []))
-        self._points = [LossPoint(step=step, loss=loss, stddev=spread) for step, loss, spread in losses]
+        losses = cast("Tensor | None", state.get("losses"))
+        points = [] if losses is None else losses.tolist()
+        self._points = [LossPoint(step=int(step), loss=loss, stddev=spread) for step, loss, spread in points]
         noise = state["noise"]
         if (noise is None) != (self._stream is None):
             raise InvalidArgument("state must be one of this plan, with its noise. Was the file exchanged?")
