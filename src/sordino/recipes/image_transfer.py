@@ -9,7 +9,6 @@ References:
     Mehta, Krichene, Thakurta, Kurakin, Cutkosky 2022, "Differentially private image classification from features".
 """
 
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -19,7 +18,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from sordino.data import Records
 from sordino.errors import InvalidArgument
-from sordino.recipes.frozen import Head, KeptFeatures, Rows, packaged, whitened_head
+from sordino.recipes.frozen import Head, KeptFeatures, packaged, whitened_head
 from sordino.recipes.pipeline import Pipeline
 from sordino.recipes.task import Prepared, Task
 from sordino.transfer import PublicInput, features
@@ -98,9 +97,8 @@ def _pipeline(name: str, pixels: int, minutes: int) -> Pipeline:
                 f"records must be colour pictures (3, height, width) for recipe {name!r}, got {task.shape}. "
                 "Take another recipe."
             )
-        load: Callable[[], Callable[[Records], Rows]] = lambda: photograph_features(pixels)  # noqa: E731
         words = f"EfficientNet-Lite0, frozen, at {pixels} pixels; logistic regression on privately whitened features"
-        return whitened_head(task, _HEAD, columns=_COLUMNS, rows=load, model=words)
+        return whitened_head(task, _HEAD, columns=_COLUMNS, rows=lambda: photograph_features(pixels), model=words)
 
     return Pipeline(
         name=name,
