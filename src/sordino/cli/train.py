@@ -18,6 +18,7 @@ from sordino.cli.resuming import recipe_of, target_epsilon_of
 from sordino.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from sordino.cli.running import Job
     from sordino.data import DataSet
     from sordino.recipes import ModelFactory, Recipe
     from sordino.training.plan import Plan
@@ -92,7 +93,7 @@ def train(
         return
     goal = _goal(epsilon, delta, resume, by_hand)
     from sordino.cli.fitting import Fit, fit_and_tell, is_method, refuse_by_hand
-    from sordino.cli.running import Job, default_delta, page, perform, run_folder
+    from sordino.cli.running import Job, run_folder
     from sordino.data import load
     from sordino.randomness import Randomness
 
@@ -109,34 +110,37 @@ def train(
         asked = {"method": model, "target": target, "epsilon": goal, "delta": delta, "seed": seed}
         fit_and_tell(Fit(dataset=dataset, test_is_public=test_is_public, folder=folder, ledger=account, **asked), out)
         return
-    size = len(dataset.train)
-    slack = default_delta(size) if delta is None else delta
     # Torch takes seconds to import: only now, when nothing is missing.
     if resume is not None:
         recipe = recipe_of(resume, dataset, model_called(model))
     else:
-        recipe = _recipe(model, dataset, goal, slack, steps)
+        recipe = _recipe(model, dataset, goal, delta, steps)
         recipe = replace(recipe, plan=_with_extras(recipe.plan, secure_noise, loss_curve))
-        recipe = _by_hand(recipe, size, goal, batch_size, max_grad_norm, learning_rate)
-    kind = "public" if dataset.public else "private"
-    words = f": {kind} records, {recipe.model} model, {recipe.plan.steps} private steps"
-    out.say(Text.assemble((dataset.name, "bold"), words))
-    outcome = perform(
-        Job(
-            dataset=dataset,
-            test_is_public=test_is_public,
-            recipe=recipe,
-            target_epsilon=goal,
-            by_hand=by_hand,
-            randomness=randomness,
-            folder=folder,
-            resumes=resume is not None,
-            checkpoint_every=checkpoint_every,
-            diagnostics=diagnostics,
-            ledger=account,
-        ),
-        out.stderr,
+        recipe = _by_hand(recipe, len(dataset.train), goal, batch_size, max_grad_norm, learning_rate)
+    job = Job(
+        dataset=dataset,
+        test_is_public=test_is_public,
+        recipe=recipe,
+        target_epsilon=goal,
+        by_hand=by_hand,
+        randomness=randomness,
+        folder=folder,
+        resumes=resume is not None,
+        checkpoint_every=checkpoint_every,
+        diagnostics=diagnostics,
+        ledger=account,
     )
+    _perform_and_tell(job, out)
+
+
+def _perform_and_tell(job: "Job", out: Output) -> None:
+    """Train, and print the document or the page; an interrupted run ends with exit code 130."""
+    from sordino.cli.running import page, perform
+
+    kind = "public" if job.dataset.public else "private"
+    words = f": {kind} records, {job.recipe.model} model, {job.recipe.plan.steps} private steps"
+    out.say(Text.assemble((job.dataset.name, "bold"), words))
+    outcome = perform(job, out.stderr)
     out.finish(outcome.to_dict(), *page(outcome))
     if outcome.interrupted:
         raise typer.Exit(130)
@@ -153,7 +157,8 @@ def _goal(epsilon: float | None, delta: float | None, resume: Path | None, by_ha
     return checks.positive(epsilon=epsilon, hint="Give --epsilon.")
 
 
-def _recipe(model: str, dataset: "DataSet", epsilon: float, delta: float, steps: int | None) -> "Recipe":
+def _recipe(model: str, dataset: "DataSet", epsilon: float, delta: float | None, steps: int | None) -> "Recipe":
+    from sordino.cli.running import default_delta
     from sordino.recipes import recommend
 
     return recommend(
@@ -162,7 +167,7 @@ def _recipe(model: str, dataset: "DataSet", epsilon: float, delta: float, steps:
         classes=len(dataset.labels),
         population=len(dataset.train),
         target_epsilon=epsilon,
-        delta=delta,
+        delta=default_delta(len(dataset.train)) if delta is None else delta,
         steps=steps,
     )
 

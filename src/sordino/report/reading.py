@@ -55,9 +55,7 @@ def read(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
         "accounting": found,
         "process": process,
         "touches": stated.touches(meta, evaluations=len(run.evaluations)),
-        "composition": composition(
-            lines, meta, ledger, paid=[one.charge for one in run.evaluations if one.charge is not None]
-        ),
+        "composition": composition(lines, meta, ledger, paid=_evaluation_charges(run)),
         "audits": stated.audits(run),
         "utility": utility_of(run.metrics),
     }
@@ -159,6 +157,10 @@ def _guarantee(
         caveats=said.caveats,
         sentence=said.sentence(),
     )
+
+
+def _evaluation_charges(run: RunFolder) -> list[str]:
+    return [one.charge for one in run.evaluations if one.charge is not None]
 
 
 def _together(run: RunFolder, event: Event, guarantee: Statement) -> float | None:
