@@ -12,6 +12,7 @@ from sordino.report.bought import losses_shown
 from sordino.report.composition import composition
 from sordino.report.limits import covered, not_covered
 from sordino.report.measured import utility_of
+from sordino.report.mechanism_words import clipping_words, noise_words, schedule_words
 from sordino.report.numerals import shown
 from sordino.report.paid import paid_evaluation, together
 from sordino.report.parts import Accounting, Mechanism, Process, Statement
@@ -65,7 +66,7 @@ def read(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
             "name": run.path.resolve().name,
             **_told(run, meta),
             "user_level": user_level(event, delta, relation=relation, unit=unit),
-            "mechanism": _mechanism(plan, lines, claimed=guarantee.sampler, charged=sampling_words(event)),
+            "mechanism": _mechanism(plan, meta, lines, claimed=guarantee.sampler, charged=sampling_words(event)),
             "curves": drawn,
             "losses": losses_shown(run.loss_curve),
             "evaluations": tuple(map(paid_evaluation, run.evaluations)),
@@ -176,12 +177,15 @@ def _budget(meta: Mapping[str, object]) -> float | None:
     return float(epsilon) if isinstance(epsilon, int | float) else None
 
 
-def _mechanism(plan: Mapping[str, object], lines: list[Line], *, claimed: str, charged: str) -> Mechanism:
+def _mechanism(
+    plan: Mapping[str, object], meta: Mapping[str, object], lines: list[Line], *, claimed: str, charged: str
+) -> Mechanism:
     steps, public = plan.get("steps"), plan.get("dataset_size_is_public")
     return Mechanism(
         noise_multiplier=_setting(plan.get("noise_multiplier")),
         max_grad_norm=_setting(plan.get("max_grad_norm")),
-        clipping=_kind(plan.get("clipping")),
+        clipping=clipping_words(plan.get("clipping")),
+        noise=noise_words(plan, meta),
         sample_rate=_setting(plan.get("sample_rate")),
         expected_batch_size=_setting(plan.get("expected_batch_size")),
         steps_planned=steps if isinstance(steps, int) and not isinstance(steps, bool) else None,
@@ -193,21 +197,10 @@ def _mechanism(plan: Mapping[str, object], lines: list[Line], *, claimed: str, c
     )
 
 
-def _kind(value: object) -> str | None:
-    """A clipping method, in words; plans that name none clip each gradient as a whole."""
-    if isinstance(value, Mapping):
-        kind = shown(value.get("kind", ""))
-        rest = ", ".join(f"{name} {shown(part)}" for name, part in value.items() if name != "kind")
-        return ": ".join(filter(None, (kind, rest))).replace("_", " ") or None
-    return shown(value) if isinstance(value, str) else None
-
-
 def _setting(value: object) -> float | str | None:
     """One number; or a schedule, in words."""
     if isinstance(value, Mapping):
-        kind = value.get("kind", value.get("schedule", ""))
-        rest = ", ".join(f"{name} {shown(part)}" for name, part in value.items() if name not in ("kind", "schedule"))
-        return " ".join(f"schedule {kind}: {rest}".split())
+        return schedule_words(value)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 

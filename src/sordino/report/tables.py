@@ -60,6 +60,7 @@ def mechanism_rows(report: Report) -> Rows:
         ("noise multiplier σ", _setting(found.noise_multiplier)),
         ("clipping norm C", _setting(found.max_grad_norm)),
         ("clipping", found.clipping),
+        ("noise of the steps", found.noise),
         ("sample rate q", _setting(found.sample_rate)),
         ("expected batch size (public divisor)", _setting(found.expected_batch_size)),
         ("steps planned", None if found.steps_planned is None else f"{found.steps_planned:,}"),
