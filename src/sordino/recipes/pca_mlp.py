@@ -117,8 +117,8 @@ _SETTINGS = {
 # (ε from which on, course)
 _COURSES = (
     (0.0, Course(epochs=12)),
-    (1.0, Course(epochs=30)),
-    (4.0, Course(epochs=50)),
+    (1.0, Course(epochs=30, rate=6.0)),
+    (4.0, Course(epochs=60, rate=8.0)),
 )
 
 
