@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from patterned import DELTA, made_up, seeded
 from sordino import accounting
@@ -17,7 +18,7 @@ from sordino.randomness import Randomness
 from sordino.recipes import pipeline_called, wrn
 from sordino.recipes.network import network, quiet_rate
 from sordino.recipes.task import Task
-from sordino.recipes.wide_resnet import StandardisedConv, wide_resnet
+from sordino.recipes.wide_resnet import Block, StandardisedConv, wide_resnet
 from sordino.recipes.wrn import cropped_and_flipped
 from sordino.training import Plan
 from sordino.verification import verify
@@ -131,10 +132,19 @@ def test_a_quiet_rate_keeps_the_noise_that_adds_up_below_its_bound():
 # --- the network for a GPU -------------------------------------------------------------------------------------------
 
 
-def test_a_small_wide_network_takes_private_steps_with_several_views():
+def one_block(shape, classes):
+    """One of the network's blocks between its first convolution and its head."""
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
+    return nn.Sequential(StandardisedConv(shape[0], 4, 3), Block(4, 8, stride=2), *head)
+
+
+@pytest.mark.parametrize(
+    "build", [one_block, pytest.param(partial(wide_resnet, depth=10, width=1), marks=pytest.mark.slow)]
+)
+def test_small_networks_of_the_kind_take_private_steps_with_several_views(build):
     images = made_up((3, 8, 8), n=12, classes=3)
     assert images.test is not None
-    few = replace(wrn.network_of(steps=2, views=2, microbatch=6), build=partial(wide_resnet, depth=10, width=1))
+    few = replace(wrn.network_of(steps=2, views=2, microbatch=6), build=build)
     small = replace(pipeline_called("wrn"), prepare=lambda task: network(task, few))
     fitted = small.fit(images, epsilon=3.0, delta=1e-3, randomness=seeded())
     assert fitted.complete

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from sordino import checks
 from sordino.errors import InvalidArgument
 
-__all__ = ["StandardisedConv", "wide_resnet"]
+__all__ = ["Block", "StandardisedConv", "wide_resnet"]
 
 _GROUPS = 16
 _ROUNDING = 1e-4
