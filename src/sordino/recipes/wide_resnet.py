@@ -57,6 +57,7 @@ class Block(nn.Module):
         self.shortcut = StandardisedConv(inputs, outputs, 1, stride=stride) if changes else None
 
     def forward(self, x_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D I J"]:
+        """(B, C, H, W) → (B, D, H/stride, W/stride)."""
         active = F.relu(self.first_norm(x_BCHW))
         beside = x_BCHW if self.shortcut is None else self.shortcut(active)
         return self.second(F.relu(self.second_norm(self.first(active)))) + beside
