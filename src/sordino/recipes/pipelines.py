@@ -22,6 +22,8 @@ PIPELINES: Mapping[str, str] = {
     "lora": "sordino.recipes.lora:LORA",
     "minilm": "sordino.recipes.text_transfer:MINILM",
     "pca-mlp": "sordino.recipes.pca_mlp:PCA_MLP",
+    "scatter": "sordino.recipes.scatter:SCATTER",
+    "scatter-sgd": "sordino.recipes.scatter:SCATTER_SGD",
     "tanh-cnn": "sordino.recipes.tanh_cnn:TANH_CNN",
     "wrn": "sordino.recipes.wrn:WRN",
     "wrn-fast": "sordino.recipes.wrn:WRN_FAST",
