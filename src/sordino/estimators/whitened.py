@@ -56,9 +56,9 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
     norm 1 first, so lengths don't count and no norm is declared.
 
     Guarantee: everything learned is (epsilon, delta)-differentially private under `neighboring_relation`: one
-    noisy matrix of second moments of rows of norm ≤ 1, and `steps` noisy sums of gradients of norm ≤ 1 through the
-    training engine's plan, composed as the one Gaussian that they are. Prediction whitens each record by itself. A
-    record with an entry that is not finite, or with a label not among `classes`, contributes nothing.
+    noisy matrix of second moments of rows of norm ≤ 1, and `steps` noisy sums of gradients of norm ≤ `max_grad_norm`
+    through the training engine's plan, composed as the one Gaussian that they are. Prediction whitens each record by
+    itself. A record with an entry that is not finite, or with a label not among `classes`, contributes nothing.
 
     Args:
         epsilon: ε > 0. Required.
