@@ -38,6 +38,10 @@ def test_the_list_has_every_recipe():
     assert json.loads(shown.stdout) == json.loads(result.stdout)
 
 
+def test_every_recipe_is_on_the_page():
+    assert {name for name in PIPELINES if f"`{name}`" not in PAGE} == set()
+
+
 def test_a_setting_beside_a_recipe_is_refused():
     result = CliRunner().invoke(app, ["train", "adult", "--recipe", "adult-mlp", "--epsilon", "1", "--steps", "3"])
     assert result.exit_code == 2
