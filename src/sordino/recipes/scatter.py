@@ -136,17 +136,18 @@ def _prepare(task: Task) -> Prepared:
         learning_rate=quiet_rate(largest=150.0, noise_per_weight=1.2),
         averaging=TailAverage(fraction=0.1),
         microbatch_size=8192,
-        inputs=lambda records: torch.from_numpy(rows(records)),
+        # A small constant for the intercept: a constant of 1 would take up half of the squared clipping norm.
+        inputs=lambda records: nn.functional.pad(torch.from_numpy(rows(records)), (0, 1), value=_CONSTANT),
         words="logistic regression on whitened directions of scattering features",
     )
     return network(task, made)
 
 
 def _linear(shape: Sequence[int], classes: int) -> nn.Module:
-    """Scores of [row, small constant], zero at the start: a constant of 1 would take up half of the clipping norm."""
-    linear = nn.Linear(shape[0] + 1, classes, bias=False)
+    """Scores without an intercept of their own, zero at the start."""
+    linear = nn.Linear(shape[0], classes, bias=False)
     nn.init.zeros_(linear.weight)
-    return nn.Sequential(nn.ConstantPad1d((0, 1), _CONSTANT), linear)
+    return linear
 
 
 def _prepare_sgd(task: Task) -> Prepared:
