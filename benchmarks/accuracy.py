@@ -122,7 +122,8 @@ def run(name: str, sets: Sequence[str], epsilons: Sequence[float], settings: Seq
                     continue
                 dataset = data.load(title, keep_texts=True) if dataset is None else dataset
                 row = measured(pipeline, dataset, title, epsilon=epsilon, setting=setting, seed=seed)
-                keep(name, sorted([*kept(name), row], key=place))
+                # Another process may have kept rows meanwhile.
+                keep(name, sorted({key(each): each for each in [*kept(name), row]}.values(), key=place))
                 sys.stdout.write(told(row))
                 sys.stdout.flush()
 
