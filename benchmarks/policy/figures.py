@@ -15,7 +15,7 @@ def figures(found: dict[str, dict[str, object]], folder: Path) -> None:
     for column, (name, body) in enumerate(tasks.items()):
         rows, (above, below) = body["rows"], axes[:, column]  # type: ignore[index]
         for number, (way, row) in enumerate(rows.items()):
-            above.plot(row["noise"], color=f"C{number}", label=way, lw=1.4)
+            above.plot(row.get("noise", []), color=f"C{number}", label=way, lw=1.4)
         above.set_title(name, fontsize=10)
         above.set_xlabel("step")
         places = range(len(rows))

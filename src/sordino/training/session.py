@@ -145,9 +145,9 @@ class Session:
         self._handles = [first, last]
 
     def _new_step(self, after_step: int) -> PrivateStep:
-        at = None if self._adaptive is None else self._adaptive.at
+        chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
         return PrivateStep(
-            self.capture, self.plan, self._randomness, after_step=after_step, at=at, by_unit=self._by_unit
+            self.capture, self.plan, self._randomness, after_step=after_step, by_unit=self._by_unit, **chosen
         )
 
     def go_on(self, step: int, state: Mapping[str, object]) -> None:
@@ -375,7 +375,7 @@ class Session:
         if chunk.is_last:
             self.step.finish()
             if self._adaptive is not None:
-                self._adaptive.learn(self._held)
+                self._adaptive.learn(self._held, self.step.released_norm)
         self._following.end()
 
 

@@ -18,6 +18,7 @@ from sordino.randomness import Randomness
 from sordino.runs import LossPoint
 from sordino.sampling import Chunk
 from sordino.training.adaclip import bounds_for
+from sordino.training.bought_norm import BoughtNorm
 from sordino.training.bounds import Bounds
 from sordino.training.plan import Plan
 from sordino.training.step_plan import StepPlan
@@ -38,6 +39,7 @@ class PrivateStep:
         after_step: number of the last step that is over already; later ones must be larger.
         at: the values of a step where they are chosen on the way; the plan's by default.
         by_unit: whether rows are records of units, which are put together before they are clipped.
+        norm: releases the norm of every sum besides, or None.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class PrivateStep:
         after_step: int = -1,
         at: Callable[[int], StepPlan] | None = None,
         by_unit: bool = False,
+        norm: BoughtNorm | None = None,
     ) -> None:
         self._capture = capture
         self._at = plan.at if at is None else at
@@ -65,6 +68,8 @@ class PrivateStep:
         self._seen = False
         self._points: list[LossPoint] = []
         self.bounds = bounds_for(capture, plan, randomness, by_unit=by_unit)
+        self._norm = norm
+        self.released_norm: float | None = None
 
     @property
     def is_open(self) -> bool:
@@ -200,10 +205,14 @@ class PrivateStep:
             )
         mechanism, beside = self.bounds.mechanism()
         noise = mechanism if self._stream is None else self._stream
-        totals = self._totals()
-        noise.add_noise_([*totals, *beside], randomness=self._randomness, step=self._step)
+        totals, now = self._totals(), self._at(self._step)
+        if self._norm is None:
+            noise.add_noise_([*totals, *beside], randomness=self._randomness, step=self._step)
+        else:
+            noise, norm = self._norm.joint(noise, totals)
+            noise.add_noise_([*totals, *beside, norm], randomness=self._randomness, step=self._step)
+            self.released_norm = self._norm.told(norm, expected_batch_size=now.expected_batch_size)
         self.bounds.learn(beside)
-        now = self._at(self._step)
         self._keep_loss(now)
         divisor = now.expected_batch_size
         for parameter, total in zip(self._summed, totals, strict=True):

@@ -221,7 +221,8 @@ class _Run:
         claimed = list(self._model.parameters())
         claim(claimed, self._optimizer)
         at = None if self._adaptive is None else self._adaptive.at
-        step = PrivateStep(capture, self._plan, self._randomness, after_step=self.first - 1, at=at)
+        norm = None if self._adaptive is None else self._adaptive.norm
+        step = PrivateStep(capture, self._plan, self._randomness, after_step=self.first - 1, at=at, norm=norm)
         if self._performance.compile and self._diagnostics is None:
             self._compiled = CompiledStep(capture, self._plan, self._loss)
         if self._record is not None:
@@ -323,7 +324,7 @@ class _Run:
         with uninterrupted():
             step.finish()
             if self._adaptive is not None:
-                self._adaptive.learn(self._model.parameters())
+                self._adaptive.learn(self._model.parameters(), step.released_norm)
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
             if self._schedule is not None:
