@@ -1,6 +1,7 @@
 """The picture of a sweep: its panels side by side, one PNG (floor 6)."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,8 @@ _PLANNED = ("epsilon", "noise_multiplier")
 # One curve a training.
 _ALONG = ("epoch", "spent")
 _LEGIBLE = 30.0
+# Of small text, in an inch.
+_CHARACTERS = 11.0
 
 
 def draw(sweep: Sweep, found: Sequence[Row], path: Path) -> None:
@@ -51,7 +54,7 @@ def draw(sweep: Sweep, found: Sequence[Row], path: Path) -> None:
     count = len(sweep.panels)
     columns = 1 if count == 1 else 3 if count in (3, 5, 6) or count > 8 else 2
     lines = -(-count // columns)
-    width, height = (11.0 if columns == 1 else 6.4 * columns), 5.0 * lines + 1.5
+    width, height = (11.0 if columns == 1 else 6.4 * columns), 5.0 * lines + 1.7
     with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
         figure = Figure(figsize=(width, height), dpi=100)
         FigureCanvasAgg(figure)
@@ -64,13 +67,14 @@ def draw(sweep: Sweep, found: Sequence[Row], path: Path) -> None:
                 "left": edge,
                 "right": 1 - 0.35 / width,
                 "bottom": 0.7 / height,
-                "top": 1 - 1.75 / height,
+                "top": 1 - 1.95 / height,
                 "wspace": 0.2,
                 "hspace": 0.42,
             },
         )
         figure.text(edge, 1 - 0.65 / height, sweep.title, fontsize=23, color=COLOURS["ink"], family=SERIF)
-        figure.text(edge, 1 - 1.03 / height, _below(sweep, found), fontsize=11, color=COLOURS["soft"])
+        words = textwrap.fill(_below(sweep, found), int(_CHARACTERS * width), break_long_words=False)
+        figure.text(edge, 1 - 0.9 / height, words, fontsize=11, color=COLOURS["soft"], va="top", linespacing=1.5)
         for place, each in enumerate(axes.flat):
             if place < count:
                 _panel(each, sweep, sweep.panels[place], found)
