@@ -175,7 +175,7 @@ def page() -> str:
 
 def table(rows: Sequence[Row], published: Mapping[str, Mapping[str, object]], *, uses: bool) -> str:
     """One data set: a line for each recipe at each ε."""
-    lines = ["| recipe | ε | accuracy, % | set out from | best published | ε under RDP | calibration error | seconds |"]
+    lines = ["| recipe | ε | accuracy, % | set out from | best published | ε under RDP | ECE | CPU seconds |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
