@@ -43,7 +43,7 @@ from sordino.training.probe import check_records_are_independent
 from sordino.training.record import Parts, RunRecord, record_of
 from sordino.training.source import Source, source_of
 from sordino.training.spending import SpentSoFar, charged_at
-from sordino.training.step import PrivateStep
+from sordino.training.step import PrivateStep, check_blocks
 from sordino.training.stepping import OptimizerFactory, optimizer_for, schedule_for
 from sordino.training.structure import map_tensors
 from sordino.training.units import Units, UnitSource, by_unit
@@ -138,6 +138,8 @@ def fit(
     performance = Performance() if performance is None else performance
     if performance.device is None:
         performance = replace(performance, device=_device_of(model))
+    if performance.memory == "block":
+        check_blocks(plan)
     randomness = _fresh(Randomness() if randomness is None else randomness)
     source = source_of(data, collate)
     if units is not None:
@@ -217,12 +219,21 @@ class _Run:
         shown = progress or transcript is not None or self._record is not None
         spent = self._spent() if shown and self._adaptive is None else None
         held = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        capture = GradientCapture(self._model, held, lean=self._performance.memory == "lean")
+        capture = GradientCapture(self._model, held, lean=self._performance.memory != "fast")
         claimed = list(self._model.parameters())
         claim(claimed, self._optimizer)
         at = None if self._adaptive is None else self._adaptive.at
         norm = None if self._adaptive is None else self._adaptive.norm
-        step = PrivateStep(capture, self._plan, self._randomness, after_step=self.first - 1, at=at, norm=norm)
+        by_blocks = self._performance.memory == "block"
+        step = PrivateStep(
+            capture,
+            self._plan,
+            self._randomness,
+            after_step=self.first - 1,
+            at=at,
+            norm=norm,
+            by_blocks=by_blocks,
+        )
         if self._performance.compile and self._diagnostics is None:
             self._compiled = CompiledStep(capture, self._plan, self._loss)
         if self._record is not None:
