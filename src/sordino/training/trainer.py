@@ -222,18 +222,7 @@ class _Run:
         capture = GradientCapture(self._model, held, lean=self._performance.memory != "fast")
         claimed = list(self._model.parameters())
         claim(claimed, self._optimizer)
-        at = None if self._adaptive is None else self._adaptive.at
-        norm = None if self._adaptive is None else self._adaptive.norm
-        by_blocks = self._performance.memory == "block"
-        step = PrivateStep(
-            capture,
-            self._plan,
-            self._randomness,
-            after_step=self.first - 1,
-            at=at,
-            norm=norm,
-            by_blocks=by_blocks,
-        )
+        step = self._new_step(capture)
         if self._performance.compile and self._diagnostics is None:
             self._compiled = CompiledStep(capture, self._plan, self._loss)
         if self._record is not None:
@@ -268,6 +257,11 @@ class _Run:
             self._optimizer.zero_grad(set_to_none=True)
             if self._average is not None:
                 self._average.load()
+
+    def _new_step(self, capture: GradientCapture) -> PrivateStep:
+        chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
+        chosen |= {"after_step": self.first - 1, "by_blocks": self._performance.memory == "block"}
+        return PrivateStep(capture, self._plan, self._randomness, **chosen)
 
     def _batches(self) -> Iterator[np.ndarray]:
         draw = self._plan.sampling.batches if self._adaptive is None else self._adaptive.batches
