@@ -93,6 +93,7 @@ def test_no_module_draws_randomness_elsewhere():
     )
     allowed = {
         "gradients/check.py",
+        "recipes/wrn.py",  # which crop of a picture is taken; torch's generator, so that the probe can hold it
         "training/collation.py",
         "training/determinism.py",
         "training/items.py",

@@ -4,6 +4,7 @@ import itertools
 import math
 
 import pytest
+from scipy.stats import norm
 
 from sordino.accounting import epsilon
 from sordino.events import Event, Gaussian, PoissonSampled, SelfComposed
@@ -39,3 +40,15 @@ def test_the_whole_range_gives_a_sound_answer_without_warnings():
     for q, sigma, steps, target in grid:
         answer = epsilon(sampled(q, sigma, steps), target)
         assert 0 <= answer.lower <= answer.upper < math.inf
+
+
+@pytest.mark.parametrize("noise_multiplier", [1e-12, 1e-9, 0.99e-6, 1.01e-6, 1e-4])
+@pytest.mark.parametrize("delta", [1e-300, 1e-5, 0.3])
+def test_hardly_any_noise_has_an_answer(noise_multiplier, delta):
+    found = epsilon(Gaussian(noise_multiplier=noise_multiplier), delta)
+    mu = 1 / noise_multiplier
+    # Φ(−t) = δ at ε = μ²/2 + tμ, up to what e^ε Φ(−b) takes away, which is below φ(t)/μ.
+    expected = mu * (mu / 2 + float(norm.isf(delta)))
+    assert found.lower <= expected * (1 + 1e-9)
+    assert found.upper >= expected * (1 - 1e-4)
+    assert found.upper - found.lower <= 60 * mu

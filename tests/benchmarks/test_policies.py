@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from sordino.optimizers import Kalman
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
 BENCH = runpy.run_path(str(ROOT / "benchmarks" / "policies.py"))
 
 
@@ -40,6 +42,8 @@ def test_all_schedules_cost_the_same():
 def test_kept_results_are_json_and_hold_every_part():
     kept = json.loads((ROOT / "benchmarks" / "results" / "policies.json").read_text())
     assert {"dynamic", "clippings", "optimizers", "projections"} <= set(kept)
-    rows = kept["projections"]
-    assert rows["r = 1"]["epsilon"] is None
-    assert rows["r = 50"]["epsilon"] > rows["exact"]["epsilon"]
+    rows, peaks = kept["projections"]["training"], kept["projections"]["memory"]
+    for kind in ("SGD", "Adam"):
+        assert rows[f"{kind}, r = 1"]["epsilon"] is None
+        assert rows[f"{kind}, r = 50"]["epsilon"] > rows[f"{kind}, exact"]["epsilon"]
+    assert set(peaks) == {"exact", "r = 1", "r = 5", "r = 10", "r = 50"}

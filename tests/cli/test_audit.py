@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from sordino.cli import app
@@ -117,7 +118,31 @@ def test_a_case_of_ones_own_is_replayed(name, code, monkeypatch):
     assert bool(path["violations"]) == bool(code)
 
 
-def test_the_installed_engine_conforms():
-    result = run("conformance", "--json")
+def test_cases_of_the_installed_library_are_tried_by_name():
+    result = run("conformance", "--json", "--only", "divisor", "--path", "engine", "--path", "fit")
     assert result.exit_code == 0
-    assert len(json.loads(result.stdout)["checks"]) == 9
+    checks = json.loads(result.stdout)["checks"]
+    assert {path: [one["verdict"] for one in row.values()] for path, row in checks.items()} == {
+        "engine": ["right"],
+        "fit": ["not offered"],
+    }
+
+
+def test_a_library_of_ones_own_is_tried_and_a_failure_is_exit_code_1(monkeypatch):
+    import sys
+    import types
+
+    from sordino.audit import Fit
+
+    class Unclipped(Fit):
+        def clipped_sum(self, model, batch, loss, *, max_grad_norm):
+            return [1e6 * len(batch[0]) * torch.ones_like(parameter) for parameter in model.parameters()]
+
+    module = types.ModuleType("own_library")
+    module.LIBRARY = Unclipped(label="mine")
+    monkeypatch.setitem(sys.modules, "own_library", module)
+    result = run("conformance", "--only", "a large record", "--path", "own_library:LIBRARY", "--json")
+    assert result.exit_code == 1
+    assert not json.loads(result.stdout)["passed"]
+    assert run("conformance", "--path", "own_library:NOTHING").exit_code == 2
+    assert run("conformance", "--only", "no such case").exit_code == 2

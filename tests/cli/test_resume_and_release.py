@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from sordino import PrivacyEngine
 from sordino.cli import app
 from sordino.runs import RunFolder
+from sordino.training.loss_curve import LossCurve
 from sordino.training.plan import Plan
 from sordino.training.trainer import fit
 from sordino.verification import verify
@@ -63,8 +65,9 @@ def settled(text):
     return re.sub(r"\d+:\d\d:\d\d|-:--:--|\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
+@pytest.mark.parametrize("curve", [None, LossCurve(bound=2.0)], ids=["plain", "with a loss curve"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_fit_says_and_writes_the_same_for_neighbours(tmp_path, capfd, caplog, seed):
+def test_fit_says_and_writes_the_same_for_neighbours(tmp_path, capfd, caplog, seed, curve):
     """The seed fixes the batches, so that only the records differ."""
     from sordino.randomness import Randomness
 
@@ -76,7 +79,7 @@ def test_fit_says_and_writes_the_same_for_neighbours(tmp_path, capfd, caplog, se
             nn.Linear(3, 3),
             losses,
             data,
-            PLAN,
+            replace(PLAN, loss_curve=curve),
             run=tmp_path / name.replace(" ", "-"),
             checkpoint_every=2,
             on_step=done.append,

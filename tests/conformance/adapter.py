@@ -1,67 +1,29 @@
-"""What the conformance cases need from a library, and how this library answers. Another library gets another class."""
+"""What our own tests of conformance ask beyond the cases of `sordino.audit.conformance`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from sordino import accounting
-from sordino.errors import SordinoError
+from sordino.audit.library import Engine, InEngine, Private
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
-from sordino.training.engine import PrivacyEngine
 from sordino.training.plan import Plan
 from sordino.training.trainer import fit
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
-@dataclass
-class Private:
-    """A model made private: what the user's loop works with, and the engine."""
-
-    model: nn.Module
-    optimizer: Optimizer
-    loader: Any
-    engine: Any
-
-    def epsilon(self, delta: float) -> float:
-        return self.engine.get_epsilon(delta)
-
-
-@dataclass(frozen=True)
-class Sordino:
+class Sordino(Engine):
     """This library, with floating-point or with secure noise."""
 
-    secure_noise: bool = False
-    refusals: tuple[type[Exception], ...] = (SordinoError,)
-
-    def make_private(
-        self,
-        model: nn.Module,
-        data: Dataset | DataLoader,
-        *,
-        optimizer: Optimizer | None = None,
-        batch_size: int | None = None,
-        seed: int | None = None,
-        **options: Any,
-    ) -> Private:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer
-        size = len(data) if batch_size is None else batch_size  # type: ignore[arg-type]
-        loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=size)
-        engine = PrivacyEngine(seed=seed, reproducible=seed is not None, secure_mode=self.secure_noise)
-        wanted = {"noise_multiplier": 0.0, "max_grad_norm": 1.0} | options
-        return Private(*engine.make_private(module=model, optimizer=optimizer, data_loader=loader, **wanted), engine)
-
-    def make_private_with_epsilon(self, model: nn.Module, loader: DataLoader, **options: Any) -> Private:
-        engine = PrivacyEngine()
+    def make_private_with_epsilon(self, model: nn.Module, loader: DataLoader, **options: Any) -> InEngine:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return Private(
-            *engine.make_private_with_epsilon(module=model, optimizer=optimizer, data_loader=loader, **options), engine
-        )
+        engine = self.new()
+        parts = engine.make_private_with_epsilon(module=model, optimizer=optimizer, data_loader=loader, **options)
+        return InEngine(model=parts[0], optimizer=parts[1], loader=parts[2], engine=engine)
 
     def fit(self, model: nn.Module, tensors: Sequence[Tensor], loss: Callable[..., Tensor], **options: Any) -> None:
         """Train natively: ``loss(model, *batch)`` has one value per record."""
@@ -69,15 +31,6 @@ class Sordino:
         wanted["secure_noise"] = self.secure_noise
         plan = Plan(**(wanted | {"expected_batch_size": 0.5 * len(tensors[0])} | options))
         fit(model, loss, tensors, plan, progress=False)
-
-    def resumed(self, interrupted: Private, model: nn.Module, data: Dataset, **options: Any) -> Private:
-        """A new run that goes on from what an earlier one has charged."""
-        private = self.make_private(model, data, **options)
-        private.engine.load_state_dict(interrupted.engine.state_dict())
-        return private
-
-    def detach(self, private: Private) -> None:
-        private.engine.detach()
 
     def epsilon_of(self, *, sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
         step = PoissonSampled(sample_rate=sample_rate, event=Gaussian(noise_multiplier=noise_multiplier))
@@ -109,7 +62,7 @@ def clipped_sum(
     try:
         return [len(data) * gradient for gradient in one_step(private, loss)]
     finally:
-        library.detach(private)
+        private.detach()
 
 
 def distance(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:

@@ -58,11 +58,6 @@ def test_the_target_epsilon_is_never_exceeded(library, length):
     assert 0.99 < spent <= 1.0
 
 
-def test_a_misspelt_keyword_is_a_type_error(library):
-    with pytest.raises(TypeError, match="max_gradnorm"):
-        library.make_private(nn.Linear(3, 2), data(), max_gradnorm=1.0)
-
-
 def test_epsilon_is_zero_before_the_first_batch_and_infinite_without_noise(library):
     private = library.make_private(nn.Linear(3, 2), data())
     assert private.epsilon(DELTA) == 0

@@ -16,6 +16,10 @@ ARGUMENTS = {
         ["--small", "--steps", "6", "--rounds", "3", "--records", "100", "--epsilon", "3"],
         lambda found: set(found) == {"uniform", "learned"} and max(found.values()) < 1.5,
     ),
+    "norm_policy": (
+        ["--small", "--steps", "5", "--records", "100", "--runs", "1", "--epsilon", "3"],
+        lambda found: len(found) == 3 and max(found.values()) < 1.5,
+    ),
     "own_loop": (["--steps", "60"], lambda accuracy: accuracy > 0.8),
 }
 

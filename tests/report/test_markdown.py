@@ -1,11 +1,38 @@
 """The Markdown report, whole. After a wanted change, run this file with SORDINO_GOLDEN=1 and read what it wrote."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from reported_runs import EVERYTHING, PUBLIC, make
+from sordino.definitions import NeighboringRelation
+from sordino.events import DiscreteLaplace, SelfComposed
 from sordino.report import comparison_markdown, markdown, read, utility
+from sordino.runs import Evaluation, LossPoint, NoisyTable, ReleasedLosses
 
+LOSSES = ReleasedLosses(
+    bound=2.0,
+    share=0.02,
+    points=tuple(LossPoint(step=step, loss=1.5 - 0.03 * step, stddev=0.02) for step in range(40)),
+)
+TABLES = (
+    NoisyTable(name="all", values=("all",), right=(8400,), wrong=(1600,)),
+    NoisyTable(name="confidence", values=("0.5 to 0.75", "0.75 to 1.0"), right=(2100, 6310), wrong=(1200, 395)),
+    NoisyTable(name="class", values=("low", "high"), right=(7000, 1395), wrong=(500, 1104)),
+    NoisyTable(name="sex", values=("a", "other"), right=(8390, 6), wrong=(1611, -9)),
+)
+EVALUATION = Evaluation(
+    records="patients of 2024",
+    event=SelfComposed(event=DiscreteLaplace(scale=8.0, sensitivity=1), count=4),
+    epsilon=0.5,
+    delta=0.0,
+    relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+    stddev=11.3,
+    disjoint=False,
+    charge="1f",
+    head="",
+    tables=TABLES,
+)
 GOLDEN = Path(__file__).with_name("golden_report.md")
 
 
@@ -21,7 +48,10 @@ def fixed(report):
 def test_the_markdown_report_is_as_it_was_read(tmp_path):
     chances = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.44, 0.56]]
     metrics = PUBLIC | utility(chances, [0, 0, 1, 0], public=True, groups={"sex": ["a", "a", "b", "b"]})
-    text = markdown(fixed(read(make(tmp_path / "adult-2026-01-31-1", meta=EVERYTHING, metrics=metrics))))
+    run = make(tmp_path / "adult-2026-01-31-1", meta=EVERYTHING, metrics=metrics)
+    run.write_loss_curve(LOSSES)
+    run.write_evaluations([EVALUATION, replace(EVALUATION, tables=None, disjoint=True, charge=None)])
+    text = markdown(fixed(read(run)))
     if os.environ.get("SORDINO_GOLDEN"):
         GOLDEN.write_text(text, encoding="utf-8")
     assert text == GOLDEN.read_text(encoding="utf-8")

@@ -169,7 +169,7 @@ def test_the_report_as_json_has_no_infinities_and_round_trips(event, tmp_path):
     report = read(make(tmp_path / "run", event=event, epsilon=epsilon, meta=EVERYTHING))
     body = report.to_dict()
     assert json.loads(json.dumps(body, allow_nan=False)) == body
-    assert body["schema_version"] == 2
+    assert body["schema_version"] == 3
     assert Report.from_json(report.to_json()) == report
     assert html(Report.from_json(report.to_json())) == html(report)
 

@@ -241,12 +241,11 @@ def test_unsound_combinations_are_refused_by_name(options, changes, words):
         fit(nn.Linear(3, 2), losses, DATA, plan(**changes), budget=budget, progress=False)
 
 
-def test_run_folders_are_refused_with_a_budget_that_adapts(tmp_path):
-    budget = AdaptiveBudget(epsilon=1.0, choose=lambda *_: 10.0)
-    with pytest.raises(InvalidArgument, match="run and resume must be None"):
-        fit(nn.Linear(3, 2), losses, DATA, plan(), budget=budget, progress=False, run=tmp_path / "run")
+def test_a_filter_that_is_none_and_a_delta_that_is_not_the_plans_are_refused():
     with pytest.raises(InvalidArgument, match="filter must be one of"):
         AdaptiveBudget(epsilon=1.0, choose=lambda *_: 10.0, filter="pld")
+    with pytest.raises(InvalidArgument, match="delta must be the plan's"):
+        AdaptiveRun(AdaptiveBudget(epsilon=1.0, choose=lambda *_: 10.0, delta=1e-6), plan())
 
 
 def test_a_ledger_holds_the_whole_budget_from_the_start(tmp_path):

@@ -12,7 +12,7 @@ PAGES = ["policies.md", "proofs/adaptive-bounds.md", "proofs/adaptive-budgets.md
 def test_the_page_runs_from_top_to_bottom(capsys):
     blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "policies.md").read_text(), re.MULTILINE | re.DOTALL)
     exec(compile("\n".join(blocks), "policies.md", "exec"), {})
-    assert len(blocks) == 8
+    assert len(blocks) == 10
     assert "cyclic Poisson sampling" in capsys.readouterr().out
 
 

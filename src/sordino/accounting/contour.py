@@ -265,6 +265,8 @@ def _root(line: CertifiedLine, epsilon: float, delta: float) -> float:
 
 def _upper_end(line: CertifiedLine, epsilon: float, delta: float) -> float:
     _, above, _, slope = line(epsilon)
+    if slope >= 0:
+        raise AccountingError("ε must be boundable at this δ, got one beyond double precision. Use more noise.")
     reach = 1.05 * above / -slope + 4 * math.ulp(abs(epsilon) + 1e-12)
     for _ in range(60):
         if line.bounds(epsilon + reach)[1] <= delta:
@@ -275,6 +277,8 @@ def _upper_end(line: CertifiedLine, epsilon: float, delta: float) -> float:
 
 def _lower_end(line: CertifiedLine, epsilon: float, delta: float) -> float:
     _, _, below, slope = line(epsilon)
+    if slope >= 0:
+        return 0.0
     reach = 1.05 * below / -slope + 4 * math.ulp(abs(epsilon) + 1e-12)
     for _ in range(60):
         if epsilon - reach <= 0:

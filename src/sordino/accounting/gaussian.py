@@ -16,6 +16,8 @@ _UNIT = 2.0**-53
 # erfcx and erfc are accurate to a few ulp; the factor leaves an order of magnitude.
 _SPECIAL_ERROR = 32 * _UNIT
 _TINY_MU = 1e-4
+# Beyond it ε is above 5e11, and what is left of double precision says nothing about δ.
+_HUGE_MU = 1e6
 
 
 def _normal_cdf(t: float) -> float:
@@ -86,4 +88,8 @@ def gaussian_epsilon(delta: float, mu: float) -> tuple[float, float]:
         return 0.0, 0.0
     if delta == 0:
         return math.inf, math.inf
+    if mu > _HUGE_MU:
+        # δ(μ²/2 − μ) > Φ(1) − φ(1) > 1/2, and Chernoff's bound; between them lies less than a millionth of ε.
+        upper = mu * (mu / 2 + math.sqrt(2 * math.log(1 / delta))) * (1 + 16 * _UNIT)
+        return (mu * (mu / 2 - 1) * (1 - 16 * _UNIT) if delta <= 0.5 else 0.0), upper
     return invert(lambda epsilon: gaussian_delta(epsilon, mu), delta)

@@ -14,9 +14,11 @@ from sordino.cli.compare import compare
 from sordino.cli.data import data
 from sordino.cli.demo import demo
 from sordino.cli.diagnose import diagnose
+from sordino.cli.federate import federate
 from sordino.cli.ledger import ledger
 from sordino.cli.output import print_error
 from sordino.cli.plan import plan
+from sordino.cli.recipes import recipes
 from sordino.cli.report import report
 from sordino.cli.runs import runs
 from sordino.cli.sweep import sweep
@@ -102,8 +104,10 @@ app.command()(train)
 app.command()(tune)
 app.command()(compare)
 app.command()(sweep)
+app.command()(federate)
 app.command()(plan)
 app.command()(account)
+app.command()(recipes)
 app.command()(report)
 app.command()(verify)
 app.command()(attack)

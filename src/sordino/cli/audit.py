@@ -21,7 +21,7 @@ from sordino.runs import RunFolder
 if TYPE_CHECKING:
     import click
 
-    from sordino.audit import AuditResult, ReplayReport
+    from sordino.audit import AuditResult, Finding, Library, ReplayReport
     from sordino.cli.replay_cases import Case
     from sordino.data import DataSet
     from sordino.recipes import Recipe
@@ -238,20 +238,64 @@ def _case(target: str) -> "Case":
 
 
 @audit.command()
-def conformance(as_json: JsonOption = False) -> None:
-    """Check the installed engine by name. Exit code 1 when a check fails."""
-    from sordino.audit import check_engine
+def conformance(
+    path: Annotated[
+        list[str] | None, typer.Option(help="A path of the library, or MODULE:OBJECT of another; may be repeated.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="A part of the names of the cases wanted.")] = "",
+    every: Annotated[bool, typer.Option("--every-path", help="All paths, the compiled one too: minutes.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Try every case on which training libraries are known to be wrong. Exit code 1 when one fails."""
+    from sordino.audit import CASES, check_library, paths
 
-    out = Output(as_json=as_json)
-    found = check_engine()
-    table = _table("check", "")
-    for name, passed in found.passed.items():
-        table.add_row(name, Text("pass", style="green") if passed else Text("FAIL", style="bold red"))
-    good = not found.broken
-    verdict = "The engine does what it says, as far as these checks see." if good else "The engine is broken."
-    out.finish({"passed": good, "checks": dict(found.passed)}, heading(verdict), table)
-    if not good:
+    out, known = Output(as_json=as_json), paths()
+    chosen = {name: known.get(name) or _library(name, known) for name in path or (known if every else ["engine"])}
+    cases = [name for name in CASES if only in name]
+    if not cases:
+        raise InvalidArgument(f"only must be a part of some case's name, got {only!r}. Leave it out to see them all.")
+    found: dict[str, dict[str, Finding]] = {}
+    for name, library in chosen.items():
+        with out.stderr.status(name):
+            found[name] = {one.case: one for one in check_library(library, only=only)}
+    table = _table("case", *chosen)
+    for case in cases:
+        table.add_row(case, *(_verdict(findings[case]) for findings in found.values()))
+    failed = sum(not one.passed for findings in found.values() for one in findings.values())
+    verdict = f"{len(cases)} cases, as they should be." if not failed else f"{failed} of the findings are wrong."
+    document = {
+        "passed": not failed,
+        "checks": {
+            name: {
+                case: {"verdict": one.verdict, "passed": one.passed, "words": one.words} for case, one in row.items()
+            }
+            for name, row in found.items()
+        },
+    }
+    out.finish(document, heading(verdict, "That is no proof; a case that fails is one."), table)
+    if failed:
         raise typer.Exit(1)
+
+
+def _verdict(found: "Finding") -> Text:
+    if found.verdict == "not offered":
+        return Text("–", style="dim")
+    if found.passed:
+        return Text(found.verdict, style="green")
+    return Text(f"FAIL: {found.words or found.verdict}", style="bold red")
+
+
+def _library(target: str, known: "dict[str, Library]") -> "Library":
+    """The library that ``module:name`` names."""
+    module, colon, name = target.partition(":")
+    try:
+        found = getattr(import_module(module), name, None) if colon else None
+    except ModuleNotFoundError as error:
+        raise InvalidArgument(f"path must name a module that can be imported, got {module!r}. Check it.") from error
+    if not all(hasattr(found, part) for part in ("name", "refusals", "make_private", "clipped_sum")):
+        ours = ", ".join(repr(one) for one in known)
+        raise InvalidArgument(f"path must be one of {ours} or MODULE:OBJECT, got {target!r}. See docs/auditing.md.")
+    return found  # pyright: ignore[reportReturnType]
 
 
 def _table(*columns: str) -> Table:

@@ -64,6 +64,9 @@ def cases() -> Iterable[Case]:
         "fit, correlated noise": _fit_correlated,
         "fit, secure noise": _fit_secure,
         "fit, bounds at a quantile": _fit_quantile,
+        "fit, a loss curve": _fit_watched,
+        "fit, a loss curve and bounds at a quantile": _fit_watched_quantile,
+        "evaluation on private records": _evaluated,
         "engine": _engine,
         "PrivateGridSearch": _grid_search,
         "PrivateRandomSearch": _random_search,
@@ -124,7 +127,7 @@ def _trained(table: Table, **options: object) -> object:
 
     key = Randomness(seed=2, reproducible=True)
     result = fit(_network(), losses, _tensors(table), plan, randomness=key, progress=False)
-    return result.model, result.guarantee
+    return result.model, result.guarantee, result.loss_curve
 
 
 def _fit(table: Table) -> object:
@@ -147,6 +150,32 @@ def _fit_quantile(table: Table) -> object:
     from sordino.clipping import QuantileClipping
 
     return _trained(table, clipping=QuantileClipping(count_noise=4.0))
+
+
+def _fit_watched(table: Table) -> object:
+    from sordino.training.loss_curve import LossCurve
+
+    return _trained(table, loss_curve=LossCurve(bound=1.5, share=0.2))
+
+
+def _fit_watched_quantile(table: Table) -> object:
+    from sordino.clipping import QuantileClipping
+    from sordino.training.loss_curve import LossCurve
+
+    return _trained(table, loss_curve=LossCurve(bound=1.5), clipping=QuantileClipping(count_noise=6.0))
+
+
+def _evaluated(table: Table) -> object:
+    from sordino.report import private_utility
+
+    def predictions() -> tuple[np.ndarray, np.ndarray, dict[str, list[str]]]:
+        scores = np.abs(table[0]) + 0.1
+        with np.errstate(all="ignore"):
+            chances = scores / scores.sum(axis=1, keepdims=True)
+        return chances, table[1], {"sign": ["+" if row[0] > 0 else "-" for row in table[0]]}
+
+    key = Randomness(seed=4, reproducible=True)
+    return private_utility(predictions, classes=_CLASSES, groups={"sign": ("+", "-")}, epsilon=1.0, randomness=key)
 
 
 def _engine(table: Table) -> object:

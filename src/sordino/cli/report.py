@@ -51,6 +51,21 @@ def report(
     ledger: Annotated[
         str | None, typer.Option(help="The ledger that the run was charged to: a file, or postgresql://…")
     ] = None,
+    evaluate: Annotated[
+        str | None,
+        typer.Option(help="PRIVATE records to evaluate the model on first: a file, or a named set's test records."),
+    ] = None,
+    evaluation_epsilon: Annotated[float | None, typer.Option(help="ε that the evaluation costs.")] = None,
+    evaluation_delta: Annotated[float, typer.Option(help="δ that the evaluation costs.")] = 0.0,
+    evaluation_by: Annotated[
+        list[str] | None, typer.Option(help="Also by the declared categories of this column; may be repeated.")
+    ] = None,
+    evaluation_disjoint: Annotated[
+        bool, typer.Option("--evaluation-disjoint", help="Declare that nobody is in these and the training records.")
+    ] = False,
+    dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays for it.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="The declared schema of the file in --evaluate.")] = None,
+    model: Annotated[str, typer.Option(help="module:factory, for a model of your own in --evaluate.")] = "",
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail with exit code 1 when something required is not stated.")
     ] = False,
@@ -66,6 +81,32 @@ def report(
     if len(paths) > 1 and form is Format.REGISTRY:
         raise InvalidArgument("--format registry must be given one run, got several. Drop --compare.")
     folders = [RunFolder.open(path) for path in paths]
+    given = (
+        evaluation_epsilon,
+        evaluation_delta or None,
+        evaluation_by,
+        evaluation_disjoint or None,
+        dataset_name,
+        schema,
+    )
+    if evaluate is not None:
+        from sordino.cli.evaluating import Asked
+        from sordino.cli.evaluating import evaluate as pay_and_evaluate
+
+        asked = Asked(
+            data=evaluate,
+            schema=schema,
+            epsilon=evaluation_epsilon,
+            delta=evaluation_delta,
+            by=tuple(evaluation_by or ()),
+            disjoint=evaluation_disjoint,
+            model=model,
+            ledger=ledger if dataset_name is not None else None,
+            account=dataset_name,
+        )
+        pay_and_evaluate(folders[0], asked)
+    elif model or any(value is not None for value in given):
+        raise InvalidArgument("evaluate must name records when an option of an evaluation is given, got none.")
     reports = [read(folder, ledger=ledger) for folder in folders]
     files = _write(reports, form, _target(out_file, run, form, several=len(paths) > 1))
     out = Output(as_json=as_json)

@@ -259,7 +259,10 @@ def _touches(job: Job) -> dict[str, str]:
         "schema": shape if schema is not None else "The form of the records and the labels are fixed by the data set.",
         "early_stopping": "None: steps were fixed beforehand, and the last model, or an average, is kept.",
         "evaluation": measured if job.test_is_public and job.dataset.test is not None else "None.",
-        "logging": "Progress shows steps, ε and time. No loss, norm or batch size is printed or stored."
+        "logging": (
+            "Progress shows steps, ε and time. No loss, norm or batch size is printed or stored"
+            + (", except for noisy losses that ε pays for." if job.recipe.plan.loss_curve is not None else ".")
+        )
         if job.diagnostics is None
         else "Losses and batch sizes were shown on the terminal, without noise; they are not stored.",
     }

@@ -126,9 +126,9 @@ def show_run(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json
         ("state", one.state),
         ("steps charged", f"{one.charged:,}" + (f", {one.repeated:,} of them repeated" if one.repeated else "")),
         ("segments", f"{one.segments:,}"),
-        *((name.replace("_", " "), str(value)) for name, value in one.plan.items() if name != "schema"),
-        *((f"{part} {name}".replace("_", " "), str(value)) for part, name, value in _flat(one.facts)),
-        *((name.replace("_", " "), f"{value:.4f}") for name, value in one.metrics.items()),
+        *((name.replace("_", " "), _words(value)) for name, value in one.plan.items() if name != "schema"),
+        *((f"{part} {name}".replace("_", " "), _words(value)) for part, name, value in _flat(one.facts)),
+        *((name.replace("_", " "), value) for name, value in _measured(one).items()),
     ]
     claim = f"ε so far = {round_up(one.epsilon)}" if one.epsilon is not None else "nothing was charged"
     words = claim if one.guarantee is None else one.guarantee.sentence()
@@ -148,9 +148,11 @@ def compare_runs(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for one in found:
-        table.add_column(one.path.name, justify="right")
+        table.add_column(Text(one.path.name), justify="right")
     for name in differing:
-        table.add_row(name.replace("_", " "), *(column.get(name, "") for column in columns))
+        table.add_row(
+            *(Text(words) for words in (name.replace("_", " "), *(column.get(name, "") for column in columns)))
+        )
     document = {"runs": [one.to_dict() for one in found], "differing": differing}
     same = "The runs do not differ." if not differing else f"{len(found)} runs"
     Output(as_json=as_json).finish(document, heading(same), table)
@@ -159,9 +161,25 @@ def compare_runs(
 def _row(one: _Summary) -> dict[str, str]:
     told = {"state": one.state, "ε": "" if one.epsilon is None else round_up(one.epsilon, 4)}
     counts = {"steps charged": f"{one.charged:,}", "repeated": f"{one.repeated:,}"}
-    plan = {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in one.plan.items()}
-    other = {f"{part} {name}": str(value) for part, name, value in _flat(one.facts)}
-    return told | counts | plan | other | {name: f"{value:.4f}" for name, value in one.metrics.items()}
+    plan = {name: _words(value) for name, value in one.plan.items()}
+    other = {f"{part} {name}": _words(value) for part, name, value in _flat(one.facts)}
+    return told | counts | plan | other | _measured(one)
+
+
+def _measured(one: _Summary) -> dict[str, str]:
+    """Values that stand for the whole; bins and subgroups are for the report and the JSON."""
+    return {name: f"{value:.4f}" for name, value in one.metrics.items() if ":" not in name}
+
+
+def _words(value: object) -> str:
+    """A value of a plan on one line: objects as names and values."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_words(part)}" for name, part in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_words, value))
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _flat(facts_of: Mapping[str, object]) -> list[tuple[str, str, object]]:

@@ -18,6 +18,7 @@ from sordino.cli.resuming import recipe_of, target_epsilon_of
 from sordino.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from sordino.cli.running import Job
     from sordino.data import DataSet
     from sordino.recipes import ModelFactory, Recipe
     from sordino.training.plan import Plan
@@ -35,6 +36,11 @@ def train(
     model: Annotated[
         str, typer.Option(help="logistic, mlp, cnn; an estimator's method; or module:factory.")
     ] = "logistic",
+    pipeline: Annotated[
+        str | None, typer.Option("--recipe", help="A whole pipeline instead of a model; `list` shows them.")
+    ] = None,
+    setting: Annotated[str | None, typer.Option(help="A recipe's named noise, instead of --epsilon.")] = None,
+    device: Annotated[str, typer.Option(help="Where a recipe trains.")] = "cpu",
     schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
     public_schema_from: Annotated[
         Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
@@ -52,6 +58,10 @@ def train(
     secure_noise: Annotated[
         bool, typer.Option("--secure-noise", help="Whole-number sums and noise, against attacks on low bits; slower.")
     ] = False,
+    loss_curve: Annotated[
+        float | None,
+        typer.Option(help="Buy noisy training losses: each record's loss is cut to this. Costs 1 % more noise."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")] = None,
     reproducible: Annotated[
         bool, typer.Option("--reproducible", help="Allow a chosen seed; the run is marked not for release.")
@@ -71,10 +81,19 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train a private model. Nothing is measured on records that you don't declare public."""
-    by_hand = _given(steps, batch_size, max_grad_norm, learning_rate, secure_noise or None)
+    by_hand = _given(steps, batch_size, max_grad_norm, learning_rate, secure_noise or None, loss_curve)
+    if pipeline is not None:
+        from sordino.cli.recipes import Asked, refuse_others, train_by_recipe
+
+        given = None if model == "logistic" else model
+        refuse_others(pipeline, by_hand, model=given, resume=resume, every=checkpoint_every, diagnostics=diagnostics)
+        files = (data, target, schema, public_schema_from, test, data_is_public)
+        asked = Asked(pipeline, files, epsilon, delta, setting, device, seed, reproducible, out_folder)
+        train_by_recipe(asked, account_at(ledger, dataset_name), Output(as_json=as_json))
+        return
     goal = _goal(epsilon, delta, resume, by_hand)
     from sordino.cli.fitting import Fit, fit_and_tell, is_method, refuse_by_hand
-    from sordino.cli.running import Job, default_delta, page, perform, run_folder
+    from sordino.cli.running import Job, run_folder
     from sordino.data import load
     from sordino.randomness import Randomness
 
@@ -91,33 +110,37 @@ def train(
         asked = {"method": model, "target": target, "epsilon": goal, "delta": delta, "seed": seed}
         fit_and_tell(Fit(dataset=dataset, test_is_public=test_is_public, folder=folder, ledger=account, **asked), out)
         return
-    size = len(dataset.train)
-    slack = default_delta(size) if delta is None else delta
     # Torch takes seconds to import: only now, when nothing is missing.
     if resume is not None:
         recipe = recipe_of(resume, dataset, model_called(model))
     else:
-        recipe = _recipe(model, dataset, goal, slack, steps, secure_noise)
-        recipe = _by_hand(recipe, size, goal, batch_size, max_grad_norm, learning_rate)
-    kind = "public" if dataset.public else "private"
-    words = f": {kind} records, {recipe.model} model, {recipe.plan.steps} private steps"
-    out.say(Text.assemble((dataset.name, "bold"), words))
-    outcome = perform(
-        Job(
-            dataset=dataset,
-            test_is_public=test_is_public,
-            recipe=recipe,
-            target_epsilon=goal,
-            by_hand=by_hand,
-            randomness=randomness,
-            folder=folder,
-            resumes=resume is not None,
-            checkpoint_every=checkpoint_every,
-            diagnostics=diagnostics,
-            ledger=account,
-        ),
-        out.stderr,
+        recipe = _recipe(model, dataset, goal, delta, steps)
+        recipe = replace(recipe, plan=_with_extras(recipe.plan, secure_noise, loss_curve))
+        recipe = _by_hand(recipe, len(dataset.train), goal, batch_size, max_grad_norm, learning_rate)
+    job = Job(
+        dataset=dataset,
+        test_is_public=test_is_public,
+        recipe=recipe,
+        target_epsilon=goal,
+        by_hand=by_hand,
+        randomness=randomness,
+        folder=folder,
+        resumes=resume is not None,
+        checkpoint_every=checkpoint_every,
+        diagnostics=diagnostics,
+        ledger=account,
     )
+    _perform_and_tell(job, out)
+
+
+def _perform_and_tell(job: "Job", out: Output) -> None:
+    """Train, and print the document or the page; an interrupted run ends with exit code 130."""
+    from sordino.cli.running import page, perform
+
+    kind = "public" if job.dataset.public else "private"
+    words = f": {kind} records, {job.recipe.model} model, {job.recipe.plan.steps} private steps"
+    out.say(Text.assemble((job.dataset.name, "bold"), words))
+    outcome = perform(job, out.stderr)
     out.finish(outcome.to_dict(), *page(outcome))
     if outcome.interrupted:
         raise typer.Exit(130)
@@ -134,25 +157,30 @@ def _goal(epsilon: float | None, delta: float | None, resume: Path | None, by_ha
     return checks.positive(epsilon=epsilon, hint="Give --epsilon.")
 
 
-def _recipe(
-    model: str, dataset: "DataSet", epsilon: float, delta: float, steps: int | None, secure_noise: bool
-) -> "Recipe":
+def _recipe(model: str, dataset: "DataSet", epsilon: float, delta: float | None, steps: int | None) -> "Recipe":
+    from sordino.cli.running import default_delta
     from sordino.recipes import recommend
 
-    recipe = recommend(
+    return recommend(
         model_called(model),
         shape=dataset.train.record_shape,
         classes=len(dataset.labels),
         population=len(dataset.train),
         target_epsilon=epsilon,
-        delta=delta,
+        delta=default_delta(len(dataset.train)) if delta is None else delta,
         steps=steps,
     )
-    return replace(recipe, plan=replace(recipe.plan, secure_noise=secure_noise))
+
+
+def _with_extras(plan: "Plan", secure_noise: bool, loss_bound: float | None) -> "Plan":
+    from sordino.training.loss_curve import LossCurve
+
+    curve = None if loss_bound is None else LossCurve(bound=loss_bound)
+    return replace(plan, secure_noise=secure_noise, loss_curve=curve)
 
 
 def _given(*values: float | None) -> tuple[str, ...]:
-    names = ("steps", "batch size", "clipping norm", "learning rate", "secure noise")
+    names = ("steps", "batch size", "clipping norm", "learning rate", "secure noise", "loss curve")
     return tuple(name for name, value in zip(names, values, strict=True) if value is not None)
 
 

@@ -3,6 +3,7 @@
 from sordino.data.fetch import get
 from sordino.data.listing import DataInfo, Description, available, show
 from sordino.data.loading import load
+from sordino.data.mapped import MappedArrays, mapped_table
 from sordino.data.records import DataSet, Records
 from sordino.data.schema import ArraySchema, Category, Numeric, Schema
 from sordino.data.text import hashed_features
@@ -13,6 +14,7 @@ __all__ = [
     "DataInfo",
     "DataSet",
     "Description",
+    "MappedArrays",
     "Numeric",
     "Records",
     "Schema",
@@ -20,5 +22,6 @@ __all__ = [
     "get",
     "hashed_features",
     "load",
+    "mapped_table",
     "show",
 ]

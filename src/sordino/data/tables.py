@@ -10,11 +10,11 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -24,7 +24,7 @@ from sordino.errors import InvalidArgument
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Coded", "Column", "is_table", "read_columns", "read_header", "to_number"]
+__all__ = ["Coded", "Column", "is_table", "iterate_columns", "read_columns", "read_header", "to_number"]
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _COMPRESSIONS = (".gz", ".xz", ".bz2")
@@ -80,6 +80,28 @@ def read_columns(path: Path, names: Sequence[str], *, numeric: Collection[str] =
     Raises:
         InvalidArgument: If the file can't be read, or lacks a column: the message names the column, and no cell.
     """
+    raw = _raw_names(path, names)
+    table = _read(path, [raw[name] for name in names])
+    return {name: _column(path, name, table.column(raw[name]), parse=name in numeric) for name in names}
+
+
+def iterate_columns(
+    path: Path, names: Sequence[str], *, numeric: Collection[str] = (), rows: int = 1 << 16
+) -> Iterator[dict[str, Column]]:
+    """`read_columns` in parts of at most about `rows` rows, so that a file need not fit into memory.
+
+    Where a part ends makes no difference to any row.
+
+    Raises:
+        InvalidArgument: If the file can't be read, or lacks a column: the message names the column, and no cell.
+    """
+    raw = _raw_names(path, names)
+    for table in _parts(path, [raw[name] for name in names], rows):
+        yield {name: _column(path, name, table.column(raw[name]), parse=name in numeric) for name in names}
+
+
+def _raw_names(path: Path, names: Sequence[str]) -> dict[str, str]:
+    """The columns as the file spells them, by their names without white space; all of `names` are there."""
     header = read_header(path)
     absent = [name for name in names if name not in header]
     if absent:
@@ -87,9 +109,7 @@ def read_columns(path: Path, names: Sequence[str], *, numeric: Collection[str] =
             f"the columns of {path.name!r} must include every declared column, got none named "
             f"{', '.join(map(repr, absent))}. Correct the schema or the header."
         )
-    raw = dict(zip(header, _raw_header(path), strict=True))
-    table = _read(path, [raw[name] for name in names])
-    return {name: _column(path, name, table.column(raw[name]), parse=name in numeric) for name in names}
+    return dict(zip(header, _raw_header(path), strict=True))
 
 
 def _kind(path: Path) -> str:
@@ -138,7 +158,6 @@ def _raw_header(path: Path) -> list[str]:
 
 
 def _read(path: Path, names: list[str]) -> "pa.Table":
-    import pyarrow as pa
     from pyarrow import csv as pa_csv
 
     def read() -> "pa.Table":
@@ -147,23 +166,49 @@ def _read(path: Path, names: list[str]) -> "pa.Table":
 
             return pq.read_table(path, columns=names)
         with closing(_open(path)) as file:
-            return pa_csv.read_csv(
-                file,
-                read_options=pa_csv.ReadOptions(block_size=_BLOCK_BYTES),
-                parse_options=pa_csv.ParseOptions(
-                    delimiter=_SEPARATORS[_kind(path)],
-                    newlines_in_values=True,
-                    invalid_row_handler=lambda _: "skip",
-                ),
-                # Bytes, not inferred types: inference looks at all rows and fails on one of them.
-                convert_options=pa_csv.ConvertOptions(
-                    include_columns=names,
-                    column_types={name: pa.binary() for name in names},
-                    strings_can_be_null=False,
-                ),
-            )
+            return pa_csv.read_csv(file, **_csv_options(path, names))
 
     return _without_contents(path, read)
+
+
+def _parts(path: Path, names: list[str], rows: int) -> Iterator["pa.Table"]:
+    """The table in parts; each failure of the reader is told without contents."""
+    import pyarrow as pa
+    from pyarrow import csv as pa_csv
+
+    with ExitStack() as stack:
+        if _kind(path) in _PARQUET:
+            import pyarrow.parquet as pq
+
+            opened = _without_contents(path, lambda: stack.enter_context(pq.ParquetFile(path)))
+            batches = opened.iter_batches(batch_size=rows, columns=names)
+        else:
+            file = _without_contents(path, lambda: stack.enter_context(closing(_open(path))))
+            batches = iter(
+                _without_contents(path, lambda: stack.enter_context(pa_csv.open_csv(file, **_csv_options(path, names))))
+            )
+        while (batch := _without_contents(path, lambda: next(batches, None))) is not None:
+            yield pa.Table.from_batches([batch])
+
+
+def _csv_options(path: Path, names: list[str]) -> dict[str, Any]:
+    import pyarrow as pa
+    from pyarrow import csv as pa_csv
+
+    return {
+        "read_options": pa_csv.ReadOptions(block_size=_BLOCK_BYTES),
+        "parse_options": pa_csv.ParseOptions(
+            delimiter=_SEPARATORS[_kind(path)],
+            newlines_in_values=True,
+            invalid_row_handler=lambda _: "skip",
+        ),
+        # Bytes, not inferred types: inference looks at all rows and fails on one of them.
+        "convert_options": pa_csv.ConvertOptions(
+            include_columns=names,
+            column_types={name: pa.binary() for name in names},
+            strings_can_be_null=False,
+        ),
+    }
 
 
 def _column(path: Path, name: str, array: "pa.ChunkedArray", *, parse: bool) -> Column:

@@ -32,6 +32,7 @@ from sordino.federated.updates import Update
 from sordino.gradients import GradientCapture
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
+from sordino.runs import RunFolder
 from sordino.sampling import Chunk
 from sordino.training import Plan
 from sordino.training.charges import Charges
@@ -83,7 +84,8 @@ class PrivateServer:
         optimizer: makes the server's optimizer from its parameters; `fed_avg` by default. It steps on minus the mean.
         randomness: fresh for every run; None draws a new key.
         ledger: the clients' account, charged ahead of the rounds.
-        run: a new folder for plan, transcript, model and guarantee, which `sordino report` and `verify` read.
+        run: a new folder for plan, transcript, model and guarantee, which `sordino report` and `verify` read; or
+            one that is open.
         resume: the folder of a run that was cut off.
         checkpoint_every: rounds between checkpoints.
 
@@ -111,7 +113,7 @@ class PrivateServer:
         optimizer: Callable[[list[nn.Parameter]], Optimizer] = fed_avg,
         randomness: Randomness | None = None,
         ledger: Account | Reservation | None = None,
-        run: str | Path | None = None,
+        run: RunFolder | str | Path | None = None,
         resume: str | Path | None = None,
         checkpoint_every: int | None = None,
     ) -> None:
@@ -271,6 +273,10 @@ class PrivateServer:
             raise UnprivateStep("server must be used in a with block, got a call outside. Write `with server:`.")
 
     # --- what holds ----------------------------------------------------------------------------------------------
+
+    def shared(self) -> dict[str, nn.Parameter]:
+        """The shared parameters by name, as they are now."""
+        return {self._stack.names[parameter]: parameter for parameter in self._shared}
 
     @property
     def bounds(self) -> tuple[float, ...]:

@@ -23,6 +23,7 @@ from sordino.federated.server import PrivateServer
 from sordino.federated.updates import difference, shared_parameters
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness, Stream
+from sordino.runs import RunFolder
 from sordino.training import Plan
 
 __all__ = ["FederatedResult", "LocalTraining", "clients_from", "simulate"]
@@ -131,7 +132,7 @@ def simulate(
     optimizer: Callable[[list[nn.Parameter]], Optimizer] = fed_avg,
     randomness: Randomness | None = None,
     ledger: Account | Reservation | None = None,
-    run: str | Path | None = None,
+    run: RunFolder | str | Path | None = None,
     resume: str | Path | None = None,
     checkpoint_every: int | None = None,
     on_round: Callable[[int], None] | None = None,
@@ -150,7 +151,7 @@ def simulate(
         optimizer: the server's.
         randomness: fresh for every run.
         ledger: the clients' account.
-        run: a new folder for the run.
+        run: a new folder for the run, or a `RunFolder` that is open.
         resume: the folder of a run that was cut off.
         checkpoint_every: rounds between checkpoints.
         on_round: called after every finished round with the number of rounds done, for evaluation on public records.

@@ -22,7 +22,7 @@ from sordino.gradients.hooks import ModuleHook
 from sordino.gradients.numerics import full_precision
 from sordino.gradients.recording import Recording
 from sordino.gradients.rules.rule import Use
-from sordino.gradients.sites import find_sites, may_couple, refuse_coupling
+from sordino.gradients.sites import find_sites, may_couple, refuse_complex, refuse_coupling
 
 __all__ = ["GradientCapture"]
 
@@ -47,7 +47,7 @@ class GradientCapture:
 
     Raises:
         InvalidArgument: a listed parameter is not the model's, or the model is captured already.
-        UnsupportedModule: a layer mixes records (batch normalisation in training mode).
+        UnsupportedModule: a layer mixes records (batch normalisation in training mode), or a parameter is complex.
 
     Example:
         >>> model = nn.Linear(3, 1)
@@ -65,6 +65,7 @@ class GradientCapture:
         wanted = list(named) if parameters is None else list(dict.fromkeys(parameters))
         if any(parameter not in named for parameter in wanted):
             raise InvalidArgument("parameters must be parameters of the model, got one that is not. List them from it.")
+        refuse_complex(wanted, named)
         if any(ModuleHook.attached_to(module) for module in model.modules()):
             raise InvalidArgument("model must be captured once, got a captured model. Detach the first capture.")
         self.model, self._lean = model, lean

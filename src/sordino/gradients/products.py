@@ -6,6 +6,7 @@ depends on the processor and the sizes alone, never on a clock or on data, and c
 """
 
 import platform
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from sordino.gradients.usual import is_recorded
 
-__all__ = ["affine", "grams", "per_record_product", "transposed_product"]
+__all__ = ["affine", "affine_map", "grams", "per_record_product", "transposed_product"]
 
 Activation = Literal["none", "tanh", "sigmoid", "relu"]
 
@@ -31,10 +32,20 @@ def affine(
     x: Float[Tensor, "K d"], weight: Float[Tensor, "p d"], bias: Tensor | None = None, activation: Activation = "none"
 ) -> Float[Tensor, "K p"]:
     """``activation(x W^T + b)``, without a graph."""
-    if _by_onednn(x, weight, x.shape[0] * weight.numel()):
-        return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, activation, [], "")
-    result = x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
-    return _APPLIED[activation](result)
+    return affine_map(x.shape[0], weight, bias, activation)(x)
+
+
+def affine_map(
+    rows: int, weight: Float[Tensor, "p d"], bias: Tensor | None = None, activation: Activation = "none"
+) -> Callable[[Float[Tensor, "K d"]], Float[Tensor, "K p"]]:
+    """`affine` as a function of x alone, for many calls with about as many `rows` each."""
+    if _by_onednn(weight, weight, rows * weight.numel()):
+        call, weight = torch.ops.mkldnn._linear_pointwise.default, _dense(weight)
+        return lambda x: call(x, weight, bias, activation, [], "")
+    turned, applied = weight.t(), _APPLIED[activation]
+    if bias is None:
+        return lambda x: applied(x @ turned)
+    return lambda x: applied(torch.addmm(bias, x, turned))
 
 
 def transposed_product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) -> Float[Tensor, "m n"]:
@@ -44,7 +55,8 @@ def transposed_product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) 
     rows = left.shape[0]
     # Kernels are made for each length: sampled batches, which have any, are cut so that there are few.
     whole = rows if rows < _ROWS else rows // _ROWS * _ROWS
-    result = torch.ops.mkldnn._linear_pointwise.default(left[:whole].t(), right[:whole].t(), None, "none", [], "")
+    a, b = _dense(left[:whole]), _dense(right[:whole])
+    result = torch.ops.mkldnn._linear_pointwise.default(a.t(), b.t(), None, "none", [], "")
     return result if whole == rows else result.addmm_(left[whole:].t(), right[whole:])
 
 
@@ -62,13 +74,18 @@ def per_record_product(left: Float[Tensor, "B T p"], right: Float[Tensor, "B T d
 def grams(x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T T"]:
     """Inner products of every two positions of each record."""
     records, positions, width = x.shape
-    # Small squares are no faster.
-    if positions < 96 or not _by_onednn(x, x, positions**2 * width):
+    if not _by_onednn(x, x, positions**2 * width):
         return torch.bmm(x, x.transpose(1, 2))
     result = x.new_empty(records, positions, positions)
     for b in range(records):
-        result[b] = torch.ops.mkldnn._linear_pointwise.default(x[b], x[b], None, "none", [], "")
+        rows = _dense(x[b])
+        result[b] = torch.ops.mkldnn._linear_pointwise.default(rows, rows, None, "none", [], "")
     return result
+
+
+def _dense(matrix: Tensor) -> Tensor:
+    """A copy where rows are apart in memory: oneDNN has no fast kernel for these."""
+    return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
 
 
 def _by_onednn(left: Tensor, right: Tensor, work: int) -> bool:

@@ -1,16 +1,18 @@
 """Where a model is captured: one site per module that owns parameters (floor 1, gradients)."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.nn.modules.instancenorm import _InstanceNorm  # pyright: ignore[reportPrivateUsage]
+from torch.nn.utils.parametrizations import _SpectralNorm  # pyright: ignore[reportPrivateUsage]
 
 from sordino.errors import UnsupportedModule
 from sordino.gradients.rules.rule import LayerRule, rule_for
 
-__all__ = ["Site", "find_sites", "may_couple", "refuse_coupling"]
+__all__ = ["Site", "find_sites", "may_couple", "refuse_complex", "refuse_coupling"]
 
 
 # Tables that Hugging Face's T5 and its kin look up by distances between positions: no record goes in.
@@ -124,9 +126,23 @@ def _read(module: nn.Module) -> list[Tensor]:
     return [value for value in values if value is not None]
 
 
+def refuse_complex(parameters: Iterable[nn.Parameter], names: Mapping[nn.Parameter, str]) -> None:
+    """Refuse complex parameters: norms, sums and noise are those of real numbers.
+
+    Raises:
+        UnsupportedModule: one of `parameters` is complex.
+    """
+    for parameter in parameters:
+        if parameter.is_complex():
+            raise UnsupportedModule(
+                f"{names[parameter]} must be real, got a complex parameter. Keep real and imaginary part in a last "
+                "dimension of 2, and use torch.view_as_complex in forward."
+            )
+
+
 def may_couple(module: nn.Module) -> bool:
     """Whether `module` is of a kind that `refuse_coupling` has to look at before each call."""
-    return isinstance(module, _BatchNorm | _InstanceNorm)
+    return isinstance(module, _BatchNorm | _InstanceNorm | _SpectralNorm)
 
 
 def refuse_coupling(module: nn.Module, label: str) -> None:
@@ -135,6 +151,11 @@ def refuse_coupling(module: nn.Module, label: str) -> None:
     Raises:
         UnsupportedModule: batch statistics are in use, or running statistics would be updated.
     """
+    if isinstance(module, _SpectralNorm) and module.training:
+        raise UnsupportedModule(
+            f"{label} must leave its buffers alone in training, got spectral normalisation, which takes a step of its "
+            "power iteration in each forward pass. Call .eval() on it, the parametrization alone, after model.train()."
+        )
     batch_statistics = isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
     running_statistics = isinstance(module, _InstanceNorm) and module.training and module.running_mean is not None
     if batch_statistics or running_statistics:

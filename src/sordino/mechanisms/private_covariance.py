@@ -141,10 +141,10 @@ class PrivateSecondMoment:
 
     def exact(self, rows: Numbers) -> IntegerArray:
         """XᵀX in squared grid steps before noise, int64 [d, d]. Not private."""
-        steps = self._row_integers(rows)
+        array = rows if isinstance(rows, np.ndarray) and rows.ndim == 2 else record_matrix(rows, self.columns)[0]
         total = np.zeros((self.columns, self.columns), dtype=np.int64)
-        for start in range(0, len(steps), _BLOCK):
-            block = steps[start : start + _BLOCK]
+        for start in range(0, max(len(array), 1), _BLOCK):  # also of no rows the columns are checked
+            block = self._row_integers(array[start : start + _BLOCK])
             total += (block.T @ block).astype(np.int64)
         return total
 

@@ -57,7 +57,7 @@ ADULT_LOGISTIC = Pipeline(
     words="logistic regression on a table, full batches",
     data_sets=("adult",),
     prepare=_prepare_linear,
-    constants="Chosen on UCI Adult, with an eye on its test records; see the recommended settings.",
+    constants="Chosen on UCI Adult with an eye on its test records.",
     chosen_on=("adult",),
     guarantee="every full-batch step; nothing else reads a record",
 )
@@ -66,7 +66,7 @@ ADULT_MLP = Pipeline(
     words="64 hidden units on a table by DP-SGD",
     data_sets=("adult",),
     prepare=_prepare_hidden,
-    constants="Chosen on UCI Adult, with an eye on its test records; see the recommended settings.",
+    constants="Chosen on UCI Adult with an eye on its test records.",
     chosen_on=("adult",),
     guarantee="every Poisson-sampled step; nothing else reads a record",
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sordino.errors import InvalidArgument
-from sordino.events import Event, Nothing, compose, to_dict
+from sordino.events import Event, Gaussian, Nothing, PoissonSampled, compose, to_dict
 from sordino.randomness import Randomness
 from sordino.runs import RunFolder
 
@@ -25,9 +25,29 @@ class Stage:
     charges: tuple[Event, ...]
     settings: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def words(self) -> str:
+        """The stage in a line: how many charges, of what noise.
+
+        Example:
+            >>> Stage(name="components", charges=(Gaussian(noise_multiplier=7.0),)).words
+            'components: 1 charge, noise multiplier 7'
+        """
+        noises = [noise for event in self.charges if (noise := _noise_multiplier(event)) is not None]
+        count = f"{len(self.charges):,} {'charge' if len(self.charges) == 1 else 'charges'}"
+        if not noises:
+            return f"{self.name}: {count}"
+        spread = f"{min(noises):.4g}" if min(noises) == max(noises) else f"{min(noises):.4g} to {max(noises):.4g}"
+        return f"{self.name}: {count}, noise multiplier {spread}"
+
     def to_dict(self) -> dict[str, object]:
         """The stage as JSON types, equal charges in a row counted."""
         return {"name": self.name, "charges": counted(self.charges), "settings": dict(self.settings)}
+
+
+def _noise_multiplier(event: Event) -> float | None:
+    inner = event.event if isinstance(event, PoissonSampled) else event
+    return inner.noise_multiplier if isinstance(inner, Gaussian) else None
 
 
 def counted(events: Sequence[Event]) -> list[dict[str, object]]:

@@ -76,6 +76,7 @@ class Pipeline:
         public_inputs: public data or models that it uses beside the records; empty when none.
         settings: names of settings that fix the noise; ε is then what follows.
         needs: what must be installed beside the base, as the user types it; empty for nothing.
+        reads_texts: whether records must hold their raw texts: load the data set with ``keep_texts=True``.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Pipeline:
     public_inputs: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     needs: str = ""
+    reads_texts: bool = False
 
     def plan(
         self,
@@ -109,6 +111,10 @@ class Pipeline:
             raise InvalidArgument("epsilon must be given, or a setting that fixes the noise, not both. Give one.")
         if epsilon is not None:
             checks.positive(epsilon=epsilon)
+        if self.reads_texts and dataset.train.texts is None:
+            raise InvalidArgument(
+                f"data must hold raw texts for recipe {self.name!r}, got none. Load the data set with keep_texts=True."
+            )
         population = checks.integer(1, population=len(dataset.train))
         if checks.probability(zero=False, one=False, delta=delta) >= 1 / population:
             raise InvalidArgument(
@@ -173,6 +179,7 @@ class Pipeline:
         folder = None
         if run is not None:
             told = {"recipe": self.name, "setting": setting, **prepared.training}
+            told["stages"] = "; ".join(stage.words for stage in prepared.stages)
             meta = facts(
                 dataset,
                 training=told,
@@ -207,7 +214,10 @@ class Pipeline:
         )
 
     def _plan(self, prepared: Prepared, stated: Guarantee) -> str:
+        # One training is told in its own words, which reports know; of several stages no one speaks for the run.
+        alone = prepared.stages[0].settings.get("plan") if len(prepared.stages) == 1 else None
         body = {
+            **(alone if isinstance(alone, dict) else {}),
             "schema": 1,
             "recipe": self.name,
             "stages": [stage.to_dict() for stage in prepared.stages],

@@ -94,7 +94,7 @@ class FittedEstimator:
     """
 
     estimator: PrivateEstimator
-    rows: Callable[[Records], npt.NDArray[np.float64]]
+    rows: Callable[[Records], npt.NDArray[np.floating]]
 
     def logits(self, records: Records) -> npt.NDArray[np.floating]:
         """Logarithms of the probabilities [n, K]."""

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from sordino import checks
 from sordino.errors import InvalidArgument
 
-__all__ = ["wide_resnet"]
+__all__ = ["Block", "StandardisedConv", "wide_resnet"]
 
 _GROUPS = 16
 _ROUNDING = 1e-4
@@ -57,6 +57,7 @@ class Block(nn.Module):
         self.shortcut = StandardisedConv(inputs, outputs, 1, stride=stride) if changes else None
 
     def forward(self, x_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D I J"]:
+        """(B, C, H, W) → (B, D, H/stride, W/stride)."""
         active = F.relu(self.first_norm(x_BCHW))
         beside = x_BCHW if self.shortcut is None else self.shortcut(active)
         return self.second(F.relu(self.second_norm(self.first(active)))) + beside
@@ -76,7 +77,7 @@ def wide_resnet(shape: Sequence[int], classes: int, *, depth: int = 16, width: i
 
     Example:
         >>> sum(p.numel() for p in wide_resnet((3, 32, 32), 10).parameters()) // 1000
-        2751
+        2753
     """
     checks.integer(1, width=width)
     blocks, rest = divmod(checks.integer(10, depth=depth) - 4, 6)

@@ -24,7 +24,7 @@ from sordino.recipes.task import Prepared, Task
 from sordino.recipes.wide_resnet import wide_resnet
 from sordino.training.averaging import ExponentialAverage
 
-__all__ = ["WRN", "WRN_FAST", "cropped_and_flipped"]
+__all__ = ["WRN", "WRN_FAST", "cropped_and_flipped", "network_of"]
 
 _PADDING = 4
 _MANY_STEPS_FROM = 4.0
@@ -59,7 +59,8 @@ def _inputs(records: Records) -> Tensor:
     return 2 * records.tensors()[0] - 1
 
 
-def _network(*, steps: int, views: int, microbatch: int) -> Network:
+def network_of(*, steps: int, views: int, microbatch: int) -> Network:
+    """The network and its training with so many steps and views a record, `microbatch` records at a time."""
     return Network(
         build=wide_resnet,
         batch_size=4096,
@@ -79,12 +80,12 @@ def _network(*, steps: int, views: int, microbatch: int) -> Network:
 def _prepare(task: Task) -> Prepared:
     image_shape(task, channels=(1, 3), least=8)
     steps = 875 if task.target < _MANY_STEPS_FROM else 2500
-    return network(task, _network(steps=steps, views=16, microbatch=64))
+    return network(task, network_of(steps=steps, views=16, microbatch=64))
 
 
 def _prepare_fast(task: Task) -> Prepared:
     image_shape(task, channels=(1, 3), least=8)
-    return network(task, _network(steps=600, views=2, microbatch=256))
+    return network(task, network_of(steps=600, views=2, microbatch=256))
 
 
 _SAID = "every Poisson-sampled step; all views of a record are one contribution"

@@ -6,6 +6,7 @@ Example:
     0.02719
 """
 
+from sordino.report.evaluation import private_utility
 from sordino.report.limits import attack_bound
 from sordino.report.markdown import comparison_markdown, markdown
 from sordino.report.measured import utility
@@ -26,6 +27,7 @@ __all__ = [
     "draw",
     "html",
     "markdown",
+    "private_utility",
     "read",
     "registry_yaml",
     "utility",

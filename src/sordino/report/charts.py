@@ -66,7 +66,7 @@ def logarithmic(lowest: int, highest: int, label: str, *, show: Callable[[int], 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Axes with curves on them."""
+    """Axes with curves on them; `band` is drawn below them, as (place, lowest, highest)."""
 
     x: Axis
     y: Axis
@@ -74,10 +74,15 @@ class Chart:
     words: str
     area: bool = True
     notes: tuple[tuple[float, float, str, str], ...] = ()
+    band: Sequence[tuple[float, float, float]] = ()
 
     def svg(self) -> str:
         """The drawing. What the pointer reads are the points of the first curve that has words."""
         body = self._axes()
+        if self.band:
+            upper = [(at, high) for at, _, high in self.band]
+            lower = [(at, low) for at, low, _ in reversed(self.band)]
+            body += f'<polygon class="area" points="{self._points([*upper, *lower])}"/>'
         first = self.lines[-1].points
         if self.area and first:
             foot = f"{self._x(first[-1][0]):.1f},{self._y0():.1f} {self._x(first[0][0]):.1f},{self._y0():.1f}"

@@ -1,6 +1,6 @@
 """Other uses of the same records: what a ledger holds beside this run, or what the run states of them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from sordino.errors import InvalidArgument
@@ -12,13 +12,16 @@ from sordino.runs import Line
 __all__ = ["composition"]
 
 
-def composition(lines: list[Line], meta: Mapping[str, object], place: str | Path | None) -> Composition:
+def composition(
+    lines: list[Line], meta: Mapping[str, object], place: str | Path | None, *, paid: Collection[str] = ()
+) -> Composition:
     """What is known of other uses of the records.
 
     Args:
         lines: the transcript, whose lines name the charges that paid for them.
         meta: facts of the run.
         place: the ledger, or None.
+        paid: charges of evaluations, which may be all that the ledger holds of this run.
 
     Raises:
         InvalidArgument: the ledger holds no charge of this run.
@@ -32,8 +35,10 @@ def composition(lines: list[Line], meta: Mapping[str, object], place: str | Path
                 "account is told by the ledger; it was not given for this report."
             )
         return Composition(text=said)
-    for account, history in _accounts(place):
-        own = [entry for entry in history if entry.digest in charges]
+    accounts = _accounts(place)
+    # The account that paid for training, wherever evaluations were charged.
+    for account, history, wanted in [(*one, set(wanted)) for wanted in (charges, paid) for one in accounts]:
+        own = [entry for entry in history if entry.digest in wanted]
         if own:
             return _of(account, history, own, said)
     raise InvalidArgument(

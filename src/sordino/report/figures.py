@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from sordino.report.bought import NoisyLosses, PaidEvaluation
 from sordino.report.charts import WIDTH, Axis, Chart, Line, linear, logarithmic, svg, ticks
 from sordino.report.numerals import epsilon_words, percent_up, power_of_ten
 from sordino.report.parts import Accuracy, Calibration, Curves, Point, Subgroup
@@ -12,6 +13,8 @@ __all__ = [
     "accuracy_chart",
     "attack_charts",
     "cost_chart",
+    "loss_chart",
+    "paid_charts",
     "profile_chart",
     "reliability_chart",
     "spent_chart",
@@ -44,6 +47,52 @@ def spent_chart(curve: Sequence[Point], *, target: float | None) -> str:
         notes=(*note, (last.steps, last.epsilon, "value", end)),
         words=f"Privacy spent over {last.steps:,} steps, ending at {end}",
     ).svg()
+
+
+def loss_chart(losses: NoisyLosses) -> str:
+    """The noisy losses over the steps, in the band that holds 95 % of the noise."""
+    points = losses.points
+    if len(points) < 2:
+        return ""
+    highest = max(1e-12, *(point.loss + 1.96 * point.noise for point in points))
+    return Chart(
+        x=_whole(linear(points[-1].steps, "steps", show=lambda value: f"{value:,.0f}")),
+        y=linear(highest, "loss, with noise", room=1.05),
+        lines=(
+            Line(
+                points=[(point.steps, point.loss) for point in points],
+                words=[
+                    f"up to step {point.steps:,}: {point.loss:.3f}, noise ± {1.96 * point.noise:.3f}"
+                    for point in points
+                ],
+            ),
+        ),
+        area=False,
+        band=[(p.steps, p.loss - 1.96 * p.noise, p.loss + 1.96 * p.noise) for p in points],
+        words=f"Noisy training loss over {points[-1].steps:,} steps, ending at {points[-1].loss:.3f}",
+    ).svg()
+
+
+def paid_charts(evaluation: PaidEvaluation) -> list[tuple[str, str]]:
+    """Shares of right answers with their intervals: (column, drawing) for all records and each column."""
+    charts = []
+    for column in dict.fromkeys(share.column for share in evaluation.shares):
+        part = [share for share in evaluation.shares if share.column == column]
+        rows = [
+            (
+                f"{share.value} · about {share.records:,} records",
+                share.accuracy if share.is_known else 0.0,
+                share.words if share.is_known else "?",
+                True,
+            )
+            for share in part
+        ]
+        said = ", ".join(
+            f"{share.value} {share.words} ({100 * share.lower:.1f} to {100 * share.upper:.1f} %)" for share in part
+        )
+        spans = [(share.lower, share.upper) for share in part]
+        charts.append((column, _bars(rows, f"Share of right answers: {said}", spans=spans, gap=44, thick=12)))
+    return charts
 
 
 def profile_chart(curves: Curves, *, epsilon: float, delta: float) -> str:

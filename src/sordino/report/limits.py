@@ -59,8 +59,8 @@ def question(relation: NeighboringRelation, unit: PrivacyUnit) -> str:
     }[relation]
 
 
-def covered(guarantee: Statement) -> tuple[Remark, ...]:
-    """What the guarantee covers."""
+def covered(guarantee: Statement, *, losses: bool = False) -> tuple[Remark, ...]:
+    """What the guarantee covers; `losses` says that the plan bought noisy ones."""
     if not guarantee.is_private:
         return ()
     unit = guarantee.unit.value
@@ -77,8 +77,9 @@ def covered(guarantee: Statement) -> tuple[Remark, ...]:
         Remark(title=f"Each {unit}, wholly", text=f"All that one {unit} contributed, features and label alike."),
         Remark(
             title="This run folder",
-            text="The plan, the transcript and this report hold no batch sizes, losses or gradient norms. "
-            "Values measured on private records are never shown here.",
+            text="The plan, the transcript and this report hold no batch sizes, losses or gradient norms"
+            + (", except for the noisy losses that are shown: ε covers them. " if losses else ". ")
+            + "Values measured on private records are never shown here without noise.",
         ),
     )
 
@@ -89,6 +90,7 @@ def not_covered(
     meta: Mapping[str, object],
     plan: Mapping[str, object],
     measured: bool,
+    evaluated: bool = False,
     seeded: bool = False,
     exact: bool = False,
 ) -> tuple[Remark, ...]:
@@ -115,6 +117,14 @@ def not_covered(
         )
     )
     remarks.append(Remark(title="The test records", text=_about_test_records(meta, measured=measured)))
+    if evaluated:
+        remarks.append(
+            Remark(
+                title="The evaluations on private records",
+                text="Each has an ε of its own, which the headline does not hold. Together with training they come to "
+                "the ε that is shown beside them.",
+            )
+        )
     if plan.get("dataset_size_is_public"):
         remarks.append(
             Remark(

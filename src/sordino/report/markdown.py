@@ -5,10 +5,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from sordino.report import tables
 from sordino.report.numerals import epsilon_words, percent_up, power_of_ten
 from sordino.report.schema import Report
+from sordino.runs import LossPoint, smoothed
 
 __all__ = ["comparison_markdown", "markdown"]
 
 _NOT_STATED = "*not stated*"
+_MOST_LOSSES = 12
 _SPECIAL = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", **{mark: f"\\{mark}" for mark in "\\`*_[]{}#|~!"}})
 
 
@@ -49,6 +51,8 @@ def _sections(report: Report) -> Iterator[str]:
     yield f"## Who is trusted\n\n{_safe(report.trust)}\n"
     yield from _audits(report)
     yield from _utility(report)
+    yield from _evaluations(report)
+    yield from _losses(report)
     yield from _remarks("What is covered", ((item.title, item.text) for item in report.covered))
     yield from _remarks("What is not covered", ((item.title, item.text) for item in report.not_covered))
     yield from _table("Training", report.training)
@@ -111,6 +115,45 @@ def _utility(report: Report) -> Iterator[str]:
         yield ""
     if utility.withheld:
         yield f"Measured values that are marked private and not shown: {utility.withheld}.\n"
+
+
+def _evaluations(report: Report) -> Iterator[str]:
+    if not report.evaluations:
+        return
+    yield from _table("Measured on private records, and paid for", tables.evaluation_rows(report))
+    for one in report.evaluations:
+        if not one.shares:
+            yield f"The evaluation on {_safe(one.records)} was paid for and gave no answer.\n"
+            continue
+        yield f"| {_safe(one.records)} | records, noisy | accuracy | 95 % interval, chance and noise |"
+        yield "|---|---|---|---|"
+        for share in one.shares:
+            name = _safe(share.value if share.column == "all" else f"{share.column}: {share.value}")
+            yield (
+                f"| {name} | {share.records:,} | {share.words} | {100 * share.lower:.1f} to {100 * share.upper:.1f} % |"
+            )
+        yield ""
+        if one.calibration and one.calibration_noise is not None:
+            yield (
+                f"Calibration: mean gap (ECE) {100 * one.calibration.expected_error:.1f} %, of which noise alone makes "
+                f"about {100 * one.calibration_noise:.1f} %.\n"
+            )
+
+
+def _losses(report: Report) -> Iterator[str]:
+    bought = report.losses
+    if bought is None or not bought.points:
+        return
+    yield "## Training loss, as it was bought\n"
+    yield (
+        f"{bought.released:,} noisy means of losses cut to {bought.bound:g}; ε covers them. Each line is the mean "
+        "since the line before.\n"
+    )
+    yield "| steps | loss | noise, 95 % |\n|---|---|---|"
+    points = [LossPoint(step=point.steps, loss=point.loss, stddev=point.noise) for point in bought.points]
+    for point in smoothed(points, _MOST_LOSSES):
+        yield f"| {point.step:,} | {point.loss:.3f} | ± {1.96 * point.stddev:.3f} |"
+    yield ""
 
 
 def _table(title: str, rows: Iterable[tuple[str, str | None]]) -> Iterator[str]:

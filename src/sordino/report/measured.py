@@ -63,8 +63,8 @@ def utility(
     """
     if not public:
         raise InvalidArgument(
-            "public must be True, got False: what is measured on private records is a release of its own, which no ε "
-            "here pays for. Measure on public records."
+            "public must be True, got False: what is measured on private records is a release of its own. Pay for one "
+            "with sordino.report.private_utility, or measure on public records."
         )
     checks.integer(1, bins=bins)
     chances, right = _checked(probabilities, labels)

@@ -177,6 +177,7 @@ class Mechanism(Part):
     Args:
         noise_multiplier, max_grad_norm, sample_rate, expected_batch_size: σ, C, q and the public divisor.
         clipping: the method, in words.
+        noise: how the noises of the steps hang together, in words.
         steps_planned, steps_charged: steps that were repeated are charged again.
         dataset_size_is_public: whether the size of the data set is treated as public.
         sampler_claimed: how batches are drawn, as the guarantee says.
@@ -187,6 +188,7 @@ class Mechanism(Part):
     noise_multiplier: Real | str | None
     max_grad_norm: Real | str | None
     clipping: str | None
+    noise: str | None
     sample_rate: Real | str | None
     expected_batch_size: Real | str | None
     steps_planned: int | None

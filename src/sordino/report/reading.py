@@ -6,12 +6,15 @@ from pathlib import Path
 
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
-from sordino.events import compose
+from sordino.events import Event, compose
 from sordino.report import stated
+from sordino.report.bought import losses_shown
 from sordino.report.composition import composition
 from sordino.report.limits import covered, not_covered
 from sordino.report.measured import utility_of
+from sordino.report.mechanism_words import clipping_words, noise_words, schedule_words
 from sordino.report.numerals import shown
+from sordino.report.paid import paid_evaluation, together
 from sordino.report.parts import Accounting, Mechanism, Process, Statement
 from sordino.report.pitfalls import Evidence, is_exact, pitfalls
 from sordino.report.quantities import accounted, curves, risk, user_level
@@ -42,15 +45,18 @@ def read(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
     found = accounted(
         event, delta, relation=relation, claimed=claim.epsilon if claim else None, version=metadata.version("sordino")
     )
-    guarantee = _guarantee(claim, found, delta=delta, relation=relation, unit=unit, sampler=sampling_words(event))
+    budget = _budget(meta) if claim is None else None
+    guarantee = _guarantee(
+        claim, found, budget, delta=delta, relation=relation, unit=unit, sampler=sampling_words(event)
+    )
     drawn = curves(lines, event, delta, relation=relation, answer=found)
     process = stated.process(run, lines, meta)
     parts = {
         "guarantee": guarantee,
         "accounting": found,
         "process": process,
-        "touches": stated.touches(meta),
-        "composition": composition(lines, meta, ledger),
+        "touches": stated.touches(meta, evaluations=len(run.evaluations)),
+        "composition": composition(lines, meta, ledger, paid=_evaluation_charges(run)),
         "audits": stated.audits(run),
         "utility": utility_of(run.metrics),
     }
@@ -60,16 +66,20 @@ def read(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
             "name": run.path.resolve().name,
             **_told(run, meta),
             "user_level": user_level(event, delta, relation=relation, unit=unit),
-            "mechanism": _mechanism(plan, lines, claimed=guarantee.sampler, charged=sampling_words(event)),
+            "mechanism": _mechanism(plan, meta, lines, claimed=guarantee.sampler, charged=sampling_words(event)),
             "curves": drawn,
+            "losses": losses_shown(run.loss_curve),
+            "evaluations": tuple(map(paid_evaluation, run.evaluations)),
+            "epsilon_together": _together(run, event, guarantee),
             "risk": risk(drawn, guarantee.epsilon, delta, relation=relation, unit=unit),
             "pitfalls": pitfalls(Evidence(**parts, lines=lines, plan=plan, meta=meta)),
-            "covered": covered(guarantee),
+            "covered": covered(guarantee, losses=run.loss_curve is not None),
             "not_covered": not_covered(
                 guarantee,
                 meta=meta,
                 plan=plan,
                 measured=bool(parts["utility"].accuracy),
+                evaluated=bool(run.evaluations),
                 seeded=process.seeded is True,
                 exact=is_exact(process.arithmetic) is True,
             ),
@@ -113,20 +123,23 @@ def _planned(plan: Mapping[str, object]) -> tuple[float, NeighboringRelation, Pr
 def _guarantee(
     claim: Guarantee | None,
     found: Accounting,
+    budget: float | None,
     *,
     delta: float,
     relation: NeighboringRelation,
     unit: PrivacyUnit,
     sampler: str,
 ) -> Statement:
-    """The run's claim; what the transcript says when it says more, or when there is no claim."""
+    """The run's claim; what the transcript says when it says more, or when there is no claim and no budget."""
     said = claim
     if claim is None or not found.agrees:
         caveats = ("the run did not finish: this counts the steps it took",)
+        if budget is not None:
+            caveats = ("the run did not finish: this is the budget that it could spend",)
         if claim is not None:
             caveats = (*claim.caveats, "the transcript says more than the run claimed")
         said = Guarantee(
-            epsilon=found.interval.upper,
+            epsilon=max(found.interval.upper, budget or 0.0),
             delta=delta,
             accountant=found.accountant,
             sampler=claim.sampler if claim else sampler,
@@ -147,12 +160,32 @@ def _guarantee(
     )
 
 
-def _mechanism(plan: Mapping[str, object], lines: list[Line], *, claimed: str, charged: str) -> Mechanism:
+def _evaluation_charges(run: RunFolder) -> list[str]:
+    return [one.charge for one in run.evaluations if one.charge is not None]
+
+
+def _together(run: RunFolder, event: Event, guarantee: Statement) -> float | None:
+    """ε of training and evaluations; None when there are none."""
+    found, told = run.evaluations, {"delta": guarantee.delta, "relation": guarantee.relation}
+    return together(found, event, claimed=guarantee.epsilon, **told) if found else None
+
+
+def _budget(meta: Mapping[str, object]) -> float | None:
+    """ε of a run that chose its noise on the way: a run that was cut off has still the whole of it as its guarantee."""
+    body = meta.get("budget")
+    epsilon = body.get("epsilon") if isinstance(body, Mapping) else None
+    return float(epsilon) if isinstance(epsilon, int | float) else None
+
+
+def _mechanism(
+    plan: Mapping[str, object], meta: Mapping[str, object], lines: list[Line], *, claimed: str, charged: str
+) -> Mechanism:
     steps, public = plan.get("steps"), plan.get("dataset_size_is_public")
     return Mechanism(
         noise_multiplier=_setting(plan.get("noise_multiplier")),
         max_grad_norm=_setting(plan.get("max_grad_norm")),
-        clipping=_kind(plan.get("clipping")),
+        clipping=clipping_words(plan.get("clipping")),
+        noise=noise_words(plan, meta),
         sample_rate=_setting(plan.get("sample_rate")),
         expected_batch_size=_setting(plan.get("expected_batch_size")),
         steps_planned=steps if isinstance(steps, int) and not isinstance(steps, bool) else None,
@@ -164,21 +197,10 @@ def _mechanism(plan: Mapping[str, object], lines: list[Line], *, claimed: str, c
     )
 
 
-def _kind(value: object) -> str | None:
-    """A clipping method, in words; plans that name none clip each gradient as a whole."""
-    if isinstance(value, Mapping):
-        kind = shown(value.get("kind", ""))
-        rest = ", ".join(f"{name} {shown(part)}" for name, part in value.items() if name != "kind")
-        return ": ".join(filter(None, (kind, rest))).replace("_", " ") or None
-    return shown(value) if isinstance(value, str) else None
-
-
 def _setting(value: object) -> float | str | None:
     """One number; or a schedule, in words."""
     if isinstance(value, Mapping):
-        kind = value.get("kind", value.get("schedule", ""))
-        rest = ", ".join(f"{name} {shown(part)}" for name, part in value.items() if name not in ("kind", "schedule"))
-        return " ".join(f"schedule {kind}: {rest}".split())
+        return schedule_words(value)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 

@@ -258,6 +258,12 @@ def _implementation(report: Report) -> dict[str, object]:
     values = ", ".join(f"{name} {_NOT_STATED if value is None else shown(value)}" for name, value in numbers.items())
     process = report.process
     measured = [f"{item.name} {100 * item.value:.1f} %" for item in report.utility.accuracy]
+    measured += [
+        f"on {one.records} {100 * one.shares[0].accuracy:.1f} % ({100 * one.shares[0].lower:.1f} to "
+        f"{100 * one.shares[0].upper:.1f} %), released with ε = {round_up(one.epsilon)}"
+        for one in report.evaluations
+        if one.shares
+    ]
     attack = ""
     if report.risk:
         attack = f"Any membership attack is right at most {percent_up(report.risk.right_guesses)} of the time. "

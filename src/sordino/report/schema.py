@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import ValidationError
 
 from sordino.errors import InvalidArgument
+from sordino.report.bought import NoisyLosses, PaidEvaluation
 from sordino.report.parts import (
     Accounting,
     Audit,
@@ -30,18 +31,21 @@ class Report(Part):
     """Everything a report says. Whatever a run does not say is None, and listed in `missing`.
 
     Args:
-        schema_version: 2.
+        schema_version: 3.
         name: the run's name.
         started: when the run began, ISO 8601 without a place.
         released: what is released, or None.
         trust: who has to be trusted with the records, in words.
         not_for_release: why the run must not be released, or an empty string.
+        losses: the noisy losses that the plan bought, or None.
+        evaluations: those on private records that were paid for.
+        epsilon_together: ε of training and all evaluations at the run's δ; None without any, or where none composes.
         training, data, environment: names and values in words.
         registry: what the user says for the public registry of deployments.
         missing: names of required things that the run does not state.
     """
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     name: str
     started: str
     released: str | None
@@ -58,6 +62,9 @@ class Report(Part):
     composition: Composition
     audits: tuple[Audit, ...]
     utility: Measurements
+    losses: NoisyLosses | None
+    evaluations: tuple[PaidEvaluation, ...]
+    epsilon_together: Real | None
     pitfalls: tuple[Pitfall, ...]
     covered: tuple[Remark, ...]
     not_covered: tuple[Remark, ...]
@@ -89,6 +96,6 @@ class Report(Part):
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"])) or "the text"
             raise InvalidArgument(
-                f"report must be JSON of schema version 2, got one that fails at {where}: {first['msg']}. "
+                f"report must be JSON of schema version 3, got one that fails at {where}: {first['msg']}. "
                 "Make it anew with `sordino report RUN --format json`."
             ) from error

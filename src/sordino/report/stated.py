@@ -46,8 +46,11 @@ _REGISTRY = (
 )
 
 
-def touches(meta: Mapping[str, object]) -> tuple[Touch, ...]:
-    """Everything that touched the records outside the mechanism, as the run states it."""
+def touches(meta: Mapping[str, object], *, evaluations: int = 0) -> tuple[Touch, ...]:
+    """Everything that touched the records outside the mechanism, as the run states it.
+
+    `evaluations` is how many on private records lie in the run folder.
+    """
     body = meta.get("data_touches")
     said = body if isinstance(body, Mapping) else {}
     settings = meta.get("settings")
@@ -56,6 +59,10 @@ def touches(meta: Mapping[str, object]) -> tuple[Touch, ...]:
         found["tuning"] = one_line(settings)
     if meta.get("diagnostics") is not None:
         found["logging"] = "Losses and batch sizes were shown while it ran, computed from the records without noise."
+    if evaluations and found["evaluation"] is not None:
+        times = {1: "once", 2: "twice"}.get(evaluations, f"{evaluations:,} times")
+        paid = f"The finished model was evaluated on private records {times}, with noise, and that was paid for apart."
+        found["evaluation"] += f" {paid}"
     return tuple(Touch(name=name, title=title, text=found[name]) for name, title in TOUCHES.items())
 
 

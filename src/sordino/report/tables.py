@@ -11,6 +11,7 @@ __all__ = [
     "accounting_rows",
     "comparison_rows",
     "composition_rows",
+    "evaluation_rows",
     "mechanism_rows",
     "process_rows",
     "user_rows",
@@ -59,6 +60,7 @@ def mechanism_rows(report: Report) -> Rows:
         ("noise multiplier σ", _setting(found.noise_multiplier)),
         ("clipping norm C", _setting(found.max_grad_norm)),
         ("clipping", found.clipping),
+        ("noise of the steps", found.noise),
         ("sample rate q", _setting(found.sample_rate)),
         ("expected batch size (public divisor)", _setting(found.expected_batch_size)),
         ("steps planned", None if found.steps_planned is None else f"{found.steps_planned:,}"),
@@ -66,11 +68,38 @@ def mechanism_rows(report: Report) -> Rows:
         ("batches, as claimed", found.sampler_claimed),
         ("batches, as each step charged them", found.sampler_charged),
         ("steps that commit to their batch", f"{found.committed_steps:,}"),
+        *_loss_rows(report),
         ("size of the data set is public", None if public is None else shown(public)),
         ("protected unit", report.guarantee.unit.words),
         ("neighbouring data sets", report.guarantee.relation.words),
         ("δ", f"{report.guarantee.delta:g}"),
     ]
+
+
+def _loss_rows(report: Report) -> Rows:
+    bought = report.losses
+    if bought is None:
+        return []
+    words = f"losses up to {bought.bound:g}, for {100 * bought.share:g} % of each step's budget"
+    return [("loss curve", f"{words}: {100 * (bought.price - 1):.1f} % more noise on the gradient")]
+
+
+def evaluation_rows(report: Report) -> Rows:
+    """What evaluations on private records cost, one by one and with training."""
+    rows: Rows = []
+    for number, one in enumerate(report.evaluations, 1):
+        name = "" if len(report.evaluations) == 1 else f"evaluation {number}: "
+        rows.append((f"{name}records", one.records))
+        rows.append((f"{name}cost", f"ε = {epsilon_words(one.epsilon)}, δ = {one.delta:g}"))
+        rows.append((f"{name}noise on each count", f"± {one.noise:.1f} (standard deviation)"))
+        rows.append((f"{name}charged to a ledger", shown(one.charged)))
+        whose = "nobody is in both, as declared" if one.disjoint else "may be the same; costs add up"
+        rows.append((f"{name}people in these and in the training records", whose))
+    if report.evaluations:
+        total = report.epsilon_together
+        words = None if total is None else f"ε = {epsilon_words(total)}, δ = {report.guarantee.delta:g}"
+        rows.append(("training and evaluations together", words))
+    return rows
 
 
 def process_rows(report: Report) -> Rows:
@@ -109,6 +138,20 @@ def comparison_rows(reports: list[Report]) -> list[tuple[str, list[str | None]]]
     return [(name, values) for name, values in rows if any(value is not None for value in values)]
 
 
+def _bought(report: Report) -> dict[str, str | None]:
+    """What was bought beside the model."""
+    found: dict[str, str | None] = {}
+    if report.losses is not None and report.losses.points:
+        last = report.losses.points[-1]
+        found["training loss at the end, noisy"] = f"{last.loss:.3f} ± {1.96 * last.noise:.3f}"
+    for one in report.evaluations:
+        if one.shares:
+            whole = one.shares[0]
+            low, high = 100 * whole.lower, 100 * whole.upper
+            found[f"accuracy on {one.records}, noisy"] = f"{100 * whole.accuracy:.1f} % ({low:.1f} to {high:.1f} %)"
+    return found
+
+
 def _column(report: Report) -> dict[str, str | None]:
     guarantee, found, risk = report.guarantee, report.mechanism, report.risk
     calibration = report.utility.calibration
@@ -123,6 +166,7 @@ def _column(report: Report) -> dict[str, str | None]:
         "right guesses of an attacker, at most": None if risk is None else f"{round_up(100 * risk.right_guesses, 1)} %",
         **{f"accuracy: {item.name}": f"{100 * item.value:.1f} %" for item in report.utility.accuracy},
         "calibration error (ECE)": None if calibration is None else f"{100 * calibration.expected_error:.1f} %",
+        **_bought(report),
         "batches": found.sampler_charged,
         "noise multiplier σ": _setting(found.noise_multiplier),
         "clipping norm C": _setting(found.max_grad_norm),

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sordino.definitions import round_up
 from sordino.report import figures, tables
+from sordino.report.bought import PaidEvaluation
 from sordino.report.numerals import epsilon_words, percent_up, scientific
 from sordino.report.picture import draw
 from sordino.report.reading import read
@@ -75,6 +76,9 @@ def html(report: Report) -> str:
         accuracy_chart=figures.accuracy_chart(utility.accuracy),
         reliability_chart=figures.reliability_chart(utility.calibration) if utility.calibration else "",
         subgroup_charts=_subgroup_charts(report),
+        loss_chart=figures.loss_chart(report.losses) if report.losses else "",
+        evaluation_rows=tables.evaluation_rows(report),
+        evaluation_charts=_evaluation_charts(report),
     )
 
 
@@ -110,6 +114,15 @@ def _subgroup_charts(report: Report) -> list[tuple[str, str]]:
         for column, groups in groupby(report.utility.subgroups, key=lambda group: group.column)
     ]
     return charts[:_MOST_GROUP_CHARTS]
+
+
+def _evaluation_charts(report: Report) -> list[tuple[str, str, PaidEvaluation]]:
+    """(title, drawing, evaluation) for the last evaluation that gave an answer: reliability first, then shares."""
+    answered = [one for one in report.evaluations if one.shares]
+    if not answered:
+        return []
+    last = answered[-1]
+    return [(column, drawing, last) for column, drawing in figures.paid_charts(last)][: _MOST_GROUP_CHARTS + 1]
 
 
 def _render(name: str, **values: object) -> str:

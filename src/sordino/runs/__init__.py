@@ -7,12 +7,15 @@
 | `transcript.jsonl` | one line a step, chained by hashes: step, event, ε charged so far; it only grows |
 | `checkpoint.safetensors` | where an interrupted run goes on |
 | `guarantee.json` | what the finished run guarantees |
+| `evaluations.json` | noisy counts on private records, when somebody paid for them |
+| `loss_curve.json` | noisy losses, when the plan bought them |
 | `metrics.json` | measured values, each marked public or private |
 | `model.safetensors` | the trained parameters, written whole or not at all |
 | `environment.json` | versions and platform; no host name, no user name, no path |
 | `manifest.json` | SHA-256 and size of each of these files, and the head of the transcript's chain |
 
-Nothing here depends on a record: no realised batch size, no loss, no norm. So the folder may be published
+Nothing here depends on a record: no realised batch size, no loss, no norm, except what was
+released with noise and paid for. So the folder may be published
 with the model, except for metrics marked private.
 
 Example:
@@ -25,7 +28,20 @@ Example:
 """
 
 from sordino.runs.claims import Metric
+from sordino.runs.curve import LossPoint, ReleasedLosses, smoothed
+from sordino.runs.evaluations import Evaluation, NoisyTable
 from sordino.runs.folder import LISTED, RunFolder
 from sordino.runs.transcript import Line, Segment
 
-__all__ = ["LISTED", "Line", "Metric", "RunFolder", "Segment"]
+__all__ = [
+    "Evaluation",
+    "LISTED",
+    "Line",
+    "LossPoint",
+    "Metric",
+    "NoisyTable",
+    "ReleasedLosses",
+    "RunFolder",
+    "Segment",
+    "smoothed",
+]

@@ -1,10 +1,9 @@
 """The run folder itself (floor 2): made, opened to read, or taken up again by one process at a time."""
 
-import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import mkdtemp
@@ -16,8 +15,11 @@ from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.events import Event, Nothing, compose
 from sordino.runs.claims import Metric, guarantee_body, guarantee_of, metrics_body, metrics_of
+from sordino.runs.curve import ReleasedLosses, losses_body, losses_of
 from sordino.runs.environment import environment
+from sordino.runs.evaluations import Evaluation, evaluations_body, evaluations_of
 from sordino.runs.files import fingerprint, parse, write_bytes, write_json
+from sordino.runs.opening import locked, mend, umask
 from sordino.runs.transcript import Follower, Line, Segment, genesis, read_transcript
 
 if TYPE_CHECKING:
@@ -28,7 +30,9 @@ __all__ = ["LISTED", "RunFolder"]
 LISTED = (
     "checkpoint.safetensors",
     "environment.json",
+    "evaluations.json",
     "guarantee.json",
+    "loss_curve.json",
     "metrics.json",
     "model.safetensors",
     "plan.json",
@@ -76,13 +80,13 @@ class RunFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A process that dies in here leaves no half of a run behind: the folder gets its name when it is whole.
         draft = Path(mkdtemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent))
-        lock = _locked(draft)
+        lock = locked(draft)
         started = datetime.now(UTC).isoformat(timespec="seconds")
         write_bytes(draft / "plan.json", (plan.rstrip("\n") + "\n").encode())
         write_json(draft / "run.json", {"schema": _SCHEMA, "started": started, **dict(meta or {})})
         write_json(draft / "environment.json", environment())
         transcript = (draft / "transcript.jsonl").open("xb", buffering=0)
-        draft.chmod(0o777 & ~_umask())
+        draft.chmod(0o777 & ~umask())
         draft.replace(path)
         return cls(path, transcript=transcript, follower=_follower(path), lock=lock)
 
@@ -111,10 +115,10 @@ class RunFolder:
             SordinoError: the transcript was changed.
         """
         path = cls.open(path).path
-        lock = _locked(path)
+        lock = locked(path)
         try:
             follower = _follower(path)
-            _mend(path / "transcript.jsonl", follower)
+            mend(path / "transcript.jsonl", follower)
             transcript = (path / "transcript.jsonl").open("ab", buffering=0)
         except BaseException:
             os.close(lock)
@@ -288,6 +292,26 @@ class RunFolder:
         """The measured values, or an empty dictionary. Anything not marked public is private."""
         return metrics_of(self._optional("metrics.json"))
 
+    def write_loss_curve(self, losses: ReleasedLosses) -> None:
+        """Write the noisy losses that the plan bought: they were released, so they are public."""
+        self._put_json("loss_curve.json", losses_body(losses))
+
+    @property
+    def loss_curve(self) -> ReleasedLosses | None:
+        """The noisy losses, or None when the plan bought none or the run did not get to write them."""
+        body = self._optional("loss_curve.json")
+        return losses_of(body) if body else None
+
+    def write_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
+        """Write all evaluations on private records that were paid for, those without an answer among them."""
+        self._put_json("evaluations.json", evaluations_body(evaluations))
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """The evaluations on private records, in the order in which they were paid for."""
+        body = self._optional("evaluations.json")
+        return evaluations_of(body) if body else ()
+
     def save_model(self, state_dict: "Mapping[str, Tensor]") -> Path:
         """Write the parameters to `model.safetensors`, whole or not at all, after the transcript is on the disk.
 
@@ -347,35 +371,3 @@ class RunFolder:
 
 def _follower(path: Path) -> Follower:
     return Follower(genesis((path / "plan.json").read_bytes(), (path / "run.json").read_bytes()))
-
-
-def _umask() -> int:
-    """Which rights new files don't get; there is no way to ask without setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def _locked(path: Path) -> int:
-    """A lock on the folder that ends with this process, however it ends."""
-    lock = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        raise InvalidArgument(
-            f"run must not be open elsewhere, got {str(path)!r}, which another process is writing. Wait for its end."
-        ) from error
-    return lock
-
-
-def _mend(transcript: Path, follower: Follower) -> None:
-    """Follow the transcript to its end; put a whole line in place of a torn one, in one atomic step."""
-    content = transcript.read_bytes()
-    whole, _, fragment = content.rpartition(b"\n")
-    for raw in whole.split(b"\n") if whole else ():
-        follower.read(raw)
-    if fragment:
-        line = follower.torn(fragment)
-        mended = b"" if line is None else follower.written(line)
-        write_bytes(transcript, content[: len(content) - len(fragment)] + mended)

@@ -16,7 +16,7 @@ from sordino.events import Event, Gaussian, compose
 from sordino.sweeps.settings import Settings, Value
 from sordino.training import Plan
 
-__all__ = ["Cell", "DataSource"]
+__all__ = ["Cell", "DataSource", "canonical", "ignores"]
 
 _FORMAT = 1
 _NOISE = ("noise_multiplier", "target_epsilon")
@@ -61,11 +61,13 @@ class Cell:
         settings: everything that is trained.
         source: the data.
         told: what the grid says of this cell, for a reader.
+        values: everything that the file says of it, as it is written there.
     """
 
     settings: Settings
     source: DataSource
     told: Mapping[str, Value]
+    values: Mapping[str, Value]
 
     @cached_property
     def key(self) -> str:
@@ -140,12 +142,8 @@ class Cell:
         told = self.settings
         if ignores(told, name):
             return None
-        if name == "epochs":
-            return told.steps * told.batch_size / self.source.records
-        if name == "decay_epochs":
-            return told.decay_steps * told.batch_size / self.source.records
-        if name == "recipe":
-            return told.model
+        if name in ("epochs", "decay_epochs", "recipe"):
+            return self.values.get(name)
         if name == "noise_multiplier":
             return float(self.plan.at(0).noise_multiplier)
         found: Value | None = getattr(told, name)

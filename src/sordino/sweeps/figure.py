@@ -1,13 +1,14 @@
 """The picture of a sweep: its panels side by side, one PNG (floor 6)."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sordino.pictures import COLOURS, METHOD_COLOURS, SERIF, STYLE
 from sordino.sweeps.settings import NUMERIC, Value
-from sordino.sweeps.sweep import Panel, Sweep
+from sordino.sweeps.sweep import COURSES, Panel, Sweep
 from sordino.sweeps.tables import NOTHING, Row
 
 if TYPE_CHECKING:
@@ -30,12 +31,18 @@ _WORDS = {
     "pca": "principal components (0: all pixels)",
     "width": "hidden units",
     "epoch": "epochs",
+    "spent": "ε spent so far",
+    "learning_rate": "learning rate",
     "projections": "projections r (0: exact norms)",
 }
 _PERCENT = ("accuracy", "train_accuracy")
 # Known from the plan alone.
 _PLANNED = ("epsilon", "noise_multiplier")
+# One curve a training.
+_ALONG = ("epoch", "spent")
 _LEGIBLE = 30.0
+# Of small text, in an inch.
+_CHARACTERS = 11.0
 
 
 def draw(sweep: Sweep, found: Sequence[Row], path: Path) -> None:
@@ -47,7 +54,7 @@ def draw(sweep: Sweep, found: Sequence[Row], path: Path) -> None:
     count = len(sweep.panels)
     columns = 1 if count == 1 else 3 if count in (3, 5, 6) or count > 8 else 2
     lines = -(-count // columns)
-    width, height = (11.0 if columns == 1 else 6.4 * columns), 5.0 * lines + 1.5
+    width, height = (11.0 if columns == 1 else 6.4 * columns), 5.0 * lines + 1.7
     with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
         figure = Figure(figsize=(width, height), dpi=100)
         FigureCanvasAgg(figure)
@@ -60,13 +67,14 @@ def draw(sweep: Sweep, found: Sequence[Row], path: Path) -> None:
                 "left": edge,
                 "right": 1 - 0.35 / width,
                 "bottom": 0.7 / height,
-                "top": 1 - 1.75 / height,
+                "top": 1 - 1.95 / height,
                 "wspace": 0.2,
                 "hspace": 0.42,
             },
         )
         figure.text(edge, 1 - 0.65 / height, sweep.title, fontsize=23, color=COLOURS["ink"], family=SERIF)
-        figure.text(edge, 1 - 1.03 / height, _below(sweep, found), fontsize=11, color=COLOURS["soft"])
+        words = textwrap.fill(_below(sweep, found), int(_CHARACTERS * width), break_long_words=False)
+        figure.text(edge, 1 - 0.9 / height, words, fontsize=11, color=COLOURS["soft"], va="top", linespacing=1.5)
         for place, each in enumerate(axes.flat):
             if place < count:
                 _panel(each, sweep, sweep.panels[place], found)
@@ -79,14 +87,14 @@ def _below(sweep: Sweep, found: Sequence[Row]) -> str:
     seeds = max((len(row.outcomes) for row in found), default=0)
     words = [f"{Path(sweep.source.name).name}, {sweep.source.records:,} public training records"]
     words.append("one run a point" if seeds <= 1 else f"mean of {seeds} seeds, bars: one standard deviation")
-    if any(panel.x == "epoch" and panel.y != "epsilon" for panel in sweep.panels):
-        words.append("over epochs, dotted: training records")
+    if any(panel.x in _ALONG and panel.y != "epsilon" for panel in sweep.panels):
+        words.append("curves of a training, dotted: on training records")
     return "   ·   ".join([*words, *([sweep.note] if sweep.note else [])])
 
 
 def _panel(axes: "Axes", sweep: Sweep, panel: Panel, found: Sequence[Row]) -> None:
     keys = {cell.key for cell in sweep.of(panel)}
-    known = panel.y in _PLANNED and panel.x != "epoch"
+    known = panel.y in _PLANNED and panel.x not in _ALONG
     rows = [row for row in found if row.cell.key in keys and (row.outcomes or known)]
     title = panel.title or f"{_title(panel.y)} against {_title(panel.x)}"
     axes.set_title(title, loc="left", fontsize=13.5, pad=12, family=SERIF)
@@ -94,15 +102,18 @@ def _panel(axes: "Axes", sweep: Sweep, panel: Panel, found: Sequence[Row]) -> No
         axes.text(0.5, 0.5, "nothing is finished", transform=axes.transAxes, ha="center", color=COLOURS["soft"])
         axes.set_axis_off()
         return
+    names = list(dict.fromkeys(str(row.cell.value(panel.x)) for row in rows)) if _is_named(panel) else []
     lines = {None: rows} if panel.lines is None else _by_line(rows, panel.lines)
     for place, (value, members) in enumerate(lines.items()):
         colour, mark = METHOD_COLOURS[place % len(METHOD_COLOURS)], _MARKS[place % len(_MARKS)]
         label = "" if panel.lines is None else _label(panel.lines, value)
         for part in ([row for row in members if row.cell.is_private], [r for r in members if not r.cell.is_private]):
             if part:
-                (_courses if panel.x == "epoch" else _points)(axes, panel, part, label, colour, mark)
+                _courses(axes, panel, part, label, colour, mark) if panel.x in _ALONG else _points(
+                    axes, panel, part, label, colour, mark, names
+                )
     _marks(axes, panel)
-    _scales(axes, panel, rows)
+    _scales(axes, panel, rows, names)
     axes.grid(axis="y", color=COLOURS["hair"])
     axes.set_axisbelow(True)
     axes.set_xlabel(_word(panel.x), loc="right")
@@ -118,12 +129,14 @@ def _by_line(rows: Sequence[Row], name: str) -> dict[Value | None, list[Row]]:
     return lines
 
 
-def _points(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour: str, mark: str) -> None:
+def _points(
+    axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour: str, mark: str, names: list[str]
+) -> None:
     """One point a row, with a bar over its seeds; a row to which the axis means nothing is a line across."""
     private = rows[0].cell.is_private
     label = label if private else f"{label or rows[0].cell.settings.arm}: {NOTHING}"
     style = {"color": colour, "linestyle": "-" if private else (0, (5, 3)), "linewidth": 2}
-    places = _places(panel, rows)
+    places = _places(panel, rows, names)
     flat = [row for row, place in zip(rows, places, strict=True) if place is None]
     dots = sorted(
         ((place, row) for row, place in zip(rows, places, strict=True) if place is not None), key=lambda dot: dot[0]
@@ -132,11 +145,10 @@ def _points(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour:
     shown = [
         (place, scale * mean, scale * (_spread(panel, row) or 0))
         for place, row in dots
-        if (mean := _y(panel, row)) is not None
+        if (mean := _y(panel, row)) is not None and math.isfinite(mean)
     ]
     if shown:
         across, values, bars = zip(*shown, strict=True)
-        named = panel.x in NUMERIC or panel.x == "epsilon"
         axes.errorbar(
             across,
             values,
@@ -147,7 +159,7 @@ def _points(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour:
             elinewidth=1.2,
             capsize=3,
             label=label or None,
-            **(style if named else {**style, "linestyle": "none"}),
+            **({**style, "linestyle": "none"} if _is_named(panel) else style),
         )
     for row in flat:
         mean = _y(panel, row)
@@ -159,9 +171,11 @@ def _courses(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour
     """The mean course of the seeds; training records dotted."""
     for row in rows:
         private = row.cell.is_private
+        if panel.x == "spent" and not private:
+            continue
         courses = [outcome.course for outcome in row.outcomes]
         points = list(zip(*courses, strict=True))
-        epochs = [seeds[0].epoch for seeds in points]
+        epochs = [seeds[0].epsilon if panel.x == "spent" else seeds[0].epoch for seeds in points]
         name = "epsilon" if panel.y == "epsilon" else "accuracy"
         means, ends = [], []
         for seeds in points:
@@ -199,24 +213,25 @@ def _spread(panel: Panel, row: Row) -> float | None:
     return None if panel.y in _PLANNED else row.spread(panel.y)
 
 
-def _places(panel: Panel, rows: Sequence[Row]) -> list[float | None]:
+def _places(panel: Panel, rows: Sequence[Row], names: list[str]) -> list[float | None]:
     """Where each row stands across; None for a row to which the axis means nothing, or that has no ε."""
     if panel.x == "epsilon":
         return [row.epsilon if row.epsilon is None or math.isfinite(row.epsilon) else None for row in rows]
     values = [row.cell.value(panel.x) for row in rows]
-    if panel.x in NUMERIC:
-        return [None if value is None else float(value) for value in values]
-    return [None if value is None else float(_names(rows, panel.x).index(str(value))) for value in values]
+    if _is_named(panel):
+        return [None if value is None else float(names.index(str(value))) for value in values]
+    return [None if value is None else float(value) for value in values]
 
 
-def _names(rows: Sequence[Row], name: str) -> list[str]:
-    return list(dict.fromkeys(str(row.cell.told[name]) for row in rows if name in row.cell.told))
+def _is_named(panel: Panel) -> bool:
+    """Whether the horizontal axis has names and no scale."""
+    return panel.x not in (*NUMERIC, *COURSES)
 
 
-def _scales(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
+def _scales(axes: "Axes", panel: Panel, rows: Sequence[Row], names: list[str]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    places = [place for place in _places(panel, rows) if place is not None] if panel.x != "epoch" else []
+    places = [place for place in _places(panel, rows, names) if place is not None] if panel.x not in _ALONG else []
     if panel.logarithmic:
         axes.set_xscale("log")
     elif panel.x == "epoch":
@@ -224,18 +239,18 @@ def _scales(axes: "Axes", panel: Panel, rows: Sequence[Row]) -> None:
     if panel.x in NUMERIC and 0 < len(set(places)) <= 9:
         axes.set_xticks(sorted(set(places)), [f"{place:.4g}" for place in sorted(set(places))])
         axes.minorticks_off()
-    elif panel.x not in (*NUMERIC, "epsilon", "epoch"):
-        names = _names(rows, panel.x)
+    elif _is_named(panel):
         axes.set_xticks(range(len(names)), [name.replace("_", " ") for name in names])
         axes.set_xlim(-0.5, len(names) - 0.5)
     elif panel.logarithmic and places:
         shown = [tick for tick in (0.01, 0.03, 0.1, 0.3, 0.5, 1, 2, 4, 8, 16, 32) if min(places) <= tick <= max(places)]
         axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
         axes.minorticks_off()
-    if panel.y in ("epsilon", "seconds") and panel.x != "epoch":
+    if panel.y in ("epsilon", "seconds") and panel.x not in _ALONG:
         values = [value for row in rows if (value := _y(panel, row)) and math.isfinite(value)]
         if values and max(values) > _LEGIBLE * min(values):
             axes.set_yscale("log")
+            axes.tick_params(axis="y", which="minor", length=0)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     scale = 100.0 if panel.y in _PERCENT else 1.0
     if panel.low is not None:

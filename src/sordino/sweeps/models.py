@@ -1,5 +1,6 @@
 """What a cell trains: the recipes' models, and a hidden layer of rectifiers on the features as they are (floor 6)."""
 
+import hashlib
 import math
 
 import numpy as np
@@ -11,9 +12,10 @@ from sordino.mechanisms import PrivateSecondMoment
 from sordino.mechanisms.budgets import GaussianBudget
 from sordino.randomness import Randomness
 from sordino.recipes import cnn, logistic, mlp
+from sordino.sweeps.cell import Cell
 from sordino.sweeps.settings import Settings
 
-__all__ = ["Prepared", "build", "components", "prepare"]
+__all__ = ["Prepared", "build", "directions", "prepare"]
 
 Prepared = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Features and labels to train on, and to measure on."""
@@ -33,21 +35,36 @@ def build(settings: Settings, shape: tuple[int, ...], classes: int) -> nn.Module
             return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(), nn.Linear(settings.width, classes))
 
 
-def prepare(settings: Settings, dataset: DataSet, randomness: Randomness) -> Prepared:
+def prepare(cell: Cell, dataset: DataSet) -> Prepared:
     """The records as the model takes them: as they are, or on private principal components."""
     assert dataset.test is not None
     train, test = dataset.train.tensors(), dataset.test.tensors()
-    if not settings.pca:
+    if not cell.settings.pca:
         return train, test
-    rows = _unit(train[0])
-    basis = components(
-        rows, kept=settings.pca, noise_multiplier=settings.pca_noise_multiplier, randomness=randomness
-    ).float()
-    return (rows @ basis, train[1]), (_unit(test[0]) @ basis, test[1])
+    # Directions come from records of norm 1; the records are projected as they are.
+    basis = _directions_for(cell, train[0])[:, : cell.settings.pca]
+    return (train[0].flatten(1) @ basis, train[1]), (test[0].flatten(1) @ basis, test[1])
 
 
-def components(rows: Tensor, *, kept: int, noise_multiplier: float, randomness: Randomness) -> Tensor:
-    """The first `kept` principal directions, as columns [d, kept], of rows with norm at most 1 about 0.
+def _directions_for(cell: Cell, features: Tensor) -> Tensor:
+    """Released once for all cells with the same data, noise and seed; the last ones are remembered."""
+    told = cell.settings
+    words = repr((cell.source, told.pca_noise_multiplier, told.seed))
+    if words not in _RELEASED:
+        seed = int(hashlib.sha256(words.encode()).hexdigest()[:24], 16)
+        randomness = Randomness(seed=seed, reproducible=True)
+        _RELEASED.clear()
+        _RELEASED[words] = directions(
+            _unit(features), noise_multiplier=told.pca_noise_multiplier, randomness=randomness
+        ).float()
+    return _RELEASED[words]
+
+
+_RELEASED: dict[str, Tensor] = {}
+
+
+def directions(rows: Tensor, *, noise_multiplier: float, randomness: Randomness) -> Tensor:
+    """The principal directions about 0, as columns [d, d], of rows with norm at most 1: that of most weight first.
 
     Guarantee: post-processing of one noisy matrix of second moments, ``Gaussian(noise_multiplier)``.
 
@@ -62,7 +79,7 @@ def components(rows: Tensor, *, kept: int, noise_multiplier: float, randomness: 
     )
     moments = mechanism.release(rows.numpy().astype(np.float64))
     _, vectors = np.linalg.eigh(moments)  # in rising order
-    return torch.from_numpy(np.ascontiguousarray(vectors[:, ::-1][:, :kept]))
+    return torch.from_numpy(np.ascontiguousarray(vectors[:, ::-1]))
 
 
 def _unit(features: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ _PARTNERS = {
     "epochs": "steps",
     "steps": "epochs",
 }
+_NOISE = ("noise_multiplier", "target_epsilon")
 _MOST_CELLS = 10_000
 
 
@@ -68,7 +69,7 @@ def parse(text: str, *, name: str = "sweep", folder: Path | None = None) -> Swee
         ... noise_multiplier = [1.0, 2.0]
         ... ''')
         >>> [round(cell.epsilon, 2) for cell in sweep.cells]
-        [1.9, 0.54]
+        [1.94, 0.55]
     """
     try:
         body = tomllib.loads(text)
@@ -83,7 +84,8 @@ def parse(text: str, *, name: str = "sweep", folder: Path | None = None) -> Swee
     grids = _grids(body, lines)
     cells = _cells(base, grids, source)
     axes = tuple(dict.fromkeys(key for grid in grids for key, values in grid.items() if key != "seed"))
-    held = {axis: base[axis] for axis in axes if axis in base}
+    # A value of the base that a grid replaces everywhere fixes nothing.
+    held = {axis: base[axis] for axis in axes if any(cell.values.get(axis) == base.get(axis, ()) for cell in cells)}
     plain = Sweep(
         name=name,
         title=_text(body, "title", lines) or name,
@@ -91,7 +93,7 @@ def parse(text: str, *, name: str = "sweep", folder: Path | None = None) -> Swee
         source=source,
         cells=cells,
         axes=axes,
-        base={axis: _as_valued(axis, value) for axis, value in held.items()},
+        base=held,
         panels=(),
     )
     return replace(plain, panels=_panels(body, plain, lines))
@@ -215,16 +217,11 @@ def _cells(
             words = ", ".join(f"{key} = {value}" for key, value in told.items())
             place = f"the cell with {words}" if words else "the cell"
             settings = settings_from({**kept, **told}, population=source.records, place=place)
-            cell = Cell(settings=canonical(settings), source=source, told=told)
+            cell = Cell(settings=canonical(settings), source=source, told=told, values={**kept, **told})
             found.setdefault(cell.key, cell)
             if len(found) > _MOST_CELLS:
                 raise InvalidArgument(f"grid must have at most {_MOST_CELLS} cells, got more. Vary less.")
     return tuple(found.values())
-
-
-def _as_valued(axis: str, value: Value) -> Value:
-    """A base's value as `Cell.value` gives it: settings that are numbers may be written as whole numbers."""
-    return float(value) if isinstance(value, int) and axis in ("epochs", "noise_multiplier") else value
 
 
 # ── panels ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -233,7 +230,7 @@ def _as_valued(axis: str, value: Value) -> Value:
 def _panels(body: Mapping[str, object], sweep: Sweep, lines: _Lines) -> tuple[Panel, ...]:
     tables = _tables(body, "panels", lines)
     if not tables:
-        panels = default_panels(sweep.axes)
+        panels = default_panels(sweep)
         for panel in panels:
             check_panel(sweep, panel, place="the picture, which has no [[panels]],")
         return panels
@@ -266,7 +263,11 @@ def _panel(table: Mapping[str, object], number: int, sweep: Sweep, lines: _Lines
         x=told["x"],
         y=told["y"] or "accuracy",
         lines=told["lines"] or None,
-        where={key: checked(key, value, place=place("where")) for key, value in where.items()},
+        where={
+            # "none" leaves out the cells that say σ by a target ε, or the reverse.
+            key: None if value == "none" and key in _NOISE else checked(key, value, place=place("where"))
+            for key, value in where.items()
+        },
         logarithmic=bool(table.get("logarithmic", False)),
         title=told["title"],
         marks=_marks(table.get("marks", []), place("marks")),

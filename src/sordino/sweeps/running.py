@@ -2,7 +2,7 @@
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -108,7 +108,8 @@ class _Worker:
 
     def give(self, cell: Cell) -> None:
         self.cell = cell
-        self.pipe.send(cell)
+        with suppress(OSError):  # a process that died is found by `take`
+            self.pipe.send(cell)
 
     def take(self) -> tuple[Cell, Outcome]:
         """The cell that is done; or that it failed because the process died."""

@@ -1,14 +1,14 @@
 """Settings of one cell: their names, what each may be, and how a cell's are put together (floor 6)."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias, cast, get_args
 
 from sordino import checks
 from sordino.errors import InvalidArgument
 
-__all__ = ["ARMS", "CLIPPINGS", "NUMERIC", "Arm", "Settings", "Value", "checked", "settings_from"]
+__all__ = ["ARMS", "Arm", "CLIPPINGS", "NUMERIC", "Settings", "Value", "checked", "close", "differing", "settings_from"]
 
 Value: TypeAlias = str | int | float
 Arm: TypeAlias = Literal["private", "noise without clipping", "clipping without noise", "neither"]
@@ -202,7 +202,7 @@ def _with_recipe(told: Mapping[str, Value], recipe: str, population: int, place:
     return {**filled, **told}
 
 
-def differing(cells: "list[Settings]") -> tuple[str, ...]:
+def differing(cells: Sequence[Settings]) -> tuple[str, ...]:
     """Names of the settings that are not the same in all cells, in the order of the fields."""
     return tuple(
         item.name for item in fields(Settings) if len({getattr(settings, item.name) for settings in cells}) > 1

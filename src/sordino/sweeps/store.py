@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import cast
 
 from sordino.errors import InvalidArgument
+from sordino.runs.files import decode, encode
 from sordino.sweeps.cell import Cell
 from sordino.sweeps.training import Outcome, Point
 
-__all__ = ["FILE", "Store"]
+__all__ = ["FILE", "Store", "plain"]
 
 FILE = "cells.jsonl"
 
@@ -58,14 +59,14 @@ class Store:
                 body = json.loads(line)
                 if body["key"] in wanted:
                     found[body["key"]] = _outcome(body["outcome"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, InvalidArgument):
                 continue
         return found
 
     def keep(self, cell: Cell, outcome: Outcome) -> None:
         """Write one cell."""
-        body = {"key": cell.key, "settings": asdict(cell.settings), "outcome": asdict(outcome)}
-        line = json.dumps(body, ensure_ascii=False) + "\n"
+        body = {"key": cell.key, "settings": asdict(cell.settings), "outcome": plain(outcome)}
+        line = json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n"
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             size = os.fstat(handle).st_size
@@ -79,6 +80,15 @@ class Store:
         return self._path.read_text(encoding="utf-8", errors="replace").split("\n") if self._path.is_file() else []
 
 
+def plain(outcome: Outcome) -> dict[str, object]:
+    """The outcome as JSON types, in which an infinite ε is the string "inf"."""
+    course = [{**asdict(point), "epsilon": encode(point.epsilon)} for point in outcome.course]
+    return {**asdict(outcome), "epsilon": encode(outcome.epsilon), "course": course}
+
+
 def _outcome(body: Mapping[str, object]) -> Outcome:
-    course = tuple(Point(**point) for point in cast("list[dict[str, float]]", body["course"]))
-    return Outcome(**{**body, "course": course})
+    course = tuple(
+        Point(**{**point, "epsilon": decode(point["epsilon"])})
+        for point in cast("list[dict[str, float]]", body["course"])
+    )
+    return Outcome(**{**body, "epsilon": decode(body["epsilon"]), "course": course})

@@ -1,18 +1,19 @@
 """A sweep: its cells, and the panels of its picture (floor 6)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from sordino.errors import InvalidArgument
-from sordino.sweeps.cell import Cell, DataSource
-from sordino.sweeps.settings import NUMERIC, Value, close
+from sordino.sweeps.cell import Cell, DataSource, ignores
+from sordino.sweeps.settings import NUMERIC, Value, close, differing
 
-__all__ = ["MEASURES", "Mark", "Panel", "Sweep"]
+__all__ = ["COURSES", "MEASURES", "Mark", "Panel", "Sweep", "check_panel", "default_panels"]
 
 MEASURES = ("accuracy", "train_accuracy", "epsilon", "noise_multiplier", "seconds", "memory")
 """What a panel can show of a cell. Accuracies are shares, seconds are of the training alone, memory is in megabytes."""
-COURSES = ("epoch", "epsilon")
-"""What else than a setting can be the horizontal axis: epochs of the training, and the ε of the cell."""
+COURSES = ("epoch", "epsilon", "spent")
+"""What else than a setting can be the horizontal axis: epochs, the ε of the cell, and ε so far while it is trained."""
+_NOISE = ("noise_multiplier", "target_epsilon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class Panel:
     """One pair of axes.
 
     Args:
-        x: a setting, ``epoch`` or ``epsilon``.
+        x: a setting, or a name in `COURSES`.
         y: a name in `MEASURES`.
         lines: the setting that tells lines apart, or None for one line.
         where: settings that the panel's cells have.
@@ -49,7 +50,7 @@ class Panel:
     x: str
     y: str = "accuracy"
     lines: str | None = None
-    where: Mapping[str, Value] = field(default_factory=dict)
+    where: Mapping[str, Value | None] = field(default_factory=dict)
     logarithmic: bool = False
     title: str = ""
     marks: tuple[Mark, ...] = ()
@@ -93,22 +94,24 @@ class Sweep:
         }
         if panel.x == "epsilon":
             # ε follows from any of these, so all of their values belong to one curve.
-            pins.pop("noise_multiplier", None)
-            pins.pop("target_epsilon", None)
+            pins = {name: value for name, value in pins.items() if name not in _NOISE}
         pins.update(panel.where)
         return tuple(cell for cell in self.cells if all(_has(cell, name, value) for name, value in pins.items()))
 
 
 def _has(cell: Cell, name: str, wanted: Value | None) -> bool:
-    value = cell.value(name)
-    return value is None or close(value, wanted)
+    # σ and target ε are compared as they are told: the σ that a target leads to is no setting of the cell.
+    value = getattr(cell.settings, name) if name in _NOISE else cell.value(name)
+    return ignores(cell.settings, name) or close(value, wanted)
 
 
-def default_panels(axes: Sequence[str]) -> tuple[Panel, ...]:
-    """Accuracy, and ε, over the first axis with a scale; lines for the first of the others."""
-    scaled = [name for name in axes if name in NUMERIC] or list(axes) or ["epoch"]
-    lines = next((name for name in axes if name != scaled[0]), None)
-    return tuple(Panel(x=scaled[0], y=y, lines=lines) for y in ("accuracy", "epsilon"))
+def default_panels(sweep: Sweep) -> tuple[Panel, ...]:
+    """Accuracy, and ε, over the first axis with a scale; lines for the next axis; the rest as in the first cell."""
+    scaled = [name for name in sweep.axes if name in NUMERIC] or list(sweep.axes) or ["epoch"]
+    lines = next((name for name in sweep.axes if name != scaled[0]), None)
+    rest = [name for name in sweep.axes if name not in (scaled[0], lines, *sweep.base)]
+    where = {name: sweep.cells[0].values[name] for name in rest if name in sweep.cells[0].values}
+    return tuple(Panel(x=scaled[0], y=y, lines=lines, where=where) for y in ("accuracy", "epsilon"))
 
 
 def check_panel(sweep: Sweep, panel: Panel, *, place: str) -> None:
@@ -120,13 +123,15 @@ def check_panel(sweep: Sweep, panel: Panel, *, place: str) -> None:
     cells = sweep.of(panel)
     if not cells:
         raise InvalidArgument(f"{place} must show at least one cell, got none. Change its where, or the grid.")
-    left = [name for name in sweep.axes if name not in (panel.x, panel.lines)]
-    if panel.x == "epsilon":
-        left = [name for name in left if name not in ("noise_multiplier", "target_epsilon")]
-    for name in left:
-        values = {str(cell.value(name)) for cell in cells if cell.value(name) is not None}
-        if len(values) > 1:
+    points: dict[tuple[Value | None, ...], Cell] = {}
+    for cell in cells:
+        x = (cell.settings.noise_multiplier, cell.settings.target_epsilon) if panel.x == "epsilon" else (None,)
+        across = x if panel.x in COURSES else (cell.value(panel.x),)
+        line = cell.value(panel.lines) if panel.lines else None
+        other = points.setdefault((line, *across), cell)
+        left = differing([replace(one.settings, seed=0) for one in (cell, other)])
+        if left:
             raise InvalidArgument(
-                f"{place} must fix {name}, which has {len(values)} values, got nothing for it. Add it to where, to "
-                "lines, or to [base]."
+                f"{place} must put one setting at each point, got cells that differ in {', '.join(left)}. Fix it by "
+                "where or by [base], or take it for lines."
             )

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from sordino.definitions import round_up
 from sordino.sweeps.cell import Cell
 from sordino.sweeps.settings import Value
+from sordino.sweeps.store import plain
 from sordino.sweeps.sweep import Sweep
 from sordino.sweeps.training import Outcome
 
@@ -184,7 +185,7 @@ def document(sweep: Sweep, found: tuple[Row, ...]) -> dict[str, object]:
                 "guarantee": None if (guarantee := row.cell.guarantee()) is None else guarantee.sentence(),
                 **_cells_of(row),
                 "accuracies": list(row.measured("accuracy")),
-                "courses": [[asdict(point) for point in outcome.course] for outcome in row.outcomes],
+                "courses": [plain(outcome)["course"] for outcome in row.outcomes],
                 "failures": list(row.failures),
                 "missing": row.missing,
             }

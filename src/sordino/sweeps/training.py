@@ -80,10 +80,11 @@ def train_cell(cell: Cell, dataset: DataSet) -> Outcome:
     Guarantee: for the arm "private" that of ``cell.guarantee()``, with a fixed seed; for the others none.
 
     The seed of the cell's noise, batches and weights follows from all of its settings, so no two cells share noise.
+    Only private components are shared, by cells of one seed.
     """
     randomness = Randomness(seed=int(cell.key, 16), reproducible=True)
     told = cell.settings
-    train, test = prepare(told, dataset, randomness)
+    train, test = prepare(cell, dataset)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(cell.key[:8], 16))
         model = build(told, tuple(train[0].shape[1:]), len(dataset.labels))
@@ -114,7 +115,7 @@ def _train_privately(
     cell: Cell, model: nn.Module, train: tuple[Tensor, Tensor], on_step: OnStep, randomness: Randomness
 ) -> None:
     told = cell.settings
-    fit(
+    result = fit(
         model,
         losses,
         train,
@@ -127,6 +128,9 @@ def _train_privately(
         on_step=on_step,
         progress=False,
     )
+    if result.interrupted:
+        # `fit` ends an interrupted run in order; a cell that was cut off is none.
+        raise KeyboardInterrupt
 
 
 def _train_unclipped(

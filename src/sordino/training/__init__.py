@@ -4,6 +4,7 @@ from sordino.training.adaptive import AdaptiveBudget, Released, StepChoice
 from sordino.training.augmentation import augmented
 from sordino.training.estimate import estimate_influence, exponential_influence
 from sordino.training.learned import LearnedPolicy, learn_policy
+from sordino.training.loss_curve import LossCurve
 from sordino.training.noise import CorrelatedNoise
 from sordino.training.plan import Performance, Plan
 from sordino.training.step import PrivateStep
@@ -13,6 +14,7 @@ __all__ = [
     "AdaptiveBudget",
     "CorrelatedNoise",
     "LearnedPolicy",
+    "LossCurve",
     "Performance",
     "Plan",
     "PrivateStep",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.clipping import AdaClip, AdaClipState, ProjectedClipping
+from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.gradients import GradientCapture
 from sordino.mechanisms import GaussianMechanism
@@ -18,26 +19,52 @@ from sordino.training.jl import ProjectedSums
 from sordino.training.plan import Plan
 from sordino.training.secure import IntegerSums
 from sordino.training.step_plan import StepPlan
+from sordino.training.unit_sums import UnitSums
 
-__all__ = ["AdaClipSums", "bounds_for"]
+__all__ = ["AdaClipSums", "bounds_for", "check_bounds"]
 
 
 def bounds_for(
-    capture: GradientCapture, plan: Plan, randomness: Randomness
-) -> "Bounds | AdaClipSums | IntegerSums | ProjectedSums":
-    """What clips the chunks of a run.
+    capture: GradientCapture, plan: Plan, randomness: Randomness, *, by_unit: bool = False
+) -> "Bounds | AdaClipSums | IntegerSums | ProjectedSums | UnitSums":
+    """What clips the chunks of a run; `by_unit` says that rows are records, to be put together unit by unit.
 
     Raises:
-        InvalidArgument: the clipping doesn't go with the plan's noise or relation.
+        InvalidArgument: the clipping doesn't go with the plan's noise or relation, or not with rows of units.
     """
-    if not isinstance(plan.clipping, AdaClip | ProjectedClipping):
-        return IntegerSums(capture) if plan.secure_noise else Bounds(capture)
-    if plan.noise is not None or plan.secure_noise:
+    check_bounds(plan, by_unit=by_unit)
+    if by_unit:
+        return UnitSums(capture)
+    if isinstance(plan.clipping, AdaClip):
+        return AdaClipSums(capture)
+    if isinstance(plan.clipping, ProjectedClipping):
+        return ProjectedSums(capture, randomness)
+    return IntegerSums(capture) if plan.secure_noise else Bounds(capture)
+
+
+def check_bounds(plan: Plan, *, by_unit: bool = False) -> None:
+    """Refuse what `bounds_for` has no sums for.
+
+    Raises:
+        InvalidArgument: the clipping doesn't go with the plan's noise, or not with rows of units.
+    """
+    special = isinstance(plan.clipping, AdaClip | ProjectedClipping)
+    if isinstance(plan.clipping, ProjectedClipping) and plan.neighboring_relation is NeighboringRelation.REPLACE_ONE:
+        raise InvalidArgument(
+            "neighboring_relation must be add_or_remove_one or replace_special with ProjectedClipping, got "
+            "'replace_one': what two estimated norms cost together is not known. Use FlatClipping."
+        )
+    if by_unit and (special or plan.secure_noise):
+        got = type(plan.clipping).__name__ if special else "secure noise"
+        raise InvalidArgument(
+            f"units must be None with {got} in a loop of your own: its sums are made record by record. Use "
+            "FlatClipping, or train with sordino.fit."
+        )
+    if special and (plan.noise is not None or plan.secure_noise):
         raise InvalidArgument(
             f"clipping must be another one with correlated or secure noise, got {type(plan.clipping).__name__}. Use "
             "FlatClipping, or independent noise."
         )
-    return AdaClipSums(capture) if isinstance(plan.clipping, AdaClip) else ProjectedSums(capture, randomness)
 
 
 class AdaClipSums:

@@ -13,17 +13,19 @@ from torch import nn
 
 from sordino import checks
 from sordino.accounting.filters import ConcentratedFilter, GaussianFilter, RenyiFilter
+from sordino.clipping import AdaClip
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, UnsupportedEvent
 from sordino.events import ApproximateDP, Event, Gaussian, Nothing, SelfComposed, ZeroConcentratedDP
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.sampling import PoissonSampling
+from sordino.training.bought_norm import BoughtNorm
 from sordino.training.plan import Plan
 from sordino.training.prepaid import Prepaid
 from sordino.training.step_plan import StepPlan
 
-__all__ = ["AdaptiveBudget", "AdaptiveRun", "Released", "StepChoice"]
+__all__ = ["AdaptiveBudget", "AdaptiveRun", "Admitted", "Released", "StepChoice"]
 
 KEPT = "ε is a budget that a filter kept: the noise of each step was chosen on the way"
 _FILTERS = ("auto", "gaussian", "zcdp", "renyi")
@@ -37,10 +39,12 @@ class Released:
     Args:
         remaining: the share of the budget that is left, in [0, 1].
         last_gradient_norm: norm of the last private gradient, noise included; None before the first step.
+        last_clipped_norm: norm of the last mean of clipped gradients, with noise of its own; None unless it is bought.
     """
 
     remaining: float
     last_gradient_norm: float | None
+    last_clipped_norm: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,8 @@ class AdaptiveBudget:
         filter: "gaussian" adds μ² and "zcdp" adds ρ, both for full batches; "renyi" is for sampled ones, at one order
             that is best for the plan's own noise. "auto" takes gaussian for full batches and renyi otherwise.
         delta: in (0, 1); None takes the plan's. An engine, which has no plan with a δ, needs it.
+        norm_share: of each step's budget that buys the norm of its clipped sum for the next choice, in (0, 1): in many
+            dimensions the norm of the private gradient is that of its noise. None buys none.
 
     Example:
         >>> budget = AdaptiveBudget(epsilon=1.0, choose=lambda step, released: 10.0 if step < 5 else 8.0)
@@ -90,9 +96,12 @@ class AdaptiveBudget:
     choose: Callable[[int, Released], float | StepChoice]
     filter: str = "auto"
     delta: float | None = None
+    norm_share: float | None = None
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
+        if self.norm_share is not None:
+            checks.probability(zero=False, one=False, norm_share=self.norm_share)
         if self.delta is not None:
             checks.probability(zero=False, one=False, delta=self.delta)
         checks.one_of(_FILTERS, filter=self.filter)
@@ -132,8 +141,15 @@ class AdaptiveRun:
         self._order: float | None = None
         self._filter, self._accountant = self._made()
         self._price(plan.step_event(0))
+        if budget.norm_share is not None and (plan.secure_noise or isinstance(plan.clipping, AdaClip)):
+            raise InvalidArgument(
+                "norm_share must be None with secure noise or AdaClip, got a share: the norm is released as one "
+                "Gaussian with the sum. Use flat clipping and floating-point noise."
+            )
         self._chosen: dict[int, StepPlan] = {}
         self._last_norm: float | None = None
+        self._last_clipped: float | None = None
+        self.norm = None if budget.norm_share is None else BoughtNorm(share=budget.norm_share)
         self._exhausted = False
         self.is_spent = False
 
@@ -269,19 +285,20 @@ class AdaptiveRun:
         """The event of an admitted step."""
         return self._event(self._chosen[step])
 
-    def learn(self, gradients: Iterable[nn.Parameter]) -> None:
-        """Take note of a private gradient that was just released."""
+    def learn(self, gradients: Iterable[nn.Parameter], clipped_norm: float | None = None) -> None:
+        """Take note of a private gradient that was just released, and of the norm that was bought with it."""
+        self._last_clipped = clipped_norm
         squares = [p.grad.double().square().sum() for p in gradients if p.grad is not None]
         self._last_norm = math.sqrt(math.fsum(float(square) for square in squares))
 
     def state(self) -> dict[str, object]:
         """What later choices may look at, for a checkpoint: it was released. What was spent is in the transcript."""
-        return {"last_gradient_norm": self._last_norm}
+        return {"last_gradient_norm": self._last_norm, "last_clipped_norm": self._last_clipped}
 
     def load_state(self, state: Mapping[str, object]) -> None:
         """Go on from `state`."""
-        norm = state["last_gradient_norm"]
-        self._last_norm = None if norm is None else float(str(norm))
+        norms = [None if state[name] is None else float(str(state[name])) for name in self.state()]
+        self._last_norm, self._last_clipped = norms
 
     # --- the claim -----------------------------------------------------------------------------------------------
 
@@ -310,10 +327,13 @@ class AdaptiveRun:
     def _event(now: StepPlan) -> Event:
         return PoissonSampling(sample_rate=now.sample_rate).event(now.event)
 
+    def _released(self, remaining: float) -> Released:
+        return Released(remaining=remaining, last_gradient_norm=self._last_norm, last_clipped_norm=self._last_clipped)
+
     def _choice(self, step: int) -> StepPlan:
         whole = self._filter.budget
         remaining = self._filter.remaining / whole if whole > 0 else 0.0
-        given = self._budget.choose(step, Released(remaining=remaining, last_gradient_norm=self._last_norm))
+        given = self._budget.choose(step, self._released(remaining))
         chosen = given if isinstance(given, StepChoice) else StepChoice(noise_multiplier=given)
         checks.positive(noise_multiplier=chosen.noise_multiplier)
         now = replace(self._plan.at(step), noise_multiplier=chosen.noise_multiplier)
@@ -328,3 +348,19 @@ class AdaptiveRun:
             size = now.expected_batch_size * chosen.sample_rate / now.sample_rate
             now = replace(now, sample_rate=chosen.sample_rate, expected_batch_size=size)
         return now
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The sampler of a budget's run: each batch at the rate that was chosen for it, when it was admitted.
+
+    Args:
+        run: which admits a step before its batch is asked for.
+    """
+
+    run: AdaptiveRun
+
+    def batches(self, *, population: int, first_step: int, steps: int, randomness: Randomness) -> Iterator[np.ndarray]:
+        """Batches `first_step`, …, `steps` of them, each drawn when it is asked for."""
+        for step in range(first_step, first_step + steps):
+            yield self.run.draw(population=population, step=step, randomness=randomness)

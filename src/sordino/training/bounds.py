@@ -10,6 +10,7 @@ from sordino.clipping import QuantileClipping, QuantileThresholds
 from sordino.errors import UnprivateStep
 from sordino.gradients import GradientCapture
 from sordino.mechanisms import GaussianMechanism
+from sordino.training.loss_curve import LossSum
 from sordino.training.step_plan import StepPlan
 
 __all__ = ["Bounds"]
@@ -34,6 +35,8 @@ class Bounds:
         self._counts: Tensor | None = None
         self._now: StepPlan | None = None
         self._saved: tuple[float, ...] | None = None
+        self._losses: LossSum | None = None
+        self.released_loss: float | None = None
 
     def begin(self, now: StepPlan) -> None:
         """Fix the groups and bounds of a logical batch."""
@@ -49,12 +52,13 @@ class Bounds:
         self._groups = [[by_name[name] for name in group] for group in names]
         self._bounds = now.clipping.thresholds(sizes, max_grad_norm=now.max_grad_norm)
         self._counts = None
+        self._losses = None if now.loss_curve is None else LossSum(now.loss_curve)
         if isinstance(now.clipping, QuantileClipping):
             if self._moving is None:
                 self._moving = now.clipping.begin(self._bounds)
                 self._moving.values = self._saved or self._moving.values
             self._bounds = self._moving.values
-            self._moving.joint(now.neighboring_relation, now.noise_multiplier)
+            self._moving.joint(now.neighboring_relation, now.gradient_multiplier)
             self._counts = torch.zeros(len(names), dtype=torch.float64)
 
     def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:
@@ -64,10 +68,14 @@ class Bounds:
         squares = squares[None] if squares.dim() == 1 else squares
         if not records:
             return
-        factors = self.factors(squares)
+        factors = self.clip(squares)
+        self._capture.add_weighted_sums(factors if len(self._groups) > 1 else factors[0], into=into, last=True)
+
+    def clip(self, squares: Float[Tensor, "G B"]) -> Float[Tensor, "G B"]:
+        """The factors of a chunk's records, which are counted for bounds that adapt: once each."""
         if self._moving is not None and self._counts is not None:
             self._counts += self._moving.below(_finite(squares)).to(self._counts.device)
-        self._capture.add_weighted_sums(factors if len(self._groups) > 1 else factors[0], into=into, last=True)
+        return self.factors(squares)
 
     def factors(self, squares: Float[Tensor, "G B"]) -> Float[Tensor, "G B"]:
         """The factor of each record in each group, from the squares of its bounds."""
@@ -85,23 +93,40 @@ class Bounds:
         """The bound of each group in the open batch."""
         return self._bounds
 
+    def add_losses(self, losses: Float[Tensor, " B"]) -> None:
+        """Take in the losses of a chunk, for the plan's loss curve."""
+        if self._losses is not None:
+            self._losses.add(losses)
+
     def mechanism(self) -> tuple[GaussianMechanism, list[Tensor]]:
-        """The noise for the clipped sum, and what must be released together with it under the same noise."""
-        assert self._now is not None
-        if self._moving is None or self._counts is None:
-            return self._now.mechanism, []
-        scale, sensitivity = self._moving.joint(self._now.neighboring_relation, self._now.noise_multiplier)
-        self._counts *= scale
-        noise = GaussianMechanism(noise_multiplier=self._now.noise_multiplier, l2_sensitivity=sensitivity)
-        return noise, [self._counts]
+        """The noise for the clipped sum, and what must be released together with it under the same noise.
+
+        Counts and losses take their shares one after the other: 1/z² is the sum of all shares.
+        """
+        now = self._now
+        assert now is not None
+        sensitivity, beside = now.sensitivity, []
+        if self._moving is not None and self._counts is not None:
+            scale, sensitivity = self._moving.joint(now.neighboring_relation, now.gradient_multiplier)
+            self._counts *= scale
+            beside.append(self._counts)
+        if now.loss_curve is not None and self._losses is not None:
+            scale, sensitivity = now.loss_curve.joint(sensitivity)
+            beside.append(self._losses.scaled(scale))
+        return GaussianMechanism(noise_multiplier=now.noise_multiplier, l2_sensitivity=sensitivity), beside
 
     def learn(self, released: Sequence[Tensor]) -> None:
-        """Move the bounds by what was released."""
-        if self._moving is None or self._now is None or not released:
+        """Move the bounds by what was released, and keep the released loss."""
+        now, sensitivity = self._now, 0.0
+        if now is None or not released:
             return
-        scale, _ = self._moving.joint(self._now.neighboring_relation, self._now.noise_multiplier)
-        counts = [float(value) / scale for value in released[0]]
-        self._moving.update(counts, expected_batch_size=self._now.expected_batch_size)
+        if self._moving is not None:
+            scale, sensitivity = self._moving.joint(now.neighboring_relation, now.gradient_multiplier)
+            counts = [float(value) / scale for value in released[0]]
+            self._moving.update(counts, expected_batch_size=now.expected_batch_size)
+        if now.loss_curve is not None:
+            scale, _ = now.loss_curve.joint(sensitivity or now.sensitivity)
+            self.released_loss = float(released[-1]) / scale / now.expected_batch_size
 
     def state_dict(self) -> dict[str, object]:
         """The adapted bounds, as plain JSON types: they were released, so they are no secret."""

@@ -137,6 +137,7 @@ def _compiled(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Seq
 def _check_plan(plan: Plan) -> None:
     reasons = {
         "secure_noise": plan.secure_noise,
+        "a loss curve": plan.loss_curve is not None,
         "AdaClip": isinstance(plan.clipping, AdaClip),
         "bounds that adapt": isinstance(plan.clipping, QuantileClipping),
         "a schedule of max_grad_norm": isinstance(plan.max_grad_norm, Schedule),

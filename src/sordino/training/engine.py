@@ -3,39 +3,35 @@
 Module and optimizer come back as the very objects that went in, with hooks; only the loader is new.
 """
 
-import copy
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from sordino import accounting, checks
-from sordino.clipping import Clipping, clipping_called
+from sordino import checks
+from sordino.clipping import Clipping
 from sordino.definitions import Guarantee, NeighboringRelation
-from sordino.errors import InvalidArgument
 from sordino.events import Event
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.schedules import Schedule
+from sordino.training.adaptive import AdaptiveBudget, AdaptiveRun
+from sordino.training.attached import Attached, Loop, claim_of
 from sordino.training.charges import Charges
 from sordino.training.criterion import Criterion
 from sordino.training.engine_checkpoint import load_checkpoint, save_checkpoint
-from sordino.training.loader import PrivateLoader, population_of
-from sordino.training.meter import Meter
+from sordino.training.engine_plan import calibrated, check_budget, check_together, delta_of, engine_plan
+from sordino.training.loader import PrivateLoader
+from sordino.training.noise import CorrelatedNoise
 from sordino.training.options import accountant_called, check_options
 from sordino.training.plan import Plan
 from sordino.training.provenance import mark_public
-from sordino.training.proving import set_probe
-from sordino.training.session import Session
-from sordino.training.sizes import steps_per_epoch, substitutes
+from sordino.training.sizes import steps_per_epoch
+from sordino.training.units import Units
 
 __all__ = ["PrivacyEngine"]
-
-# The plan wants a δ; an engine is asked for ε at any δ afterwards and reads only the plan's events.
-_ANY_DELTA = 1e-5
 
 T = TypeVar("T")
 
@@ -88,8 +84,9 @@ class PrivacyEngine:
         self._secure = bool(checks.one_of((True, False), secure_mode=secure_mode))
         Randomness(seed=seed, reproducible=reproducible)
         self._seed, self._reproducible, self._ledger = seed, reproducible, ledger
-        self._sessions: list[Session] = []
+        self._attached: list[Attached] = []
         self._plans: list[Plan] = []
+        self._adaptive: AdaptiveRun | None = None
         self._charges = Charges()
 
     # --- making private ------------------------------------------------------------------------------------------
@@ -109,6 +106,9 @@ class PrivacyEngine:
         microbatch_size: int | None = None,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
         clipping: str | Clipping = "flat",
+        noise: CorrelatedNoise | None = None,
+        units: Units | None = None,
+        budget: AdaptiveBudget | None = None,
         batch_first: bool = True,
         criterion: Criterion | None = None,
         public_batch: object = None,
@@ -118,7 +118,8 @@ class PrivacyEngine:
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
         """Attach a private step to your own module and optimizer, and get the loader that draws private batches.
 
-        Guarantee: one step of `optimizer` is a Gaussian of `noise_multiplier` on a Poisson sample of the data set.
+        Guarantee: one step of `optimizer` is a Gaussian of `noise_multiplier` on a Poisson sample of the data set,
+        with `noise` or `budget` a step of those.
 
         Args:
             module: in training mode when you train; called on the loader's batches.
@@ -136,7 +137,12 @@ class PrivacyEngine:
             microbatch_size: most records in one forward and backward; the loader then splits a batch and the
                 optimizer only changes parameters at its last part. Memory only.
             neighboring_relation: which data sets count as neighbours.
-            clipping: "flat", "per_layer", "automatic", "psac", "global", or an object of `sordino.clipping`.
+            clipping: "flat", "per_layer", "automatic", "psac", "global", "adaclip", or an object of `sordino.clipping`.
+            noise: `CorrelatedNoise`: batches then come as its participation says, for as many as its strategy has.
+            units: which user each record of the data set belongs to: users are drawn, batches hold all their records,
+                and a user's records are clipped and protected together.
+            budget: chooses each step's noise from what was released, within its ε; `noise_multiplier` is then what it
+                expects. A batch that does not fit is not drawn: the loader ends, and `budget_spent` says why.
             batch_first: must be True: records come first in every input.
             criterion: your loss as a function of (output, target), for batches (*inputs, target). Then it is proved
                 before the first forward; otherwise the first batch's loss is followed to its backward pass.
@@ -156,22 +162,25 @@ class PrivacyEngine:
             UnsupportedModule: a layer mixes records.
             CoupledRecords: `collate_fn`, `criterion` or the module couples records.
         """
-        plan = self._plan(
+        if budget is not None:
+            check_budget(data_loader, self._plans)
+        plan = engine_plan(
             data_loader,
             noise_multiplier=noise_multiplier,
             max_grad_norm=max_grad_norm,
             expected_batch_size=expected_batch_size,
             sample_rate=sample_rate,
             steps=0,
-            delta=_ANY_DELTA,
+            delta=delta_of(budget),
             poisson_sampling=poisson_sampling,
             neighboring_relation=neighboring_relation,
             clipping=clipping,
+            noise=noise,
+            units=units,
+            secure=self._secure,
         )
         check_options(batch_first, noise_generator, grad_sample_mode, loss_reduction)
-        return self._attach(
-            plan,
-            steps=steps_per_epoch(data_loader, sample_rate),
+        loop = Loop(
             module=module,
             optimizer=optimizer,
             data_loader=data_loader,
@@ -180,7 +189,10 @@ class PrivacyEngine:
             criterion=criterion,
             public_batch=public_batch,
             public_records=public_records,
+            units=units,
         )
+        adaptive = None if budget is None else AdaptiveRun(budget, plan)
+        return self._attach(plan, loop, steps=steps_per_epoch(data_loader, sample_rate), adaptive=adaptive)
 
     def make_private_with_epsilon(
         self,
@@ -199,6 +211,8 @@ class PrivacyEngine:
         microbatch_size: int | None = None,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
         clipping: str | Clipping = "flat",
+        noise: CorrelatedNoise | Literal["auto"] | None = None,
+        units: Units | None = None,
         batch_first: bool = True,
         criterion: Criterion | None = None,
         public_batch: object = None,
@@ -211,28 +225,28 @@ class PrivacyEngine:
         Guarantee: `get_epsilon(target_delta)` is at most `target_epsilon` after `epochs` epochs.
 
         `target_epsilon` is > 0 and never exceeded by rounding, `target_delta` in (0, 1), `epochs` ≥ 1 passes over the
-        loader. The other arguments, returns and errors are those of `make_private`.
+        loader; `noise` "auto" takes independent or correlated noise, whichever leaves less in the model's position. The
+        other arguments, returns and errors are those of `make_private`.
         """
-        plan = self._plan(
+        check_options(batch_first, noise_generator, grad_sample_mode, loss_reduction)
+        steps = steps_per_epoch(data_loader, sample_rate)
+        plan = engine_plan(
             data_loader,
             noise_multiplier=1.0,
             max_grad_norm=max_grad_norm,
             expected_batch_size=expected_batch_size,
             sample_rate=sample_rate,
-            steps=0,
+            steps=steps * checks.integer(1, epochs=epochs),
             delta=checks.probability(zero=False, one=False, target_delta=target_delta),
             poisson_sampling=poisson_sampling,
             neighboring_relation=neighboring_relation,
             clipping=clipping,
+            noise=noise,
+            units=units,
+            secure=self._secure,
         )
-        check_options(batch_first, noise_generator, grad_sample_mode, loss_reduction)
-        steps = steps_per_epoch(data_loader, sample_rate)
-        plan = replace(plan, steps=steps * checks.integer(1, epochs=epochs)).with_noise_for(
-            target_epsilon, accountant=self._accountant
-        )
-        return self._attach(
-            plan,
-            steps=steps,
+        plan = calibrated(plan, target_epsilon, noise=noise, accountant=self._accountant)
+        loop = Loop(
             module=module,
             optimizer=optimizer,
             data_loader=data_loader,
@@ -241,85 +255,27 @@ class PrivacyEngine:
             criterion=criterion,
             public_batch=public_batch,
             public_records=public_records,
+            units=units,
         )
-
-    def _plan(
-        self,
-        data_loader: DataLoader[object],
-        *,
-        noise_multiplier: float | Schedule,
-        max_grad_norm: float | Schedule,
-        expected_batch_size: float | None,
-        sample_rate: float | None,
-        steps: int,
-        delta: float,
-        poisson_sampling: bool,
-        neighboring_relation: NeighboringRelation,
-        clipping: str | Clipping,
-    ) -> Plan:
-        records = len(population_of(data_loader))
-        rate = 1 / steps_per_epoch(data_loader, None) if sample_rate is None else sample_rate
-        plan = Plan(
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=max_grad_norm,
-            sample_rate=rate,
-            steps=steps,
-            expected_batch_size=records * rate if expected_batch_size is None else expected_batch_size,
-            delta=delta,
-            neighboring_relation=neighboring_relation,
-            dataset_size_is_public=sample_rate is None or expected_batch_size is None,
-            poisson_sampling=poisson_sampling,
-            clipping=clipping_called(clipping),
-            secure_noise=self._secure,
-        )
-        if any(plan.neighboring_relation is not other.neighboring_relation for other in self._plans):
-            raise InvalidArgument(
-                f"neighboring_relation must be the same for everything one engine makes private, got "
-                f"{plan.neighboring_relation.value!r} besides another. Use one engine for each relation."
-            )
-        return plan
+        return self._attach(plan, loop, steps=steps)
 
     def _attach(
-        self,
-        plan: Plan,
-        *,
-        steps: int,
-        module: nn.Module,
-        optimizer: Optimizer,
-        data_loader: DataLoader[object],
-        loss_reduction: str,
-        microbatch_size: int | None,
-        criterion: Criterion | None,
-        public_batch: object,
-        public_records: Sequence[object] | None,
+        self, plan: Plan, loop: Loop, *, steps: int, adaptive: AdaptiveRun | None = None
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
-        randomness = self._new_randomness()
-        mean = loss_reduction == "mean"
-        if public_batch is None and public_records is not None:
-            public_batch = data_loader.collate_fn(copy.deepcopy(list(public_records)))
-        session = Session(module=module, optimizer=optimizer, plan=plan, randomness=randomness, mean_over_records=mean)
-        try:
-            loader = PrivateLoader(
-                data_loader,
-                sampling=plan.sampling,
-                steps=steps,
-                microbatch_size=microbatch_size,
-                randomness=randomness,
-                charge=Meter(
-                    plan, charges=self._charges, ready=session.check_attached, ledger=self._ledger, steps=steps
-                ),
-                hand_out=session.hand_out,
-                substitutes=substitutes(plan.at(0).expected_batch_size, microbatch_size),
-                public_records=public_records,
-                public_batch=public_batch,
-            )
-            set_probe(session, loader.empty_batch, loss_reduction, criterion, public_batch)
-        except BaseException:
-            session.detach()
-            raise
-        self._sessions.append(session)
+        check_together(plan, self._plans, budgeted=self._adaptive is not None)
+        attached, loader = loop.attach(
+            plan,
+            number=len(self._plans),
+            steps=steps,
+            randomness=self._new_randomness(),
+            charges=self._charges,
+            ledger=self._ledger,
+            adaptive=adaptive,
+        )
+        self._adaptive = adaptive
+        self._attached.append(attached)
         self._plans.append(plan)
-        return module, optimizer, loader
+        return loop.module, loop.optimizer, loader
 
     def _new_randomness(self) -> Randomness:
         """One master key for each model: two of one engine never share a draw or a noise value."""
@@ -331,9 +287,9 @@ class PrivacyEngine:
 
         What was spent stays on the record.
         """
-        for session in self._sessions:
-            session.detach()
-        self._sessions.clear()
+        for attached in self._attached:
+            attached.session.detach()
+        self._attached.clear()
 
     def public(self, batch: T) -> T:
         """Mark tensors as made without private records: a model in training may then be called on them.
@@ -357,28 +313,24 @@ class PrivacyEngine:
         return self._charges.event()
 
     def guarantee(self, delta: float) -> Guarantee:
-        """What holds for everything charged so far, with all that is needed to read it.
+        """What holds for everything charged so far, with all that is needed to read it; under a budget, the budget.
 
         Args:
             delta: in [0, 1].
         """
-        relation = self._plans[-1].neighboring_relation if self._plans else NeighboringRelation.ADD_OR_REMOVE_ONE
-        spent = accounting.epsilon(self.event(), delta, relation=relation, accountant=self._accountant)
-        caveats: list[str] = []
-        if self._reproducible:
-            caveats.append("made with a chosen seed: not for release")
-        if not all(plan.is_private for plan in self._plans):
-            caveats.append("noise_multiplier is 0: for debugging only")
-        if any(plan.dataset_size_is_public for plan in self._plans):
-            caveats.append("the size of the data set is treated as public")
-        return Guarantee(
-            epsilon=spent.upper,
+        return claim_of(
+            self._charges,
+            self._plans,
+            self._adaptive,
             delta=delta,
-            accountant=spent.accountant,
-            sampler=", ".join(dict.fromkeys(plan.sampling.words for plan in self._plans)) or "none",
-            relation=relation,
-            caveats=tuple(caveats),
+            accountant=self._accountant,
+            reproducible=self._reproducible,
         )
+
+    @property
+    def budget_spent(self) -> bool:
+        """Whether a budget refused a batch, and so ended the loader."""
+        return self._adaptive is not None and self._adaptive.is_spent
 
     def get_epsilon(self, delta: float) -> float:
         """The ε at `delta` of everything charged so far, 0 before the first batch, ∞ without noise."""
@@ -394,7 +346,16 @@ class PrivacyEngine:
         return self._charges.state_dict()
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Go on from what `state_dict` saved; it is added to what this engine has charged itself."""
-        self._charges.load_state_dict(state)
+        """Go on from what `state_dict` saved: it is added to what was charged here, and taken from the budget."""
+        saved = Charges()
+        saved.load_state_dict(state)
+        for event, times in saved.runs():
+            self._charges.add(event, times)
+            if self._adaptive is not None:
+                self._adaptive.take_over(event, times)
+
+    def attached(self, module: nn.Module) -> Attached | None:
+        """What the engine keeps of `module`; None when it did not make it private."""
+        return next((one for one in self._attached if one.session.module is module), None)
 
     save_checkpoint, load_checkpoint = save_checkpoint, load_checkpoint

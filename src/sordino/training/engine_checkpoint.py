@@ -2,7 +2,8 @@
 
 What an engine charged is kept by segment: one engine's own share, under a name that no other engine has. A checkpoint
 holds the bill of its own line of descent. One that is loaded beside others of its family, in the same folder, takes
-over their charges too: whoever goes back to an older checkpoint pays for what the newer ones have shown.
+over their charges too: whoever goes back to an older checkpoint pays for what the newer ones have shown, and under
+correlated noise for the steps that come twice. A budget that adapts has spent what is on the bill.
 """
 
 import json
@@ -21,6 +22,7 @@ from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument
 from sordino.randomness import Randomness
 from sordino.runs.files import write_bytes
+from sordino.training.attached import Attached
 from sordino.training.checkpoint import from_bytes, load_module, load_optimizer, module_state, read, to_bytes
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
@@ -36,6 +38,8 @@ class _Engine(Protocol):
     def load_state_dict(self, state: dict[str, object]) -> None: ...
 
     def guarantee(self, delta: float) -> Guarantee: ...
+
+    def attached(self, module: nn.Module) -> Attached | None: ...
 
 
 @dataclass
@@ -60,8 +64,11 @@ def save_checkpoint(  # noqa: D417 (self is the engine)
 ) -> None:
     """Write module, optimizer, scheduler and everything charged so far to one file, whole or not at all.
 
+    Kept besides: the number of the next step, adapted bounds, what a budget has spent, buffers of correlated noise.
+
     Guarantee: the file holds what private training released, and what it cost. No key and no generator's state is in
-    it: whoever loads it draws fresh noise.
+    it: whoever loads it draws fresh noise. Under correlated noise it holds past noise, which later steps take back,
+    and is as secret as the records.
 
     Args:
         path: the file, by custom ``….safetensors``. Keep the checkpoints of a family in one folder.
@@ -74,11 +81,14 @@ def save_checkpoint(  # noqa: D417 (self is the engine)
         InvalidArgument: something to keep is a Python object that only pickle could hold.
     """
     kinds = {"optimizer": _kind(optimizer), "scheduler": _kind(scheduler)}
-    facts = {"kind": _KIND, "relation": _relation(self), "bill": _bill(self), **kinds}
+    attached = self.attached(module)
+    stand = None if attached is None else attached.facts()
+    facts = {"kind": _KIND, "relation": _relation(self), "bill": _bill(self), "attached": stand, **kinds}
     state = {
         "model": module_state(module),
         "optimizer": None if optimizer is None else optimizer.state_dict(),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
+        "attached": None if attached is None else attached.state(),
         "more": dict(checkpoint_dict or {}),
     }
     write_bytes(Path(path), to_bytes(facts, state))
@@ -94,8 +104,11 @@ def load_checkpoint(  # noqa: D417 (self is the engine)
 ) -> dict[str, object]:
     """Load what `save_checkpoint` wrote into module, optimizer and scheduler, after ``make_private``.
 
+    Steps go on with the next number, so schedules, cycles and adapted bounds go on where they stopped.
+
     Guarantee: this engine's bill becomes at least that of the checkpoint, together with what checkpoints of the same
-    family in the same folder have charged since. What is charged from now on comes on top.
+    family in the same folder have charged since. What is charged from now on comes on top; a budget has only what that
+    bill leaves of it.
 
     Args:
         path: the file. Pickle files are refused.
@@ -107,7 +120,8 @@ def load_checkpoint(  # noqa: D417 (self is the engine)
         ``checkpoint_dict`` as it was saved.
 
     Raises:
-        InvalidArgument: the file is no checkpoint, or one of another module, optimizer or neighbouring relation.
+        InvalidArgument: the file is no checkpoint, or one of another module, optimizer, relation or budget.
+        UnprivateStep: correlated noise, and this engine took steps already.
     """
     facts, state = read(Path(path))
     if facts.get("kind") != _KIND:
@@ -121,12 +135,20 @@ def load_checkpoint(  # noqa: D417 (self is the engine)
         )
     if scheduler is not None and _kind(scheduler) != facts["scheduler"]:
         raise InvalidArgument(f"scheduler must be {facts['scheduler']} as in the checkpoint, got {_kind(scheduler)}.")
+    attached = self.attached(module)
+    stand = cast("Mapping[str, object] | None", facts.get("attached"))
+    if attached is not None and stand is not None:
+        attached.check(stand)
     if optimizer is not None:
         load_optimizer(optimizer, facts["optimizer"], state["optimizer"])
     load_module(module, state["model"])
     if scheduler is not None:
         scheduler.load_state_dict(cast("dict[str, object]", state["scheduler"]))
-    _take_over(self, _family(Path(path), _read_bill(facts)))
+    bill, reached = _family(Path(path), facts)
+    if attached is not None and stand is not None:
+        repeats = reached > cast("int", stand["next_step"])
+        attached.go_on(stand, cast("Mapping[str, object]", state["attached"]), repeats=repeats)
+    _take_over(self, bill)
     return cast("dict[str, object]", state["more"])
 
 
@@ -162,29 +184,40 @@ def _read_bill(facts: Mapping[str, object]) -> _Bill:
     return {name: Counter(part) for name, part in bill.items()}
 
 
-def _family(path: Path, bill: _Bill) -> _Bill:
-    """The bill together with those of checkpoints beside it that share a segment, directly or through others.
+def _family(path: Path, facts: Mapping[str, object]) -> tuple[_Bill, int]:
+    """The bill together with those of checkpoints beside it that share a segment, directly or through others; and the
+    furthest step that one of them reached with the same model.
 
     Of one segment the larger count holds: a later checkpoint's share contains an earlier one's.
     """
-    others = [found for file in sorted(path.parent.glob("*.safetensors")) if (found := _bill_of(file)) is not None]
+    bill, number = _read_bill(facts), _stand(facts)[0]
+    found = [body for file in sorted(path.parent.glob("*.safetensors")) if (body := _facts_of(file)) is not None]
+    others = [(_read_bill(body), *_stand(body)) for body in found]
     while True:
-        related = [other for other in others if other.keys() & bill.keys()]
+        related = [other for other in others if other[0].keys() & bill.keys()]
         joined = dict(bill)
-        for other in related:
+        for other, _, _ in related:
             for name, part in other.items():
                 joined[name] = joined.get(name, Counter()) | part
         if joined == bill:
-            return joined
+            return joined, max((reached for _, whose, reached in related if whose == number), default=0)
         bill = joined
 
 
-def _bill_of(file: Path) -> _Bill | None:
+def _stand(facts: Mapping[str, object]) -> tuple[object, int]:
+    """Which of its engine's models a checkpoint is of, and the step it reached."""
+    stand = facts.get("attached")
+    if not isinstance(stand, Mapping):
+        return None, 0
+    return stand["number"], int(str(stand["next_step"]))
+
+
+def _facts_of(file: Path) -> dict[str, object] | None:
     try:
         facts, _ = from_bytes(file.read_bytes())
     except InvalidArgument:
         return None
-    return _read_bill(facts) if facts.get("kind") == _KIND else None
+    return facts if facts.get("kind") == _KIND else None
 
 
 def _take_over(engine: _Engine, bill: _Bill) -> None:

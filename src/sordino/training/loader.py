@@ -6,7 +6,7 @@ on made-up records that count for nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Sized
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -24,15 +24,32 @@ from torch.utils.data import (
 )
 
 from sordino import checks
-from sordino.errors import UnknownSampler, UnprivateStep
+from sordino.errors import InvalidArgument, UnknownSampler, UnprivateStep
 from sordino.randomness import Randomness
-from sordino.sampling import Chunk, Sampling, split
+from sordino.sampling import Chunk, split
 from sordino.training.collation import Collation
 from sordino.training.structure import map_tensors
+from sordino.training.units import Units, UnitTable
 
 __all__ = ["PrivateLoader", "population_of"]
 
 _DECLARE = "Use a DataLoader with shuffle=True or False over the data set"
+
+
+class _Sampling(Protocol):
+    def batches(
+        self, *, population: int, first_step: int, steps: int, randomness: Randomness
+    ) -> Iterator[np.ndarray]: ...
+
+
+class _Numbers(Protocol):
+    """What charges and numbers batches in order."""
+
+    @property
+    def reached(self) -> int: ...
+
+    @property
+    def left(self) -> int | None: ...
 
 
 class PrivateLoader:
@@ -48,12 +65,15 @@ class PrivateLoader:
         steps: logical batches an epoch, ≥ 1.
         microbatch_size: most records in one chunk; None hands every logical batch out whole.
         randomness: source of the draws.
-        charge: called before a logical batch is touched with whether it begins an epoch; returns its step number.
+        charge: called before a logical batch is touched with whether it begins an epoch; returns its step number, or
+            None when there is no budget for it: the epoch then ends.
         hand_out: called with each chunk, its batch and the batch's number of rows; returns the batch as the user gets
             it.
         substitutes: made-up records in the batch that stands for an empty one, ≥ 1.
         public_records: public or invented items to try `collate_fn` on; then no record is read before the first batch.
         public_batch: public or invented records as `collate_fn` gives them, to stand for an empty batch.
+        numbers: where batches must be drawn in the order in which they are charged, what numbers them.
+        units: which records belong together: units are drawn, and their records handed out.
 
     Raises:
         CoupledRecords: `collate_fn` lets records touch each other, by values or by padding to the longest.
@@ -63,17 +83,20 @@ class PrivateLoader:
         self,
         data_loader: DataLoader[object],
         *,
-        sampling: Sampling,
+        sampling: _Sampling,
         steps: int,
         microbatch_size: int | None,
         randomness: Randomness,
-        charge: Callable[[bool], int],
+        charge: Callable[[bool], int | None],
         hand_out: Callable[[Chunk, object, int], object],
         substitutes: int = 2,
         public_records: Sequence[object] | None = None,
         public_batch: object = None,
+        numbers: _Numbers | None = None,
+        units: Units | None = None,
     ) -> None:
         indices = population_of(data_loader)
+        table = None if units is None else UnitTable(units, _owners(units, data_loader.dataset)[indices])
         self.dataset = data_loader.dataset
         self.batch_size = data_loader.batch_size
         self.collate_fn = data_loader.collate_fn
@@ -81,7 +104,7 @@ class PrivateLoader:
         if microbatch_size is not None:
             checks.integer(1, microbatch_size=microbatch_size)
         self._steps = checks.integer(1, steps=steps)
-        self._charge = charge
+        self._charge, self._numbers = charge, numbers
         self._hand_out = hand_out
         dataset = cast(Dataset[object], self.dataset)
         example = _structure_of_an_item(dataset, int(indices[0])) if public_records is None else None
@@ -92,7 +115,7 @@ class PrivateLoader:
         substitute = collation.substitute(substitutes, public_batch)
         records = _ChunkDataset(dataset, self.collate_fn, indices, substitute)
         self._ends_step, self._epochs = True, 0
-        self._chunks = _Chunks(sampling, len(indices), self._steps, microbatch_size, randomness)
+        self._chunks = _Chunks(sampling, len(indices), self._steps, microbatch_size, randomness, table)
         self._loader: DataLoader[object] = DataLoader(
             records,
             batch_size=None,
@@ -113,9 +136,16 @@ class PrivateLoader:
 
     def __iter__(self) -> Iterator[object]:
         self._epochs += 1
+        steps = self._steps
+        if self._numbers is not None:
+            self._chunks.next_draw = self._numbers.reached
+            # The last epoch of a run with a fixed number of steps may be short; one more batch is refused.
+            steps = min(steps, max(1, steps if self._numbers.left is None else self._numbers.left))
         epoch, items = self._epochs, iter(self._loader)
-        for place in range(self._steps):
+        for place in range(steps):
             step = self._charge(place == 0)
+            if step is None:
+                return
             is_last = False
             while not is_last:
                 if self._loader.persistent_workers and epoch != self._epochs:
@@ -124,6 +154,11 @@ class PrivateLoader:
                         "took over the workers. Finish one loop first, or set persistent_workers=False."
                     )
                 drawn, batch = cast(tuple[Chunk, object], next(items))
+                if self._numbers is not None and drawn.step != step:
+                    raise UnprivateStep(
+                        "loader must be read by one loop at a time with correlated noise or a budget, got a second "
+                        "one: a step's batch is the one of its number. Finish one loop first."
+                    )
                 is_last = self._ends_step = drawn.is_last
                 rows = drawn.records or self._substitutes
                 self._layout.check(batch, rows)
@@ -143,27 +178,31 @@ class _Chunks:
 
     def __init__(
         self,
-        sampling: Sampling,
+        sampling: _Sampling,
         population: int,
         steps: int,
         microbatch_size: int | None,
         randomness: Randomness,
+        table: UnitTable | None,
     ) -> None:
-        self._sampling = sampling
-        self._population = population
+        self._sampling, self._table = sampling, table
+        self._population = population if table is None else table.units.count
         self._steps = steps
         self._microbatch_size = microbatch_size
         self._randomness = randomness
-        self._next_draw = 0
+        self.next_draw = 0
 
     def __iter__(self) -> Iterator[Chunk]:
         # An epoch owns its draw numbers from its start, so that a broken or a parallel epoch never repeats a draw.
-        first = self._next_draw
-        self._next_draw += self._steps
+        first = self.next_draw
+        self.next_draw += self._steps
         batches = self._sampling.batches(
             population=self._population, first_step=first, steps=self._steps, randomness=self._randomness
         )
         for draw, indices in enumerate(batches, start=first):
+            if self._table is not None:
+                yield from self._table.chunks(indices, step=draw, microbatch_size=self._microbatch_size)
+                continue
             yield from split(indices, step=draw, microbatch_size=self._microbatch_size)
 
 
@@ -202,6 +241,14 @@ def _structure_of_an_item(dataset: Dataset[object], place: int) -> object:
     if type(dataset) is TensorDataset:
         return tuple(tensor.new_zeros(tensor.shape[1:]) for tensor in dataset.tensors)
     return _fetch(dataset, [place])[0]
+
+
+def _owners(units: Units, dataset: object) -> np.ndarray:
+    """The unit of every record of the data set."""
+    of = np.asarray(units.of)
+    if not isinstance(dataset, Sized) or len(of) != len(dataset):
+        raise InvalidArgument("units must name one unit per record of the data set, got another number of records.")
+    return of
 
 
 def _unchanged(item: object) -> object:

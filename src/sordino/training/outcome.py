@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from sordino.definitions import Guarantee
 from sordino.events import Event
+from sordino.runs import LossPoint
 from sordino.training.plan import Plan
 
 __all__ = ["FitResult", "LossFunction", "Transcript"]
@@ -41,6 +42,7 @@ class FitResult:
         interrupted: whether Ctrl-C ended the run early; the model is then that of the last finished step.
         seconds: wall-clock time of the run.
         budget_spent: whether a budget that adapts refused a step and so ended the run.
+        loss_curve: the noisy mean loss of every finished step, when the plan buys it; otherwise None.
     """
 
     model: nn.Module
@@ -51,3 +53,4 @@ class FitResult:
     interrupted: bool
     seconds: float
     budget_spent: bool = False
+    loss_curve: tuple[LossPoint, ...] | None = None

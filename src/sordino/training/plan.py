@@ -1,4 +1,4 @@
-"""All that changes the guarantee, in one frozen object; and all that doesn't, in another (floor 3).
+"""All that changes the guarantee, in one frozen object (floor 3).
 
 Clip factors, noise scale, divisor and the accountant's event are derived from the plan, never stored beside it.
 
@@ -40,15 +40,19 @@ from sordino.sampling import (
     VaryingPoissonSampling,
 )
 from sordino.schedules import Schedule, scaled, schedule_from_dict, schedule_to_dict, value_at
+from sordino.training.loss_curve import LossCurve, check_loss_curve
 from sordino.training.noise import CorrelatedNoise, best_noise
+from sordino.training.performance import Performance
 from sordino.training.step_plan import StepPlan
 
 __all__ = ["Performance", "Plan"]
 
-_SCHEMA = 4
+_SCHEMA = 5
+# Schema 4 had no loss curve.
+_READ = (4, _SCHEMA)
 # What may change from step to step.
 _PLANNED = ("noise_multiplier", "max_grad_norm", "sample_rate", "expected_batch_size")
-_OBJECTS = ("clipping", "noise")
+_OBJECTS = ("clipping", "noise", "loss_curve")
 # Methods whose clipped sum is of plain gradients and has the plan's own sensitivity in every step.
 _FIXED = (AutomaticClipping, FlatClipping, GlobalClipping, GroupedClipping, PsacClipping)
 
@@ -82,10 +86,12 @@ class Plan:
             participation says, from record numbers that stay the same in neighbouring data sets.
         secure_noise: True rounds each record's clipped gradient to whole numbers and adds whole-number Gaussian noise,
             so that no low bit of a released float tells anything (see ``docs/secure-noise.md`` for what it costs).
+        loss_curve: releases each batch's mean loss with noise, paid for with more noise on the gradient; None releases
+            nothing of the losses.
 
     Raises:
         InvalidArgument: a value is out of its range, or correlated noise meets a schedule, bounds that adapt, or
-            another number of steps or rate than its own.
+            another number of steps or rate than its own, or a loss curve meets noise or clipping that can't carry it.
         UnknownSampler: `poisson_sampling` is False under add-or-remove-one or with a schedule, or the batches would
             break the participation of the noise.
 
@@ -114,6 +120,7 @@ class Plan:
     clipping: Clipping = field(default_factory=FlatClipping)
     noise: CorrelatedNoise | None = None
     secure_noise: bool = False
+    loss_curve: LossCurve | None = None
 
     def __post_init__(self) -> None:
         checks.integer(0, steps=self.steps)
@@ -123,6 +130,10 @@ class Plan:
         if not isinstance(self.clipping, Clipping):
             raise InvalidArgument(
                 f"clipping must be an object of sordino.clipping, got {self.clipping!r}. Give FlatClipping()."
+            )
+        if self.loss_curve is not None:
+            check_loss_curve(
+                self.loss_curve, clipping=self.clipping, correlated=self.noise is not None, secure=self.secure_noise
             )
         for step in {0, max(self.steps - 1, 0)} if self.is_scheduled else {0}:
             self.at(step)
@@ -190,6 +201,7 @@ class Plan:
         noise_shape: Schedule | None = None,
         noise: CorrelatedNoise | Literal["auto"] | None = None,
         secure_noise: bool = False,
+        loss_curve: LossCurve | None = None,
     ) -> Self:
         """The plan with the least noise whose ε is at most `target_epsilon` (never above it).
 
@@ -210,6 +222,7 @@ class Plan:
             clipping=FlatClipping() if clipping is None else clipping,
             noise=None if noise == "auto" else noise,
             secure_noise=secure_noise,
+            loss_curve=loss_curve,
         )
         if noise == "auto":
             return draft._with_best_noise(target_epsilon)
@@ -231,11 +244,11 @@ class Plan:
         return replace(self, noise_multiplier=scaled(shape, factor))
 
     def _with_best_noise(self, target_epsilon: float) -> Self:
-        adapts = not isinstance(self.clipping, _FIXED)
+        adapts = not isinstance(self.clipping, _FIXED) or self.loss_curve is not None
         if self.is_scheduled or not self.poisson_sampling or adapts or self.secure_noise:
             raise InvalidArgument(
-                "noise must be None with schedules, bounds that adapt, secure noise, or without Poisson sampling, got "
-                '"auto". Leave it out, or give CorrelatedNoise.'
+                "noise must be None with schedules, bounds that adapt, secure noise, a loss curve, or without Poisson "
+                'sampling, got "auto". Leave it out.'
             )
 
         def calibrate(event: Callable[[float], Event]) -> float:
@@ -341,6 +354,7 @@ class Plan:
         rest = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _PLANNED}
         rest["clipping"] = clipping_to_dict(self.clipping)
         rest["noise"] = None if self.noise is None else self.noise.to_dict()
+        rest["loss_curve"] = None if self.loss_curve is None else self.loss_curve.to_dict()
         return json.dumps({"schema": _SCHEMA, **body, **rest}, indent=2, allow_nan=False)
 
     @classmethod
@@ -348,6 +362,8 @@ class Plan:
         """The plan that `to_json` wrote; unknown or missing fields raise `InvalidArgument`."""
         body = json.loads(text)
         expected = {"schema", *(item.name for item in fields(cls))}
+        if isinstance(body, dict) and body.get("schema") == _READ[0] and "loss_curve" not in body:
+            body |= {"schema": _SCHEMA, "loss_curve": None}
         if not isinstance(body, dict) or set(body) != expected or body["schema"] != _SCHEMA:
             raise InvalidArgument(
                 f"plan must be JSON with the fields {sorted(expected)}, schema {_SCHEMA}. Check the file."
@@ -355,14 +371,17 @@ class Plan:
         planned = {name: schedule_from_dict(body[name]) for name in _PLANNED}
         rest = {name: value for name, value in body.items() if name not in ("schema", *_OBJECTS, *_PLANNED)}
         noise = None if body["noise"] is None else CorrelatedNoise.from_dict(body["noise"])
-        return cls(**planned, **rest, clipping=clipping_from_dict(body["clipping"]), noise=noise)
+        curve = None if body["loss_curve"] is None else LossCurve.from_dict(body["loss_curve"])
+        clipping = clipping_from_dict(body["clipping"])
+        return cls(**planned, **rest, clipping=clipping, noise=noise, loss_curve=curve)
 
 
 @lru_cache(maxsize=256)
 def _at(plan: Plan, step: int) -> StepPlan:
     """The values of one step; most plans have one set of them, and all are asked for several times a step."""
     values = {name: value_at(getattr(plan, name), step, plan.steps or None) for name in _PLANNED}
-    return StepPlan(**values, clipping=plan.clipping, neighboring_relation=plan.neighboring_relation)
+    shared = {"neighboring_relation": plan.neighboring_relation, "loss_curve": plan.loss_curve}
+    return StepPlan(**values, **shared, clipping=plan.clipping)
 
 
 @lru_cache(maxsize=64)
@@ -371,26 +390,3 @@ def _mechanism(plan: Plan) -> CorrelatedGaussianMechanism:
     assert plan.noise is not None
     now = plan.at(0)
     return plan.noise.mechanism(noise_multiplier=now.noise_multiplier, l2_sensitivity=now.sensitivity)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Performance:
-    """What changes speed and memory and never the guarantee or the result.
-
-    Args:
-        microbatch_size: most records in one forward and backward; None takes the logical batch whole.
-        device: where the model and the batches live; None leaves them where the model is.
-        compile: run the steps of `fit` as compiled graphs; it refuses what can't be compiled. Needs a C++ compiler.
-            With diagnostics, which show losses, steps stay as they are.
-        memory: "lean" keeps per-record gradients only where they are smaller than what is freed for them; it is slower.
-    """
-
-    microbatch_size: int | None = None
-    device: str | None = None
-    compile: bool = False
-    memory: Literal["fast", "lean"] = "fast"
-
-    def __post_init__(self) -> None:
-        if self.microbatch_size is not None:
-            checks.integer(1, microbatch_size=self.microbatch_size)
-        checks.one_of(("fast", "lean"), memory=self.memory)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import BudgetExceeded
-from sordino.events import Event, compose
+from sordino.events import Event, Nothing, compose
 from sordino.ledger import Account, Reservation
 from sordino.training.plan import Plan
 from sordino.training.spending import charged_at
@@ -76,6 +76,10 @@ class Prepaid:
         size = max(1, min(self._size, coming))
         while True:
             event = compose([self._event_at(number) for number in range(step, step + size)])
+            if isinstance(event, Nothing):
+                # Steps of a cycle, or of a run, that was paid as a whole.
+                self._begin, self._end = step, step + size
+                return self._receipt
             try:
                 charge = self._purse.charge(
                     event, note=self._note, run=self._run, relation=self._relation, unit=self._unit

@@ -51,6 +51,7 @@ def check_records_are_independent(
     reduction: str = "none",
     may_be_empty: bool = False,
     public_batch: object = None,
+    values_released: bool = False,
 ) -> None:
     """Refuse a model and loss in which one record changes another record's loss or gradient.
 
@@ -66,6 +67,7 @@ def check_records_are_independent(
         may_be_empty: also require that `run` accepts a batch of no records.
         public_batch: at least five public or invented records in the structure of `records` (or of its first part):
             the experiment uses them instead of made-up ones, for loops that validate their input.
+        values_released: losses are released, not only gradients: a record must also have the loss that it has alone.
 
     Raises:
         CoupledRecords: a record changes another one, the module stores something, or the loss is not the declared
@@ -81,7 +83,7 @@ def check_records_are_independent(
     with without_traces(model):
         probe = _Probe(Observer(capture, run, reduction), records, rows, list(tensors_in(public_batch)), reduction)
         probe.replace_first()
-        probe.take_apart()
+        probe.take_apart(values=values_released)
         probe.poison_first()
         probe.vary_chance()
         probe.beside_a_large_record()
@@ -251,21 +253,30 @@ class _Probe:
                 "other records. Keep no hidden state or counter between forward passes."
             )
 
-    def take_apart(self) -> None:
-        """In a batch a record must have the gradient that it has alone."""
+    def take_apart(self, *, values: bool = False) -> None:
+        """In a batch a record must have the gradient, and if asked for the loss, that it has alone."""
         chosen = torch.tensor([0.0, 0.7, 0.0, 1.0])
         with WithoutChance():
             whole = self._observer.observe(self._made_up.batch(range(_RECORDS)), chosen)
             places = chosen.nonzero().flatten().tolist()
             parts = [self._alone(self._made_up.batch([place]), chosen[place : place + 1]) for place in places]
+        tolerance = _OTHER_SHAPE.get(whole.dtype, _OTHER_SHAPE_HALF)
         wanted = {"none": "made of records alone", "mean": "the mean over records", "sum": "the sum over records"}
         _compare(
             whole,
             parts,
-            _OTHER_SHAPE.get(whole.dtype, _OTHER_SHAPE_HALF),
+            tolerance,
             f"a batch's loss must be {wanted[self._reduction]}, and this one is not. Set loss_reduction to what the "
             "loss does ('mean' or 'sum'), and divide by nothing that counts tokens, weights or records by hand",
         )
+        alone = [part.losses for part in parts if part.losses is not None]
+        if values and whole.losses is not None and len(alone) == len(places):
+            here = whole.losses[places]
+            if not torch.allclose(here, torch.cat(alone), rtol=tolerance, atol=tolerance * float(here.abs().max())):
+                raise CoupledRecords(
+                    "records must be independent of each other in the value of the loss, which is released, got a "
+                    "coupling: a record's loss depends on how many others there are. Add nothing that counts records."
+                )
 
     def _alone(self, batch: object, weight: Tensor) -> Observation:
         try:

@@ -22,7 +22,8 @@ from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument
 from sordino.events import Event, Nothing
 from sordino.randomness import Randomness
-from sordino.runs import RunFolder
+from sordino.runs import ReleasedLosses, RunFolder
+from sordino.training.adaptive import AdaptiveRun
 from sordino.training.averaging import WeightAverage
 from sordino.training.charges import Charges
 from sordino.training.checkpoint import load_module, load_optimizer, module_state, read, to_bytes
@@ -90,10 +91,16 @@ class RunRecord:
         plan: what is run.
         every: steps between checkpoints; None makes none.
         is_new: whether the folder may be thrown away when nothing was charged.
+        adaptive: the budget that chooses each step's noise, if there is one. What the transcript holds is taken from it
+            before the first step, so that it is never spent twice.
     """
 
-    def __init__(self, folder: RunFolder, plan: Plan, *, every: int | None, is_new: bool) -> None:
+    def __init__(
+        self, folder: RunFolder, plan: Plan, *, every: int | None, is_new: bool, adaptive: AdaptiveRun | None = None
+    ) -> None:
         self.folder = folder
+        self._adaptive = adaptive
+        self.receipt: str | None = None
         self.first_step = 0
         self.earlier = Charges()
         self._plan = plan
@@ -126,18 +133,24 @@ class RunRecord:
         for line in self.folder:
             if not isinstance(line.event, Nothing):
                 self.earlier.add(line.event)
+            self.receipt = line.charge or self.receipt
             self._taken += 1
         self._charged = self.earlier.copy()
+        if self._adaptive is not None:
+            for event, times in self.earlier.runs():
+                self._adaptive.take_over(event, times)
         file = self.folder.path / "checkpoint.safetensors"
         if not self._is_new and file.is_file():
             facts, state = read(file)
-            if facts.get("plan") != json.loads(self._plan.to_json()):
+            if _differing(facts.get("plan"), self._plan):
                 raise InvalidArgument(
                     "checkpoint must be one of this plan, got another plan's. Was the file exchanged?"
                 )
             self.first_step = self._saved = checks.integer(0, step=facts.get("step"))
             parts.load(facts, state)
             self._carried = cast("Mapping[str, object] | None", state["step"])
+            if self._adaptive is not None:
+                self._adaptive.load_state(cast("Mapping[str, object]", state["adaptive"]))
             # A step that was under way when the checkpoint was written had released nothing.
             self.repeats = self._taken > checks.integer(0, taken=facts.get("taken"))
         segments = self.folder.segments()
@@ -151,7 +164,7 @@ class RunRecord:
         begun = self.folder.begin(
             key=randomness.commitment,
             first_step=self.first_step,
-            most=_dearest(self._plan),
+            most=_dearest(self._plan) if self._adaptive is None else self._adaptive.event(),
             seeded=randomness.reproducible,
         )
         self._lineage = [{"key": one.key, "first_step": one.first_step} for one in (*segments, begun)]
@@ -193,12 +206,14 @@ class RunRecord:
             "charged": self._charged.state_dict(),
             "lineage": self._lineage,
         }
-        step = None if self._step is None else self._step.state()
-        self.folder.save_checkpoint(to_bytes(facts, parts.state() | {"step": step}))
+        carried = {"step": None if self._step is None else self._step.state()}
+        if self._adaptive is not None:
+            carried["adaptive"] = self._adaptive.state()
+        self.folder.save_checkpoint(to_bytes(facts, parts.state() | carried))
 
     def guarantee(self, planned: Guarantee) -> Guarantee:
         """`planned` for all that was charged: repeated steps, earlier segments, runs that are charged as a whole."""
-        if not self.is_resumed and self._plan.noise is None:
+        if self._adaptive is not None or (not self.is_resumed and self._plan.noise is None):
             return planned
         relation = self._plan.neighboring_relation
         spent = accounting.epsilon(self._charged.event(), self._plan.delta, relation=relation)
@@ -208,6 +223,10 @@ class RunRecord:
         """Write model, guarantee and manifest; a complete run has no more use for the noise in its checkpoint."""
         if complete and self._plan.noise is not None:
             (self.folder.path / "checkpoint.safetensors").unlink(missing_ok=True)
+        if self._plan.loss_curve is not None and self._step is not None:
+            curve = self._plan.loss_curve
+            losses = ReleasedLosses(bound=curve.bound, share=curve.share, points=self._step.loss_curve)
+            self.folder.write_loss_curve(losses)
         self.folder.save_model(model.state_dict())
         self.folder.write_guarantee(guarantee)
         self.folder.close()
@@ -226,29 +245,35 @@ def record_of(
     resume: str | Path | None,
     every: int | None,
     diagnostics: str | None = None,
+    adaptive: AdaptiveRun | None = None,
 ) -> RunRecord | None:
     """The record that `fit` was asked for, or None.
 
     Raises:
-        InvalidArgument: both a new run and one to resume, checkpoints without a run, a run of another plan, or one
-            that is finished.
+        InvalidArgument: both a new run and one to resume, checkpoints without a run, a run of another plan or budget,
+            or one that is finished.
     """
+    facts = None if adaptive is None else adaptive.facts()
     if every is not None:
         checks.integer(1, checkpoint_every=every)
     if run is not None and resume is not None:
         raise InvalidArgument("resume must be None for a new run, got both. Give run=… to begin, resume=… to go on.")
     if resume is not None:
+        _check_budget(RunFolder.open(resume), facts)
         _check_unfinished(RunFolder.open(resume), plan)
-        return RunRecord(RunFolder.resume(resume), plan, every=every, is_new=False)
+        return RunRecord(RunFolder.resume(resume), plan, every=every, is_new=False, adaptive=adaptive)
     if run is None:
         if every is not None:
             raise InvalidArgument("checkpoint_every must be None without a run, got a number. Give run=… a folder.")
         return None
     if isinstance(run, RunFolder):
+        _check_budget(run, facts)
         _check_plan(run, plan)
-        return RunRecord(run, plan, every=every, is_new=True)
-    meta = None if diagnostics is None else {"diagnostics": diagnostics}
-    return RunRecord(RunFolder.create(run, plan=plan.to_json(), meta=meta), plan, every=every, is_new=True)
+        return RunRecord(run, plan, every=every, is_new=True, adaptive=adaptive)
+    said = {"diagnostics": diagnostics, "budget": facts}
+    meta = {name: value for name, value in said.items() if value is not None}
+    folder = RunFolder.create(run, plan=plan.to_json(), meta=meta)
+    return RunRecord(folder, plan, every=every, is_new=True, adaptive=adaptive)
 
 
 def _dearest(plan: Plan) -> Event:
@@ -262,14 +287,28 @@ def _dearest(plan: Plan) -> Event:
     return replace(plan, noise_multiplier=noise, sample_rate=rate).step_event()
 
 
+def _check_budget(folder: RunFolder, facts: Mapping[str, object] | None) -> None:
+    written = folder.meta.get("budget")
+    if written != facts:
+        raise InvalidArgument(
+            f"budget must be that of the run folder, {written}, got {facts}. Give the same AdaptiveBudget, or begin a "
+            "new run by the path of its folder."
+        )
+
+
 def _check_plan(folder: RunFolder, plan: Plan) -> None:
-    written, given = folder.plan, json.loads(plan.to_json())
-    differing = sorted(name for name in written.keys() | given.keys() if written.get(name) != given.get(name))
-    if differing:
+    if differing := _differing(folder.plan, plan):
         raise InvalidArgument(
             f"plan must be that of the run folder, got one that differs in {', '.join(differing)}. "
             "Use Plan.from_json on the folder's plan.json, or begin a new run."
         )
+
+
+def _differing(written: object, plan: Plan) -> list[str]:
+    """Names of fields that differ. Earlier schemas lack fields that are null when they are not used."""
+    body, given = written if isinstance(written, dict) else {}, json.loads(plan.to_json())
+    names = (body.keys() | given.keys()) - {"schema"}
+    return sorted(name for name in names if body.get(name) != given.get(name))
 
 
 def _check_unfinished(folder: RunFolder, plan: Plan) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from sordino.errors import UnprivateStep
+from sordino.gradients.hooks import untraced
 
 __all__ = ["RootHook", "refuse_copy"]
 
@@ -26,7 +27,7 @@ class RootHook:
     def __call__(self, module: nn.Module, *arguments: object) -> object:
         """Called by torch."""
         if module is self._module:
-            return self._call(*arguments)
+            return untraced(self._call, *arguments)
         return None if self._on_copy is None else self._on_copy(module, *arguments)
 
     def __deepcopy__(self, memo: object) -> "RootHook":

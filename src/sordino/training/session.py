@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.gradients import GradientCapture
 from sordino.gradients.recording import Recording
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
+from sordino.training.adaptive import AdaptiveRun
 from sordino.training.arrival import Criterion
 from sordino.training.following import Following, ForwardWatch, Prove, TryForward
-from sordino.training.guard import claim, is_claimed, release
+from sordino.training.guard import claim, release
 from sordino.training.plan import Plan
 from sordino.training.provenance import is_public, mark, place_of, texts_in
 from sordino.training.root_hook import RootHook, refuse_copy
@@ -27,6 +27,10 @@ from sordino.training.settings import Settings
 from sordino.training.step import PrivateStep
 from sordino.training.structure import leaves_in, map_tensors, tensors_in
 from sordino.training.tape import Tape, TapedTensor, plain, scaler_refusal
+from sordino.training.taped import leave_untraced
+from sordino.training.trainable import check_trainable, held_by
+from sordino.training.unit_sums import UnitSums
+from sordino.training.units import UnitChunk
 
 __all__ = ["Session"]
 
@@ -54,33 +58,31 @@ class Session:
         plan: clipping, noise and divisor.
         randomness: source of the noise.
         mean_over_records: whether the user's loss is a mean over the records of a chunk, otherwise a sum.
+        adaptive: chooses each step's values under a budget.
+        by_unit: whether chunks are `UnitChunk`s.
 
     Raises:
         InvalidArgument: the optimizer can't be private, or holds parameters that are not the module's.
     """
 
     def __init__(
-        self, *, module: nn.Module, optimizer: Optimizer, plan: Plan, randomness: Randomness, mean_over_records: bool
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        plan: Plan,
+        randomness: Randomness,
+        mean_over_records: bool,
+        adaptive: AdaptiveRun | None = None,
+        by_unit: bool = False,
     ) -> None:
-        if isinstance(optimizer, LBFGS):
-            raise InvalidArgument(
-                "optimizer must take one gradient a step, got LBFGS, which evaluates the loss several times. Use SGD "
-                "or Adam."
-            )
-        if any(is_lazy(parameter) for parameter in module.parameters()):
-            raise InvalidArgument(
-                "module must have all its parameters, got lazy ones. Call it once on made-up records of "
-                "the right shape."
-            )
-        if is_claimed(module.parameters()):
-            raise InvalidArgument(
-                "module must not be private already, got one that is. Call detach() on the engine that made it so."
-            )
+        check_trainable(module, optimizer)
         self.module, self.optimizer, self.plan = module, optimizer, plan
-        self._randomness = randomness
+        self._randomness, self._adaptive, self._by_unit = randomness, adaptive, by_unit
         self._mean = mean_over_records
         self._verify_module: Callable[[], None] | None = None
         self._following = Following(module)
+        leave_untraced()
         self._chunk: Chunk | None = None
         self._rows = 0
         self._texts: dict[int, object] = {}
@@ -122,7 +124,7 @@ class Session:
 
     def _capture_held(self, *, after_step: int) -> None:
         """Capture the parameters that the optimizer holds now."""
-        self._held = _parameters_of(self.optimizer)
+        self._held = held_by(self.optimizer)
         owned = list(self.module.parameters())
         if not {id(parameter) for parameter in self._held} <= {id(parameter) for parameter in owned}:
             raise InvalidArgument(
@@ -133,7 +135,7 @@ class Session:
         self._claimed = owned
         claim(owned, self.optimizer)
         self.capture = GradientCapture(self.module, self._held)
-        self.step = PrivateStep(self.capture, self.plan, self._randomness, after_step=after_step)
+        self.step = self._new_step(after_step)
         before = RootHook(self._before_forward, self.module)
         after = RootHook(lambda _args, _kwargs, output: self._after_forward(output), self.module, self._after_copy)
         # Outside the capture's own hooks on the root: the recording starts before they look for it.
@@ -141,6 +143,18 @@ class Session:
         last = self.module.register_forward_hook(after, with_kwargs=True, always_call=True)
         self.capture.surrounded_by(first, last)
         self._handles = [first, last]
+
+    def _new_step(self, after_step: int) -> PrivateStep:
+        chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
+        return PrivateStep(
+            self.capture, self.plan, self._randomness, after_step=after_step, by_unit=self._by_unit, **chosen
+        )
+
+    def go_on(self, step: int, state: Mapping[str, object]) -> None:
+        """Go on from `PrivateStep.state`, with step `step`, or later: no number comes twice."""
+        self.step.abandon()
+        self.step = self._new_step(max(self.step.last_step, step - 1))
+        self.step.load_state(state)
 
     def _release_held(self) -> None:
         self.step.abandon()
@@ -150,9 +164,7 @@ class Session:
 
     def _held_changed(self) -> bool:
         """Whether the optimizer holds, or the module owns, other parameters than before."""
-        return not (
-            _same(_parameters_of(self.optimizer), self._held) and _same(list(self.module.parameters()), self._claimed)
-        )
+        return not (_same(held_by(self.optimizer), self._held) and _same(list(self.module.parameters()), self._claimed))
 
     # --- the loader ----------------------------------------------------------------------------------------------
 
@@ -351,7 +363,10 @@ class Session:
             )
         self._busy = True
         try:
-            self.step.add(chunk)
+            if isinstance(self.step.bounds, UnitSums) and isinstance(chunk, UnitChunk):
+                self.step.add_sums(chunk, self.step.bounds.sums(chunk))
+            else:
+                self.step.add(chunk)
         finally:
             self._busy = False
         # Also those that the optimizer does not hold: a raw gradient must not stay where somebody could read it.
@@ -359,11 +374,9 @@ class Session:
             parameter.grad = None
         if chunk.is_last:
             self.step.finish()
+            if self._adaptive is not None:
+                self._adaptive.learn(self._held, self.step.released_norm)
         self._following.end()
-
-
-def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _same(one: list[nn.Parameter], other: list[nn.Parameter]) -> bool:

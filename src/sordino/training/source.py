@@ -1,6 +1,6 @@
 """Where a run's records come from (floor 3): tensors in memory, or any map-style data set with its collate function."""
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Protocol, cast
 
 import numpy as np
@@ -13,7 +13,7 @@ from sordino.training.collation import Collation
 from sordino.training.layout import Layout
 from sordino.training.structure import map_tensors
 
-__all__ = ["DatasetSource", "Source", "TensorSource", "source_of"]
+__all__ = ["DatasetSource", "Source", "TensorSource", "fetched", "source_of"]
 
 
 class Source(Protocol):
@@ -89,7 +89,7 @@ class DatasetSource:
         Raises:
             CoupledRecords: a row of a batch depends on another record, or the batch's shape does.
         """
-        items = [self._dataset[int(index)] for index in indices]
+        items = fetched(self._dataset, indices.tolist())
         if self._layout is None:
             self._layout = Collation(self._collate, items[0]).layout
         batch = self._collate(items)
@@ -108,13 +108,13 @@ def source_of(
     """
     if isinstance(data, TensorDataset) and collate is None:
         return TensorSource(data.tensors)
-    if isinstance(data, Dataset):
+    if isinstance(data, Dataset) or _is_map_style(data):
         if isinstance(data, IterableDataset) or not isinstance(data, Sized):
             raise InvalidArgument(
                 "data must be a map-style data set of known length, got one that can only be iterated. "
                 "Private batches are drawn by position: load the records first."
             )
-        return DatasetSource(data, collate)
+        return DatasetSource(cast("Dataset[object]", data), collate)
     if isinstance(data, tuple | list) and all(isinstance(part, Tensor) for part in data):
         if collate is not None:
             raise InvalidArgument("collate must be None for tensors, got a function. Give a data set, or drop it.")
@@ -123,3 +123,15 @@ def source_of(
         f"data must be a tuple of tensors or a map-style data set, got {type(data).__name__}. "
         "Give (features, labels), or a torch Dataset."
     )
+
+
+def fetched(dataset: Dataset[object], places: list[int]) -> list[object]:
+    """The items at `places`, by one call when the data set offers it."""
+    fetch_many = cast("Callable[[list[int]], list[object]] | None", getattr(dataset, "__getitems__", None))
+    return list(fetch_many(places)) if fetch_many else [dataset[place] for place in places]
+
+
+def _is_map_style(data: object) -> bool:
+    """Whether something that is no torch `Dataset` still gives records by number."""
+    others = (Tensor, np.ndarray, Sequence, Mapping)
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, others)

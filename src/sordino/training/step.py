@@ -15,8 +15,11 @@ from torch import Tensor, nn
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
+from sordino.runs import LossPoint
 from sordino.sampling import Chunk
 from sordino.training.adaclip import bounds_for
+from sordino.training.bought_norm import BoughtNorm
+from sordino.training.bounds import Bounds
 from sordino.training.plan import Plan
 from sordino.training.step_plan import StepPlan
 
@@ -35,6 +38,8 @@ class PrivateStep:
         randomness: source of the noise.
         after_step: number of the last step that is over already; later ones must be larger.
         at: the values of a step where they are chosen on the way; the plan's by default.
+        by_unit: whether rows are records of units, which are put together before they are clipped.
+        norm: releases the norm of every sum besides, or None.
     """
 
     def __init__(
@@ -45,6 +50,8 @@ class PrivateStep:
         *,
         after_step: int = -1,
         at: Callable[[int], StepPlan] | None = None,
+        by_unit: bool = False,
+        norm: BoughtNorm | None = None,
     ) -> None:
         self._capture = capture
         self._at = plan.at if at is None else at
@@ -57,7 +64,12 @@ class PrivateStep:
         self._summed: list[nn.Parameter] = []
         self._stream = None if plan.mechanism is None else plan.mechanism.start()
         self._trained: list[str] | None = None
-        self.bounds = bounds_for(capture, plan, randomness)
+        self._buys_losses = plan.loss_curve is not None
+        self._seen = False
+        self._points: list[LossPoint] = []
+        self.bounds = bounds_for(capture, plan, randomness, by_unit=by_unit)
+        self._norm = norm
+        self.released_norm: float | None = None
 
     @property
     def is_open(self) -> bool:
@@ -68,6 +80,16 @@ class PrivateStep:
     def last_step(self) -> int:
         """Number of the last logical batch begun, or `after_step`."""
         return self._last_step
+
+    @property
+    def loss_curve(self) -> tuple[LossPoint, ...]:
+        """The losses that were released so far; none unless the plan buys them."""
+        return tuple(self._points)
+
+    @property
+    def next_noise(self) -> int | None:
+        """The step whose correlated noise comes next; None when the noises of steps are independent."""
+        return None if self._stream is None else self._stream.next_step
 
     def expects(self, chunk: Chunk) -> bool:
         """Whether `chunk` continues the open logical batch: every chunk before it is in the sum."""
@@ -130,6 +152,12 @@ class PrivateStep:
         while self._stream.next_step < step:
             self._stream.pass_over(self._totals(), randomness=self._randomness, step=self._stream.next_step)
 
+    def add_losses(self, losses: Tensor) -> None:
+        """Take in the losses of the chunk being recorded, shape (records,), for the plan's loss curve."""
+        if self._buys_losses and isinstance(self.bounds, Bounds):
+            self.bounds.add_losses(losses)
+        self._seen = True
+
     def add(self, chunk: Chunk) -> None:
         """Clip the recorded chunk's per-record gradients and add them to the sum, once.
 
@@ -137,6 +165,7 @@ class PrivateStep:
         """
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
             raise UnprivateStep("chunk must be the one just recorded. Call `recording`, then `add`.")
+        self._check_losses(chunk)
         self.bounds.add(self._sums, records=chunk.records)
         self._capture.discard()
         self._next_chunk += 1
@@ -145,11 +174,21 @@ class PrivateStep:
         """Add a chunk whose clipped sums were computed elsewhere, by the bounds of this step."""
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
             raise UnprivateStep("chunk must be the one just opened. Call `begin`, then `add_sums`.")
+        self._check_losses(chunk)
         for parameter, value in sums.items():
             present = self._sums.get(parameter)
             self._sums[parameter] = value if present is None else present.add_(value)
         self._capture.discard()
         self._next_chunk += 1
+
+    def _check_losses(self, chunk: Chunk) -> None:
+        if self._buys_losses and chunk.records and not self._seen:
+            self.abandon()
+            raise UnprivateStep(
+                "losses must be given for every chunk under a plan with a loss curve, got none. Call `add_losses` "
+                "before `add`, or train with sordino.fit."
+            )
+        self._seen = False
 
     def finish(self) -> None:
         """Add the noise, divide, and write the result to every trained parameter's ``.grad``.
@@ -166,13 +205,29 @@ class PrivateStep:
             )
         mechanism, beside = self.bounds.mechanism()
         noise = mechanism if self._stream is None else self._stream
-        totals = self._totals()
-        noise.add_noise_([*totals, *beside], randomness=self._randomness, step=self._step)
+        totals, now = self._totals(), self._at(self._step)
+        if self._norm is None:
+            noise.add_noise_([*totals, *beside], randomness=self._randomness, step=self._step)
+        else:
+            noise, norm = self._norm.joint(noise, totals)
+            noise.add_noise_([*totals, *beside, norm], randomness=self._randomness, step=self._step)
+            self.released_norm = self._norm.told(norm, expected_batch_size=now.expected_batch_size)
         self.bounds.learn(beside)
-        divisor = self._at(self._step).expected_batch_size
+        self._keep_loss(now)
+        divisor = now.expected_batch_size
         for parameter, total in zip(self._summed, totals, strict=True):
             parameter.grad = total.div_(divisor).to(parameter.dtype)
         self._close()
+
+    def _keep_loss(self, now: StepPlan) -> None:
+        """Note the loss that was just released, with the noise that lies on it."""
+        if now.loss_curve is None or self._step is None or not isinstance(self.bounds, Bounds):
+            return
+        assert self.bounds.released_loss is not None
+        spread = now.loss_curve.stddev(
+            noise_multiplier=now.noise_multiplier, expected_batch_size=now.expected_batch_size
+        )
+        self._points.append(LossPoint(step=self._step, loss=self.bounds.released_loss, stddev=spread))
 
     def abandon(self) -> None:
         """Throw the open batch away. Its step stays charged and its number is not used again."""
@@ -191,7 +246,10 @@ class PrivateStep:
                 "place": self._stream.state_json(),
                 "trained": self._trained,
             }
-        return {"bounds": self.bounds.state_dict(), "noise": stream}
+        # As a tensor, so that the size of a checkpoint says how many there are and nothing else.
+        points = [[point.step, point.loss, point.stddev] for point in self._points]
+        losses = torch.tensor(points, dtype=torch.float64) if points else None
+        return {"bounds": self.bounds.state_dict(), "noise": stream, "losses": losses}
 
     def load_state(self, state: Mapping[str, object]) -> None:
         """Go on from `state`, before the first step.
@@ -200,6 +258,10 @@ class PrivateStep:
             PrivacyError: the noise of a step was given already, or the buffers belong to another plan's noise.
         """
         self.bounds.load_state_dict(cast("Mapping[str, object]", state["bounds"]))
+        # Checkpoints of earlier versions hold no losses.
+        losses = cast("Tensor | None", state.get("losses"))
+        points = [] if losses is None else losses.tolist()
+        self._points = [LossPoint(step=int(step), loss=loss, stddev=spread) for step, loss, spread in points]
         noise = state["noise"]
         if (noise is None) != (self._stream is None):
             raise InvalidArgument("state must be one of this plan, with its noise. Was the file exchanged?")
@@ -209,7 +271,7 @@ class PrivateStep:
             self._trained = cast("list[str] | None", body["trained"])
 
     def _close(self) -> None:
-        self._step = None
+        self._step, self._seen = None, False
         self._sums, self._summed = {}, []
 
     def _totals(self) -> list[Tensor]:

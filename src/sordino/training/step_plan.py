@@ -8,6 +8,7 @@ from sordino.definitions import NeighboringRelation
 from sordino.events import Event, NoPrivacy, ProjectedGaussian
 from sordino.mechanisms import GaussianMechanism
 from sordino.mechanisms.grid_sum import GridSumMechanism
+from sordino.training.loss_curve import LossCurve
 
 __all__ = ["StepPlan"]
 
@@ -23,6 +24,7 @@ class StepPlan:
         expected_batch_size: public divisor of the noisy sum, > 0.
         clipping: how gradients are clipped to the bound.
         neighboring_relation: which data sets count as neighbours.
+        loss_curve: what is released of the losses beside the gradient, or None.
     """
 
     noise_multiplier: float
@@ -31,6 +33,7 @@ class StepPlan:
     expected_batch_size: float
     clipping: Clipping
     neighboring_relation: NeighboringRelation
+    loss_curve: LossCurve | None = None
 
     def __post_init__(self) -> None:
         checks.non_negative(noise_multiplier=self.noise_multiplier)
@@ -45,8 +48,14 @@ class StepPlan:
 
     @property
     def mechanism(self) -> GaussianMechanism:
-        """The noise on the clipped sum."""
-        return GaussianMechanism(noise_multiplier=self.noise_multiplier, l2_sensitivity=self.sensitivity)
+        """The noise on the clipped sum, and on what is released beside it."""
+        moved = self.sensitivity if self.loss_curve is None else self.loss_curve.joint(self.sensitivity)[1]
+        return GaussianMechanism(noise_multiplier=self.noise_multiplier, l2_sensitivity=moved)
+
+    @property
+    def gradient_multiplier(self) -> float:
+        """Noise on the clipped sum over its own sensitivity; a loss curve raises it above `noise_multiplier`."""
+        return self.noise_multiplier * (1.0 if self.loss_curve is None else self.loss_curve.price)
 
     def grid_mechanism(self, dimension: int) -> GridSumMechanism:
         """The noise on a clipped sum of whole numbers with `dimension` entries."""

@@ -355,7 +355,8 @@ def not_followed() -> UnprivateStep:
     """What is raised when a loss, or a part of it, is made by something that torch functions don't show."""
     return UnprivateStep(
         "loss must be seen before the step, got one with a part that could not be followed from the module's output to "
-        "loss.backward() (a custom autograd function; a penalty on parameters, for which there is weight_decay). "
+        "loss.backward() (a custom autograd function; a penalty on parameters, for which there is weight_decay; "
+        "torch.autograd.grad through the module: for an adversarial input call the module in evaluation mode). "
         f"{HOW_TO_DECLARE}."
     )
 

@@ -13,12 +13,19 @@ from sordino.errors import UnprivateStep
 from sordino.training.losses import divided_by_records
 from sordino.training.structure import tensors_in
 
-__all__ = ["TapedTensor", "not_noting", "plain", "scaler_refusal"]
+__all__ = ["TapedTensor", "leave_untraced", "not_noting", "plain", "scaler_refusal"]
 
 # How far up the stack a gradient scaler's own frame is from the multiplication it makes.
 _SCALER_DEPTH = 8
 # What torch does in another way, or not at all, for subclasses.
 _OF_PLAIN_TENSORS = frozenset({"__format__", "__repr__", "__reduce_ex__"})
+
+
+def leave_untraced() -> None:
+    """Have torch.compile start behind the place where taped tensors become plain ones."""
+    from torch._dynamo import config  # loaded by every optimizer; slow where nothing is trained
+
+    config.nontraceable_tensor_subclasses.add(TapedTensor)
 
 
 class Notes(Protocol):

@@ -19,11 +19,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from sordino.definitions import PrivacyUnit
-from sordino.errors import InvalidArgument, LossShapeError
+from sordino.errors import InvalidArgument
 from sordino.gradients import GradientCapture
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
-from sordino.runs import RunFolder
+from sordino.runs import LossPoint, RunFolder
 from sordino.sampling import Chunk, split
 from sordino.training.adaptive import AdaptiveBudget, AdaptiveRun
 from sordino.training.averaging import Averaging, WeightAverage
@@ -36,6 +36,7 @@ from sordino.training.guard import claim, release
 from sordino.training.interrupts import uninterrupted
 from sordino.training.jl import ProjectedSums
 from sordino.training.outcome import FitResult, LossFunction, Transcript
+from sordino.training.per_record import per_record_losses
 from sordino.training.plan import Performance, Plan
 from sordino.training.prepaid import Prepaid, set_aside
 from sordino.training.probe import check_records_are_independent
@@ -111,7 +112,7 @@ def fit(
         diagnostics: "private" also shows each step's mean loss and batch size, on this terminal only. They are not
             covered by the guarantee, which then says so.
         budget: chooses each step's noise from what was released, within its ε; the plan's steps are then the most that
-            are taken. Without a run folder only.
+            are taken. A resumed run goes on with what the transcript leaves of it.
         units: which user each record belongs to: a user's records are drawn, clipped and protected together.
 
     Raises:
@@ -133,8 +134,6 @@ def fit(
     References:
         Abadi et al. 2016, algorithm 1.
     """
-    if budget is not None and (run is not None or resume is not None):
-        raise InvalidArgument("run and resume must be None with a budget that adapts, got a folder. Leave it out.")
     adaptive = None if budget is None else AdaptiveRun(budget, plan)
     performance = Performance() if performance is None else performance
     if performance.device is None:
@@ -148,7 +147,7 @@ def fit(
     model.to(performance.device)
     stepper = optimizer_for(model, optimizer, plan)
     schedule = schedule_for(stepper, scheduler)
-    record = record_of(plan, run=run, resume=resume, every=checkpoint_every, diagnostics=diagnostics)
+    record = record_of(plan, run=run, resume=resume, every=checkpoint_every, diagnostics=diagnostics, adaptive=adaptive)
     try:
         training = _Run(
             model, loss, source, plan, stepper, schedule, performance, randomness, averaging, record, watched, adaptive
@@ -157,12 +156,12 @@ def fit(
         with (
             set_aside(ledger, plan, first=training.first, repeats=training.repeats, run=name)
             if adaptive is None
-            else adaptive.paid(ledger, run=name)
+            else adaptive.paid(ledger, run=name, receipt=None if record is None else record.receipt)
         ) as paid:
             training.train(paid, transcript, on_step, progress=progress)
         result = training.result()
         if record is not None:
-            record.finish(model, result.guarantee, complete=result.steps == plan.steps)
+            record.finish(model, result.guarantee, complete=result.steps == plan.steps or result.budget_spent)
     except BaseException:
         if record is not None:
             record.give_up()
@@ -204,6 +203,7 @@ class _Run:
         self._interrupted, self._chunks = False, 0
         self._probed: set[Hashable] = set()
         self._compiled: CompiledStep | None = None
+        self._curve: tuple[LossPoint, ...] = ()
 
     def train(
         self,
@@ -221,7 +221,8 @@ class _Run:
         claimed = list(self._model.parameters())
         claim(claimed, self._optimizer)
         at = None if self._adaptive is None else self._adaptive.at
-        step = PrivateStep(capture, self._plan, self._randomness, after_step=self.first - 1, at=at)
+        norm = None if self._adaptive is None else self._adaptive.norm
+        step = PrivateStep(capture, self._plan, self._randomness, after_step=self.first - 1, at=at, norm=norm)
         if self._performance.compile and self._diagnostics is None:
             self._compiled = CompiledStep(capture, self._plan, self._loss)
         if self._record is not None:
@@ -249,6 +250,7 @@ class _Run:
                 self._record.save(self._parts, self._done)
         finally:
             step.abandon()
+            self._curve = step.loss_curve
             capture.detach()
             release(claimed)
             # What lies in .grad after an abandoned step has no noise on it.
@@ -257,16 +259,9 @@ class _Run:
                 self._average.load()
 
     def _batches(self) -> Iterator[np.ndarray]:
-        if self._adaptive is not None:
-            return self._adaptive.batches(
-                population=len(self._source), steps=self._plan.steps, randomness=self._randomness
-            )
-        return self._plan.sampling.batches(
-            population=len(self._source),
-            first_step=self.first,
-            steps=self._plan.steps - self.first,
-            randomness=self._randomness,
-        )
+        draw = self._plan.sampling.batches if self._adaptive is None else self._adaptive.batches
+        left, population = self._plan.steps - self.first, len(self._source)
+        return draw(population=population, first_step=self.first, steps=left, randomness=self._randomness)
 
     def _spent(self) -> SpentSoFar:
         earlier = None if self._record is None else self._record.earlier
@@ -310,6 +305,7 @@ class _Run:
                     losses = self._losses(chunk, batch)
                     if self._diagnostics is not None:
                         self._diagnostics.add(losses)
+                    step.add_losses(losses)
                     losses.sum().backward()
             step.add(chunk)
 
@@ -322,26 +318,13 @@ class _Run:
             watch.close()
             raise
         watch.end()
-        if not isinstance(losses, Tensor) or losses.dim() != 1:
-            got = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else type(losses).__name__
-            raise LossShapeError(
-                f"loss must be a tensor of shape (records,), one value per record, got {got}. "
-                'Use reduction="none" and average over everything but the records.'
-            )
-        if len(losses) != chunk.records:
-            raise LossShapeError(
-                "loss must have one value per record, got another number of values. "
-                "Average over everything but the first dimension."
-            )
-        if not losses.requires_grad:
-            raise InvalidArgument("loss must depend on a trained parameter, got one that doesn't. Unfreeze something.")
-        return losses
+        return per_record_losses(losses, records=chunk.records)
 
     def _update(self, step: PrivateStep) -> None:
         with uninterrupted():
             step.finish()
             if self._adaptive is not None:
-                self._adaptive.learn(self._model.parameters())
+                self._adaptive.learn(self._model.parameters(), step.released_norm)
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
             if self._schedule is not None:
@@ -358,7 +341,11 @@ class _Run:
         self._probed.add(marks)
         records = map_tensors(lambda tensor: tensor.to(self._device), batch)
         check_records_are_independent(
-            self._model, capture, records, lambda made_up: self._loss(self._model, *cast("tuple[object, ...]", made_up))
+            self._model,
+            capture,
+            records,
+            lambda made_up: self._loss(self._model, *cast("tuple[object, ...]", made_up)),
+            values_released=self._plan.loss_curve is not None,
         )
 
     def result(self) -> FitResult:
@@ -382,6 +369,7 @@ class _Run:
             interrupted=self._interrupted,
             seconds=time.monotonic() - self._started,
             budget_spent=self._adaptive is not None and self._adaptive.is_spent,
+            loss_curve=None if self._plan.loss_curve is None else self._curve,
         )
 
 

@@ -1,6 +1,6 @@
 """Users, groups and micro-batches as what is clipped and protected (floor 3): a unit's records are one gradient."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,17 +10,18 @@ from torch import Tensor, nn
 from sordino import checks
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, LossShapeError
+from sordino.sampling import Chunk
 from sordino.training.plan import Plan
 from sordino.training.source import Source
 
-__all__ = ["UnitSource", "Units", "by_unit", "microbatches"]
+__all__ = ["UnitChunk", "UnitSource", "UnitTable", "Units", "by_unit", "microbatches"]
 
 _COMBINED = ("mean", "sum")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Units:
-    """Which unit each record belongs to; for ``fit(…, units=…)``.
+    """Which unit each record belongs to; for ``fit(…, units=…)`` and ``make_private(…, units=…)``.
 
     When: one person gave several records and the whole of them is to be protected. Batches are then drawn from units,
     `expected_batch_size` counts units, and a unit's records make one gradient that is clipped once.
@@ -108,6 +109,56 @@ def microbatches(records: int, *, size: int) -> Units:
     return Units(of=np.arange(records) // size, count=-(-records // size), protects_records=True)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UnitChunk(Chunk):
+    """A part of a logical batch of units: records one after the other, those of one unit together.
+
+    Args:
+        units: int64 number of the unit of each record; it never falls.
+        weights: what each record's gradient counts for in its unit's.
+    """
+
+    units: np.ndarray
+    weights: np.ndarray
+
+
+class UnitTable:
+    """The records of each unit, in the data's order.
+
+    Args:
+        units: which records belong together.
+        of: the unit of each record at hand.
+    """
+
+    def __init__(self, units: Units, of: np.ndarray) -> None:
+        self.units = units
+        # Whose a record is, is private: one of a unit that nobody declared raises nothing and contributes nothing.
+        declared = np.flatnonzero((of >= 0) & (of < units.count))
+        self.order = declared[np.argsort(of[declared], kind="stable")]
+        counts = np.bincount(of[declared], minlength=units.count)
+        self.starts = np.cumsum(counts) - counts
+        self.sizes = counts if units.most_records is None else np.minimum(counts, units.most_records)
+
+    def chunks(self, drawn: np.ndarray, *, step: int, microbatch_size: int | None) -> Iterator[UnitChunk]:
+        """The records of the drawn units, in parts of `microbatch_size`; no records are one empty part."""
+        sizes = self.sizes[drawn]
+        turns = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        records = self.order[np.repeat(self.starts[drawn], sizes) + turns]
+        weights = np.repeat(1 / np.maximum(sizes, 1) if self.units.combine == "mean" else np.ones(len(sizes)), sizes)
+        owners, size = np.repeat(drawn, sizes), max(1, len(records) if microbatch_size is None else microbatch_size)
+        starts = range(0, len(records), size) if len(records) else range(1)
+        for number, start in enumerate(starts):
+            part = slice(start, start + size)
+            yield UnitChunk(
+                step=step,
+                chunk=number,
+                is_last=number == len(starts) - 1,
+                indices=records[part],
+                units=owners[part],
+                weights=weights[part],
+            )
+
+
 class UnitSource:
     """Units by number. A batch is a table of weights, shape (units, turns), and the batches of the turns: in turn k the
     k-th record of every unit, or its first again, with weight 0, once it has no more.
@@ -127,12 +178,8 @@ class UnitSource:
         if len(of) != len(source):
             raise InvalidArgument("units must name one unit per record of the data, got another number of records.")
         self._source, self._units = source, units
-        # Whose a record is, is private: one of a unit that nobody declared raises nothing and contributes nothing.
-        declared = np.flatnonzero((of >= 0) & (of < units.count))
-        self._order = declared[np.argsort(of[declared], kind="stable")]
-        counts = np.bincount(of[declared], minlength=units.count)
-        self._starts = np.cumsum(counts) - counts
-        self._sizes = counts if units.most_records is None else np.minimum(counts, units.most_records)
+        table = UnitTable(units, of)
+        self._order, self._starts, self._sizes = table.order, table.starts, table.sizes
 
     def __len__(self) -> int:
         return self._units.count

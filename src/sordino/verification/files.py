@@ -10,6 +10,7 @@ from sordino.errors import SordinoError
 from sordino.runs import LISTED, Line, RunFolder, Segment
 from sordino.runs.files import fingerprint
 from sordino.verification.items import Item, failed, not_checked, passed
+from sordino.verification.planned import same_plan
 
 __all__ = ["Chain", "check_anchor", "check_checkpoint", "check_files", "check_model", "read_chain"]
 
@@ -113,7 +114,7 @@ def check_checkpoint(run: RunFolder, chain: Chain | None) -> Item | None:
     facts = _facts(file)
     if facts is None:
         return failed("checkpoint", "it is not a checkpoint that sordino wrote")
-    if facts.get("plan") != run.plan:
+    if not same_plan(facts.get("plan"), run.plan):
         return failed("checkpoint", "it was made under another plan")
     if chain is None:
         return not_checked("checkpoint", "the chain is broken")

@@ -1,5 +1,6 @@
 """The event that a plan asks for at a step, worked out from plan.json without the training code (floor 6)."""
 
+import math
 from collections.abc import Mapping
 
 from sordino.events import Event, Gaussian, NoPrivacy, Nothing, PoissonSampled
@@ -11,7 +12,7 @@ from sordino.mechanisms.correlated import (
 )
 from sordino.schedules import schedule_from_dict, value_at
 
-__all__ = ["is_plan", "planned_event"]
+__all__ = ["is_plan", "planned_event", "planned_loss_stddev", "same_plan"]
 
 _NEEDED = {"noise_multiplier", "sample_rate", "steps", "poisson_sampling", "delta", "neighboring_relation"}
 
@@ -19,6 +20,35 @@ _NEEDED = {"noise_multiplier", "sample_rate", "steps", "poisson_sampling", "delt
 def is_plan(plan: Mapping[str, object]) -> bool:
     """Whether this is a plan that says what each step does."""
     return plan.keys() >= _NEEDED
+
+
+def same_plan(one: object, other: Mapping[str, object]) -> bool:
+    """Whether two plans say the same: a field that an earlier schema lacks is as good as null."""
+    stated = [
+        {name: value for name, value in plan.items() if name != "schema" and value is not None}
+        for plan in (one, other)
+        if isinstance(plan, Mapping)
+    ]
+    return len(stated) == 2 and stated[0] == stated[1]
+
+
+def planned_loss_stddev(plan: Mapping[str, object], step: int, *, asked: tuple[float, float] | None = None) -> float:
+    """Standard deviation of the noise on the loss that step `step` releases: z L / (√share · B).
+
+    Args:
+        plan: plan.json, with a loss curve.
+        step: number of the step.
+        asked: the noise multiplier and sample rate that were chosen on the way, instead of the plan's.
+    """
+    curve = plan["loss_curve"]
+    assert isinstance(curve, Mapping)
+    noise, rate, size = (
+        value_at(schedule_from_dict(plan[name]), step, int(str(plan["steps"])))
+        for name in ("noise_multiplier", "sample_rate", "expected_batch_size")
+    )
+    if asked is not None:
+        noise, size = asked[0], size * asked[1] / rate
+    return noise * float(str(curve["bound"])) / (math.sqrt(float(str(curve["share"]))) * size)
 
 
 def planned_event(plan: Mapping[str, object], step: int, *, first: int, repeats: bool = False) -> Event:

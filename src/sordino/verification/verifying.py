@@ -12,6 +12,8 @@ from sordino.errors import LedgerError, SordinoError, UnsupportedEvent
 from sordino.events import Composed, Event, Nothing, SelfComposed, compose
 from sordino.ledger import Ledger
 from sordino.runs import Line, RunFolder, Segment
+from sordino.verification.budgeted import Budget, budget_of, check_claim, check_requests
+from sordino.verification.evaluated import check_evaluations
 from sordino.verification.files import (
     Chain,
     check_anchor,
@@ -22,7 +24,9 @@ from sordino.verification.files import (
 )
 from sordino.verification.items import Item, Verification, failed, not_checked, passed
 from sordino.verification.planned import is_plan, planned_event
+from sordino.verification.released import check_loss_curve
 from sordino.verification.second import is_available, second_epsilon
+from sordino.verification.staged import check_stages
 
 __all__ = ["verify"]
 
@@ -56,8 +60,9 @@ def verify(run: str | Path | RunFolder, *, ledger: str | Path | None = None, hea
         items += [not_checked(name, "the chain is broken") for name in names]
     else:
         items += _numbers(folder, chain)
-        items += _check_ledger(chain, ledger)
-    items.append(check_model(folder))
+        items += _check_ledger(chain, ledger, _budget(folder))
+    released = (check_loss_curve(folder, chain), check_evaluations(folder, chain, ledger))
+    items += [check_model(folder), *(item for item in released if item is not None)]
     try:
         checkpoint = check_checkpoint(folder, chain)
     except SordinoError as error:
@@ -67,9 +72,11 @@ def verify(run: str | Path | RunFolder, *, ledger: str | Path | None = None, hea
 
 
 def _numbers(folder: RunFolder, chain: Chain) -> list[Item]:
-    plan = folder.plan
-    event = compose([line.event for line in chain.lines if not isinstance(line.event, Nothing)])
-    items = [_check_plan(plan, chain)]
+    plan, budget = folder.plan, _budget(folder)
+    # Under a budget a torn line stands for all that was left, and is no event of its own.
+    counted = [line for line in chain.lines if budget is None or not line.torn]
+    event = compose([line.event for line in counted if not isinstance(line.event, Nothing)])
+    items = [_check_plan(plan, chain) if budget is None else check_requests(plan, budget, chain.lines)]
     try:
         claim = folder.guarantee
         delta = float(str(plan["delta"])) if claim is None else claim.delta
@@ -82,13 +89,25 @@ def _numbers(folder: RunFolder, chain: Chain) -> list[Item]:
         return [*items, failed("guarantee", str(error)), not_checked("second accountant", "there is no ε to compare")]
     if claim is not None and chain.seeded and not any("not for release" in caveat for caveat in claim.caveats):
         items.append(failed("guarantee", "its noise came from a chosen seed, and it does not say so"))
+    elif budget is not None:
+        items.append(check_claim(plan, budget, claim, folder.sentence, interval))
     else:
         items.append(_check_guarantee(plan, claim, folder.sentence, interval, chain.lines))
     return [*items, _check_second(event, delta, relation, claim, interval)]
 
 
+def _budget(folder: RunFolder) -> Budget | None:
+    """The budget that the run says it had; one that can't be read is none, and the plan then fails."""
+    try:
+        return budget_of(folder.meta, folder.plan)
+    except (SordinoError, KeyError, ValueError):
+        return None
+
+
 def _check_plan(plan: Mapping[str, object], chain: Chain) -> Item:
     """Whether every line charges what the plan says, and no step is beyond it."""
+    if "stages" in plan:
+        return check_stages(plan, chain.lines)
     if not is_plan(plan):
         return not_checked("plan", "plan.json does not say what a step does")
     first, begun, repeats, steps = 0, 0, False, int(str(plan["steps"]))
@@ -156,7 +175,7 @@ def _compositions(event: Event) -> int:
     return sum(map(_compositions, event.events)) if isinstance(event, Composed) else 1
 
 
-def _check_ledger(chain: Chain, place: str | Path | None) -> list[Item]:
+def _check_ledger(chain: Chain, place: str | Path | None, budget: Budget | None = None) -> list[Item]:
     """Whether the ledger holds every charge that the transcript names; nothing when there is neither."""
     paid_for: dict[str, Counter[Event]] = {}
     for line in chain.lines:
@@ -173,7 +192,10 @@ def _check_ledger(chain: Chain, place: str | Path | None) -> list[Item]:
         return [failed("ledger", str(error))]
     for digest, used in paid_for.items():
         entry = held.get(digest)
-        paid = Counter() if entry is None or entry.kind != "charge" else _leaves(entry.event)
+        charged = None if entry is None or entry.kind != "charge" else entry.event
+        if budget is not None and charged is not None and budget.is_held_by(charged):
+            continue
+        paid = Counter() if charged is None else _leaves(charged)
         if any(paid[event] < count for event, count in used.items()):
             return [failed("ledger", f"charge {digest[:12]}… is missing, or is for less than the steps it pays for")]
     unpaid = sum(line.charge is None and not isinstance(line.event, Nothing) for line in chain.lines)

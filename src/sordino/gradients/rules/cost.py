@@ -1,7 +1,9 @@
 """Which exact kernel a layer takes, by a cost model (floor 1, gradients).
 
-Units: one ordinary weight-gradient product is 1. The numbers were measured on one CPU thread for float32; they decide
-speed only, every kernel is exact. Legend: B records, T positions, d inputs, p outputs (weight entries: d·p).
+Units: one weight-gradient product is 1. The numbers were measured on one CPU thread for float32, inside whole steps, in
+which large arrays come fresh from the system; they decide speed only, every kernel is exact. The choice depends on
+shapes alone, never on a clock, so that a run can be repeated. Legend: B records, T positions, d inputs, p outputs
+(weight entries: d·p).
 """
 
 from typing import Literal
@@ -21,17 +23,18 @@ _STORED_FACTOR = 8
 def choose_kernel(records: int, positions: int, inputs: int, outputs: int, *, lean: bool = False) -> Kernel:
     """The cheapest exact norm kernel for a linear map applied at T positions.
 
-    - ghost: Gram matrices over positions, 1.05·T(d+p)/(dp).
-    - stored: per-record gradients replace the ordinary weight gradient; what is left is memory traffic, ≈ 50/T.
-    - norm_only: per-record gradients are formed, squared and thrown away, 1.05.
+    - ghost: Gram matrices over positions, 1.2·T(d+p)/(dp).
+    - stored: per-record gradients replace the weighted product; what is left is memory traffic, ≈ 300/T, and less
+      where they stay in the cache.
+    - norm_only: per-record gradients are formed, squared and thrown away, 1.3.
     """
     entries = inputs * outputs
     costs: dict[Kernel, float] = {
-        "ghost": 1.05 * positions * (inputs + outputs) / max(entries, 1),
-        "norm_only": 1.05,
+        "ghost": 1.2 * positions * (inputs + outputs) / max(entries, 1),
+        "norm_only": 1.3,
     }
     if entries <= _most_stored(positions, inputs, outputs, lean) and records * entries <= 16 * CHUNK_ENTRIES:
-        costs["stored"] = 50 / max(positions, 1)
+        costs["stored"] = 0.3 + (50 if records * entries <= _CACHE_ENTRIES else 300) / max(positions, 1)
     return min(costs, key=lambda kernel: costs[kernel])
 
 

@@ -55,12 +55,20 @@ class EmbeddingRule(LayerRule):
         keys = (ids + offsets).flatten()
         if is_recorded():
             segments, count = _numbered(keys), keys.numel()
+            use.memo[_SEGMENTS] = segments.view(ids.shape)
             records = torch.zeros_like(keys).scatter_(0, segments, keys // rows)
-        else:
-            unique, segments = torch.unique(keys, return_inverse=True)
-            records, count = unique // rows, unique.numel()
+            return total.index_add_(0, records, row_squared_norms(_segment_sums(segments, grads.flatten(0, 1), count)))
+        segments = torch.unique(keys, return_inverse=True)[1]
         use.memo[_SEGMENTS] = segments.view(ids.shape)
-        return total.index_add_(0, records, row_squared_norms(_segment_sums(segments, grads, count)))
+        norms = row_squared_norms(grads.flatten(0, 1))
+        repeated, places = _repeated(segments)
+        norms[repeated] = 0
+        total += norms.view(ids.shape).sum(1)
+        if places.numel():
+            sums = _segment_sums(places, grads.flatten(0, 1)[repeated], int(places.max()) + 1)
+            owners = torch.zeros_like(places[: sums.shape[0]]).scatter_(0, places, repeated // ids.shape[1])
+            total.index_add_(0, owners, row_squared_norms(sums))
+        return total
 
     def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:  # noqa: ARG002
         """The dense gradient, for a table that is shared with a layer of another kind."""
@@ -74,16 +82,20 @@ class EmbeddingRule(LayerRule):
         """The weighted segment sums that were measured, in their rows; without a measurement the ordinary gradient."""
         ids, grads = self.lookups(use)
         known = use.memo.get(_SEGMENTS)
-        if known is None:
-            rows, weighted = ids.flatten(), grads * weights.to(grads.dtype)[:, None, None]
-            weighted = weighted.flatten(0, 1)
-        else:
-            count = known.numel() if is_recorded() or not known.numel() else int(known.max()) + 1
-            owners = torch.arange(use.records, device=ids.device)[:, None].expand_as(ids).flatten()
-            rows, owner = (known.new_zeros(count).scatter_(0, known.flatten(), of) for of in (ids.flatten(), owners))
-            weighted = _segment_sums(known.flatten(), grads, count) * weights.double().index_select(0, owner)[:, None]
-        summed = grads.new_zeros(_rows(use.module), grads.shape[2]).index_add_(0, rows, weighted.to(grads.dtype))
-        return dict.fromkeys(names, summed)
+        summed = grads.new_zeros(_rows(use.module), grads.shape[2])
+        flat, rows = grads.flatten(0, 1), ids.flatten()
+        owners = torch.arange(use.records, device=ids.device).repeat_interleave(ids.shape[1])
+        if known is not None and is_recorded():
+            _add_segments(summed, known.flatten(), known.numel(), flat, rows, owners, weights)
+            return dict.fromkeys(names, summed)
+        weighted = (grads * weights.to(grads.dtype)[:, None, None]).flatten(0, 1)
+        if known is not None and known.numel():
+            repeated, places = _repeated(known.flatten())
+            weighted[repeated] = 0
+            if places.numel():
+                chosen = (flat[repeated], rows[repeated], owners[repeated])
+                _add_segments(summed, places, int(places.max()) + 1, *chosen, weights)
+        return dict.fromkeys(names, summed.index_add_(0, rows, weighted))
 
     def rounding(self, use: Use, names: Iterable[str]) -> Rounding | None:
         """None on a CPU, where segments are added up in one order; compiled or elsewhere the order may change."""
@@ -180,12 +192,32 @@ class _MergedLookups(EmbeddingRule):
 _MERGED = _MergedLookups()
 
 
-def _segment_sums(
-    segments: Int[Tensor, " n"], grads: Float[Tensor, "B T d"], count: int
-) -> Float[Tensor, "segments d"]:
+def _segment_sums(segments: Int[Tensor, " n"], rows: Float[Tensor, "n d"], count: int) -> Float[Tensor, "segments d"]:
     """In double precision, so that thousands of terms that cancel leave what they add up to."""
-    rows = grads.flatten(0, 1).double()
-    return rows.new_zeros(count, grads.shape[2]).index_add_(0, segments.flatten(), rows)
+    rows = rows.double()
+    return rows.new_zeros(count, rows.shape[1]).index_add_(0, segments, rows)
+
+
+def _add_segments(
+    into: Float[Tensor, "V d"],
+    segments: Int[Tensor, " n"],
+    count: int,
+    grads: Float[Tensor, "n d"],
+    rows: Int[Tensor, " n"],
+    owners: Int[Tensor, " n"],
+    weights: Float[Tensor, " B"],
+) -> None:
+    """Add the weighted segment sums to their rows of the table."""
+    row, owner = (segments.new_zeros(count).scatter_(0, segments, of) for of in (rows, owners))
+    weighted = _segment_sums(segments, grads, count) * weights.double().index_select(0, owner)[:, None]
+    into.index_add_(0, row, weighted.to(into.dtype))
+
+
+def _repeated(segments: Int[Tensor, " n"]) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
+    """Positions whose segment has others, and a place for each of these segments. Most have one position."""
+    several = torch.bincount(segments) > 1
+    repeated = several[segments].nonzero().flatten()
+    return repeated, (several.cumsum(0) - 1)[segments[repeated]]
 
 
 def _numbered(keys: Int[Tensor, " n"]) -> Int[Tensor, " n"]:

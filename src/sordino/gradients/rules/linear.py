@@ -5,7 +5,7 @@ cost model picks a kernel. Legend: A = inputs [B, T, d], G = output gradients [B
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -22,6 +22,7 @@ __all__ = [
     "GHOST_LENGTHS",
     "GHOST_ROUNDING",
     "LinearRule",
+    "SharedBias",
     "ghost_sum",
     "keep_ghost",
     "matrix_per_example",
@@ -38,6 +39,13 @@ _GRAM_ROUNDING = 4.0
 _CANCELLED = 0.05
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedBias:
+    """The context of a use whose bias stands for several parameters with one gradient."""
+
+    count: int
+
+
 @layer_rule(nn.Linear)
 class LinearRule(LayerRule):
     """nn.Linear: ghost, stored or norm-only kernel for T > 1, the product of norms for T = 1."""
@@ -49,14 +57,12 @@ class LinearRule(LayerRule):
             total = row_squared_norms(grads)
             if "weight" in names:
                 lengths = row_squared_norms(inputs)
-                total *= lengths.add_(1) if "bias" in names else lengths
+                total *= lengths.add_(_biases(use, names))
             return total
         inputs, grads = positions_of(use)
         if "weight" not in names:
             return super().squared_norms(use, names)
-        if "bias" in names:
-            return matrix_squared_norms(use, inputs, grads, with_sum=True)
-        return matrix_squared_norms(use, inputs, grads, with_sum=False)
+        return matrix_squared_norms(use, inputs, grads, biases=_biases(use, names))
 
     def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
         """``G^T A`` for the weight, the sum over positions for the bias."""
@@ -70,9 +76,15 @@ class LinearRule(LayerRule):
         sums: dict[str, Tensor] = {}
         dtype = compute_dtype(use.saved[0], use.grad)
         weights = weights.to(dtype)
-        rows_a, rows_g = (tensor.to(dtype).reshape(-1, tensor.shape[-1]) for tensor in (use.saved[0], use.grad))
+        inputs, grads = use.saved[0].to(dtype), use.grad.to(dtype)
+        time_first = inputs.dim() == grads.dim() == 3 and all(
+            x.transpose(0, 1).is_contiguous() for x in (inputs, grads)
+        )
+        if time_first:
+            inputs, grads = inputs.transpose(0, 1), grads.transpose(0, 1)
+        rows_a, rows_g = (x.reshape(-1, x.shape[-1]) for x in (inputs, grads))
         positions = rows_g.shape[0] // use.records
-        per_row = weights if positions == 1 else weights.repeat_interleave(positions)
+        per_row = weights if positions == 1 else _for_rows(weights, positions, time_first=time_first)
         for name in names:
             if name in use.memo:
                 sums[name] = weigh(use.memo[name], weights)
@@ -112,9 +124,8 @@ class LinearRule(LayerRule):
         inputs = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
         if "weight" in names:
             inputs += row_squared_norms(use.saved[0])
-        if "bias" in names:
-            # A bias is one more input that is always 1.
-            inputs += self.terms(use)
+        # A bias is one more input that is always 1.
+        inputs += self.terms(use) * _biases(use, names)
         return inputs.mul_(row_squared_norms(use.grad)).sqrt_()
 
     def merge(self, uses: list[Use], names: frozenset[str]) -> Use | None:
@@ -125,6 +136,17 @@ class LinearRule(LayerRule):
         inputs = torch.cat([inputs for inputs, _ in flat], dim=1)
         grads = torch.cat([grads for _, grads in flat], dim=1)
         return replace(uses[0], saved=(inputs,), grads=(grads,), memo={}, versions=())
+
+
+def _biases(use: Use, names: Iterable[str]) -> int:
+    """How many parameters the bias stands for; none where it isn't asked for."""
+    if "bias" not in names:
+        return 0
+    return use.context.count if isinstance(use.context, SharedBias) else 1
+
+
+def _for_rows(weights: Float[Tensor, " B"], positions: int, *, time_first: bool) -> Float[Tensor, " BT"]:
+    return weights.repeat(positions) if time_first else weights.repeat_interleave(positions)
 
 
 def positions_of(use: Use) -> tuple[Float[Tensor, "B T d"], Float[Tensor, "B T p"]]:
@@ -153,20 +175,20 @@ def matrix_per_example(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T
 
 
 def matrix_squared_norms(
-    use: Use, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, with_sum: bool
+    use: Use, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, biases: int
 ) -> Float[Tensor, " B"]:
-    """``‖G^T A‖²`` of each record by the cheapest kernel, plus ``‖Σ_t g_t‖²`` when `with_sum`.
+    """``‖G^T A‖²`` of each record by the cheapest kernel, plus ``‖Σ_t g_t‖²`` for each of the `biases`.
 
     The stored kernel leaves its per-record gradients in ``use.memo``, the ghost kernel what its rounding depends on.
     """
     records, positions, width = inputs.shape
     kernel = choose_kernel(records, positions, width, grads.shape[2], lean=use.lean)
     if kernel == "ghost":
-        return _ghost(use, inputs, grads, with_sum=with_sum)
+        return _ghost(use, inputs, grads, biases=biases)
     total = torch.zeros(records, dtype=torch.float64, device=grads.device)
-    if with_sum:
+    if biases:
         use.memo["bias"] = grads.sum(1)
-        total += row_squared_norms(use.memo["bias"])
+        total += biases * row_squared_norms(use.memo["bias"])
     if kernel == "stored":
         use.memo["weight"] = matrix_per_example(inputs, grads)
         return total + row_squared_norms(use.memo["weight"])
@@ -182,22 +204,22 @@ def _norm_only(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"]) ->
 
 
 def _ghost(
-    use: Use, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, with_sum: bool
+    use: Use, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, biases: int
 ) -> Float[Tensor, " B"]:
     step = chunk_records(inputs.shape[0], inputs.shape[1] ** 2)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for a, g in zip(inputs.split(step), grads.split(step), strict=True):
         products = grams(a)
-        if with_sum:
-            products += 1
+        if biases:
+            products += biases
 
         def exact(index: Tensor, a: Tensor = a, g: Tensor = g) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
             a, g = a.index_select(0, index).double(), g.index_select(0, index).double()
-            lengths = (row_squared_norms(a) + with_sum * a.shape[1]) * row_squared_norms(g)
+            lengths = (row_squared_norms(a) + biases * a.shape[1]) * row_squared_norms(g)
             total = _norm_only(a, g)
-            return total + row_squared_norms(g.sum(1)) if with_sum else total, lengths.sqrt_()
+            return total + biases * row_squared_norms(g.sum(1)), lengths.sqrt_()
 
-        parts.append(ghost_sum(products, g, exact, inputs=a.shape[2] + with_sum))
+        parts.append(ghost_sum(products, g, exact, inputs=a.shape[2] + biases))
     return keep_ghost(use, parts)
 
 

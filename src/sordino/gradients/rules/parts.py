@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
-from sordino.gradients.rules.linear import GHOST_LENGTHS, GHOST_ROUNDING, LinearRule, positions_of
+from sordino.gradients.rules.linear import GHOST_LENGTHS, GHOST_ROUNDING, LinearRule, SharedBias, positions_of
 from sordino.gradients.rules.rounding import Rounding, additions, unit
 from sordino.gradients.rules.rule import LayerRule, Use, weigh
 
@@ -221,7 +221,9 @@ def _linear_use(use: Use, i: int, names: set[str]) -> Use | None:
         return None
     parameters = {role: use.parameters[name] for role, (name, _) in part.roles().items() if name in names}
     memo = {role: use.memo[key] for role in parameters if (key := f"{i}.{role}") in use.memo}
-    return replace(use, parameters=parameters, saved=(use.saved[i],), grads=(grad,), memo=memo, versions=())
+    return replace(
+        use, parameters=parameters, saved=(use.saved[i],), grads=(grad,), context=None, memo=memo, versions=()
+    )
 
 
 def _read_uses(use: Use, names: set[str]) -> list[Use]:
@@ -241,7 +243,7 @@ def _read_uses(use: Use, names: set[str]) -> list[Use]:
 def _joined_use(use: Use, i: int, names: set[str]) -> Use | None:
     """Parts `i` and `i` + 1 as one use with the inputs side by side, when they share all of their gradient.
 
-    Two biases with one gradient are a bias and an input that is always 1.
+    Two biases with one gradient are one bias that counts twice.
     """
     parts = _parts(use)
     if i + 1 >= len(parts) or not parts[i + 1].joined or use.grads[i] is None:
@@ -252,30 +254,46 @@ def _joined_use(use: Use, i: int, names: set[str]) -> Use | None:
     )
     if not whole or len(set(owned)) < len(owned) or not names.issuperset(owned) or len(owned) == 3:
         return None
-    first, second = use.saved[i : i + 2]
-    columns = [first, second]
-    if len(owned) == 4:
-        columns.append(first.new_ones(1).expand(*first.shape[:-1], 1))
     memo = {role: use.memo[key] for role in ("weight", "bias") if (key := f"{i}.{role}") in use.memo}
     parameters = {"weight": use.parameters[owned[0]]}
     if len(owned) == 4:
         parameters["bias"] = use.parameters[owned[1]]
     return replace(
-        use, parameters=parameters, saved=(torch.cat(columns, dim=-1),), grads=(use.grads[i],), memo=memo, versions=()
+        use,
+        parameters=parameters,
+        saved=(_side_by_side(*use.saved[i : i + 2]),),
+        grads=(use.grads[i],),
+        context=SharedBias(count=2),
+        memo=memo,
+        versions=(),
     )
+
+
+def _side_by_side(first: Tensor, second: Tensor) -> Tensor:
+    """Both along the last dimension; without a copy where they lie next to each other in memory."""
+    width, place = first.shape[-1] + second.shape[-1], first.storage_offset()
+    neighbours = (
+        first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+        and first.stride() == second.stride()
+        and first.stride(-1) == 1
+        and min(first.stride()[:-1]) >= width
+        and second.storage_offset() == place + first.shape[-1]
+    )
+    if not neighbours:
+        return torch.cat([first, second], dim=-1)
+    return first.as_strided((*first.shape[:-1], width), first.stride(), place)
 
 
 def _separated(use: Use, i: int, sums: dict[str, Tensor]) -> dict[str, Tensor]:
     """The sums of a joined use, by name."""
     parts, result = _parts(use), {}
     start = 0
-    for place, part in enumerate(parts[i : i + 2]):
+    for part in parts[i : i + 2]:
         roles = part.roles()
         name = roles["weight"][0]
         width = use.parameters[name].shape[1]
         result[name] = sums["weight"][:, start : start + width].contiguous()
         start += width
         if "bias" in roles:
-            # What was measured of the second bias is the column of the input that is always 1.
-            result[roles["bias"][0]] = sums["weight"][:, -1].contiguous() if place else sums["bias"]
+            result[roles["bias"][0]] = sums["bias"]
     return result

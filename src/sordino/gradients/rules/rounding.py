@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from sordino.gradients.numerics import row_squared_norms
 from sordino.gradients.products import transposed_product
 
 __all__ = ["PIECE", "Rounding", "additions", "gram_rounding", "product", "unit"]
@@ -66,14 +67,14 @@ def gram_rounding(
     """What the rounding of ``n² = Σ_{s,t} first[s,t]·second[s,t]`` depends on: a bound on it, and the terms' lengths.
 
     An entry of `first` is an inner product over `inputs` numbers: its error is at most `inputs` roundings of the
-    product of the two lengths, and the other matrix says how much that counts.
+    product of the two lengths, and the other matrix says how much that counts: with lengths a and the other matrix γ
+    together ``Σ_{s,t} a_s a_t |γ_st| ≤ Σ_t a_t² · ‖γ‖``.
     """
     unit_, tiny = unit(first.dtype), torch.finfo(first.dtype).tiny
-    a, g = (grams.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for grams in (first, second))
-    by_first = (second.abs() @ a[:, :, None]).squeeze(2).double().mul_(a).sum(1)
-    by_second = (first.abs() @ g[:, :, None]).squeeze(2).double().mul_(g).sum(1)
-    a, g = a.double(), g.double()
+    a, g = (products.diagonal(dim1=1, dim2=2).clamp(min=0).double() for products in (first, second))
+    of_first, of_second = (row_squared_norms(products).sqrt_() for products in (first, second))
     # One rounding more for the product of the entries; results below the smallest number are lost whole.
-    squares = unit_ * ((inputs + 3) * by_first + (outputs + 3) * by_second)
+    squares = unit_ * ((inputs + 3) * of_second * a.sum(1) + (outputs + 3) * of_first * g.sum(1))
+    a, g = a.sqrt(), g.sqrt()
     squares += tiny * (outputs * a.sum(1).square() + inputs * g.sum(1).square())
     return squares, (a * g).sum(1)

@@ -81,6 +81,13 @@ class BinaryTree:
         carry[:level] = 1.0
         return Recurrence(gain=math.sqrt(fresh), read=read, slot=level, carry=carry)
 
+    def unrefined_variances(self) -> FloatArray:
+        """Variance of each prefix sum with unit noise a node and no refinement: the number of its nodes.
+
+        For comparison: this is the tree as it was first published, at the sensitivity of `tree_sensitivity`.
+        """
+        return np.array([float(end.bit_count()) for end in range(1, self.steps + 1)])
+
     def leading(self, steps: int) -> "BinaryTree":
         """Fewer steps of the same."""
         return replace(self, steps=steps)

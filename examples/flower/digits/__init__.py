@@ -1,0 +1,1 @@
+"""Handwritten digits over simulated clients, with client-level differential privacy."""

@@ -1,0 +1,180 @@
+"""`sordino recipes`, and `train --recipe NAME`: a whole pipeline, charged and written as one run."""
+
+import contextlib
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sordino.cli.measuring import groups_of
+from sordino.cli.output import JsonOption, Output, facts, heading
+from sordino.cli.running import Outcome, default_delta, page, run_folder
+from sordino.errors import InvalidArgument
+from sordino.runs import Metric, RunFolder
+
+if TYPE_CHECKING:
+    from sordino.data import DataSet
+    from sordino.ledger import Account
+    from sordino.recipes import FittedPipeline, Pipeline
+
+__all__ = ["Asked", "list_recipes", "recipes", "refuse_others", "train_by_recipe"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A training by recipe as the command asks for it.
+
+    Args:
+        recipe: its name, or "list".
+        files: a named set or a file; the column to predict; the declared schema; a public sample to take the schema
+            from; a public file to measure on; whether the records were declared public.
+        epsilon: the target, or None with `setting`.
+        delta: δ; None takes the default.
+        setting: one of the recipe's settings, or None.
+        device: where to train.
+        seed: a chosen seed, or None.
+        reproducible: whether a chosen seed is allowed.
+        out: the run folder, or None.
+    """
+
+    recipe: str
+    files: tuple[str, str | None, Path | None, Path | None, Path | None, bool]
+    epsilon: float | None
+    delta: float | None
+    setting: str | None
+    device: str
+    seed: int | None
+    reproducible: bool
+    out: Path | None
+
+    def dataset(self) -> "DataSet":
+        """The records, with their texts if they have any."""
+        from sordino.data import load
+
+        name, target, schema, sample, test, public = self.files
+        found = load(name, target=target, schema=schema, public_schema_from=sample, test=test, keep_texts=True)
+        return replace(found, public=found.public or public)
+
+
+def recipes(as_json: JsonOption = False) -> None:
+    """List the recipes: whole pipelines from raw records to a private model."""
+    list_recipes(Output(as_json=as_json))
+
+
+def list_recipes(out: Output) -> None:
+    """Print what there is to choose from."""
+    from sordino.recipes import PIPELINES, pipeline_called
+
+    found = [pipeline_called(name) for name in PIPELINES]
+    table = Table.grid(padding=(0, 3, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for pipeline in found:
+        rest = {
+            "data": ", ".join(pipeline.data_sets),
+            "public inputs": ", ".join(pipeline.public_inputs) or "none",
+            "settings": ", ".join(pipeline.settings),
+            "needs": pipeline.needs,
+        }
+        lines = [Text(f"{name}: {value}", style="dim") for name, value in rest.items() if value]
+        table.add_row(Text(pipeline.name, style="bold cyan"), Group(Text(pipeline.words), *lines, Text()))
+    out.finish({"recipes": [_told(pipeline) for pipeline in found]}, table)
+
+
+def _told(pipeline: "Pipeline") -> dict[str, object]:
+    return {
+        "name": pipeline.name,
+        "words": pipeline.words,
+        "data_sets": list(pipeline.data_sets),
+        "public_inputs": list(pipeline.public_inputs),
+        "constants": pipeline.constants,
+        "guarantee": pipeline.guarantee,
+        "settings": list(pipeline.settings),
+        "needs": pipeline.needs,
+    }
+
+
+def train_by_recipe(asked: Asked, ledger: "Account | None", out: Output) -> Outcome | None:
+    """Fit the whole pipeline, and leave a complete run folder; for the recipe "list" only list them.
+
+    Guarantee: `Outcome.guarantee`, of all stages together; they are charged to the ledger before a record is read.
+    Nothing is measured on records that are not declared public.
+    """
+    if asked.recipe == "list":
+        list_recipes(out)
+        return None
+    from sordino.randomness import Randomness
+    from sordino.recipes import pipeline_called
+    from sordino.report import write
+
+    pipeline = pipeline_called(asked.recipe)
+    randomness = Randomness(seed=asked.seed, reproducible=asked.reproducible)
+    dataset = asked.dataset()
+    delta = default_delta(len(dataset.train)) if asked.delta is None else asked.delta
+    prepared, stated = pipeline.plan(
+        dataset, epsilon=asked.epsilon, delta=delta, setting=asked.setting, device=asked.device
+    )
+    out.say(_ahead(pipeline, dataset, [(stage.name, len(stage.charges)) for stage in prepared.stages], stated.epsilon))
+    folder = run_folder(dataset.name, asked.out)
+    with contextlib.redirect_stdout(sys.stderr):
+        fitted = pipeline.fit(
+            dataset,
+            epsilon=asked.epsilon,
+            delta=delta,
+            setting=asked.setting,
+            ledger=ledger,
+            run=folder,
+            randomness=randomness,
+            device=asked.device,
+            progress=True,
+        )
+    run = RunFolder.open(folder)
+    with out.stderr.status("measuring and writing the report"):
+        metrics = _measured(dataset, fitted, test_is_public=dataset.public or asked.files[4] is not None)
+        run.write_metrics(metrics)
+        write(run)
+    outcome = Outcome(
+        run=run,
+        guarantee=fitted.guarantee,
+        metrics=metrics,
+        steps=len(fitted.events),
+        interrupted=not fitted.complete,
+    )
+    out.finish(outcome.to_dict() | {"recipe": pipeline.name}, *page(outcome))
+    return outcome
+
+
+def _ahead(pipeline: "Pipeline", dataset: "DataSet", stages: list[tuple[str, int]], epsilon: float) -> RenderableType:
+    kind = "public" if dataset.public else "private"
+    parts = ", ".join(f"{name} ({count:,} {'charge' if count == 1 else 'charges'})" for name, count in stages)
+    used = ", ".join(pipeline.public_inputs) or "none"
+    rows = [("stages", f"{parts}; together ε ≤ {epsilon:.4g}"), ("public inputs", used)]
+    return Group(heading(f"{dataset.name}: {kind} records, recipe {pipeline.name}"), facts(rows))
+
+
+def _measured(dataset: "DataSet", fitted: "FittedPipeline", *, test_is_public: bool) -> dict[str, Metric]:
+    """Accuracy, calibration and subgroups on the test records if they are public; nothing otherwise."""
+    from sordino.report import utility
+
+    test = dataset.test
+    if test is None or not len(test) or not test_is_public:
+        return {}
+    found = utility(fitted.predict_proba(test), test.labels, public=True, groups=groups_of(dataset, test))
+    labels = test.labels.tolist()
+    most = max(labels.count(label) for label in set(labels)) / len(labels)
+    found["majority_accuracy"] = Metric(value=most, public=True, what="share of the commonest public test label")
+    return found
+
+
+def refuse_others(recipe: str, names: tuple[str, ...], **others: object) -> None:
+    """A recipe fixes all settings: what is given beside it would be without effect, so it is refused."""
+    names = (*names, *(name.replace("_", " ") for name, value in others.items() if value is not None))
+    if names:
+        raise InvalidArgument(
+            f"{', '.join(names)} must be left out with --recipe {recipe}, got a value. A recipe fixes its settings; "
+            "use `sordino.recipes` from Python to change them."
+        )

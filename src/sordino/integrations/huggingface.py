@@ -1,0 +1,343 @@
+"""The Hugging Face Trainer with private steps (floor 4, integrations; needs transformers and accelerate).
+
+Arguments, callbacks, schedules and checkpoints are the stock Trainer's. Four things change: batches are drawn and
+charged by the engine; a logical batch comes as chunks of ``per_device_train_batch_size``; the loss is one number a
+record; and nothing that depends on private records is logged.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from sordino import checks
+from sordino.clipping import Clipping, clipping_called
+from sordino.definitions import Guarantee, NeighboringRelation
+from sordino.errors import InvalidArgument, SordinoError
+from sordino.integrations.record_losses import is_causal, record_losses
+from sordino.ledger import Account, Reservation
+from sordino.training import Plan
+from sordino.training.engine import PrivacyEngine
+from sordino.training.loader import PrivateLoader
+
+try:
+    from transformers import Trainer, TrainingArguments
+    from transformers.trainer_utils import TrainOutput
+except ImportError as error:
+    raise SordinoError(
+        f"sordino.integrations.huggingface must find transformers and accelerate, got {type(error).__name__}. Install "
+        "transformers[torch]."
+    ) from None
+
+__all__ = ["PrivacyArguments", "PrivateTrainer"]
+
+RecordLoss = Callable[[object, Tensor], Tensor]
+
+_CHARGES = "sordino.json"
+_PRIVATE_LOGS = ("loss", "grad_norm", "train_loss", "total_flos", "train_samples_per_second")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyArguments:
+    """What a private run needs beside ``TrainingArguments``. Give `target_epsilon` or `noise_multiplier`.
+
+    Args:
+        delta: δ in (0, 1).
+        target_epsilon: ε of the whole of `train`, never exceeded; the noise follows from it.
+        noise_multiplier: noise standard deviation over the sensitivity, ≥ 0; 0 is for debugging.
+        max_grad_norm: clipping norm > 0 of one record's gradient. (``TrainingArguments.max_grad_norm`` is not used.)
+        clipping: "flat", "per_layer", "automatic", "psac", "global", or an object of `sordino.clipping`.
+        neighboring_relation: which data sets count as neighbours.
+        eval_data_are_public: whether evaluation may be shown: no noise covers what is measured on private records.
+        diagnostics: "private" logs losses here, outside the guarantee.
+        public_records: at least five public or invented items of the data set's form, where the engine's own made-up
+            ones don't run.
+    """
+
+    delta: float
+    target_epsilon: float | None = None
+    noise_multiplier: float | None = None
+    max_grad_norm: float = 1.0
+    clipping: str | Clipping = "flat"
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    eval_data_are_public: bool = False
+    diagnostics: str | None = None
+    public_records: Sequence[object] | None = None
+
+    def __post_init__(self) -> None:
+        checks.probability(zero=False, one=False, delta=self.delta)
+        checks.positive(max_grad_norm=self.max_grad_norm)
+        if (self.target_epsilon is None) == (self.noise_multiplier is None):
+            raise InvalidArgument("target_epsilon or noise_multiplier must be given, and not both. Give one of them.")
+        if self.target_epsilon is not None:
+            checks.positive(target_epsilon=self.target_epsilon)
+        if self.noise_multiplier is not None:
+            checks.non_negative(noise_multiplier=self.noise_multiplier)
+        checks.one_of((None, "private"), diagnostics=self.diagnostics)
+
+
+class PrivateTrainer(Trainer):
+    """``transformers.Trainer`` whose training steps are differentially private.
+
+    Guarantee: the parameters after every step, and everything that is logged or saved, are (ε, δ)-differentially
+    private as `guarantee` states. A logical batch is a Poisson sample of ``per_device_train_batch_size ×
+    gradient_accumulation_steps`` records on average, run in chunks of at most ``per_device_train_batch_size``; gradient
+    accumulation changes memory, not the batch. Losses, norms and batch sizes are not logged.
+
+    Args:
+        model: any `PreTrainedModel` or adapter; sequences must be padded to a fixed length.
+        args: the stock arguments; those that can't be private are refused by name.
+        privacy: ε and δ, clipping.
+        record_loss: (outputs, labels) to one loss a record; by default from the logits, see `record_losses`.
+        ledger: the data set's account.
+        **trainer: the stock Trainer's other arguments.
+
+    Raises:
+        InvalidArgument: an argument would let something through that no noise covers, or couples records.
+
+    References:
+        Abadi et al. 2016, algorithm 1.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: TrainingArguments,
+        *,
+        privacy: PrivacyArguments,
+        record_loss: RecordLoss | None = None,
+        ledger: Account | Reservation | None = None,
+        **trainer: object,
+    ) -> None:
+        _check(args, privacy, trainer)
+        self.privacy = privacy
+        self._chunk_size = args.per_device_train_batch_size
+        self._expected = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        # One item of our loader is a whole logical batch: the stock loop has nothing to accumulate or to clip.
+        args.gradient_accumulation_steps, args.max_grad_norm, args.ignore_data_skip = 1, 0.0, True
+        self._record_loss = record_loss
+        self.engine = PrivacyEngine(ledger=ledger)
+        super().__init__(model=model, args=args, **trainer)  # pyright: ignore[reportArgumentType]
+
+    def guarantee(self) -> Guarantee:
+        """What holds for all training steps so far."""
+        return self.engine.guarantee(self.privacy.delta)
+
+    def train(self, *args: object, **kwargs: object) -> TrainOutput:
+        """Train, and give the model back without hooks. The output holds no loss."""
+        resumed = kwargs.get("resume_from_checkpoint", args[0] if args else None)
+        if isinstance(resumed, str | Path):
+            self._take_over(Path(resumed))
+        elif resumed:
+            raise InvalidArgument("resume_from_checkpoint must be a folder's path, got True. Name the checkpoint.")
+        try:
+            found = cast("TrainOutput", super().train(*args, **kwargs))  # pyright: ignore[reportArgumentType]
+        finally:
+            self.engine.detach()
+        metrics = {name: value for name, value in found.metrics.items() if name not in _PRIVATE_LOGS}
+        return TrainOutput(found.global_step, math.nan, metrics)
+
+    # --- batches -------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> "DataLoader[object]":
+        """Logical batches, each a run of chunks; model and optimizer are private from here on."""
+        dataset = cast("Dataset[object]", self.train_dataset)
+        if dataset is None or not isinstance(dataset, Sized):
+            raise InvalidArgument("train_dataset must be a data set with a length, got none. Give one.")
+        collator = self._get_collator_with_removed_columns(self.data_collator, description="training")
+        if hasattr(dataset, "column_names"):
+            dataset, collator = self._remove_unused_columns(dataset, "training"), self.data_collator
+        loader = DataLoader(
+            dataset,
+            batch_size=min(self._expected, len(dataset)),
+            shuffle=True,
+            collate_fn=collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=False,
+        )
+        private = self._attached(loader)
+        return cast("DataLoader[object]", _LogicalBatches(private))
+
+    def _attached(self, loader: "DataLoader[object]") -> PrivateLoader:
+        optimizer = self.create_optimizer()
+        inner = cast("Optimizer", getattr(optimizer, "optimizer", optimizer))
+        private = self.privacy
+        _, _, made = self.engine.make_private(
+            module=cast("nn.Module", self.model),
+            optimizer=inner,
+            data_loader=loader,
+            noise_multiplier=self._noise(loader),
+            max_grad_norm=private.max_grad_norm,
+            clipping=private.clipping,
+            neighboring_relation=private.neighboring_relation,
+            microbatch_size=self._chunk_size,
+            public_records=private.public_records,
+        )
+        return made
+
+    def _noise(self, loader: "DataLoader[object]") -> float:
+        if self.privacy.noise_multiplier is not None:
+            return self.privacy.noise_multiplier
+        an_epoch = len(loader)
+        steps = self.args.max_steps if self.args.max_steps > 0 else math.ceil(self.args.num_train_epochs * an_epoch)
+        rate = 1 / an_epoch
+        plan = Plan.for_epsilon(
+            target_epsilon=cast("float", self.privacy.target_epsilon),
+            delta=self.privacy.delta,
+            sample_rate=rate,
+            steps=steps,
+            max_grad_norm=self.privacy.max_grad_norm,
+            expected_batch_size=len(cast("Sized", loader.dataset)) * rate,
+            neighboring_relation=self.privacy.neighboring_relation,
+            clipping=clipping_called(self.privacy.clipping),
+        )
+        return plan.at(0).noise_multiplier
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
+    ) -> tuple[list[object], None]:
+        """One logical batch; its tokens are not counted, for the count is private."""
+        del num_batches, device
+        found = next(epoch_iterator, None)
+        return ([] if found is None else [found]), None
+
+    # --- one step ------------------------------------------------------------------------------------------------
+
+    def training_step(self, model: nn.Module, inputs: object, num_items_in_batch: object = None) -> Tensor:
+        """Forward and backward of all chunks; the optimizer's own step, which follows, completes the logical batch."""
+        del num_items_in_batch
+        model.train()
+        batch, total, chunks = cast("_LogicalBatch", inputs), torch.zeros((), device=self.args.device), 0
+        for chunk in batch:
+            prepared = dict(self._prepare_inputs(cast("dict[str, Tensor]", chunk)))
+            labels = cast("Tensor", prepared.pop("labels"))
+            with self.compute_loss_context_manager():
+                losses = self._losses(model(**prepared), labels)
+            losses.mean().backward()
+            chunks += 1
+            if not batch.is_complete:
+                # Adds this chunk to the sum; parameters change at the last one only, which the stock loop steps.
+                self._inner_optimizer().step()
+            if self.privacy.diagnostics is not None:
+                total += losses.detach().mean()
+        return total / max(chunks, 1)
+
+    def _inner_optimizer(self) -> Optimizer:
+        return cast("Optimizer", getattr(self.optimizer, "optimizer", self.optimizer))
+
+    def _losses(self, outputs: object, labels: Tensor) -> Tensor:
+        if self._record_loss is not None:
+            return self._record_loss(outputs, labels)
+        return record_losses(outputs, labels, causal=is_causal(cast("nn.Module", self.model)))
+
+    def floating_point_ops(self, inputs: object) -> int:
+        """Zero: the number follows the size of the batch, which is private."""
+        del inputs
+        return 0
+
+    # --- what is told and kept -----------------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """The stock log without losses and norms, and with the ε spent so far."""
+        if self.privacy.diagnostics is None:
+            logs = {name: value for name, value in logs.items() if name not in _PRIVATE_LOGS}
+        super().log({**logs, "epsilon": self.engine.get_epsilon(self.privacy.delta)}, start_time)
+
+    def evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
+        """The stock evaluation, on data that were declared public.
+
+        Raises:
+            InvalidArgument: they were not.
+        """
+        if not self.privacy.eval_data_are_public:
+            raise InvalidArgument(
+                "eval_data_are_public must be True for an evaluation, got False: no noise covers what is measured on "
+                "private records. Declare it, or buy an evaluation from the budget (docs/report.md)."
+            )
+        return super().evaluate(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
+        super()._save_checkpoint(model, trial)
+        folder = Path(self._get_output_dir(trial=None)) / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save and folder.is_dir():
+            (folder / _CHARGES).write_text(json.dumps(self.engine.state_dict()))
+
+    def _take_over(self, folder: Path) -> None:
+        """What the run charged before its checkpoint was written."""
+        file = folder / _CHARGES
+        if not file.is_file():
+            raise InvalidArgument(
+                f"resume_from_checkpoint must hold {_CHARGES}, got a folder without it: what was spent is not known."
+            )
+        self.engine.load_state_dict(json.loads(file.read_text()))
+
+
+class _LogicalBatches:
+    """A private loader whose items are whole logical batches, for a loop that takes one optimizer step an item."""
+
+    def __init__(self, loader: PrivateLoader) -> None:
+        self._loader = loader
+        self.dataset, self.batch_size = loader.dataset, loader.batch_size
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[object]:
+        chunks = iter(self._loader)
+        for _ in range(len(self._loader)):
+            yield _LogicalBatch(chunks, self._loader)
+
+
+class _LogicalBatch:
+    """The chunks of one logical batch; it is drawn and charged when the first is asked for."""
+
+    def __init__(self, chunks: Iterator[object], loader: PrivateLoader) -> None:
+        self._chunks, self._loader = chunks, loader
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the chunk that was given last is the last one."""
+        return self._loader.ends_step
+
+    def __iter__(self) -> Iterator[object]:
+        yield next(self._chunks)
+        while not self.is_complete:
+            yield next(self._chunks)
+
+
+def _check(args: TrainingArguments, privacy: PrivacyArguments, trainer: dict[str, object]) -> None:
+    """Refuse what couples records, needs a gradient that isn't there, or shows what is private."""
+    evaluates = str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
+    optim = str(getattr(args.optim, "value", args.optim))
+    refused = {
+        "fp16": args.fp16,
+        "label_smoothing_factor": args.label_smoothing_factor != 0,
+        "auto_find_batch_size": args.auto_find_batch_size,
+        "include_num_input_tokens_seen": args.include_num_input_tokens_seen not in (False, "no"),
+        "deepspeed": bool(args.deepspeed),
+        "optim": "layerwise" in optim or "lomo" in optim,
+        "eval_strategy": evaluates and not privacy.eval_data_are_public,
+        "compute_loss_func": trainer.get("compute_loss_func") is not None,
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise InvalidArgument(f"{name} must be left at its default for a private run, got {_WHY[name]}")
+
+
+_WHY = {
+    "fp16": "True: a loss scaler looks at raw gradients. Use bf16=True.",
+    "label_smoothing_factor": "a value: it takes means over the batch. Smooth the labels in record_loss.",
+    "auto_find_batch_size": "True: the batch size is part of the guarantee. Lower per_device_train_batch_size instead.",
+    "include_num_input_tokens_seen": "True: the number of tokens of a batch is private. Leave it out.",
+    "deepspeed": "a configuration. Run without it.",
+    "optim": "one that steps inside the backward pass. Use adamw_torch or sgd.",
+    "eval_strategy": "an evaluation of data that were not declared public. Pass eval_data_are_public=True if they are.",
+    "compute_loss_func": "a function of the batch. Give record_loss=…: one loss a record.",
+}

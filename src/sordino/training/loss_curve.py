@@ -1,0 +1,130 @@
+"""A loss curve that the budget pays for (floor 3): the batch's losses are released with its gradients, as one Gaussian.
+
+    (Σ_i ḡ_i, κ Σ_i min(max(ℓ_i, 0), L)) + N(0, s² I),   Δ² = Δ_g² + κ² L²,   s = z Δ                          (1)
+    κ = (Δ_g / L) √(a / (1 − a))   ⇒   Δ = Δ_g / √(1 − a)                                                      (2)
+
+z is the plan's noise multiplier, a the share. A step is one ``Gaussian(z)`` as without the curve. See
+``docs/proofs/loss-curve.md``.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sordino import checks
+from sordino.clipping import AdaClip, Clipping, ProjectedClipping
+from sordino.errors import InvalidArgument
+
+__all__ = ["LossCurve", "LossSum", "check_loss_curve"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossCurve:
+    """Buy the mean loss of every batch, with noise, from the budget of the step.
+
+    When: training should be watched, and the watching may be shown to anyone.
+
+    Guarantee:
+        Σ min(max(ℓ, 0), bound) over the batch is scaled and released beside the clipped gradients as *one* Gaussian
+        vector, whose sensitivity is that of the joint vector. A step is ``Gaussian(noise_multiplier)`` exactly as
+        without the curve; the price is more noise on the gradient, by the factor `price`. The sum is divided by the
+        public expected batch size. A loss that is not finite counts as 0.
+
+    Args:
+        bound: L > 0; losses are cut to [0, L]. Public: twice the loss of a model that knows nothing is usual.
+        share: of the step's budget (of 1 / noise_multiplier²) that the losses get, in (0, 1). 0.02 costs 1 % more noise
+            on the gradient.
+
+    Raises:
+        InvalidArgument: a value is out of its range.
+
+    Example:
+        >>> curve = LossCurve(bound=2.0, share=0.02)
+        >>> round(curve.price, 4), round(curve.stddev(noise_multiplier=1.0, expected_batch_size=500.0), 4)
+        (1.0102, 0.0283)
+
+    References:
+        Andrew, Thakkar, McMahan, Ramaswamy 2021, theorem 1, for the joint release; the losses are our own.
+    """
+
+    bound: float
+    share: float = 0.02
+
+    def __post_init__(self) -> None:
+        checks.positive(bound=self.bound)
+        checks.probability(zero=False, one=False, share=self.share)
+
+    @property
+    def price(self) -> float:
+        """By how much the noise on the gradient grows: 1/√(1 − share)."""
+        return 1 / math.sqrt(1 - self.share)
+
+    def joint(self, sensitivity: float) -> tuple[float, float]:
+        """(κ, ℓ2 sensitivity of the joint vector) beside a vector of ℓ2 sensitivity `sensitivity`, by (2).
+
+        A loss in [0, L] moves its sum by at most L under every relation: added, removed, zeroed out or replaced.
+        """
+        return sensitivity / self.bound * math.sqrt(self.share / (1 - self.share)), sensitivity * self.price
+
+    def stddev(self, *, noise_multiplier: float, expected_batch_size: float) -> float:
+        """Standard deviation of the noise on one point of the curve: z L / (√share · B)."""
+        return noise_multiplier * self.bound / (math.sqrt(self.share) * expected_batch_size)
+
+    def to_dict(self) -> dict[str, object]:
+        """The curve as plain JSON types."""
+        return {"bound": self.bound, "share": self.share}
+
+    @classmethod
+    def from_dict(cls, body: object) -> "LossCurve":
+        """The curve that `to_dict` described."""
+        if not isinstance(body, Mapping) or set(body) != {"bound", "share"}:
+            raise InvalidArgument("loss_curve must hold bound and share, got another body. Check the file.")
+        return cls(bound=body["bound"], share=body["share"])
+
+
+def check_loss_curve(curve: object, *, clipping: Clipping, correlated: bool, secure: bool) -> None:
+    """The losses ride on the Gaussian noise of one step; other noise and other sums have no place for them.
+
+    Raises:
+        InvalidArgument: names what a loss curve does not go with.
+    """
+    if not isinstance(curve, LossCurve):
+        raise InvalidArgument(
+            f"loss_curve must be None or LossCurve, got {type(curve).__name__}. See sordino.training."
+        )
+    unfit = {
+        "correlated noise": correlated,
+        "secure noise": secure,
+        type(clipping).__name__: isinstance(clipping, AdaClip | ProjectedClipping),
+    }
+    for name in (name for name, applies in unfit.items() if applies):
+        raise InvalidArgument(
+            f"loss_curve must be None with {name}, got LossCurve. Leave it out, or use independent noise and clipping "
+            "by exact norms."
+        )
+
+
+class LossSum:
+    """The bounded losses of one logical batch, added up over its chunks in double precision.
+
+    Args:
+        curve: bound and share.
+    """
+
+    def __init__(self, curve: LossCurve) -> None:
+        self._curve = curve
+        self._total = torch.zeros(1, dtype=torch.float64)
+
+    def add(self, losses: Float[Tensor, " B"]) -> None:
+        """Take in the losses of a chunk; one that is not finite counts as 0."""
+        known = losses.detach().double()
+        known = torch.where(known.isfinite(), known, 0.0).clamp_(0.0, self._curve.bound)
+        self._total = self._total.to(known.device) + known.sum()
+
+    def scaled(self, scale: float) -> Float[Tensor, " 1"]:
+        """κ times the sum, to be released beside the gradients."""
+        return self._total * scale
