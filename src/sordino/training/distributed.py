@@ -13,6 +13,7 @@ References:
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar, cast
 
 import numpy as np
@@ -21,10 +22,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sordino.errors import SordinoError
+from sordino.clipping import ProjectedClipping
+from sordino.definitions import Guarantee
+from sordino.errors import InvalidArgument, SordinoError
+from sordino.events import Event, Nothing
+from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
+from sordino.runs import RunFolder
+from sordino.training.adaptive import AdaptiveRun
+from sordino.training.plan import Plan
+from sordino.training.record import Parts, RunRecord, record_of
 
-__all__ = ["Ranks", "ranks_here"]
+__all__ = ["Ranks", "inner", "ranks_here", "record_among"]
 
 T = TypeVar("T")
 
@@ -88,15 +97,17 @@ class Ranks:
         return cast("T", outcome[0])
 
     @contextmanager
-    def led(self, enter: Callable[[], AbstractContextManager[T]], otherwise: T) -> Iterator[T]:
-        """The block that `enter` makes in the first process, `otherwise` in the others; all fail if it can't be entered."""
-        if not self.is_first:
-            self.agreed(lambda: None)
-            yield otherwise
-            return
-        manager = enter()
+    def led(
+        self,
+        enter: Callable[[Account | Reservation | None], AbstractContextManager[T]],
+        purse: Account | Reservation | None,
+    ) -> Iterator[T]:
+        """The block that `enter` makes of `purse` in the first process, and of None in the others; all fail as one."""
+        manager = enter(purse if self.is_first else None)
         value: list[T] = []
         self.agreed(lambda: value.append(manager.__enter__()))
+        if not self.is_first:
+            value.append(manager.__enter__())
         try:
             yield value[0]
         except BaseException as error:
@@ -110,6 +121,35 @@ class Ranks:
         if self.count == 1:
             return randomness
         return randomness.shared(lambda key: cast("bytes", self.agreed(lambda: key)))
+
+    def in_turn(self, act: Callable[[], None]) -> None:
+        """All processes do it, the first one after the others: it may write what they read."""
+        if not self.is_first:
+            act()
+        if self.count > 1:
+            dist.barrier()
+        self.agreed(act)
+
+    def first_then_all(self, act: Callable[[], None]) -> None:
+        """The first process does it, and when it succeeded, the others."""
+        self.agreed(act)
+        if not self.is_first:
+            act()
+
+    def check(self, plan: Plan, *, adapts: bool) -> None:
+        """Refuse what several processes can't share yet.
+
+        Raises:
+            InvalidArgument: names it.
+        """
+        if self.count == 1:
+            return
+        if adapts:
+            raise InvalidArgument("budget must be None in several processes, got one. Train in one, or with a plan.")
+        if isinstance(plan.clipping, ProjectedClipping):
+            raise InvalidArgument(
+                "clipping must look at exact norms in several processes, got ProjectedClipping. Use FlatClipping."
+            )
 
     def align(self, module: nn.Module) -> None:
         """Give all processes the first one's parameters and buffers."""
@@ -152,3 +192,52 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         size += bytes_
     if bucket:
         yield bucket
+
+
+class _Followed(RunRecord):
+    """A run that another process writes: its checkpoint is loaded here too, and nothing is written."""
+
+    def begin(self, parts: Parts, randomness: Randomness) -> None:
+        """Load the checkpoint, before the first process writes that a segment begins."""
+        self.load(parts)
+        self._randomness = randomness
+        self.seeded = randomness.reproducible or any(segment.seeded for segment in self.folder.segments())
+
+    def charge(
+        self, *, step: int, event: Event, epsilon: float, indices: np.ndarray, charge: str | None = None
+    ) -> None:
+        """Count it; the first process writes it."""
+        del step, epsilon, indices, charge
+        if not isinstance(event, Nothing):
+            self._charged.add(event)
+
+    def save(self, parts: Parts, done: int) -> None:
+        """The first process writes it."""
+
+    def finish(self, model: nn.Module, guarantee: Guarantee, *, complete: bool) -> None:
+        """The first process writes it."""
+
+    def give_up(self) -> None:
+        """Nothing was begun here."""
+
+
+def record_among(
+    ranks: Ranks,
+    plan: Plan,
+    *,
+    run: RunFolder | str | Path | None,
+    resume: str | Path | None,
+    every: int | None,
+    diagnostics: str | None,
+    adaptive: AdaptiveRun | None,
+) -> RunRecord | None:
+    """`record_of` in the first process; the others only read a run that is resumed, from the same disk."""
+    made: list[RunRecord | None] = []
+    ranks.agreed(
+        lambda: made.append(
+            record_of(plan, run=run, resume=resume, every=every, diagnostics=diagnostics, adaptive=adaptive)
+        )
+    )
+    if made:
+        return made[0]
+    return None if resume is None else _Followed(RunFolder.open(resume), plan, every=None, is_new=False)
