@@ -30,7 +30,7 @@ _STEPS = 3
 
 def ways(*, compare: bool) -> list[str]:
     """Names of the ways that are measured, the plain step first."""
-    return ["plain", "private", "private lean", *(peers() if compare else ())]
+    return ["plain", "private", "private lean", "private block", *(peers() if compare else ())]
 
 
 def step_of(name: str, way: str) -> Step:
@@ -38,8 +38,8 @@ def step_of(name: str, way: str) -> Step:
     case = next(case for case in cases() if case.name == name)
     if way == "plain":
         return plain_step(case)
-    if way in ("private", "private lean"):
-        return private_step(case, lean=way == "private lean")
+    if way.startswith("private"):
+        return private_step(case, memory=way.removeprefix("private").strip() or "fast")
     return peers()[way](case)
 
 

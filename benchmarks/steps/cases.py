@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino.recipes.models import cnn
-from steps.images import WideResNet
+from steps.images import ResNet18, WideResNet
 from steps.text import BagOfWords, Recurrent, bert_mini, gpt2, with_adapters
 
 __all__ = ["Case", "cases"]
@@ -80,6 +80,7 @@ def cases() -> list[Case]:
         ),
         Case(name="CNN 28x28, B 256", build=lambda: cnn((1, 28, 28), 10), batch=features(256, 1, 28, 28), goal=1.35),
         Case(name="WRN-16-4 32x32, B 16", build=WideResNet, batch=features(16, 3, 32, 32), goal=1.25),
+        Case(name="ResNet-18 32x32, B 16", build=ResNet18, batch=features(16, 3, 32, 32), goal=1.25),
         Case(name="BERT-mini T 128, B 16", build=bert_mini, batch=texts(16, 128, 30522), goal=1.2),
         Case(
             name="BERT-mini LoRA 8, B 16",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, TensorDataset
 
+from sordino.clipping import FlatClipping, GroupedClipping
 from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
@@ -42,8 +43,9 @@ def plain_step(case: Case) -> Step:
     return step
 
 
-def plan_for(case: Case, noise_multiplier: float = 1.0) -> Plan:
+def plan_for(case: Case, noise_multiplier: float = 1.0, *, memory: str = "fast") -> Plan:
     return Plan(
+        clipping=GroupedClipping() if memory == "block" else FlatClipping(),
         noise_multiplier=noise_multiplier,
         max_grad_norm=1.0,
         sample_rate=0.01,
@@ -53,12 +55,13 @@ def plan_for(case: Case, noise_multiplier: float = 1.0) -> Plan:
     )
 
 
-def private_step(case: Case, *, noise_multiplier: float = 1.0, lean: bool = False) -> Step:
-    """What `fit` does for one logical batch after it was drawn."""
+def private_step(case: Case, *, noise_multiplier: float = 1.0, memory: str = "fast") -> Step:
+    """What `fit` does for one logical batch after it was drawn; "block" clips every layer apart."""
     model = case.build().train()
     optimizer = optimizer_of(model)
-    capture = GradientCapture(model, lean=lean)
-    private = PrivateStep(capture, plan_for(case, noise_multiplier), Randomness())
+    capture = GradientCapture(model, lean=memory != "fast")
+    plan = plan_for(case, noise_multiplier, memory=memory)
+    private = PrivateStep(capture, plan, Randomness(), by_blocks=memory == "block")
     number = 0
 
     def step() -> None:

@@ -62,5 +62,5 @@ def test_lean_kernels_keep_less() -> None:
 
 
 def test_other_memory_modes_are_refused_by_name() -> None:
-    with pytest.raises(InvalidArgument, match="memory must be one of fast, lean"):
-        Performance(memory="tiny")
+    with pytest.raises(InvalidArgument, match="memory must be one of fast, lean, block"):
+        Performance(memory="tiny")  # pyright: ignore[reportArgumentType]

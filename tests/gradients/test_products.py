@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
+from agreement import check
 from sordino.gradients import products
 from sordino.gradients.products import affine, grams, per_record_product, transposed_product
+
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
 # Sizes below and above the work from which oneDNN is taken, with lengths that are cut and lengths that aren't.
 SIZES = [(3, 2, 5), (64, 200, 300), (200, 130, 257), (511, 96, 64), (130, 700, 33)]
@@ -65,3 +69,30 @@ def test_a_record_that_is_not_finite_spoils_its_own_product_only():
     result = per_record_product(left, right)
     assert bool(result[[0, 2]].isfinite().all())
     assert not bool(result[1].isfinite().all())
+
+
+def outputs_squared(m, x):
+    output = m(x)
+    return (output[0] if isinstance(output, tuple) else output).square().flatten(1).sum(1)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.Linear(9, 7), (3, 9)),
+        (lambda: nn.Linear(9, 7), (3, 70, 9)),
+        (lambda: nn.Linear(40, 60), (3, 4, 40)),
+        (lambda: nn.LSTM(5, 6, batch_first=True), (3, 9, 5)),
+        (lambda: nn.LSTM(5, 6, batch_first=True, bidirectional=True, proj_size=3, num_layers=2), (3, 4, 5)),
+        (lambda: nn.LSTM(5, 6, batch_first=True, bias=False), (3, 4, 5)),
+        (lambda: nn.GRU(5, 6, batch_first=True, bidirectional=True), (3, 9, 5)),
+        (lambda: nn.RNN(5, 6, batch_first=True), (3, 9, 5)),
+        (lambda: nn.RNN(5, 6, batch_first=True, nonlinearity="relu"), (3, 9, 5)),
+    ],
+)
+def test_layers_are_exact_when_every_product_takes_the_library(make, shape, monkeypatch):
+    monkeypatch.setattr(products, "_LEAST", 0)
+    monkeypatch.setattr(products, "_ROWS", 2)
+    torch.manual_seed(0)
+    check(make(), outputs_squared, normal(*shape))

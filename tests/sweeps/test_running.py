@@ -330,7 +330,10 @@ def test_a_cell_that_is_interrupted_is_not_kept(arm, tmp_path, monkeypatch):
 
 
 def test_a_hidden_layer_learns_on_private_components(tmp_path):
-    text = TEXT.partition("[grid]")[0].replace("epochs = 5", "epochs = 10") + 'model = "relu"\nmomentum = 0.5\naveraging = 0.5\n'
+    text = (
+        TEXT.partition("[grid]")[0].replace("epochs = 5", "epochs = 10")
+        + 'model = "relu"\nmomentum = 0.5\naveraging = 0.5\n'
+    )
     text += "pca = 20\npca_noise_multiplier = 4\ntarget_epsilon = 3.0\n[grid]\nwidth = [32]\nseed = [0, 1]\n"
     rows = sweeps.rows(sweeps.parse(text), sweeps.run(sweeps.parse(text), tmp_path))
     (row,) = rows

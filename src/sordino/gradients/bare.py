@@ -203,6 +203,8 @@ class BareTap(TorchFunctionMode):
         module: nn.Module | None = None,
     ) -> Tensor:
         """`output`, records first, passed through a node that reads its gradient for what `sources` depend on."""
+        if any(tensor.is_complex() for tensor in (output, *saved)):
+            raise _Opaque  # The kernels multiply real numbers.
         names = {name for source in sources.values() for name in source.leaves}
         use = Use(
             module=self._module,

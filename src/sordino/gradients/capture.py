@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sordino import checks
 from sordino.errors import InvalidArgument, PrivacyError, RecordCountMismatch
+from sordino.gradients.blocks import Blocks
 from sordino.gradients.calls import Calls
 from sordino.gradients.graph import ordinary_uses
 from sordino.gradients.hooks import ModuleHook
@@ -93,18 +94,21 @@ class GradientCapture:
         self.discard()
         self._calls.remove()
 
-    def start(self, records: int, *, scale: float = 1.0) -> None:
+    def start(self, records: int, *, scale: float = 1.0, blocks: Blocks | None = None) -> None:
         """Begin a recording; whatever was recorded before and not read is discarded.
 
         Args:
             records: number of records in the chunk, ≥ 0.
             scale: factor on every captured gradient, > 0; the record count, when the loss is a mean over the chunk.
+            blocks: groups that are clipped and added up while the backward pass runs; read by `add_block_sums` only.
         """
         checks.integer(0, records=records)
         checks.positive(scale=scale)
         self.stop()
+        if blocks is not None:
+            blocks.reading = self._reading
         device = next(iter(self.names)).device if self.names else torch.device("cpu")
-        self._calls.begin(Recording(records, scale=scale, device=device, lean=self._lean), device)
+        self._calls.begin(Recording(records, scale=scale, device=device, lean=self._lean, blocks=blocks), device)
 
     def stop(self) -> None:
         """End the recording: later forward and backward passes are not captured. It can still be read."""
@@ -113,12 +117,12 @@ class GradientCapture:
         self._calls.restore_all()
 
     @contextmanager
-    def recording(self, records: int, *, scale: float = 1.0) -> Iterator[None]:
+    def recording(self, records: int, *, scale: float = 1.0, blocks: Blocks | None = None) -> Iterator[None]:
         """`start` and `stop` around a block that holds forward and backward of one chunk.
 
         An exception inside the block discards the recording.
         """
-        self.start(records, scale=scale)
+        self.start(records, scale=scale, blocks=blocks)
         try:
             yield
         except BaseException:
@@ -209,6 +213,23 @@ class GradientCapture:
             raise RecordCountMismatch("weights must be one number per record of the chunk, got another shape.")
         with self._reading():
             recording.add_weighted_sums(rows, into, last=last)
+
+    @property
+    def is_by_blocks(self) -> bool:
+        """Whether the recording is clipped block by block, and must be read by `add_block_sums`."""
+        return self._calls.recording is not None and self._calls.recording.blocks is not None
+
+    def add_block_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
+        """Add the clipped sums of a recording with `blocks` to the entry of every parameter that was used.
+
+        Guarantee: as of `add_weighted_sums`, with the factors of `blocks` for the bounds of each group.
+
+        Raises:
+            UncapturedParameter: a use of a managed parameter was not captured.
+            PrivacyError: there is no recording, or a kept input was modified in place.
+        """
+        with self._reading():
+            self._readable().add_block_sums(into)
 
     def per_record_gradients(self) -> Iterator[tuple[dict[nn.Parameter, Float[Tensor, "b *shape"]], float]]:
         """The gradient of every record, formed a few records at a time and not kept.

@@ -67,6 +67,9 @@ class UseReceiver:
     use: Use
     dims: tuple[int, ...] = (0,)
 
+    def __post_init__(self) -> None:
+        self.recording.expect(self.use)
+
     def __call__(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         """Take the kept tensors and the gradient at each output."""
         moved = (g if g is None or dim == 0 else g.movedim(dim, 0) for g, dim in zip(grads, self.dims, strict=True))

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from sordino.errors import PrivacyError, UncapturedParameter
+from sordino.gradients.blocks import Blocks
 from sordino.gradients.rules.cost import chunk_records
 from sordino.gradients.rules.rule import Use
 from sordino.gradients.shared import shared_squared_norms
@@ -24,12 +25,16 @@ class Recording:
         scale: what every captured gradient is multiplied by (the record count, when the loss was a mean).
         device: where results live when nothing was captured.
         lean: whether rules spare memory, at the price of time.
+        blocks: groups whose sums are taken while the backward pass runs; None to read the recording afterwards.
     """
 
-    def __init__(self, records: int, *, scale: float, device: torch.device, lean: bool = False) -> None:
+    def __init__(
+        self, records: int, *, scale: float, device: torch.device, lean: bool = False, blocks: Blocks | None = None
+    ) -> None:
         self.records = records
         self.scale = scale
         self.open = True
+        self.blocks = blocks
         self._lean = lean
         self._device = device
         self._uses: dict[int, Use] = {}
@@ -53,12 +58,55 @@ class Recording:
             )
         if all(grad is None for grad in grads):
             return
+        if self.blocks is not None and self.blocks.is_done(use):
+            self.poison(use.label)
+            raise PrivacyError(
+                f"{use.label} must be called and run backward once in a batch that is clipped block by block, got a "
+                'backward pass after its sum was taken. Use memory="lean", or one forward and one backward a batch.'
+            )
         if id(use) in self._uses:
             use.grads = tuple(_added(old, new) for old, new in zip(use.grads, grads, strict=True))
             return
         use.saved, use.grads, use.lean = saved, grads, self._lean
         use.versions = tuple(tensor._version for tensor in saved)
         self._uses[id(use)] = use
+        if self.blocks is not None:
+            self._take(self.blocks, self.blocks.arrive(use))
+
+    def expect(self, use: Use) -> None:
+        """A captured call was made, whose backward pass may come."""
+        if self.blocks is not None:
+            self.blocks.expect(use)
+
+    def add_block_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
+        """Add the clipped sums that were taken during the backward pass, and those of what is left."""
+        self._check()
+        assert self.blocks is not None
+        for uses in self.blocks.rest():
+            self._take(self.blocks, uses)
+        self._check()
+        self._sealed = self._spent = True
+        taken: set[int] = set()
+        for parameter, value in self.blocks.sums.items():
+            _accumulate(into, parameter, value, taken)
+        self.blocks.sums.clear()
+
+    def _take(self, blocks: Blocks, uses: list[Use]) -> None:
+        """Clip the groups that `uses` belong to, add up, and drop what was kept of them."""
+        if not uses or not self.records:
+            return
+        numbers = blocks.members(uses)
+        part = Recording(self.records, scale=self.scale, device=self._device, lean=self._lean)
+        part._uses = {id(use): self._uses.pop(id(use)) for use in uses}
+        part.group([blocks.groups[number] for number in numbers])
+        try:
+            with blocks.reading():
+                part.add_weighted_sums(blocks.factors(part.squared_bounds(), numbers), blocks.sums, last=True)
+        except BaseException:
+            self.poison(uses[0].label)
+            raise
+        for use in uses:
+            use.saved, use.grads, use.versions, use.memo = (), (), (), {}
 
     def group(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
         """Measure the parameters of each group apart; those in no group belong to the first."""
@@ -83,6 +131,11 @@ class Recording:
 
     def _measured(self) -> tuple[Float[Tensor, "G B"], Float[Tensor, "G B"]]:
         self._check()
+        if self.blocks is not None:
+            raise PrivacyError(
+                "a recording that is clipped block by block must be read by its sums, got a request for norms. Record "
+                "without blocks."
+            )
         self._sealed = True
         if self._norms is None or self._bounds is None:
             with torch.no_grad():

@@ -221,6 +221,7 @@ class Pipeline:
             "schema": 1,
             "recipe": self.name,
             "stages": [stage.to_dict() for stage in prepared.stages],
+            "steps": len(prepared.charges),
             "delta": stated.delta,
             "neighboring_relation": prepared.relation.value,
             "privacy_unit": stated.unit.value,

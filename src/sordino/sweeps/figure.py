@@ -22,7 +22,7 @@ _WORDS = {
     "train_accuracy": "accuracy on training records (%)",
     "epsilon": "ε",
     "noise_multiplier": "noise multiplier σ",
-    "seconds": "seconds of training",
+    "seconds": "processor seconds of training",
     "memory": "memory while training (MB)",
     "max_grad_norm": "clipping norm C",
     "batch_size": "expected batch size B",

@@ -58,7 +58,7 @@ class Outcome:
         epsilon: ε, or None where nothing is guaranteed.
         noise_multiplier: σ that was used.
         course: the model during training; without averaging.
-        seconds: of the training, without measuring.
+        seconds: of the processor (one thread) for the training, without measuring.
         memory: megabytes by which the process grew while training; None where the system doesn't tell, or where the
             process had trained other cells before, whose memory it would use again.
         failure: what went wrong.
@@ -91,11 +91,11 @@ def train_cell(cell: Cell, dataset: DataSet) -> Outcome:
     _warm_up(cell, model, train)
     watch = _Watch(cell, model, train, test)
     measure_from = _memory("VmRSS:", reset=True)
-    started = time.monotonic()
+    started = time.process_time()
     (_train_privately if told.arm in ("private", "clipping without noise") else _train_unclipped)(
         cell, model, train, watch, randomness
     )
-    seconds = time.monotonic() - started - watch.seconds
+    seconds = time.process_time() - started - watch.seconds
     peak = _memory("VmHWM:")
     return Outcome(
         accuracy=_accuracy(model, test),
@@ -197,7 +197,7 @@ class _Watch:
     def __call__(self, step: int) -> None:
         if step not in self._at:
             return
-        began = time.monotonic()
+        began = time.process_time()
         found = self._cell.guarantee(step)
         seen, test = self._records
         self.points.append(
@@ -208,7 +208,7 @@ class _Watch:
                 epsilon=None if found is None else found.epsilon,
             )
         )
-        self.seconds += time.monotonic() - began
+        self.seconds += time.process_time() - began
 
 
 def _first(records: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from sordino.clipping import AdaClip, AdaClipState, ProjectedClipping
-from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.gradients import GradientCapture
 from sordino.mechanisms import GaussianMechanism
@@ -49,11 +48,6 @@ def check_bounds(plan: Plan, *, by_unit: bool = False) -> None:
         InvalidArgument: the clipping doesn't go with the plan's noise, or not with rows of units.
     """
     special = isinstance(plan.clipping, AdaClip | ProjectedClipping)
-    if isinstance(plan.clipping, ProjectedClipping) and plan.neighboring_relation is NeighboringRelation.REPLACE_ONE:
-        raise InvalidArgument(
-            "neighboring_relation must be add_or_remove_one or replace_special with ProjectedClipping, got "
-            "'replace_one': what two estimated norms cost together is not known. Use FlatClipping."
-        )
     if by_unit and (special or plan.secure_noise):
         got = type(plan.clipping).__name__ if special else "secure noise"
         raise InvalidArgument(

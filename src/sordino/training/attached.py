@@ -200,6 +200,8 @@ def claim_of(
 
 
 def _budget_at(adaptive: AdaptiveRun, plan: Plan, delta: float) -> float:
-    """ε of the whole budget at any δ; at its own δ, and above, never more than was promised."""
+    """ε of the whole budget at any δ; at its own, what was promised."""
+    if delta == plan.delta:
+        return adaptive.epsilon
     whole = accounting.epsilon(adaptive.event(), delta, relation=plan.neighboring_relation).upper
-    return min(whole, adaptive.epsilon) if delta >= plan.delta else whole
+    return min(whole, adaptive.epsilon) if delta > plan.delta else whole

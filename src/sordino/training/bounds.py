@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sordino.clipping import QuantileClipping, QuantileThresholds
 from sordino.errors import UnprivateStep
 from sordino.gradients import GradientCapture
+from sordino.gradients.blocks import Blocks
 from sordino.mechanisms import GaussianMechanism
 from sordino.training.loss_curve import LossSum
 from sordino.training.step_plan import StepPlan
@@ -64,6 +65,10 @@ class Bounds:
     def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:
         """Clip what was recorded and add it to `into`; a chunk of no records adds nothing."""
         assert self._now is not None
+        if self._capture.is_by_blocks:
+            if records:
+                self._capture.add_block_sums(into)
+            return
         squares = self._capture.squared_bounds(self._groups if len(self._groups) > 1 else None)
         squares = squares[None] if squares.dim() == 1 else squares
         if not records:
@@ -77,10 +82,15 @@ class Bounds:
             self._counts += self._moving.below(_finite(squares)).to(self._counts.device)
         return self.factors(squares)
 
-    def factors(self, squares: Float[Tensor, "G B"]) -> Float[Tensor, "G B"]:
-        """The factor of each record in each group, from the squares of its bounds."""
+    def blocks(self) -> Blocks:
+        """The groups of the open batch, to be clipped while the backward pass runs."""
+        return Blocks(self._groups, self.factors)
+
+    def factors(self, squares: Float[Tensor, "G B"], groups: Sequence[int] | None = None) -> Float[Tensor, "G B"]:
+        """The factor of each record in each group, or in the `groups` with these numbers, from squares of bounds."""
         assert self._now is not None
-        rows = zip(_finite(squares), self._bounds, strict=True)
+        bounds = self._bounds if groups is None else [self._bounds[group] for group in groups]
+        rows = zip(_finite(squares), bounds, strict=True)
         return torch.stack([self._now.clipping.factors(row, max_grad_norm=bound) for row, bound in rows])
 
     @property

@@ -18,14 +18,15 @@ class Performance:
         compile: run the steps of `fit` as compiled graphs; it refuses what can't be compiled. Needs a C++ compiler.
             With diagnostics, which show losses, steps stay as they are.
         memory: "lean" keeps per-record gradients only where they are smaller than what is freed for them; it is slower.
+            "block" clips each group of a `GroupedClipping` while the backward pass runs, and frees its layers then.
     """
 
     microbatch_size: int | None = None
     device: str | None = None
     compile: bool = False
-    memory: Literal["fast", "lean"] = "fast"
+    memory: Literal["fast", "lean", "block"] = "fast"
 
     def __post_init__(self) -> None:
         if self.microbatch_size is not None:
             checks.integer(1, microbatch_size=self.microbatch_size)
-        checks.one_of(("fast", "lean"), memory=self.memory)
+        checks.one_of(("fast", "lean", "block"), memory=self.memory)

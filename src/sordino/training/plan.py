@@ -22,6 +22,7 @@ from sordino.clipping import (
     FlatClipping,
     GlobalClipping,
     GroupedClipping,
+    ProjectedClipping,
     PsacClipping,
     QuantileClipping,
     clipping_from_dict,
@@ -152,6 +153,12 @@ class Plan:
             raise UnknownSampler(
                 "poisson_sampling must be True with a schedule, got False: the batches of an epoch cost as much as the "
                 "dearest of them. Sample with Poisson sampling, or give numbers."
+            )
+        projected = isinstance(self.clipping, ProjectedClipping)
+        if projected and self.neighboring_relation is NeighboringRelation.REPLACE_ONE:
+            raise InvalidArgument(
+                "neighboring_relation must be add_or_remove_one or replace_special with ProjectedClipping, got "
+                "'replace_one': what two estimated norms cost together is not known. Use FlatClipping."
             )
 
     def _check_noise(self) -> None:

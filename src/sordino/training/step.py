@@ -12,8 +12,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from sordino.clipping import GroupedClipping
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.gradients import GradientCapture
+from sordino.gradients.blocks import Blocks
 from sordino.randomness import Randomness
 from sordino.runs import LossPoint
 from sordino.sampling import Chunk
@@ -23,7 +25,7 @@ from sordino.training.bounds import Bounds
 from sordino.training.plan import Plan
 from sordino.training.step_plan import StepPlan
 
-__all__ = ["PrivateStep"]
+__all__ = ["PrivateStep", "check_blocks"]
 
 
 class PrivateStep:
@@ -40,6 +42,7 @@ class PrivateStep:
         at: the values of a step where they are chosen on the way; the plan's by default.
         by_unit: whether rows are records of units, which are put together before they are clipped.
         norm: releases the norm of every sum besides, or None.
+        by_blocks: whether the groups of a grouped clipping are clipped while the backward pass runs: less memory.
     """
 
     def __init__(
@@ -52,7 +55,10 @@ class PrivateStep:
         at: Callable[[int], StepPlan] | None = None,
         by_unit: bool = False,
         norm: BoughtNorm | None = None,
+        by_blocks: bool = False,
     ) -> None:
+        if by_blocks:
+            check_blocks(plan, by_unit=by_unit)
         self._capture = capture
         self._at = plan.at if at is None else at
         self._randomness = randomness
@@ -68,7 +74,7 @@ class PrivateStep:
         self._seen = False
         self._points: list[LossPoint] = []
         self.bounds = bounds_for(capture, plan, randomness, by_unit=by_unit)
-        self._norm = norm
+        self._norm, self._by_blocks = norm, by_blocks
         # Where several processes each hold a part of the batch: adds their sums up before the noise.
         self.add_up_: Callable[[Sequence[Tensor]], None] | None = None
         self.released_norm: float | None = None
@@ -108,7 +114,7 @@ class PrivateStep:
             UnprivateStep: the chunk is not the one that comes next. The open batch is abandoned.
         """
         self.begin(chunk)
-        return self._capture.recording(chunk.records, scale=scale)
+        return self._capture.recording(chunk.records, scale=scale, blocks=self._blocks())
 
     def start(self, chunk: Chunk, *, rows: int, scale: float = 1.0) -> None:
         """`recording` without a block: forward and backward passes are captured until `add` or `abandon`.
@@ -117,7 +123,10 @@ class PrivateStep:
         made-up ones, which `add` leaves out.
         """
         self.begin(chunk)
-        self._capture.start(rows, scale=scale)
+        self._capture.start(rows, scale=scale, blocks=self._blocks())
+
+    def _blocks(self) -> Blocks | None:
+        return self.bounds.blocks() if self._by_blocks and isinstance(self.bounds, Bounds) else None
 
     def begin(self, chunk: Chunk) -> None:
         """Open the logical batch with its first chunk, or check that `chunk` is the next one."""
@@ -284,6 +293,19 @@ class PrivateStep:
             total = self._sums.get(p)
             self._sums[p] = torch.zeros_like(p, dtype=_sum_dtype(p)) if total is None else total.to(_sum_dtype(p))
         return [self._sums[p] for p in self._summed]
+
+
+def check_blocks(plan: Plan, *, by_unit: bool = False) -> None:
+    """Refuse a plan whose groups can't be clipped while the backward pass runs.
+
+    Raises:
+        InvalidArgument: bounds are not those of groups of parameters, or are adapted, or records are put together.
+    """
+    if by_unit or plan.secure_noise or not isinstance(plan.clipping, GroupedClipping):
+        raise InvalidArgument(
+            f"clipping must be grouped, with fixed bounds, of single records and without secure noise, for "
+            f'memory="block", got {plan.clipping.words}. Use GroupedClipping, or memory="lean".'
+        )
 
 
 def _sum_dtype(parameter: nn.Parameter) -> torch.dtype:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from sordino.definitions import PrivacyUnit
-from sordino.errors import InvalidArgument
 from sordino.gradients import GradientCapture
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
@@ -34,6 +32,7 @@ from sordino.training.display import DIAGNOSED, Diagnostics, ProgressLine, diagn
 from sordino.training.distributed import Ranks, inner, ranks_here, record_among
 from sordino.training.following import ForwardWatch, compares_values
 from sordino.training.forms import proves_again, public_marks
+from sordino.training.freshness import fresh
 from sordino.training.guard import claim, release
 from sordino.training.interrupts import uninterrupted
 from sordino.training.jl import ProjectedSums
@@ -45,7 +44,7 @@ from sordino.training.probe import check_records_are_independent
 from sordino.training.record import Parts, RunRecord
 from sordino.training.source import Source, source_of
 from sordino.training.spending import SpentSoFar, charged_at
-from sordino.training.step import PrivateStep
+from sordino.training.step import PrivateStep, check_blocks
 from sordino.training.stepping import OptimizerFactory, optimizer_for, schedule_for
 from sordino.training.structure import map_tensors
 from sordino.training.units import Units, UnitSource, by_unit
@@ -142,7 +141,9 @@ def fit(
     performance = Performance() if performance is None else performance
     if performance.device is None:
         performance = replace(performance, device=_device_of(model))
-    randomness = ranks.shared(_fresh(Randomness() if randomness is None else randomness))
+    if performance.memory == "block":
+        check_blocks(plan)
+    randomness = ranks.shared(fresh(Randomness() if randomness is None else randomness))
     source = source_of(data, collate)
     if units is not None:
         units.check(plan)
@@ -227,13 +228,10 @@ class _Run:
         shown = progress or transcript is not None or self._record is not None
         spent = self._spent() if shown and self._adaptive is None else None
         held = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        capture = GradientCapture(self._model, held, lean=self._performance.memory == "lean")
+        capture = GradientCapture(self._model, held, lean=self._performance.memory != "fast")
         claimed = list(self._model.parameters())
         claim(claimed, self._optimizer)
-        at = None if self._adaptive is None else self._adaptive.at
-        norm = None if self._adaptive is None else self._adaptive.norm
-        step = PrivateStep(capture, self._plan, self._randomness, after_step=self.first - 1, at=at, norm=norm)
-        step.add_up_ = self._ranks.add_up_
+        step = self._new_step(capture)
         if self._performance.compile and self._diagnostics is None:
             self._compiled = CompiledStep(capture, self._plan, self._loss)
         if self._record is not None:
@@ -268,6 +266,13 @@ class _Run:
             self._optimizer.zero_grad(set_to_none=True)
             if self._average is not None:
                 self._average.load()
+
+    def _new_step(self, capture: GradientCapture) -> PrivateStep:
+        chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
+        chosen |= {"after_step": self.first - 1, "by_blocks": self._performance.memory == "block"}
+        step = PrivateStep(capture, self._plan, self._randomness, **chosen)
+        step.add_up_ = self._ranks.add_up_
+        return step
 
     def _batches(self) -> Iterator[np.ndarray]:
         draw = self._plan.sampling.batches if self._adaptive is None else self._adaptive.batches
@@ -383,17 +388,6 @@ class _Run:
             budget_spent=self._adaptive is not None and self._adaptive.is_spent,
             loss_curve=None if self._plan.loss_curve is None else self._curve,
         )
-
-
-_USED: WeakValueDictionary[int, Randomness] = WeakValueDictionary()
-
-
-def _fresh(randomness: Randomness) -> Randomness:
-    """A second run with the same key would repeat its noise, and the difference of two gradients would be bare."""
-    if _USED.get(id(randomness)) is randomness and not randomness.reproducible:
-        raise InvalidArgument("randomness must be fresh for every run, got one that was used. Make a new Randomness().")
-    _USED[id(randomness)] = randomness
-    return randomness
 
 
 def _device_of(model: nn.Module) -> str:

@@ -194,7 +194,7 @@ def scattering_features(
         groups: a divisor of the number of planes.
 
     Example:
-        >>> scattering_features((28, 28))(torch.rand(2, 1, 28, 28)).shape
+        >>> scattering_features((28, 28))(torch.ones(2, 1, 28, 28)).shape
         torch.Size([2, 3969])
 
     References:

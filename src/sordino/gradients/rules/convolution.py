@@ -47,17 +47,12 @@ class ConvolutionRule(LayerRule):
         kernel = _kernel(use, x, padding)
         if kernel == "ghost":
             return total + _ghost(use, x, grads, padding)
+        if kernel == "stored":
+            use.memo["weight"] = _per_record_weight(layer, x, grads, padding)
+            return total + row_squared_norms(use.memo["weight"])
         step = chunk_records(use.records, layer.weight.numel(), in_cache=True)
-        parts: list[Tensor] = []
-        kept: list[Tensor] = []
-        for x_chunk, g_chunk in zip(x.split(step), grads.split(step), strict=True):
-            weights = _per_record_weight(layer, x_chunk, g_chunk, padding)
-            parts.append(row_squared_norms(weights))
-            if kernel == "stored":
-                kept.append(weights)
-        if kept:
-            use.memo["weight"] = torch.cat(kept) if len(kept) > 1 else kept[0]
-        return total + torch.cat(parts)
+        pairs = zip(x.split(step), grads.split(step), strict=True)
+        return total + torch.cat([row_squared_norms(_per_record_weight(layer, a, g, padding)) for a, g in pairs])
 
     def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
         """One grouped convolution gradient for the weight, the sum over positions for the bias."""

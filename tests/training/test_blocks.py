@@ -1,0 +1,235 @@
+"""Groups clipped while the backward pass runs: the sums of afterwards, less that is kept, nothing by halves."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from sordino import Performance, Plan, fit
+from sordino.clipping import AutomaticClipping, FlatClipping, GroupedClipping
+from sordino.errors import InvalidArgument, PrivacyError, UncapturedParameter
+from sordino.gradients import GradientCapture
+from sordino.gradients.blocks import Blocks
+from sordino.randomness import Randomness
+from sordino.sampling import Chunk
+from sordino.training import PrivateStep
+
+RECORDS = 5
+
+
+class Tied(nn.Module):
+    """A table that is the head's matrix too, and a layer that is called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.middle, self.head = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        return self.head(self.middle(self.middle(self.embed(ids)).tanh())).mean(1)
+
+
+class Scaled(nn.Module):
+    """A module that reads a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.inner = nn.Parameter(torch.ones(3)), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+
+class Checkpointed(nn.Module):
+    """Its layers run again in the backward pass."""
+
+    def __init__(self, *, reentrant):
+        super().__init__()
+        self.first, self.last, self.reentrant = nn.Linear(6, 8), nn.Linear(8, 3), reentrant
+
+    def forward(self, x):
+        x = x.clone().requires_grad_(self.reentrant)
+        return self.last(checkpoint(lambda x: self.first(x).tanh(), x, use_reentrant=self.reentrant))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.lstm(x.unflatten(1, (3, 2)))[0][:, -1])
+
+
+MODELS = {
+    "perceptron": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)),
+    "convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, 3)
+    ),
+    "tied": Tied,
+    "scaled": Scaled,
+    "checkpointed": lambda: Checkpointed(reentrant=False),
+    "checkpointed by reentry": lambda: Checkpointed(reentrant=True),
+    "recurrent": Recurrent,
+}
+
+
+def batch_for(name):
+    generator = torch.Generator().manual_seed(1)
+    return (
+        torch.randint(7, (RECORDS, 3), generator=generator)
+        if name == "tied"
+        else torch.randn(RECORDS, 6, generator=generator)
+    )
+
+
+def plan_of(clipping):
+    return Plan(
+        noise_multiplier=0.0,
+        max_grad_norm=0.3,
+        sample_rate=0.1,
+        steps=1,
+        expected_batch_size=1.0,
+        delta=1e-5,
+        clipping=clipping,
+    )
+
+
+def gradients(model, x, clipping, *, by_blocks, chunks=1):
+    capture = GradientCapture(model)
+    step = PrivateStep(capture, plan_of(clipping), Randomness(), by_blocks=by_blocks)
+    for number, part in enumerate(x.chunk(chunks)):
+        chunk = Chunk(step=0, chunk=number, is_last=number == chunks - 1, indices=np.arange(len(part)))
+        with step.recording(chunk):
+            model(part).square().sum().backward()
+        step.add(chunk)
+    step.finish()
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    capture.detach()
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("by", ["layer", "parameter", "block"])
+@pytest.mark.parametrize("inner", [FlatClipping(), AutomaticClipping()])
+def test_sums_are_those_taken_afterwards(name, by, inner):
+    torch.manual_seed(0)
+    model, x = MODELS[name](), batch_for(name)
+    clipping = GroupedClipping(by=by, inner=inner)
+    expected = gradients(model, x, clipping, by_blocks=False)
+    for chunks in (1, 2):
+        found = gradients(model, x, clipping, by_blocks=True, chunks=chunks)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_what_was_kept_of_a_layer_is_gone_before_the_one_below_is_reached():
+    first, last = nn.Linear(6, 8), nn.Linear(8, 3)
+    model = nn.Sequential(first, nn.ReLU(), last)
+    capture = GradientCapture(model)
+    blocks = Blocks([list(first.parameters()), list(last.parameters())], lambda squares, _: torch.ones_like(squares))
+    kept = []
+    with capture.recording(RECORDS, blocks=blocks):
+        hidden = model[1](first(batch_for("")))
+        hidden.register_hook(lambda _: kept.append((len(capture.uses()), set(blocks.sums))))
+        last(hidden).square().sum().backward()
+    assert kept == [(0, set(last.parameters()))]
+    assert capture.uses() == []
+
+
+def test_a_record_that_is_not_finite_adds_nothing():
+    torch.manual_seed(0)
+    model, x = MODELS["perceptron"](), batch_for("")
+    x[2] = torch.inf
+    found = gradients(model, x, GroupedClipping(), by_blocks=True)
+    expected = gradients(model, x[[0, 1, 3, 4]], GroupedClipping(), by_blocks=False)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_every_record_keeps_the_bound_alone():
+    torch.manual_seed(0)
+    model, x = MODELS["tied"](), batch_for("tied")
+    for record in x.split(1):
+        found = gradients(model, record, GroupedClipping(), by_blocks=True)
+        assert torch.cat([part.flatten() for part in found]).norm() <= 0.3 * (1 + 1e-6)
+
+
+def recorded(model, run):
+    capture = GradientCapture(model)
+    blocks = Blocks([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
+    try:
+        with capture.recording(RECORDS, blocks=blocks):
+            run(model)
+        capture.add_block_sums({})
+    finally:
+        capture.detach()
+
+
+def test_a_second_backward_through_a_layer_that_is_done_is_refused():
+    def twice(model):
+        loss = model(batch_for("")).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    with pytest.raises(PrivacyError, match="once in a batch that is clipped block by block"):
+        recorded(nn.Linear(6, 3), twice)
+
+
+def test_a_second_forward_and_backward_is_refused():
+    def again(model):
+        for _ in range(2):
+            model(batch_for("")).square().sum().backward()
+
+    with pytest.raises(PrivacyError, match="once in a batch that is clipped block by block"):
+        recorded(nn.Linear(6, 3), again)
+
+
+def test_an_uncaptured_use_is_refused_although_sums_were_taken():
+    def beside(model):
+        (model(batch_for("")).square().sum() + model.weight.square().sum()).backward()
+
+    with pytest.raises(UncapturedParameter):
+        recorded(nn.Linear(6, 3), beside)
+
+
+def test_norms_of_a_recording_by_blocks_are_refused():
+    model = nn.Linear(6, 3)
+    capture = GradientCapture(model)
+    blocks = Blocks([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
+    with capture.recording(RECORDS, blocks=blocks):
+        model(batch_for("")).square().sum().backward()
+    with pytest.raises(PrivacyError, match="block by block"):
+        capture.squared_norms()
+
+
+def test_calls_that_are_no_part_of_the_loss_are_left_out():
+    torch.manual_seed(0)
+    model, x = nn.Linear(6, 3), batch_for("")
+    sums = []
+    for unused in (False, True):
+        capture = GradientCapture(model)
+        blocks = Blocks([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
+        with capture.recording(RECORDS, blocks=blocks):
+            if unused:
+                model(x)
+            model(x).square().sum().backward()
+        into = {}
+        capture.add_block_sums(into)
+        sums.append(into[model.weight])
+        capture.detach()
+    torch.testing.assert_close(sums[0], sums[1])
+
+
+def test_fit_takes_grouped_plans_only():
+    model, data = nn.Linear(6, 3), (batch_for(""), torch.zeros(RECORDS).long())
+
+    def loss(model, x, y):
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    performance = Performance(memory="block")
+    assert fit(model, loss, data, plan_of(GroupedClipping()), performance=performance, progress=False).steps == 1
+    with pytest.raises(InvalidArgument, match='memory="block"'):
+        fit(model, loss, data, plan_of(FlatClipping()), performance=performance, progress=False)
