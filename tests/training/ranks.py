@@ -9,7 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
+from sordino import PrivacyEngine
 from sordino.clipping import FlatClipping, GroupedClipping, QuantileClipping
 from sordino.definitions import NeighboringRelation
 from sordino.errors import SordinoError
@@ -74,6 +77,32 @@ class Stop(Exception):
     pass
 
 
+def own_loop(model, settings, given):
+    """Two epochs of a loop of the user's own; the whole data set in each batch unless a rate is given."""
+    x, y = records(settings.get("records", 24))
+    data = TensorDataset(x, y)
+    sampler = DistributedSampler(data) if settings.get("sampler") else None
+    loader = DataLoader(data, batch_size=settings["engine"], sampler=sampler)
+    engine = PrivacyEngine(**given)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=settings.get("noise", 0.0),
+        max_grad_norm=0.3,
+        microbatch_size=settings.get("microbatch_size"),
+    )
+    seen = []
+    for _ in range(2):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            seen.append(loader.ends_step)
+    return {"epsilon": engine.get_epsilon(1e-5), "seen": sum(seen)}
+
+
 def main():
     settings, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
     rank = int(os.environ.get("RANK", "0"))
@@ -105,6 +134,10 @@ def main():
     if settings.get("wide"):
         start["weight"] = torch.zeros(100, 200)
     try:
+        if settings.get("engine"):
+            seeded = {"seed": settings["seed"], "reproducible": True} if "seed" in settings else {}
+            outcome |= own_loop(wrapped, settings, seeded)
+            return
         result = fit(
             wrapped,
             nothing if settings.get("wide") else loss,
@@ -119,8 +152,13 @@ def main():
         outcome["error"] = type(error).__name__
     except Stop:
         outcome["stopped"] = True
+    finally:
+        finish(outcome, model, folder)
+
+
+def finish(outcome, model, folder):
     outcome["weights"] = [value.detach().flatten().tolist() for value in model.parameters()]
-    (folder / f"rank{rank}.json").write_text(json.dumps(outcome))
+    (folder / f"rank{outcome['rank']}.json").write_text(json.dumps(outcome))
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -105,3 +105,21 @@ def test_the_account_pays_once_and_refuses_for_all(tmp_path):
     assert [one["error"] for one in found] == ["BudgetExceeded"] * 2
     assert account.spent().epsilon == once
     assert [one.get("seen") for one in found] == [None, None]
+
+
+def test_an_own_loop_gives_in_several_processes_what_it_gives_in_one(tmp_path):
+    (alone,) = run(tmp_path, 0, engine=24)
+    for processes, more in ((2, {"ddp": True}), (3, {"microbatch_size": 3}), (2, {"sampler": True, "engine": 12})):
+        for one in run(tmp_path, processes, **{"engine": 24, **more}):
+            assert np.abs(flat(one) - flat(alone)).max() < 1e-6
+            assert one["seen"] == 2
+
+
+def test_an_own_loop_draws_one_logical_batch_and_charges_it_once(tmp_path):
+    settings = {"engine": 6, "noise": 1.0, "seed": 3}
+    found = run(tmp_path, 2, **settings)
+    (alone,) = run(tmp_path, 0, **settings)
+    assert flat(found[0]).tolist() == flat(found[1]).tolist()
+    assert np.abs(flat(found[0]) - flat(alone)).max() < 1e-5
+    assert {one["epsilon"] for one in found} == {alone["epsilon"]}
+    assert [one["seen"] for one in found] == [8, 8]

@@ -130,11 +130,14 @@ class Ranks:
             dist.barrier()
         self.agreed(act)
 
-    def first_then_all(self, act: Callable[[], None]) -> None:
-        """The first process does it, and when it succeeded, the others."""
-        self.agreed(act)
+    def first_then_all(self, act: Callable[[], T]) -> T:
+        """What `act` returns, in each process its own; the others act when the first one succeeded."""
         if not self.is_first:
-            act()
+            self.agreed(lambda: None)
+            return act()
+        made: list[T] = []
+        self.agreed(lambda: made.append(act()))
+        return made[0]
 
     def check(self, plan: Plan, *, adapts: bool) -> None:
         """Refuse what several processes can't share yet.
