@@ -22,7 +22,7 @@ import hashlib
 import itertools
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -130,6 +130,18 @@ class Randomness:
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("Randomness can't be pickled or copied: a copy would repeat its noise. Make a new one.")
+
+    def shared(self, exchange: Callable[[bytes], bytes]) -> "Randomness":
+        """The same randomness in all processes of one run: its key is what `exchange` makes of this one's.
+
+        Whoever holds the key can take the noise off again: it may only travel between processes that hold the records.
+
+        Args:
+            exchange: this object's key ↦ the key that all processes agree on, 32 bytes.
+        """
+        other = Randomness(seed=self.seed, reproducible=self.reproducible)
+        object.__setattr__(other, "_key", exchange(self._key))
+        return other
 
     @property
     def commitment(self) -> str:

@@ -132,6 +132,10 @@ class AdaClipSums:
         """The object itself adds the noise; nothing else is released with it."""
         return self, []
 
+    def held(self) -> list[Tensor]:
+        """The sums of transformed gradients, which processes may add up before the noise."""
+        return self._sums
+
     def add_noise_(self, tensors: Sequence[Tensor], *, randomness: Randomness, step: int) -> None:
         """Overwrite `tensors` by B·g̃, and learn from it. `step` must never repeat within one `randomness`."""
         assert self._now is not None

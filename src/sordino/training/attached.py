@@ -18,6 +18,7 @@ from sordino.randomness import Randomness
 from sordino.training.adaptive import KEPT, AdaptiveRun, Admitted
 from sordino.training.charges import Charges
 from sordino.training.criterion import Criterion
+from sordino.training.distributed import inner, ranks_here
 from sordino.training.loader import PrivateLoader
 from sordino.training.meter import Meter
 from sordino.training.plan import Plan
@@ -131,6 +132,10 @@ class Loop:
         adaptive: AdaptiveRun | None,
     ) -> tuple[Attached, PrivateLoader]:
         """Hook the private step to module and optimizer, and make the loader; after a refusal all is as it was."""
+        ranks = ranks_here()
+        ranks.check(plan, adapts=adaptive is not None)
+        randomness = ranks.shared(randomness)
+        ranks.align(inner(self.module))
         public_batch = self.public_batch
         if public_batch is None and self.public_records is not None:
             public_batch = self.data_loader.collate_fn(copy.deepcopy(list(self.public_records)))
@@ -142,17 +147,21 @@ class Loop:
             mean_over_records=self.loss_reduction == "mean",
             adaptive=adaptive,
             by_unit=self.units is not None,
+            add_up_=ranks.add_up_,
         )
         try:
-            ready = session.check_attached
-            meter = Meter(plan, charges=charges, ready=ready, ledger=ledger, steps=steps, adaptive=adaptive)
+            purse, ready = ledger if ranks.is_first else None, session.check_attached
+            meter = ranks.first_then_all(
+                lambda: Meter(plan, charges=charges, ready=ready, ledger=purse, steps=steps, adaptive=adaptive)
+            )
             loader = PrivateLoader(
                 self.data_loader,
                 sampling=plan.sampling if adaptive is None else Admitted(adaptive),
                 steps=steps,
                 microbatch_size=self.microbatch_size,
                 randomness=randomness,
-                charge=meter,
+                charge=lambda begins: ranks.first_then_all(lambda: meter(begins)),
+                share=ranks.share,
                 hand_out=session.hand_out,
                 substitutes=substitutes(plan.at(0).expected_batch_size, self.microbatch_size),
                 public_records=self.public_records,

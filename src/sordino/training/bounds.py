@@ -125,6 +125,10 @@ class Bounds:
             beside.append(self._losses.scaled(scale))
         return GaussianMechanism(noise_multiplier=now.noise_multiplier, l2_sensitivity=sensitivity), beside
 
+    def held(self) -> list[Tensor]:
+        """Sums that are kept here instead of in `into`: none."""
+        return []
+
     def learn(self, released: Sequence[Tensor]) -> None:
         """Move the bounds by what was released, and keep the released loss."""
         now, sensitivity = self._now, 0.0

@@ -129,6 +129,10 @@ class ProjectedSums:
         assert self._now is not None
         return self._now.mechanism, []
 
+    def held(self) -> list[Tensor]:
+        """Sums that are kept here: none."""
+        return []
+
     def learn(self, released: Sequence[Tensor]) -> None:
         """Nothing: the bound is the plan's."""
 

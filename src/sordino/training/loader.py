@@ -22,12 +22,14 @@ from torch.utils.data import (
     TensorDataset,
     default_collate,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 from sordino import checks
 from sordino.errors import InvalidArgument, UnknownSampler, UnprivateStep
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk, split
 from sordino.training.collation import Collation
+from sordino.training.source import fetched
 from sordino.training.structure import map_tensors
 from sordino.training.units import Units, UnitTable
 
@@ -72,6 +74,7 @@ class PrivateLoader:
         substitutes: made-up records in the batch that stands for an empty one, ≥ 1.
         public_records: public or invented items to try `collate_fn` on; then no record is read before the first batch.
         public_batch: public or invented records as `collate_fn` gives them, to stand for an empty batch.
+        share: this process's part of a logical batch, where several train together.
         numbers: where batches must be drawn in the order in which they are charged, what numbers them.
         units: which records belong together: units are drawn, and their records handed out.
 
@@ -92,11 +95,12 @@ class PrivateLoader:
         substitutes: int = 2,
         public_records: Sequence[object] | None = None,
         public_batch: object = None,
+        share: Callable[[np.ndarray], np.ndarray] | None = None,
         numbers: _Numbers | None = None,
         units: Units | None = None,
     ) -> None:
         indices = population_of(data_loader)
-        table = None if units is None else UnitTable(units, _owners(units, data_loader.dataset)[indices])
+        table = None if units is None else UnitTable(units, _owners(units, data_loader.dataset)[np.asarray(indices)])
         self.dataset = data_loader.dataset
         self.batch_size = data_loader.batch_size
         self.collate_fn = data_loader.collate_fn
@@ -115,7 +119,7 @@ class PrivateLoader:
         substitute = collation.substitute(substitutes, public_batch)
         records = _ChunkDataset(dataset, self.collate_fn, indices, substitute)
         self._ends_step, self._epochs = True, 0
-        self._chunks = _Chunks(sampling, len(indices), self._steps, microbatch_size, randomness, table)
+        self._chunks = _Chunks(sampling, len(indices), self._steps, microbatch_size, randomness, table, share)
         self._loader: DataLoader[object] = DataLoader(
             records,
             batch_size=None,
@@ -184,8 +188,9 @@ class _Chunks:
         microbatch_size: int | None,
         randomness: Randomness,
         table: UnitTable | None,
+        share: Callable[[np.ndarray], np.ndarray] | None,
     ) -> None:
-        self._sampling, self._table = sampling, table
+        self._sampling, self._table, self._share = sampling, table, share
         self._population = population if table is None else table.units.count
         self._steps = steps
         self._microbatch_size = microbatch_size
@@ -199,7 +204,8 @@ class _Chunks:
         batches = self._sampling.batches(
             population=self._population, first_step=first, steps=self._steps, randomness=self._randomness
         )
-        for draw, indices in enumerate(batches, start=first):
+        for draw, drawn in enumerate(batches, start=first):
+            indices = drawn if self._share is None else self._share(drawn)
             if self._table is not None:
                 yield from self._table.chunks(indices, step=draw, microbatch_size=self._microbatch_size)
                 continue
@@ -213,7 +219,7 @@ class _ChunkDataset(Dataset[tuple[Chunk, object]]):
         self,
         dataset: Dataset[object],
         collate_fn: Callable[[list[object]], object],
-        indices: np.ndarray,
+        indices: np.ndarray | range,
         substitute: object,
     ) -> None:
         self._dataset = dataset
@@ -221,26 +227,25 @@ class _ChunkDataset(Dataset[tuple[Chunk, object]]):
         self._indices = indices
         self._substitute = substitute
 
+    def _places(self, chunk: Chunk) -> np.ndarray:
+        """Positions in the data set; of a hundred million records that are all there, none is listed."""
+        return chunk.indices if isinstance(self._indices, range) else self._indices[chunk.indices]
+
     def __getitem__(self, chunk: Chunk) -> tuple[Chunk, object]:
         if not chunk.records:
             return chunk, map_tensors(Tensor.clone, self._substitute)
         if type(self._dataset) is TensorDataset and self._collate_fn is default_collate:
             # What collating the rows one by one gives, in one call a tensor.
-            places = torch.from_numpy(self._indices[chunk.indices])
+            places = torch.from_numpy(self._places(chunk))
             return chunk, [tensor[places] for tensor in self._dataset.tensors]
-        return chunk, self._collate_fn(_fetch(self._dataset, self._indices[chunk.indices].tolist()))
-
-
-def _fetch(dataset: Dataset[object], places: list[int]) -> list[object]:
-    fetch_many = cast(Callable[[list[int]], list[object]] | None, getattr(dataset, "__getitems__", None))
-    return list(fetch_many(places)) if fetch_many else [dataset[place] for place in places]
+        return chunk, self._collate_fn(fetched(self._dataset, self._places(chunk).tolist()))
 
 
 def _structure_of_an_item(dataset: Dataset[object], place: int) -> object:
     """An item whose shapes, types and keys stand for all; of tensors in memory they are known without reading one."""
     if type(dataset) is TensorDataset:
         return tuple(tensor.new_zeros(tensor.shape[1:]) for tensor in dataset.tensors)
-    return _fetch(dataset, [place])[0]
+    return fetched(dataset, [place])[0]
 
 
 def _owners(units: Units, dataset: object) -> np.ndarray:
@@ -255,14 +260,14 @@ def _unchanged(item: object) -> object:
     return item
 
 
-def population_of(data_loader: DataLoader[object]) -> np.ndarray:
+def population_of(data_loader: DataLoader[object]) -> np.ndarray | range:
     """The positions in the data set of all records that the loader's sampler can reach, each once.
 
     Args:
         data_loader: the user's.
 
     Returns:
-        Sorted int64 positions, shape (N,), N ≥ 1.
+        Sorted int64 positions, shape (N,), N ≥ 1; a range when they are all there are.
 
     Raises:
         UnknownSampler: the loader draws in a way whose event isn't known, or could draw a record twice an epoch.
@@ -285,7 +290,7 @@ def population_of(data_loader: DataLoader[object]) -> np.ndarray:
     return _reachable(data_loader.sampler, len(dataset))
 
 
-def _reachable(sampler: object, size: int) -> np.ndarray:
+def _reachable(sampler: object, size: int) -> np.ndarray | range:
     if size < 1:
         raise UnknownSampler("data_loader must read at least one record, got an empty data set. Check the data set.")
     name = type(sampler).__name__
@@ -299,6 +304,9 @@ def _reachable(sampler: object, size: int) -> np.ndarray:
         return chosen
     if type(sampler) is SequentialSampler:
         covered = len(sampler)
+    elif type(sampler) is DistributedSampler:
+        # Its parts make up the data set. Ours are drawn from one logical batch instead.
+        covered = len(cast(Sized, sampler.dataset))
     elif type(sampler) is RandomSampler and not sampler.replacement:
         covered = sampler.num_samples if len(sampler.data_source) == size else -1
     else:
@@ -308,4 +316,4 @@ def _reachable(sampler: object, size: int) -> np.ndarray:
         )
     if covered != size:
         raise UnknownSampler(f"{name} must cover the data set exactly once an epoch. {_DECLARE}.")
-    return np.arange(size, dtype=np.int64)
+    return range(size)

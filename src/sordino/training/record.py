@@ -130,6 +130,29 @@ class RunRecord:
         Raises:
             InvalidArgument: the checkpoint is not one of this plan and these parts.
         """
+        self.load(parts)
+        segments = self.folder.segments()
+        if randomness.commitment in {segment.key for segment in segments}:
+            raise InvalidArgument(
+                "randomness must be fresh for a resumed run, got the key of an earlier segment, whose noise would come "
+                "again. Leave it out, or give another seed."
+            )
+        self.seeded = randomness.reproducible or any(segment.seeded for segment in segments)
+        self._randomness = randomness
+        begun = self.folder.begin(
+            key=randomness.commitment,
+            first_step=self.first_step,
+            most=_dearest(self._plan) if self._adaptive is None else self._adaptive.event(),
+            seeded=randomness.reproducible,
+        )
+        self._lineage = [{"key": one.key, "first_step": one.first_step} for one in (*segments, begun)]
+
+    def load(self, parts: Parts) -> None:
+        """Read what was charged, and load the checkpoint into the parts, if there is one.
+
+        Raises:
+            InvalidArgument: the checkpoint is not one of this plan and these parts.
+        """
         for line in self.folder:
             if not isinstance(line.event, Nothing):
                 self.earlier.add(line.event)
@@ -153,21 +176,6 @@ class RunRecord:
                 self._adaptive.load_state(cast("Mapping[str, object]", state["adaptive"]))
             # A step that was under way when the checkpoint was written had released nothing.
             self.repeats = self._taken > checks.integer(0, taken=facts.get("taken"))
-        segments = self.folder.segments()
-        if randomness.commitment in {segment.key for segment in segments}:
-            raise InvalidArgument(
-                "randomness must be fresh for a resumed run, got the key of an earlier segment, whose noise would come "
-                "again. Leave it out, or give another seed."
-            )
-        self.seeded = randomness.reproducible or any(segment.seeded for segment in segments)
-        self._randomness = randomness
-        begun = self.folder.begin(
-            key=randomness.commitment,
-            first_step=self.first_step,
-            most=_dearest(self._plan) if self._adaptive is None else self._adaptive.event(),
-            seeded=randomness.reproducible,
-        )
-        self._lineage = [{"key": one.key, "first_step": one.first_step} for one in (*segments, begun)]
 
     def follow(self, step: PrivateStep) -> None:
         """Keep what steps hand on, bounds and noise, in the checkpoints, and go on from the one that was loaded."""

@@ -106,6 +106,10 @@ class IntegerSums:
         """The object itself adds the noise; nothing else is released with it."""
         return self, []
 
+    def held(self) -> list[Tensor]:
+        """The sums of whole numbers, which processes may add up before the noise."""
+        return list(self._sums.values())
+
     def add_noise_(self, tensors: Sequence[Tensor], *, randomness: Randomness, step: int) -> None:
         """Overwrite `tensors` by the noisy sums, parameter by parameter in the order of `begin`.
 

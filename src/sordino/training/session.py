@@ -4,7 +4,7 @@ The module and the optimizer stay the user's objects. Three hooks do everything:
 forward, and before the optimizer's step. Chunks come from the loader, which calls `hand_out`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +60,7 @@ class Session:
         mean_over_records: whether the user's loss is a mean over the records of a chunk, otherwise a sum.
         adaptive: chooses each step's values under a budget.
         by_unit: whether chunks are `UnitChunk`s.
+        add_up_: adds sums up over processes that each hold a part of the batch.
 
     Raises:
         InvalidArgument: the optimizer can't be private, or holds parameters that are not the module's.
@@ -75,10 +76,11 @@ class Session:
         mean_over_records: bool,
         adaptive: AdaptiveRun | None = None,
         by_unit: bool = False,
+        add_up_: Callable[[Sequence[Tensor]], None] | None = None,
     ) -> None:
         check_trainable(module, optimizer)
         self.module, self.optimizer, self.plan = module, optimizer, plan
-        self._randomness, self._adaptive, self._by_unit = randomness, adaptive, by_unit
+        self._randomness, self._adaptive, self._by_unit, self._add_up_ = randomness, adaptive, by_unit, add_up_
         self._mean = mean_over_records
         self._verify_module: Callable[[], None] | None = None
         self._following = Following(module)
@@ -146,9 +148,11 @@ class Session:
 
     def _new_step(self, after_step: int) -> PrivateStep:
         chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
-        return PrivateStep(
+        step = PrivateStep(
             self.capture, self.plan, self._randomness, after_step=after_step, by_unit=self._by_unit, **chosen
         )
+        step.add_up_ = self._add_up_
+        return step
 
     def go_on(self, step: int, state: Mapping[str, object]) -> None:
         """Go on from `PrivateStep.state`, with step `step`, or later: no number comes twice."""

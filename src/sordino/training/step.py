@@ -5,7 +5,7 @@
 The sum is held until its last chunk; what is abandoned before is thrown away, and its step number is not used again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import cast
 
@@ -75,6 +75,8 @@ class PrivateStep:
         self._points: list[LossPoint] = []
         self.bounds = bounds_for(capture, plan, randomness, by_unit=by_unit)
         self._norm, self._by_blocks = norm, by_blocks
+        # Where several processes each hold a part of the batch: adds their sums up before the noise.
+        self.add_up_: Callable[[Sequence[Tensor]], None] | None = None
         self.released_norm: float | None = None
 
     @property
@@ -215,6 +217,8 @@ class PrivateStep:
         mechanism, beside = self.bounds.mechanism()
         noise = mechanism if self._stream is None else self._stream
         totals, now = self._totals(), self._at(self._step)
+        if self.add_up_ is not None:
+            self.add_up_([*totals, *beside, *self.bounds.held()])
         if self._norm is None:
             noise.add_noise_([*totals, *beside], randomness=self._randomness, step=self._step)
         else:

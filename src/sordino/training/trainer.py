@@ -7,9 +7,9 @@ chunk by chunk → `PrivateStep` clips, sums, adds noise once and divides by a p
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from sordino.definitions import PrivacyUnit
-from sordino.errors import InvalidArgument
 from sordino.gradients import GradientCapture
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
@@ -30,8 +29,10 @@ from sordino.training.averaging import Averaging, WeightAverage
 from sordino.training.bounds import Bounds
 from sordino.training.compiled import CompiledStep
 from sordino.training.display import DIAGNOSED, Diagnostics, ProgressLine, diagnostics_called
+from sordino.training.distributed import Ranks, inner, ranks_here, record_among
 from sordino.training.following import ForwardWatch, compares_values
 from sordino.training.forms import proves_again, public_marks
+from sordino.training.freshness import fresh
 from sordino.training.guard import claim, release
 from sordino.training.interrupts import uninterrupted
 from sordino.training.jl import ProjectedSums
@@ -40,7 +41,7 @@ from sordino.training.per_record import per_record_losses
 from sordino.training.plan import Performance, Plan
 from sordino.training.prepaid import Prepaid, set_aside
 from sordino.training.probe import check_records_are_independent
-from sordino.training.record import Parts, RunRecord, record_of
+from sordino.training.record import Parts, RunRecord
 from sordino.training.source import Source, source_of
 from sordino.training.spending import SpentSoFar, charged_at
 from sordino.training.step import PrivateStep, check_blocks
@@ -135,28 +136,34 @@ def fit(
         Abadi et al. 2016, algorithm 1.
     """
     adaptive = None if budget is None else AdaptiveRun(budget, plan)
+    ranks, model = ranks_here(), inner(model)
+    ranks.check(plan, adapts=adaptive is not None)
     performance = Performance() if performance is None else performance
     if performance.device is None:
         performance = replace(performance, device=_device_of(model))
     if performance.memory == "block":
         check_blocks(plan)
-    randomness = _fresh(Randomness() if randomness is None else randomness)
+    randomness = ranks.shared(fresh(Randomness() if randomness is None else randomness))
     source = source_of(data, collate)
     if units is not None:
         units.check(plan)
         source, loss = UnitSource(source, units), by_unit(loss)
     watched = diagnostics_called(diagnostics)
     model.to(performance.device)
+    ranks.align(model)
     stepper = optimizer_for(model, optimizer, plan)
     schedule = schedule_for(stepper, scheduler)
-    record = record_of(plan, run=run, resume=resume, every=checkpoint_every, diagnostics=diagnostics, adaptive=adaptive)
+    record = record_among(
+        ranks, plan, run=run, resume=resume, every=checkpoint_every, diagnostics=diagnostics, adaptive=adaptive
+    )
     try:
-        training = _Run(
-            model, loss, source, plan, stepper, schedule, performance, randomness, averaging, record, watched, adaptive
-        )
+        parts = (model, loss, source, plan, stepper, schedule, performance, randomness, averaging, record, watched)
+        training = _Run(*parts, adaptive, ranks)
         name = "" if record is None else record.folder.path.name
         with (
-            set_aside(ledger, plan, first=training.first, repeats=training.repeats, run=name)
+            ranks.led(
+                lambda purse: set_aside(purse, plan, first=training.first, repeats=training.repeats, run=name), ledger
+            )
             if adaptive is None
             else adaptive.paid(ledger, run=name, receipt=None if record is None else record.receipt)
         ) as paid:
@@ -188,6 +195,7 @@ class _Run:
         record: RunRecord | None,
         diagnostics: Diagnostics | None,
         adaptive: AdaptiveRun | None,
+        ranks: Ranks,
     ) -> None:
         self._model, self._loss, self._source, self._plan = model, loss, source, plan
         self._optimizer, self._schedule, self._performance = optimizer, schedule, performance
@@ -196,9 +204,9 @@ class _Run:
         self._device = torch.device(performance.device or _device_of(model))
         self._started = time.monotonic()
         self._parts = Parts(model=model, optimizer=optimizer, schedule=schedule, average=self._average)
-        self._record, self._diagnostics, self._adaptive = record, diagnostics, adaptive
+        self._record, self._diagnostics, self._adaptive, self._ranks = record, diagnostics, adaptive, ranks
         if record is not None:
-            record.begin(self._parts, randomness)
+            ranks.in_turn(lambda: record.begin(self._parts, randomness))
         self.first = 0 if record is None else record.first_step
         self.repeats = record is not None and record.repeats
         self._done = self._charged = self.first
@@ -216,6 +224,7 @@ class _Run:
         progress: bool,
     ) -> None:
         """All steps of the plan that are left, or those before Ctrl-C."""
+        progress = progress and self._ranks.is_first
         shown = progress or transcript is not None or self._record is not None
         spent = self._spent() if shown and self._adaptive is None else None
         held = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
@@ -236,7 +245,7 @@ class _Run:
                 for number, indices in enumerate(self._batches(), start=self.first):
                     epsilon = 0.0 if spent is None else spent.after(number + 1)
                     epsilon = epsilon if self._adaptive is None else self._adaptive.epsilon
-                    self._charge(paid, transcript, number, epsilon, indices)
+                    self._ranks.first_then_all(partial(self._charge, paid, transcript, number, epsilon, indices))
                     self._accumulate(step, capture, number, indices)
                     self._update(step)
                     line.show(steps=self._done, epsilon=epsilon)
@@ -261,7 +270,9 @@ class _Run:
     def _new_step(self, capture: GradientCapture) -> PrivateStep:
         chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
         chosen |= {"after_step": self.first - 1, "by_blocks": self._performance.memory == "block"}
-        return PrivateStep(capture, self._plan, self._randomness, **chosen)
+        step = PrivateStep(capture, self._plan, self._randomness, **chosen)
+        step.add_up_ = self._ranks.add_up_
+        return step
 
     def _batches(self) -> Iterator[np.ndarray]:
         draw = self._plan.sampling.batches if self._adaptive is None else self._adaptive.batches
@@ -284,12 +295,13 @@ class _Run:
             event = charged_at(self._plan, number, first=self.first, repeats=self.repeats)
         if self._record is not None:
             self._record.charge(step=number, event=event, epsilon=epsilon, indices=indices, charge=receipt)
-        if transcript is not None:
+        if transcript is not None and self._ranks.is_first:
             transcript.append(step=number, event=event, epsilon=epsilon)
 
     def _accumulate(self, step: PrivateStep, capture: GradientCapture, number: int, indices: np.ndarray) -> None:
         if isinstance(self._source, UnitSource):
             indices = self._source.present(indices)
+        indices = self._ranks.share(indices)
         for chunk in split(indices, step=number, microbatch_size=self._performance.microbatch_size):
             batch = self._source.batch(chunk.indices, device=self._device) if chunk.records else None
             if batch is not None:
@@ -376,17 +388,6 @@ class _Run:
             budget_spent=self._adaptive is not None and self._adaptive.is_spent,
             loss_curve=None if self._plan.loss_curve is None else self._curve,
         )
-
-
-_USED: WeakValueDictionary[int, Randomness] = WeakValueDictionary()
-
-
-def _fresh(randomness: Randomness) -> Randomness:
-    """A second run with the same key would repeat its noise, and the difference of two gradients would be bare."""
-    if _USED.get(id(randomness)) is randomness and not randomness.reproducible:
-        raise InvalidArgument("randomness must be fresh for every run, got one that was used. Make a new Randomness().")
-    _USED[id(randomness)] = randomness
-    return randomness
 
 
 def _device_of(model: nn.Module) -> str:

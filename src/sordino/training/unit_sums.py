@@ -102,6 +102,10 @@ class UnitSums:
         """The noise for the clipped sum, and the counts that are released together with it."""
         return self._bounds.mechanism()
 
+    def held(self) -> list[Tensor]:
+        """Sums that are kept here: none."""
+        return []
+
     def learn(self, released: Sequence[Tensor]) -> None:
         """Move the bounds by what was released."""
         self._bounds.learn(released)

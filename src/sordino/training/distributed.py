@@ -1,0 +1,246 @@
+"""Several processes that train one model (floor 3): one logical batch, one noise, one bill.
+
+Every process draws the *same* logical batch from a key that the first one made, and takes its own part of it. Clipped
+sums are added up over the processes; then each adds the same noise to the same sum, once. The first process charges the
+ledger and writes the transcript; the others wait for its word before they read a record.
+
+Nothing here knows how many machines there are: it is read from torch's process group.
+
+References:
+    Abadi et al. 2016, algorithm 1: a step is one sum over the logical batch, whoever computes its parts.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sordino.clipping import ProjectedClipping
+from sordino.definitions import Guarantee
+from sordino.errors import InvalidArgument, SordinoError
+from sordino.events import Event, Nothing
+from sordino.ledger import Account, Reservation
+from sordino.randomness import Randomness
+from sordino.runs import RunFolder
+from sordino.training.adaptive import AdaptiveRun
+from sordino.training.plan import Plan
+from sordino.training.record import Parts, RunRecord, record_of
+
+__all__ = ["Ranks", "inner", "ranks_here", "record_among"]
+
+T = TypeVar("T")
+
+# Bytes that are added up in one exchange: many small tensors would each wait for the network.
+_BUCKET = 32 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """The processes of one run, and this one's place among them.
+
+    Args:
+        number: of this process, from 0; the first one keeps the bill.
+        count: how many there are, ≥ 1.
+        device: where tensors must lie to be exchanged.
+    """
+
+    number: int = 0
+    count: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process charges, writes and prints."""
+        return self.number == 0
+
+    def share(self, indices: np.ndarray) -> np.ndarray:
+        """This process's part of a logical batch: every `count`-th record, maybe none.
+
+        Guarantee: the parts of all processes are disjoint and make up the batch, so each record is in one sum once.
+        """
+        return indices if self.count == 1 else indices[self.number :: self.count]
+
+    def add_up_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes, which give the same shapes in the same order."""
+        if self.count == 1:
+            return
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1).to(self.device) for tensor in bucket])
+            dist.all_reduce(flat)
+            parts = flat.split([tensor.numel() for tensor in bucket])
+            for tensor, part in zip(bucket, parts, strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+    def agreed(self, act: Callable[[], T]) -> T:
+        """What `act` returns in the first process, in all of them; what it raises there, all of them raise.
+
+        The others wait, so nothing that comes after a charge can come before it.
+        """
+        if self.count == 1:
+            return act()
+        outcome: list[object] = [None, None]
+        if self.is_first:
+            try:
+                outcome = [act(), None]
+            except SordinoError as error:
+                outcome = [None, error]
+        dist.broadcast_object_list(outcome, src=0, device=self.device)
+        if outcome[1] is not None:
+            raise cast("SordinoError", outcome[1])
+        return cast("T", outcome[0])
+
+    @contextmanager
+    def led(
+        self,
+        enter: Callable[[Account | Reservation | None], AbstractContextManager[T]],
+        purse: Account | Reservation | None,
+    ) -> Iterator[T]:
+        """The block that `enter` makes of `purse` in the first process, and of None in the others; all fail as one."""
+        manager = enter(purse if self.is_first else None)
+        value: list[T] = []
+        self.agreed(lambda: value.append(manager.__enter__()))
+        if not self.is_first:
+            value.append(manager.__enter__())
+        try:
+            yield value[0]
+        except BaseException as error:
+            if not manager.__exit__(type(error), error, error.__traceback__):
+                raise
+        else:
+            manager.__exit__(None, None, None)
+
+    def shared(self, randomness: Randomness) -> Randomness:
+        """The first process's randomness, in all of them: the same batches, and the same noise on the same sum."""
+        if self.count == 1:
+            return randomness
+        return randomness.shared(lambda key: cast("bytes", self.agreed(lambda: key)))
+
+    def in_turn(self, act: Callable[[], None]) -> None:
+        """All processes do it, the first one after the others: it may write what they read."""
+        if not self.is_first:
+            act()
+        if self.count > 1:
+            dist.barrier()
+        self.agreed(act)
+
+    def first_then_all(self, act: Callable[[], T]) -> T:
+        """What `act` returns, in each process its own; the others act when the first one succeeded."""
+        if not self.is_first:
+            self.agreed(lambda: None)
+            return act()
+        made: list[T] = []
+        self.agreed(lambda: made.append(act()))
+        return made[0]
+
+    def check(self, plan: Plan, *, adapts: bool) -> None:
+        """Refuse what several processes can't share yet.
+
+        Raises:
+            InvalidArgument: names it.
+        """
+        if self.count == 1:
+            return
+        if adapts:
+            raise InvalidArgument("budget must be None in several processes, got one. Train in one, or with a plan.")
+        if isinstance(plan.clipping, ProjectedClipping):
+            raise InvalidArgument(
+                "clipping must look at exact norms in several processes, got ProjectedClipping. Use FlatClipping."
+            )
+
+    def align(self, module: nn.Module) -> None:
+        """Give all processes the first one's parameters and buffers."""
+        if self.count == 1:
+            return
+        for tensor in (*module.parameters(), *module.buffers()):
+            held = tensor.detach().to(self.device).contiguous()
+            dist.broadcast(held, src=0)
+            tensor.detach().copy_(held)
+
+
+def ranks_here() -> Ranks:
+    """The processes of torch's default process group; one when there is none."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return Ranks()
+    backend = dist.get_backend()
+    device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
+    return Ranks(number=dist.get_rank(), count=dist.get_world_size(), device=device)
+
+
+def inner(module: nn.Module) -> nn.Module:
+    """The module inside a `DistributedDataParallel`, whose averaging of gradients is switched off; else `module`."""
+    if not isinstance(module, DistributedDataParallel):
+        return module
+    # It averages gradients per process, which are no clipped sums. The engine's parameters never get ordinary ones.
+    module.require_backward_grad_sync = False
+    return module.module
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one type, together up to 32 MB."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        bytes_ = tensor.numel() * tensor.element_size()
+        if bucket and (tensor.dtype != bucket[0].dtype or size + bytes_ > _BUCKET):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += bytes_
+    if bucket:
+        yield bucket
+
+
+class _Followed(RunRecord):
+    """A run that another process writes: its checkpoint is loaded here too, and nothing is written."""
+
+    def begin(self, parts: Parts, randomness: Randomness) -> None:
+        """Load the checkpoint, before the first process writes that a segment begins."""
+        self.load(parts)
+        self._randomness = randomness
+        self.seeded = randomness.reproducible or any(segment.seeded for segment in self.folder.segments())
+
+    def charge(
+        self, *, step: int, event: Event, epsilon: float, indices: np.ndarray, charge: str | None = None
+    ) -> None:
+        """Count it; the first process writes it."""
+        del step, epsilon, indices, charge
+        if not isinstance(event, Nothing):
+            self._charged.add(event)
+
+    def save(self, parts: Parts, done: int) -> None:
+        """The first process writes it."""
+
+    def finish(self, model: nn.Module, guarantee: Guarantee, *, complete: bool) -> None:
+        """The first process writes it."""
+
+    def give_up(self) -> None:
+        """Nothing was begun here."""
+
+
+def record_among(
+    ranks: Ranks,
+    plan: Plan,
+    *,
+    run: RunFolder | str | Path | None,
+    resume: str | Path | None,
+    every: int | None,
+    diagnostics: str | None,
+    adaptive: AdaptiveRun | None,
+) -> RunRecord | None:
+    """`record_of` in the first process; the others only read a run that is resumed, from the same disk."""
+    made: list[RunRecord | None] = []
+    ranks.agreed(
+        lambda: made.append(
+            record_of(plan, run=run, resume=resume, every=every, diagnostics=diagnostics, adaptive=adaptive)
+        )
+    )
+    if made:
+        return made[0]
+    return None if resume is None else _Followed(RunFolder.open(resume), plan, every=None, is_new=False)
