@@ -34,7 +34,9 @@ def test_all_releases_together_are_the_one_gaussian_that_the_budget_buys():
 def test_the_second_moments_are_those_of_unit_rows_whatever_the_records_lengths(monkeypatch):
     seen = []
     release = PrivateSecondMoment.release
-    monkeypatch.setattr(PrivateSecondMoment, "release", lambda self, rows: seen.append(rows.copy()) or release(self, rows))
+    monkeypatch.setattr(
+        PrivateSecondMoment, "release", lambda self, rows: seen.append(rows.copy()) or release(self, rows)
+    )
     X, y = correlated(60)
     X[0] *= 1e200
     X[1] *= 1e-200
