@@ -31,14 +31,14 @@ def optimizer_of(model: nn.Module) -> torch.optim.SGD:
 
 
 def plain_step(case: Case) -> Step:
-    """A step of the usual loop."""
+    """A step of the usual loop. As in the private ones, no gradients are left behind it."""
     model = case.build().train()
     optimizer = optimizer_of(model)
 
     def step() -> None:
-        optimizer.zero_grad()
         case.losses(model).mean().backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     return step
 

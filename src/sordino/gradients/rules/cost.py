@@ -24,8 +24,7 @@ def choose_kernel(records: int, positions: int, inputs: int, outputs: int, *, le
     """The cheapest exact norm kernel for a linear map applied at T positions.
 
     - ghost: Gram matrices over positions, 1.2·T(d+p)/(dp).
-    - stored: per-record gradients replace the weighted product; what is left is memory traffic, ≈ 300/T, and less
-      where they stay in the cache.
+    - stored: per-record gradients replace the weighted product; what is left is memory traffic, ≈ 55/T.
     - norm_only: per-record gradients are formed, squared and thrown away, 1.3.
     """
     entries = inputs * outputs
@@ -34,7 +33,7 @@ def choose_kernel(records: int, positions: int, inputs: int, outputs: int, *, le
         "norm_only": 1.3,
     }
     if entries <= _most_stored(positions, inputs, outputs, lean) and records * entries <= 16 * CHUNK_ENTRIES:
-        costs["stored"] = 0.3 + (50 if records * entries <= _CACHE_ENTRIES else 300) / max(positions, 1)
+        costs["stored"] = 0.3 + 55 / max(positions, 1)
     return min(costs, key=lambda kernel: costs[kernel])
 
 
