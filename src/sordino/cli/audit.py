@@ -3,7 +3,7 @@
 import json
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -19,8 +19,6 @@ from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder
 
 if TYPE_CHECKING:
-    import click
-
     from sordino.audit import AuditResult, Finding, Library, ReplayReport
     from sordino.cli.replay_cases import Case
     from sordino.data import DataSet
@@ -34,11 +32,11 @@ _DEFAULT = "training"
 class _OneByDefault(TyperGroup):
     """A group in which ``audit TARGET`` is ``audit training TARGET``."""
 
-    def parse_args(self, ctx: "click.Context", args: list[str]) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the default command in front of what is none."""
         if args and args[0] not in self.commands and args[0] not in {"-h", "--help"}:
             args = [_DEFAULT, *args]
-        return super().parse_args(ctx, args)  # pyright: ignore[reportArgumentType]
+        return super().parse_args(ctx, args)
 
 
 audit = typer.Typer(

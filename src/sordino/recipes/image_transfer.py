@@ -10,6 +10,7 @@ References:
 """
 
 from functools import cache
+from importlib import import_module
 
 import torch
 from torch import Tensor, nn
@@ -50,9 +51,7 @@ class LitePhotographs(nn.Module):
     def __init__(self, pixels: int) -> None:
         super().__init__()
         file = packaged(_MODULES, recipe="efficientnet") / "models" / "efficientnet-lite0-57934424.pth"
-        from efficientnet_lite_pytorch import EfficientNet
-
-        net = EfficientNet.from_name("efficientnet-lite0", image_size=pixels)
+        net = import_module("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0", image_size=pixels)
         net.load_state_dict(torch.load(WEIGHTS.require(file), weights_only=True))
         net.eval()
         _fold(net, ("_conv_stem", "_bn0"), ("_conv_head", "_bn1"))
