@@ -50,7 +50,9 @@ def affine_map(
 
 def transposed_product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) -> Float[Tensor, "m n"]:
     """``left^T right``."""
-    if not _by_onednn(left, right, left.numel() * right.shape[1]):
+    # Few columns are no faster.
+    thin = min(left.shape[1], right.shape[1]) < 16
+    if thin or not _by_onednn(left, right, left.numel() * right.shape[1]):
         return left.t() @ right
     rows = left.shape[0]
     # Kernels are made for each length: sampled batches, which have any, are cut so that there are few.
