@@ -56,3 +56,21 @@ def test_values_out_of_range_are_refused(name):
     values = {"epsilon": 1.0, "delta": 1e-5, "max_update_norm": 1.0, name: 0.0}
     with pytest.raises(InvalidArgument, match=name):
         LocalPrivacy(**values)
+
+
+def test_one_key_is_for_one_client():
+    key = Randomness()
+    LocalPrivacy(epsilon=1.0, delta=1e-5, max_update_norm=1.0, randomness=key)
+    with pytest.raises(InvalidArgument, match="fresh"):
+        LocalPrivacy(epsilon=1.0, delta=1e-5, max_update_norm=1.0, randomness=key)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("count", "bound"), [(1_000_000, 1e-4), (1000, 0.3), (7, 0.5), (100_000, 9.5e-5), (3, 1e-30)])
+def test_no_type_of_numbers_rounds_an_update_beyond_its_bound(dtype, count, bound):
+    from sordino.federated import clipped_update
+
+    for value in (1.0, 0.777):
+        clipped = clipped_update({"a": torch.full((count,), value, dtype=dtype)}, max_update_norm=bound)
+        assert clipped["a"].dtype == dtype
+        assert float(clipped["a"].double().norm()) <= bound

@@ -14,7 +14,7 @@ from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.events import Gaussian, PoissonSampled
 from sordino.federated import PrivateServer, fed_adam, fed_avg, fed_yogi
 from sordino.randomness import Randomness
-from sordino.training import Plan
+from sordino.training import LossCurve, Plan
 
 
 def plan(**changes):
@@ -232,3 +232,58 @@ def test_whole_number_noise_works_for_clients_too():
     model, server = one_round([update(1, 0, 0)] * 4, plan(noise_multiplier=1e-6, secure_noise=True))
     assert model.weight[0].tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-3)
     assert "secure noise" in server.guarantee().sentence()
+
+
+def test_one_key_is_for_one_server():
+    key = Randomness()
+    PrivateServer(line(), plan(), population=4, randomness=key)
+    with pytest.raises(InvalidArgument, match="fresh"):
+        PrivateServer(line(), plan(), population=4, randomness=key)
+
+
+def test_asking_for_rounds_again_goes_on_and_forgets_nothing():
+    server = PrivateServer(line(), plan(sample_rate=0.5, steps=6), population=10)
+    with server:
+        for cohort, _ in zip(server.rounds(), range(4), strict=False):
+            server.finish_round(cohort, [])
+        spent = server.guarantee().epsilon
+        numbers = [cohort.number for cohort in server.rounds()]
+    # The fifth round was drawn by the loop's last question, and charged.
+    assert numbers == [5]
+    assert server.guarantee().epsilon >= spent
+    assert server.guarantee().epsilon == pytest.approx(plan(sample_rate=0.5, steps=6).guarantee().epsilon, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        None,
+        {"weight": None},
+        {"weight": torch.ones(1, 3).to_sparse()},
+        {"weight": torch.ones(1, 3, device="meta")},
+        [1],
+    ],
+    ids=["none", "no tensor", "sparse", "meta", "list"],
+)
+def test_no_reply_can_end_a_round(reply):
+    server = PrivateServer(line(), plan(**QUIET), population=2)
+    with server:
+        for cohort in server.rounds():
+            server.finish_round(cohort, [(0, reply), (1, update(0, 0, 1))])
+    assert server.model.weight.detach()[0].tolist() == pytest.approx([0, 0, 0.25], abs=1e-6)
+
+
+def test_losses_can_not_be_bought_from_a_server():
+    with pytest.raises(InvalidArgument, match="loss_curve"):
+        PrivateServer(line(), plan(loss_curve=LossCurve(bound=1.0)), population=4)
+
+
+def test_a_faster_mode_of_products_does_not_round_the_sum():
+    server = PrivateServer(line(400), plan(**QUIET, max_grad_norm=100.0), population=4)
+    torch.manual_seed(0)
+    given = [{"weight": torch.randn(1, 400)} for _ in range(4)]
+    with server, torch.autocast("cpu", torch.bfloat16):
+        for cohort in server.rounds():
+            server.finish_round(cohort, enumerate(given))
+    expected = sum(one["weight"].double() for one in given) / 4
+    assert float((server.model.weight.detach().double() - expected).abs().max()) < 1e-6

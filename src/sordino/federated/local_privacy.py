@@ -18,6 +18,7 @@ from sordino.events import Event, Gaussian, SelfComposed
 from sordino.federated.updates import Update, clipped_update
 from sordino.mechanisms import GaussianMechanism
 from sordino.randomness import Randomness
+from sordino.training.freshness import fresh
 
 __all__ = ["LocalPrivacy"]
 
@@ -53,6 +54,7 @@ class LocalPrivacy:
     sent: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        fresh(self.randomness)
         checks.positive(epsilon=self.epsilon)
         checks.probability(zero=False, one=False, delta=self.delta)
         checks.positive(max_update_norm=self.max_update_norm)
@@ -85,9 +87,9 @@ class LocalPrivacy:
                 f"update must be one of the {self.rounds} that were declared, got one more. Declare more rounds before "
                 "the first: each then gets more noise."
             )
-        clipped = clipped_update(update, max_update_norm=self.max_update_norm)
-        # In double precision: what is added up and sent is then at most one rounding away from the real numbers.
-        noisy = {name: value.detach().double().clone() for name, value in clipped.items()}
+        # In double precision before it is clipped: half precision rounds an update beyond its bound.
+        exact = {name: value.detach().double().clone() for name, value in update.items()}
+        noisy = clipped_update(exact, max_update_norm=self.max_update_norm)
         self.sent += 1
         self._mechanism.add_noise_(list(noisy.values()), randomness=self.randomness, step=self.sent)
         return {name: value.to(update[name].dtype) for name, value in noisy.items()}

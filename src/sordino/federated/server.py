@@ -35,7 +35,7 @@ from sordino.randomness import Randomness
 from sordino.runs import RunFolder
 from sordino.sampling import Chunk
 from sordino.training import Plan
-from sordino.training.charges import Charges
+from sordino.training.freshness import fresh
 from sordino.training.guard import claim, release
 from sordino.training.prepaid import set_aside
 from sordino.training.record import Parts, record_of
@@ -123,7 +123,7 @@ class PrivateServer:
         self._stack = UpdateStack(model)
         self._shared = self._stack.trainable()
         self._optimizer = optimizer(self._shared)
-        self._randomness = Randomness() if randomness is None else randomness
+        self._randomness = fresh(Randomness() if randomness is None else randomness)
         self._ledger = ledger
         self._parts = Parts(model=model, optimizer=self._optimizer, schedule=None, average=None)
         self._record = record_of(plan, run=run, resume=resume, every=checkpoint_every)
@@ -132,7 +132,6 @@ class PrivateServer:
         self.first = 0 if self._record is None else self._record.first_step
         self._repeats = self._record is not None and self._record.repeats
         self.done = self._charged = self.first
-        self._charges = Charges() if self._record is None else self._record.earlier.copy()
         self._step = PrivateStep(
             cast("GradientCapture", self._stack), plan, self._randomness, after_step=self.first - 1
         )
@@ -193,13 +192,15 @@ class PrivateServer:
             UnprivateStep: outside a ``with`` block.
         """
         self._check_running()
+        # Whoever asks again goes on: a round that was charged is never charged or numbered again.
+        first = max(self.first, self._charged)
         batches = self.plan.sampling.batches(
             population=self._population,
-            first_step=self.first,
-            steps=self.plan.steps - self.first,
+            first_step=first,
+            steps=self.plan.steps - first,
             randomness=self._randomness,
         )
-        for number, clients in enumerate(batches, start=self.first):
+        for number, clients in enumerate(batches, start=first):
             self._check_running()
             self._step.abandon()
             self._charge(number, clients)
@@ -210,8 +211,7 @@ class PrivateServer:
     def _charge(self, number: int, clients: np.ndarray) -> None:
         receipt = self._paid.pay(number, coming=self.plan.steps - number)
         event = charged_at(self.plan, number, first=self.first, repeats=self._repeats)
-        self._charged = number + 1
-        self._charges.add(event)
+        self._charged = max(self._charged, number + 1)
         if self._record is not None:
             epsilon = self._spent.after(number + 1)
             self._record.charge(step=number, event=event, epsilon=epsilon, indices=clients, charge=receipt)
@@ -297,6 +297,8 @@ def _check(plan: Plan) -> None:
             "privacy_unit must be client or user in federated learning, got 'example': a client's update holds all of "
             "its records. Pass privacy_unit='client'."
         )
+    if plan.loss_curve is not None:
+        raise InvalidArgument("loss_curve must be None in federated learning, got one: the server sees no losses.")
     if isinstance(plan.clipping, ProjectedClipping):
         raise InvalidArgument(
             "clipping must look at updates, got ProjectedClipping, which projects gradients of a loss. Use "

@@ -4,13 +4,14 @@
 every clipping method, schedule and correlated noise of a plan holds for clients as it does for records.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from sordino.federated.updates import Update, shared_parameters
+from sordino.gradients.numerics import full_precision
 
 __all__ = ["UpdateStack"]
 
@@ -27,6 +28,7 @@ class UpdateStack:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self.is_by_blocks = False
         self._shared = shared_parameters(model)
         self.names = {parameter: name for name, parameter in self._shared.items()}
         self._rows: dict[nn.Parameter, Tensor] = {}
@@ -50,12 +52,8 @@ class UpdateStack:
 
     def _usable(self, update: Update) -> Update:
         """`update`, or one that is nowhere finite in its place."""
-        fits = set(update) == set(self._shared) and all(
-            isinstance(update[name], Tensor)
-            and update[name].shape == parameter.shape
-            and update[name].is_floating_point()
-            for name, parameter in self._shared.items()
-        )
+        fits = isinstance(update, Mapping) and set(update) == set(self._shared)
+        fits = fits and all(_fits(update[name], parameter) for name, parameter in self._shared.items())
         return update if fits else {name: torch.full_like(p, torch.nan) for name, p in self._shared.items()}
 
     def squared_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None) -> Float[Tensor, "*G B"]:
@@ -84,12 +82,19 @@ class UpdateStack:
         """Add Σ_b weights[b] · update_b to `into`; with groups, row g of `weights` is for the g-th group."""
         del last
         for parameter, rows in self._rows.items():
-            factor = (weights if weights.dim() == 1 else weights[self._groups[parameter]]).to(rows)
-            # A factor of zero must also remove what is not finite.
-            kept = torch.where(factor.view(-1, *[1] * (rows.dim() - 1)) == 0, torch.zeros_like(rows), rows)
-            total = torch.tensordot(factor, kept, dims=1)
-            present = into.get(parameter)
-            into[parameter] = total if present is None else present.add_(total)
+            with full_precision(rows.device):
+                self._add(weights, parameter, rows, into)
+
+    def _add(
+        self, weights: Float[Tensor, "*G B"], parameter: nn.Parameter, rows: Tensor, into: dict[nn.Parameter, Tensor]
+    ) -> None:
+        """Norms were taken of these very numbers, so no product may be rounded more coarsely."""
+        factor = (weights if weights.dim() == 1 else weights[self._groups[parameter]]).to(rows)
+        # A factor of zero must also remove what is not finite.
+        kept = torch.where(factor.view(-1, *[1] * (rows.dim() - 1)) == 0, torch.zeros_like(rows), rows)
+        total = torch.tensordot(factor, kept, dims=1)
+        present = into.get(parameter)
+        into[parameter] = total if present is None else present.add_(total)
 
     def per_record_gradients(self) -> Iterator[tuple[dict[nn.Parameter, Float[Tensor, "b *shape"]], float]]:
         """The stacked updates themselves, and the factor 1: for methods that must look at every entry."""
@@ -99,6 +104,17 @@ class UpdateStack:
     def discard(self) -> None:
         """Forget the stacked updates."""
         self._rows = {}
+
+
+def _fits(value: object, parameter: nn.Parameter) -> bool:
+    """Whether `value` is a tensor of real numbers in memory, of the parameter's shape."""
+    return (
+        isinstance(value, Tensor)
+        and value.shape == parameter.shape
+        and value.is_floating_point()
+        and value.layout is torch.strided
+        and value.device.type != "meta"
+    )
 
 
 def _working(parameter: nn.Parameter) -> torch.dtype:

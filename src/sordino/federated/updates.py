@@ -70,5 +70,13 @@ def clipped_update(update: Update, *, max_update_norm: float) -> dict[str, Tenso
         return dict(update)
     # Divided by the largest entry first, so that squares neither overflow nor vanish.
     squares = sum(float((value.detach().double() / largest).square().sum()) for value in update.values())
-    factor = min(1.0, bound / (largest * squares**0.5))
-    return {name: value * factor for name, value in update.items()}
+    norm = largest * squares**0.5
+    if norm <= bound:
+        return dict(update)
+    # Rounding to the update's own type moves each entry by less than one part in 1/eps, or by less than the least
+    # number of the type; both are taken off the bound.
+    widths = [torch.finfo(value.dtype) for value in update.values()]
+    numbers = sum(value.numel() for value in update.values())
+    relative, least = max(info.eps for info in widths), max(info.tiny * info.eps for info in widths)
+    room = max(0.0, bound - least * numbers**0.5) / (1 + 2 * relative)
+    return {name: (value.double() * (room / norm)).to(value.dtype) for name, value in update.items()}
