@@ -1,6 +1,6 @@
 import pytest
 
-from conformance.adapter import Sordino
+from conformance_adapter import Sordino
 
 # What is clipped and added up is another code with secure noise; what is drawn and charged is the same.
 _IN_BOTH_MODES = {"test_clipping_choices", "test_exactness", "test_sensitivity"}

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from conformance.adapter import held, one_step
+from conformance_adapter import held, one_step
 
 DELTA = 1e-5
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
-from conformance.adapter import distance, held, one_step
+from conformance_adapter import distance, held, one_step
 from sordino.accounting import epsilon
 from sordino.definitions import NeighboringRelation
 from sordino.events import Gaussian, PoissonSampled, SelfComposed

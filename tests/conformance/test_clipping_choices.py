@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from conformance.adapter import clipped_sum, distance
+from conformance_adapter import clipped_sum, distance
 from sordino import PrivacyEngine
 from sordino.errors import InvalidArgument
 from sordino.gradients import GradientCapture

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from conformance.adapter import one_step
+from conformance_adapter import one_step
 from sordino.training.plan import Plan
 from sordino.training.trainer import fit
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from conformance.adapter import clipped_sum, distance, one_step
+from conformance_adapter import clipped_sum, distance, one_step
 from oracles import clipped_sum as slow_clipped_sum
 from oracles import per_record_gradients
 

@@ -154,9 +154,9 @@ def test_parametrized_layers_are_exact(wrap):
 
 
 def test_spectral_normalisation_stores_statistics_and_is_refused():
-    capture = GradientCapture(model := parametrizations.spectral_norm(nn.Linear(3, 3)))
-    with pytest.raises(UnsupportedModule, match="buffer"), capture.recording(records=2):
-        model(x_of(2, 3))
+    model = parametrizations.spectral_norm(nn.Linear(3, 3))
+    with pytest.raises(UnsupportedModule, match="buffer"):
+        GradientCapture(model)
 
 
 @pytest.mark.parametrize("make", [lambda: nn.ConvTranspose2d(2, 3, 2), lambda: nn.Bilinear(3, 3, 2), nn.PReLU])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -229,10 +230,36 @@ def test_nothing_private_is_logged_or_returned(tmp_path):
         assert "loss" not in file.read_text()
 
 
-def test_diagnostics_show_losses_here(tmp_path):
-    made = trainer(tmp_path, privacy=PrivacyArguments(noise_multiplier=1.0, delta=1e-5, diagnostics="private"))
+def test_diagnostics_show_losses_on_the_terminal_only_and_the_guarantee_says_so(tmp_path, capsys):
+    privacy = PrivacyArguments(noise_multiplier=1.0, delta=1e-5, diagnostics="private")
+    made = trainer(tmp_path, privacy=privacy, save_strategy="steps", save_steps=2, max_steps=2)
     made.train()
-    assert any("loss" in line for line in made.state.log_history)
+    assert "private diagnostics: step 1, loss 0." in capsys.readouterr().err
+    assert not any("loss" in line for line in made.state.log_history)
+    assert "loss" not in (tmp_path / "checkpoint-2" / "trainer_state.json").read_text()
+    assert "not covered" in made.guarantee().sentence()
+
+
+def test_going_back_to_an_older_checkpoint_pays_for_what_newer_ones_showed(tmp_path):
+    trainer(tmp_path, save_strategy="steps", save_steps=2, max_steps=6).train()
+    again = trainer(tmp_path, max_steps=6)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    ten = trainer(tmp_path / "ten", max_steps=10)
+    ten.train()
+    assert again.guarantee().epsilon == pytest.approx(ten.guarantee().epsilon, rel=1e-9)
+
+
+def test_a_target_holds_over_resumed_and_repeated_trainings(tmp_path):
+    privacy = PrivacyArguments(target_epsilon=2.0, delta=1e-5)
+    first = trainer(tmp_path, privacy=privacy, save_strategy="steps", save_steps=4, max_steps=6)
+    first.train()
+    # As after a crash: the checkpoint of the end was never written.
+    shutil.rmtree(tmp_path / "checkpoint-6")
+    longer = trainer(tmp_path / "longer", privacy=privacy, max_steps=20)
+    longer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert 1.9 < longer.guarantee().epsilon <= 2.0
+    with pytest.raises(InvalidArgument, match="which is spent"):
+        first.train()
 
 
 def test_a_run_goes_on_from_a_checkpoint_with_its_bill(tmp_path):
@@ -282,8 +309,9 @@ def test_arguments_that_would_leak_are_refused_by_name(tmp_path, changes, name):
 
 def test_evaluation_needs_public_data(tmp_path):
     made = trainer(tmp_path)
-    with pytest.raises(InvalidArgument, match="public"):
-        made.evaluate(sentences(8))
+    for ask in (made.evaluate, made.predict):
+        with pytest.raises(InvalidArgument, match="public"):
+            ask(sentences(8))
     privacy = PrivacyArguments(noise_multiplier=1.0, delta=1e-5, eval_data_are_public=True)
     public = trainer(tmp_path, privacy=privacy, eval_strategy="epoch", eval_dataset=sentences(8), max_steps=4)
     public.train()

@@ -56,7 +56,9 @@ def test_a_clipping_method_has_the_words_that_it_gives_itself(clipping):
 
 
 def test_no_clipping_method_is_forgotten():
-    assert {type(one) for one in CLIPPINGS} == set(Clipping.__subclasses__())
+    assert {type(one) for one in CLIPPINGS} == {
+        kind for kind in Clipping.__subclasses__() if kind.__module__.startswith("sordino.")
+    }
 
 
 @pytest.mark.parametrize(

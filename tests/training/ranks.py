@@ -111,7 +111,7 @@ def main():
     model = nn.Linear(200, 100, bias=False) if settings.get("wide") else net()
     if settings.get("wide"):
         nn.init.constant_(model.weight, float(rank))
-    x, y = records(settings.get("records", 24))
+    x, y = records(settings.get("records", 24) + settings.get("uneven", 0) * rank)
     if settings.get("wide"):
         x = torch.zeros(len(x), 200)
     start = {}
@@ -159,6 +159,9 @@ def main():
 def finish(outcome, model, folder):
     outcome["weights"] = [value.detach().flatten().tolist() for value in model.parameters()]
     (folder / f"rank{outcome['rank']}.json").write_text(json.dumps(outcome))
+    if dist.is_initialized():
+        # Nobody leaves while another still exchanges.
+        dist.barrier()
     if dist.is_initialized():
         dist.destroy_process_group()
 

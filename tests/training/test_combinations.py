@@ -335,7 +335,9 @@ def test_every_combination_with_a_proof_adds_its_noise_and_is_charged_for_it(set
 
 
 def test_no_class_is_left_out():
-    assert {type(one) for one in CLIPPINGS.values()} == set(Clipping.__subclasses__())
+    assert {type(one) for one in CLIPPINGS.values()} == {
+        kind for kind in Clipping.__subclasses__() if kind.__module__.startswith("sordino.")
+    }
     noises = [options["noise"] for options in CORRELATED.values()]
     assert {type(noise.strategy) for noise in noises} == {
         BandedInverse, BandedToeplitz, BinaryTree, BufferedToeplitz, DenseStrategy, IndependentNoise
@@ -343,7 +345,9 @@ def test_no_class_is_left_out():
     assert all(isinstance(noise.strategy, Strategy) for noise in noises)
     assert {type(noise.participation) for noise in noises} == set(get_args(Participation))
     used = {type(value) for options in SETTINGS.values() for value in options.values()}
-    assert used >= {kind for kind in Schedule.__subclasses__() if not kind.__subclasses__()}
+    assert used >= {
+        kind for kind in Schedule.__subclasses__() if not kind.__subclasses__() and kind.__module__[:8] == "sordino."
+    }
     assert used >= {Linear, Exponential, Cosine}
     trained = [name for name in SETTINGS if refusal("flat", name, loop=False) is None]
     assert {type(plan("flat", name).sampling) for name in trained} == set(get_args(Sampling))

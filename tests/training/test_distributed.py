@@ -123,3 +123,9 @@ def test_an_own_loop_draws_one_logical_batch_and_charges_it_once(tmp_path):
     assert np.abs(flat(found[0]) - flat(alone)).max() < 1e-5
     assert {one["epsilon"] for one in found} == {alone["epsilon"]}
     assert [one["seen"] for one in found] == [8, 8]
+
+
+def test_processes_with_different_data_are_refused_everywhere(tmp_path):
+    """The usual mistake: each process is given its own shard."""
+    found = run(tmp_path, 2, uneven=3, plan={"noise_multiplier": 1.0})
+    assert [one["error"] for one in found] == ["InvalidArgument"] * 2

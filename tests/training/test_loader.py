@@ -275,7 +275,7 @@ def test_a_loader_whose_draws_are_unknown_is_refused(loader):
 def test_sequential_and_shuffled_loaders_cover_their_data_set():
     data = TensorDataset(torch.zeros(8, 3))
     for shuffle in (False, True):
-        assert population_of(DataLoader(data, batch_size=3, shuffle=shuffle)).tolist() == list(range(8))
+        assert list(population_of(DataLoader(data, batch_size=3, shuffle=shuffle))) == list(range(8))
 
 
 def test_the_user_sees_the_data_set_and_the_length_of_an_epoch():

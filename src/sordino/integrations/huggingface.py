@@ -7,8 +7,9 @@ record; and nothing that depends on private records is logged.
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -17,19 +18,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from sordino import checks
+from sordino import accounting, checks
 from sordino.clipping import Clipping, clipping_called
 from sordino.definitions import Guarantee, NeighboringRelation
 from sordino.errors import InvalidArgument, SordinoError
+from sordino.events import compose
 from sordino.integrations.record_losses import is_causal, record_losses
 from sordino.ledger import Account, Reservation
 from sordino.training import Plan
+from sordino.training.display import DIAGNOSED
 from sordino.training.engine import PrivacyEngine
+from sordino.training.engine_checkpoint import bill_of, take_over_bills
 from sordino.training.loader import PrivateLoader
 
 try:
     from transformers import Trainer, TrainingArguments
-    from transformers.trainer_utils import TrainOutput
+    from transformers.trainer_utils import PredictionOutput, TrainOutput
 except ImportError as error:
     raise SordinoError(
         f"sordino.integrations.huggingface must find transformers and accelerate, got {type(error).__name__}. Install "
@@ -41,7 +45,9 @@ __all__ = ["PrivacyArguments", "PrivateTrainer"]
 RecordLoss = Callable[[object, Tensor], Tensor]
 
 _CHARGES = "sordino.json"
-_PRIVATE_LOGS = ("loss", "grad_norm", "train_loss", "total_flos", "train_samples_per_second")
+_SCHEMA = 1
+# What may be told; all else may depend on private records.
+_TOLD = ("epoch", "epsilon", "learning_rate", "step", "train_runtime", "train_steps_per_second")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,16 +128,20 @@ class PrivateTrainer(Trainer):
         self._expected = args.per_device_train_batch_size * args.gradient_accumulation_steps
         # One item of our loader is a whole logical batch: the stock loop has nothing to accumulate or to clip.
         args.gradient_accumulation_steps, args.max_grad_norm, args.ignore_data_skip = 1, 0.0, True
-        self._record_loss = record_loss
+        self._record_loss, self._begins_at = record_loss, 0
         self.engine = PrivacyEngine(ledger=ledger)
         super().__init__(model=model, args=args, **trainer)  # pyright: ignore[reportArgumentType]
 
     def guarantee(self) -> Guarantee:
         """What holds for all training steps so far."""
-        return self.engine.guarantee(self.privacy.delta)
+        found = self.engine.guarantee(self.privacy.delta)
+        if self.privacy.diagnostics is None:
+            return found
+        return replace(found, caveats=(*found.caveats, DIAGNOSED))
 
     def train(self, *args: object, **kwargs: object) -> TrainOutput:
         """Train, and give the model back without hooks. The output holds no loss."""
+        self._begins_at = 0
         resumed = kwargs.get("resume_from_checkpoint", args[0] if args else None)
         if isinstance(resumed, str | Path):
             self._take_over(Path(resumed))
@@ -141,7 +151,7 @@ class PrivateTrainer(Trainer):
             found = cast("TrainOutput", super().train(*args, **kwargs))  # pyright: ignore[reportArgumentType]
         finally:
             self.engine.detach()
-        metrics = {name: value for name, value in found.metrics.items() if name not in _PRIVATE_LOGS}
+        metrics = {name: value for name, value in found.metrics.items() if _is_told(name)}
         return TrainOutput(found.global_step, math.nan, metrics)
 
     # --- batches -------------------------------------------------------------------------------------------------
@@ -185,20 +195,29 @@ class PrivateTrainer(Trainer):
     def _noise(self, loader: "DataLoader[object]") -> float:
         if self.privacy.noise_multiplier is not None:
             return self.privacy.noise_multiplier
-        an_epoch = len(loader)
+        an_epoch, target = len(loader), cast("float", self.privacy.target_epsilon)
         steps = self.args.max_steps if self.args.max_steps > 0 else math.ceil(self.args.num_train_epochs * an_epoch)
-        rate = 1 / an_epoch
-        plan = Plan.for_epsilon(
-            target_epsilon=cast("float", self.privacy.target_epsilon),
-            delta=self.privacy.delta,
-            sample_rate=rate,
-            steps=steps,
+        rate, spent = 1 / an_epoch, self.engine.event()
+        if self.engine.get_epsilon(self.privacy.delta) >= target * (1 - 1e-3):
+            raise InvalidArgument(
+                f"target_epsilon must leave something for further steps, got {target:g}, which is spent. Raise it."
+            )
+        plan = Plan(
+            noise_multiplier=1.0,
             max_grad_norm=self.privacy.max_grad_norm,
+            sample_rate=rate,
+            steps=max(1, steps - self._begins_at),
             expected_batch_size=len(cast("Sized", loader.dataset)) * rate,
+            delta=self.privacy.delta,
             neighboring_relation=self.privacy.neighboring_relation,
             clipping=clipping_called(self.privacy.clipping),
         )
-        return plan.at(0).noise_multiplier
+        return accounting.calibrate_noise_multiplier(
+            lambda noise: compose([spent, replace(plan, noise_multiplier=noise).event()]),
+            target_epsilon=target,
+            target_delta=self.privacy.delta,
+            relation=self.privacy.neighboring_relation,
+        )
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
@@ -246,9 +265,11 @@ class PrivateTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The stock log without losses and norms, and with the ε spent so far."""
-        if self.privacy.diagnostics is None:
-            logs = {name: value for name, value in logs.items() if name not in _PRIVATE_LOGS}
-        super().log({**logs, "epsilon": self.engine.get_epsilon(self.privacy.delta)}, start_time)
+        if self.privacy.diagnostics is not None and "loss" in logs:
+            # On this terminal only: what is logged goes to files, callbacks and services.
+            sys.stderr.write(f"private diagnostics: step {self.state.global_step}, loss {logs['loss']:.4g}\n")
+        told = {name: value for name, value in logs.items() if _is_told(name)}
+        super().log({**told, "epsilon": self.engine.get_epsilon(self.privacy.delta)}, start_time)
 
     def evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
         """The stock evaluation, on data that were declared public.
@@ -256,27 +277,41 @@ class PrivateTrainer(Trainer):
         Raises:
             InvalidArgument: they were not.
         """
+        self._require_public()
+        return super().evaluate(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+    def predict(self, *args: object, **kwargs: object) -> PredictionOutput:
+        """The stock predictions and their metrics, on data that were declared public.
+
+        Raises:
+            InvalidArgument: they were not.
+        """
+        self._require_public()
+        return super().predict(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+    def _require_public(self) -> None:
         if not self.privacy.eval_data_are_public:
             raise InvalidArgument(
                 "eval_data_are_public must be True for an evaluation, got False: no noise covers what is measured on "
                 "private records. Declare it, or buy an evaluation from the budget (docs/report.md)."
             )
-        return super().evaluate(*args, **kwargs)  # pyright: ignore[reportArgumentType]
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         super()._save_checkpoint(model, trial)
         folder = Path(self._get_output_dir(trial=None)) / f"checkpoint-{self.state.global_step}"
         if self.args.should_save and folder.is_dir():
-            (folder / _CHARGES).write_text(json.dumps(self.engine.state_dict()))
+            (folder / _CHARGES).write_text(json.dumps({"schema": _SCHEMA, "bill": bill_of(self.engine)}))
 
     def _take_over(self, folder: Path) -> None:
-        """What the run charged before its checkpoint was written."""
-        file = folder / _CHARGES
-        if not file.is_file():
+        """What was charged before this checkpoint was written, and by others of its family beside it since."""
+        if not (folder / _CHARGES).is_file():
             raise InvalidArgument(
                 f"resume_from_checkpoint must hold {_CHARGES}, got a folder without it: what was spent is not known."
             )
-        self.engine.load_state_dict(json.loads(file.read_text()))
+        beside = sorted(folder.parent.glob(f"checkpoint-*/{_CHARGES}"))
+        bills = [json.loads(file.read_text())["bill"] for file in (folder / _CHARGES, *beside)]
+        take_over_bills(self.engine, bills[0], bills[1:])
+        self._begins_at = int(json.loads((folder / "trainer_state.json").read_text())["global_step"])
 
 
 class _LogicalBatches:
@@ -322,6 +357,8 @@ def _check(args: TrainingArguments, privacy: PrivacyArguments, trainer: dict[str
         "auto_find_batch_size": args.auto_find_batch_size,
         "include_num_input_tokens_seen": args.include_num_input_tokens_seen not in (False, "no"),
         "deepspeed": bool(args.deepspeed),
+        "fsdp": bool(args.fsdp),
+        "world_size": args.world_size > 1 or args.n_gpu > 1,
         "optim": "layerwise" in optim or "lomo" in optim,
         "eval_strategy": evaluates and not privacy.eval_data_are_public,
         "compute_loss_func": trainer.get("compute_loss_func") is not None,
@@ -331,12 +368,19 @@ def _check(args: TrainingArguments, privacy: PrivacyArguments, trainer: dict[str
             raise InvalidArgument(f"{name} must be left at its default for a private run, got {_WHY[name]}")
 
 
+def _is_told(name: str) -> bool:
+    """Evaluations are of public data, or refused."""
+    return name in _TOLD or name.startswith("eval_")
+
+
 _WHY = {
     "fp16": "True: a loss scaler looks at raw gradients. Use bf16=True.",
     "label_smoothing_factor": "a value: it takes means over the batch. Smooth the labels in record_loss.",
     "auto_find_batch_size": "True: the batch size is part of the guarantee. Lower per_device_train_batch_size instead.",
     "include_num_input_tokens_seen": "True: the number of tokens of a batch is private. Leave it out.",
     "deepspeed": "a configuration. Run without it.",
+    "fsdp": "a configuration. Run without it.",
+    "world_size": "several processes or devices, whose wrapping the stock loop does itself. Use sordino.fit there.",
     "optim": "one that steps inside the backward pass. Use adamw_torch or sgd.",
     "eval_strategy": "an evaluation of data that were not declared public. Pass eval_data_are_public=True if they are.",
     "compute_loss_func": "a function of the batch. Give record_loss=…: one loss a record.",

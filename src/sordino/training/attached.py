@@ -18,8 +18,8 @@ from sordino.randomness import Randomness
 from sordino.training.adaptive import KEPT, AdaptiveRun, Admitted
 from sordino.training.charges import Charges
 from sordino.training.criterion import Criterion
-from sordino.training.distributed import inner, ranks_here
-from sordino.training.loader import PrivateLoader
+from sordino.training.distributed import inner, ranks_here, shapes_of
+from sordino.training.loader import PrivateLoader, population_of
 from sordino.training.meter import Meter
 from sordino.training.plan import Plan
 from sordino.training.proving import set_probe
@@ -135,6 +135,12 @@ class Loop:
         ranks = ranks_here()
         ranks.check(plan, adapts=adaptive is not None)
         randomness = ranks.shared(randomness)
+        ranks.require_same(
+            plan=plan.to_json(),
+            records=len(population_of(self.data_loader)),
+            steps=steps,
+            model=shapes_of(inner(self.module)),
+        )
         ranks.align(inner(self.module))
         public_batch = self.public_batch
         if public_batch is None and self.public_records is not None:

@@ -10,6 +10,7 @@ References:
     Abadi et al. 2016, algorithm 1: a step is one sum over the logical batch, whoever computes its parts.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from sordino.training.adaptive import AdaptiveRun
 from sordino.training.plan import Plan
 from sordino.training.record import Parts, RunRecord, record_of
 
-__all__ = ["Ranks", "inner", "ranks_here", "record_among"]
+__all__ = ["Ranks", "inner", "ranks_here", "record_among", "shapes_of"]
 
 T = TypeVar("T")
 
@@ -86,15 +87,42 @@ class Ranks:
         if self.count == 1:
             return act()
         outcome: list[object] = [None, None]
+        own: Exception | None = None
         if self.is_first:
             try:
                 outcome = [act(), None]
             except SordinoError as error:
                 outcome = [None, error]
+            except Exception as error:
+                # Nobody may be left waiting; what another kind of error says may quote a record.
+                own, outcome = error, [None, SordinoError(f"the first process failed: {type(error).__name__}.")]
         dist.broadcast_object_list(outcome, src=0, device=self.device)
+        if own is not None:
+            raise own
         if outcome[1] is not None:
             raise cast("SordinoError", outcome[1])
         return cast("T", outcome[0])
+
+    def require_same(self, **facts: object) -> None:
+        """Refuse processes that were given different plans, data sets or models.
+
+        Args:
+            **facts: public, as JSON types.
+
+        Raises:
+            InvalidArgument: in all processes; names what differs.
+        """
+        if self.count == 1:
+            return
+        found: list[object] = [None] * self.count
+        dist.all_gather_object(found, {name: json.dumps(value) for name, value in facts.items()})
+        given = cast("list[dict[str, str]]", found)
+        for name in facts:
+            if any(one[name] != given[0][name] for one in given):
+                raise InvalidArgument(
+                    f"{name} must be the same in all processes, got different ones. Call with the same arguments and "
+                    "the whole data set everywhere: each process takes its own part of every batch."
+                )
 
     @contextmanager
     def led(
@@ -180,6 +208,11 @@ def inner(module: nn.Module) -> nn.Module:
     # It averages gradients per process, which are no clipped sums. The engine's parameters never get ordinary ones.
     module.require_backward_grad_sync = False
     return module.module
+
+
+def shapes_of(module: nn.Module) -> list[list[object]]:
+    """Name, shape and whether it is trained, of each parameter: what processes must have alike."""
+    return [[name, list(value.shape), value.requires_grad] for name, value in module.named_parameters()]
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

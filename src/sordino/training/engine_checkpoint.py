@@ -8,7 +8,7 @@ correlated noise for the steps that come twice. A budget that adapts has spent w
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, cast
@@ -25,7 +25,7 @@ from sordino.runs.files import write_bytes
 from sordino.training.attached import Attached
 from sordino.training.checkpoint import from_bytes, load_module, load_optimizer, module_state, read, to_bytes
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["bill_of", "load_checkpoint", "save_checkpoint", "take_over_bills"]
 
 _KIND = "engine"
 _ANY_DELTA = 1e-5
@@ -190,18 +190,36 @@ def _family(path: Path, facts: Mapping[str, object]) -> tuple[_Bill, int]:
 
     Of one segment the larger count holds: a later checkpoint's share contains an earlier one's.
     """
-    bill, number = _read_bill(facts), _stand(facts)[0]
+    number = _stand(facts)[0]
     found = [body for file in sorted(path.parent.glob("*.safetensors")) if (body := _facts_of(file)) is not None]
-    others = [(_read_bill(body), *_stand(body)) for body in found]
+    bill = _joined(_read_bill(facts), [_read_bill(body) for body in found])
+    related = [_stand(body) for body in found if _read_bill(body).keys() & bill.keys()]
+    return bill, max((reached for whose, reached in related if whose == number), default=0)
+
+
+def _joined(bill: _Bill, others: Sequence[_Bill]) -> _Bill:
+    """`bill` with those of `others` that share a segment with it, directly or through others."""
     while True:
-        related = [other for other in others if other[0].keys() & bill.keys()]
         joined = dict(bill)
-        for other, _, _ in related:
-            for name, part in other.items():
+        for other in others:
+            for name, part in other.items() if other.keys() & bill.keys() else ():
                 joined[name] = joined.get(name, Counter()) | part
         if joined == bill:
-            return joined, max((reached for _, whose, reached in related if whose == number), default=0)
+            return joined
         bill = joined
+
+
+def bill_of(engine: _Engine) -> dict[str, dict[str, int]]:
+    """Everything that an engine charged, by segment, as plain JSON types: for checkpoints that others write."""
+    return _bill(engine)
+
+
+def take_over_bills(
+    engine: _Engine, bill: Mapping[str, Mapping[str, int]], others: Sequence[Mapping[str, Mapping[str, int]]]
+) -> None:
+    """Go on from `bill`, together with those of `others` that are of its family: what they showed was paid for too."""
+    read = [{name: Counter(dict(part)) for name, part in one.items()} for one in (bill, *others)]
+    _take_over(engine, _joined(read[0], read[1:]))
 
 
 def _stand(facts: Mapping[str, object]) -> tuple[object, int]:

@@ -29,7 +29,7 @@ from sordino.training.averaging import Averaging, WeightAverage
 from sordino.training.bounds import Bounds
 from sordino.training.compiled import CompiledStep
 from sordino.training.display import DIAGNOSED, Diagnostics, ProgressLine, diagnostics_called
-from sordino.training.distributed import Ranks, inner, ranks_here, record_among
+from sordino.training.distributed import Ranks, inner, ranks_here, record_among, shapes_of
 from sordino.training.following import ForwardWatch, compares_values
 from sordino.training.forms import proves_again, public_marks
 from sordino.training.freshness import fresh
@@ -150,6 +150,7 @@ def fit(
         source, loss = UnitSource(source, units), by_unit(loss)
     watched = diagnostics_called(diagnostics)
     model.to(performance.device)
+    ranks.require_same(plan=plan.to_json(), records=len(source), model=shapes_of(model))
     ranks.align(model)
     stepper = optimizer_for(model, optimizer, plan)
     schedule = schedule_for(stepper, scheduler)
@@ -205,8 +206,7 @@ class _Run:
         self._started = time.monotonic()
         self._parts = Parts(model=model, optimizer=optimizer, schedule=schedule, average=self._average)
         self._record, self._diagnostics, self._adaptive, self._ranks = record, diagnostics, adaptive, ranks
-        if record is not None:
-            ranks.in_turn(lambda: record.begin(self._parts, randomness))
+        ranks.in_turn(lambda: None if record is None else record.begin(self._parts, randomness))
         self.first = 0 if record is None else record.first_step
         self.repeats = record is not None and record.repeats
         self._done = self._charged = self.first
