@@ -151,6 +151,7 @@ def test_accumulation_makes_chunks_of_one_logical_batch(tmp_path, accumulation):
     assert made.state.global_step == 1
 
 
+@pytest.mark.slow
 def test_it_learns_and_an_absurd_noise_destroys(tmp_path):
     data = sentences(256)
 

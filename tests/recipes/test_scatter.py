@@ -57,6 +57,7 @@ def test_the_bill_of_scatter_is_the_one_gaussian_of_its_budget():
     assert stated.epsilon == pytest.approx(1.0, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_colour_pictures_and_other_sizes_fit():
     dataset = bars(300, shape=(3, 16, 24))
     fitted = pipeline_called("scatter").fit(dataset, epsilon=4.0, delta=1e-5)

@@ -202,6 +202,7 @@ def test_two_sweeps_do_not_write_to_one_folder(tmp_path):
         sweeps.run(sweeps.parse(TEXT), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_where_it_was_cut_off(tmp_path):
     file = tmp_path / "killed.toml"
     file.write_text(TEXT.replace("[1.0, 500.0]", "[1.0, 2.0, 4.0, 8.0, 16.0]").replace("epochs = 5", "epochs = 10"))

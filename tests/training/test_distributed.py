@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from sordino.ledger import Ledger
 from sordino.runs import RunFolder
@@ -59,6 +60,7 @@ def test_noise_is_added_once_with_its_declared_variance_and_is_the_same_everywhe
     assert found[0]["epsilon"] == found[1]["epsilon"]
 
 
+@pytest.mark.slow
 def test_adaptive_bounds_whole_numbers_and_correlated_noise_are_of_one_mind(tmp_path):
     for more in (
         {"clipping": "quantile", "plan": {"noise_multiplier": 0.5, "steps": 4}},
@@ -72,6 +74,7 @@ def test_adaptive_bounds_whole_numbers_and_correlated_noise_are_of_one_mind(tmp_
         assert np.abs(flat(found[0]) - flat(alone)).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_steps_without_records_are_steps_everywhere(tmp_path):
     settings = {"records": 5, "plan": {"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 12}}
     found = run(tmp_path, 3, **settings)
@@ -107,6 +110,7 @@ def test_the_account_pays_once_and_refuses_for_all(tmp_path):
     assert [one.get("seen") for one in found] == [None, None]
 
 
+@pytest.mark.slow
 def test_an_own_loop_gives_in_several_processes_what_it_gives_in_one(tmp_path):
     (alone,) = run(tmp_path, 0, engine=24)
     for processes, more in ((2, {"ddp": True}), (3, {"microbatch_size": 3}), (2, {"sampler": True, "engine": 12})):

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Flower on `PrivateServer` (floor 4, federated; needs the extra `federated`): a strategy, client mods, an accountant.
 
 Transport, nodes, simulation and command line are Flower's. The strategy draws the cohort itself, never weighs by what a
