@@ -29,7 +29,7 @@ from sordino.runs import RunFolder
 from sordino.training import Plan
 
 try:
-    from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+    from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
     from flwr.serverapp import (
         GaussianPrivacyEvent,
         Grid,
@@ -235,8 +235,9 @@ def local_privacy_mod(
 ) -> Mod:
     """A client mod that clips and noises on the client: local privacy, against the server too.
 
-    Guarantee: that of `LocalPrivacy` for all `rounds` updates of a client together; how many it sent is kept in the
-    client's Flower state. An update beyond that is not sent: the reply is what the server already knows.
+    Guarantee: that of `LocalPrivacy` for all `rounds` updates of a client together, within one run of the server and
+    for training messages; how many it sent is kept in the client's Flower state, which belongs to the run. An update
+    beyond that is not sent: the reply is what the server already knows. What a failed client says is withheld.
 
     Args:
         epsilon: ε > 0 over all rounds.
@@ -268,7 +269,8 @@ def _changing(arrays_key: str, change: Callable[[Update, Context], Update]) -> M
         given = cast("ArrayRecord", message.content[arrays_key]).to_torch_state_dict()
         reply = call_next(message, context)
         if reply.has_error():
-            return reply
+            # A reason may quote a record.
+            return Message(Error(code=reply.error.code, reason="the client failed"), reply_to=message)
         returned = cast("ArrayRecord", reply.content[arrays_key]).to_torch_state_dict()
         update = {
             name: returned[name].to(value) - value
