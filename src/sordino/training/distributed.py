@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from sordino.clipping import ProjectedClipping
 from sordino.definitions import Guarantee
@@ -212,7 +213,10 @@ def inner(module: nn.Module) -> nn.Module:
 
 def shapes_of(module: nn.Module) -> list[list[object]]:
     """Name, shape and whether it is trained, of each parameter: what processes must have alike."""
-    return [[name, list(value.shape), value.requires_grad] for name, value in module.named_parameters()]
+    return [
+        [name, None if is_lazy(value) else list(value.shape), value.requires_grad]
+        for name, value in module.named_parameters()
+    ]
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
