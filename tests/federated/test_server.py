@@ -13,7 +13,9 @@ from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.events import Gaussian, PoissonSampled
 from sordino.federated import PrivateServer, fed_adam, fed_avg, fed_yogi
+from sordino.gradients import Contributions
 from sordino.randomness import Randomness
+from sordino.sampling import Chunk
 from sordino.training import LossCurve, Plan
 
 
@@ -287,3 +289,13 @@ def test_a_faster_mode_of_products_does_not_round_the_sum():
             server.finish_round(cohort, enumerate(given))
     expected = sum(one["weight"].double() for one in given) / 4
     assert float((server.model.weight.detach().double() - expected).abs().max()) < 1e-6
+
+
+def test_a_stack_of_updates_has_all_that_clipping_asks_for_and_is_never_recorded():
+    server = PrivateServer(line(), plan(), population=4)
+    asked = [name for name in vars(Contributions) if not name.startswith("_")]
+    assert {"names", "trainable", "squared_bounds", "add_weighted_sums"} <= set(asked)
+    assert all(hasattr(server._stack, name) for name in asked)
+    with pytest.raises(UnprivateStep, match="begin"):
+        server._step.recording(Chunk(step=0, chunk=0, is_last=True, indices=np.arange(2)))
+    assert not server._step.is_open

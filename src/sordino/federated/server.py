@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 import numpy as np
 from torch import nn
@@ -29,7 +29,6 @@ from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.federated.optimizers import fed_avg
 from sordino.federated.stack import UpdateStack
 from sordino.federated.updates import Update
-from sordino.gradients import GradientCapture
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.runs import RunFolder
@@ -132,9 +131,7 @@ class PrivateServer:
         self.first = 0 if self._record is None else self._record.first_step
         self._repeats = self._record is not None and self._record.repeats
         self.done = self._charged = self.first
-        self._step = PrivateStep(
-            cast("GradientCapture", self._stack), plan, self._randomness, after_step=self.first - 1
-        )
+        self._step = PrivateStep(self._stack, plan, self._randomness, after_step=self.first - 1)
         if self._record is not None:
             self._record.follow(self._step)
         self._open: Round | None = None

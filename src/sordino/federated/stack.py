@@ -27,8 +27,6 @@ class UpdateStack:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.is_by_blocks = False
         self._shared = shared_parameters(model)
         self.names = {parameter: name for name, parameter in self._shared.items()}
         self._rows: dict[nn.Parameter, Tensor] = {}
@@ -77,7 +75,7 @@ class UpdateStack:
         return total
 
     def add_weighted_sums(
-        self, weights: Float[Tensor, "*G B"], *, into: dict[nn.Parameter, Tensor], last: bool = False
+        self, weights: Float[Tensor, "*G B"], into: dict[nn.Parameter, Tensor], *, last: bool = False
     ) -> None:
         """Add Σ_b weights[b] · update_b to `into`; with groups, row g of `weights` is for the g-th group."""
         del last

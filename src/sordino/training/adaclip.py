@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sordino.clipping import AdaClip, AdaClipState, ProjectedClipping
 from sordino.errors import InvalidArgument, UnprivateStep
-from sordino.gradients import GradientCapture
+from sordino.gradients import Contributions, GradientCapture
 from sordino.mechanisms import GaussianMechanism
 from sordino.randomness import Randomness
 from sordino.training.bounds import Bounds
@@ -24,7 +24,7 @@ __all__ = ["AdaClipSums", "bounds_for", "check_bounds"]
 
 
 def bounds_for(
-    capture: GradientCapture, plan: Plan, randomness: Randomness, *, by_unit: bool = False
+    capture: Contributions, plan: Plan, randomness: Randomness, *, by_unit: bool = False
 ) -> "Bounds | AdaClipSums | IntegerSums | ProjectedSums | UnitSums":
     """What clips the chunks of a run; `by_unit` says that rows are records, to be put together unit by unit.
 
@@ -37,6 +37,11 @@ def bounds_for(
     if isinstance(plan.clipping, AdaClip):
         return AdaClipSums(capture)
     if isinstance(plan.clipping, ProjectedClipping):
+        if not isinstance(capture, GradientCapture):
+            raise InvalidArgument(
+                "clipping must look at the contributions that come in, got ProjectedClipping, which projects gradients "
+                "of a loss. Use FlatClipping."
+            )
         return ProjectedSums(capture, randomness)
     return IntegerSums(capture) if plan.secure_noise else Bounds(capture)
 
@@ -71,7 +76,7 @@ class AdaClipSums:
         capture: the model's gradients, record by record.
     """
 
-    def __init__(self, capture: GradientCapture) -> None:
+    def __init__(self, capture: Contributions) -> None:
         self._capture = capture
         self._state: AdaClipState | None = None
         self._names: list[str] = []

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sordino.clipping import QuantileClipping, QuantileThresholds
 from sordino.errors import UnprivateStep
-from sordino.gradients import GradientCapture
+from sordino.gradients import Contributions, GradientCapture
 from sordino.gradients.blocks import Blocks
 from sordino.mechanisms import GaussianMechanism
 from sordino.training.loss_curve import LossSum
@@ -27,7 +27,7 @@ class Bounds:
         capture: names the parameters.
     """
 
-    def __init__(self, capture: GradientCapture) -> None:
+    def __init__(self, capture: Contributions) -> None:
         self._capture = capture
         self._moving: QuantileThresholds | None = None
         self._names: tuple[tuple[str, ...], ...] = ()
@@ -65,7 +65,7 @@ class Bounds:
     def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:
         """Clip what was recorded and add it to `into`; a chunk of no records adds nothing."""
         assert self._now is not None
-        if self._capture.is_by_blocks:
+        if isinstance(self._capture, GradientCapture) and self._capture.is_by_blocks:
             if records:
                 self._capture.add_block_sums(into)
             return

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sordino.gradients import GradientCapture
+from sordino.gradients import Contributions
 from sordino.gradients.numerics import row_squared_norms
 from sordino.mechanisms.grid_sum import GridSumMechanism
 from sordino.randomness import Randomness
@@ -35,7 +35,7 @@ class IntegerSums:
         capture: the model's gradients, record by record.
     """
 
-    def __init__(self, capture: GradientCapture) -> None:
+    def __init__(self, capture: Contributions) -> None:
         self._capture = capture
         self._sums: _Gradients = {}
         self._now: StepPlan | None = None

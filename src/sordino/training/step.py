@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sordino.clipping import GroupedClipping
 from sordino.errors import InvalidArgument, UnprivateStep
-from sordino.gradients import GradientCapture
+from sordino.gradients import Contributions, GradientCapture
 from sordino.gradients.blocks import Blocks
 from sordino.randomness import Randomness
 from sordino.runs import LossPoint
@@ -35,7 +35,7 @@ class PrivateStep:
     whole logical batch drawn by ``plan.sampling`` for that step. Nothing else leaves this object.
 
     Args:
-        capture: hooks on the model; decides which parameters are trained.
+        capture: hooks on the model, or other contributions; decides which parameters are trained.
         plan: clipping, noise and divisor.
         randomness: source of the noise.
         after_step: number of the last step that is over already; later ones must be larger.
@@ -47,7 +47,7 @@ class PrivateStep:
 
     def __init__(
         self,
-        capture: GradientCapture,
+        capture: Contributions,
         plan: Plan,
         randomness: Randomness,
         *,
@@ -114,7 +114,7 @@ class PrivateStep:
             UnprivateStep: the chunk is not the one that comes next. The open batch is abandoned.
         """
         self.begin(chunk)
-        return self._capture.recording(chunk.records, scale=scale, blocks=self._blocks())
+        return self._recorder().recording(chunk.records, scale=scale, blocks=self._blocks())
 
     def start(self, chunk: Chunk, *, rows: int, scale: float = 1.0) -> None:
         """`recording` without a block: forward and backward passes are captured until `add` or `abandon`.
@@ -123,7 +123,13 @@ class PrivateStep:
         made-up ones, which `add` leaves out.
         """
         self.begin(chunk)
-        self._capture.start(rows, scale=scale, blocks=self._blocks())
+        self._recorder().start(rows, scale=scale, blocks=self._blocks())
+
+    def _recorder(self) -> GradientCapture:
+        if not isinstance(self._capture, GradientCapture):
+            self.abandon()
+            raise UnprivateStep("capture must record a model to be recorded, got another. Call `begin`, then `add`.")
+        return self._capture
 
     def _blocks(self) -> Blocks | None:
         return self.bounds.blocks() if self._by_blocks and isinstance(self.bounds, Bounds) else None

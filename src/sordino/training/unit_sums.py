@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InvalidArgument
-from sordino.gradients import GradientCapture
+from sordino.gradients import Contributions
 from sordino.mechanisms import GaussianMechanism
 from sordino.training.bounds import Bounds
 from sordino.training.step_plan import StepPlan
@@ -33,7 +33,7 @@ class UnitSums:
         capture: the model's gradients, record by record; each costs a gradient of the whole model.
     """
 
-    def __init__(self, capture: GradientCapture) -> None:
+    def __init__(self, capture: Contributions) -> None:
         self._capture, self._bounds = capture, Bounds(capture)
         self._open: tuple[int, _Rows] | None = None
 
