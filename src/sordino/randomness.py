@@ -34,6 +34,7 @@ from sordino.errors import InvalidArgument
 __all__ = ["Randomness", "Stream"]
 
 _KEY_BYTES = 32
+_BLOCK_BYTES = 16
 _ZEROS = bytes(1 << 20)
 _process, _process_id = "", os.getpid()
 
@@ -59,28 +60,50 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unmark)
 
 
-def _encryptor(key: bytes) -> CipherContext:
-    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+def _encryptor(key: bytes, position: int = 0) -> CipherContext:
+    """The bits of `key` from byte `position` on: the counter of its block, and the rest of that block thrown away."""
+    counter, rest = divmod(position, _BLOCK_BYTES)
+    encryptor = Cipher(algorithms.AES(key), modes.CTR(counter.to_bytes(_BLOCK_BYTES, "big"))).encryptor()
+    if rest:
+        encryptor.update(bytes(rest))
+    return encryptor
 
 
 class Stream:
     """An endless stream of secret random bits, read in order; in a forked child it goes on with other bits."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, *, position: int = 0) -> None:
         self._home = _mark()
-        self._encryptor = _encryptor(key)
+        self._key, self._position = key, position
+        self._encryptor = _encryptor(key, position)
 
     def fill(self, buffer: memoryview) -> None:
         """Overwrite a writable, contiguous byte buffer with the next random bytes."""
-        mark = _mark()
-        if mark != self._home:
-            copied = self._encryptor.update(bytes(_KEY_BYTES))
-            self._encryptor = _encryptor(hashlib.blake2b(mark.encode(), key=copied, digest_size=_KEY_BYTES).digest())
-            self._home = mark
+        self._leave_parent()
         view = buffer.cast("B")
+        self._position += len(view)
         for start in range(0, len(view), len(_ZEROS)):
             part = view[start : start + len(_ZEROS)]
             self._encryptor.update_into(_ZEROS[: len(part)], part)
+
+    def ahead(self, count: int) -> "Stream":
+        """Another reader of this stream, `count` bytes further on; this one stays where it is."""
+        self._leave_parent()
+        return Stream(self._key, position=self._position + checks.integer(0, count=count))
+
+    def skip(self, count: int) -> None:
+        """Go `count` bytes further on."""
+        self._leave_parent()
+        self._position += checks.integer(0, count=count)
+        self._encryptor = _encryptor(self._key, self._position)
+
+    def _leave_parent(self) -> None:
+        mark = _mark()
+        if mark != self._home:
+            copied = self._encryptor.update(bytes(_KEY_BYTES))
+            self._key = hashlib.blake2b(mark.encode(), key=copied, digest_size=_KEY_BYTES).digest()
+            self._home, self._position = mark, 0
+            self._encryptor = _encryptor(self._key)
 
     def integers64(self, count: int) -> np.ndarray:
         """`count` independent uniform uint64."""

@@ -41,6 +41,33 @@ def test_draws_are_normal_to_the_tails(dtype):
         assert abs((np.abs(draws) > quantile).sum() - expected) < 6 * math.sqrt(expected) + 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_do_not_depend_on_the_number_of_threads(dtype):
+    # An odd number of draws, and more blocks than a whole number for each thread.
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            stream = Randomness(seed=5, reproducible=True).stream("test", step=0)
+            found.append(torch.cat([standard_normal(count, stream, dtype=dtype) for count in (1_000_003, 8)]))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(other, found[0]) for other in found[1:])
+    assert len(found[0].unique()) > (0.97 if dtype == torch.float32 else 1) * len(found[0]) - 1
+
+
+def test_noise_added_in_place_is_the_same_draws_times_the_deviation():
+    mechanism = GaussianMechanism(noise_multiplier=3.0, l2_sensitivity=0.5)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        large = torch.zeros(200_001, dtype=dtype)
+        mechanism.add_noise_([large], randomness=Randomness(seed=2, reproducible=True), step=4)
+        stream = Randomness(seed=2, reproducible=True).stream("gaussian", step=4)
+        draws = standard_normal(200_001, stream, dtype=dtype)
+        torch.testing.assert_close(
+            large.to(draws.dtype), 1.5 * draws, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=0
+        )
+
+
 def test_coordinates_tensors_steps_and_ranks_are_uncorrelated():
     mechanism, randomness, count = GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0), Randomness(), 50_000
     rows = []

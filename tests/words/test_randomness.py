@@ -31,6 +31,23 @@ def test_reading_in_pieces_equals_reading_at_once():
     assert np.array_equal(whole, pieces)
 
 
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 4096, 5_000_001])
+def test_readers_further_on_and_skipped_stretches_give_the_bytes_of_one_reader(count):
+    randomness = Randomness(seed=3, reproducible=True)
+    whole = bytearray(count + 40)
+    randomness.stream("noise", step=0).fill(memoryview(whole))
+    reader, skipper = (randomness.stream("noise", step=0) for _ in range(2))
+    found = [bytearray(40) for _ in range(3)]
+    reader.ahead(count).fill(memoryview(found[0]))
+    skipper.skip(count)
+    skipper.fill(memoryview(found[1]))
+    rest = bytearray(count)
+    reader.fill(memoryview(rest))
+    reader.fill(memoryview(found[2]))
+    assert rest == whole[:count]
+    assert all(part == whole[count:] for part in found)
+
+
 def test_every_part_of_the_name_changes_the_stream():
     randomness = Randomness()
     names = [("a", 0, 0, 0), ("b", 0, 0, 0), ("a", 1, 0, 0), ("a", 0, 1, 0), ("a", 0, 0, 1), ("a\x001", 0, 0, 0)]

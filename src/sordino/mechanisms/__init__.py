@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from sordino.mechanisms.discrete_gaussian import DiscreteGaussianMechanism
     from sordino.mechanisms.discrete_laplace import DiscreteLaplaceMechanism, GeometricMechanism
     from sordino.mechanisms.exponential import ExponentialMechanism
-    from sordino.mechanisms.gaussian import GaussianMechanism, standard_normal
+    from sordino.mechanisms.gaussian import GaussianMechanism
     from sordino.mechanisms.generalized_exponential import GeneralizedExponentialMechanism
     from sordino.mechanisms.knorm import KNormMechanism
     from sordino.mechanisms.laplace import LaplaceMechanism
     from sordino.mechanisms.noisy_max import PermuteAndFlip, ReportNoisyMax
+    from sordino.mechanisms.normal_draws import standard_normal
     from sordino.mechanisms.private_count import PrivateCount
     from sordino.mechanisms.private_covariance import PrivateCovariance, PrivateSecondMoment
     from sordino.mechanisms.private_histogram import PrivateHistogram
@@ -95,7 +96,7 @@ _HOMES = {
     "budget": "budgets",
     "classical_noise_multiplier": "analytic_gaussian",
     "gaussian_delta": "analytic_gaussian",
-    "standard_normal": "gaussian",
+    "standard_normal": "normal_draws",
 }
 
 

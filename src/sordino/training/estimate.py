@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sordino import checks
 from sordino.errors import InvalidArgument
-from sordino.mechanisms.gaussian import standard_normal
+from sordino.mechanisms.normal_draws import standard_normal
 from sordino.randomness import Randomness
 
 __all__ = ["estimate_influence", "exponential_influence"]

@@ -23,7 +23,7 @@ from sordino.clipping import ProjectedClipping
 from sordino.errors import InvalidArgument, LossShapeError
 from sordino.gradients import GradientCapture
 from sordino.mechanisms import GaussianMechanism
-from sordino.mechanisms.gaussian import standard_normal
+from sordino.mechanisms.normal_draws import standard_normal
 from sordino.randomness import Randomness
 from sordino.training.determinism import random_state_kept
 from sordino.training.step_plan import StepPlan

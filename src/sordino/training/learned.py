@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from sordino import checks
 from sordino.errors import InvalidArgument
-from sordino.mechanisms.gaussian import standard_normal
+from sordino.mechanisms.normal_draws import standard_normal
 from sordino.randomness import Randomness, Stream
 from sordino.schedules import Listed
 

@@ -16,7 +16,7 @@ from sordino import checks
 from sordino.errors import InvalidArgument, PrivacyError
 from sordino.mechanisms.correlated.series import FloatArray
 from sordino.mechanisms.correlated.strategies import Recurrence
-from sordino.mechanisms.gaussian import standard_normal
+from sordino.mechanisms.normal_draws import standard_normal
 from sordino.mechanisms.releases import recordable
 from sordino.randomness import Randomness
 
