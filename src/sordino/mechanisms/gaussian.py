@@ -10,6 +10,7 @@ References:
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from sordino import checks
@@ -18,7 +19,7 @@ from sordino.mechanisms.normal_draws import add_normal_, standard_normal
 from sordino.mechanisms.releases import recordable
 from sordino.randomness import Randomness
 
-__all__ = ["GaussianMechanism"]
+__all__ = ["GaussianMechanism", "drawn_together"]
 
 # Small tensors would spend their time on starting draws: neighbours up to this many numbers draw together.
 _TOGETHER = 1 << 16
@@ -65,7 +66,9 @@ class GaussianMechanism:
         if self.stddev == 0:
             return
         stream = randomness.stream("gaussian", step=step, rank=rank)
-        for group in _drawn_together(tensors):
+        left = list(tensors)
+        for number in drawn_together([(tensor.dtype, tensor.numel()) for tensor in tensors]):
+            group, left = left[:number], left[number:]
             if len(group) == 1 and group[0].is_contiguous():
                 add_normal_(group[0].view(-1), stream, stddev=self.stddev)
                 continue
@@ -75,14 +78,18 @@ class GaussianMechanism:
                 tensor.add_(part.view(tensor.shape).to(tensor.device, tensor.dtype), alpha=self.stddev)
 
 
-def _drawn_together(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of one type, as many as are worth it."""
-    group: list[Tensor] = []
-    for tensor in tensors:
-        size = sum(other.numel() for other in group)
-        if group and (tensor.dtype != group[0].dtype or size + tensor.numel() > _TOGETHER):
-            yield group
-            group = []
-        group.append(tensor)
-    if group:
-        yield group
+def drawn_together(tensors: Sequence[tuple[torch.dtype, int]]) -> Iterator[int]:
+    """How many neighbours draw together, group by group: as many of one type as are worth it.
+
+    Args:
+        tensors: type and number of entries of each.
+    """
+    number = size = 0
+    last: torch.dtype | None = None
+    for dtype, entries in tensors:
+        if number and (dtype != last or size + entries > _TOGETHER):
+            yield number
+            number = size = 0
+        number, size, last = number + 1, size + entries, dtype
+    if number:
+        yield number

@@ -19,7 +19,7 @@ from torch import Tensor
 from sordino import checks
 from sordino.randomness import Stream
 
-__all__ = ["add_normal_", "standard_normal"]
+__all__ = ["add_normal_", "add_normal_part_", "standard_normal"]
 
 # Pairs a block: the float64 intermediates of one block stay in the processor's cache.
 _BLOCK = 1 << 15
@@ -78,6 +78,31 @@ def add_normal_(entries: Tensor, stream: Stream, *, stddev: float) -> None:
             part.add_(torch.from_numpy(block).to(part.device, part.dtype))
 
     _draw(entries.numel(), stream, working, stddev, add)
+
+
+def add_normal_part_(entries: Tensor, stream: Stream, *, stddev: float, first: int, count: int) -> None:
+    """What `add_normal_` adds to the entries from `first` on of a row of `count`: only their blocks are drawn.
+
+    Args:
+        entries: shape (n,), contiguous, with first + n ≤ count.
+        stream: source of the bits; afterwards it stands behind the whole row.
+        stddev: > 0.
+        first: place of the first entry, ≥ 0.
+        count: length of the row.
+    """
+    working = np.dtype(np.float64 if entries.dtype == torch.float64 else np.float32)
+    end, begun = first + len(entries), first // (2 * _BLOCK) * 2 * _BLOCK
+
+    def add(start: int, block: np.ndarray) -> None:
+        low, high = max(first, start), min(end, start + len(block))
+        part = entries[low - first : high - first]
+        part.add_(torch.from_numpy(block[low - start : high - start]).to(part.device, part.dtype))
+
+    if len(entries):
+        # The last block of a row is shorter, and its pairs lie closer together.
+        last = min(count, -(-end // (2 * _BLOCK)) * 2 * _BLOCK)
+        _draw_part(begun, last, stream.ahead(_bytes(begun, working)), working, stddev, add)
+    stream.skip(_bytes(count, working))
 
 
 def _draw(count: int, stream: Stream, working: np.dtype, stddev: float, use: _Use) -> None:
