@@ -21,6 +21,7 @@ from sordino.cli.plan import plan
 from sordino.cli.recipes import recipes
 from sordino.cli.report import report
 from sordino.cli.runs import runs
+from sordino.cli.several import is_spokesman, refuse_command_in_several
 from sordino.cli.sweep import sweep
 from sordino.cli.train import train
 from sordino.cli.tune import tune
@@ -48,10 +49,10 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except SordinoError as error:
-            print_error(type(error).__name__, str(error), as_json=bool(ctx.meta.get("sordino.json")))
+            print_error(type(error).__name__, str(error), as_json=_speaks_json(ctx))
             raise typer.Exit(exit_code(error)) from error
         except KeyboardInterrupt as error:
-            print_error("Interrupted", "Interrupted.", as_json=bool(ctx.meta.get("sordino.json")))
+            print_error("Interrupted", "Interrupted.", as_json=_speaks_json(ctx))
             raise typer.Exit(130) from error
         except BrokenPipeError as error:
             # Whoever read the output has seen enough; what is left in the buffer goes nowhere.
@@ -61,8 +62,13 @@ class Commands(TyperGroup):
             if os.environ.get("SORDINO_DEBUG") or not _is_foreign(error):
                 raise
             message = f"{type(error).__name__} was raised unexpectedly. Set SORDINO_DEBUG=1 to see where and why."
-            print_error("Unexpected", message, as_json=bool(ctx.meta.get("sordino.json")))
+            print_error("Unexpected", message, as_json=_speaks_json(ctx))
             raise typer.Exit(1) from error
+
+
+def _speaks_json(ctx: typer.Context) -> bool:
+    """Of several processes one writes the document."""
+    return bool(ctx.meta.get("sordino.json")) and is_spokesman()
 
 
 def _is_foreign(error: Exception) -> bool:
@@ -92,11 +98,13 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[
+    ctx: typer.Context,
+    version: Annotated[  # noqa: ARG001 (its callback prints it)
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Differentially private machine learning on PyTorch."""
+    refuse_command_in_several(ctx.invoked_subcommand)
 
 
 app.command()(demo)

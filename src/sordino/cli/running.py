@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from sordino.ledger import Account
     from sordino.randomness import Randomness
     from sordino.recipes import Recipe
+    from sordino.training.distributed import Ranks
     from sordino.training.trainer import FitResult
 
-__all__ = ["Job", "Outcome", "default_delta", "page", "perform", "run_folder"]
+__all__ = ["Job", "Outcome", "assist", "default_delta", "page", "perform", "run_folder"]
 
 _TUNED_ON = ("adult", "mnist", "fashion-mnist")
 
@@ -116,22 +117,29 @@ def default_delta(population: int) -> float:
     return min(1e-5, float(f"1e-{len(str(3 * population // 2))}"))
 
 
-def perform(job: Job, console: Console) -> Outcome:
+def perform(job: Job, console: Console, ranks: "Ranks | None" = None) -> Outcome:
     """Train, and leave a complete run folder.
 
     Guarantee: `Outcome.guarantee`. Nothing is measured on records that are not declared public. A failure before the
     first step leaves no folder; a later one leaves the folder with all that was charged.
+
+    Args:
+        job: what to train.
+        console: where it is said what is going on.
+        ranks: the processes that train together, of which this is the first and the others call `assist`.
     """
     from sordino.recipes import train
     from sordino.report import write
 
     plan = job.recipe.plan
     every = job.checkpoint_every or max(1, plan.steps // 10)
-    run = (
-        RunFolder.open(job.folder)
-        if job.resumes
-        else RunFolder.create(job.folder, plan=plan.to_json(), meta=_meta(job))
-    )
+
+    def begun() -> RunFolder:
+        if job.resumes:
+            return RunFolder.open(job.folder)
+        return RunFolder.create(job.folder, plan=plan.to_json(), meta=_meta(job))
+
+    run = begun() if ranks is None else ranks.first_then_all(begun)
     # Whatever a model or a progress line prints belongs on stderr: stdout is for the command's own last word.
     with contextlib.redirect_stdout(sys.stderr), _seeded(job.randomness), _closed(run):
         result = train(
@@ -149,6 +157,26 @@ def perform(job: Job, console: Console) -> Outcome:
         run.write_metrics(metrics)
         write(run)
     return _outcome(run, result, metrics)
+
+
+def assist(job: Job, ranks: "Ranks") -> None:
+    """Train as one of several processes while the first one calls `perform`, which pays, writes and measures.
+
+    Guarantee: that of `fit`, of which this is a part.
+    """
+    from sordino.recipes import train
+
+    # A folder that can't be made is refused in all processes.
+    ranks.first_then_all(lambda: None)
+    with contextlib.redirect_stdout(sys.stderr), _seeded(job.randomness):
+        train(
+            job.dataset,
+            job.recipe,
+            resume=job.folder if job.resumes else None,
+            ledger=job.ledger,
+            progress=False,
+            randomness=job.randomness,
+        )
 
 
 @contextlib.contextmanager

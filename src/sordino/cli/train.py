@@ -15,6 +15,7 @@ from sordino import checks
 from sordino.cli.ledger import account_at
 from sordino.cli.output import JsonOption, Output
 from sordino.cli.resuming import recipe_of, target_epsilon_of
+from sordino.cli.several import processes, refuse_in_several
 from sordino.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def train(
 ) -> None:
     """Train a private model. Nothing is measured on records that you don't declare public."""
     by_hand = _given(steps, batch_size, max_grad_norm, learning_rate, secure_noise or None, loss_curve)
+    refuse_in_several(recipe=pipeline, diagnostics=diagnostics)
     if pipeline is not None:
         from sordino.cli.recipes import Asked, refuse_others, train_by_recipe
 
@@ -100,6 +102,7 @@ def train(
     out, account = Output(as_json=as_json), account_at(ledger, dataset_name)
     randomness = Randomness(seed=seed, reproducible=reproducible)
     if is_method(model):
+        refuse_in_several(**{f"model {model}": True})
         refuse_by_hand(model, by_hand, resume=resume, checkpoints=checkpoint_every, diagnostics=diagnostics)
     # A numeric column may be an estimator's target too, which only the table knows; a sample's label must be named.
     label = None if is_method(model) and public_schema_from is None else target
@@ -134,13 +137,22 @@ def train(
 
 
 def _perform_and_tell(job: "Job", out: Output) -> None:
-    """Train, and print the document or the page; an interrupted run ends with exit code 130."""
-    from sordino.cli.running import page, perform
+    """Train, and print the document or the page; an interrupted run ends with exit code 130.
+
+    Processes that a launcher started train together; the first one writes the run and speaks.
+    """
+    from sordino.cli.running import assist, page, perform
 
     kind = "public" if job.dataset.public else "private"
     words = f": {kind} records, {job.recipe.model} model, {job.recipe.plan.steps} private steps"
-    out.say(Text.assemble((job.dataset.name, "bold"), words))
-    outcome = perform(job, out.stderr)
+    with processes() as ranks:
+        if not ranks.is_first:
+            assist(job, ranks)
+            return
+        if ranks.count > 1:
+            words += f", {ranks.count} processes"
+        out.say(Text.assemble((job.dataset.name, "bold"), words))
+        outcome = perform(job, out.stderr, ranks)
     out.finish(outcome.to_dict(), *page(outcome))
     if outcome.interrupted:
         raise typer.Exit(130)

@@ -11,6 +11,7 @@ References:
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -194,8 +195,19 @@ class Ranks:
 
 
 def ranks_here() -> Ranks:
-    """The processes of torch's default process group; one when there is none."""
+    """The processes of torch's default process group; one when there is none.
+
+    Raises:
+        InvalidArgument: a launcher started several processes and there is no group: each would train a model of its
+            own, with its own noise and its own bill.
+    """
     if not (dist.is_available() and dist.is_initialized()):
+        if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise InvalidArgument(
+                f"process group must be started in each of {os.environ['WORLD_SIZE']} processes, got none. Call "
+                'torch.distributed.init_process_group("gloo") first; for trainings that have nothing to do with each '
+                "other take RANK and WORLD_SIZE out of the environment."
+            )
         return Ranks()
     backend = dist.get_backend()
     device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
