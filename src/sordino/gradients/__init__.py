@@ -4,5 +4,15 @@ from sordino.gradients.capture import GradientCapture
 from sordino.gradients.check import check_layer_rule
 from sordino.gradients.contributions import Contributions
 from sordino.gradients.rules import LayerRule, Use, layer_rule, rule_for
+from sordino.gradients.rules.timings import KernelTimings
 
-__all__ = ["Contributions", "GradientCapture", "LayerRule", "Use", "check_layer_rule", "layer_rule", "rule_for"]
+__all__ = [
+    "Contributions",
+    "GradientCapture",
+    "KernelTimings",
+    "LayerRule",
+    "Use",
+    "check_layer_rule",
+    "layer_rule",
+    "rule_for",
+]

@@ -23,6 +23,7 @@ from sordino.gradients.hooks import ModuleHook
 from sordino.gradients.numerics import full_precision
 from sordino.gradients.recording import Recording
 from sordino.gradients.rules.rule import Use
+from sordino.gradients.rules.timings import KernelTimings
 from sordino.gradients.sites import find_sites, may_couple, refuse_complex, refuse_coupling
 
 __all__ = ["GradientCapture"]
@@ -45,6 +46,7 @@ class GradientCapture:
             forward pass after they are unfrozen. Parameters of the model that are not listed receive no gradient.
         lean: keep per-record gradients only where they are smaller than what is freed for them; results are the same
             up to rounding.
+        timings: where the fastest kernels are measured and kept; None takes the cost model's.
 
     Raises:
         InvalidArgument: a listed parameter is not the model's, or the model is captured already.
@@ -60,7 +62,12 @@ class GradientCapture:
     """
 
     def __init__(
-        self, model: nn.Module, parameters: Iterable[nn.Parameter] | None = None, *, lean: bool = False
+        self,
+        model: nn.Module,
+        parameters: Iterable[nn.Parameter] | None = None,
+        *,
+        lean: bool = False,
+        timings: KernelTimings | None = None,
     ) -> None:
         named = {parameter: name for name, parameter in model.named_parameters()}
         wanted = list(named) if parameters is None else list(dict.fromkeys(parameters))
@@ -69,7 +76,7 @@ class GradientCapture:
         refuse_complex(wanted, named)
         if any(ModuleHook.attached_to(module) for module in model.modules()):
             raise InvalidArgument("model must be captured once, got a captured model. Detach the first capture.")
-        self.model, self._lean = model, lean
+        self.model, self._lean, self._timings = model, lean, timings
         self.names: dict[nn.Parameter, str] = {parameter: named[parameter] for parameter in wanted}
         self._calls = Calls(model, self.names)
         for name, module in model.named_modules():
@@ -108,7 +115,10 @@ class GradientCapture:
         if blocks is not None:
             blocks.reading = self._reading
         device = next(iter(self.names)).device if self.names else torch.device("cpu")
-        self._calls.begin(Recording(records, scale=scale, device=device, lean=self._lean, blocks=blocks), device)
+        recording = Recording(
+            records, scale=scale, device=device, lean=self._lean, timings=self._timings, blocks=blocks
+        )
+        self._calls.begin(recording, device)
 
     def stop(self) -> None:
         """End the recording: later forward and backward passes are not captured. It can still be read."""

@@ -11,6 +11,7 @@ from sordino.errors import PrivacyError, UncapturedParameter
 from sordino.gradients.blocks import Blocks
 from sordino.gradients.rules.cost import chunk_records
 from sordino.gradients.rules.rule import Use
+from sordino.gradients.rules.timings import KernelTimings
 from sordino.gradients.shared import shared_squared_norms
 from sordino.gradients.usual import is_usual
 
@@ -25,17 +26,25 @@ class Recording:
         scale: what every captured gradient is multiplied by (the record count, when the loss was a mean).
         device: where results live when nothing was captured.
         lean: whether rules spare memory, at the price of time.
+        timings: where the fastest kernels are measured and kept; None takes the cost model's.
         blocks: groups whose sums are taken while the backward pass runs; None to read the recording afterwards.
     """
 
     def __init__(
-        self, records: int, *, scale: float, device: torch.device, lean: bool = False, blocks: Blocks | None = None
+        self,
+        records: int,
+        *,
+        scale: float,
+        device: torch.device,
+        lean: bool = False,
+        timings: KernelTimings | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
         self.records = records
         self.scale = scale
         self.open = True
         self.blocks = blocks
-        self._lean = lean
+        self._lean, self._timings = lean, timings
         self._device = device
         self._uses: dict[int, Use] = {}
         self._norms: Tensor | None = None
@@ -67,7 +76,7 @@ class Recording:
         if id(use) in self._uses:
             use.grads = tuple(_added(old, new) for old, new in zip(use.grads, grads, strict=True))
             return
-        use.saved, use.grads, use.lean = saved, grads, self._lean
+        use.saved, use.grads, use.lean, use.timings = saved, grads, self._lean, self._timings
         use.versions = tuple(tensor._version for tensor in saved)
         self._uses[id(use)] = use
         if self.blocks is not None:
@@ -96,7 +105,7 @@ class Recording:
         if not uses or not self.records:
             return
         numbers = blocks.members(uses)
-        part = Recording(self.records, scale=self.scale, device=self._device, lean=self._lean)
+        part = Recording(self.records, scale=self.scale, device=self._device, lean=self._lean, timings=self._timings)
         part._uses = {id(use): self._uses.pop(id(use)) for use in uses}
         part.group([blocks.groups[number] for number in numbers])
         try:

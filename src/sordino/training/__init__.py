@@ -3,6 +3,7 @@
 from sordino.training.adaptive import AdaptiveBudget, Released, StepChoice
 from sordino.training.augmentation import augmented
 from sordino.training.estimate import estimate_influence, exponential_influence
+from sordino.training.kept_memory import kept_memory
 from sordino.training.learned import LearnedPolicy, learn_policy
 from sordino.training.loss_curve import LossCurve
 from sordino.training.noise import CorrelatedNoise
@@ -24,6 +25,7 @@ __all__ = [
     "augmented",
     "estimate_influence",
     "exponential_influence",
+    "kept_memory",
     "learn_policy",
     "microbatches",
 ]

@@ -1,9 +1,15 @@
 """What changes speed and memory and never the guarantee or the result (floor 3)."""
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import nn
+
 from sordino import checks
+from sordino.gradients import GradientCapture, KernelTimings
+from sordino.training.kept_memory import kept_memory
 
 __all__ = ["Performance"]
 
@@ -19,14 +25,26 @@ class Performance:
             With diagnostics, which show losses, steps stay as they are.
         memory: "lean" keeps per-record gradients only where they are smaller than what is freed for them; it is slower.
             "block" clips each group of a `GroupedClipping` while the backward pass runs, and frees its layers then.
+        autotune: take the kernels that are fastest by the clock instead of the cost model's. Each shape of a layer is
+            timed when it first comes, and remembered in the user's cache folder. Runs then repeat up to rounding only.
     """
 
     microbatch_size: int | None = None
     device: str | None = None
     compile: bool = False
     memory: Literal["fast", "lean", "block"] = "fast"
+    autotune: bool = False
 
     def __post_init__(self) -> None:
         if self.microbatch_size is not None:
             checks.integer(1, microbatch_size=self.microbatch_size)
         checks.one_of(("fast", "lean", "block"), memory=self.memory)
+
+    def capture(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> GradientCapture:
+        """What measures and adds up the gradients, with the kernels that are wanted."""
+        timings = KernelTimings() if self.autotune else None
+        return GradientCapture(model, parameters, lean=self.memory != "fast", timings=timings)
+
+    def keeping(self) -> AbstractContextManager[None]:
+        """A block in which freed memory is kept, unless memory is to be spared."""
+        return kept_memory() if self.memory == "fast" else nullcontext()

@@ -162,12 +162,16 @@ def fit(
         training = _Run(*parts, adaptive, ranks)
         name = "" if record is None else record.folder.path.name
         with (
-            ranks.led(
-                lambda purse: set_aside(purse, plan, first=training.first, repeats=training.repeats, run=name), ledger
-            )
-            if adaptive is None
-            else adaptive.paid(ledger, run=name, receipt=None if record is None else record.receipt)
-        ) as paid:
+            (
+                ranks.led(
+                    lambda purse: set_aside(purse, plan, first=training.first, repeats=training.repeats, run=name),
+                    ledger,
+                )
+                if adaptive is None
+                else adaptive.paid(ledger, run=name, receipt=None if record is None else record.receipt)
+            ) as paid,
+            performance.keeping(),
+        ):
             training.train(paid, transcript, on_step, progress=progress)
         result = training.result()
         if record is not None:
@@ -228,7 +232,7 @@ class _Run:
         shown = progress or transcript is not None or self._record is not None
         spent = self._spent() if shown and self._adaptive is None else None
         held = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        capture = GradientCapture(self._model, held, lean=self._performance.memory != "fast")
+        capture = self._performance.capture(self._model, held)
         claimed = list(self._model.parameters())
         claim(claimed, self._optimizer)
         step = self._new_step(capture)

@@ -7,6 +7,7 @@ Gram matrices of unfolded inputs are smaller. Legend: B records, C channels, O o
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
 
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
-from sordino.gradients.rules.cost import Kernel, choose_convolution_kernel, chunk_records
+from sordino.gradients.rules.cost import Kernel, cheapest, chunk_records, convolution_kernel_costs
 from sordino.gradients.rules.linear import GHOST_LENGTHS, GHOST_ROUNDING, ghost_sum, keep_ghost
 from sordino.gradients.rules.rounding import PIECE, Rounding, unit
 from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, weigh
@@ -42,17 +43,31 @@ class ConvolutionRule(LayerRule):
             total += row_squared_norms(use.memo["bias"])
         if "weight" not in names or use.records == 0:
             return total
-        layer = _convolution(use.module)
         x, grads, padding = _padded(use)
-        kernel = _kernel(use, x, padding)
-        if kernel == "ghost":
-            return total + _ghost(use, x, grads, padding)
-        if kernel == "stored":
-            use.memo["weight"] = _per_record_weight(layer, x, grads, padding)
-            return total + row_squared_norms(use.memo["weight"])
-        step = chunk_records(use.records, layer.weight.numel(), in_cache=True)
-        pairs = zip(x.split(step), grads.split(step), strict=True)
-        return total + torch.cat([row_squared_norms(_per_record_weight(layer, a, g, padding)) for a, g in pairs])
+        return total + _by_kernel(self._kernel(use, x, grads, padding), use, x, grads, padding)
+
+    def _kernel(self, use: Use, x: Tensor, grads: Tensor, padding: _Sizes) -> Kernel:
+        layer, positions = _convolution(use.module), self.terms(use)
+        shape = {
+            "positions": positions,
+            "channels": layer.in_channels,
+            "outputs": layer.out_channels,
+            "window": math.prod(layer.kernel_size),
+            "groups": layer.groups,
+        }
+        pixels = _pixels(x, padding) if layer.groups == 1 else None
+        costs = convolution_kernel_costs(records=use.records, pixels=pixels, lean=use.lean, **shape)
+        if use.timings is None:
+            return cheapest(costs)
+
+        def attempt(kernel: Kernel) -> object:
+            trial = replace(use, memo={})
+            _by_kernel(kernel, trial, x, grads, padding)
+            return self.weighted_sums(trial, ["weight"], grads.new_ones(use.records))
+
+        return use.timings.fastest(
+            type(layer).__name__, shape | {"pixels": pixels or 0}, costs, attempt, records=use.records, like=grads
+        )
 
     def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
         """One grouped convolution gradient for the weight, the sum over positions for the bias."""
@@ -124,18 +139,17 @@ def _convolution(module: nn.Module) -> _ConvNd:
     return cast("_ConvNd", module)
 
 
-def _kernel(use: Use, x: Tensor, padding: _Sizes) -> Kernel:
+def _by_kernel(kernel: Kernel, use: Use, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[Tensor, " B"]:
+    """Squared norms of the weight's gradients; what a kernel keeps for the sum goes into the memo."""
     layer = _convolution(use.module)
-    return choose_convolution_kernel(
-        records=use.records,
-        pixels=_pixels(x, padding) if layer.groups == 1 else None,
-        positions=math.prod(use.grad.shape[2:]),
-        channels=layer.in_channels,
-        outputs=layer.out_channels,
-        window=math.prod(layer.kernel_size),
-        groups=layer.groups,
-        lean=use.lean,
-    )
+    if kernel == "ghost":
+        return _ghost(use, x, grads, padding)
+    if kernel == "stored":
+        use.memo["weight"] = _per_record_weight(layer, x, grads, padding)
+        return row_squared_norms(use.memo["weight"])
+    step = chunk_records(use.records, layer.weight.numel(), in_cache=True)
+    pairs = zip(x.split(step), grads.split(step), strict=True)
+    return torch.cat([row_squared_norms(_per_record_weight(layer, a, g, padding)) for a, g in pairs])
 
 
 def _records_at_once(use: Use) -> int:

@@ -2,13 +2,14 @@
 
 Units: one weight-gradient product is 1. The numbers were measured on one CPU thread for float32, inside whole steps, in
 which large arrays come fresh from the system; they decide speed only, every kernel is exact. The choice depends on
-shapes alone, never on a clock, so that a run can be repeated. Legend: B records, T positions, d inputs, p outputs
-(weight entries: d·p).
+shapes alone, so that a run can be repeated; `timings` asks the clock. Legend: B records, T positions, d inputs, p
+outputs (weight entries: d·p).
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
-__all__ = ["CHUNK_ENTRIES", "Kernel", "choose_convolution_kernel", "choose_kernel", "chunk_records"]
+__all__ = ["CHUNK_ENTRIES", "Kernel", "cheapest", "chunk_records", "convolution_kernel_costs", "kernel_costs"]
 
 Kernel = Literal["ghost", "stored", "norm_only"]
 
@@ -20,8 +21,8 @@ _CACHE_ENTRIES = 524_288
 _STORED_FACTOR = 8
 
 
-def choose_kernel(records: int, positions: int, inputs: int, outputs: int, *, lean: bool = False) -> Kernel:
-    """The cheapest exact norm kernel for a linear map applied at T positions.
+def kernel_costs(records: int, positions: int, inputs: int, outputs: int, *, lean: bool = False) -> dict[Kernel, float]:
+    """What the exact norm kernels for a linear map applied at T positions cost, where they may be taken.
 
     - ghost: Gram matrices over positions, 1.2·T(d+p)/(dp).
     - stored: per-record gradients replace the weighted product; what is left is memory traffic, ≈ 55/T.
@@ -34,10 +35,10 @@ def choose_kernel(records: int, positions: int, inputs: int, outputs: int, *, le
     }
     if entries <= _most_stored(positions, inputs, outputs, lean) and records * entries <= 16 * CHUNK_ENTRIES:
         costs["stored"] = 0.3 + 55 / max(positions, 1)
-    return min(costs, key=lambda kernel: costs[kernel])
+    return costs
 
 
-def choose_convolution_kernel(
+def convolution_kernel_costs(
     *,
     records: int,
     pixels: int | None,
@@ -47,8 +48,8 @@ def choose_convolution_kernel(
     window: int,
     groups: int,
     lean: bool = False,
-) -> Kernel:
-    """The cheapest exact norm kernel for a convolution's weight.
+) -> dict[Kernel, float]:
+    """What the exact norm kernels for a convolution's weight cost, where they may be taken.
 
     - ghost: the Gram matrix of padded pixels, summed along diagonals (an addition costs about 60 multiply-adds).
     - norm_only: grouped convolution gradients in small chunks, thrown away: ≈ 1 + 75/T.
@@ -72,6 +73,11 @@ def choose_convolution_kernel(
         costs["ghost"] = products / max(positions * entries, 1)
     if entries <= _most_stored(positions, channels, outputs, lean) and records * entries <= 16 * CHUNK_ENTRIES:
         costs["stored"] = 115 / max(positions, 1)
+    return costs
+
+
+def cheapest(costs: Mapping[Kernel, float]) -> Kernel:
+    """The kernel of the least cost."""
     return min(costs, key=lambda kernel: costs[kernel])
 
 

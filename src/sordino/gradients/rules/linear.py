@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
 from sordino.gradients.products import grams, per_record_product
-from sordino.gradients.rules.cost import choose_kernel, chunk_records
+from sordino.gradients.rules.cost import Kernel, cheapest, chunk_records, kernel_costs
 from sordino.gradients.rules.rounding import PIECE, Rounding, additions, gram_rounding, product, unit
 from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, weigh
 from sordino.gradients.usual import is_usual
@@ -181,11 +181,32 @@ def matrix_squared_norms(
 
     The stored kernel leaves its per-record gradients in ``use.memo``, the ghost kernel what its rounding depends on.
     """
+    return _by_kernel(_kernel(use, inputs, grads, biases), use, inputs, grads, biases=biases)
+
+
+def _kernel(use: Use, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], biases: int) -> Kernel:
     records, positions, width = inputs.shape
-    kernel = choose_kernel(records, positions, width, grads.shape[2], lean=use.lean)
+    costs = kernel_costs(records, positions, width, grads.shape[2], lean=use.lean)
+    if use.timings is None:
+        return cheapest(costs)
+
+    def attempt(kernel: Kernel) -> Tensor:
+        trial, weights = replace(use, memo={}), grads.new_ones(records)
+        _by_kernel(kernel, trial, inputs, grads, biases=biases)
+        if "weight" in trial.memo:
+            return weigh(trial.memo["weight"], weights)
+        return product(grads.flatten(0, 1), inputs.flatten(0, 1), weights.repeat_interleave(positions))
+
+    sizes = {"positions": positions, "inputs": width, "outputs": grads.shape[2], "biases": biases}
+    return use.timings.fastest("linear", sizes, costs, attempt, records=records, like=grads)
+
+
+def _by_kernel(
+    kernel: Kernel, use: Use, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, biases: int
+) -> Float[Tensor, " B"]:
     if kernel == "ghost":
         return _ghost(use, inputs, grads, biases=biases)
-    total = torch.zeros(records, dtype=torch.float64, device=grads.device)
+    total = torch.zeros(len(inputs), dtype=torch.float64, device=grads.device)
     if biases:
         use.memo["bias"] = grads.sum(1)
         total += biases * row_squared_norms(use.memo["bias"])

@@ -17,6 +17,7 @@ from sordino.errors import PrivacyError, RecordCountMismatch
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
 from sordino.gradients.rules.cost import CHUNK_ENTRIES, chunk_records
 from sordino.gradients.rules.rounding import Rounding
+from sordino.gradients.rules.timings import KernelTimings
 
 __all__ = ["LayerRule", "Use", "layer_rule", "rule_for", "weigh"]
 
@@ -36,6 +37,7 @@ class Use:
         context: what else the rule needs (never a tensor that depends on records).
         memo: intermediate results that a rule keeps between norms and sums.
         lean: whether rules spare memory, at the price of time.
+        timings: where the fastest kernels are measured and kept; None takes the cost model's.
     """
 
     module: nn.Module
@@ -49,6 +51,7 @@ class Use:
     memo: dict[str, Tensor] = field(default_factory=dict)
     versions: tuple[int, ...] = ()
     lean: bool = False
+    timings: KernelTimings | None = None
 
     @property
     def grad(self) -> Tensor:

@@ -1,0 +1,63 @@
+"""Freed memory stays with the process while it trains, and goes back afterwards."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from sordino.training import Performance, kept_memory
+
+_PROBE = """
+import resource
+import sys
+from contextlib import nullcontext
+import torch
+from sordino.training import kept_memory
+
+def faults():
+    # Two arrays of 24 MB, freed together: the top of the heap is then above what the library keeps by itself.
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        arrays = [torch.ones(6_000_000) for _ in range(4)]
+        del arrays
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+torch.ones(6_000_000)
+with kept_memory() if sys.argv[1] == "kept" else nullcontext():
+    with kept_memory() if sys.argv[1] == "kept" else nullcontext():
+        faults()
+    found = faults()
+    inside = resident()
+print(found, inside - resident())
+"""
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+
+
+@glibc
+def test_steps_inside_take_no_fresh_pages_and_the_end_gives_them_back() -> None:
+    def run(how: str) -> list[int]:
+        done = subprocess.run([sys.executable, "-c", _PROBE, how], capture_output=True, text=True, check=True)
+        return [int(word) for word in done.stdout.split()]
+
+    (kept, given_back), (usual, _) = run("kept"), run("usual")
+    pages = 4 * 6_000_000 * 4 // 4096
+    assert usual > pages
+    assert kept < pages / 10
+    assert given_back > 50_000_000
+
+
+def test_without_glibc_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sordino.training import kept_memory as module
+
+    monkeypatch.setattr(sys.modules[module.__module__], "_glibc", lambda: None)
+    with kept_memory():
+        pass
+
+
+def test_only_the_fast_mode_keeps_memory() -> None:
+    assert type(Performance(memory="lean").keeping()) is not type(Performance().keeping())
