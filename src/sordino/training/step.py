@@ -12,20 +12,22 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from sordino.clipping import GroupedClipping
+from sordino.clipping import AdaClip, GroupedClipping
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.gradients import Contributions, GradientCapture
 from sordino.gradients.blocks import Blocks
+from sordino.gradients.passes import TwoPasses
 from sordino.randomness import Randomness
 from sordino.runs import LossPoint
 from sordino.sampling import Chunk
 from sordino.training.adaclip import bounds_for
 from sordino.training.bought_norm import BoughtNorm
 from sordino.training.bounds import Bounds
+from sordino.training.performance import Memory
 from sordino.training.plan import Plan
 from sordino.training.step_plan import StepPlan
 
-__all__ = ["PrivateStep", "check_blocks"]
+__all__ = ["PrivateStep", "check_memory"]
 
 
 class PrivateStep:
@@ -42,7 +44,7 @@ class PrivateStep:
         at: the values of a step where they are chosen on the way; the plan's by default.
         by_unit: whether rows are records of units, which are put together before they are clipped.
         norm: releases the norm of every sum besides, or None.
-        by_blocks: whether the groups of a grouped clipping are clipped while the backward pass runs: less memory.
+        memory: how sums are taken, see `Performance`.
     """
 
     def __init__(
@@ -55,10 +57,9 @@ class PrivateStep:
         at: Callable[[int], StepPlan] | None = None,
         by_unit: bool = False,
         norm: BoughtNorm | None = None,
-        by_blocks: bool = False,
+        memory: Memory = "fast",
     ) -> None:
-        if by_blocks:
-            check_blocks(plan, by_unit=by_unit)
+        check_memory(memory, plan, by_unit=by_unit)
         self._capture = capture
         self._at = plan.at if at is None else at
         self._randomness = randomness
@@ -74,7 +75,9 @@ class PrivateStep:
         self._seen = False
         self._points: list[LossPoint] = []
         self.bounds = bounds_for(capture, plan, randomness, by_unit=by_unit)
-        self._norm, self._by_blocks = norm, by_blocks
+        self._norm, self._memory = norm, memory
+        # Parameters that a backward pass was found to use again.
+        self._shared: set[nn.Parameter] = set()
         # Where several processes each hold a part of the batch: adds their sums up before the noise.
         self.add_up_: Callable[[Sequence[Tensor]], None] | None = None
         self.released_norm: float | None = None
@@ -114,7 +117,7 @@ class PrivateStep:
             UnprivateStep: the chunk is not the one that comes next. The open batch is abandoned.
         """
         self.begin(chunk)
-        return self._recorder().recording(chunk.records, scale=scale, blocks=self._blocks())
+        return self._recorder().recording(chunk.records, scale=scale, taking=self._taking(chunk))
 
     def start(self, chunk: Chunk, *, rows: int, scale: float = 1.0) -> None:
         """`recording` without a block: forward and backward passes are captured until `add` or `abandon`.
@@ -123,7 +126,7 @@ class PrivateStep:
         made-up ones, which `add` leaves out.
         """
         self.begin(chunk)
-        self._recorder().start(rows, scale=scale, blocks=self._blocks())
+        self._recorder().start(rows, scale=scale, taking=self._taking(chunk))
 
     def _recorder(self) -> GradientCapture:
         if not isinstance(self._capture, GradientCapture):
@@ -131,8 +134,16 @@ class PrivateStep:
             raise UnprivateStep("capture must record a model to be recorded, got another. Call `begin`, then `add`.")
         return self._capture
 
-    def _blocks(self) -> Blocks | None:
-        return self.bounds.blocks() if self._by_blocks and isinstance(self.bounds, Bounds) else None
+    def _taking(self, chunk: Chunk) -> Blocks | TwoPasses | None:
+        """What clips while backward passes run."""
+        if not isinstance(self.bounds, Bounds) or self._memory not in ("block", "two-pass"):
+            return None
+        return self.bounds.blocks() if self._memory == "block" else self.bounds.passes(chunk.records, self._shared)
+
+    def backward(self, losses: Tensor) -> None:
+        """The backward pass of the chunk being recorded, from one loss per record, in as many passes as it takes."""
+        loss = losses.sum()
+        self._recorder().backward(lambda again: loss.backward(retain_graph=again))
 
     def begin(self, chunk: Chunk) -> None:
         """Open the logical batch with its first chunk, or check that `chunk` is the next one."""
@@ -301,16 +312,24 @@ class PrivateStep:
         return [self._sums[p] for p in self._summed]
 
 
-def check_blocks(plan: Plan, *, by_unit: bool = False) -> None:
-    """Refuse a plan whose groups can't be clipped while the backward pass runs.
+def check_memory(memory: Memory, plan: Plan, *, by_unit: bool = False) -> None:
+    """Refuse a plan whose records or groups can't be clipped while backward passes run.
 
     Raises:
-        InvalidArgument: bounds are not those of groups of parameters, or are adapted, or records are put together.
+        InvalidArgument: for "block", bounds are not those of groups of parameters, or are adapted; for both, records
+            are put together or rounded one by one.
     """
-    if by_unit or plan.secure_noise or not isinstance(plan.clipping, GroupedClipping):
+    apart = by_unit or plan.secure_noise
+    if memory == "block" and (apart or not isinstance(plan.clipping, GroupedClipping)):
         raise InvalidArgument(
             f"clipping must be grouped, with fixed bounds, of single records and without secure noise, for "
             f'memory="block", got {plan.clipping.words}. Use GroupedClipping, or memory="lean".'
+        )
+    if memory == "two-pass" and (apart or isinstance(plan.clipping, AdaClip)):
+        got = "units" if by_unit else "secure noise" if plan.secure_noise else plan.clipping.words
+        raise InvalidArgument(
+            f'gradients must be read by their norms for memory="two-pass", got {got}, which needs every record\'s '
+            'gradient. Use memory="lean".'
         )
 
 
