@@ -15,7 +15,7 @@ from sordino.mechanisms import GaussianMechanism
 from sordino.training.loss_curve import LossSum
 from sordino.training.step_plan import StepPlan
 
-__all__ = ["Bounds"]
+__all__ = ["Bounds", "sum_dtype"]
 
 
 class Bounds:
@@ -160,3 +160,8 @@ class Bounds:
 def _finite(squares: Float[Tensor, "G B"]) -> Float[Tensor, "G B"]:
     """A record that is not finite in one group contributes zero in all of them."""
     return torch.where(squares.isfinite().all(0), squares, torch.inf)
+
+
+def sum_dtype(parameter: nn.Parameter) -> torch.dtype:
+    """Sums of half-precision gradients are held in float32."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32

@@ -7,7 +7,7 @@ The sum is held until its last chunk; what is abandoned before is thrown away, a
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,14 @@ from sordino.runs import LossPoint
 from sordino.sampling import Chunk
 from sordino.training.adaclip import bounds_for
 from sordino.training.bought_norm import BoughtNorm
-from sordino.training.bounds import Bounds
+from sordino.training.bounds import Bounds, sum_dtype
 from sordino.training.performance import Memory
 from sordino.training.plan import Plan
+from sordino.training.scattered import ScatteredSums
 from sordino.training.step_plan import StepPlan
+
+if TYPE_CHECKING:
+    from sordino.training.sharded import Shards
 
 __all__ = ["PrivateStep", "check_memory"]
 
@@ -80,6 +84,8 @@ class PrivateStep:
         self._shared: set[nn.Parameter] = set()
         # Where several processes each hold a part of the batch: adds their sums up before the noise.
         self.add_up_: Callable[[Sequence[Tensor]], None] | None = None
+        # Where they each hold a part of the parameters: scatters their sums, and takes the gradients of shards.
+        self.shards: Shards | None = None
         self.released_norm: float | None = None
 
     @property
@@ -153,7 +159,8 @@ class PrivateStep:
             self.bounds.begin(self._at(chunk.step))
             self._step = self._last_step = chunk.step
             self._next_chunk = 0
-            self._sums, self._summed = {}, self._capture.trainable()
+            self._summed = self._capture.trainable()
+            self._sums = self._new_sums()
             self._catch_up(chunk.step)
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
             self.abandon()
@@ -195,8 +202,7 @@ class PrivateStep:
             raise UnprivateStep("chunk must be the one just recorded. Call `recording`, then `add`.")
         self._check_losses(chunk)
         self.bounds.add(self._sums, records=chunk.records)
-        self._capture.discard()
-        self._next_chunk += 1
+        self._end_chunk()
 
     def add_sums(self, chunk: Chunk, sums: Mapping[nn.Parameter, Tensor]) -> None:
         """Add a chunk whose clipped sums were computed elsewhere, by the bounds of this step."""
@@ -206,8 +212,18 @@ class PrivateStep:
         for parameter, value in sums.items():
             present = self._sums.get(parameter)
             self._sums[parameter] = value if present is None else present.add_(value)
+        self._end_chunk()
+
+    def _end_chunk(self) -> None:
+        if isinstance(self._sums, ScatteredSums):
+            self._sums.end_chunk()
         self._capture.discard()
         self._next_chunk += 1
+
+    def _new_sums(self) -> dict[nn.Parameter, Tensor]:
+        """Whole sums of the logical batch; where memory is spared, rows of them from each chunk on."""
+        spares = self.shards is not None and self._memory != "fast"
+        return ScatteredSums(self.shards, self._summed) if spares and self.shards is not None else {}
 
     def _check_losses(self, chunk: Chunk) -> None:
         if self._buys_losses and chunk.records and not self._seen:
@@ -233,9 +249,11 @@ class PrivateStep:
             )
         mechanism, beside = self.bounds.mechanism()
         noise = mechanism if self._stream is None else self._stream
-        totals, now = self._totals(), self._at(self._step)
+        now, totals = self._at(self._step), self._totals() if self.shards is None else []
         if self.add_up_ is not None:
             self.add_up_([*totals, *beside, *self.bounds.held()])
+        if self.shards is not None:
+            totals, noise = self._rows(self.shards), self.shards.noise(mechanism, self._summed, beside)
         if self._norm is None:
             noise.add_noise_([*totals, *beside], randomness=self._randomness, step=self._step)
         else:
@@ -246,6 +264,9 @@ class PrivateStep:
         self._keep_loss(now)
         divisor = now.expected_batch_size
         for parameter, total in zip(self._summed, totals, strict=True):
+            if self.shards is not None:
+                self.shards.give(parameter, total.div_(divisor))
+                continue
             parameter.grad = total.div_(divisor).to(parameter.dtype)
         self._close()
 
@@ -303,12 +324,21 @@ class PrivateStep:
     def _close(self) -> None:
         self._step, self._seen = None, False
         self._sums, self._summed = {}, []
+        if self.shards is not None:
+            self.shards.scatter()
+
+    def _rows(self, shards: "Shards") -> list[Tensor]:
+        """This process's rows of every parameter's sum over all processes."""
+        if isinstance(self._sums, ScatteredSums):
+            return [self._sums.rows[parameter] for parameter in self._summed]
+        self._totals()
+        return shards.summed(self._summed, self._sums)
 
     def _totals(self) -> list[Tensor]:
         """The sum of every trained parameter, zero where no chunk used it."""
         for p in self._summed:
             total = self._sums.get(p)
-            self._sums[p] = torch.zeros_like(p, dtype=_sum_dtype(p)) if total is None else total.to(_sum_dtype(p))
+            self._sums[p] = torch.zeros_like(p, dtype=sum_dtype(p)) if total is None else total.to(sum_dtype(p))
         return [self._sums[p] for p in self._summed]
 
 
@@ -331,8 +361,3 @@ def check_memory(memory: Memory, plan: Plan, *, by_unit: bool = False) -> None:
             f'gradients must be read by their norms for memory="two-pass", got {got}, which needs every record\'s '
             'gradient. Use memory="lean".'
         )
-
-
-def _sum_dtype(parameter: nn.Parameter) -> torch.dtype:
-    """Sums of half-precision gradients are held in float32."""
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32

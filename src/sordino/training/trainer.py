@@ -23,7 +23,7 @@ from sordino.gradients import GradientCapture
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.runs import LossPoint, RunFolder
-from sordino.sampling import Chunk, split
+from sordino.sampling import Chunk
 from sordino.training.adaptive import AdaptiveBudget, AdaptiveRun
 from sordino.training.averaging import Averaging, WeightAverage
 from sordino.training.bounds import Bounds
@@ -136,9 +136,9 @@ def fit(
         Abadi et al. 2016, algorithm 1.
     """
     adaptive = None if budget is None else AdaptiveRun(budget, plan)
-    ranks, model = ranks_here(), inner(model)
-    ranks.check(plan, adapts=adaptive is not None)
     performance = Performance() if performance is None else performance
+    model = inner(model)
+    ranks = ranks_here().over(model, plan, adapts=adaptive is not None, compiles=performance.compile)
     if performance.device is None:
         performance = replace(performance, device=_device_of(model))
     check_memory(performance.memory, plan)
@@ -227,8 +227,8 @@ class _Run:
         shown = progress or transcript is not None or self._record is not None
         spent = self._spent() if shown and self._adaptive is None else None
         held = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        capture = GradientCapture(self._model, held, lean=self._performance.memory != "fast")
         claimed = list(self._model.parameters())
+        capture = GradientCapture(self._model, self._ranks.whole(held), lean=self._performance.memory != "fast")
         claim(claimed, self._optimizer)
         step = self._new_step(capture)
         if self._performance.compile and self._diagnostics is None:
@@ -253,6 +253,9 @@ class _Run:
                     if on_step is not None:
                         on_step(self._done)
         except KeyboardInterrupt:
+            # Of a sharded model nobody can save a checkpoint alone: the last one is where to go on from.
+            if self._ranks.shards is not None:
+                raise
             self._interrupted = True
             if self._record is not None:
                 self._record.save(self._parts, self._done)
@@ -270,7 +273,7 @@ class _Run:
         chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
         chosen |= {"after_step": self.first - 1, "memory": self._performance.memory}
         step = PrivateStep(capture, self._plan, self._randomness, **chosen)
-        step.add_up_ = self._ranks.add_up_
+        step.add_up_, step.shards = self._ranks.add_up_, self._ranks.shards
         return step
 
     def _batches(self) -> Iterator[np.ndarray]:
@@ -300,8 +303,9 @@ class _Run:
     def _accumulate(self, step: PrivateStep, capture: GradientCapture, number: int, indices: np.ndarray) -> None:
         if isinstance(self._source, UnitSource):
             indices = self._source.present(indices)
-        indices = self._ranks.share(indices)
-        for chunk in split(indices, step=number, microbatch_size=self._performance.microbatch_size):
+        self._ranks.gather()
+        size, evenly = self._performance.microbatch_size, self._performance.memory != "fast"
+        for chunk in self._ranks.chunks(indices, step=number, microbatch_size=size, evenly=evenly):
             batch = self._source.batch(chunk.indices, device=self._device) if chunk.records else None
             if batch is not None:
                 self._probe(capture, batch)
