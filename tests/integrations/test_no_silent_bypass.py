@@ -215,7 +215,7 @@ DECLARED = {
     "classes": (0, 1),
     "bounds": (-1.0, 1.0),
     "population": RECORDS,
-    "steps": STEPS,
+    "steps": 30,
     "epochs": 4.0,
     "max_iter": 8,
     "delta": 1e-5,
