@@ -75,7 +75,7 @@ class Settings:
     server_rate: float = 0.3
 
 
-SETTINGS = {"logistic": Settings(), "cnn": Settings(local_batch=20)}
+SETTINGS = {"logistic": Settings(), "cnn": Settings(local_rate=0.3, local_batch=20)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +164,7 @@ def run(data: tuple[Pair, Pair], row: Row, chosen: Settings) -> dict[str, object
         local=LocalTraining(learning_rate=chosen.local_rate, epochs=1, batch_size=chosen.local_batch),
         optimizer=lambda parameters: fed_avgm(parameters, learning_rate=chosen.server_rate),
         randomness=Randomness(seed=row.seed, reproducible=True),
+        together=32 if row.model == "logistic" else 1,
     )
     with torch.no_grad():
         scores = model(test_x)

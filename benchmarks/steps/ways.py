@@ -19,6 +19,7 @@ from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
 from sordino.training import Plan, PrivateStep
+from sordino.training.performance import Memory
 from steps.cases import Case
 
 __all__ = ["Step", "peers", "plain_step", "private_step"]
@@ -43,7 +44,7 @@ def plain_step(case: Case) -> Step:
     return step
 
 
-def plan_for(case: Case, noise_multiplier: float = 1.0, *, memory: str = "fast") -> Plan:
+def plan_for(case: Case, noise_multiplier: float = 1.0, *, memory: Memory = "fast") -> Plan:
     return Plan(
         clipping=GroupedClipping() if memory == "block" else FlatClipping(),
         noise_multiplier=noise_multiplier,
@@ -55,20 +56,20 @@ def plan_for(case: Case, noise_multiplier: float = 1.0, *, memory: str = "fast")
     )
 
 
-def private_step(case: Case, *, noise_multiplier: float = 1.0, memory: str = "fast") -> Step:
+def private_step(case: Case, *, noise_multiplier: float = 1.0, memory: Memory = "fast") -> Step:
     """What `fit` does for one logical batch after it was drawn; "block" clips every layer apart."""
     model = case.build().train()
     optimizer = optimizer_of(model)
     capture = GradientCapture(model, lean=memory != "fast")
     plan = plan_for(case, noise_multiplier, memory=memory)
-    private = PrivateStep(capture, plan, Randomness(), by_blocks=memory == "block")
+    private = PrivateStep(capture, plan, Randomness(), memory=memory)
     number = 0
 
     def step() -> None:
         nonlocal number
         chunk = Chunk(step=number, chunk=0, is_last=True, indices=np.arange(case.records))
         with private.recording(chunk):
-            case.losses(model).sum().backward()
+            private.backward(case.losses(model))
         private.add(chunk)
         private.finish()
         optimizer.step()

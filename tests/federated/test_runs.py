@@ -161,3 +161,23 @@ def test_clients_without_records_move_nothing():
     assert [len(one[0]) for one in clients] == [2, 0, 0, 2, 0]
     update = LocalTraining().update(nn.Linear(3, 1), loss, clients[1], order=Randomness().stream("order", step=0))
     assert all(not value.any() for value in update.values())
+
+
+@pytest.mark.parametrize("norm", [nn.Identity, lambda: nn.BatchNorm1d(4)], ids=["plain", "batch norm"])
+def test_clients_side_by_side_move_as_one_after_the_other(norm):
+    """Unequal clients, some without records, several epochs and the proximal term."""
+    x, y = torch.randn(200, 3), torch.randn(200, 1)
+    clients = clients_from((x, y), np.arange(200) ** 2 % 23, count=23)
+    assert {len(one[0]) for one in clients} == {0, 9, 17, 18}
+    local = LocalTraining(learning_rate=0.2, epochs=2, batch_size=9, proximal=0.5)
+    found = []
+    for together in (1, 5):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), norm(), nn.Tanh(), nn.Linear(4, 1))
+        key = Randomness(seed=7, reproducible=True)
+        before = {name: value.clone() for name, value in model.named_buffers()}
+        simulate(model, loss, clients, plan(), local=local, together=together, randomness=key)
+        assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+        found.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+    assert torch.allclose(*found, atol=1e-5)
+    assert not torch.allclose(found[0], torch.zeros(1), atol=0.1)

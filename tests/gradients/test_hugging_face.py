@@ -144,7 +144,7 @@ def test_adapters_that_normalise_whole_matrices_are_refused_by_name():
 
 @pytest.mark.parametrize(
     ("name", "reentrant"),
-    [("GPT-2", False), ("GPT-2", True), ("Llama", False), ("Llama", True), ("T5", False), ("ViT", False)],
+    [("GPT-2", False), ("GPT-2", True), ("Llama", False), ("Llama", True), ("T5", False), ("T5", True), ("ViT", False)],
 )
 def test_gradient_checkpointing_is_exact_in_both_variants(name, reentrant):
     case = CASES[name]

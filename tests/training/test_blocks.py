@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from sordino import Performance, Plan, fit
 from sordino.clipping import AutomaticClipping, FlatClipping, GroupedClipping
@@ -15,74 +14,7 @@ from sordino.gradients.blocks import Blocks
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
 from sordino.training import PrivateStep
-
-RECORDS = 5
-
-
-class Tied(nn.Module):
-    """A table that is the head's matrix too, and a layer that is called twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.middle, self.head = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, ids):
-        return self.head(self.middle(self.middle(self.embed(ids)).tanh())).mean(1)
-
-
-class Scaled(nn.Module):
-    """A module that reads a parameter of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale, self.inner = nn.Parameter(torch.ones(3)), nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.inner(x) * self.scale
-
-
-class Checkpointed(nn.Module):
-    """Its layers run again in the backward pass."""
-
-    def __init__(self, *, reentrant):
-        super().__init__()
-        self.first, self.last, self.reentrant = nn.Linear(6, 8), nn.Linear(8, 3), reentrant
-
-    def forward(self, x):
-        x = x.clone().requires_grad_(self.reentrant)
-        return self.last(checkpoint(lambda x: self.first(x).tanh(), x, use_reentrant=self.reentrant))
-
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.head(self.lstm(x.unflatten(1, (3, 2)))[0][:, -1])
-
-
-MODELS = {
-    "perceptron": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)),
-    "convolution": lambda: nn.Sequential(
-        nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, 3)
-    ),
-    "tied": Tied,
-    "scaled": Scaled,
-    "checkpointed": lambda: Checkpointed(reentrant=False),
-    "checkpointed by reentry": lambda: Checkpointed(reentrant=True),
-    "recurrent": Recurrent,
-}
-
-
-def batch_for(name):
-    generator = torch.Generator().manual_seed(1)
-    return (
-        torch.randint(7, (RECORDS, 3), generator=generator)
-        if name == "tied"
-        else torch.randn(RECORDS, 6, generator=generator)
-    )
+from training.memory_models import MODELS, RECORDS, batch_for
 
 
 def plan_of(clipping):
@@ -99,7 +31,7 @@ def plan_of(clipping):
 
 def gradients(model, x, clipping, *, by_blocks, chunks=1):
     capture = GradientCapture(model)
-    step = PrivateStep(capture, plan_of(clipping), Randomness(), by_blocks=by_blocks)
+    step = PrivateStep(capture, plan_of(clipping), Randomness(), memory="block" if by_blocks else "fast")
     for number, part in enumerate(x.chunk(chunks)):
         chunk = Chunk(step=0, chunk=number, is_last=number == chunks - 1, indices=np.arange(len(part)))
         with step.recording(chunk):
@@ -116,7 +48,7 @@ def gradients(model, x, clipping, *, by_blocks, chunks=1):
 @pytest.mark.parametrize("inner", [FlatClipping(), AutomaticClipping()])
 def test_sums_are_those_taken_afterwards(name, by, inner):
     torch.manual_seed(0)
-    model, x = MODELS[name](), batch_for(name)
+    model, x = MODELS[name]().eval(), batch_for(name)
     clipping = GroupedClipping(by=by, inner=inner)
     expected = gradients(model, x, clipping, by_blocks=False)
     for chunks in (1, 2):
@@ -131,7 +63,7 @@ def test_what_was_kept_of_a_layer_is_gone_before_the_one_below_is_reached():
     capture = GradientCapture(model)
     blocks = Blocks([list(first.parameters()), list(last.parameters())], lambda squares, _: torch.ones_like(squares))
     kept = []
-    with capture.recording(RECORDS, blocks=blocks):
+    with capture.recording(RECORDS, taking=blocks):
         hidden = model[1](first(batch_for("")))
         hidden.register_hook(lambda _: kept.append((len(capture.uses()), set(blocks.sums))))
         last(hidden).square().sum().backward()
@@ -161,9 +93,9 @@ def recorded(model, run):
     capture = GradientCapture(model)
     blocks = Blocks([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
     try:
-        with capture.recording(RECORDS, blocks=blocks):
+        with capture.recording(RECORDS, taking=blocks):
             run(model)
-        capture.add_block_sums({})
+        capture.add_taken_sums({})
     finally:
         capture.detach()
 
@@ -199,9 +131,9 @@ def test_norms_of_a_recording_by_blocks_are_refused():
     model = nn.Linear(6, 3)
     capture = GradientCapture(model)
     blocks = Blocks([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
-    with capture.recording(RECORDS, blocks=blocks):
+    with capture.recording(RECORDS, taking=blocks):
         model(batch_for("")).square().sum().backward()
-    with pytest.raises(PrivacyError, match="block by block"):
+    with pytest.raises(PrivacyError, match="by its sums"):
         capture.squared_norms()
 
 
@@ -212,12 +144,12 @@ def test_calls_that_are_no_part_of_the_loss_are_left_out():
     for unused in (False, True):
         capture = GradientCapture(model)
         blocks = Blocks([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
-        with capture.recording(RECORDS, blocks=blocks):
+        with capture.recording(RECORDS, taking=blocks):
             if unused:
                 model(x)
             model(x).square().sum().backward()
         into = {}
-        capture.add_block_sums(into)
+        capture.add_taken_sums(into)
         sums.append(into[model.weight])
         capture.detach()
     torch.testing.assert_close(sums[0], sums[1])

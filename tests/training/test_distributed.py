@@ -3,13 +3,17 @@
 import json
 import math
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sordino.events import compose
 from sordino.ledger import Ledger
 from sordino.runs import RunFolder
 from sordino.verification import verify
@@ -133,3 +137,85 @@ def test_processes_with_different_data_are_refused_everywhere(tmp_path):
     """The usual mistake: each process is given its own shard."""
     found = run(tmp_path, 2, uneven=3, plan={"noise_multiplier": 1.0})
     assert [one["error"] for one in found] == ["InvalidArgument"] * 2
+
+
+def test_a_launcher_without_a_process_group_is_refused_before_data(tmp_path):
+    """Each process would train a model of its own, with its own noise and its own bill."""
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import ranks; x, y = ranks.records(); "
+    script += "ranks.fit(ranks.net(), ranks.loss, (x, y), ranks.plan_of({}), progress=False, run=sys.argv[2])"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(WORKER.parent), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "2"},
+    )
+    assert "InvalidArgument: process group must be started" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def started(folder, processes, **settings):
+    """Processes without a launcher: nobody ends the others when one dies."""
+    with socket.socket() as port:
+        port.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port.getsockname()[1])}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), json.dumps(settings), str(folder)],
+            env={**os.environ, **address, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": str(processes)},
+        )
+        for rank in range(processes)
+    ]
+
+
+def kill_within_a_step(folder, processes, **settings):
+    """Kill the process that waits in the middle of a step; how long the others then took to end."""
+    running = started(folder, processes, **settings)
+    try:
+        patience = time.monotonic() + 200
+        while not (folder / "pid").exists() or not (folder / "pid").read_text():
+            assert time.monotonic() < patience
+            assert all(process.poll() is None for process in running)
+            time.sleep(0.05)
+        killed = int((folder / "pid").read_text())
+        os.kill(killed, signal.SIGKILL)
+        died = time.monotonic()
+        for process in running:
+            process.wait(timeout=60)
+        return time.monotonic() - died
+    finally:
+        for process in running:
+            process.kill()
+
+
+@pytest.mark.parametrize(("processes", "victim"), [(2, 1), pytest.param(3, 0, marks=pytest.mark.slow)])
+def test_when_one_process_is_killed_the_others_end_and_the_run_goes_on_with_another_number(tmp_path, processes, victim):
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create()
+    account = ledger.declare("records", epsilon=1000.0, delta=1e-5)
+    plan = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 8}
+    halt = {"rank": victim, "after": 5}
+    kill_within_a_step(tmp_path, processes, run="run", every=2, plan=plan, epsilon=1000.0, halt=halt)
+    others = [json.loads(file.read_text()) for file in tmp_path.glob("rank*.json")]
+    assert len(others) == processes - 1
+    for one in others:
+        assert one["error"] == "SordinoError"
+        assert "one that is gone" in one["message"]
+        assert "resume=" in one["message"]
+    # The step that was cut off is charged in both places: its records were read.
+    assert len(list(RunFolder.open(tmp_path / "run"))) == 6
+    assert account.spent().epsilon == pytest.approx(bill(ledger, tmp_path / "run", "six"))
+    found = run(tmp_path, 5 - processes, run="resume", every=2, plan=plan, epsilon=1000.0)
+    assert [one["steps"] for one in found] == [8] * (5 - processes)
+    # Six steps, and those after the checkpoint of the fourth again: no step was paid for twice, and none forgotten.
+    assert len(list(RunFolder.open(tmp_path / "run"))) == 10
+    assert account.spent().epsilon == pytest.approx(bill(ledger, tmp_path / "run", "ten"))
+    assert verify(tmp_path / "run").passed
+
+
+def bill(ledger, folder, name):
+    """What the lines of a transcript cost an account on which nothing else was charged."""
+    account = ledger.declare(name, epsilon=1000.0, delta=1e-5)
+    account.charge(compose([line.event for line in RunFolder.open(folder)]), note="all lines")
+    return account.spent().epsilon

@@ -14,6 +14,7 @@ from rich.text import Text
 from sordino import accounting, checks
 from sordino.cli.output import Output
 from sordino.cli.running import Outcome, default_delta, page
+from sordino.cli.several import refuse_in_several
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument
 from sordino.events import compose
@@ -59,7 +60,8 @@ def is_method(model: str) -> bool:
 
 
 def refuse_by_hand(model: str, names: tuple[str, ...], **others: object) -> None:
-    """Settings by hand, resuming and the like are for modules; an estimator has its own."""
+    """Settings by hand, resuming, several processes and the like are for modules; an estimator has its own."""
+    refuse_in_several(**{f"model {model}": True})
     names = (*names, *(name.replace("_", " ") for name, value in others.items() if value is not None))
     if names:
         raise InvalidArgument(

@@ -102,7 +102,6 @@ def train(
     out, account = Output(as_json=as_json), account_at(ledger, dataset_name)
     randomness = Randomness(seed=seed, reproducible=reproducible)
     if is_method(model):
-        refuse_in_several(**{f"model {model}": True})
         refuse_by_hand(model, by_hand, resume=resume, checkpoints=checkpoint_every, diagnostics=diagnostics)
     # A numeric column may be an estimator's target too, which only the table knows; a sample's label must be named.
     label = None if is_method(model) and public_schema_from is None else target
@@ -117,8 +116,7 @@ def train(
     if resume is not None:
         recipe = recipe_of(resume, dataset, model_called(model))
     else:
-        recipe = _recipe(model, dataset, goal, delta, steps)
-        recipe = replace(recipe, plan=_with_extras(recipe.plan, secure_noise, loss_curve))
+        recipe = _with_extras(_recipe(model, dataset, goal, delta, steps), secure_noise, loss_curve)
         recipe = _by_hand(recipe, len(dataset.train), goal, batch_size, max_grad_norm, learning_rate)
     job = Job(
         dataset=dataset,
@@ -184,11 +182,11 @@ def _recipe(model: str, dataset: "DataSet", epsilon: float, delta: float | None,
     )
 
 
-def _with_extras(plan: "Plan", secure_noise: bool, loss_bound: float | None) -> "Plan":
+def _with_extras(recipe: "Recipe", secure_noise: bool, loss_bound: float | None) -> "Recipe":
     from sordino.training.loss_curve import LossCurve
 
     curve = None if loss_bound is None else LossCurve(bound=loss_bound)
-    return replace(plan, secure_noise=secure_noise, loss_curve=curve)
+    return replace(recipe, plan=replace(recipe.plan, secure_noise=secure_noise, loss_curve=curve))
 
 
 def _given(*values: float | None) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument
 from sordino.federated.optimizers import fed_avg
 from sordino.federated.server import PrivateServer
+from sordino.federated.side_by_side import trained_side_by_side
 from sordino.federated.updates import difference, shared_parameters
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness, Stream
@@ -76,13 +78,40 @@ class LocalTraining:
             optimizer.step()
         return difference(model, start)
 
+    def updates(
+        self, model: nn.Module, loss: Loss, clients: Sequence[Records], *, orders: Sequence[Stream]
+    ) -> Iterator[dict[str, Tensor]]:
+        """The updates of clients with equally many records, trained side by side; `model` stays as it is.
+
+        The same as `update` for each, up to rounding: faster where a model is small, since many small products become
+        one.
+
+        Args:
+            model: holds the server's parameters; must be fit for `torch.func.vmap`.
+            loss: as for `update`.
+            clients: the records of each.
+            orders: shuffles the records of each.
+        """
+        turns = zip(*[list(self._turns(len(clients[0][0]), order)) for order in orders], strict=True)
+        return trained_side_by_side(
+            model,
+            loss,
+            clients,
+            [torch.stack(places) for places in turns],
+            learning_rate=self.learning_rate,
+            proximal=self.proximal,
+        )
+
     def _batches(self, records: Records, order: Stream) -> Iterator[list[Tensor]]:
-        count = len(records[0])
+        for places in self._turns(len(records[0]), order):
+            yield [tensor[places] for tensor in records]
+
+    def _turns(self, count: int, order: Stream) -> Iterator[Tensor]:
         size = count if self.batch_size is None else self.batch_size
         for _ in range(self.epochs if count else 0):
             turn = torch.from_numpy(np.argsort(order.integers64(count), kind="stable"))
             for begin in range(0, count, size):
-                yield [tensor[turn[begin : begin + size]] for tensor in records]
+                yield turn[begin : begin + size]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +151,14 @@ def clients_from(records: Records, of: Sequence[int] | Tensor | np.ndarray, *, c
     return [[tensor[place] for tensor in records] for place in places]
 
 
+def _alike(clients: Sequence[Records], asked: np.ndarray, most: int) -> Iterator[list[int]]:
+    """The clients that were asked, at most `most` at a time, all with equally many records."""
+    by_size = sorted(map(int, asked), key=lambda client: len(clients[client][0])) if most > 1 else map(int, asked)
+    for _, alike in groupby(by_size, key=lambda client: len(clients[client][0])):
+        waiting = list(alike)
+        yield from (waiting[begin : begin + most] for begin in range(0, len(waiting), most))
+
+
 def simulate(
     model: nn.Module,
     loss: Loss,
@@ -136,6 +173,7 @@ def simulate(
     resume: str | Path | None = None,
     checkpoint_every: int | None = None,
     on_round: Callable[[int], None] | None = None,
+    together: int = 1,
 ) -> FederatedResult:
     """Train `model` over simulated clients with client-level privacy.
 
@@ -155,6 +193,8 @@ def simulate(
         resume: the folder of a run that was cut off.
         checkpoint_every: rounds between checkpoints.
         on_round: called after every finished round with the number of rounds done, for evaluation on public records.
+        together: clients that are trained side by side, ≥ 1: several times faster for small models, with as many copies
+            of the parameters in memory. Changes rounding alone; model and loss must be fit for `torch.func.vmap`.
 
     Example:
         >>> from sordino.definitions import PrivacyUnit
@@ -167,6 +207,7 @@ def simulate(
         3
     """
     started = time.monotonic()
+    checks.integer(1, together=together)
     local = LocalTraining() if local is None else local
     randomness = Randomness() if randomness is None else randomness
     worker = copy.deepcopy(model)
@@ -184,10 +225,15 @@ def simulate(
     )
 
     def answers(number: int, asked: np.ndarray) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        for client in map(int, asked):
+        worker.load_state_dict({**model.state_dict(), **fresh})
+        for group in _alike(clients, asked, together):
+            orders = [randomness.stream("local order", step=number, tensor=client) for client in group]
+            if together > 1:
+                found = local.updates(worker, loss, [clients[client] for client in group], orders=orders)
+                yield from zip(group, found, strict=True)
+                continue
             worker.load_state_dict({**model.state_dict(), **fresh})
-            order = randomness.stream("local order", step=number, tensor=client)
-            yield client, local.update(worker, loss, clients[client], order=order)
+            yield group[0], local.update(worker, loss, clients[group[0]], order=orders[0])
 
     with server:
         for cohort in server.rounds():

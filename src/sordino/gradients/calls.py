@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from sordino.errors import RecordCountMismatch, UncapturedParameter, UnsupportedModule
@@ -18,7 +19,7 @@ from sordino.gradients.bare import BareTap
 from sordino.gradients.edge import capture_outputs
 from sordino.gradients.fallback import functional_fallback, keep_call
 from sordino.gradients.following import Following, Knowledge
-from sordino.gradients.hooks import CallBefore, Frame, ModuleHook, UseReceiver
+from sordino.gradients.hooks import CallBefore, Frame, ModuleHook, UseReceiver, in_reentrant_forward
 from sordino.gradients.lone import refuse_lone_input, refuse_lone_row
 from sordino.gradients.purity import Fingerprint
 from sordino.gradients.recording import Recording
@@ -158,9 +159,13 @@ class Calls:
 
     def _before(self, site: Site, args: _Args, kwargs: _Kwargs) -> tuple[_Args, _Kwargs] | None:
         recording = self.recording
-        if recording is None or not recording.open or self.suspended or not torch.is_grad_enabled():
+        if recording is None or not recording.open or self.suspended or not self._may_capture(site):
             self._frames.append(None)
             return None
+        rehearsal = not torch.is_grad_enabled()
+        if rehearsal:
+            torch.set_grad_enabled(mode=True)
+            recording.is_rehearsed = True
         changed = self._following.hand_over(args, kwargs)
         args, kwargs = changed or (args, kwargs)
         owned = site.parameters()
@@ -176,10 +181,18 @@ class Calls:
         else:
             # With nothing of its own to capture, the modules inside it are captured one by one.
             frame = self._switched_off(site, owned, captured, before=None)
+        frame.rehearsal = rehearsal
         frame.paused = bool(captured) and not isinstance(frame.mode, BareTap)
         self._following.pause(frame.paused)
         self._frames.append(frame)
         return changed
+
+    def _may_capture(self, site: Site) -> bool:
+        """Whether gradients are on, or will be when a reentrant checkpoint makes this very call again."""
+        if torch.is_grad_enabled():
+            return True
+        owned = any(value.requires_grad and value in self.names for _, value in site.parameters())
+        return owned and in_reentrant_forward()
 
     def _captured(self, owned: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
         captured = {name: value for name, value in owned if value.requires_grad and value in self.names}
@@ -246,6 +259,21 @@ class Calls:
     def _after(self, args: _Args, kwargs: _Kwargs, output: object) -> object:
         # First of all the flags: keeping tensors may raise inside a checkpointed block.
         frame = self._restore()
+        if frame is None or not frame.rehearsal:
+            return self._left(frame, args, kwargs, output)
+        try:
+            result = self._left(frame, args, kwargs, output)
+        finally:
+            torch.set_grad_enabled(mode=False)
+            if self.recording is not None:
+                self.recording.is_rehearsed = False
+        detached = tree_map(
+            lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output if result is None else result
+        )
+        self._following.mark_output(frame.site, detached)
+        return detached
+
+    def _left(self, frame: Frame | None, args: _Args, kwargs: _Kwargs, output: object) -> object:
         recording = self.recording
         if frame is not None and isinstance(frame.mode, BareTap):
             self._following.close(frame.mode)

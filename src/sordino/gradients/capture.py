@@ -6,7 +6,7 @@ layer's rule needs is kept, and the gradient at its output is read by a node in 
 still receives an ordinary gradient was therefore used outside its layer: refused.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -21,6 +21,7 @@ from sordino.gradients.calls import Calls
 from sordino.gradients.graph import ordinary_uses
 from sordino.gradients.hooks import ModuleHook
 from sordino.gradients.numerics import full_precision
+from sordino.gradients.passes import TwoPasses
 from sordino.gradients.recording import Recording
 from sordino.gradients.rules.rule import Use
 from sordino.gradients.rules.timings import KernelTimings
@@ -101,22 +102,23 @@ class GradientCapture:
         self.discard()
         self._calls.remove()
 
-    def start(self, records: int, *, scale: float = 1.0, blocks: Blocks | None = None) -> None:
+    def start(self, records: int, *, scale: float = 1.0, taking: Blocks | TwoPasses | None = None) -> None:
         """Begin a recording; whatever was recorded before and not read is discarded.
 
         Args:
             records: number of records in the chunk, ≥ 0.
             scale: factor on every captured gradient, > 0; the record count, when the loss is a mean over the chunk.
-            blocks: groups that are clipped and added up while the backward pass runs; read by `add_block_sums` only.
+            taking: clips and adds up while backward passes run; the recording is read by `add_taken_sums` only. With
+                `TwoPasses` the backward pass is run by `backward`.
         """
         checks.integer(0, records=records)
         checks.positive(scale=scale)
         self.stop()
-        if blocks is not None:
-            blocks.reading = self._reading
+        if taking is not None:
+            taking.reading = self._reading
         device = next(iter(self.names)).device if self.names else torch.device("cpu")
         recording = Recording(
-            records, scale=scale, device=device, lean=self._lean, timings=self._timings, blocks=blocks
+            records, scale=scale, device=device, lean=self._lean, timings=self._timings, taking=taking
         )
         self._calls.begin(recording, device)
 
@@ -127,12 +129,14 @@ class GradientCapture:
         self._calls.restore_all()
 
     @contextmanager
-    def recording(self, records: int, *, scale: float = 1.0, blocks: Blocks | None = None) -> Iterator[None]:
+    def recording(
+        self, records: int, *, scale: float = 1.0, taking: Blocks | TwoPasses | None = None
+    ) -> Iterator[None]:
         """`start` and `stop` around a block that holds forward and backward of one chunk.
 
         An exception inside the block discards the recording.
         """
-        self.start(records, scale=scale, blocks=blocks)
+        self.start(records, scale=scale, taking=taking)
         try:
             yield
         except BaseException:
@@ -225,21 +229,33 @@ class GradientCapture:
             recording.add_weighted_sums(rows, into, last=last)
 
     @property
-    def is_by_blocks(self) -> bool:
-        """Whether the recording is clipped block by block, and must be read by `add_block_sums`."""
-        return self._calls.recording is not None and self._calls.recording.blocks is not None
+    def takes_sums(self) -> bool:
+        """Whether the recording is clipped while backward passes run, and must be read by `add_taken_sums`."""
+        return self._calls.recording is not None and self._calls.recording.taking is not None
 
-    def add_block_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
-        """Add the clipped sums of a recording with `blocks` to the entry of every parameter that was used.
+    def backward(self, run: Callable[[bool], object]) -> object:
+        """Run the backward pass of the recording's loss, twice where norms come first.
 
-        Guarantee: as of `add_weighted_sums`, with the factors of `blocks` for the bounds of each group.
+        Args:
+            run: one backward pass; called with whether its graph must be kept for another.
+
+        Raises:
+            PrivacyError: it was run before, or the second pass was not like the first.
+        """
+        recording = self._calls.recording
+        return run(False) if recording is None else recording.backward(run)
+
+    def add_taken_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
+        """Add the clipped sums of a recording with `taking` to the entry of every parameter that was used.
+
+        Guarantee: as of `add_weighted_sums`, with the factors of `taking` for the bounds of each group.
 
         Raises:
             UncapturedParameter: a use of a managed parameter was not captured.
             PrivacyError: there is no recording, or a kept input was modified in place.
         """
         with self._reading():
-            self._readable().add_block_sums(into)
+            self._readable().add_taken_sums(into)
 
     def per_record_gradients(self) -> Iterator[tuple[dict[nn.Parameter, Float[Tensor, "b *shape"]], float]]:
         """The gradient of every record, formed a few records at a time and not kept.

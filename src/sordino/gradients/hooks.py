@@ -1,5 +1,6 @@
 """The small objects that stand between torch's hooks and the capture (floor 1, gradients)."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -7,13 +8,24 @@ import torch
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from sordino.gradients.purity import Fingerprint
 from sordino.gradients.recording import Recording
 from sordino.gradients.rules.rule import Use
 from sordino.gradients.sites import Site
 
-__all__ = ["CallBefore", "Frame", "ModuleHook", "UseReceiver", "untraced"]
+__all__ = ["CallBefore", "Frame", "ModuleHook", "UseReceiver", "in_reentrant_forward", "untraced"]
+
+_REENTRANT_FORWARD = CheckpointFunction.forward.__code__
+
+
+def in_reentrant_forward() -> bool:
+    """Whether this is the first forward pass of a block under a reentrant checkpoint."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not _REENTRANT_FORWARD:
+        frame = frame.f_back
+    return frame is not None
 
 
 def untraced(call: Callable[..., object], *arguments: object) -> object:
@@ -48,6 +60,8 @@ class Frame:
         before: arguments and state before a call that will be run again; None for the others.
         paused: modules around it are not followed meanwhile.
         mode: what watches the functions of torch during the call; None for the others.
+        rehearsal: the call is the first of a reentrant checkpoint, without gradients. It is captured like the second,
+            so that both have results of the same shapes and draw the same random numbers, and nothing is kept.
     """
 
     site: Site
@@ -57,6 +71,7 @@ class Frame:
     before: "CallBefore | None"
     mode: TorchFunctionMode | None = None
     paused: bool = False
+    rehearsal: bool = False
 
 
 @dataclass(eq=False, kw_only=True, slots=True)

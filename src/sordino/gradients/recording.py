@@ -1,7 +1,6 @@
 """Everything captured from one chunk of records, and what is computed from it (floor 1, gradients)."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,10 +8,11 @@ from torch import Tensor, nn
 
 from sordino.errors import PrivacyError, UncapturedParameter
 from sordino.gradients.blocks import Blocks
+from sordino.gradients.measure import Measured, group_numbers
+from sordino.gradients.passes import TwoPasses
 from sordino.gradients.rules.cost import chunk_records
 from sordino.gradients.rules.rule import Use
 from sordino.gradients.rules.timings import KernelTimings
-from sordino.gradients.shared import shared_squared_norms
 from sordino.gradients.usual import is_usual
 
 __all__ = ["Recording"]
@@ -27,7 +27,7 @@ class Recording:
         device: where results live when nothing was captured.
         lean: whether rules spare memory, at the price of time.
         timings: where the fastest kernels are measured and kept; None takes the cost model's.
-        blocks: groups whose sums are taken while the backward pass runs; None to read the recording afterwards.
+        taking: takes the sums while backward passes run; None to read the recording afterwards.
     """
 
     def __init__(
@@ -38,12 +38,14 @@ class Recording:
         device: torch.device,
         lean: bool = False,
         timings: KernelTimings | None = None,
-        blocks: Blocks | None = None,
+        taking: Blocks | TwoPasses | None = None,
     ) -> None:
         self.records = records
         self.scale = scale
         self.open = True
-        self.blocks = blocks
+        self.taking = taking
+        # Whether calls are made whose backward pass never comes.
+        self.is_rehearsed = False
         self._lean, self._timings = lean, timings
         self._device = device
         self._uses: dict[int, Use] = {}
@@ -67,7 +69,7 @@ class Recording:
             )
         if all(grad is None for grad in grads):
             return
-        if self.blocks is not None and self.blocks.is_done(use):
+        if isinstance(self.taking, Blocks) and self.taking.clusters.is_done(use):
             self.poison(use.label)
             raise PrivacyError(
                 f"{use.label} must be called and run backward once in a batch that is clipped block by block, got a "
@@ -78,27 +80,46 @@ class Recording:
             return
         use.saved, use.grads, use.lean, use.timings = saved, grads, self._lean, self._timings
         use.versions = tuple(tensor._version for tensor in saved)
+        if isinstance(self.taking, TwoPasses):
+            self._pass(self.taking, use)
+            return
         self._uses[id(use)] = use
-        if self.blocks is not None:
-            self._take(self.blocks, self.blocks.arrive(use))
+        if self.taking is not None:
+            self._take(self.taking, self.taking.clusters.arrive(use))
 
     def expect(self, use: Use) -> None:
         """A captured call was made, whose backward pass may come."""
-        if self.blocks is not None:
-            self.blocks.expect(use)
+        if self.taking is not None and not self.is_rehearsed:
+            self.taking.clusters.expect(use)
 
-    def add_block_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
+    def backward(self, run: Callable[[bool], object]) -> object:
+        """Run the backward pass of the chunk's loss, or both where it takes two.
+
+        Args:
+            run: one backward pass; called with whether the graph must be kept for another.
+        """
+        if not isinstance(self.taking, TwoPasses):
+            return run(False)
+        measured = Measured.nothing(len(self.taking.groups), self.records, self._device)
+        return self.taking.backward(run, measured, scale=self.scale)
+
+    def add_taken_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
         """Add the clipped sums that were taken during the backward pass, and those of what is left."""
         self._check()
-        assert self.blocks is not None
-        for uses in self.blocks.rest():
-            self._take(self.blocks, uses)
+        assert self.taking is not None
+        if isinstance(self.taking, Blocks):
+            for uses in self.taking.clusters.rest():
+                self._take(self.taking, uses)
+        elif not self.taking.is_complete:
+            raise PrivacyError(
+                "a batch must be run backward to be clipped in two passes, got none. Call loss.backward() on the loss."
+            )
         self._check()
         self._sealed = self._spent = True
         taken: set[int] = set()
-        for parameter, value in self.blocks.sums.items():
+        for parameter, value in self.taking.sums.items():
             _accumulate(into, parameter, value, taken)
-        self.blocks.sums.clear()
+        self.taking.sums.clear()
 
     def _take(self, blocks: Blocks, uses: list[Use]) -> None:
         """Clip the groups that `uses` belong to, add up, and drop what was kept of them."""
@@ -117,13 +138,29 @@ class Recording:
         for use in uses:
             use.saved, use.grads, use.versions, use.memo = (), (), (), {}
 
+    def _pass(self, passes: TwoPasses, use: Use) -> None:
+        """Give `use` to the pass that is running."""
+
+        def weigh(use: Use, weights: Float[Tensor, "G B"]) -> None:
+            part = Recording(
+                self.records, scale=self.scale, device=self._device, lean=self._lean, timings=self._timings
+            )
+            part._uses, part._group_of = {id(use): use}, passes.group_of
+            part.add_weighted_sums(weights, passes.sums)
+
+        try:
+            passes.arrive(use, weigh)
+        except BaseException:
+            self.poison(use.label)
+            raise
+
     def group(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
         """Measure the parameters of each group apart; those in no group belong to the first."""
         if self._sealed:
             raise PrivacyError(
                 "groups must be set before norms are read, got a recording that was read. Set them first."
             )
-        self._group_of = {parameter: number for number, members in enumerate(groups) for parameter in members}
+        self._group_of = group_numbers(groups)
 
     @property
     def groups(self) -> int:
@@ -140,42 +177,20 @@ class Recording:
 
     def _measured(self) -> tuple[Float[Tensor, "G B"], Float[Tensor, "G B"]]:
         self._check()
-        if self.blocks is not None:
+        if self.taking is not None:
             raise PrivacyError(
-                "a recording that is clipped block by block must be read by its sums, got a request for norms. Record "
-                "without blocks."
+                "a recording that is clipped while backward passes run must be read by its sums, got a request for "
+                "norms. Record without."
             )
         self._sealed = True
         if self._norms is None or self._bounds is None:
+            measured = Measured.nothing(self.groups, self.records, self._device)
             with torch.no_grad():
-                norms, bounds = self._norms_and_bounds()
-                self._norms, self._bounds = norms * self.scale**2, bounds * self.scale**2
+                if self.records:
+                    measured.add(self.uses, self._group_of)
+                self._norms = measured.squares * self.scale**2
+                self._bounds = measured.squared_bounds() * self.scale**2
         return self._norms, self._bounds
-
-    def _norms_and_bounds(self) -> tuple[Float[Tensor, "G B"], Float[Tensor, "G B"]]:
-        """Squares and squared lengths add over parameters; the two are apart until the end."""
-        total, lacking, apart = (
-            torch.zeros(self.groups, self.records, dtype=torch.float64, device=self._device) for _ in range(3)
-        )
-        gathered = _gathered(list(self._uses.values()), self._group_of) if self.records else []
-        waiting = Counter(id(uses[0]) for _, uses, _ in gathered if len(uses) == 1)
-        for group, uses, shares in gathered:
-            if len(uses) == 1:
-                names = frozenset(names[0] for names in shares)
-                part = uses[0].rule.squared_norms(uses[0], names)
-                rounding = uses[0].rule.rounding(uses[0], names)
-                waiting[id(uses[0])] -= 1
-                if not waiting[id(uses[0])]:
-                    uses[0].release()
-            else:
-                part, rounding = shared_squared_norms(uses, shares)
-            total[group] += part
-            if rounding is not None:
-                lacking[group] += rounding.squares
-                apart[group] += rounding.length.square()
-        # (√(n² + lacking) + apart)², multiplied out so that it is n² where there is nothing to add.
-        measured = total + lacking
-        return total, measured + 2 * (measured * apart).sqrt_() + apart
 
     def add_weighted_sums(
         self,
@@ -270,21 +285,3 @@ def _accumulate(into: dict[nn.Parameter, Tensor], parameter: nn.Parameter, value
     alone = memory.nbytes() == value.nbytes and value.is_contiguous() and memory.data_ptr() not in taken
     into[parameter] = value if alone else value.clone()
     taken.add(memory.data_ptr())
-
-
-def _gathered(
-    uses: list[Use], group_of: Mapping[nn.Parameter, int]
-) -> list[tuple[int, list[Use], list[tuple[str, ...]]]]:
-    """Parameters of one group that share exactly the same uses: (group, the uses, per parameter its name in each use).
-
-    Squared norms add over parameters, but not over the uses of one parameter.
-    """
-    shares: dict[nn.Parameter, list[tuple[int, str]]] = defaultdict(list)
-    for position, use in enumerate(uses):
-        for name, parameter in use.parameters.items():
-            shares[parameter].append((position, name))
-    found: dict[tuple[int, tuple[int, ...]], list[tuple[str, ...]]] = defaultdict(list)
-    for parameter, occurrences in shares.items():
-        positions = tuple(position for position, _ in occurrences)
-        found[group_of.get(parameter, 0), positions].append(tuple(name for _, name in occurrences))
-    return [(group, [uses[position] for position in key], names) for (group, key), names in found.items()]

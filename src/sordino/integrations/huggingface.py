@@ -8,8 +8,8 @@ record; and nothing that depends on private records is logged.
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -18,14 +18,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from sordino import accounting, checks
-from sordino.clipping import Clipping, clipping_called
-from sordino.definitions import Guarantee, NeighboringRelation
+from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, SordinoError
-from sordino.events import compose
+from sordino.integrations.arguments import PrivacyArguments, noise_for
+from sordino.integrations.logical_batches import LogicalBatch, LogicalBatches
 from sordino.integrations.record_losses import is_causal, record_losses
 from sordino.ledger import Account, Reservation
-from sordino.training import Plan
 from sordino.training.display import DIAGNOSED
 from sordino.training.engine import PrivacyEngine
 from sordino.training.engine_checkpoint import bill_of, take_over_bills
@@ -48,45 +46,6 @@ _CHARGES = "sordino.json"
 _SCHEMA = 1
 # What may be told; all else may depend on private records.
 _TOLD = ("epoch", "epsilon", "learning_rate", "step", "train_runtime", "train_steps_per_second")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrivacyArguments:
-    """What a private run needs beside ``TrainingArguments``. Give `target_epsilon` or `noise_multiplier`.
-
-    Args:
-        delta: δ in (0, 1).
-        target_epsilon: ε of the whole of `train`, never exceeded; the noise follows from it.
-        noise_multiplier: noise standard deviation over the sensitivity, ≥ 0; 0 is for debugging.
-        max_grad_norm: clipping norm > 0 of one record's gradient. (``TrainingArguments.max_grad_norm`` is not used.)
-        clipping: "flat", "per_layer", "automatic", "psac", "global", or an object of `sordino.clipping`.
-        neighboring_relation: which data sets count as neighbours.
-        eval_data_are_public: whether evaluation may be shown: no noise covers what is measured on private records.
-        diagnostics: "private" logs losses here, outside the guarantee.
-        public_records: at least five public or invented items of the data set's form, where the engine's own made-up
-            ones don't run.
-    """
-
-    delta: float
-    target_epsilon: float | None = None
-    noise_multiplier: float | None = None
-    max_grad_norm: float = 1.0
-    clipping: str | Clipping = "flat"
-    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    eval_data_are_public: bool = False
-    diagnostics: str | None = None
-    public_records: Sequence[object] | None = None
-
-    def __post_init__(self) -> None:
-        checks.probability(zero=False, one=False, delta=self.delta)
-        checks.positive(max_grad_norm=self.max_grad_norm)
-        if (self.target_epsilon is None) == (self.noise_multiplier is None):
-            raise InvalidArgument("target_epsilon or noise_multiplier must be given, and not both. Give one of them.")
-        if self.target_epsilon is not None:
-            checks.positive(target_epsilon=self.target_epsilon)
-        if self.noise_multiplier is not None:
-            checks.non_negative(noise_multiplier=self.noise_multiplier)
-        checks.one_of((None, "private"), diagnostics=self.diagnostics)
 
 
 class PrivateTrainer(Trainer):
@@ -173,7 +132,7 @@ class PrivateTrainer(Trainer):
             pin_memory=False,
         )
         private = self._attached(loader)
-        return cast("DataLoader[object]", _LogicalBatches(private))
+        return cast("DataLoader[object]", LogicalBatches(private))
 
     def _attached(self, loader: "DataLoader[object]") -> PrivateLoader:
         optimizer = self.create_optimizer()
@@ -193,31 +152,11 @@ class PrivateTrainer(Trainer):
         return made
 
     def _noise(self, loader: "DataLoader[object]") -> float:
-        if self.privacy.noise_multiplier is not None:
-            return self.privacy.noise_multiplier
-        an_epoch, target = len(loader), cast("float", self.privacy.target_epsilon)
+        an_epoch = len(loader)
         steps = self.args.max_steps if self.args.max_steps > 0 else math.ceil(self.args.num_train_epochs * an_epoch)
-        rate, spent = 1 / an_epoch, self.engine.event()
-        if self.engine.get_epsilon(self.privacy.delta) >= target * (1 - 1e-3):
-            raise InvalidArgument(
-                f"target_epsilon must leave something for further steps, got {target:g}, which is spent. Raise it."
-            )
-        plan = Plan(
-            noise_multiplier=1.0,
-            max_grad_norm=self.privacy.max_grad_norm,
-            sample_rate=rate,
-            steps=max(1, steps - self._begins_at),
-            expected_batch_size=len(cast("Sized", loader.dataset)) * rate,
-            delta=self.privacy.delta,
-            neighboring_relation=self.privacy.neighboring_relation,
-            clipping=clipping_called(self.privacy.clipping),
-        )
-        return accounting.calibrate_noise_multiplier(
-            lambda noise: compose([spent, replace(plan, noise_multiplier=noise).event()]),
-            target_epsilon=target,
-            target_delta=self.privacy.delta,
-            relation=self.privacy.neighboring_relation,
-        )
+        coming = max(1, steps - self._begins_at)
+        records = len(cast("Sized", loader.dataset))
+        return noise_for(self.privacy, self.engine, steps=coming, sample_rate=1 / an_epoch, records=records)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
@@ -233,7 +172,7 @@ class PrivateTrainer(Trainer):
         """Forward and backward of all chunks; the optimizer's own step, which follows, completes the logical batch."""
         del num_items_in_batch
         model.train()
-        batch, total, chunks = cast("_LogicalBatch", inputs), torch.zeros((), device=self.args.device), 0
+        batch, total, chunks = cast("LogicalBatch", inputs), torch.zeros((), device=self.args.device), 0
         for chunk in batch:
             prepared = dict(self._prepare_inputs(cast("dict[str, Tensor]", chunk)))
             labels = cast("Tensor", prepared.pop("labels"))
@@ -312,39 +251,6 @@ class PrivateTrainer(Trainer):
         bills = [json.loads(file.read_text())["bill"] for file in (folder / _CHARGES, *beside)]
         take_over_bills(self.engine, bills[0], bills[1:])
         self._begins_at = int(json.loads((folder / "trainer_state.json").read_text())["global_step"])
-
-
-class _LogicalBatches:
-    """A private loader whose items are whole logical batches, for a loop that takes one optimizer step an item."""
-
-    def __init__(self, loader: PrivateLoader) -> None:
-        self._loader = loader
-        self.dataset, self.batch_size = loader.dataset, loader.batch_size
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[object]:
-        chunks = iter(self._loader)
-        for _ in range(len(self._loader)):
-            yield _LogicalBatch(chunks, self._loader)
-
-
-class _LogicalBatch:
-    """The chunks of one logical batch; it is drawn and charged when the first is asked for."""
-
-    def __init__(self, chunks: Iterator[object], loader: PrivateLoader) -> None:
-        self._chunks, self._loader = chunks, loader
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the chunk that was given last is the last one."""
-        return self._loader.ends_step
-
-    def __iter__(self) -> Iterator[object]:
-        yield next(self._chunks)
-        while not self.is_complete:
-            yield next(self._chunks)
 
 
 def _check(args: TrainingArguments, privacy: PrivacyArguments, trainer: dict[str, object]) -> None:

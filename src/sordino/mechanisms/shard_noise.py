@@ -41,6 +41,7 @@ class ShardNoise:
         parts: what is held of each tensor, in order.
 
     Example:
+        >>> import torch
         >>> mechanism = GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0)
         >>> randomness, whole, held = Randomness(), torch.zeros(5), torch.zeros(2)
         >>> mechanism.add_noise_([whole], randomness=randomness, step=0)

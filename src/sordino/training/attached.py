@@ -132,8 +132,7 @@ class Loop:
         adaptive: AdaptiveRun | None,
     ) -> tuple[Attached, PrivateLoader]:
         """Hook the private step to module and optimizer, and make the loader; after a refusal all is as it was."""
-        ranks = ranks_here()
-        ranks.check(plan, adapts=adaptive is not None)
+        ranks = ranks_here().over(inner(self.module), plan, adapts=adaptive is not None)
         randomness = ranks.shared(randomness)
         ranks.require_same(
             plan=plan.to_json(),
@@ -153,7 +152,7 @@ class Loop:
             mean_over_records=self.loss_reduction == "mean",
             adaptive=adaptive,
             by_unit=self.units is not None,
-            add_up_=ranks.add_up_,
+            ranks=ranks,
         )
         try:
             purse, ready = ledger if ranks.is_first else None, session.check_attached

@@ -10,11 +10,12 @@ from sordino.clipping import QuantileClipping, QuantileThresholds
 from sordino.errors import UnprivateStep
 from sordino.gradients import Contributions, GradientCapture
 from sordino.gradients.blocks import Blocks
+from sordino.gradients.passes import TwoPasses
 from sordino.mechanisms import GaussianMechanism
 from sordino.training.loss_curve import LossSum
 from sordino.training.step_plan import StepPlan
 
-__all__ = ["Bounds"]
+__all__ = ["Bounds", "sum_dtype"]
 
 
 class Bounds:
@@ -65,9 +66,9 @@ class Bounds:
     def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:
         """Clip what was recorded and add it to `into`; a chunk of no records adds nothing."""
         assert self._now is not None
-        if isinstance(self._capture, GradientCapture) and self._capture.is_by_blocks:
+        if isinstance(self._capture, GradientCapture) and self._capture.takes_sums:
             if records:
-                self._capture.add_block_sums(into)
+                self._capture.add_taken_sums(into)
             return
         squares = self._capture.squared_bounds(self._groups if len(self._groups) > 1 else None)
         squares = squares[None] if squares.dim() == 1 else squares
@@ -85,6 +86,10 @@ class Bounds:
     def blocks(self) -> Blocks:
         """The groups of the open batch, to be clipped while the backward pass runs."""
         return Blocks(self._groups, self.factors)
+
+    def passes(self, records: int, shared: set[nn.Parameter]) -> TwoPasses:
+        """The groups of the open batch, to be clipped between two backward passes through `records` that count."""
+        return TwoPasses(self._groups, self.clip if records else self.factors, shared=shared)
 
     def factors(self, squares: Float[Tensor, "G B"], groups: Sequence[int] | None = None) -> Float[Tensor, "G B"]:
         """The factor of each record in each group, or in the `groups` with these numbers, from squares of bounds."""
@@ -155,3 +160,8 @@ class Bounds:
 def _finite(squares: Float[Tensor, "G B"]) -> Float[Tensor, "G B"]:
     """A record that is not finite in one group contributes zero in all of them."""
     return torch.where(squares.isfinite().all(0), squares, torch.inf)
+
+
+def sum_dtype(parameter: nn.Parameter) -> torch.dtype:
+    """Sums of half-precision gradients are held in float32."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32

@@ -15,7 +15,7 @@ Example:
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from sordino.errors import InvalidArgument
 
-__all__ = ["from_bytes", "load_module", "load_optimizer", "module_state", "read", "to_bytes"]
+__all__ = ["from_bytes", "load_module", "load_optimizer", "module_state", "read", "spread", "to_bytes", "whole"]
 
 _FORMAT = "sordino checkpoint 1"
 _LENGTH = 8  # bytes of the header's length, at the start of a safetensors file
@@ -116,7 +116,7 @@ def load_module(module: nn.Module, state: object) -> None:
             f"{' and more' if len(strange) > 8 else ''}. Build it as it was built for the checkpoint."
         )
     for name, tensor in own.items():
-        tensor.copy_(saved[name])
+        tensor.copy_(spread(saved[name], tensor))
 
 
 def load_optimizer(optimizer: Optimizer, kind: object, state: object) -> None:
@@ -130,11 +130,64 @@ def load_optimizer(optimizer: Optimizer, kind: object, state: object) -> None:
             f"optimizer must be {kind} as in the checkpoint, got {type(optimizer).__name__}. Build the same one."
         )
     try:
-        optimizer.load_state_dict(cast("dict[str, object]", state))
+        optimizer.load_state_dict(_spread_state(optimizer, cast("dict[str, object]", state)))
     except (ValueError, KeyError) as error:
         raise InvalidArgument(
             "optimizer must hold the same groups of parameters as in the checkpoint, got others. Build the same one."
         ) from error
+
+
+# --- shards ------------------------------------------------------------------------------------------------------
+
+
+def whole(value: object) -> object:
+    """Nested dicts, lists and tuples with every sharded tensor made whole; all processes that hold shards call it."""
+    if isinstance(value, Tensor):
+        return cast("Callable[[], Tensor]", getattr(value, "full_tensor"))() if _is_sharded(value) else value  # noqa: B009
+    if isinstance(value, dict):
+        return {name: whole(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(whole(part) for part in value)
+    return value
+
+
+def spread(value: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor in shards as `like` is sharded, or as it is; exchanges nothing.
+
+    What has no row for each row of `like` (a scalar, a sum over the rows) is left whole in every process.
+    """
+    if not _is_sharded(like):
+        return value
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+    held = cast("DTensor", like)
+    rows = value.dim() > 0 and value.shape[0] == held.shape[0]
+    where = held.placements if rows else (Replicate(),)
+    return distribute_tensor(value.to(held.device), held.device_mesh, where, src_data_rank=None)
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+def _spread_state(optimizer: Optimizer, state: dict[str, object]) -> dict[str, object]:
+    """An optimizer's saved state with what belongs to shards in shards; a number a parameter stays a number."""
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(_is_sharded(parameter) for parameter in own):
+        return state
+    groups = cast("list[dict[str, list[int]]]", state["param_groups"])
+    numbers = [number for group in groups for number in group["params"]]
+    of = dict(zip(numbers, own, strict=True))
+    kept = cast("dict[int, dict[str, object]]", state["state"])
+    return state | {
+        "state": {
+            number: {
+                name: spread(value, of[number]) if isinstance(value, Tensor) and value.dim() else value
+                for name, value in values.items()
+            }
+            for number, values in kept.items()
+        }
+    }
 
 
 # --- nested state to JSON and back -------------------------------------------------------------------------------

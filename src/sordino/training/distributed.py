@@ -12,11 +12,12 @@ References:
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 import torch
@@ -32,11 +33,16 @@ from sordino.events import Event, Nothing
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.runs import RunFolder
+from sordino.sampling import Chunk, split
 from sordino.training.adaptive import AdaptiveRun
+from sordino.training.checkpoint import whole
 from sordino.training.plan import Plan
 from sordino.training.record import Parts, RunRecord, record_of
 
-__all__ = ["Ranks", "inner", "ranks_here", "record_among", "shapes_of"]
+__all__ = ["Ranks", "exchange", "inner", "ranks_here", "record_among", "shapes_of"]
+
+if TYPE_CHECKING:
+    from sordino.training.sharded import Shards
 
 T = TypeVar("T")
 
@@ -52,11 +58,13 @@ class Ranks:
         number: of this process, from 0; the first one keeps the bill.
         count: how many there are, ≥ 1.
         device: where tensors must lie to be exchanged.
+        shards: of the model, when `fully_shard` spread its parameters over the processes.
     """
 
     number: int = 0
     count: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    shards: "Shards | None" = None
 
     @property
     def is_first(self) -> bool:
@@ -70,13 +78,25 @@ class Ranks:
         """
         return indices if self.count == 1 else indices[self.number :: self.count]
 
+    def chunks(self, indices: np.ndarray, *, step: int, microbatch_size: int | None, evenly: bool) -> tuple[Chunk, ...]:
+        """This process's chunks of a logical batch; `evenly` gives all processes as many, the last ones empty."""
+        own = split(self.share(indices), step=step, microbatch_size=microbatch_size)
+        if not evenly or self.count == 1:
+            return own
+        # Nobody has more than the first one.
+        most = len(split(indices[:: self.count], step=step, microbatch_size=microbatch_size))
+        more = [Chunk(step=step, chunk=number, is_last=False, indices=indices[:0]) for number in range(len(own), most)]
+        chunks = [*own, *more]
+        return tuple(replace(chunk, is_last=chunk.chunk == most - 1) for chunk in chunks)
+
     def add_up_(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all processes, which give the same shapes in the same order."""
         if self.count == 1:
             return
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.reshape(-1).to(self.device) for tensor in bucket])
-            dist.all_reduce(flat)
+            with exchange():
+                dist.all_reduce(flat)
             parts = flat.split([tensor.numel() for tensor in bucket])
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.copy_(part.view(tensor.shape))
@@ -98,7 +118,8 @@ class Ranks:
             except Exception as error:
                 # Nobody may be left waiting; what another kind of error says may quote a record.
                 own, outcome = error, [None, SordinoError(f"the first process failed: {type(error).__name__}.")]
-        dist.broadcast_object_list(outcome, src=0, device=self.device)
+        with exchange():
+            dist.broadcast_object_list(outcome, src=0, device=self.device)
         if own is not None:
             raise own
         if outcome[1] is not None:
@@ -117,7 +138,8 @@ class Ranks:
         if self.count == 1:
             return
         found: list[object] = [None] * self.count
-        dist.all_gather_object(found, {name: json.dumps(value) for name, value in facts.items()})
+        with exchange():
+            dist.all_gather_object(found, {name: json.dumps(value) for name, value in facts.items()})
         given = cast("list[dict[str, str]]", found)
         for name in facts:
             if any(one[name] != given[0][name] for one in given):
@@ -157,7 +179,8 @@ class Ranks:
         if not self.is_first:
             act()
         if self.count > 1:
-            dist.barrier()
+            with exchange():
+                dist.barrier()
         self.agreed(act)
 
     def first_then_all(self, act: Callable[[], T]) -> T:
@@ -169,28 +192,56 @@ class Ranks:
         self.agreed(lambda: made.append(act()))
         return made[0]
 
-    def check(self, plan: Plan, *, adapts: bool) -> None:
-        """Refuse what several processes can't share yet.
+    def over(self, module: nn.Module, plan: Plan, *, adapts: bool, compiles: bool = False) -> "Ranks":
+        """The same processes with the shards of `module`, if it is sharded; what they can't do together is refused.
 
         Raises:
             InvalidArgument: names it.
         """
-        if self.count == 1:
-            return
-        if adapts:
+        if self.count > 1 and adapts:
             raise InvalidArgument("budget must be None in several processes, got one. Train in one, or with a plan.")
-        if isinstance(plan.clipping, ProjectedClipping):
+        if self.count > 1 and isinstance(plan.clipping, ProjectedClipping):
             raise InvalidArgument(
                 "clipping must look at exact norms in several processes, got ProjectedClipping. Use FlatClipping."
             )
+        # Who has a sharded model has loaded one of these; to everyone else they would cost a second.
+        if sys.modules.keys().isdisjoint(("torch.distributed.fsdp", "torch.distributed.tensor")):
+            return self
+        from sordino.training.sharded import check_sharded, shards_of
+
+        shards = shards_of(module, count=self.count, number=self.number, device=self.device)
+        if shards is not None:
+            check_sharded(plan, compiles=compiles)
+        return replace(self, shards=shards)
+
+    def whole(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """What passes will see of the parameters that an optimizer holds; shards are gathered by all processes."""
+        return list(parameters) if self.shards is None else self.shards.whole(parameters)
+
+    def held(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """What an optimizer holds of parameters that may be gathered now."""
+        return list(parameters) if self.shards is None else self.shards.held(parameters)
+
+    def gather(self) -> None:
+        """Make a sharded model whole for the passes of a step; all processes call it."""
+        if self.shards is not None:
+            self.shards.gather()
+
+    def scatter(self) -> None:
+        """Let go of what was gathered."""
+        if self.shards is not None:
+            self.shards.scatter()
 
     def align(self, module: nn.Module) -> None:
-        """Give all processes the first one's parameters and buffers."""
+        """Give all processes the first one's parameters and buffers; of shards each has its own."""
         if self.count == 1:
             return
         for tensor in (*module.parameters(), *module.buffers()):
+            if hasattr(tensor, "device_mesh"):
+                continue
             held = tensor.detach().to(self.device).contiguous()
-            dist.broadcast(held, src=0)
+            with exchange():
+                dist.broadcast(held, src=0)
             tensor.detach().copy_(held)
 
 
@@ -212,6 +263,22 @@ def ranks_here() -> Ranks:
     backend = dist.get_backend()
     device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
     return Ranks(number=dist.get_rank(), count=dist.get_world_size(), device=device)
+
+
+@contextmanager
+def exchange() -> Iterator[None]:
+    """A block in which processes wait for each other.
+
+    Raises:
+        SordinoError: one of them is gone, or did not answer in the backend's time.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise SordinoError(
+            "all processes must take part until the end, got one that is gone or does not answer. What was charged "
+            "stays charged; go on from the last checkpoint with resume=, with any number of processes."
+        ) from error
 
 
 def inner(module: nn.Module) -> nn.Module:
@@ -247,7 +314,10 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 class _Followed(RunRecord):
-    """A run that another process writes: its checkpoint is loaded here too, and nothing is written."""
+    """A run that another process writes: its checkpoint is loaded here too, and nothing is written.
+
+    Where the model is sharded, what is written there is gathered from here too.
+    """
 
     def begin(self, parts: Parts, randomness: Randomness) -> None:
         """Load the checkpoint, before the first process writes that a segment begins."""
@@ -265,9 +335,14 @@ class _Followed(RunRecord):
 
     def save(self, parts: Parts, done: int) -> None:
         """The first process writes it."""
+        if done != self._saved:
+            self._saved = done
+            parts.state()
 
     def finish(self, model: nn.Module, guarantee: Guarantee, *, complete: bool) -> None:
         """The first process writes it."""
+        del guarantee, complete
+        whole(model.state_dict())
 
     def give_up(self) -> None:
         """Nothing was begun here."""
@@ -283,7 +358,12 @@ def record_among(
     diagnostics: str | None,
     adaptive: AdaptiveRun | None,
 ) -> RunRecord | None:
-    """`record_of` in the first process; the others only read a run that is resumed, from the same disk."""
+    """`record_of` in the first process; the others only read a run that is resumed, from the same disk.
+
+    Those of a sharded model help to write every run.
+    """
+    if ranks.shards is not None:
+        ranks.require_same(run=run is not None, resume=resume is not None, checkpoint_every=every)
     made: list[RunRecord | None] = []
     ranks.agreed(
         lambda: made.append(
@@ -292,4 +372,9 @@ def record_among(
     )
     if made:
         return made[0]
-    return None if resume is None else _Followed(RunFolder.open(resume), plan, every=None, is_new=False)
+    if resume is not None:
+        return _Followed(RunFolder.open(resume), plan, every=every if ranks.shards else None, is_new=False)
+    if run is None or ranks.shards is None:
+        return None
+    path = run.path if isinstance(run, RunFolder) else run
+    return _Followed(RunFolder.open(path), plan, every=every, is_new=True)

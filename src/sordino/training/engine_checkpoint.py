@@ -23,7 +23,8 @@ from sordino.errors import InvalidArgument
 from sordino.randomness import Randomness
 from sordino.runs.files import write_bytes
 from sordino.training.attached import Attached
-from sordino.training.checkpoint import from_bytes, load_module, load_optimizer, module_state, read, to_bytes
+from sordino.training.checkpoint import from_bytes, load_module, load_optimizer, module_state, read, to_bytes, whole
+from sordino.training.distributed import ranks_here
 
 __all__ = ["bill_of", "load_checkpoint", "save_checkpoint", "take_over_bills"]
 
@@ -65,6 +66,7 @@ def save_checkpoint(  # noqa: D417 (self is the engine)
     """Write module, optimizer, scheduler and everything charged so far to one file, whole or not at all.
 
     Kept besides: the number of the next step, adapted bounds, what a budget has spent, buffers of correlated noise.
+    Of several processes the first one writes; with a sharded model all of them call it.
 
     Guarantee: the file holds what private training released, and what it cost. No key and no generator's state is in
     it: whoever loads it draws fresh noise. Under correlated noise it holds past noise, which later steps take back,
@@ -85,13 +87,14 @@ def save_checkpoint(  # noqa: D417 (self is the engine)
     stand = None if attached is None else attached.facts()
     facts = {"kind": _KIND, "relation": _relation(self), "bill": _bill(self), "attached": stand, **kinds}
     state = {
-        "model": module_state(module),
-        "optimizer": None if optimizer is None else optimizer.state_dict(),
+        "model": whole(module_state(module)),
+        "optimizer": None if optimizer is None else whole(optimizer.state_dict()),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "attached": None if attached is None else attached.state(),
         "more": dict(checkpoint_dict or {}),
     }
-    write_bytes(Path(path), to_bytes(facts, state))
+    if ranks_here().is_first:
+        write_bytes(Path(path), to_bytes(facts, state))
 
 
 def load_checkpoint(  # noqa: D417 (self is the engine)

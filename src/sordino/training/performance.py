@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import nn
 
@@ -11,7 +11,9 @@ from sordino import checks
 from sordino.gradients import GradientCapture, KernelTimings
 from sordino.training.kept_memory import kept_memory
 
-__all__ = ["Performance"]
+__all__ = ["Memory", "Performance"]
+
+Memory = Literal["fast", "lean", "block", "two-pass"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,8 @@ class Performance:
             With diagnostics, which show losses, steps stay as they are.
         memory: "lean" keeps per-record gradients only where they are smaller than what is freed for them; it is slower.
             "block" clips each group of a `GroupedClipping` while the backward pass runs, and frees its layers then.
+            "two-pass" runs the backward pass twice, for norms and then for sums, and keeps nothing of a layer: with
+            gradient checkpointing, or where memory is short. It takes half as long again.
         autotune: take the kernels that are fastest by the clock instead of the cost model's. Each shape of a layer is
             timed when it first comes, and remembered in the user's cache folder. Runs then repeat up to rounding only.
     """
@@ -32,13 +36,13 @@ class Performance:
     microbatch_size: int | None = None
     device: str | None = None
     compile: bool = False
-    memory: Literal["fast", "lean", "block"] = "fast"
+    memory: Memory = "fast"
     autotune: bool = False
 
     def __post_init__(self) -> None:
         if self.microbatch_size is not None:
             checks.integer(1, microbatch_size=self.microbatch_size)
-        checks.one_of(("fast", "lean", "block"), memory=self.memory)
+        checks.one_of(get_args(Memory), memory=self.memory)
 
     def capture(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> GradientCapture:
         """What measures and adds up the gradients, with the kernels that are wanted."""

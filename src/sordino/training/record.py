@@ -26,7 +26,7 @@ from sordino.runs import ReleasedLosses, RunFolder
 from sordino.training.adaptive import AdaptiveRun
 from sordino.training.averaging import WeightAverage
 from sordino.training.charges import Charges
-from sordino.training.checkpoint import load_module, load_optimizer, module_state, read, to_bytes
+from sordino.training.checkpoint import load_module, load_optimizer, module_state, read, spread, to_bytes, whole
 from sordino.training.commitment import commitment_to
 from sordino.training.plan import Plan
 from sordino.training.step import PrivateStep
@@ -56,10 +56,10 @@ class Parts:
     def state(self) -> dict[str, object]:
         """Everything that is needed to go on, except randomness."""
         return {
-            "model": module_state(self.model),
-            "optimizer": self.optimizer.state_dict(),
+            "model": whole(module_state(self.model)),
+            "optimizer": whole(self.optimizer.state_dict()),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
-            "averaging": None if self.average is None else self.average.state(),
+            "averaging": None if self.average is None else whole(self.average.state()),
         }
 
     def load(self, facts: Mapping[str, object], state: Mapping[str, object]) -> None:
@@ -76,7 +76,9 @@ class Parts:
         if self.schedule is not None:
             self.schedule.load_state_dict(cast("dict[str, object]", state["schedule"]))
         if self.average is not None:
-            self.average.load_state(cast("list[Tensor] | None", state["averaging"]))
+            saved = cast("list[Tensor] | None", state["averaging"])
+            pairs = zip(saved or (), self.model.parameters(), strict=saved is not None)
+            self.average.load_state(None if saved is None else [spread(part, like) for part, like in pairs])
 
 
 class RunRecord:
@@ -235,7 +237,7 @@ class RunRecord:
             curve = self._plan.loss_curve
             losses = ReleasedLosses(bound=curve.bound, share=curve.share, points=self._step.loss_curve)
             self.folder.write_loss_curve(losses)
-        self.folder.save_model(model.state_dict())
+        self.folder.save_model(cast("Mapping[str, Tensor]", whole(model.state_dict())))
         self.folder.write_guarantee(guarantee)
         self.folder.close()
 

@@ -4,7 +4,7 @@ The module and the optimizer stay the user's objects. Three hooks do everything:
 forward, and before the optimizer's step. Chunks come from the loader, which calls `hand_out`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from sordino.randomness import Randomness
 from sordino.sampling import Chunk
 from sordino.training.adaptive import AdaptiveRun
 from sordino.training.arrival import Criterion
+from sordino.training.distributed import Ranks
 from sordino.training.following import Following, ForwardWatch, Prove, TryForward
 from sordino.training.guard import claim, release
 from sordino.training.plan import Plan
@@ -60,7 +61,7 @@ class Session:
         mean_over_records: whether the user's loss is a mean over the records of a chunk, otherwise a sum.
         adaptive: chooses each step's values under a budget.
         by_unit: whether chunks are `UnitChunk`s.
-        add_up_: adds sums up over processes that each hold a part of the batch.
+        ranks: processes that each hold a part of the batch, and maybe of the parameters.
 
     Raises:
         InvalidArgument: the optimizer can't be private, or holds parameters that are not the module's.
@@ -76,11 +77,12 @@ class Session:
         mean_over_records: bool,
         adaptive: AdaptiveRun | None = None,
         by_unit: bool = False,
-        add_up_: Callable[[Sequence[Tensor]], None] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         check_trainable(module, optimizer)
         self.module, self.optimizer, self.plan = module, optimizer, plan
-        self._randomness, self._adaptive, self._by_unit, self._add_up_ = randomness, adaptive, by_unit, add_up_
+        self._randomness, self._adaptive, self._by_unit = randomness, adaptive, by_unit
+        self._ranks = Ranks() if ranks is None else ranks
         self._mean = mean_over_records
         self._verify_module: Callable[[], None] | None = None
         self._following = Following(module)
@@ -93,6 +95,7 @@ class Session:
         self._claimed: list[nn.Parameter] = []
         self._started = self._backward = self._busy = self._detached = False
         self._capture_held(after_step=-1)
+        self._ranks.scatter()
         for parameter in module.parameters():
             parameter.grad = None
         self._step_handle = optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs))
@@ -127,7 +130,7 @@ class Session:
     def _capture_held(self, *, after_step: int) -> None:
         """Capture the parameters that the optimizer holds now."""
         self._held = held_by(self.optimizer)
-        owned = list(self.module.parameters())
+        owned = self._ranks.held(self.module.parameters())
         if not {id(parameter) for parameter in self._held} <= {id(parameter) for parameter in owned}:
             raise InvalidArgument(
                 "optimizer must hold only parameters of the module, got one that is not. Build it from "
@@ -136,7 +139,7 @@ class Session:
         release(self._claimed)
         self._claimed = owned
         claim(owned, self.optimizer)
-        self.capture = GradientCapture(self.module, self._held)
+        self.capture = GradientCapture(self.module, self._ranks.whole(self._held))
         self.step = self._new_step(after_step)
         before = RootHook(self._before_forward, self.module)
         after = RootHook(lambda _args, _kwargs, output: self._after_forward(output), self.module, self._after_copy)
@@ -151,7 +154,7 @@ class Session:
         step = PrivateStep(
             self.capture, self.plan, self._randomness, after_step=after_step, by_unit=self._by_unit, **chosen
         )
-        step.add_up_ = self._add_up_
+        step.add_up_, step.shards = self._ranks.add_up_, self._ranks.shards
         return step
 
     def go_on(self, step: int, state: Mapping[str, object]) -> None:
@@ -168,7 +171,8 @@ class Session:
 
     def _held_changed(self) -> bool:
         """Whether the optimizer holds, or the module owns, other parameters than before."""
-        return not (_same(held_by(self.optimizer), self._held) and _same(list(self.module.parameters()), self._claimed))
+        owned = self._ranks.held(self.module.parameters())
+        return not (_same(held_by(self.optimizer), self._held) and _same(owned, self._claimed))
 
     # --- the loader ----------------------------------------------------------------------------------------------
 
@@ -204,6 +208,8 @@ class Session:
         if chunk.chunk == 0 and self._held_changed():
             self._release_held()
             self._capture_held(after_step=self.step.last_step)
+        if chunk.chunk == 0:
+            self._ranks.gather()
         self._chunk, self._rows = chunk, rows
         self._started = self._backward = False
         self._texts = texts_in(batch)

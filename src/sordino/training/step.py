@@ -7,25 +7,31 @@ The sum is held until its last chunk; what is abandoned before is thrown away, a
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
-from sordino.clipping import GroupedClipping
+from sordino.clipping import AdaClip, GroupedClipping
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.gradients import Contributions, GradientCapture
 from sordino.gradients.blocks import Blocks
+from sordino.gradients.passes import TwoPasses
 from sordino.randomness import Randomness
 from sordino.runs import LossPoint
 from sordino.sampling import Chunk
 from sordino.training.adaclip import bounds_for
 from sordino.training.bought_norm import BoughtNorm
-from sordino.training.bounds import Bounds
+from sordino.training.bounds import Bounds, sum_dtype
+from sordino.training.performance import Memory
 from sordino.training.plan import Plan
+from sordino.training.scattered import ScatteredSums
 from sordino.training.step_plan import StepPlan
 
-__all__ = ["PrivateStep", "check_blocks"]
+if TYPE_CHECKING:
+    from sordino.training.sharded import Shards
+
+__all__ = ["PrivateStep", "check_memory"]
 
 
 class PrivateStep:
@@ -42,7 +48,7 @@ class PrivateStep:
         at: the values of a step where they are chosen on the way; the plan's by default.
         by_unit: whether rows are records of units, which are put together before they are clipped.
         norm: releases the norm of every sum besides, or None.
-        by_blocks: whether the groups of a grouped clipping are clipped while the backward pass runs: less memory.
+        memory: how sums are taken, see `Performance`.
     """
 
     def __init__(
@@ -55,10 +61,9 @@ class PrivateStep:
         at: Callable[[int], StepPlan] | None = None,
         by_unit: bool = False,
         norm: BoughtNorm | None = None,
-        by_blocks: bool = False,
+        memory: Memory = "fast",
     ) -> None:
-        if by_blocks:
-            check_blocks(plan, by_unit=by_unit)
+        check_memory(memory, plan, by_unit=by_unit)
         self._capture = capture
         self._at = plan.at if at is None else at
         self._randomness = randomness
@@ -74,9 +79,13 @@ class PrivateStep:
         self._seen = False
         self._points: list[LossPoint] = []
         self.bounds = bounds_for(capture, plan, randomness, by_unit=by_unit)
-        self._norm, self._by_blocks = norm, by_blocks
+        self._norm, self._memory = norm, memory
+        # Parameters that a backward pass was found to use again.
+        self._shared: set[nn.Parameter] = set()
         # Where several processes each hold a part of the batch: adds their sums up before the noise.
         self.add_up_: Callable[[Sequence[Tensor]], None] | None = None
+        # Where they each hold a part of the parameters: scatters their sums, and takes the gradients of shards.
+        self.shards: Shards | None = None
         self.released_norm: float | None = None
 
     @property
@@ -114,7 +123,7 @@ class PrivateStep:
             UnprivateStep: the chunk is not the one that comes next. The open batch is abandoned.
         """
         self.begin(chunk)
-        return self._recorder().recording(chunk.records, scale=scale, blocks=self._blocks())
+        return self._recorder().recording(chunk.records, scale=scale, taking=self._taking(chunk))
 
     def start(self, chunk: Chunk, *, rows: int, scale: float = 1.0) -> None:
         """`recording` without a block: forward and backward passes are captured until `add` or `abandon`.
@@ -123,7 +132,7 @@ class PrivateStep:
         made-up ones, which `add` leaves out.
         """
         self.begin(chunk)
-        self._recorder().start(rows, scale=scale, blocks=self._blocks())
+        self._recorder().start(rows, scale=scale, taking=self._taking(chunk))
 
     def _recorder(self) -> GradientCapture:
         if not isinstance(self._capture, GradientCapture):
@@ -131,8 +140,16 @@ class PrivateStep:
             raise UnprivateStep("capture must record a model to be recorded, got another. Call `begin`, then `add`.")
         return self._capture
 
-    def _blocks(self) -> Blocks | None:
-        return self.bounds.blocks() if self._by_blocks and isinstance(self.bounds, Bounds) else None
+    def _taking(self, chunk: Chunk) -> Blocks | TwoPasses | None:
+        """What clips while backward passes run."""
+        if not isinstance(self.bounds, Bounds) or self._memory not in ("block", "two-pass"):
+            return None
+        return self.bounds.blocks() if self._memory == "block" else self.bounds.passes(chunk.records, self._shared)
+
+    def backward(self, losses: Tensor) -> None:
+        """The backward pass of the chunk being recorded, from one loss per record, in as many passes as it takes."""
+        loss = losses.sum()
+        self._recorder().backward(lambda again: loss.backward(retain_graph=again))
 
     def begin(self, chunk: Chunk) -> None:
         """Open the logical batch with its first chunk, or check that `chunk` is the next one."""
@@ -142,7 +159,8 @@ class PrivateStep:
             self.bounds.begin(self._at(chunk.step))
             self._step = self._last_step = chunk.step
             self._next_chunk = 0
-            self._sums, self._summed = {}, self._capture.trainable()
+            self._summed = self._capture.trainable()
+            self._sums = self._new_sums()
             self._catch_up(chunk.step)
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
             self.abandon()
@@ -184,8 +202,7 @@ class PrivateStep:
             raise UnprivateStep("chunk must be the one just recorded. Call `recording`, then `add`.")
         self._check_losses(chunk)
         self.bounds.add(self._sums, records=chunk.records)
-        self._capture.discard()
-        self._next_chunk += 1
+        self._end_chunk()
 
     def add_sums(self, chunk: Chunk, sums: Mapping[nn.Parameter, Tensor]) -> None:
         """Add a chunk whose clipped sums were computed elsewhere, by the bounds of this step."""
@@ -195,8 +212,18 @@ class PrivateStep:
         for parameter, value in sums.items():
             present = self._sums.get(parameter)
             self._sums[parameter] = value if present is None else present.add_(value)
+        self._end_chunk()
+
+    def _end_chunk(self) -> None:
+        if isinstance(self._sums, ScatteredSums):
+            self._sums.end_chunk()
         self._capture.discard()
         self._next_chunk += 1
+
+    def _new_sums(self) -> dict[nn.Parameter, Tensor]:
+        """Whole sums of the logical batch; where memory is spared, rows of them from each chunk on."""
+        spares = self.shards is not None and self._memory != "fast"
+        return ScatteredSums(self.shards, self._summed) if spares and self.shards is not None else {}
 
     def _check_losses(self, chunk: Chunk) -> None:
         if self._buys_losses and chunk.records and not self._seen:
@@ -222,9 +249,11 @@ class PrivateStep:
             )
         mechanism, beside = self.bounds.mechanism()
         noise = mechanism if self._stream is None else self._stream
-        totals, now = self._totals(), self._at(self._step)
+        now, totals = self._at(self._step), self._totals() if self.shards is None else []
         if self.add_up_ is not None:
             self.add_up_([*totals, *beside, *self.bounds.held()])
+        if self.shards is not None:
+            totals, noise = self._rows(self.shards), self.shards.noise(mechanism, self._summed, beside)
         if self._norm is None:
             noise.add_noise_([*totals, *beside], randomness=self._randomness, step=self._step)
         else:
@@ -235,6 +264,9 @@ class PrivateStep:
         self._keep_loss(now)
         divisor = now.expected_batch_size
         for parameter, total in zip(self._summed, totals, strict=True):
+            if self.shards is not None:
+                self.shards.give(parameter, total.div_(divisor))
+                continue
             parameter.grad = total.div_(divisor).to(parameter.dtype)
         self._close()
 
@@ -292,28 +324,40 @@ class PrivateStep:
     def _close(self) -> None:
         self._step, self._seen = None, False
         self._sums, self._summed = {}, []
+        if self.shards is not None:
+            self.shards.scatter()
+
+    def _rows(self, shards: "Shards") -> list[Tensor]:
+        """This process's rows of every parameter's sum over all processes."""
+        if isinstance(self._sums, ScatteredSums):
+            return [self._sums.rows[parameter] for parameter in self._summed]
+        self._totals()
+        return shards.summed(self._summed, self._sums)
 
     def _totals(self) -> list[Tensor]:
         """The sum of every trained parameter, zero where no chunk used it."""
         for p in self._summed:
             total = self._sums.get(p)
-            self._sums[p] = torch.zeros_like(p, dtype=_sum_dtype(p)) if total is None else total.to(_sum_dtype(p))
+            self._sums[p] = torch.zeros_like(p, dtype=sum_dtype(p)) if total is None else total.to(sum_dtype(p))
         return [self._sums[p] for p in self._summed]
 
 
-def check_blocks(plan: Plan, *, by_unit: bool = False) -> None:
-    """Refuse a plan whose groups can't be clipped while the backward pass runs.
+def check_memory(memory: Memory, plan: Plan, *, by_unit: bool = False) -> None:
+    """Refuse a plan whose records or groups can't be clipped while backward passes run.
 
     Raises:
-        InvalidArgument: bounds are not those of groups of parameters, or are adapted, or records are put together.
+        InvalidArgument: for "block", bounds are not those of groups of parameters, or are adapted; for both, records
+            are put together or rounded one by one.
     """
-    if by_unit or plan.secure_noise or not isinstance(plan.clipping, GroupedClipping):
+    apart = by_unit or plan.secure_noise
+    if memory == "block" and (apart or not isinstance(plan.clipping, GroupedClipping)):
         raise InvalidArgument(
             f"clipping must be grouped, with fixed bounds, of single records and without secure noise, for "
             f'memory="block", got {plan.clipping.words}. Use GroupedClipping, or memory="lean".'
         )
-
-
-def _sum_dtype(parameter: nn.Parameter) -> torch.dtype:
-    """Sums of half-precision gradients are held in float32."""
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+    if memory == "two-pass" and (apart or isinstance(plan.clipping, AdaClip)):
+        got = "units" if by_unit else "secure noise" if plan.secure_noise else plan.clipping.words
+        raise InvalidArgument(
+            f'gradients must be read by their norms for memory="two-pass", got {got}, which needs every record\'s '
+            'gradient. Use memory="lean".'
+        )

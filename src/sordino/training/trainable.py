@@ -14,12 +14,18 @@ def check_trainable(module: nn.Module, optimizer: Optimizer) -> None:
     """Refuse what can't be trained privately in the user's own loop.
 
     Raises:
-        InvalidArgument: the optimizer evaluates losses by itself, or the module is lazy or private already.
+        InvalidArgument: the optimizer evaluates losses by itself or wraps another, or the module is lazy or private
+            already.
     """
     if isinstance(optimizer, LBFGS):
         raise InvalidArgument(
             "optimizer must take one gradient a step, got LBFGS, which evaluates the loss several times. Use SGD "
             "or Adam."
+        )
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise InvalidArgument(
+            f"optimizer must take its own steps, got {type(optimizer).__name__}, which wraps another one. Pass the one "
+            "inside, and wrap it afterwards."
         )
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise InvalidArgument(

@@ -23,7 +23,7 @@ from sordino.gradients import GradientCapture
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.runs import LossPoint, RunFolder
-from sordino.sampling import Chunk, split
+from sordino.sampling import Chunk
 from sordino.training.adaptive import AdaptiveBudget, AdaptiveRun
 from sordino.training.averaging import Averaging, WeightAverage
 from sordino.training.bounds import Bounds
@@ -44,7 +44,7 @@ from sordino.training.probe import check_records_are_independent
 from sordino.training.record import Parts, RunRecord
 from sordino.training.source import Source, source_of
 from sordino.training.spending import SpentSoFar, charged_at
-from sordino.training.step import PrivateStep, check_blocks
+from sordino.training.step import PrivateStep, check_memory
 from sordino.training.stepping import OptimizerFactory, optimizer_for, schedule_for
 from sordino.training.structure import map_tensors
 from sordino.training.units import Units, UnitSource, by_unit
@@ -136,13 +136,12 @@ def fit(
         Abadi et al. 2016, algorithm 1.
     """
     adaptive = None if budget is None else AdaptiveRun(budget, plan)
-    ranks, model = ranks_here(), inner(model)
-    ranks.check(plan, adapts=adaptive is not None)
     performance = Performance() if performance is None else performance
+    model = inner(model)
+    ranks = ranks_here().over(model, plan, adapts=adaptive is not None, compiles=performance.compile)
     if performance.device is None:
         performance = replace(performance, device=_device_of(model))
-    if performance.memory == "block":
-        check_blocks(plan)
+    check_memory(performance.memory, plan)
     randomness = ranks.shared(fresh(Randomness() if randomness is None else randomness))
     source = source_of(data, collate)
     if units is not None:
@@ -162,17 +161,14 @@ def fit(
         training = _Run(*parts, adaptive, ranks)
         name = "" if record is None else record.folder.path.name
         with (
-            (
-                ranks.led(
-                    lambda purse: set_aside(purse, plan, first=training.first, repeats=training.repeats, run=name),
-                    ledger,
-                )
-                if adaptive is None
-                else adaptive.paid(ledger, run=name, receipt=None if record is None else record.receipt)
-            ) as paid,
-            performance.keeping(),
-        ):
-            training.train(paid, transcript, on_step, progress=progress)
+            ranks.led(
+                lambda purse: set_aside(purse, plan, first=training.first, repeats=training.repeats, run=name), ledger
+            )
+            if adaptive is None
+            else adaptive.paid(ledger, run=name, receipt=None if record is None else record.receipt)
+        ) as paid:
+            with performance.keeping():
+                training.train(paid, transcript, on_step, progress=progress)
         result = training.result()
         if record is not None:
             record.finish(model, result.guarantee, complete=result.steps == plan.steps or result.budget_spent)
@@ -232,8 +228,8 @@ class _Run:
         shown = progress or transcript is not None or self._record is not None
         spent = self._spent() if shown and self._adaptive is None else None
         held = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        capture = self._performance.capture(self._model, held)
         claimed = list(self._model.parameters())
+        capture = self._performance.capture(self._model, self._ranks.whole(held))
         claim(claimed, self._optimizer)
         step = self._new_step(capture)
         if self._performance.compile and self._diagnostics is None:
@@ -258,6 +254,9 @@ class _Run:
                     if on_step is not None:
                         on_step(self._done)
         except KeyboardInterrupt:
+            # Of a sharded model nobody can save a checkpoint alone: the last one is where to go on from.
+            if self._ranks.shards is not None:
+                raise
             self._interrupted = True
             if self._record is not None:
                 self._record.save(self._parts, self._done)
@@ -273,9 +272,9 @@ class _Run:
 
     def _new_step(self, capture: GradientCapture) -> PrivateStep:
         chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
-        chosen |= {"after_step": self.first - 1, "by_blocks": self._performance.memory == "block"}
+        chosen |= {"after_step": self.first - 1, "memory": self._performance.memory}
         step = PrivateStep(capture, self._plan, self._randomness, **chosen)
-        step.add_up_ = self._ranks.add_up_
+        step.add_up_, step.shards = self._ranks.add_up_, self._ranks.shards
         return step
 
     def _batches(self) -> Iterator[np.ndarray]:
@@ -305,8 +304,9 @@ class _Run:
     def _accumulate(self, step: PrivateStep, capture: GradientCapture, number: int, indices: np.ndarray) -> None:
         if isinstance(self._source, UnitSource):
             indices = self._source.present(indices)
-        indices = self._ranks.share(indices)
-        for chunk in split(indices, step=number, microbatch_size=self._performance.microbatch_size):
+        self._ranks.gather()
+        size, evenly = self._performance.microbatch_size, self._performance.memory != "fast"
+        for chunk in self._ranks.chunks(indices, step=number, microbatch_size=size, evenly=evenly):
             batch = self._source.batch(chunk.indices, device=self._device) if chunk.records else None
             if batch is not None:
                 self._probe(capture, batch)
@@ -327,7 +327,7 @@ class _Run:
                     if self._diagnostics is not None:
                         self._diagnostics.add(losses)
                     step.add_losses(losses)
-                    losses.sum().backward()
+                    step.backward(losses)
             step.add(chunk)
 
     def _losses(self, chunk: Chunk, batch: tuple[object, ...]) -> Tensor:

@@ -16,7 +16,7 @@ Example:
 """
 
 from sordino.audit.attacks.ceiling import Ceiling, ceiling, ceiling_of_epsilon
-from sordino.audit.attacks.gan import Federation, Impersonation, Protection, impersonate
+from sordino.audit.attacks.gan import Federation, Impersonation, Impersonator, Protection, impersonate
 from sordino.audit.attacks.gradient_inversion import (
     Inversion,
     invert_by_direction,
@@ -42,7 +42,7 @@ from sordino.audit.attacks.rmia import rmia_average, rmia_offset, rmia_scores
 from sordino.audit.attacks.roc import Rate, Roc, fewest_for, roc
 from sordino.audit.attacks.roc_picture import draw_roc
 from sordino.audit.attacks.shadow import shadow_scores
-from sordino.audit.attacks.shared_gradient import privatized_gradient, shared_gradient
+from sordino.audit.attacks.shared_gradient import gradient_of_update, privatized_gradient, shared_gradient
 from sordino.audit.attacks.slices import Slice, slices
 from sordino.audit.attacks.threshold import loss_scores
 
@@ -52,6 +52,7 @@ __all__ = [
     "Confidence",
     "Federation",
     "Impersonation",
+    "Impersonator",
     "Inversion",
     "MembershipAttack",
     "MembershipReport",
@@ -71,6 +72,7 @@ __all__ = [
     "draw_roc",
     "fewest_for",
     "gaussian_log_ratio",
+    "gradient_of_update",
     "impersonate",
     "invert_by_direction",
     "invert_by_matching",

@@ -21,7 +21,7 @@ from sordino.gradients import GradientCapture
 from sordino.mechanisms import standard_normal
 from sordino.randomness import Randomness
 
-__all__ = ["Federation", "Impersonation", "Protection", "impersonate"]
+__all__ = ["Federation", "Impersonation", "Impersonator", "Protection", "impersonate"]
 
 Pair = tuple[Tensor, Tensor]
 
@@ -85,6 +85,70 @@ class Impersonation:
     model: nn.Module
 
 
+class Impersonator:
+    """The attacker alone, for a federation of one's own: `update` is what it sends in a round, `pictures` what it has.
+
+    It trains a generator to have its pictures taken for `target` by the shared model, and puts them into its own
+    training under a label of their own, which drives the owner of the class to tell ever more about it.
+
+    Args:
+        records: features (n, channels, height, width) in [0, 1] and labels of the attacker's.
+        target: the class to paint.
+        classes: number of true classes; the shared model has one output more, for the fakes.
+        federation: the local steps.
+        generator_steps: a round, ≥ 1.
+        randomness: of batches, noise and pictures; fresh by default.
+
+    Example:
+        >>> attacker = Impersonator((torch.rand(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64)), target=1, classes=2,
+        ...                         federation=Federation(local_steps=1, batch_size=4), generator_steps=1)
+        >>> sent = attacker.update(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
+        >>> list(sent), tuple(attacker.pictures(5).shape)
+        (['1.weight', '1.bias'], (5, 1, 8, 8))
+
+    References:
+        Hitaj, Ateniese, Pérez-Cruz 2017, "Deep models under the GAN", section 5.
+    """
+
+    def __init__(
+        self,
+        records: Pair,
+        *,
+        target: int,
+        classes: int,
+        federation: Federation,
+        generator_steps: int = 30,
+        randomness: Randomness | None = None,
+    ) -> None:
+        self._records, self._target, self._federation = records, checks.integer(0, target=target), federation
+        self._classes = checks.integer(2, classes=classes)
+        self._steps = checks.integer(1, generator_steps=generator_steps)
+        self._source = randomness or Randomness()
+        self._painter = _painter(tuple(records[0].shape[1:]))
+        self._optimizer = torch.optim.Adam(self._painter.parameters(), lr=1e-3, betas=(0.5, 0.999))
+
+    def update(self, model: nn.Module) -> dict[str, Tensor]:
+        """What the attacker sends: how far it wants each parameter moved. `model`, the shared one, stays as it is."""
+        parts = self.flat_update(model).split([parameter.numel() for parameter in model.parameters()])
+        named = zip(model.named_parameters(), parts, strict=True)
+        return {name: part.view_as(parameter) for (name, parameter), part in named}
+
+    def flat_update(self, model: nn.Module) -> Tensor:
+        """`update` as one vector, in the order of the model's parameters."""
+        weights = _flat(model)
+        _paint(model, self._painter, self._optimizer, self._target, self._steps, self._source)
+        fakes = self.pictures(_FAKES * self._federation.local_steps)
+        batches = _with_fakes(_batches(self._records, self._federation, self._source), fakes, self._classes)
+        found = _update(model, weights, batches, self._federation, None)
+        _load(model, weights)
+        return found
+
+    def pictures(self, count: int = _FAKES) -> Tensor:
+        """Pictures as the attacker paints them now, (count, *shape), in [0, 1]."""
+        with torch.no_grad():
+            return self._painter(_normal((count, _LATENT), self._source))
+
+
 def impersonate(
     victim: Pair,
     attacker: Pair,
@@ -95,10 +159,7 @@ def impersonate(
     generator_steps: int = 30,
     randomness: Randomness | None = None,
 ) -> Impersonation:
-    """Runs the attack: every round the attacker trains a generator to have its pictures taken for `target`.
-
-    The pictures go into the attacker's own training under a label of their own, which drives the victim to tell ever
-    more about its class.
+    """Runs the attack of an `Impersonator` in a federation of two.
 
     Args:
         victim: features in [0, 1] and labels of the victim, some of them `target`.
@@ -121,23 +182,24 @@ def impersonate(
             f"victim must have pictures (records, channels, height, width) with sides that are multiples of 4, got "
             f"{tuple(victim[0].shape)}. Pad them."
         )
-    checks.integer(1, generator_steps=generator_steps)
     source, shape = randomness or Randomness(), tuple(victim[0].shape[1:])
     model = _shared_model(shape, checks.integer(2, classes=classes) + 1)
-    painter = _painter(shape)
-    optimizer = torch.optim.Adam(painter.parameters(), lr=1e-3, betas=(0.5, 0.999))
+    malicious = Impersonator(
+        attacker,
+        target=target,
+        classes=classes,
+        federation=federation,
+        generator_steps=generator_steps,
+        randomness=source,
+    )
     weights = _flat(model)
     for _ in range(federation.rounds):
         protected = federation.protection is Protection.RECORD
         own = _update(model, weights, _batches(victim, federation, source), federation, source if protected else None)
         _load(model, weights)
-        _paint(model, painter, optimizer, target, generator_steps, source)
-        fakes = _pictures(painter, _FAKES * federation.local_steps, source)
-        batches = _with_fakes(_batches(attacker, federation, source), fakes, classes)
-        theirs = _update(model, weights, batches, federation, None)
-        weights = weights + _together([own, theirs], federation, source)
+        weights = weights + _together([own, malicious.flat_update(model)], federation, source)
         _load(model, weights)
-    pictures = _pictures(painter, _FAKES, source)
+    pictures = malicious.pictures()
     with torch.no_grad():
         confidence = model(pictures).softmax(dim=1)[:, target].mean().item()
     return Impersonation(pictures=pictures, confidence=confidence, model=model)
@@ -226,11 +288,6 @@ def _paint(
         for parameter, slope in zip(painter.parameters(), slopes, strict=True):
             parameter.grad = slope
         optimizer.step()
-
-
-def _pictures(painter: nn.Module, count: int, randomness: Randomness) -> Tensor:
-    with torch.no_grad():
-        return painter(_normal((count, _LATENT), randomness))
 
 
 def _painter(shape: tuple[int, ...]) -> nn.Module:

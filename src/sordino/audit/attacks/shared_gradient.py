@@ -1,6 +1,6 @@
 """The gradient of one batch, as a participant might share it (floor 4): exact, or clipped and noisy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,10 +8,11 @@ from torch.nn import functional as F
 
 from sordino import checks
 from sordino.clipping import FlatClipping
+from sordino.errors import InvalidArgument
 from sordino.mechanisms import standard_normal
 from sordino.randomness import Randomness
 
-__all__ = ["privatized_gradient", "shared_gradient"]
+__all__ = ["gradient_of_update", "privatized_gradient", "shared_gradient"]
 
 
 def shared_gradient(model: nn.Module, features: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
@@ -62,6 +63,31 @@ def privatized_gradient(
     source = randomness or Randomness()
     stddev = noise_multiplier * max_grad_norm
     return tuple((sum_ + stddev * _noise(sum_, source)) / max(1, len(labels)) for sum_ in total)
+
+
+def gradient_of_update(
+    model: nn.Module, update: Mapping[str, Tensor], *, learning_rate: float, steps: int = 1
+) -> tuple[Tensor, ...]:
+    """The gradient that a participant's update stands for, −Δ / (η · steps): exact for one step of plain SGD.
+
+    After more steps it is their mean gradient along the way, which attacks take for that at the start.
+
+    Args:
+        model: names the trained parameters and their order.
+        update: how far each of them moved, by name.
+        learning_rate: η > 0 of the participant.
+        steps: SGD steps that it took, ≥ 1.
+
+    Example:
+        >>> [part.tolist() for part in gradient_of_update(nn.Linear(1, 1, bias=False), {"weight": -torch.ones(1, 1)},
+        ...                                               learning_rate=0.5)]
+        [[[2.0]]]
+    """
+    scale = checks.positive(learning_rate=learning_rate) * checks.integer(1, steps=steps)
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if set(names) != set(update):
+        raise InvalidArgument("update must hold every trained parameter by its name, got others. Was a layer frozen?")
+    return tuple(update[name].detach() / -scale for name in names)
 
 
 def _noise(like: Tensor, randomness: Randomness) -> Tensor:

@@ -1,0 +1,153 @@
+"""Hugging Face accelerate with private steps (floor 4, integrations; needs accelerate).
+
+``accelerator.prepare`` wraps loader and optimizer, and what it makes of a loader can't be accounted for. So the engine
+goes first: it gets the parts as they are, and accelerate gets what comes back.
+"""
+
+from collections.abc import Iterator
+from typing import cast
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from sordino.clipping import Clipping
+from sordino.definitions import NeighboringRelation
+from sordino.errors import InvalidArgument, SordinoError
+from sordino.schedules import Schedule
+from sordino.training.engine import PrivacyEngine
+from sordino.training.loader import PrivateLoader
+
+try:
+    from accelerate import Accelerator
+    from accelerate.utils import send_to_device
+except ImportError as error:
+    raise SordinoError(
+        f"sordino.integrations.accelerate must find accelerate, got {type(error).__name__}. Install accelerate."
+    ) from None
+
+__all__ = ["PlacedLoader", "prepare_private"]
+
+
+class PlacedLoader:
+    """A private loader whose batches come on the accelerator's device.
+
+    Args:
+        loader: the engine's.
+        accelerator: whose device it is.
+    """
+
+    def __init__(self, loader: PrivateLoader, accelerator: Accelerator) -> None:
+        self._loader, self._accelerator = loader, accelerator
+        self.dataset, self.batch_size = loader.dataset, loader.batch_size
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[object]:
+        for batch in self._loader:
+            yield send_to_device(batch, self._accelerator.device)
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the batch that came last completes a logical batch; schedulers step here only."""
+        return self._loader.ends_step
+
+
+def prepare_private(
+    accelerator: Accelerator,
+    engine: PrivacyEngine,
+    *,
+    module: nn.Module,
+    optimizer: Optimizer,
+    data_loader: DataLoader[object],
+    noise_multiplier: float | Schedule,
+    max_grad_norm: float | Schedule,
+    microbatch_size: int | None = None,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    clipping: str | Clipping = "flat",
+    loss_reduction: str = "mean",
+) -> tuple[nn.Module, Optimizer, PlacedLoader]:
+    """`PrivacyEngine.make_private`, then ``accelerator.prepare``: your accelerate loop stays as it is.
+
+    ``accelerator.backward(loss)``, ``accelerator.accumulate(model)`` and ``accelerator.autocast()`` go on as they do;
+    ``accelerator.clip_grad_norm_`` finds no gradient before the step and changes nothing. What was charged is saved and
+    loaded with ``accelerator.save_state`` and ``load_state``.
+
+    Guarantee: that of `PrivacyEngine.make_private`.
+
+    Args:
+        accelerator: of one process, without a loss scaler, with ``gradient_accumulation_steps=1``.
+        engine: keeps the bill.
+        module: not prepared yet.
+        optimizer: not prepared yet.
+        data_loader: not prepared yet.
+        noise_multiplier: as in `PrivacyEngine.make_private`, and all that follow.
+        max_grad_norm: of one record's gradient.
+        microbatch_size: most records in one forward and backward: what accumulation is for elsewhere.
+        neighboring_relation: which data sets count as neighbours.
+        clipping: how.
+        loss_reduction: "mean" or "sum".
+
+    Returns:
+        Module, prepared optimizer and the private loader.
+
+    Raises:
+        InvalidArgument: the accelerator can't be private, or a part was prepared before.
+
+    Example:
+        >>> import torch
+        >>> from accelerate import Accelerator
+        >>> from sordino import PrivacyEngine
+        >>> model, data = torch.nn.Linear(3, 2), torch.utils.data.TensorDataset(torch.ones(64, 3))
+        >>> model, optimizer, loader = prepare_private(Accelerator(cpu=True), PrivacyEngine(), module=model,
+        ...     optimizer=torch.optim.SGD(model.parameters(), lr=0.1), max_grad_norm=1.0, noise_multiplier=1.0,
+        ...     data_loader=torch.utils.data.DataLoader(data, batch_size=16))
+        >>> len(loader)
+        4
+    """
+    _check(accelerator, module, optimizer, data_loader)
+    # Moved first, so that nothing of the module changes once it is private.
+    module.to(accelerator.device)
+    module, optimizer, loader = engine.make_private(
+        module=module,
+        optimizer=optimizer,
+        data_loader=data_loader,
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=max_grad_norm,
+        microbatch_size=microbatch_size,
+        neighboring_relation=neighboring_relation,
+        clipping=clipping,
+        loss_reduction=loss_reduction,
+    )
+    model, prepared = accelerator.prepare(module, optimizer)
+    accelerator.register_for_checkpointing(engine)
+    return cast("nn.Module", model), cast("Optimizer", prepared), PlacedLoader(loader, accelerator)
+
+
+def _check(accelerator: Accelerator, *parts: object) -> None:
+    refused = {
+        "mixed_precision": accelerator.mixed_precision not in ("no", "bf16"),
+        "gradient_accumulation_steps": accelerator.gradient_accumulation_steps != 1,
+        "num_processes": accelerator.num_processes > 1,
+        "distributed_type": str(accelerator.distributed_type.value) != "NO",
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise InvalidArgument(f"{name} of accelerator must be left at its default, got {_WHY[name]}")
+    for part in parts:
+        # What accelerate has prepared comes from its own modules, or is marked.
+        if type(part).__module__.startswith("accelerate.") or hasattr(part, "_is_accelerate_prepared"):
+            raise InvalidArgument(
+                f"module, optimizer and data_loader must be as you made them, got a {type(part).__name__} that was "
+                "prepared. Pass them to prepare_private, which prepares them."
+            )
+
+
+_WHY = {
+    "mixed_precision": 'one with a loss scaler, which looks at raw gradients. Use "bf16".',
+    "gradient_accumulation_steps": "more than one: batches between two steps would be left out. Use a larger "
+    "batch_size and microbatch_size=.",
+    "num_processes": "several, whose wrapping accelerate does itself. Use sordino.fit there.",
+    "distributed_type": "one that wraps the module. Use one process; for several sordino.fit.",
+}

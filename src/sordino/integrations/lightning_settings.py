@@ -1,0 +1,95 @@
+"""Which settings of a Lightning trainer can be private, and how many steps they come to (floor 4, integrations)."""
+
+from lightning.pytorch import LightningModule, Trainer
+
+from sordino.errors import InvalidArgument
+from sordino.integrations.arguments import PrivacyArguments
+from sordino.integrations.lightning_steps import internal
+
+__all__ = ["check_trainer", "not_public", "steps_planned"]
+
+_PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
+# They look at batches, or train besides the steps that are planned.
+_CALLBACKS = {
+    "BatchSizeFinder": "tries steps that nobody charges",
+    "DeviceStatsMonitor": "logs memory, which follows the size of the batch",
+    "GradientAccumulationScheduler": "changes the batch on the way",
+    "LearningRateFinder": "tries steps that nobody charges",
+    "ThroughputMonitor": "logs sizes of batches",
+}
+
+
+def steps_planned(trainer: Trainer, an_epoch: int) -> int:
+    """How many steps the training will have in all.
+
+    Args:
+        trainer: with its limits.
+        an_epoch: logical batches an epoch.
+
+    Raises:
+        InvalidArgument: the trainer has no limit.
+    """
+    limit = trainer.limit_train_batches
+    taken = min(an_epoch, limit) if isinstance(limit, int) else int(an_epoch * limit)
+    epochs, steps = trainer.max_epochs, trainer.max_steps
+    if (epochs is None or epochs < 0) and steps < 0:
+        raise InvalidArgument(
+            "max_epochs or max_steps must be given to the trainer with target_epsilon, got neither: the noise follows "
+            "from the number of steps. Give one, or noise_multiplier."
+        )
+    found = [steps] if steps >= 0 else []
+    found += [epochs * taken] if epochs is not None and epochs >= 0 else []
+    return min(found)
+
+
+def check_trainer(trainer: Trainer, module: LightningModule, privacy: PrivacyArguments) -> None:
+    """Refuse what couples records, needs a gradient that isn't there, or shows what is private.
+
+    Raises:
+        InvalidArgument: names the setting.
+    """
+    evaluates = trainer.enable_validation
+    strategy, precision = type(trainer.strategy).__name__, trainer.precision
+    refused = {
+        "automatic_optimization": not module.automatic_optimization,
+        "devices": trainer.world_size > 1,
+        "strategy": strategy != "SingleDeviceStrategy",
+        "precision": precision not in _PRECISIONS,
+        "gradient_clip_val": trainer.gradient_clip_val is not None,
+        "overfit_batches": internal(trainer, "overfit_batches") != 0,
+        "detect_anomaly": bool(internal(trainer, "_detect_anomaly")),
+        "reload_dataloaders_every_n_epochs": internal(trainer, "reload_dataloaders_every_n_epochs") != 0,
+        "val_dataloaders": evaluates and not privacy.eval_data_are_public,
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise InvalidArgument(f"{name} must be left at its default for a private run, got {_WHY[name]}")
+    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+        why = _CALLBACKS.get(type(callback).__name__)
+        if why is not None:
+            raise InvalidArgument(
+                f"callbacks must be without {type(callback).__name__}, got one: it {why}. Leave it out."
+            )
+
+
+def not_public(what: str) -> InvalidArgument:
+    """What is raised when private records would be evaluated."""
+    return InvalidArgument(
+        f"eval_data_are_public must be True for {what}, got False: no noise covers what is measured on private "
+        "records. Declare it, or buy an evaluation from the budget (docs/report.md)."
+    )
+
+
+_WHY = {
+    "automatic_optimization": "False: steps that the module takes by itself can't be followed. Use automatic "
+    "optimization with one optimizer, or PrivacyEngine in a loop of your own.",
+    "devices": "several, whose wrapping Lightning does itself. Use sordino.fit there.",
+    "strategy": "one that wraps the module. Use one device; for several processes sordino.fit.",
+    "precision": 'one with a loss scaler, which looks at raw gradients, or an unknown one. Use "bf16-mixed".',
+    "gradient_clip_val": "a value: each record's gradient is clipped here. Set max_grad_norm in PrivacyArguments.",
+    "overfit_batches": "a value: it fixes the batches. Use limit_train_batches for a short run.",
+    "detect_anomaly": "True: an error would tell that a record's gradient is not a number. Leave it out.",
+    "reload_dataloaders_every_n_epochs": "a number: the data set must stay the same. Leave it out.",
+    "val_dataloaders": "data that were not declared public. Pass eval_data_are_public=True if they are, or "
+    "limit_val_batches=0.",
+}

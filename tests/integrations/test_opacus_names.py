@@ -1,0 +1,82 @@
+"""The page on migrating names every public name of Opacus, and what it names on our side exists."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "migrating-from-opacus.md").read_text(encoding="utf-8")
+
+
+def public_names(module):
+    """`__all__`, or what the module itself defines."""
+    declared = getattr(module, "__all__", None)
+    if declared is not None:
+        return set(declared)
+    return {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__ == module.__name__
+    }
+
+
+def names_of_opacus():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        package = pytest.importorskip("opacus", reason="opacus is not installed")
+        found = public_names(package)
+        for entry in pkgutil.walk_packages(package.__path__, "opacus."):
+            if "test" in entry.name:
+                continue
+            try:
+                module = importlib.import_module(entry.name)
+            except ImportError:
+                continue  # it needs a library that opacus does not install
+            found |= public_names(module)
+    return found
+
+
+def test_every_public_name_of_opacus_is_on_the_page():
+    found = names_of_opacus()
+    assert len(found) > 100
+    assert sorted(name for name in found if f"`{name}`" not in PAGE) == []
+
+
+OURS = {
+    "sordino": ["PrivacyEngine", "PoissonSampling", "__version__"],
+    "sordino.clipping": ["QuantileClipping", "GroupedClipping"],
+    "sordino.schedules": ["Exponential", "Stepped", "Listed"],
+    "sordino.gradients": ["layer_rule", "check_layer_rule"],
+    "sordino.errors": ["UnsupportedModule", "UncapturedParameter", "CoupledRecords", "PrivacyError"],
+    "sordino.accounting": [
+        "ACCOUNTANTS",
+        "Accountant",
+        "calibrate_noise_multiplier",
+        "central_limit_epsilon",
+        "epsilon",
+        "renyi_divergence",
+    ],
+    "sordino.audit": ["check_library"],
+}
+
+
+@pytest.mark.parametrize("room", OURS)
+def test_what_the_page_names_here_exists(room):
+    module = importlib.import_module(room)
+    for name in OURS[room]:
+        assert hasattr(module, name), name
+        assert re.search(rf"\b{name}\b", PAGE), name
+
+
+@pytest.mark.parametrize("name", ["flat", "per_layer", "automatic", "psac", "global", "adaclip"])
+def test_ways_of_clipping_on_the_page_exist(name):
+    from sordino.clipping import clipping_called
+
+    assert f'`"{name}"`' in PAGE
+    assert clipping_called(name) is not None

@@ -1,0 +1,278 @@
+"""Norms in one backward pass and sums in the next: the sums of a single pass, nothing kept, nothing by halves."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from sordino import Performance, Plan, fit
+from sordino.clipping import AdaClip, AutomaticClipping, FlatClipping, GroupedClipping, QuantileClipping
+from sordino.errors import InvalidArgument, PrivacyError, UncapturedParameter
+from sordino.gradients import GradientCapture
+from sordino.gradients.passes import TwoPasses
+from sordino.gradients.rules.rule import Use
+from sordino.randomness import Randomness
+from sordino.sampling import Chunk
+from sordino.training import PrivateStep
+from training.memory_models import MODELS, RECORDS, Repeated, batch_for
+
+
+def plan_of(clipping, **options):
+    return Plan(
+        noise_multiplier=0.0,
+        max_grad_norm=0.3,
+        sample_rate=0.1,
+        steps=1,
+        expected_batch_size=1.0,
+        delta=1e-5,
+        clipping=clipping,
+        **options,
+    )
+
+
+def gradients(model, x, *, memory, clipping=None, chunks=1):
+    capture = GradientCapture(model, lean=memory != "fast")
+    plan = plan_of(FlatClipping() if clipping is None else clipping)
+    step = PrivateStep(capture, plan, Randomness(), memory=memory)
+    for number, part in enumerate(x.chunk(chunks)):
+        chunk = Chunk(step=0, chunk=number, is_last=number == chunks - 1, indices=np.arange(len(part)))
+        torch.manual_seed(number)
+        with step.recording(chunk):
+            step.backward(model(part).square().sum(1))
+        step.add(chunk)
+    step.finish()
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    capture.detach()
+    return found
+
+
+def assert_close(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+OTHERS = [AutomaticClipping(), GroupedClipping(), QuantileClipping(count_noise=2.0), GroupedClipping(by="parameter")]
+
+
+@pytest.mark.parametrize(
+    ("name", "clipping"),
+    [(name, FlatClipping()) for name in [*MODELS, "repeated by reentry"]]
+    + [(name, clipping) for name in ("tied", "convolution", "opaque") for clipping in OTHERS],
+)
+def test_sums_are_those_of_one_pass(name, clipping):
+    torch.manual_seed(0)
+    model = (MODELS.get(name) or (lambda: Repeated(reentrant=True)))()
+    x = batch_for(name)
+    for chunks in (1, 2):
+        expected = gradients(model, x, memory="fast", clipping=clipping, chunks=chunks)
+        assert any(part.any() for part in expected)
+        assert_close(gradients(model, x, memory="two-pass", clipping=clipping, chunks=chunks), expected)
+
+
+def bounds_of(model, x, *, two_passes):
+    capture = GradientCapture(model, lean=True)
+    parameters, seen = list(model.parameters()), []
+    try:
+        if not two_passes:
+            with capture.recording(len(x)):
+                model(x).square().sum().backward()
+            return capture.squared_bounds([parameters])
+        passes = TwoPasses([parameters], lambda squares: seen.append(squares) or torch.ones_like(squares))
+        with capture.recording(len(x), taking=passes):
+            loss = model(x).square().sum()
+            capture.backward(lambda again: loss.backward(retain_graph=again))
+        return seen[0]
+    finally:
+        capture.detach()
+
+
+@pytest.mark.parametrize("name", ["perceptron", "convolution", "tied", "checkpointed", "positions", "opaque"])
+def test_bounds_are_those_of_one_pass(name):
+    torch.manual_seed(0)
+    model, x = MODELS[name](), batch_for(name)
+    torch.testing.assert_close(
+        bounds_of(model, x, two_passes=True), bounds_of(model, x, two_passes=False), rtol=1e-9, atol=0
+    )
+
+
+def test_what_was_kept_of_a_layer_is_gone_before_the_one_below_is_reached(monkeypatch):
+    first, last = nn.Linear(6, 8), nn.Linear(8, 3)
+    model = nn.Sequential(first, nn.ReLU(), last)
+    uses, seen = [], []
+    made = Use.__init__
+    monkeypatch.setattr(Use, "__init__", lambda self, **given: (made(self, **given), uses.append(self))[0])
+    capture = GradientCapture(model)
+    passes = TwoPasses([list(model.parameters())], torch.ones_like)
+    with capture.recording(RECORDS, taking=passes):
+        hidden = model[1](first(batch_for("")))
+        hidden.register_hook(lambda _: seen.append((any(use.saved or use.memo for use in uses), set(passes.sums))))
+        loss = last(hidden).square().sum()
+        capture.backward(lambda again: loss.backward(retain_graph=again))
+    assert seen == [(False, set()), (False, set(last.parameters()))]
+    assert len(uses) >= 2
+    assert capture.uses() == []
+
+
+@pytest.mark.parametrize("name", ["perceptron", "checkpointed", "checkpointed by reentry", "convolution", "positions"])
+def test_a_record_that_is_not_finite_adds_nothing(name):
+    torch.manual_seed(0)
+    model, x = MODELS[name](), batch_for(name)
+    expected = gradients(model, x[[0, 1, 3, 4]], memory="fast")
+    for value in (torch.inf, torch.nan):
+        x[2] = value
+        assert_close(gradients(model, x, memory="two-pass"), expected)
+
+
+@pytest.mark.parametrize("name", ["tied", "repeated", "positions", "opaque"])
+def test_every_record_keeps_the_bound_alone(name):
+    torch.manual_seed(0)
+    model, x = MODELS[name](), batch_for(name)
+    for record in x.split(1):
+        found = gradients(model, record, memory="two-pass")
+        assert torch.cat([part.flatten() for part in found]).double().norm() <= 0.3 * (1 + 1e-6)
+
+
+def test_a_record_whose_terms_cancel_keeps_the_bound():
+    torch.manual_seed(0)
+    model = nn.Linear(48, 48)
+    inputs, signs = torch.randn(1, 1, 48).expand(1, 64, 48), torch.tensor([1e4, -1e4]).repeat(32)
+    capture = GradientCapture(model, lean=True)
+    for records in (1, 3):
+        passes = TwoPasses([list(model.parameters())], lambda squares: 0.3 / squares.sqrt().clamp(min=0.3))
+        with capture.recording(records, taking=passes):
+            loss = (model(inputs.expand(records, -1, -1)).tanh() * signs[None, :, None]).sum()
+            loss = loss + model(torch.randn(records, 64, 48)).sum()
+            capture.backward(lambda again, loss=loss: loss.backward(retain_graph=again))
+        into = {}
+        capture.add_taken_sums(into)
+        assert torch.cat([part.flatten() for part in into.values()]).double().norm() <= records * 0.3 * (1 + 1e-6)
+
+
+class Unlike(nn.Module):
+    """Masks that are drawn anew when the block is run again."""
+
+    def __init__(self, *, reentrant):
+        super().__init__()
+        self.first, self.last, self.reentrant = nn.Linear(6, 8), nn.Linear(8, 3), reentrant
+
+    def forward(self, x):
+        x = x.clone().requires_grad_(self.reentrant)
+        block = checkpoint(
+            lambda x: self.first(F.dropout(x)), x, use_reentrant=self.reentrant, preserve_rng_state=False
+        )
+        return self.last(block)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_passes_that_differ_are_refused(reentrant):
+    with pytest.raises(PrivacyError, match="must repeat the first exactly"):
+        gradients(Unlike(reentrant=reentrant), batch_for(""), memory="two-pass")
+
+
+def recorded(model, run):
+    capture = GradientCapture(model)
+    try:
+        with capture.recording(RECORDS, taking=TwoPasses([list(model.parameters())], torch.ones_like)):
+            run(model, capture)
+        capture.add_taken_sums({})
+    finally:
+        capture.detach()
+
+
+def twice(model, capture):
+    for _ in range(2):
+        loss = model(batch_for("")).square().sum()
+        capture.backward(lambda again, loss=loss: loss.backward(retain_graph=again))
+
+
+def past_the_capture(model, _):
+    model(batch_for("")).square().sum().backward()
+
+
+def not_at_all(model, _):
+    model(batch_for(""))
+
+
+def beside(model, capture):
+    loss = model(batch_for("")).square().sum() + model.weight.square().sum()
+    capture.backward(lambda again: loss.backward(retain_graph=again))
+
+
+@pytest.mark.parametrize(
+    ("run", "error", "words"),
+    [
+        (twice, PrivacyError, "once in a batch that is clipped in two passes"),
+        (past_the_capture, PrivacyError, "one of the two passes"),
+        (not_at_all, PrivacyError, "must be run backward"),
+        (beside, UncapturedParameter, "through a captured layer"),
+    ],
+)
+def test_anything_but_two_passes_is_refused(run, error, words):
+    with pytest.raises(error, match=words):
+        recorded(nn.Linear(6, 3), run)
+
+
+def test_gradients_of_inputs_alone_are_no_pass():
+    model, x = nn.Linear(6, 3), batch_for("")
+    capture = GradientCapture(model)
+    with capture.recording(RECORDS, taking=TwoPasses([list(model.parameters())], torch.ones_like)):
+        loss = model(x.requires_grad_()).square().sum()
+        capture.backward(lambda again: loss.backward(inputs=[x], retain_graph=True) or again)
+        capture.backward(lambda again: loss.backward(retain_graph=again))
+    into = {}
+    capture.add_taken_sums(into)
+    assert into[model.weight].any()
+
+
+def test_a_parameter_that_turns_up_again_costs_one_more_pass_once():
+    torch.manual_seed(0)
+    model, x = Repeated(reentrant=True), batch_for("")
+    capture, shared, runs = GradientCapture(model), set(), []
+    for _ in range(2):
+        with capture.recording(RECORDS, taking=TwoPasses([list(model.parameters())], torch.ones_like, shared=shared)):
+            loss = model(x).square().sum()
+            capture.backward(lambda again, loss=loss: runs.append(again) or loss.backward(retain_graph=again))
+        capture.add_taken_sums({})
+    assert runs == [True, True, False, True, False]
+    assert shared == set(model.inner.parameters())
+
+
+def loss_of(model, x, y):
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def test_fit_reaches_the_weights_of_one_pass():
+    data = (batch_for("").repeat(8, 1), torch.arange(8 * RECORDS) % 3)
+    plan = Plan(noise_multiplier=0.5, max_grad_norm=0.3, sample_rate=0.5, steps=4, expected_batch_size=20.0, delta=1e-5)
+    reached = []
+    for memory in ("fast", "two-pass"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))
+        randomness = Randomness(seed=3, reproducible=True)
+        performance = Performance(memory=memory, microbatch_size=8)
+        result = fit(model, loss_of, data, plan, performance=performance, randomness=randomness, progress=False)
+        reached.append([p.detach() for p in model.parameters()])
+        assert result.guarantee.epsilon == pytest.approx(plan.guarantee().epsilon)
+    assert_close(*reached)
+
+
+@pytest.mark.parametrize(
+    ("clipping", "options", "words"),
+    [(AdaClip(), {}, "got .*every record's gradient"), (FlatClipping(), {"secure_noise": True}, "got secure noise")],
+)
+def test_what_needs_every_gradient_is_refused_by_name(clipping, options, words):
+    data = (batch_for(""), torch.zeros(RECORDS).long())
+    plan = Plan(
+        noise_multiplier=1.0,
+        max_grad_norm=0.3,
+        sample_rate=0.1,
+        steps=1,
+        expected_batch_size=1.0,
+        delta=1e-5,
+        clipping=clipping,
+        **options,
+    )
+    with pytest.raises(InvalidArgument, match=words):
+        fit(nn.Linear(6, 3), loss_of, data, plan, performance=Performance(memory="two-pass"), progress=False)
