@@ -161,14 +161,17 @@ def fit(
         training = _Run(*parts, adaptive, ranks)
         name = "" if record is None else record.folder.path.name
         with (
-            ranks.led(
-                lambda purse: set_aside(purse, plan, first=training.first, repeats=training.repeats, run=name), ledger
-            )
-            if adaptive is None
-            else adaptive.paid(ledger, run=name, receipt=None if record is None else record.receipt)
-        ) as paid:
-            with performance.keeping():
-                training.train(paid, transcript, on_step, progress=progress)
+            (
+                ranks.led(
+                    lambda purse: set_aside(purse, plan, first=training.first, repeats=training.repeats, run=name),
+                    ledger,
+                )
+                if adaptive is None
+                else adaptive.paid(ledger, run=name, receipt=None if record is None else record.receipt)
+            ) as paid,
+            performance.keeping(),
+        ):
+            training.train(paid, transcript, on_step, progress=progress)
         result = training.result()
         if record is not None:
             record.finish(model, result.guarantee, complete=result.steps == plan.steps or result.budget_spent)
