@@ -4,10 +4,13 @@ Every way to take a step runs in a process of its own: it builds the model, take
 much the resident set grows above the idle model during the next ones. Large tensors are mapped and given back one by
 one (a fixed threshold of the allocator), so that the peak is the step's own. Linux only.
 
+The processor time of the plain step and of this library's is measured in one more process, round by round.
+
     ./run bench memory --quick
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -19,23 +22,32 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from steps.cases import cases
-from steps.clock import machine
+from steps.cases import Case, cases
+from steps.clock import machine, seconds
+from steps.text import bert_mini, checkpointed
 from steps.ways import Step, peers, plain_step, private_step
 
 RESULTS = Path(__file__).parent / "results"
 GOAL = 1.35
 _STEPS = 3
+_OWN = ["plain", "private", "private lean", "private block", "private two-pass"]
 
 
 def ways(*, compare: bool) -> list[str]:
     """Names of the ways that are measured, the plain step first."""
-    return ["plain", "private", "private lean", "private block", *(peers() if compare else ())]
+    return [*_OWN, *(peers() if compare else ())]
+
+
+def models() -> list[Case]:
+    """Those of the speed benchmark, and one with full gradient checkpointing."""
+    (bert,) = (case for case in cases() if case.name.startswith("BERT-mini T"))
+    again = dataclasses.replace(bert, name=f"{bert.name}, checkpointed", build=lambda: checkpointed(bert_mini()))
+    return [*cases(), again]
 
 
 def step_of(name: str, way: str) -> Step:
     """The step of one way on the case called `name`."""
-    case = next(case for case in cases() if case.name == name)
+    case = next(case for case in models() if case.name == name)
     if way == "plain":
         return plain_step(case)
     if way.startswith("private"):
@@ -60,10 +72,30 @@ def growth(step: Step) -> float:
     return status("VmHWM:") - before
 
 
+def times(name: str, *, rounds: int) -> list[float]:
+    """Processor time of a step in each of `_OWN`, in plain steps: medians of the ratios of each round."""
+    steps = [step_of(name, way) for way in _OWN]
+    for step in steps:
+        step()
+    taken = [[seconds(step, 1, "cpu") for step in steps] for _ in range(rounds)]
+    return [statistics.median(row[place] / row[0] for row in taken) for place in range(len(steps))]
+
+
+def _process(*words: str) -> list[str]:
+    return [sys.executable, __file__, *words, "--threads", str(torch.get_num_threads())]
+
+
+def times_apart(name: str, *, rounds: int) -> dict[str, float]:
+    """`times` in a fresh process, by way."""
+    command = _process("--times", name, str(rounds))
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return dict(zip(_OWN, map(float, ended.stdout.split()[-len(_OWN) :]), strict=True))
+
+
 def measured(name: str, way: str) -> float | str:
     """`growth` in a fresh process; the last word of its complaint, where the step can't be taken."""
     settings = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
-    command = [sys.executable, __file__, "--one", name, way, "--threads", str(torch.get_num_threads())]
+    command = _process("--one", name, way)
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **settings}, check=False)
     if ended.returncode:
         return (ended.stderr.strip().splitlines() or ["?"])[-1].partition(":")[0].rpartition(".")[2]
@@ -80,7 +112,7 @@ def measure(name: str, *, repeats: int, compare: bool) -> dict[str, object]:
     plain = peaks["plain"]
     assert isinstance(plain, float)
     ratios = {way: value / plain if isinstance(value, float) else value for way, value in peaks.items()}
-    return {"name": name, "peaks_mb": peaks, "ratios": ratios}
+    return {"name": name, "peaks_mb": peaks, "ratios": ratios, "times": times_apart(name, rounds=3 * repeats + 2)}
 
 
 def show(rows: list[dict[str, object]], facts: dict[str, object]) -> None:
@@ -95,6 +127,8 @@ def show(rows: list[dict[str, object]], facts: dict[str, object]) -> None:
         ratios = row["ratios"]
         cells = [f"{v:.2f}" if isinstance(v := ratios.get(name, "–"), float) else v for name in names[1:]]
         table.add_row(row["name"], f"{row['peaks_mb']['plain']:.0f}", *cells)
+        taken = [f"{row['times'][name]:.2f}" if name in row["times"] else "" for name in names[1:]]
+        table.add_row("  processor time", "", *taken)
     Console(width=60 + 14 * len(names)).print(table)
 
 
@@ -107,6 +141,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, object]]:
     parser.add_argument("--alone", action="store_true", help="leave out the other ways to take a private step")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON")
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "WAY"), help=argparse.SUPPRESS)
+    parser.add_argument("--times", nargs=2, metavar=("MODEL", "ROUNDS"), help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.threads is not None:
         torch.set_num_threads(chosen.threads)
@@ -114,8 +149,12 @@ def main(arguments: list[str] | None = None) -> list[dict[str, object]]:
         warnings.simplefilter("ignore")
         print(growth(step_of(*chosen.one)))
         return []
+    if chosen.times:
+        warnings.simplefilter("ignore")
+        print(*times(chosen.times[0], rounds=int(chosen.times[1])))
+        return []
     facts = machine()
-    wanted = [case.name for case in cases() if chosen.only in case.name]
+    wanted = [case.name for case in models() if chosen.only in case.name]
     rows = [measure(name, repeats=1 if chosen.quick else 3, compare=not chosen.alone) for name in wanted]
     show(rows, facts)
     chosen.results.mkdir(parents=True, exist_ok=True)

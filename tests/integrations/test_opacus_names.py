@@ -80,3 +80,47 @@ def test_ways_of_clipping_on_the_page_exist(name):
 
     assert f'`"{name}"`' in PAGE
     assert clipping_called(name) is not None
+
+
+@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell", "MultiheadAttention"])
+def test_torchs_own_layers_are_exact_in_place_of_replacements(kind):
+    """Beside plain autograd, one record at a time."""
+    import torch
+    from torch import nn
+
+    from sordino.audit import Engine, Loss
+
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            layer = getattr(nn, kind)
+            if kind == "MultiheadAttention":
+                self.layer = layer(4, 2, batch_first=True)
+            else:
+                self.layer = layer(4, 5) if kind.endswith("Cell") else layer(4, 5, batch_first=True)
+
+        def forward(self, x):
+            if kind == "MultiheadAttention":
+                return self.layer(x, x, x)[0].sum((1, 2))
+            if not kind.endswith("Cell"):
+                return self.layer(x)[0].sum((1, 2))
+            state = None
+            for step in range(x.shape[1]):
+                state = self.layer(x[:, step], state)
+            return (state[0] if kind == "LSTMCell" else state).sum(1)
+
+    x = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(1))
+    loss = Loss.of(lambda model, batch: model(batch[0]).square())
+    model = Around()
+    expected = [torch.zeros_like(p) for p in model.parameters()]
+    for record in x:
+        model.zero_grad()
+        model(record[None]).square().sum().backward()
+        gradients = [p.grad.clone() for p in model.parameters()]
+        norm = torch.sqrt(sum(g.double().square().sum() for g in gradients)).item()
+        for total, gradient in zip(expected, gradients, strict=True):
+            total += gradient * min(1.0, 0.7 / norm)
+    found = Engine().clipped_sum(Around(), (x,), loss, max_grad_norm=0.7)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, atol=2e-6)

@@ -20,7 +20,7 @@ from sordino.errors import SordinoError
 from sordino.ledger import Ledger
 from sordino.mechanisms.correlated import EveryEpoch, optimal_banded
 from sordino.randomness import Randomness
-from sordino.training import CorrelatedNoise, Performance, Plan
+from sordino.training import AdaptiveBudget, CorrelatedNoise, Performance, Plan
 from sordino.training.trainer import fit
 
 CLIPPINGS = {
@@ -45,6 +45,17 @@ def net():
 
 def loss(model, x, y):
     return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+
+def budget_of(settings):
+    """Noise that falls as gradients shrink; every process but the first would choose another."""
+    rank = int(os.environ.get("RANK", "0"))
+
+    def choose(step, released):
+        norm = 1.0 if released.last_gradient_norm is None else released.last_gradient_norm
+        return 2.0 + min(norm, 1.0) + rank
+
+    return AdaptiveBudget(epsilon=settings["budget"], delta=1e-5, choose=choose, norm_share=settings.get("norm_share"))
 
 
 def halting(halt, batches, folder):
@@ -106,6 +117,7 @@ def own_loop(model, settings, given):
         noise_multiplier=settings.get("noise", 0.0),
         max_grad_norm=0.3,
         microbatch_size=settings.get("microbatch_size"),
+        budget=budget_of(settings) if settings.get("budget") else None,
     )
     seen = []
     for _ in range(2):
@@ -143,6 +155,8 @@ def main():
         given |= {settings["run"]: folder / "run", "checkpoint_every": settings.get("every")}
     if settings.get("epsilon"):
         given["ledger"] = Ledger(folder / "ledger.db").account("records")
+    if settings.get("budget"):
+        given["budget"] = budget_of(settings)
     outcome, halt = {"rank": rank}, settings.get("halt")
     wrapped = DistributedDataParallel(model) if settings.get("ddp") else model
     if settings.get("wide"):

@@ -133,6 +133,41 @@ def test_an_own_loop_draws_one_logical_batch_and_charges_it_once(tmp_path):
     assert [one["seen"] for one in found] == [8, 8]
 
 
+def test_of_a_budget_that_adapts_the_first_process_decides_for_all(tmp_path):
+    """Where each used a scale of its own, two models with one noise would give the sum away."""
+    settings = {"seed": 5, "budget": 4.0, "norm_share": 0.1, "plan": {"noise_multiplier": 2.0, "sample_rate": 0.5}}
+    settings["plan"]["steps"] = 40
+    (alone,) = run(tmp_path, 0, **settings)
+    assert 3 < alone["steps"] < 40
+    for one in run(tmp_path, 2, **settings):
+        assert one["steps"] == alone["steps"]
+        assert one["epsilon"] == alone["epsilon"] == 4.0
+        assert np.abs(flat(one) - flat(alone)).max() < 1e-5
+
+
+@pytest.mark.slow
+def test_a_budget_goes_on_where_it_was_and_ends_own_loops_together(tmp_path):
+    plan = {"noise_multiplier": 2.0, "sample_rate": 1.0, "steps": 40}
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.create()
+    account = ledger.declare("records", epsilon=16.0, delta=3e-5)
+    run(tmp_path, 2, run="run", every=2, stop=3, plan=plan, budget=8.0, epsilon=8.0)
+    once = account.spent().epsilon
+    found = run(tmp_path, 3, run="resume", plan=plan, budget=8.0, epsilon=8.0)
+    assert len({one["steps"] for one in found}) == 1
+    assert 3 < found[0]["steps"] < 40
+    assert len(list(RunFolder.open(tmp_path / "run"))) == found[0]["steps"] + 1
+    assert flat(found[0]).tolist() == flat(found[2]).tolist()
+    # The budget was charged as a whole by the first segment.
+    assert account.spent().epsilon == once
+    assert verify(tmp_path / "run").passed
+    settings = {"engine": 6, "noise": 2.0, "seed": 3, "budget": 0.8}
+    (alone,) = run(tmp_path, 0, **settings)
+    for one in run(tmp_path, 2, **settings):
+        assert one["seen"] == alone["seen"] < 8
+        assert np.abs(flat(one) - flat(alone)).max() < 1e-5
+
+
 def test_processes_with_different_data_are_refused_everywhere(tmp_path):
     """The usual mistake: each process is given its own shard."""
     found = run(tmp_path, 2, uneven=3, plan={"noise_multiplier": 1.0})

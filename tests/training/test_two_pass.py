@@ -6,8 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
-from sordino import Performance, Plan, fit
+from sordino import Performance, Plan, PrivacyEngine, fit
 from sordino.clipping import AdaClip, AutomaticClipping, FlatClipping, GroupedClipping, QuantileClipping
 from sordino.errors import InvalidArgument, PrivacyError, UncapturedParameter
 from sordino.gradients import GradientCapture
@@ -256,6 +257,64 @@ def test_fit_reaches_the_weights_of_one_pass():
         reached.append([p.detach() for p in model.parameters()])
         assert result.guarantee.epsilon == pytest.approx(plan.guarantee().epsilon)
     assert_close(*reached)
+
+
+# ── a loop of one's own ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def in_a_loop(memory, step, *, microbatch_size=None, criterion=None):
+    torch.manual_seed(0)
+    model = MODELS["dropping"]()
+    data = TensorDataset(batch_for("").repeat(2, 1), torch.arange(2 * RECORDS) % 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = PrivacyEngine(memory=memory, seed=3, reproducible=True)
+    _, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(data, batch_size=RECORDS),
+        noise_multiplier=0.5,
+        max_grad_norm=0.3,
+        microbatch_size=microbatch_size,
+        criterion=criterion,
+    )
+    for x, y in loader:
+        torch.manual_seed(len(x))
+        step(model, x, y)
+        optimizer.step()
+    engine.detach()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def usual(model, x, y):
+    F.cross_entropy(model(x), y).backward()
+
+
+def with_its_own_graph(model, x, y):
+    torch.autograd.backward(F.cross_entropy(model(x), y), None, True)
+
+
+@pytest.mark.parametrize(
+    ("step", "options"),
+    [(usual, {"microbatch_size": 3}), (with_its_own_graph, {}), (usual, {"criterion": F.cross_entropy})],
+)
+def test_a_loop_reaches_the_weights_of_one_pass(step, options):
+    assert_close(in_a_loop("two-pass", step, **options), in_a_loop("fast", step, **options))
+
+
+def two_losses(model, x, y):
+    out = model(x)
+    F.cross_entropy(out, y).backward(retain_graph=True)
+    out.square().mean().backward()
+
+
+def test_two_backward_passes_of_a_loop_are_refused_by_name():
+    with pytest.raises(PrivacyError, match="once in a batch that is clipped in two passes"):
+        in_a_loop("two-pass", two_losses)
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(InvalidArgument, match="memory must be one of"):
+        PrivacyEngine(memory="three-pass")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ without reading everything around them; arrays in flat files can. `mapped_table`
 and `MappedArrays` reads them as a map-style data set of which only the records of a batch come into memory.
 """
 
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from sordino.errors import InvalidArgument
 __all__ = ["MappedArrays", "mapped_table"]
 
 _FEATURES, _LABELS = "features.npy", "labels.npy"
+# Bytes of the files' pages that may stay in this process before they are let go, about.
+_RESIDENT = 1 << 25
 # Room for the header of an .npy file, which holds the number of rows and so is written last.
 _HEADER = 128
 
@@ -52,13 +55,18 @@ class MappedArrays:
             raise InvalidArgument(
                 f"files must be arrays of one length, got {len(lengths)} lengths. Give them in pairs."
             )
+        # A row costs the pages that it lies on.
+        self._row = sum(array[:1].nbytes + mmap.PAGESIZE for array in self._arrays)
+        self._read = 0
 
     def __len__(self) -> int:
         return len(self._arrays[0])
 
     def __getitem__(self, index: int) -> tuple[np.ndarray | np.generic, ...]:
         """The `index`-th row of every array, copied into memory."""
-        return tuple(np.array(array[index])[()] for array in self._arrays)
+        row = tuple(np.array(array[index])[()] for array in self._arrays)
+        self._let_go(1)
+        return row
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[np.ndarray | np.generic, ...]]:
         """The rows at `indices`, read in the order of the file and given in the order asked for."""
@@ -67,7 +75,16 @@ class MappedArrays:
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         columns = [np.array(array[wanted[order]])[back] for array in self._arrays]
+        self._let_go(len(wanted))
         return list(zip(*columns, strict=True))
+
+    def _let_go(self, rows: int) -> None:
+        """Give pages back now and then; the system keeps them while it has room, but not for this process."""
+        self._read += rows
+        if self._read * self._row > _RESIDENT:
+            self._read = 0
+            for array in self._arrays:
+                _advise(array, "MADV_DONTNEED")
 
     def __reduce__(self) -> tuple[object, ...]:
         # A worker process maps the files anew instead of getting a copy of them.
@@ -125,6 +142,13 @@ def _finish(file: BinaryIO, shape: tuple[int, ...], kind: str) -> None:
     os.fsync(file.fileno())
 
 
+def _advise(array: np.ndarray, advice: str) -> None:
+    """Tell the system how a mapped array's pages are read, where it listens."""
+    pages, code = getattr(array, "_mmap", None), getattr(mmap, advice, None)
+    if isinstance(pages, mmap.mmap) and code is not None:
+        pages.madvise(code)
+
+
 def _open(file: Path) -> np.ndarray:
     try:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -134,6 +158,8 @@ def _open(file: Path) -> np.ndarray:
         reason = "it is no array, or one of Python objects"
     else:
         if isinstance(array, np.ndarray) and array.ndim >= 1:
+            # Otherwise the neighbourhood of every row is read, 128 KiB as a rule: megabytes for a batch of kilobytes.
+            _advise(array, "MADV_RANDOM")
             return array
         reason = "it holds no rows"
     raise InvalidArgument(f"{str(file)!r} must be an .npy array with the records first, but {reason}. Use numpy.save.")

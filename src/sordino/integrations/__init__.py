@@ -1,1 +1,1 @@
-"""Private training inside other libraries' loops (floor 4): import `huggingface` or `lightning` from here."""
+"""Private training inside other libraries' loops (floor 4): `huggingface`, `lightning` and `accelerate`."""

@@ -62,6 +62,9 @@ class StepChoice:
     sample_rate: float | None = None
 
 
+_Decision = tuple[StepChoice | float, bool]
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveBudget:
     """A budget that is spent step by step, as chosen on the way; for ``fit(…, budget=…)`` and ``make_private``.
@@ -152,6 +155,8 @@ class AdaptiveRun:
         self.norm = None if budget.norm_share is None else BoughtNorm(share=budget.norm_share)
         self._exhausted = False
         self.is_spent = False
+        # Of several processes one decides for all: two scales on one noise would give the sum away.
+        self.agreed: Callable[[Callable[[], _Decision]], _Decision] = lambda decided: decided()
 
     def _made(self) -> tuple[GaussianFilter | ConcentratedFilter | RenyiFilter, str]:
         epsilon, delta, relation = self._budget.epsilon, self._plan.delta, self._plan.neighboring_relation
@@ -246,11 +251,21 @@ class AdaptiveRun:
         """Ask for the values of step `step`, and charge them to the filter; False, and nothing charged, if they don't
         fit.
         """
-        now = self._choice(step)
-        if self._exhausted or not self._filter.admit(self._event(now)):
+        asked: list[StepPlan] = []
+
+        def decided() -> _Decision:
+            given = self._budget.choose(step, self._released())
+            asked.append(self._values(step, given))
+            return given, not self._exhausted and self._filter.admit(self._event(asked[0]))
+
+        given, fits = self.agreed(decided)
+        if not fits:
             self.is_spent = True
             return False
-        self._chosen[step] = now
+        self._chosen[step] = asked[0] if asked else self._values(step, given)
+        if not asked:
+            # Another process decided: the same is charged here, so that what is left is the same.
+            self._filter.admit(self._event(self._chosen[step]))
         return True
 
     def take_over(self, event: Event, times: int = 1) -> None:
@@ -327,13 +342,12 @@ class AdaptiveRun:
     def _event(now: StepPlan) -> Event:
         return PoissonSampling(sample_rate=now.sample_rate).event(now.event)
 
-    def _released(self, remaining: float) -> Released:
-        return Released(remaining=remaining, last_gradient_norm=self._last_norm, last_clipped_norm=self._last_clipped)
-
-    def _choice(self, step: int) -> StepPlan:
+    def _released(self) -> Released:
         whole = self._filter.budget
         remaining = self._filter.remaining / whole if whole > 0 else 0.0
-        given = self._budget.choose(step, self._released(remaining))
+        return Released(remaining=remaining, last_gradient_norm=self._last_norm, last_clipped_norm=self._last_clipped)
+
+    def _values(self, step: int, given: StepChoice | float) -> StepPlan:
         chosen = given if isinstance(given, StepChoice) else StepChoice(noise_multiplier=given)
         checks.positive(noise_multiplier=chosen.noise_multiplier)
         now = replace(self._plan.at(step), noise_multiplier=chosen.noise_multiplier)

@@ -61,6 +61,10 @@ class Arrival:
         before = self._arrived[place]
         self._arrived[place] = gradient.detach().clone() if before is None else before + gradient
 
+    def restart(self) -> None:
+        """The backward pass runs once more, and brings the same."""
+        self._arrived = [None] * len(self._arrived)
+
     def check(self) -> None:
         """Compare, once the backward passes are over.
 

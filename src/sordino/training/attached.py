@@ -18,9 +18,10 @@ from sordino.randomness import Randomness
 from sordino.training.adaptive import KEPT, AdaptiveRun, Admitted
 from sordino.training.charges import Charges
 from sordino.training.criterion import Criterion
-from sordino.training.distributed import inner, ranks_here, shapes_of
+from sordino.training.distributed import Ranks, inner, ranks_here, shapes_of
 from sordino.training.loader import PrivateLoader, population_of
 from sordino.training.meter import Meter
+from sordino.training.performance import Memory
 from sordino.training.plan import Plan
 from sordino.training.proving import set_probe
 from sordino.training.session import Session
@@ -108,6 +109,7 @@ class Loop:
         public_batch: public or invented records as the loader gives them, or None.
         public_records: public or invented items as the data set gives them, or None.
         units: which records belong together, or None.
+        memory: how sums are taken, see `Performance`.
     """
 
     module: nn.Module
@@ -119,6 +121,7 @@ class Loop:
     public_batch: object
     public_records: Sequence[object] | None
     units: Units | None
+    memory: Memory = "fast"
 
     def attach(
         self,
@@ -132,13 +135,14 @@ class Loop:
         adaptive: AdaptiveRun | None,
     ) -> tuple[Attached, PrivateLoader]:
         """Hook the private step to module and optimizer, and make the loader; after a refusal all is as it was."""
-        ranks = ranks_here().over(inner(self.module), plan, adapts=adaptive is not None)
+        ranks = ranks_here().over(inner(self.module), plan, adaptive=adaptive)
         randomness = ranks.shared(randomness)
         ranks.require_same(
             plan=plan.to_json(),
             records=len(population_of(self.data_loader)),
             steps=steps,
             model=shapes_of(inner(self.module)),
+            budget=None if adaptive is None else adaptive.facts(),
         )
         ranks.align(inner(self.module))
         public_batch = self.public_batch
@@ -152,6 +156,7 @@ class Loop:
             mean_over_records=self.loss_reduction == "mean",
             adaptive=adaptive,
             by_unit=self.units is not None,
+            memory=self.memory,
             ranks=ranks,
         )
         try:
@@ -165,7 +170,7 @@ class Loop:
                 steps=steps,
                 microbatch_size=self.microbatch_size,
                 randomness=randomness,
-                charge=lambda begins: ranks.first_then_all(lambda: meter(begins)),
+                charge=lambda begins: _charged(ranks, meter, begins),
                 share=ranks.share,
                 hand_out=session.hand_out,
                 substitutes=substitutes(plan.at(0).expected_batch_size, self.microbatch_size),
@@ -179,6 +184,14 @@ class Loop:
             session.detach()
             raise
         return Attached(number=number, plan=plan, session=session, meter=meter, adaptive=adaptive), loader
+
+
+def _charged(ranks: Ranks, meter: Meter, begins_epoch: bool) -> int | None:
+    """Charge a batch in the first process, then in the others. Of a budget they decide together, once it is paid."""
+    if not meter.adapts:
+        return ranks.first_then_all(lambda: meter(begins_epoch))
+    ranks.first_then_all(meter.prepare)
+    return meter(begins_epoch)
 
 
 def claim_of(

@@ -192,18 +192,18 @@ class Ranks:
         self.agreed(lambda: made.append(act()))
         return made[0]
 
-    def over(self, module: nn.Module, plan: Plan, *, adapts: bool, compiles: bool = False) -> "Ranks":
+    def over(self, module: nn.Module, plan: Plan, *, adaptive: AdaptiveRun | None, compiles: bool = False) -> "Ranks":
         """The same processes with the shards of `module`, if it is sharded; what they can't do together is refused.
 
         Raises:
             InvalidArgument: names it.
         """
-        if self.count > 1 and adapts:
-            raise InvalidArgument("budget must be None in several processes, got one. Train in one, or with a plan.")
         if self.count > 1 and isinstance(plan.clipping, ProjectedClipping):
             raise InvalidArgument(
                 "clipping must look at exact norms in several processes, got ProjectedClipping. Use FlatClipping."
             )
+        if adaptive is not None:
+            adaptive.agreed = self.agreed
         # Who has a sharded model has loaded one of these; to everyone else they would cost a second.
         if sys.modules.keys().isdisjoint(("torch.distributed.fsdp", "torch.distributed.tensor")):
             return self
@@ -211,7 +211,7 @@ class Ranks:
 
         shards = shards_of(module, count=self.count, number=self.number, device=self.device)
         if shards is not None:
-            check_sharded(plan, compiles=compiles)
+            check_sharded(plan, compiles=compiles, adapts=adaptive is not None)
         return replace(self, shards=shards)
 
     def whole(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
@@ -373,7 +373,8 @@ def record_among(
     if made:
         return made[0]
     if resume is not None:
-        return _Followed(RunFolder.open(resume), plan, every=every if ranks.shards else None, is_new=False)
+        seen = every if ranks.shards is not None else None
+        return _Followed(RunFolder.open(resume), plan, every=seen, is_new=False, adaptive=adaptive)
     if run is None or ranks.shards is None:
         return None
     path = run.path if isinstance(run, RunFolder) else run

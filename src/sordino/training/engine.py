@@ -26,6 +26,7 @@ from sordino.training.engine_plan import calibrated, check_budget, check_togethe
 from sordino.training.loader import PrivateLoader
 from sordino.training.noise import CorrelatedNoise
 from sordino.training.options import accountant_called, check_options
+from sordino.training.performance import Memory, Performance
 from sordino.training.plan import Plan
 from sordino.training.provenance import mark_public
 from sordino.training.sizes import steps_per_epoch
@@ -51,6 +52,8 @@ class PrivacyEngine:
             release.
         seed: only with `reproducible=True`.
         ledger: the data set's account, charged in blocks ahead of the batches; a batch that does not fit is not drawn.
+        memory: how clipped sums are taken, as in `Performance`: "fast", "lean", "block" or "two-pass". With one of the
+            last two ``loss.backward()`` runs once in a batch.
         secure_mode: True makes sums and noise whole numbers, against attacks on the low bits of floats. Noise and
             sampling come from a cryptographic generator either way. It costs a gradient of the model per record.
 
@@ -79,9 +82,11 @@ class PrivacyEngine:
         seed: int | None = None,
         ledger: Account | Reservation | None = None,
         secure_mode: bool = False,
+        memory: Memory = "fast",
     ) -> None:
         self._accountant = accountant_called(accountant)
         self._secure = bool(checks.one_of((True, False), secure_mode=secure_mode))
+        self._memory: Memory = Performance(memory=memory).memory
         Randomness(seed=seed, reproducible=reproducible)
         self._seed, self._reproducible, self._ledger = seed, reproducible, ledger
         self._attached: list[Attached] = []
@@ -190,6 +195,7 @@ class PrivacyEngine:
             public_batch=public_batch,
             public_records=public_records,
             units=units,
+            memory=self._memory,
         )
         adaptive = None if budget is None else AdaptiveRun(budget, plan)
         return self._attach(plan, loop, steps=steps_per_epoch(data_loader, sample_rate), adaptive=adaptive)
@@ -256,6 +262,7 @@ class PrivacyEngine:
             public_batch=public_batch,
             public_records=public_records,
             units=units,
+            memory=self._memory,
         )
         return self._attach(plan, loop, steps=steps)
 

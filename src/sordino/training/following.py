@@ -98,12 +98,14 @@ class Following:
         prove: proves a loss of the loop; None with a declared criterion.
         try_forward: tries the module on made-up records before its first real forward; None with a criterion.
         criterion: the declared criterion.
+        passes: runs both backward passes of a loss that takes two; None for one.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.prove: Prove | None = None
         self.try_forward: TryForward | None = None
         self.criterion: Criterion | None = None
+        self.passes: Callable[[Callable[[bool], object]], object] | None = None
         self.tape: Tape | None = None
         self._module = module
         self._rows = self._batches = 0
@@ -128,7 +130,19 @@ class Following:
             self._target = last.clone() if isinstance(last, Tensor) else None
         self.tape = Tape(records=rows, on_backward=on_backward, carried=self._carried)
         self.tape.may_leave = self._carried.is_left()
+        self.tape.passes = None if self.passes is None else self._run_passes
         return self.tape.inputs(batch)
+
+    def _run_passes(self, run: Callable[[bool], object]) -> object:
+        """Both backward passes; the gradients at the outputs count once."""
+
+        def one(again: bool) -> object:
+            for arrival in self._arrivals:
+                arrival.restart()
+            return run(again)
+
+        assert self.passes is not None
+        return self.passes(one)
 
     def end(self) -> None:
         """The batch is over."""

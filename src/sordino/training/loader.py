@@ -281,7 +281,8 @@ def population_of(data_loader: DataLoader[object]) -> np.ndarray | range:
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         raise UnknownSampler(
             f"data_loader must read a data set with a length, got {type(dataset).__name__}: a stream can't be sampled "
-            "by chance record by record. Give the data set __len__ and __getitem__."
+            "by chance record by record. Give the data set __len__ and __getitem__, or write the records to disk once "
+            "(sordino.data.mapped_table or MappedArrays); docs/data.md names what else remains for a stream."
         )
     if type(data_loader.batch_sampler) is not BatchSampler:
         raise UnknownSampler(

@@ -68,17 +68,15 @@ class Meter:
         Raises:
             UnprivateStep: the noise has no more steps.
         """
-        self._ready()
+        self.prepare()
         number = self.reached
         if self.left == 0:
             raise UnprivateStep(
                 f"loader must be read for at most {self._plan.steps} batches, the steps of the noise's strategy, got "
                 "one more. Stop here, or build the strategy for more steps."
             )
-        if self._adaptive is not None:
-            self._pay_budget(self._adaptive)
-            if not self._adaptive.admit(number):
-                return None
+        if self._adaptive is not None and not self._adaptive.admit(number):
+            return None
         self._place = 0 if begins_epoch else self._place + 1
         if self._every_batch or begins_epoch:
             self._prepaid.pay(number, coming=self._coming() if self._every_batch else 1)
@@ -87,6 +85,17 @@ class Meter:
                 self._charges.add(event)
         self.reached = number + 1
         return number
+
+    @property
+    def adapts(self) -> bool:
+        """Whether batches are admitted by a budget."""
+        return self._adaptive is not None
+
+    def prepare(self) -> None:
+        """What comes before a batch is admitted: it may be given out, and its budget is paid."""
+        self._ready()
+        if self._adaptive is not None:
+            self._pay_budget(self._adaptive)
 
     @property
     def left(self) -> int | None:

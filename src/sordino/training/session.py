@@ -21,6 +21,7 @@ from sordino.training.arrival import Criterion
 from sordino.training.distributed import Ranks
 from sordino.training.following import Following, ForwardWatch, Prove, TryForward
 from sordino.training.guard import claim, release
+from sordino.training.performance import Memory
 from sordino.training.plan import Plan
 from sordino.training.provenance import is_public, mark, place_of, texts_in
 from sordino.training.root_hook import RootHook, refuse_copy
@@ -61,6 +62,7 @@ class Session:
         mean_over_records: whether the user's loss is a mean over the records of a chunk, otherwise a sum.
         adaptive: chooses each step's values under a budget.
         by_unit: whether chunks are `UnitChunk`s.
+        memory: how sums are taken, see `Performance`.
         ranks: processes that each hold a part of the batch, and maybe of the parameters.
 
     Raises:
@@ -77,13 +79,14 @@ class Session:
         mean_over_records: bool,
         adaptive: AdaptiveRun | None = None,
         by_unit: bool = False,
+        memory: Memory = "fast",
         ranks: Ranks | None = None,
     ) -> None:
         check_trainable(module, optimizer)
         self.module, self.optimizer, self.plan = module, optimizer, plan
         self._randomness, self._adaptive, self._by_unit = randomness, adaptive, by_unit
         self._ranks = Ranks() if ranks is None else ranks
-        self._mean = mean_over_records
+        self._mean, self._memory = mean_over_records, memory
         self._verify_module: Callable[[], None] | None = None
         self._following = Following(module)
         leave_untraced()
@@ -139,7 +142,8 @@ class Session:
         release(self._claimed)
         self._claimed = owned
         claim(owned, self.optimizer)
-        self.capture = GradientCapture(self.module, self._ranks.whole(self._held))
+        self.capture = GradientCapture(self.module, self._ranks.whole(self._held), lean=self._memory != "fast")
+        self._following.passes = self.capture.backward if self._memory == "two-pass" else None
         self.step = self._new_step(after_step)
         before = RootHook(self._before_forward, self.module)
         after = RootHook(lambda _args, _kwargs, output: self._after_forward(output), self.module, self._after_copy)
@@ -151,9 +155,8 @@ class Session:
 
     def _new_step(self, after_step: int) -> PrivateStep:
         chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
-        step = PrivateStep(
-            self.capture, self.plan, self._randomness, after_step=after_step, by_unit=self._by_unit, **chosen
-        )
+        chosen |= {"after_step": after_step, "by_unit": self._by_unit, "memory": self._memory}
+        step = PrivateStep(self.capture, self.plan, self._randomness, **chosen)
         step.add_up_, step.shards = self._ranks.add_up_, self._ranks.shards
         return step
 

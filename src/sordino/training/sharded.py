@@ -354,7 +354,7 @@ def _check_mesh(name: str, value: DTensor, count: int) -> None:
         )
 
 
-def check_sharded(plan: Plan, *, compiles: bool = False) -> None:
+def check_sharded(plan: Plan, *, compiles: bool = False, adapts: bool = False) -> None:
     """Refuse what needs whole sums or whole noise in every process.
 
     Raises:
@@ -370,6 +370,11 @@ def check_sharded(plan: Plan, *, compiles: bool = False) -> None:
         raise InvalidArgument(
             f"clipping must sum gradients as they are for a model that fully_shard took, got "
             f"{type(plan.clipping).__name__}. Use FlatClipping, GroupedClipping or QuantileClipping."
+        )
+    if adapts:
+        raise InvalidArgument(
+            "budget must be None for a model that fully_shard took, got one: what it reads of a step is whole. Leave "
+            "it out, or train the model without fully_shard."
         )
     if compiles:
         raise InvalidArgument("compile must be False for a model that fully_shard took, got True. Leave it out.")

@@ -112,7 +112,8 @@ def source_of(
         if isinstance(data, IterableDataset) or not isinstance(data, Sized):
             raise InvalidArgument(
                 "data must be a map-style data set of known length, got one that can only be iterated. "
-                "Private batches are drawn by position: load the records first."
+                "Private batches are drawn by position. Write the records to disk once (sordino.data.mapped_table or "
+                "MappedArrays); docs/data.md names what else remains for a stream."
             )
         return DatasetSource(cast("Dataset[object]", data), collate)
     if isinstance(data, tuple | list) and all(isinstance(part, Tensor) for part in data):

@@ -46,9 +46,12 @@ class Tape(Leaving):
             one with a row a record counts as an input.
         may_leave: whether tensors without notes that hold values of records are within the loop's reach.
         loss: the tensor whose backward pass is running or about to.
+        passes: runs the backward passes that a loss takes, given one that is called with whether its graph must be
+            kept; None for a single one.
     """
 
     loss: Tensor | None = None
+    passes: Callable[[Callable[[bool], object]], object] | None = None
     may_leave = False
 
     def __init__(
@@ -210,8 +213,8 @@ class Tape(Leaving):
 
     # --- backward ------------------------------------------------------------------------------------------------
 
-    def backward(self, losses: Sequence[TapedTensor], run: Callable[[], object]) -> object:
-        """Let the owner of the tape look at the losses, then run the backward pass."""
+    def backward(self, losses: Sequence[TapedTensor], run: Callable[[bool], object]) -> object:
+        """Let the owner of the tape look at the losses, then run the backward pass, or both where it takes two."""
         for loss in losses:
             if self._is_broken(loss):
                 raise not_followed()
@@ -219,7 +222,7 @@ class Tape(Leaving):
             self._on_backward(self, loss.slot)
         self.is_passing = True
         try:
-            return run()
+            return run(False) if self.passes is None else self.passes(run)
         finally:
             self.is_passing = False
 

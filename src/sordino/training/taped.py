@@ -40,8 +40,8 @@ class Notes(Protocol):
         """Note a call and return its result as taped tensors."""
         ...
 
-    def backward(self, losses: Sequence["TapedTensor"], run: Callable[[], object]) -> object:
-        """Run a backward pass after a look at the losses."""
+    def backward(self, losses: Sequence["TapedTensor"], run: Callable[[bool], object]) -> object:
+        """Run a backward pass after a look at the losses; `run` is called with whether its graph must be kept."""
         ...
 
 
@@ -102,14 +102,22 @@ def _backward(
     losses = list(tensors_in(given))
     weights = [*args[1:2], kwargs.get("gradient"), kwargs.get("grad_tensors")]
 
-    def run() -> object:
+    def run(again: bool) -> object:
+        given, named = _retaining(args, kwargs) if again else (args, kwargs)
         with not_noting():
-            return function(*args, **kwargs)
+            return function(*given, **named)
 
     own = [loss for loss in losses if isinstance(loss, TapedTensor) and loss.tape is tape]
     if len(own) != len(losses) or any(True for _ in tensors_in(weights)):
-        return run()
+        return run(False)
     return tape.backward(own, run)
+
+
+def _retaining(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The arguments of a backward pass whose graph is kept for another."""
+    if len(args) > 2:
+        return (*args[:2], True, *args[3:]), dict(kwargs)
+    return args, {**kwargs, "retain_graph": True}
 
 
 def _copied(args: tuple[object, ...]) -> object:

@@ -6,6 +6,7 @@ chunk by chunk → `PrivateStep` clips, sums, adds noise once and divides by a p
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -138,7 +139,7 @@ def fit(
     adaptive = None if budget is None else AdaptiveRun(budget, plan)
     performance = Performance() if performance is None else performance
     model = inner(model)
-    ranks = ranks_here().over(model, plan, adapts=adaptive is not None, compiles=performance.compile)
+    ranks = ranks_here().over(model, plan, adaptive=adaptive, compiles=performance.compile)
     if performance.device is None:
         performance = replace(performance, device=_device_of(model))
     check_memory(performance.memory, plan)
@@ -149,7 +150,8 @@ def fit(
         source, loss = UnitSource(source, units), by_unit(loss)
     watched = diagnostics_called(diagnostics)
     model.to(performance.device)
-    ranks.require_same(plan=plan.to_json(), records=len(source), model=shapes_of(model))
+    told = None if adaptive is None else adaptive.facts()
+    ranks.require_same(plan=plan.to_json(), records=len(source), model=shapes_of(model), budget=told)
     ranks.align(model)
     stepper = optimizer_for(model, optimizer, plan)
     schedule = schedule_for(stepper, scheduler)
@@ -160,17 +162,14 @@ def fit(
         parts = (model, loss, source, plan, stepper, schedule, performance, randomness, averaging, record, watched)
         training = _Run(*parts, adaptive, ranks)
         name = "" if record is None else record.folder.path.name
-        with (
-            (
-                ranks.led(
-                    lambda purse: set_aside(purse, plan, first=training.first, repeats=training.repeats, run=name),
-                    ledger,
-                )
-                if adaptive is None
-                else adaptive.paid(ledger, run=name, receipt=None if record is None else record.receipt)
-            ) as paid,
-            performance.keeping(),
-        ):
+        receipt = None if record is None else record.receipt
+
+        def aside(purse: Account | Reservation | None) -> AbstractContextManager[Prepaid]:
+            if adaptive is not None:
+                return adaptive.paid(purse, run=name, receipt=receipt)
+            return set_aside(purse, plan, first=training.first, repeats=training.repeats, run=name)
+
+        with ranks.led(aside, ledger) as paid, performance.keeping():
             training.train(paid, transcript, on_step, progress=progress)
         result = training.result()
         if record is not None:

@@ -1,0 +1,120 @@
+"""Two trainers of other libraries as libraries of the conformance cases: they train as their users would."""
+
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from sordino.audit import Loss, NotOffered
+from sordino.errors import SordinoError
+
+
+class _Trainer:
+    refusals: tuple[type[Exception], ...] = (SordinoError,)
+
+    def make_private(self, model: nn.Module, data: Any, **options: object) -> Any:
+        raise NotOffered
+
+    def resumed(self, interrupted: Any, model: nn.Module, data: Any, **options: object) -> Any:
+        raise NotOffered
+
+    def clipped_sum(
+        self, model: nn.Module, batch: Sequence[Tensor], loss: Loss, *, max_grad_norm: float
+    ) -> list[Tensor]:
+        """One step on all records; what the optimizer saw times their number."""
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=0.0)
+        seen: list[Tensor] = []
+
+        def look(*_: object) -> None:
+            seen.extend(torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in trained)
+
+        # After the step its gradient is still there.
+        optimizer.register_step_post_hook(look)
+        self.train(model, batch, loss, optimizer, max_grad_norm)
+        return [len(batch[0]) * gradient for gradient in seen[: len(trained)]]
+
+    def train(self, model: nn.Module, batch: Any, loss: Loss, optimizer: Any, max_grad_norm: float) -> None:
+        raise NotImplementedError
+
+
+class ByLightning(_Trainer):
+    """A LightningModule whose training step is the case's loss."""
+
+    name = "Lightning"
+
+    def train(self, model: nn.Module, batch: Any, loss: Loss, optimizer: Any, max_grad_norm: float) -> None:
+        import lightning as L
+
+        from sordino.integrations.lightning import PrivacyArguments, PrivacyCallback
+
+        class Net(L.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
+            def training_step(self, records: Any, batch_idx: int) -> Tensor:
+                return loss.mean(self.model, records)
+
+            def configure_optimizers(self) -> Any:
+                return optimizer
+
+        privacy = PrivacyArguments(noise_multiplier=0.0, delta=1e-5, max_grad_norm=max_grad_norm)
+        L.Trainer(
+            max_steps=1,
+            callbacks=[PrivacyCallback(privacy)],
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        ).fit(Net(), DataLoader(TensorDataset(*batch), batch_size=len(batch[0])))
+
+
+class ByHuggingFace(_Trainer):
+    """A model that returns one loss a record, handed on by record_loss."""
+
+    name = "Hugging Face Trainer"
+
+    def train(self, model: nn.Module, batch: Any, loss: Loss, optimizer: Any, max_grad_norm: float) -> None:
+        from transformers import TrainingArguments
+
+        from sordino.integrations.huggingface import PrivacyArguments, PrivateTrainer
+
+        # Who has no value for each record might hand on the scalar in their place.
+        each = loss.each or (lambda model, batch: loss.mean(model, batch).expand(len(batch[0])))
+
+        class Named(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, **columns: Tensor) -> dict[str, Tensor]:
+                return {"losses": each(self.model, [columns[f"column_{k}"] for k in range(len(columns))])}
+
+        records = [
+            {"labels": torch.tensor(0)} | {f"column_{k}": column[place] for k, column in enumerate(batch)}
+            for place in range(len(batch[0]))
+        ]
+        with TemporaryDirectory() as folder:
+            PrivateTrainer(
+                Named(),
+                TrainingArguments(
+                    folder,
+                    per_device_train_batch_size=len(records),
+                    max_steps=1,
+                    report_to=[],
+                    use_cpu=True,
+                    save_strategy="no",
+                    disable_tqdm=True,
+                    remove_unused_columns=False,
+                    dataloader_pin_memory=False,
+                ),
+                privacy=PrivacyArguments(noise_multiplier=0.0, delta=1e-5, max_grad_norm=max_grad_norm),
+                record_loss=lambda outputs, labels: outputs["losses"],
+                train_dataset=records,
+                optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)),
+            ).train()
