@@ -25,6 +25,8 @@ __all__ = ["add_normal_", "add_normal_part_", "standard_normal"]
 _BLOCK = 1 << 15
 # Blocks that are worth a thread: starting one takes as long as a tenth of a block.
 _BLOCKS_A_THREAD = 2
+# Draws that are sent to another device at once: whole blocks.
+_SENT = 1 << 24
 _EXPONENT_OF_ONE = 0x3FF0_0000_0000_0000
 
 _Use = Callable[[int, np.ndarray], None]
@@ -64,20 +66,18 @@ def add_normal_(entries: Tensor, stream: Stream, *, stddev: float) -> None:
         stream: source of the bits; read in order.
         stddev: > 0.
     """
-    working = np.dtype(np.float64 if entries.dtype == torch.float64 else np.float32)
-    if entries.device.type == "cpu" and entries.dtype in (torch.float32, torch.float64):
-        rows = entries.detach().numpy()
+    if entries.device.type != "cpu" or entries.dtype not in (torch.float32, torch.float64):
+        for part in entries.split(_SENT):
+            draws = standard_normal(len(part), stream, dtype=part.dtype)
+            part.add_(draws.to(part.device, part.dtype), alpha=stddev)
+        return
+    rows = entries.detach().numpy()
 
-        def add(start: int, block: np.ndarray) -> None:
-            part = rows[start : start + len(block)]
-            np.add(part, block, out=part)
-    else:
+    def add(start: int, block: np.ndarray) -> None:
+        part = rows[start : start + len(block)]
+        np.add(part, block, out=part)
 
-        def add(start: int, block: np.ndarray) -> None:
-            part = entries[start : start + len(block)]
-            part.add_(torch.from_numpy(block).to(part.device, part.dtype))
-
-    _draw(entries.numel(), stream, working, stddev, add)
+    _draw(len(rows), stream, rows.dtype, stddev, add)
 
 
 def add_normal_part_(entries: Tensor, stream: Stream, *, stddev: float, first: int, count: int) -> None:
