@@ -75,7 +75,7 @@ class Settings:
     server_rate: float = 0.3
 
 
-SETTINGS = {"logistic": Settings(), "cnn": Settings(local_rate=0.3, local_batch=20)}
+SETTINGS = {"logistic": Settings(), "cnn": Settings(rounds=30, local_rate=0.3, local_batch=20)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ def test_every_option_of_the_command_is_on_the_page_and_the_reverse():
 def test_every_attack_of_the_table_exists():
     table = PAGE.split("| attack |")[1].split("\n\n")[0]
     named = re.findall(r"`(\w+)`", table)
-    assert len(named) == 15
+    assert len(named) == 16
     assert set(named) <= set(attacks.__all__)
 
 
