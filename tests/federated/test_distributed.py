@@ -1,6 +1,7 @@
 """Noise in shares: what one client can move, what the sum's noise is, and how close it is to what is claimed."""
 
 import math
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -197,3 +198,27 @@ def test_a_server_of_sums_learns_and_states_its_assumption(tmp_path):
         DistributedServer(model, chosen, rounds=6, delta=1e-5, population=20, ledger=small),
     ):
         pass
+
+
+@pytest.mark.parametrize(("population", "rounds"), [(40, 500), (9, 500)])
+def test_every_client_is_as_likely_to_be_asked(population, rounds):
+    chosen = mechanism(width=3, clients=8, honest=8)
+    with DistributedServer(
+        nn.Linear(3, 1, bias=False), chosen, rounds=rounds, delta=1e-5, population=population, randomness=seeded(5)
+    ) as server:
+        cohorts = [cohort.clients for cohort in server.rounds()]
+    assert all(len(set(cohort.tolist())) == 8 and (np.diff(cohort) > 0).all() for cohort in cohorts)
+    counts, share = np.bincount(np.concatenate(cohorts), minlength=population), 8 / population
+    assert np.abs(counts / rounds - share).max() < 4.5 * math.sqrt(share * (1 - share) / rounds)
+
+
+def test_a_cohort_of_a_hundred_million_costs_the_cohort():
+    server = DistributedServer(
+        nn.Linear(3, 1, bias=False), mechanism(width=3), rounds=1, delta=1e-5, population=10**8, randomness=seeded(5)
+    )
+    tracemalloc.start()
+    with server:
+        assert len(next(server.rounds()).clients) == 10
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000

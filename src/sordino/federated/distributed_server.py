@@ -130,9 +130,21 @@ class DistributedServer:
         self._open = None
 
     def _cohort(self, number: int) -> np.ndarray:
-        """``mechanism.clients`` different clients, each set of them equally likely: the least random keys."""
-        keys = self._randomness.stream("cohort", step=number).integers64(self._population)
-        return np.sort(np.argsort(keys, kind="stable")[: self.mechanism.clients]).astype(np.int64)
+        """``mechanism.clients`` different clients, each set of them equally likely.
+
+        The first different ones of independent draws where the cohort is a small part of the population, in time and
+        memory of the cohort; otherwise those with the least random keys.
+        """
+        stream, wanted = self._randomness.stream("cohort", step=number), self.mechanism.clients
+        if 4 * wanted > self._population:
+            keys = stream.integers64(self._population)
+            return np.sort(np.argsort(keys, kind="stable")[:wanted]).astype(np.int64)
+        drawn = np.empty(0, dtype=np.int64)
+        while len(drawn) < wanted:
+            more = (stream.uniform(2 * wanted) * self._population).astype(np.int64)
+            drawn = np.concatenate([drawn, more])
+            drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
+        return np.sort(drawn[:wanted])
 
     def finish_round(self, cohort: Round, total: Integers) -> None:
         """Decode the sum of the cohort's messages and step the optimizer on minus the mean.
