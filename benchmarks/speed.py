@@ -2,8 +2,9 @@
 
 A private step is everything `fit` does for one logical batch after it was drawn: captured forward and backward, norms,
 clipped sums, noise from the cryptographic generator on every parameter, the optimizer. The plain step is the usual loop
-with a mean loss. Rounds alternate between all ways, and ratios are taken round by round, so that a machine that slows
-down slows all of them. Other ways to take a private step are measured where they are installed (the bench extra).
+with a mean loss. Both run in a process that keeps freed memory, as `fit` does; `--fresh` leaves it to the C library.
+Rounds alternate between all ways, and ratios are taken round by round, so that a machine that slows down slows all of
+them. Other ways to take a private step are measured where they are installed (the bench extra).
 
     ./run bench speed --quick
 """
@@ -14,6 +15,7 @@ import math
 import statistics
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,7 +25,9 @@ from rich.console import Console
 from rich.table import Table
 from steps.cases import Case, cases
 from steps.clock import CLOCKS, machine, seconds
-from steps.ways import Step, peers, plain_step, private_step
+from steps.ways import Step, compiled_step, peers, plain_step, private_step
+
+from sordino.training import kept_memory
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -49,12 +53,22 @@ class Row:
     others: dict[str, float | str]
 
 
-def measure(case: Case, *, rounds: int, round_seconds: float, clock: str, compare: bool) -> Row:
+def measure(
+    case: Case,
+    *,
+    rounds: int,
+    round_seconds: float,
+    clock: str,
+    compare: bool,
+    compiled: bool = False,
+    autotune: bool = False,
+) -> Row:
     """Medians over rounds; low and high are the quartiles of the ratio."""
-    steps = [plain_step(case), private_step(case), private_step(case, noise_multiplier=0.0)]
+    steps = [plain_step(case), *(private_step(case, noise_multiplier=z, autotune=autotune) for z in (1.0, 0.0))]
     others: dict[str, float | str] = {}
     names: list[str] = []
-    for name, way in peers().items() if compare else ():
+    ways = {"compiled": compiled_step} if compiled and case.compiled_goal is not None else {}
+    for name, way in (ways | (peers() if compare else {})).items():
         step = attempt(lambda way=way: way(case))
         if isinstance(step, str):
             others[name] = step
@@ -137,6 +151,9 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     parser.add_argument("--only", default="", help="only models whose name contains this")
     parser.add_argument("--alone", action="store_true", help="leave out the other ways to take a private step")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: on a machine that does other things")
+    parser.add_argument("--fresh", action="store_true", help="freed memory may go back to the system after each step")
+    parser.add_argument("--autotune", action="store_true", help="kernels by the clock, measured before the first round")
+    parser.add_argument("--compiled", action="store_true", help="the small models' steps also as compiled graphs")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON")
     chosen = parser.parse_args(arguments)
@@ -145,14 +162,14 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     rounds, round_seconds = (5, 0.1) if chosen.quick else (15, 0.4)
     wanted = [case.on(chosen.device) for case in cases() if chosen.only in case.name]
     facts = machine()
-    rows = [
-        measure(case, rounds=rounds, round_seconds=round_seconds, clock=chosen.clock, compare=not chosen.alone)
-        for case in wanted
-    ]
+    how = {"clock": chosen.clock, "autotune": chosen.autotune}
+    options = {**how, "compare": not chosen.alone, "compiled": chosen.compiled}
+    with nullcontext() if chosen.fresh else kept_memory():
+        rows = [measure(case, rounds=rounds, round_seconds=round_seconds, **options) for case in wanted]
     show(rows, facts, chosen.clock)
     chosen.results.mkdir(parents=True, exist_ok=True)
     file = chosen.results / f"speed-{str(facts['date'])[:19].replace(':', '')}.json"
-    body = {**facts, "quick": chosen.quick, "clock": chosen.clock, "geometric_mean": geometric_mean(rows)}
+    body = {**facts, **how, "quick": chosen.quick, "fresh": chosen.fresh, "geometric_mean": geometric_mean(rows)}
     file.write_text(json.dumps({**body, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
     return rows
 

@@ -18,11 +18,13 @@ from sordino.clipping import FlatClipping, GroupedClipping
 from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
-from sordino.training import Plan, PrivateStep
+from sordino.training import Performance, Plan, PrivateStep
+from sordino.training.bounds import Bounds
+from sordino.training.compiled import CompiledStep
 from sordino.training.performance import Memory
 from steps.cases import Case
 
-__all__ = ["Step", "peers", "plain_step", "private_step"]
+__all__ = ["Step", "compiled_step", "peers", "plain_step", "private_step"]
 
 Step = Callable[[], None]
 
@@ -56,11 +58,11 @@ def plan_for(case: Case, noise_multiplier: float = 1.0, *, memory: Memory = "fas
     )
 
 
-def private_step(case: Case, *, noise_multiplier: float = 1.0, memory: Memory = "fast") -> Step:
+def private_step(case: Case, *, noise_multiplier: float = 1.0, memory: Memory = "fast", autotune: bool = False) -> Step:
     """What `fit` does for one logical batch after it was drawn; "block" clips every layer apart."""
     model = case.build().train()
     optimizer = optimizer_of(model)
-    capture = GradientCapture(model, lean=memory != "fast")
+    capture = Performance(memory=memory, autotune=autotune).capture(model, model.parameters())
     plan = plan_for(case, noise_multiplier, memory=memory)
     private = PrivateStep(capture, plan, Randomness(), memory=memory)
     number = 0
@@ -71,6 +73,30 @@ def private_step(case: Case, *, noise_multiplier: float = 1.0, memory: Memory = 
         with private.recording(chunk):
             private.backward(case.losses(model))
         private.add(chunk)
+        private.finish()
+        optimizer.step()
+        optimizer.zero_grad()
+        number += 1
+
+    return step
+
+
+def compiled_step(case: Case) -> Step:
+    """The same with the graphs of ``Performance(compile=True)``."""
+    model = case.build().train()
+    optimizer = optimizer_of(model)
+    capture, plan, number = GradientCapture(model), plan_for(case), 0
+    compiled = CompiledStep(capture, plan, lambda model, x, y: case.losses_of(model(x), y))
+    private = PrivateStep(capture, plan, Randomness())
+
+    def step() -> None:
+        nonlocal number
+        chunk = Chunk(step=number, chunk=0, is_last=True, indices=np.arange(case.records))
+        private.begin(chunk)
+        assert isinstance(private.bounds, Bounds)
+        sums = compiled.sums(private.bounds, case.batch)
+        assert sums is not None
+        private.add_sums(chunk, sums)
         private.finish()
         optimizer.step()
         optimizer.zero_grad()
