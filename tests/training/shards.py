@@ -21,6 +21,7 @@ from sordino import PrivacyEngine
 from sordino.errors import SordinoError
 from sordino.randomness import Randomness
 from sordino.training import Performance
+from sordino.training import sharded as sharding
 from sordino.training.averaging import ExponentialAverage
 from sordino.training.trainer import fit
 
@@ -38,7 +39,7 @@ OPTIMIZERS = {
 
 
 class Scaled(nn.Module):
-    """A parameter that no rule reads, and a layer inside."""
+    """A parameter that no rule reads, and a layer inside that is used twice."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +47,7 @@ class Scaled(nn.Module):
         self.inner = nn.Linear(5, 5)
 
     def forward(self, x):
-        return torch.tanh(self.inner(x)) * self.gain
+        return torch.tanh(self.inner(self.inner(x))) * self.gain
 
 
 def wide():
@@ -79,18 +80,26 @@ def sharded(model, settings):
         mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
         model[0].weight = nn.Parameter(distribute_tensor(model[0].weight.detach(), mesh, [Shard(0)]))
         return model
-    if how in ("blocks", "parts"):
+    if how == "some":
+        fully_shard(model[0])
+        fully_shard(model[4])
+    elif how in ("blocks", "parts"):
         for child in model:
             if any(True for _ in child.parameters()):
                 fully_shard(child, **options)
-    # Of "parts" the model itself is left as it is; its blocks are what is sharded.
-    return model if how == "parts" else fully_shard(model, **options)
+    # Of "parts" the model itself is left as it is; its blocks are what is sharded, of "some" a few of them.
+    return model if how in ("parts", "some") else fully_shard(model, **options)
+
+
+def coupled(model, x, y):
+    """Not one record by itself: refused, in the middle of a pass of a gathered model."""
+    return loss(model, x - x.mean(0), y)
 
 
 def own_loop(model, settings, folder):
     x, y = records(settings.get("records", 24))
     seeded = {"seed": settings["seed"], "reproducible": True} if "seed" in settings else {}
-    engine = PrivacyEngine(**seeded)
+    engine = PrivacyEngine(**seeded, memory=settings.get("memory", "fast"))
     optimizer = OPTIMIZERS[settings.get("optimizer", "sgd")](model.parameters())
     model, optimizer, loader = engine.make_private(
         module=model,
@@ -138,7 +147,7 @@ def by_fit(model, settings, folder):
         given["averaging"] = ExponentialAverage(decay=0.5)
     result = fit(
         model,
-        nothing if settings.get("wide") else loss,
+        nothing if settings.get("wide") else coupled if settings.get("coupled") else loss,
         (x, y),
         plan_of(settings),
         optimizer=OPTIMIZERS[settings.get("optimizer", "sgd")],
@@ -156,18 +165,24 @@ def by_fit(model, settings, folder):
 def case(settings, folder, rank):
     """What one process saw of one training."""
     outcome = {"rank": rank}
+    # Small exchanges, so that a layer's sum is gone when its second use comes.
+    sharding._BUCKET = settings.get("bucket", 32 << 20)
     try:
         model = wide() if settings.get("wide") else net()
         model = sharded(model, settings) if dist.is_initialized() else model
-        outcome |= own_loop(model, settings, folder) if settings.get("engine") else by_fit(model, settings, folder)
+        try:
+            outcome |= own_loop(model, settings, folder) if settings.get("engine") else by_fit(model, settings, folder)
+        except SordinoError as error:
+            outcome |= {"error": type(error).__name__, "message": str(error)}
+            if not settings.get("coupled"):
+                return outcome
         outcome["weights"] = [whole(value).flatten().tolist() for value in model.parameters()]
         outcome["names"] = [name for name, _ in model.named_parameters()]
         # Training of the user's own goes on as if nothing had been: torch averages ordinary gradients again.
+        model.zero_grad()
         nn.functional.cross_entropy(model(records()[0]).float(), records()[1]).backward()
         outcome["ordinary"] = [whole(value.grad).double().flatten().tolist() for value in model.parameters()]
-        outcome["sharded"] = all(isinstance(value, DTensor) for value in model.parameters())
-    except SordinoError as error:
-        outcome |= {"error": type(error).__name__, "message": str(error)}
+        outcome["sharded"] = any(isinstance(value, DTensor) for value in model.parameters())
     except Stop:
         outcome["stopped"] = True
     return outcome

@@ -16,6 +16,7 @@ import pytest
 from sordino.events import compose
 from sordino.ledger import Ledger
 from sordino.runs import RunFolder
+from sordino.training.distributed import Ranks
 from sordino.verification import verify
 
 WORKER = Path(__file__).with_name("ranks.py")
@@ -188,6 +189,22 @@ def test_a_launcher_without_a_process_group_is_refused_before_data(tmp_path):
     )
     assert "InvalidArgument: process group must be started" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("evenly", [True, False])
+@pytest.mark.parametrize("records", [0, 1, 4, 7, 24])
+def test_chunks_of_all_processes_hold_each_record_once_and_are_as_many_where_they_must(records, evenly):
+    indices = np.arange(100, 100 + records)
+    all_chunks = [
+        Ranks(number=number, count=3).chunks(indices, step=5, microbatch_size=2, evenly=evenly) for number in range(3)
+    ]
+    assert sorted(np.concatenate([chunk.indices for chunks in all_chunks for chunk in chunks])) == indices.tolist()
+    for chunks in all_chunks:
+        assert [chunk.chunk for chunk in chunks] == list(range(len(chunks)))
+        assert [chunk.is_last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+        assert {chunk.step for chunk in chunks} == {5}
+    if evenly:
+        assert len({len(chunks) for chunks in all_chunks}) == 1
 
 
 def started(folder, processes, **settings):

@@ -21,10 +21,13 @@ CASES = {
     "grouped": {"plan": NOISY, "clipping": "grouped", "shard": "parts", "average": True},
     "quantile": {"plan": NOISY, "clipping": "quantile", "microbatch_size": 7},
     "block": {"plan": NOISY, "clipping": "grouped", "memory": "block", "microbatch_size": 3},
-    "lean": {"plan": NOISY, "microbatch_size": 1, "memory": "lean"},
+    "lean": {"plan": NOISY, "microbatch_size": 1, "memory": "lean", "bucket": 1},
+    "two-pass": {"plan": NOISY, "microbatch_size": 4, "memory": "two-pass", "bucket": 50},
+    "some": {"plan": NOISY, "shard": "some", "optimizer": "momentum", "memory": "lean", "bucket": 50},
     "rare": {"plan": {"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 6}, "records": 5},
     "rare-lean": {"plan": {"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 6}, "records": 5, "memory": "lean"},
     "loop": {"engine": 6, "noise": 1.0, "microbatch_size": 2, "optimizer": "adamw"},
+    "loop-lean": {"engine": 6, "noise": 1.0, "microbatch_size": 2, "memory": "lean", "bucket": 1},
     "loop-quantile": {"engine": 12, "noise": 1.0, "clipping": "quantile", "shard": "whole", "epochs": 2},
 }
 
@@ -130,6 +133,16 @@ def test_passes_in_half_precision_work_on_shards_in_full(tmp_path):
     (expected,) = run(tmp_path, 0, [case])
     for (outcome,) in run(tmp_path, 2, [case | {"bfloat16": True}]):
         assert 0 < np.abs(flat(outcome) - flat(expected[0])).max() < 0.02
+
+
+def test_after_a_refusal_the_model_is_as_before(tmp_path):
+    cases = [{"plan": NOISY, "coupled": True, "shard": how} for how in ("blocks", "parts")]
+    (expected,) = run(tmp_path, 0, cases)
+    for outcomes in run(tmp_path, 2, cases):
+        for one, other in zip(outcomes, expected, strict=True):
+            assert one["error"] == other["error"] == "CoupledRecords"
+            assert flat(one).tolist() == flat(other).tolist()
+            assert np.abs(flat(one, "ordinary") - flat(other, "ordinary")).max() < 1e-6
 
 
 REFUSED = {

@@ -86,6 +86,8 @@ class PrivateStep:
         self.add_up_: Callable[[Sequence[Tensor]], None] | None = None
         # Where they each hold a part of the parameters: scatters their sums, and takes the gradients of shards.
         self.shards: Shards | None = None
+        # Whether all processes give as many chunks, so that sums may be exchanged after each.
+        self.is_even = False
         self.released_norm: float | None = None
 
     @property
@@ -222,8 +224,9 @@ class PrivateStep:
 
     def _new_sums(self) -> dict[nn.Parameter, Tensor]:
         """Whole sums of the logical batch; where memory is spared, rows of them from each chunk on."""
-        spares = self.shards is not None and self._memory != "fast"
-        return ScatteredSums(self.shards, self._summed) if spares and self.shards is not None else {}
+        if self.shards is None or self._memory == "fast" or not self.is_even:
+            return {}
+        return ScatteredSums(self.shards, self._summed)
 
     def _check_losses(self, chunk: Chunk) -> None:
         if self._buys_losses and chunk.records and not self._seen:

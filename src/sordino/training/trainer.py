@@ -276,7 +276,7 @@ class _Run:
         chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
         chosen |= {"after_step": self.first - 1, "memory": self._performance.memory}
         step = PrivateStep(capture, self._plan, self._randomness, **chosen)
-        step.add_up_, step.shards = self._ranks.add_up_, self._ranks.shards
+        step.add_up_, step.shards, step.is_even = self._ranks.add_up_, self._ranks.shards, True
         return step
 
     def _batches(self) -> Iterator[np.ndarray]:
