@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from oracles import per_record_gradients, relative_error, squared_norms
-from sordino.errors import UnsupportedModule
+from sordino.errors import PrivacyError, UnsupportedModule
 from sordino.gradients import GradientCapture
 
 RECORDS = 5
@@ -63,3 +63,23 @@ def test_complex_parameters_are_refused_by_name():
 
 def test_complex_weights_kept_as_pairs_of_real_numbers_are_exact():
     assert_norms_are_exact(Complex(as_real=True))
+
+
+def test_a_penalty_on_slopes_by_differences_is_exact_where_one_by_gradients_is_refused():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    x, v = torch.randn(3, 4), F.normalize(torch.randn(3, 4), dim=1)
+
+    def losses(one, rows):
+        x, v = rows
+        slope = (one(x + 0.1 * v) - one(x)) / 0.1
+        return one(x).square().sum(1) + (slope[:, 0].abs() - 1).square()
+
+    capture = GradientCapture(model)
+    with capture.recording(records=3):
+        losses(model, (x, v)).sum().backward()
+    expected = per_record_gradients(model, lambda one, rows: losses(one, rows).sum(), (x, v))
+    assert relative_error(capture.squared_norms(), squared_norms(expected)) < 1e-4
+    x.requires_grad_()
+    with pytest.raises(PrivacyError, match="difference of two outputs"), capture.recording(records=3):
+        torch.autograd.grad(model(x).sum(), x, create_graph=True)

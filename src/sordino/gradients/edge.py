@@ -50,7 +50,8 @@ def asks_for_parameters(anchor: Tensor) -> bool:
     if torch.is_grad_enabled():
         raise PrivacyError(
             "backward must be called with create_graph=False on a captured model, got create_graph=True. "
-            "Gradients of gradients can't be clipped per record."
+            "Gradients of gradients can't be clipped per record. For a penalty on the slope at the inputs take the "
+            "difference of two outputs instead, (model(x + h * v) - model(x)) / h with random directions v of length 1."
         )
     return _will_engine_execute_node(_accumulator(anchor))
 
