@@ -30,7 +30,7 @@ OPTIMIZERS = {
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9, nesterov=True),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.05),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.05, weight_decay=0.1),
-    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.05, momentum=0.5),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.005, momentum=0.5),
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
     "adadelta": lambda parameters: torch.optim.Adadelta(parameters),
     "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=0.05),

@@ -68,7 +68,7 @@ def test_a_sharded_model_is_trained_as_one_process_trains_it(alone, tmp_path, pr
             assert one["epsilon"] == expected["epsilon"]
             # Afterwards torch's own averaging of gradients works again.
             assert one["sharded"]
-            assert np.abs(flat(one, "ordinary") - flat(expected, "ordinary")).max() < 1e-6, name
+            assert np.abs(flat(one, "ordinary") - flat(expected, "ordinary")).max() < 1e-5, name
             assert flat(one).tolist() == flat(found[0][number]).tolist()
 
 
@@ -107,6 +107,7 @@ def test_a_run_goes_on_with_another_number_of_processes_and_unsharded(tmp_path):
         assert np.abs(in_order - flat(whole)).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_an_own_loop_goes_on_with_another_number_of_processes_and_unsharded(tmp_path):
     settings = {"engine": 24, "optimizer": "adam", "name": "loop"}
     run(tmp_path, 2, [{**settings, "save": True, "epochs": 3}])
@@ -127,6 +128,7 @@ def test_every_optimizer_of_torch_keeps_its_state_in_shards(tmp_path):
             assert np.abs(flat(one) - flat(other)).max() < 1e-6, name
 
 
+@pytest.mark.slow
 def test_passes_in_half_precision_work_on_shards_in_full(tmp_path):
     """The policy's type is that of the passes; sums, noise and steps are those of the shards."""
     case = {"plan": {"noise_multiplier": 0.5, "steps": 2}, "seed": 5}

@@ -83,11 +83,10 @@ class _Rows:
     def of(self, whole: Tensor) -> Tensor:
         return whole[self.first : self.first + self.count]
 
-    def padded(self, whole: Tensor) -> Tensor:
-        """A row of entries for every process, zeros where there are no rows left."""
-        flat = whole.new_zeros(self.ranks, self.each * self.width)
-        flat.view(-1)[: whole.numel()] = whole.reshape(-1)
-        return flat
+    def lay(self, whole: Tensor, flat: Tensor) -> None:
+        """Write the rows of every process into its row of `flat`, shape (ranks, each · width); the rest stays."""
+        for place, rows in zip(flat, whole.split(self.each), strict=False):
+            place[: rows.numel()].view(rows.shape).copy_(rows)
 
 
 class Shards:
@@ -178,15 +177,17 @@ class Shards:
         self, bucket: list[nn.Parameter], sums: dict[nn.Parameter, Tensor], found: dict[nn.Parameter, Tensor]
     ) -> None:
         rows = [self._rows(parameter) for parameter in bucket]
-        device = sums[bucket[0]].device
-        flat = torch.cat(
-            [row.padded(sums.pop(parameter)) for parameter, row in zip(bucket, rows, strict=True)], dim=1
-        ).to(self._device)
+        sizes = [row.each * row.width for row in rows]
+        first = sums[bucket[0]]
+        flat = torch.zeros(self._count, sum(sizes), dtype=first.dtype, device=self._device)
+        device = first.device
+        del first
+        for parameter, row, part in zip(bucket, rows, flat.split(sizes, dim=1), strict=True):
+            row.lay(sums.pop(parameter), part)
         own = flat.new_empty(flat.shape[1])
         _reduce_scatter(own, flat.view(-1))
-        for parameter, row, part in zip(
-            bucket, rows, own.to(device).split([row.each * row.width for row in rows]), strict=True
-        ):
+        del flat
+        for parameter, row, part in zip(bucket, rows, own.to(device).split(sizes), strict=True):
             found[parameter] = part[: row.count * row.width].view(row.count, *row.shape[1:]).clone()
 
     def _buckets(
