@@ -61,6 +61,8 @@ CANNOT_BE_SAID = {
     "two forward passes add up before clipping, the second loss first": OWN_STEP,
     "two losses of one forward pass add up before clipping": OWN_STEP,
 }
+# The stock Trainer puts the whole model into training mode at every step, so that this one is refused there.
+NEEDS_EVALUATION_MODE = "batch normalisation in evaluation mode is exact and keeps its buffers"
 PAIRS = [
     pytest.param(kind, name, id=f"{kind.name}: {name}", marks=() if name in QUICK else pytest.mark.slow)
     for kind in NEEDS
@@ -75,6 +77,9 @@ def test_a_case_comes_out_as_it_should(kind, name):
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
     found = CASES[name].run(kind())
+    if kind is ByHuggingFace and name == NEEDS_EVALUATION_MODE:
+        assert found.verdict == "refused"
+        return
     assert found.passed, found
     assert found.verdict in ({"refused"} if CASES[name].expects == "refusal" else {"right", "refused"}), found
 

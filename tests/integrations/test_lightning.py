@@ -146,9 +146,9 @@ def test_accumulated_batches_are_one_logical_batch():
     ("limits", "steps"),
     [
         ({"max_epochs": 2}, 8),
-        ({"max_epochs": -1, "max_steps": 5}, 5),
-        ({"max_epochs": 4, "limit_train_batches": 2}, 8),
-        ({"max_epochs": 4, "limit_train_batches": 0.5, "max_steps": 6}, 6),
+        pytest.param({"max_epochs": -1, "max_steps": 5}, 5, marks=pytest.mark.slow),
+        pytest.param({"max_epochs": 4, "limit_train_batches": 2}, 8, marks=pytest.mark.slow),
+        pytest.param({"max_epochs": 4, "limit_train_batches": 0.5, "max_steps": 6}, 6, marks=pytest.mark.slow),
     ],
 )
 def test_a_target_is_met_and_never_exceeded(limits, steps):
@@ -199,6 +199,7 @@ def test_schedules_step_once_a_logical_batch():
     assert made.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**4)
 
 
+@pytest.mark.slow
 def test_a_schedule_may_ask_for_the_number_of_steps():
     class Planned(Net):
         def configure_optimizers(self):
@@ -210,6 +211,7 @@ def test_a_schedule_may_ask_for_the_number_of_steps():
     assert made.global_step == 8
 
 
+@pytest.mark.slow
 def test_bfloat16_autocast_trains():
     _, callback, made = fitted(precision="bf16-mixed")
     assert made.global_step == 4
@@ -335,6 +337,7 @@ def test_going_back_to_an_older_checkpoint_pays_for_what_newer_ones_showed(tmp_p
     assert callback.guarantee().epsilon == pytest.approx(epsilon_of(10), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_target_holds_over_resumed_trainings(tmp_path):
     private = privacy(noise_multiplier=None, target_epsilon=2.0)
     saved_at(tmp_path, 4, private=private)
@@ -360,6 +363,7 @@ def test_checkpoints_hold_no_loss_and_a_bill_in_plain_json(tmp_path):
     assert "loss" not in repr(kept["loops"])
 
 
+@pytest.mark.slow
 def test_fitting_again_goes_on_the_same_bill():
     module, callback, made = fitted()
     made.fit_loop.max_epochs = 2
