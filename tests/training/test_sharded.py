@@ -152,6 +152,7 @@ REFUSED = {
     "columns": ({"shard": "columns"}, "sharded by rows"),
     "hsdp": ({"shard": "hsdp"}, "HSDP"),
     "tensor": ({"shard": "tensor"}, "tensor parallel"),
+    "old": ({"shard": "old"}, "FullyShardedDataParallel"),
     "secure": ({"plan": {"noise_multiplier": 0.5, "secure_noise": True}}, "secure noise"),
     "correlated": ({"correlated": True, "plan": {"noise_multiplier": 0.5, "steps": 4}}, "correlated noise"),
     "adaclip": ({"clipping": "adaclip", "plan": {"noise_multiplier": 0.5}}, "AdaClip"),

@@ -140,14 +140,18 @@ def load_optimizer(optimizer: Optimizer, kind: object, state: object) -> None:
 # --- shards ------------------------------------------------------------------------------------------------------
 
 
-def whole(value: object) -> object:
-    """Nested dicts, lists and tuples with every sharded tensor made whole; all processes that hold shards call it."""
+def whole(value: object, *, keep: bool = True) -> object:
+    """Nested dicts, lists and tuples with every sharded tensor made whole; all processes that hold shards call it.
+
+    Who doesn't `keep` them only takes part: whole tensors are dropped one after the other.
+    """
     if isinstance(value, Tensor):
-        return cast("Callable[[], Tensor]", getattr(value, "full_tensor"))() if _is_sharded(value) else value  # noqa: B009
+        full = cast("Callable[[], Tensor]", getattr(value, "full_tensor"))() if _is_sharded(value) else value  # noqa: B009
+        return full if keep else None
     if isinstance(value, dict):
-        return {name: whole(part) for name, part in value.items()}
+        return {name: whole(part, keep=keep) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(whole(part) for part in value)
+        return type(value)(whole(part, keep=keep) for part in value)
     return value
 
 

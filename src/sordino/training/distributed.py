@@ -337,12 +337,12 @@ class _Followed(RunRecord):
         """The first process writes it."""
         if done != self._saved:
             self._saved = done
-            parts.state()
+            parts.state(keep=False)
 
     def finish(self, model: nn.Module, guarantee: Guarantee, *, complete: bool) -> None:
         """The first process writes it."""
         del guarantee, complete
-        whole(model.state_dict())
+        whole(model.state_dict(), keep=False)
 
     def give_up(self) -> None:
         """Nothing was begun here."""

@@ -86,14 +86,15 @@ def save_checkpoint(  # noqa: D417 (self is the engine)
     attached = self.attached(module)
     stand = None if attached is None else attached.facts()
     facts = {"kind": _KIND, "relation": _relation(self), "bill": _bill(self), "attached": stand, **kinds}
+    keep = ranks_here().is_first
     state = {
-        "model": whole(module_state(module)),
-        "optimizer": None if optimizer is None else whole(optimizer.state_dict()),
+        "model": whole(module_state(module), keep=keep),
+        "optimizer": None if optimizer is None else whole(optimizer.state_dict(), keep=keep),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "attached": None if attached is None else attached.state(),
         "more": dict(checkpoint_dict or {}),
     }
-    if ranks_here().is_first:
+    if keep:
         write_bytes(Path(path), to_bytes(facts, state))
 
 

@@ -53,13 +53,13 @@ class Parts:
             "averaging": None if self.average is None else repr(self.average.rule),
         }
 
-    def state(self) -> dict[str, object]:
-        """Everything that is needed to go on, except randomness."""
+    def state(self, *, keep: bool = True) -> dict[str, object]:
+        """Everything that is needed to go on, except randomness; who doesn't `keep` it helps to gather shards."""
         return {
-            "model": whole(module_state(self.model)),
-            "optimizer": whole(self.optimizer.state_dict()),
+            "model": whole(module_state(self.model), keep=keep),
+            "optimizer": whole(self.optimizer.state_dict(), keep=keep),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
-            "averaging": None if self.average is None else whole(self.average.state()),
+            "averaging": None if self.average is None else whole(self.average.state(), keep=keep),
         }
 
     def load(self, facts: Mapping[str, object], state: Mapping[str, object]) -> None:
