@@ -295,6 +295,7 @@ def main() -> None:
         if asked and row.seed < args.seeds and not is_there(row, kept()):
             made = run(data, row, SETTINGS[row.model])
             keep(made)
+            page()
             print(json.dumps(made), flush=True)
     return page()
 
