@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from ranks import CLIPPINGS, Stop, loss, nothing, plan_of, records
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -76,8 +76,6 @@ def sharded(model, settings):
         options["shard_placement_fn"] = lambda parameter: Shard(1) if parameter.shape == (5, 4) else Shard(0)
     if how == "hsdp":
         options["mesh"] = dist.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
-    if how == "old":
-        return FullyShardedDataParallel(model)
     if how == "tensor":
         mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
         model[0].weight = nn.Parameter(distribute_tensor(model[0].weight.detach(), mesh, [Shard(0)]))

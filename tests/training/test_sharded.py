@@ -9,8 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
+from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder
+from sordino.training.sharded import shards_of
 from sordino.verification import verify
 
 WORKER = Path(__file__).with_name("shards.py")
@@ -152,7 +157,6 @@ REFUSED = {
     "columns": ({"shard": "columns"}, "sharded by rows"),
     "hsdp": ({"shard": "hsdp"}, "HSDP"),
     "tensor": ({"shard": "tensor"}, "tensor parallel"),
-    "old": ({"shard": "old"}, "FullyShardedDataParallel"),
     "secure": ({"plan": {"noise_multiplier": 0.5, "secure_noise": True}}, "secure noise"),
     "correlated": ({"correlated": True, "plan": {"noise_multiplier": 0.5, "steps": 4}}, "correlated noise"),
     "adaclip": ({"clipping": "adaclip", "plan": {"noise_multiplier": 0.5}}, "AdaClip"),
@@ -167,3 +171,11 @@ def test_what_shards_can_not_do_is_refused_by_name_before_data(tmp_path):
             assert outcome.get("error") == "InvalidArgument", (name, outcome)
             assert words in outcome["message"], name
             assert not (tmp_path / name).exists()
+
+
+def test_the_older_way_of_sharding_is_refused_by_name():
+    """It needs an accelerator to be made whole: this one is only of its class."""
+    old = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+    nn.Module.__init__(old)
+    with pytest.raises(InvalidArgument, match="got FullyShardedDataParallel"):
+        shards_of(nn.Sequential(old), count=2, number=0, device=torch.device("cpu"))
