@@ -15,7 +15,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder
-from sordino.training.sharded import shards_of
+from sordino.training import Plan
+from sordino.training.sharded import check_sharded, shards_of
 from sordino.verification import verify
 
 WORKER = Path(__file__).with_name("shards.py")
@@ -179,3 +180,10 @@ def test_the_older_way_of_sharding_is_refused_by_name():
     nn.Module.__init__(old)
     with pytest.raises(InvalidArgument, match="got FullyShardedDataParallel"):
         shards_of(nn.Sequential(old), count=2, number=0, device=torch.device("cpu"))
+
+
+def test_budgets_that_adapt_are_refused_for_shards():
+    plan = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, steps=3, expected_batch_size=12.0, delta=1e-5)
+    check_sharded(plan)
+    with pytest.raises(InvalidArgument, match="budget must be None"):
+        check_sharded(plan, adapts=True)
