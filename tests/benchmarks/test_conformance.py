@@ -1,9 +1,13 @@
+import json
+import os
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sordino import Performance
+from sordino.audit import CASES
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,12 +25,36 @@ def test_the_table_is_of_the_cases_and_says_what_a_library_that_does_not_clip_do
             return [parameter.grad.clone() for parameter in model.parameters()]
 
     monkeypatch.setitem(main.__globals__, "Opacus", Unclipped)
-    monkeypatch.setattr(main.__globals__["importlib"].util, "find_spec", lambda _: True)
+    installed = SimpleNamespace(util=SimpleNamespace(find_spec=lambda _: True))
+    monkeypatch.setitem(main.__globals__, "importlib", installed)
     found = main(["--only", "exact: a layer called twice"])
     row = found["exact: a layer called twice"]
-    assert row["sordino"] == "right"
-    assert row["Opacus"].startswith("wrong: the clipped sum is off by")
+    assert row["sordino"] == {"found": "right", "passed": True}
+    assert row["Opacus"]["found"].startswith("wrong: the clipped sum is off by")
+    assert set(row["Opacus"]["tried"]) == {"hooks", "functorch", "ew", "ghost"}
     assert "exact: a layer called twice" in capsys.readouterr().out
+
+
+def test_a_process_that_ends_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    in_a_process = runpy.run_path(str(ROOT / "benchmarks" / "conformance.py"))["in_a_process"]
+
+    class Ending:
+        name, refusals = "ending", (ValueError,)
+
+        def clipped_sum(self, *_: object, **__: object) -> None:
+            os._exit(3)
+
+    found = in_a_process(Ending(), "exact: a layer called twice")
+    assert (found.verdict, found.words) == ("wrong", "crash: the process ended")
+
+
+def test_the_page_holds_the_table_of_the_kept_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    table_of = runpy.run_path(str(ROOT / "benchmarks" / "conformance.py"))["table_of"]
+    kept = json.loads((ROOT / "benchmarks" / "results" / "conformance.json").read_text())
+    assert table_of(kept["found"]) in (ROOT / "docs" / "performance.md").read_text()
+    assert set(kept["found"]) == set(CASES)
 
 
 def test_the_snippets_of_the_page_run() -> None:
