@@ -29,7 +29,13 @@ def test_the_migration_page_runs_from_top_to_bottom(capsys):
     assert "differentially private: unit one example" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["sharp-edges.md", "migrating-from-opacus.md"])
+def test_the_performance_page_runs_from_top_to_bottom():
+    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "performance.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) > 1
+    exec(compile("\n".join(blocks), "performance.md", "exec"), {})
+
+
+@pytest.mark.parametrize("page", ["performance.md", "sharp-edges.md", "migrating-from-opacus.md"])
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", (DOCS / page).read_text()):
         assert (DOCS / target).exists()
