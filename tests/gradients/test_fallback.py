@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 import oracles
 from sordino.clipping import FlatClipping
 from sordino.errors import RecordCountMismatch, UncapturedParameter, UnsupportedModule
-from sordino.gradients import GradientCapture
+from sordino.gradients import GradientCapture, fallback
 
 BOUND = 0.3
 
@@ -273,3 +273,34 @@ def test_a_child_read_by_name_outside_its_parent_is_refused():
     capture = GradientCapture(layer)
     with capture.recording(records=3), pytest.raises(UncapturedParameter, match=r"out_proj\.weight"):
         F.linear(x_of(3, 4), layer.out_proj.weight).sum().backward()
+
+
+class Sums(nn.Module):
+    """Two parameters in a function that no rule knows; one has a name that was used inside once."""
+
+    def __init__(self):
+        super().__init__()
+        self.measured, self.other = nn.Parameter(torch.ones(40, 6)), nn.Parameter(torch.full((40, 6), 0.5))
+
+    def forward(self, x):
+        steps = self.measured.cumsum(0) + self.other.cumsum(0).sin()
+        return torch.einsum("bi,ji->bij", x, steps).tanh().logsumexp(2)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_gradients_too_large_to_be_kept_give_the_sums_of_kept_ones_group_by_group(apart, monkeypatch):
+    found = []
+    for entries in (fallback.CHUNK_ENTRIES, 0):
+        monkeypatch.setattr(fallback, "CHUNK_ENTRIES", entries)
+        model, sums = Sums(), {}
+        groups = [[model.measured], [model.other]] if apart else [list(model.parameters())]
+        capture = GradientCapture(model)
+        with capture.recording(3):
+            model(x_of(3, 6)).sum().backward()
+        squares = capture.squared_bounds(groups)
+        capture.add_weighted_sums(BOUND / squares.sqrt(), sums)
+        found.append([sums[parameter] for parameter in model.parameters()])
+        assert any("." in name for use in capture.uses() for name in use.memo) == (entries == 0)
+        capture.detach()
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-5)

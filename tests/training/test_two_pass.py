@@ -12,7 +12,7 @@ from sordino import Performance, Plan, PrivacyEngine, fit
 from sordino.clipping import AdaClip, AutomaticClipping, FlatClipping, GroupedClipping, QuantileClipping
 from sordino.errors import InvalidArgument, PrivacyError, UncapturedParameter
 from sordino.gradients import GradientCapture
-from sordino.gradients.passes import TwoPasses
+from sordino.gradients.passes import TwoPasses, _bits
 from sordino.gradients.rules.rule import Use
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
@@ -170,6 +170,45 @@ class Unlike(nn.Module):
 def test_passes_that_differ_are_refused(reentrant):
     with pytest.raises(PrivacyError, match="must repeat the first exactly"):
         gradients(Unlike(reentrant=reentrant), batch_for(""), memory="two-pass")
+
+
+class Rearranged(nn.Module):
+    """The same numbers in both passes, in another order or with other signs, where the block is run again."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.inner, self.change = nn.Linear(4, 6), change
+        self.weights = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+
+    def forward(self, x):
+        block = checkpoint(lambda x: self.inner(self.change(x)), x, use_reentrant=False, preserve_rng_state=False)
+        return (block * self.weights).flatten(1)
+
+
+def shuffled(x):
+    return x[:, torch.randperm(x.shape[1])]
+
+
+def flipped(x):
+    return x * (2 * torch.randint(2, (1, x.shape[1], 1)) - 1)
+
+
+@pytest.mark.parametrize("change", [shuffled, flipped])
+def test_passes_that_see_the_same_numbers_at_other_places_are_refused(change):
+    """A record's norm would be that of one order, and its sum that of another."""
+    torch.manual_seed(0)
+    with pytest.raises(PrivacyError, match="must repeat the first exactly"):
+        gradients(Rearranged(change), torch.randn(8, 5, 4), memory="two-pass")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64])
+@pytest.mark.parametrize("size", [9, 501, 20_011])
+def test_a_fingerprint_tells_places_and_signs(dtype, size):
+    values = (3 * torch.randn(size, generator=torch.Generator().manual_seed(0))).to(dtype)
+    prints = {int(_bits(one)) for one in (values, -values, values.flip(0), values.roll(1), values + (values == 0))}
+    assert len(prints) == 4 + bool((values == 0).any())
+    assert int(_bits(values.clone())) in prints
+    assert int(_bits(torch.cat([values, values])[size:])) == int(_bits(values))
 
 
 def recorded(model, run):

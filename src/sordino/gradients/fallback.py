@@ -139,16 +139,17 @@ class FunctionalFallback(LayerRule):
         kept: list[_Gradients] = []
         for chunk in _chunks(use, entries):
             gradients = _per_record(chunk, wanted)
-            parts.append(torch.stack([row_squared_norms(gradients[name]) for name in wanted]).sum(0))
+            parts.append(torch.stack([row_squared_norms(gradients[name]) for name in wanted]))
             if keep:
                 kept.append(gradients)
         if not parts:
             return torch.zeros(0, dtype=torch.float64, device=_device(use))
+        squares = torch.cat(parts, dim=1)
         if keep:
             use.memo.update({name: torch.cat([gradients[name] for gradients in kept]) for name in wanted})
         else:
-            use.memo[_MEASURED] = torch.cat(parts)
-        return torch.cat(parts)
+            use.memo.update({_MEASURED + name: row for name, row in zip(wanted, squares, strict=True)})
+        return squares.sum(0)
 
     def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
         """The gradient of each record for parameter `name`."""
@@ -170,29 +171,30 @@ class FunctionalFallback(LayerRule):
         for chunk in _chunks(use, sum(use.parameters[name].numel() for name in missing)):
             gradients = _per_record(chunk, missing)
             chosen = weights[start : start + chunk.records]
-            if _MEASURED in use.memo:
-                chosen = chosen * _no_longer_than_measured(gradients, chunk.memo[_MEASURED])
             for name in missing:
-                sums[name] = sums[name] + weigh(gradients[name], chosen)
+                # Parameters may have been measured apart, for other groups: each keeps its own norm.
+                squares = chunk.memo.get(_MEASURED + name)
+                kept = 1.0 if squares is None else _no_longer_than_measured(gradients[name], squares)
+                sums[name] = sums[name] + weigh(gradients[name], chosen * kept)
             start += chunk.records
         return sums
 
 
 functional_fallback = FunctionalFallback()
 
-# The name in a use's memo, which no parameter has, of the squared norms of gradients that were not kept.
-_MEASURED = "measured"
+# Before a parameter's name in a use's memo, for the squared norms of gradients that were not kept. A dot can't begin
+# the name of a parameter.
+_MEASURED = "."
 
 
-def _no_longer_than_measured(gradients: _Gradients, squares: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+def _no_longer_than_measured(gradient: Float[Tensor, "B *shape"], squares: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
     """Factors that shrink gradients to the norms that were measured; rows that became non-finite are set to zero.
 
     Running a module again in another batch may round in another way, and a record whose terms cancel makes that as
     large as it likes.
     """
-    again = torch.stack([row_squared_norms(gradient) for gradient in gradients.values()]).sum(0)
-    for gradient in gradients.values():
-        gradient[~again.isfinite()] = 0
+    again = row_squared_norms(gradient)
+    gradient[~again.isfinite()] = 0
     return torch.where(again > squares, (squares / again).sqrt(), torch.ones_like(again)).nan_to_num(nan=0.0)
 
 

@@ -7,6 +7,7 @@ values, bit for bit, or the sums are refused: a record's factor belongs to the g
 Calls of one parameter are measured together, so those of a shared one are kept until the last of them has come.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -31,6 +32,10 @@ Weigh = Callable[[Use, Float[Tensor, "G B"]], None]
 
 # Of what a rule keeps between norm and sum, tensors this many times smaller than what the layer saw stay.
 _SMALL = 8
+# Words that are scrambled one by one; of more their sums are.
+_FEW_WORDS = 1 << 12
+# An odd number without a pattern: the golden ratio's bits, as a signed word.
+_SCRAMBLE = 0x9E37_79B9_7F4A_7C15 - (1 << 64)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -224,25 +229,35 @@ def _is_small(value: Tensor, turn: _Turn) -> bool:
 
 
 def _fingerprint(use: Use) -> Tensor:
-    """A number that changes with every bit of what arrived; equal values give equal numbers, NaN among them."""
-    parts = [_bits(tensor) for tensor in (*use.saved, *use.grads) if tensor is not None]
-    return torch.stack(parts)
+    """A number for each tensor that arrived; equal values at equal places give equal numbers, NaN among them."""
+    return torch.stack([_bits(tensor) for tensor in (*use.saved, *use.grads) if tensor is not None])
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The sum of the entries' bits as whole numbers, which wraps around."""
+    """A whole number made of the entries' bits and of their places."""
     flat = tensor.detach().contiguous().view(-1)
-    if flat.dtype == torch.bool:
-        return flat.sum()
-    size = flat.element_size()
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     if flat.is_complex():
         flat = torch.view_as_real(flat).view(-1)
-        size //= 2
+    size = flat.element_size()
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     words = 8 // size
     if flat.storage_offset() % words:
         flat = flat.clone()
     whole = flat.numel() // words * words
     # Eight bytes at a time: sums of shorter integers are slow.
-    total = flat[:whole].view(torch.int64).sum()
-    return total + flat[whole:].view(kinds[size]).sum() if whole < flat.numel() else total
+    row = flat[:whole].view(torch.int64)
+    rest = [flat[whole:].view(kinds[size]).long()] if whole < flat.numel() else []
+    if row.numel() > _FEW_WORDS:
+        # Sums of rows and of columns see every entry twice. An odd width, for even numbers of top bits add up to zero.
+        width = math.isqrt(row.numel()) | 1
+        table = row[: row.numel() // width * width].view(-1, width)
+        row = torch.cat([table.sum(0), table.sum(1), row[table.numel() :]])
+    return _mixed(torch.cat([row, *rest]))
+
+
+def _mixed(row: Tensor) -> Tensor:
+    """The sum of the words, each scrambled with its place; it wraps around."""
+    scrambled = row + _SCRAMBLE * torch.arange(1, row.numel() + 1, device=row.device)
+    for shift in (30, 27, 31):
+        scrambled = (scrambled ^ (scrambled >> shift)) * _SCRAMBLE
+    return scrambled.sum()
