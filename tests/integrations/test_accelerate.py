@@ -96,6 +96,49 @@ def test_what_was_charged_is_saved_and_loaded_with_the_state(tmp_path):
     assert second.get_epsilon(1e-5) == first.get_epsilon(1e-5) > 0
 
 
+def begun_anew(one=None):
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    accelerator, one = Accelerator(cpu=True), one or PrivacyEngine()
+    return accelerator, one, prepare_private(accelerator, one, **parts(), **OPTIONS)
+
+
+def test_nothing_is_charged_twice_by_loading(tmp_path):
+    accelerator, first, made = begun_anew()
+    by_accelerate(accelerator, made)
+    by_accelerate(accelerator, prepare_private(accelerator, first, **parts(), **OPTIONS))
+    spent = first.get_epsilon(1e-5)
+    accelerator.save_state(str(tmp_path / "state"))
+    accelerator.load_state(str(tmp_path / "state"))
+    assert first.get_epsilon(1e-5) == spent
+    accelerator, second, _ = begun_anew()
+    prepare_private(accelerator, second, **parts(), **OPTIONS)
+    accelerator.load_state(str(tmp_path / "state"))
+    accelerator.load_state(str(tmp_path / "state"))
+    assert second.get_epsilon(1e-5) == spent > 0
+
+
+def test_going_back_to_an_older_state_pays_for_what_newer_ones_showed(tmp_path):
+    accelerator, first, made = begun_anew()
+    for name in ("one", "two"):
+        by_accelerate(accelerator, made)
+        accelerator.save_state(str(tmp_path / name))
+    accelerator, second, _ = begun_anew()
+    accelerator.load_state(str(tmp_path / "one"))
+    assert second.get_epsilon(1e-5) == first.get_epsilon(1e-5)
+
+
+def test_a_state_without_a_bill_is_refused(tmp_path):
+    model = nn.Linear(4, 2)
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    accelerator.save_state(str(tmp_path / "state"))
+    accelerator, one, _ = begun_anew()
+    with pytest.raises(InvalidArgument, match="what was spent is not known"):
+        accelerator.load_state(str(tmp_path / "state"))
+    assert one.get_epsilon(1e-5) == 0.0
+
+
 def test_bfloat16_trains():
     accelerator, one = Accelerator(cpu=True, mixed_precision="bf16"), engine()
     moved = by_accelerate(accelerator, prepare_private(accelerator, one, **parts(), **OPTIONS))

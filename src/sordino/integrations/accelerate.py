@@ -4,8 +4,11 @@
 goes first: it gets the parts as they are, and accelerate gets what comes back.
 """
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
+from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.optim import Optimizer
@@ -16,6 +19,7 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.schedules import Schedule
 from sordino.training.engine import PrivacyEngine
+from sordino.training.engine_checkpoint import bill_of, take_over_bills
 from sordino.training.loader import PrivateLoader
 
 try:
@@ -27,6 +31,10 @@ except ImportError as error:
     ) from None
 
 __all__ = ["PlacedLoader", "prepare_private"]
+
+_BILL, _SCHEMA = "sordino-{}.json", 1
+# Whose bills an accelerator saves and loads, in order.
+_ENGINES: WeakKeyDictionary[Accelerator, list[PrivacyEngine]] = WeakKeyDictionary()
 
 
 class PlacedLoader:
@@ -72,7 +80,8 @@ def prepare_private(
 
     ``accelerator.backward(loss)``, ``accelerator.accumulate(model)`` and ``accelerator.autocast()`` go on as they do;
     ``accelerator.clip_grad_norm_`` finds no gradient before the step and changes nothing. What was charged is saved and
-    loaded with ``accelerator.save_state`` and ``load_state``.
+    loaded with ``accelerator.save_state`` and ``load_state``; whoever goes back to an older state pays for what newer
+    ones beside it have shown. A state without a bill is refused.
 
     Guarantee: that of `PrivacyEngine.make_private`.
 
@@ -121,8 +130,31 @@ def prepare_private(
         loss_reduction=loss_reduction,
     )
     model, prepared = accelerator.prepare(module, optimizer)
-    accelerator.register_for_checkpointing(engine)
+    _keep_bill(accelerator, engine)
     return cast("nn.Module", model), cast("Optimizer", prepared), PlacedLoader(loader, accelerator)
+
+
+def _keep_bill(accelerator: Accelerator, engine: PrivacyEngine) -> None:
+    """Have what `engine` charged saved and loaded with the accelerator's state, once."""
+    engines = _ENGINES.setdefault(accelerator, [])
+    if any(one is engine for one in engines):
+        return
+    name = _BILL.format(len(engines))
+    engines.append(engine)
+
+    def save(_models: object, _weights: object, folder: str) -> None:
+        (Path(folder) / name).write_text(json.dumps({"schema": _SCHEMA, "bill": bill_of(engine)}))
+
+    def load(_models: object, folder: str) -> None:
+        own = Path(folder) / name
+        if not own.is_file():
+            raise InvalidArgument(f"input_dir must hold {name}, got a state without it: what was spent is not known.")
+        beside = sorted(own.absolute().parent.parent.glob(f"*/{_BILL.format('*')}"))
+        bills = [json.loads(file.read_text())["bill"] for file in (own, *beside)]
+        take_over_bills(engine, bills[0], bills[1:])
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
 
 
 def _check(accelerator: Accelerator, *parts: object) -> None:
