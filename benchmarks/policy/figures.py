@@ -25,7 +25,7 @@ def figures(found: dict[str, dict[str, object]], folder: Path) -> None:
         below.set_yticks(list(places), list(rows) if column == 0 else [""] * len(rows), fontsize=9)
         below.invert_yaxis()
         below.axvline(0, color="black", lw=0.8)
-        below.set_xlabel("final loss against uniform noise, % (mean ± sd of seeds)")
+        below.set_xlabel("final loss beside uniform noise, %")
     axes[0][0].set_ylabel("noise multiplier")
     axes[0][0].legend(fontsize=7)
     figure.savefig(folder / "policies-schedules.png", dpi=110)
