@@ -299,6 +299,7 @@ def test_the_account_pays_and_stops_the_run(tmp_path):
     [
         ({"fp16": True}, "fp16"),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
+        ({"debug": "underflow_overflow"}, "debug"),
         ({"include_num_input_tokens_seen": True}, "include_num_input_tokens_seen"),
         ({"eval_strategy": "epoch", "eval_dataset": sentences(8)}, "eval_strategy"),
     ],

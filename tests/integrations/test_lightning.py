@@ -355,6 +355,31 @@ def test_a_checkpoint_without_a_bill_is_refused(tmp_path):
         resumed(tmp_path / "plain.ckpt", 4)
 
 
+def test_an_evaluation_of_a_checkpoint_is_no_licence_for_another(tmp_path):
+    saved_at(tmp_path, 3)
+    plain = L.Trainer(
+        max_steps=2, logger=False, enable_progress_bar=False, default_root_dir=tmp_path, accelerator="cpu"
+    )
+    plain.fit(Net(momentum=0.9), DataLoader(data(), batch_size=16))
+    plain.save_checkpoint(tmp_path / "plain.ckpt")
+    callback, loader = PrivacyCallback(privacy(eval_data_are_public=True)), DataLoader(data(), batch_size=16)
+    made = trainer(callback, max_steps=5, max_epochs=-1)
+    made.validate(Evaluated(momentum=0.9), loader, ckpt_path=str(tmp_path / "step=3.ckpt"))
+    with pytest.raises(InvalidArgument, match="what was spent"):
+        made.fit(Net(momentum=0.9), loader, ckpt_path=str(tmp_path / "plain.ckpt"))
+
+
+def test_an_evaluation_of_a_checkpoint_leaves_all_planned_steps(tmp_path):
+    saved_at(tmp_path, 3)
+    private = privacy(noise_multiplier=None, target_epsilon=9.0, eval_data_are_public=True)
+    callback, loader = PrivacyCallback(private), DataLoader(data(), batch_size=16)
+    made = trainer(callback, max_steps=5, max_epochs=-1)
+    made.validate(Evaluated(momentum=0.9), loader, ckpt_path=str(tmp_path / "step=3.ckpt"))
+    made.fit(Net(momentum=0.9), loader)
+    assert made.global_step == 5
+    assert callback.guarantee().epsilon <= 9.0
+
+
 def test_checkpoints_hold_no_loss_and_a_bill_in_plain_json(tmp_path):
     saved_at(tmp_path, 2)
     kept = torch.load(tmp_path / "step=2.ckpt", weights_only=True)

@@ -96,6 +96,8 @@ class PrivacyCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse settings that can't be private, before anything runs."""
+        # What a checkpoint of an earlier evaluation said is no part of this.
+        self._steps_done, self._is_restored = 0, False
         if stage == "fit":
             check_trainer(trainer, pl_module, self.privacy)
         elif not self.privacy.eval_data_are_public:
