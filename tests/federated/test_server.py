@@ -12,11 +12,19 @@ from sordino.clipping import AdaClip, AutomaticClipping, GroupedClipping, Projec
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.events import Gaussian, PoissonSampled
-from sordino.federated import PrivateServer, fed_adam, fed_avg, fed_yogi
+from sordino.federated import (
+    DistributedGaussian,
+    DistributedServer,
+    PrivateServer,
+    fed_adam,
+    fed_avg,
+    fed_yogi,
+    simulate,
+)
 from sordino.gradients import Contributions
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
-from sordino.training import LossCurve, Plan
+from sordino.training import LossCurve, Plan, distributed
 
 
 def plan(**changes):
@@ -299,3 +307,20 @@ def test_a_stack_of_updates_has_all_that_clipping_asks_for_and_is_never_recorded
     with pytest.raises(UnprivateStep, match="begin"):
         server._step.recording(Chunk(step=0, chunk=0, is_last=True, indices=np.arange(2)))
     assert not server._step.is_open
+
+
+def test_several_processes_are_refused_before_anything_is_charged(tmp_path, monkeypatch):
+    """Each would ask its own cohorts, add its own noise and state the whole bill as if it were alone."""
+    mechanism = DistributedGaussian(
+        shapes={"weight": (1, 3)}, max_update_norm=1.0, noise_multiplier=1.0, clients=5, honest=4
+    )
+    makes = [
+        lambda: PrivateServer(line(), plan(), population=4, run=tmp_path / "run"),
+        lambda: simulate(line(), lambda m, x: m(x), [[torch.ones(1, 3)]] * 4, plan(), run=tmp_path / "run"),
+        lambda: DistributedServer(line(), mechanism, rounds=1, delta=1e-5, population=20),
+    ]
+    monkeypatch.setattr(distributed, "ranks_here", lambda: distributed.Ranks(number=1, count=2))
+    for make in makes:
+        with pytest.raises(InvalidArgument, match="server must be used in one process, got 2"):
+            make()
+    assert not (tmp_path / "run").exists()

@@ -19,6 +19,7 @@ from sordino.federated.server import SEEDED, Round
 from sordino.federated.updates import shared_parameters
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
+from sordino.training.distributed import refuse_several
 from sordino.training.prepaid import Prepaid
 
 __all__ = ["DistributedServer"]
@@ -71,6 +72,7 @@ class DistributedServer:
         randomness: Randomness | None = None,
         ledger: Account | Reservation | None = None,
     ) -> None:
+        refuse_several("server")
         self._shared = shared_parameters(model)
         shapes = {name: tuple(parameter.shape) for name, parameter in self._shared.items()}
         if {name: tuple(shape) for name, shape in mechanism.shapes.items()} != shapes:

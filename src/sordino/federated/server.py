@@ -34,6 +34,7 @@ from sordino.randomness import Randomness
 from sordino.runs import RunFolder
 from sordino.sampling import Chunk
 from sordino.training import Plan
+from sordino.training.distributed import refuse_several
 from sordino.training.freshness import fresh
 from sordino.training.guard import claim, release
 from sordino.training.prepaid import set_aside
@@ -117,6 +118,7 @@ class PrivateServer:
         checkpoint_every: int | None = None,
     ) -> None:
         _check(plan)
+        refuse_several("server")
         self.model, self.plan = model, plan
         self._population = checks.integer(1, population=population)
         self._stack = UpdateStack(model)

@@ -39,7 +39,7 @@ from sordino.training.checkpoint import whole
 from sordino.training.plan import Plan
 from sordino.training.record import Parts, RunRecord, record_of
 
-__all__ = ["Ranks", "exchange", "inner", "ranks_here", "record_among", "shapes_of"]
+__all__ = ["Ranks", "exchange", "inner", "ranks_here", "record_among", "refuse_several", "shapes_of"]
 
 if TYPE_CHECKING:
     from sordino.training.sharded import Shards
@@ -263,6 +263,17 @@ def ranks_here() -> Ranks:
     backend = dist.get_backend()
     device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
     return Ranks(number=dist.get_rank(), count=dist.get_world_size(), device=device)
+
+
+def refuse_several(what: str) -> None:
+    """Refuse what each process would do anew, with its own noise and its own bill.
+
+    Raises:
+        InvalidArgument: there are several processes.
+    """
+    count = ranks_here().count
+    if count > 1:
+        raise InvalidArgument(f"{what} must be used in one process, got {count}. Start it in one, without a launcher.")
 
 
 @contextmanager
