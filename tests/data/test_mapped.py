@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from sordino.data import Category, MappedArrays, Numeric, Schema, load, mapped_table
+from sordino.data.tables import iterate_columns
 from sordino.errors import InvalidArgument
 
 SCHEMA = Schema(
@@ -106,3 +107,20 @@ def test_arrays_of_different_lengths_are_refused(tmp_path):
     np.save(tmp_path / "y.npy", np.zeros(4))
     with pytest.raises(InvalidArgument, match="one length"):
         MappedArrays(tmp_path / "x.npy", tmp_path / "y.npy")
+
+
+def test_a_table_that_breaks_off_leaves_no_records_behind(tmp_path, monkeypatch):
+    seen = []
+
+    def broken(*args, **kwargs):
+        for part in iterate_columns(*args, **kwargs):
+            yield part
+            seen.append([file.stat().st_size for file in (tmp_path / "mapped").iterdir()])
+            raise InvalidArgument("column must be readable, got a broken page. Repair the file.")
+
+    monkeypatch.setattr("sordino.data.mapped.iterate_columns", broken)
+    with pytest.raises(InvalidArgument, match="broken page"):
+        mapped_table(written(tmp_path, ".csv"), schema=SCHEMA, folder=tmp_path / "mapped", rows=100)
+    assert len(seen) == 1
+    assert len(seen[0]) == 2
+    assert list((tmp_path / "mapped").iterdir()) == []

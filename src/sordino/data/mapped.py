@@ -7,13 +7,14 @@ and `MappedArrays` reads them as a map-style data set of which only the records 
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from sordino.data.encoding import encode
+from sordino.data.records import Records
 from sordino.data.schema import Numeric, Schema
 from sordino.data.tables import is_table, iterate_columns
 from sordino.errors import InvalidArgument
@@ -116,20 +117,30 @@ def mapped_table(path: str | Path, *, schema: Schema, folder: str | Path, rows: 
     numeric = [column.name for column in schema.columns if isinstance(column, Numeric)]
     folder.mkdir(parents=True, exist_ok=True)
     drafts = [folder / f".{name}.draft" for name in (_FEATURES, _LABELS)]
+    parts = iterate_columns(path, names, numeric=numeric, rows=rows)
+    try:
+        _write(drafts, (encode(part, schema) for part in parts), schema)
+    except BaseException:
+        # Encoded records are as private as the table: none may stay behind unseen.
+        for draft in drafts:
+            draft.unlink(missing_ok=True)
+        raise
+    for draft, name in zip(drafts, (_FEATURES, _LABELS), strict=True):
+        draft.replace(folder / name)
+    return MappedArrays(folder / _FEATURES, folder / _LABELS)
+
+
+def _write(drafts: Sequence[Path], parts: Iterable[Records], schema: Schema) -> None:
     count = 0
     with drafts[0].open("wb") as features, drafts[1].open("wb") as labels:
         for file in (features, labels):
             file.write(bytes(_HEADER))
-        for part in iterate_columns(path, names, numeric=numeric, rows=rows):
-            records = encode(part, schema)
+        for records in parts:
             features.write(np.ascontiguousarray(records.features).data)
             labels.write(np.ascontiguousarray(records.labels).data)
             count += len(records)
         _finish(features, (count, schema.width()), "<f4")
         _finish(labels, (count,), "<i8")
-    for draft, name in zip(drafts, (_FEATURES, _LABELS), strict=True):
-        draft.replace(folder / name)
-    return MappedArrays(folder / _FEATURES, folder / _LABELS)
 
 
 def _finish(file: BinaryIO, shape: tuple[int, ...], kind: str) -> None:

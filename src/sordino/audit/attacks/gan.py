@@ -100,7 +100,7 @@ class Impersonator:
         randomness: of batches, noise and pictures; fresh by default.
 
     Example:
-        >>> attacker = Impersonator((torch.rand(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64)), target=1, classes=2,
+        >>> attacker = Impersonator((torch.ones(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64)), target=1, classes=2,
         ...                         federation=Federation(local_steps=1, batch_size=4), generator_steps=1)
         >>> sent = attacker.update(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
         >>> list(sent), tuple(attacker.pictures(5).shape)
