@@ -4,6 +4,8 @@ Parameters are stored and nothing else happens before `fit`, as scikit-learn's `
 reads records then; all that changes the guarantee is a parameter, so it is known before the data are.
 """
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 
@@ -81,6 +83,7 @@ class PrivateEstimator(BaseEstimator):
         caveats: tuple[str, ...] = (),
     ) -> None:
         """Write down what is about to be spent: the one place where a fit is charged, before it reads a record."""
+        _refuse_several(type(self).__name__)
         epsilon, delta = self._budget()
         spent = accounting.epsilon(compose(list(events)), delta, relation=relation)
         # The events were made from (ε, δ), so they cost at most ε; a surplus in the last digits is the accountant's.
@@ -98,3 +101,12 @@ class PrivateEstimator(BaseEstimator):
             relation=relation,
             caveats=(*caveats, *((FIXED_SEED,) if self.reproducible else ())),
         )
+
+
+def _refuse_several(name: str) -> None:
+    """Refuse processes of one group, or of one launcher: each would fit anew, with its own noise and its own bill."""
+    # Torch takes seconds to import; without it there is no group.
+    if "RANK" in os.environ or "torch.distributed" in sys.modules:
+        from sordino.training.distributed import refuse_several
+
+        refuse_several(name)
