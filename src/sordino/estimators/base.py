@@ -20,7 +20,7 @@ from sordino.events import Event, compose
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 
-__all__ = ["PrivateEstimator"]
+__all__ = ["PrivateEstimator", "refuse_several"]
 
 FIXED_SEED = "fixed seed: not for release"
 
@@ -83,7 +83,7 @@ class PrivateEstimator(BaseEstimator):
         caveats: tuple[str, ...] = (),
     ) -> None:
         """Write down what is about to be spent: the one place where a fit is charged, before it reads a record."""
-        _refuse_several(type(self).__name__)
+        refuse_several(type(self).__name__)
         epsilon, delta = self._budget()
         spent = accounting.epsilon(compose(list(events)), delta, relation=relation)
         # The events were made from (ε, δ), so they cost at most ε; a surplus in the last digits is the accountant's.
@@ -103,10 +103,10 @@ class PrivateEstimator(BaseEstimator):
         )
 
 
-def _refuse_several(name: str) -> None:
+def refuse_several(name: str) -> None:
     """Refuse processes of one group, or of one launcher: each would fit anew, with its own noise and its own bill."""
     # Torch takes seconds to import; without it there is no group.
     if "RANK" in os.environ or "torch.distributed" in sys.modules:
-        from sordino.training.distributed import refuse_several
+        from sordino.training import distributed
 
-        refuse_several(name)
+        distributed.refuse_several(name)

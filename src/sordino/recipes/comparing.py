@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sordino import accounting, checks
 from sordino.definitions import Guarantee, NeighboringRelation
 from sordino.errors import InvalidArgument
-from sordino.estimators.base import PrivateEstimator
+from sordino.estimators.base import PrivateEstimator, refuse_several
 from sordino.estimators.rehearsal import common_relation, equal_shares, rehearse
 from sordino.events import Event, compose
 from sordino.ledger import Account
@@ -90,6 +90,7 @@ def share(
     measurements led to, is covered; each had only its part of the budget. With an account all of it is charged, at
     once and before a record is read.
     """
+    refuse_several("compare")
     made = equal_shares(
         lambda one, slack: [method.estimator(table.facts, epsilon=one, delta=slack) for method in methods],
         columns=table.facts.columns,

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from sordino import accounting, checks
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
+from sordino.estimators.base import refuse_several
 from sordino.events import Event
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
@@ -175,6 +176,7 @@ def charge(
     caveats: tuple[str, ...] = (UNSEEN,),
 ) -> Guarantee:
     """The guarantee of everything; an account is charged with it first."""
+    refuse_several("search")
     spent = accounting.epsilon(event, budget.delta, relation=budget.relation, accountant=budget.accountant)
     if spent.upper > budget.epsilon:
         raise InvalidArgument(f"target_epsilon must be above what is spent, {budget.epsilon:g} is not. Raise it.")
