@@ -3,17 +3,19 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sordino.errors import LedgerError
 from sordino.events import Gaussian
-from sordino.ledger import Ledger
+from sordino.ledger import Ledger, store
 
 EVENT = Gaussian(noise_multiplier=30.0)
 CAP = 55  # ρ = 1/1800 each; (1, 1e-5) allows 0.0305565952 · 1800 = 55.0019
@@ -118,7 +120,7 @@ def test_lines_are_json_that_another_program_can_read(ledger):
 
 DECLARING = """
 import os, sys
-from sordino.ledger import Ledger
+from sordino.ledger import Ledger, store
 Ledger(sys.argv[1]).declare("warm", epsilon=1.0, delta=1e-5)
 gate, opening = os.pipe()
 children = []
@@ -144,3 +146,22 @@ def test_many_processes_may_make_and_declare_the_same_ledger_at_once(tmp_path):
     done = subprocess.run([sys.executable, "-c", DECLARING, warm, fresh], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert len(Ledger(fresh).account("adult").history()) == 1
+
+
+def test_a_mode_that_another_process_holds_is_asked_for_again():
+    # SQLite answers a change of the journal's mode at once, and doesn't wait as it does for locks.
+    class Connection:
+        answers = [sqlite3.OperationalError("database is locked")] * 3
+
+        def execute(self, statement):
+            assert statement == "PRAGMA journal_mode = WAL"
+            if self.answers:
+                raise self.answers.pop()
+            return SimpleNamespace(close=lambda: None)
+
+    connection = Connection()
+    store._patiently(connection, "PRAGMA journal_mode = WAL")
+    assert not connection.answers
+    connection.answers = [sqlite3.OperationalError("disk I/O error")]
+    with pytest.raises(sqlite3.OperationalError, match="disk"):
+        store._patiently(connection, "PRAGMA journal_mode = WAL")

@@ -5,6 +5,7 @@ and the line that uses it nobody else writes. A process that dies in between lea
 """
 
 import hashlib
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -16,6 +17,8 @@ from sordino.ledger.entries import FIRST, Entry, now, sealed, who_am_i
 from sordino.ledger.place import file_of, masked
 
 if TYPE_CHECKING:
+    import sqlite3
+
     from sqlalchemy import Connection, Engine, Table
 
 __all__ = ["Page", "accounts", "create", "exists", "reading", "writing"]
@@ -187,6 +190,22 @@ def _connection(url: str, *, writes: bool, check: bool = True) -> Iterator["Conn
         ) from error
 
 
+def _patiently(connection: "sqlite3.Connection", statement: str) -> None:
+    """Carry out what SQLite refuses at once, without its own waiting, while another process changes the mode."""
+    from sqlite3 import OperationalError
+
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            connection.execute(statement).close()
+        except OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
 @lru_cache(maxsize=1)
 def _table() -> "Table":
     from sqlalchemy import Column, Index, Integer, MetaData, Table, Text
@@ -223,7 +242,7 @@ def _engine(url: str) -> "Engine":
     def _configure(connection, _record) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "fullfsync = ON", "checkpoint_fullfsync = ON"):
-            connection.execute(f"PRAGMA {pragma}").close()
+            _patiently(connection, f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
     def _begin(connection) -> None:
