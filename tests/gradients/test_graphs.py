@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from sordino.clipping import FlatClipping
 from sordino.errors import UncapturedParameter, UnsupportedModule
-from sordino.gradients import GradientCapture
+from sordino.gradients import GradientCapture, products
 from sordino.gradients.graphs import StepGraphs, record_step
 
 C = 0.05
@@ -159,3 +159,17 @@ def test_a_use_outside_the_layers_is_refused_while_the_graph_is_recorded() -> No
     model = nn.Linear(6, 3)
     with pytest.raises(UncapturedParameter):
         refused(model, lambda x, y: F.cross_entropy(F.linear(x, model.weight), y, reduction="none"))
+
+
+def test_a_recording_that_comes_first_in_a_process_tries_no_library_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Which library is faster is found out once in a process: never while operations are recorded.
+    products._is_faster.cache_clear()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(products, "_maker", lambda: "Another")
+    model, x, y = nn.Linear(200, 300), torch.rand(40, 200), torch.randint(300, (40,))
+    capture, graphs = recorded(model, x, y)
+    try:
+        assert graphs.run((x, y), torch.ones(40, dtype=torch.bool)) is not None
+    finally:
+        capture.detach()
+        products._is_faster.cache_clear()

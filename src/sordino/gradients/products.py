@@ -95,11 +95,11 @@ def _by_onednn(left: Tensor, right: Tensor, work: int) -> bool:
         work >= _LEAST
         and left.dtype is right.dtype is torch.float32
         and left.device.type == "cpu"
-        and _is_faster()
-        and torch._C._get_mkldnn_enabled()  # pyright: ignore[reportPrivateUsage]
-        # A graph that is recorded is compiled from plain operations.
+        # A graph that is recorded is compiled from plain operations; nothing may be tried out while it is.
         and not is_recorded()
         and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportPrivateUsage]
+        and torch._C._get_mkldnn_enabled()  # pyright: ignore[reportPrivateUsage]
+        and _is_faster()
     )
 
 
