@@ -49,14 +49,19 @@ class Transformer(nn.Module):
 
 
 class Logits(nn.Module):
-    """A model of the transformers library that returns its logits alone."""
+    """A model of the transformers library that returns its logits alone.
 
-    def __init__(self, model: nn.Module) -> None:
+    Positions and kinds of tokens are given for each record: libraries that keep gradients per record need it so.
+    """
+
+    def __init__(self, model: nn.Module, *, kinds: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.kinds = model, kinds
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        return self.model(ids_BT).logits
+        places_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).repeat(len(ids_BT), 1)
+        kinds_BT = torch.zeros_like(ids_BT) if self.kinds else None
+        return self.model(ids_BT, position_ids=places_BT, token_type_ids=kinds_BT).logits
 
 
 def bert_mini() -> nn.Module:
@@ -73,7 +78,7 @@ def bert_mini() -> nn.Module:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    return Logits(BertForSequenceClassification(config))
+    return Logits(BertForSequenceClassification(config), kinds=True)
 
 
 def checkpointed(model: nn.Module) -> nn.Module:
@@ -99,7 +104,7 @@ def gpt2() -> nn.Module:
     config = GPT2Config(
         vocab_size=8192, n_positions=256, n_layer=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False
     )
-    return Logits(GPT2LMHeadModel(config))
+    return Logits(GPT2LMHeadModel(config), kinds=False)
 
 
 class Adapter(nn.Module):
