@@ -142,8 +142,9 @@ def refusal(clipping, setting, *, loop):
         return InvalidArgument
     if clipping == "projected":
         # Norms that are estimates have no bound: no noise but independent Gaussians was analysed with them, no
-        # relation but one record more or less, and no filter but Rényi's; a loop of one's own has no losses to project.
-        return InvalidArgument if setting in ("secure", "shuffled", "budget, gaussian", "budget, zcdp") else None
+        # relation but one record more or less; their Rényi divergence is infinite, so there is nothing for a filter to
+        # add up; a loop of one's own has no losses to project.
+        return InvalidArgument if setting in ("secure", "shuffled") or setting.startswith("budget") else None
     if clipping in ADAPTS and setting == "secure":
         return InvalidArgument
     if loop and setting == "users" and clipping == "adaclip":

@@ -13,7 +13,7 @@ from torch import nn
 
 from sordino import checks
 from sordino.accounting.filters import ConcentratedFilter, GaussianFilter, RenyiFilter
-from sordino.clipping import AdaClip
+from sordino.clipping import AdaClip, ProjectedClipping
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, UnsupportedEvent
 from sordino.events import ApproximateDP, Event, Gaussian, Nothing, SelfComposed, ZeroConcentratedDP
@@ -133,6 +133,11 @@ class AdaptiveRun:
         if budget.delta is not None and budget.delta != plan.delta:
             raise InvalidArgument(
                 f"delta must be the plan's, {plan.delta!r}, got {budget.delta!r} in the budget. Leave it out."
+            )
+        if isinstance(plan.clipping, ProjectedClipping):
+            raise InvalidArgument(
+                "budget must be None with clipping by projected norms, got AdaptiveBudget: an estimate can be too "
+                "small by any factor, so a step has no Rényi divergence that a filter could add up. Use flat clipping."
             )
         self._budget, self._plan = budget, plan
         self._full = not plan.is_scheduled and plan.at(0).sample_rate == 1
