@@ -77,7 +77,13 @@ def test_a_record_more_moves_every_score_up_by_at_most_one(kind):
     else:
         inner = LinearRegression(data_norm=2.0, target_bounds=(0.0, 1.0))
         found = search(inner, {"fit_intercept": [True, False]}).fit(X, y)
-        others = [(np.full(3, 1e9), -5.0), (-np.ones(3), 1e12), (np.ones(3), np.nan), (np.full(3, np.inf), 0.0)]
+        others = [
+            (np.full(3, 1e9), -5.0),
+            (-np.ones(3), 1e12),
+            (np.ones(3), np.nan),
+            (np.full(3, np.inf), 0.0),
+            (np.zeros(3), 0.5),  # whatever was fitted, predictions lie in the bounds: half their width away at most
+        ]
     model = found.best_estimator_
 
     def score(X, y):
