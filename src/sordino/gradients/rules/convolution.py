@@ -21,6 +21,7 @@ from sordino.gradients.rules.cost import Kernel, cheapest, chunk_records, convol
 from sordino.gradients.rules.linear import GHOST_LENGTHS, GHOST_ROUNDING, ghost_sum, keep_ghost
 from sordino.gradients.rules.rounding import PIECE, Rounding, unit
 from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, weigh
+from sordino.gradients.rules.timings import TIMED_RECORDS
 
 __all__ = ["ConvolutionRule"]
 
@@ -61,13 +62,12 @@ class ConvolutionRule(LayerRule):
             return cheapest(costs)
 
         def attempt(kernel: Kernel) -> object:
-            trial = replace(use, memo={})
-            _by_kernel(kernel, trial, x, grads, padding)
-            return self.weighted_sums(trial, ["weight"], grads.new_ones(use.records))
+            saved, grad = (part.new_ones(TIMED_RECORDS, *part.shape[1:]) for part in (use.saved[0], use.grad))
+            trial = replace(use, memo={}, records=TIMED_RECORDS, saved=(saved,), grads=(grad,))
+            _by_kernel(kernel, trial, *_padded(trial))
+            return self.weighted_sums(trial, ["weight"], grads.new_ones(TIMED_RECORDS))
 
-        return use.timings.fastest(
-            type(layer).__name__, shape | {"pixels": pixels or 0}, costs, attempt, records=use.records, like=grads
-        )
+        return use.timings.fastest(type(layer).__name__, shape | {"pixels": pixels or 0}, costs, attempt, like=grads)
 
     def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
         """One grouped convolution gradient for the weight, the sum over positions for the bias."""

@@ -16,6 +16,7 @@ from sordino.gradients.products import grams, per_record_product
 from sordino.gradients.rules.cost import Kernel, cheapest, chunk_records, kernel_costs
 from sordino.gradients.rules.rounding import PIECE, Rounding, additions, gram_rounding, product, unit
 from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, weigh
+from sordino.gradients.rules.timings import TIMED_RECORDS
 from sordino.gradients.usual import is_usual
 
 __all__ = [
@@ -191,14 +192,16 @@ def _kernel(use: Use, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T 
         return cheapest(costs)
 
     def attempt(kernel: Kernel) -> Tensor:
-        trial, weights = replace(use, memo={}), grads.new_ones(records)
-        _by_kernel(kernel, trial, inputs, grads, biases=biases)
+        a, g = (x.new_ones(TIMED_RECORDS, *x.shape[1:]) for x in (inputs, grads))
+        trial = replace(use, memo={}, records=TIMED_RECORDS, saved=(a,), grads=(g,))
+        weights = g.new_ones(TIMED_RECORDS)
+        _by_kernel(kernel, trial, a, g, biases=biases)
         if "weight" in trial.memo:
             return weigh(trial.memo["weight"], weights)
-        return product(grads.flatten(0, 1), inputs.flatten(0, 1), weights.repeat_interleave(positions))
+        return product(g.flatten(0, 1), a.flatten(0, 1), weights.repeat_interleave(positions))
 
     sizes = {"positions": positions, "inputs": width, "outputs": grads.shape[2], "biases": biases}
-    return use.timings.fastest("linear", sizes, costs, attempt, records=records, like=grads)
+    return use.timings.fastest("linear", sizes, costs, attempt, like=grads)
 
 
 def _by_kernel(

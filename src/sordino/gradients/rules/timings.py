@@ -1,8 +1,8 @@
 """Which exact kernel is fastest here, by the clock (floor 1, gradients).
 
 The cost model of `cost` knows one processor; this measures. For every shape of a layer each kernel takes the norms and
-the weighted sum of the batch at hand a few times, once and for all: choices are kept in a file. All kernels are exact,
-so a choice changes rounding and speed alone. What is kept are shapes of layers and names of kernels.
+the weighted sum of a few made-up records, a few times, once and for all: choices are kept in a file. All kernels are
+exact, so a choice changes rounding and speed alone. No record of the user's is timed: a choice tells nothing of any.
 """
 
 import json
@@ -17,10 +17,10 @@ import torch
 from sordino.gradients.rules.cost import Kernel, cheapest
 from sordino.gradients.usual import is_recorded
 
-__all__ = ["KernelTimings"]
+__all__ = ["TIMED_RECORDS", "KernelTimings"]
 
-# A batch with fewer records says little about large ones.
-_LEAST_RECORDS = 8
+# Made-up records that kernels are timed on.
+TIMED_RECORDS = 8
 # A kernel that the cost model holds this much slower than the best is not tried.
 _HOPELESS = 6.0
 _ROUNDS = 3
@@ -46,17 +46,15 @@ class KernelTimings:
         costs: Mapping[Kernel, float],
         attempt: Callable[[Kernel], object],
         *,
-        records: int,
         like: torch.Tensor,
     ) -> Kernel:
-        """The kernel that took the least time for this shape; for a few records, the cost model's.
+        """The kernel that took the least time for this shape.
 
         Args:
             layer: the kind of layer.
             sizes: what describes the shape, the number of records left out.
             costs: the kernels that may be taken, and what the cost model thinks of them.
-            attempt: takes the norms and the weighted sum by a kernel.
-            records: B.
+            attempt: takes the norms and the weighted sum of `TIMED_RECORDS` made-up records by a kernel.
             like: a tensor of the computing type, where the work is done.
         """
         expected = cheapest(costs)
@@ -64,12 +62,12 @@ class KernelTimings:
             return expected
         name = _name(layer, sizes, costs, like)
         known: Kernel | None = next((kernel for kernel in costs if kernel == self._chosen.get(name)), None)
-        if known is None and records >= _LEAST_RECORDS:
+        if known is None:
             tried: list[Kernel] = [kernel for kernel, cost in costs.items() if cost <= _HOPELESS * costs[expected]]
             seconds: dict[Kernel, float] = {kernel: _seconds(attempt, kernel, like.device) for kernel in tried}
             known = self._chosen[name] = cheapest(seconds)
             self._keep()
-        return known or expected
+        return known
 
     def _keep(self) -> None:
         """Another process may have kept choices meanwhile; a cache that can't be written is done without."""
