@@ -17,7 +17,7 @@ import torch
 from sordino.gradients.rules.cost import Kernel, cheapest
 from sordino.gradients.usual import is_recorded
 
-__all__ = ["TIMED_RECORDS", "KernelTimings"]
+__all__ = ["KernelTimings", "TIMED_RECORDS"]
 
 # Made-up records that kernels are timed on.
 TIMED_RECORDS = 8
