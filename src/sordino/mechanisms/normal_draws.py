@@ -62,8 +62,7 @@ def standard_normal(count: int, stream: Stream, *, dtype: torch.dtype = torch.fl
     def keep(start: int, block: np.ndarray) -> None:
         rows[start : start + len(block)] = block
 
-    _run([_Job(first=0, last=count, stream=stream.ahead(0), working=rows.dtype, use=keep)], 1.0)
-    stream.skip(_bytes(count, rows.dtype))
+    _run([_Job(last=count, working=rows.dtype, use=keep)], stream, 1.0)
     return noise
 
 
@@ -76,20 +75,17 @@ def add_normal_(rows: Sequence[Tensor], stream: Stream, *, stddev: float) -> Non
         stddev: > 0.
     """
     jobs: list[_Job] = []
-    position = 0
     for row in rows:
         working = np.dtype(np.float64 if row.dtype == torch.float64 else np.float32)
-        own = stream.ahead(position)
-        position += _bytes(len(row), working)
-        if row.device.type != "cpu" or row.dtype not in (torch.float32, torch.float64):
-            for part in row.split(_SENT):
-                draws = standard_normal(len(part), own, dtype=part.dtype)
-                part.add_(draws.to(part.device, part.dtype), alpha=stddev)
-        else:
-            use = _adding_to(row.detach().numpy())
-            jobs.append(_Job(first=0, last=len(row), stream=own, working=working, use=use))
-    _run(jobs, stddev)
-    stream.skip(position)
+        if row.device.type == "cpu" and row.dtype in (torch.float32, torch.float64):
+            jobs.append(_Job(last=len(row), working=working, use=_adding_to(row.detach().numpy())))
+            continue
+        _run(jobs, stream, stddev)
+        jobs = []
+        for part in row.split(_SENT):
+            draws = standard_normal(len(part), stream, dtype=part.dtype)
+            part.add_(draws.to(part.device, part.dtype), alpha=stddev)
+    _run(jobs, stream, stddev)
 
 
 def add_normal_part_(entries: Tensor, stream: Stream, *, stddev: float, first: int, count: int) -> None:
@@ -113,8 +109,8 @@ def add_normal_part_(entries: Tensor, stream: Stream, *, stddev: float, first: i
     if len(entries):
         # The last block of a row is shorter, and its pairs lie closer together.
         last = min(count, -(-end // (2 * _BLOCK)) * 2 * _BLOCK)
-        own = stream.ahead(_bytes(begun, working))
-        _Job(first=begun, last=last, stream=own, working=working, use=add).run(stddev)
+        part = _Job(first=begun, last=last, working=working, use=add)
+        part.run(stream.ahead(_bytes(begun, working)), stddev)
     stream.skip(_bytes(count, working))
 
 
@@ -136,14 +132,13 @@ def _bytes(count: int, working: np.dtype) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """The draws `first` to `last` of one row, with a stream that stands at the first; `first` begins a block.
+    """The draws `first` to `last` of one row; `first` begins a block.
 
     `use` gets (position of the first, a block that the next one overwrites).
     """
 
-    first: int
+    first: int = 0
     last: int
-    stream: Stream
     working: np.dtype
     use: _Use
 
@@ -151,39 +146,47 @@ class _Job:
     def blocks(self) -> int:
         return -(-(self.last - self.first) // (2 * _BLOCK))
 
+    @property
+    def bytes(self) -> int:
+        """How much of the stream it takes."""
+        return _bytes(self.last - self.first, self.working)
+
     def parted(self, blocks: int) -> tuple["_Job", "_Job"]:
         """The first `blocks` blocks, and the rest."""
         middle = self.first + 2 * _BLOCK * blocks
-        behind = self.stream.ahead(_bytes(middle - self.first, self.working))
-        return replace(self, last=middle), replace(self, first=middle, stream=behind)
+        return replace(self, last=middle), replace(self, first=middle)
 
-    def run(self, stddev: float) -> None:
+    def run(self, stream: Stream, stddev: float) -> None:
         pairs = min(_BLOCK, (self.last - self.first + 1) // 2)
         with _arrays(self.working, pairs) as arrays:
             for start in range(self.first, self.last, 2 * _BLOCK):
                 pairs = min(_BLOCK, (self.last - start + 1) // 2)
-                self.use(start, arrays.draw(pairs, self.stream, stddev)[: self.last - start])
+                self.use(start, arrays.draw(pairs, stream, stddev)[: self.last - start])
 
 
-def _run(jobs: Sequence[_Job], stddev: float) -> None:
-    """All jobs, on as many of torch's threads as they are worth."""
+def _run(jobs: Sequence[_Job], stream: Stream, stddev: float) -> None:
+    """All jobs, one after the other in `stream`, on as many of torch's threads as they are worth."""
     blocks = sum(job.blocks for job in jobs)
     threads = max(1, min(torch.get_num_threads(), blocks // _BLOCKS_A_THREAD))
     if threads == 1:
-        _run_in_order(jobs, stddev)
+        _run_in_order(jobs, stream, stddev)
         return
-    shares = _shares(jobs, [blocks * (place + 1) // threads for place in range(threads)])
+    shares: list[tuple[list[_Job], Stream]] = []
+    position = 0
+    for share in _shares(jobs, [blocks * (place + 1) // threads for place in range(threads)]):
+        shares.append((share, stream.ahead(position)))
+        position += sum(job.bytes for job in share)
     with ThreadPoolExecutor(threads - 1) as others:
-        own = next(shares)
-        waiting = [others.submit(_run_in_order, share, stddev) for share in shares]
-        _run_in_order(own, stddev)
+        waiting = [others.submit(_run_in_order, *share, stddev) for share in shares[1:]]
+        _run_in_order(*shares[0], stddev)
         for thread in waiting:
             thread.result()
+    stream.skip(position)
 
 
-def _run_in_order(jobs: Sequence[_Job], stddev: float) -> None:
+def _run_in_order(jobs: Sequence[_Job], stream: Stream, stddev: float) -> None:
     for job in jobs:
-        job.run(stddev)
+        job.run(stream, stddev)
 
 
 def _shares(jobs: Sequence[_Job], cuts: Sequence[int]) -> Iterator[list[_Job]]:
