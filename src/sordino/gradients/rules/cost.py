@@ -61,7 +61,7 @@ def convolution_kernel_costs(
 
     - ghost: the Gram matrix of padded pixels, summed along diagonals (an addition costs about 60 multiply-adds).
     - norm_only: grouped convolution gradients in small chunks, thrown away: ≈ 1 + 75/T.
-    - stored: the same, kept, so that the ordinary gradient is saved, for memory traffic of ≈ 40/T.
+    - stored: the same, kept, so that the ordinary gradient is saved, for memory traffic of ≈ 70/T.
 
     Args:
         records: B.
@@ -79,7 +79,7 @@ def convolution_kernel_costs(
         patches, _ = patch_products(pixels=pixels, positions=positions, channels=channels, window=window)
         costs["ghost"] = (patches + positions**2 * (outputs + 60)) / max(positions * entries, 1)
     if entries <= _most_stored(positions, channels, outputs, lean) and records * entries <= 16 * CHUNK_ENTRIES:
-        costs["stored"] = 115 / max(positions, 1)
+        costs["stored"] = 0.1 + 70 / max(positions, 1)
     return costs
 
 
@@ -90,7 +90,7 @@ def patch_products(*, pixels: int, positions: int, channels: int, window: int) -
     """
     additions = pixels**2 + window**0.5 * (pixels * positions + positions**2)
     of_pixels = pixels**2 * channels + 60 * additions
-    of_offsets = window * positions**2 * channels + 60 * window * positions * channels
+    of_offsets = window * positions * channels * (positions + 120)
     return min(of_pixels, of_offsets), of_offsets < of_pixels
 
 
