@@ -32,20 +32,24 @@ def affine(
     x: Float[Tensor, "K d"], weight: Float[Tensor, "p d"], bias: Tensor | None = None, activation: Activation = "none"
 ) -> Float[Tensor, "K p"]:
     """``activation(x W^T + b)``, without a graph."""
-    return affine_map(x.shape[0], weight, bias, activation)(x)
+    if _by_onednn(x, weight, x.numel() * weight.shape[0]):
+        return torch.ops.mkldnn._linear_pointwise.default(x, _dense(weight), bias, activation, [], "")
+    return _applied(x, weight.t(), bias, activation)
 
 
 def affine_map(
     rows: int, weight: Float[Tensor, "p d"], bias: Tensor | None = None, activation: Activation = "none"
 ) -> Callable[[Float[Tensor, "K d"]], Float[Tensor, "K p"]]:
-    """`affine` as a function of x alone, for many calls with about as many `rows` each."""
+    """`affine` as a function of x alone, for many calls with about as many `rows` each.
+
+    The weight is brought into the order of oneDNN's kernels once; it must stay as it is.
+    """
     if _by_onednn(weight, weight, rows * weight.numel()):
-        call, weight = torch.ops.mkldnn._linear_pointwise.default, _dense(weight)
-        return lambda x: call(x, weight, bias, activation, [], "")
-    turned, applied = weight.t(), _APPLIED[activation]
-    if bias is None:
-        return lambda x: applied(x @ turned)
-    return lambda x: applied(torch.addmm(bias, x, turned))
+        call = torch.ops.mkldnn._linear_pointwise.default
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+        return lambda x: call(x, packed, bias, activation, [], "")
+    turned = weight.t()
+    return lambda x: _applied(x, turned, bias, activation)
 
 
 def transposed_product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) -> Float[Tensor, "m n"]:
@@ -85,6 +89,10 @@ def grams(x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T T"]:
     return result
 
 
+def _applied(x: Tensor, turned: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    return _APPLIED[activation](x @ turned if bias is None else torch.addmm(bias, x, turned))
+
+
 def _dense(matrix: Tensor) -> Tensor:
     """A copy where rows are apart in memory: oneDNN has no fast kernel for these."""
     return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
@@ -110,10 +118,11 @@ def _is_faster() -> bool:
         return False
     x, weight = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(-2, 3, 12).view(3, 4)
     try:
-        result = torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "tanh", [], "")
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
+        results = [torch.ops.mkldnn._linear_pointwise.default(x, w, None, "tanh", [], "") for w in (weight, packed)]
     except (AttributeError, RuntimeError):
         return False
-    return torch.allclose(result, torch.tanh(x @ weight.t()), atol=1e-6)
+    return all(torch.allclose(result, torch.tanh(x @ weight.t()), atol=1e-6) for result in results)
 
 
 def _maker() -> str:
