@@ -32,6 +32,7 @@ class Elementwise:
         of: a tensor's memory as the library's array.
         multiply: (a, b, out).
         add: (a, b, out).
+        subtract: (a, b, out).
         tanh: (x, out).
         less_product: (a, b, c, out): ``a − b·c``, out being neither of the three.
         more_product: (b, c, out): ``b·c`` is added to out.
@@ -40,6 +41,7 @@ class Elementwise:
     of: Callable[[Tensor], Array]
     multiply: Callable[[Array, Array, Array], object]
     add: Callable[[Array, Array, Array], object]
+    subtract: Callable[[Array, Array, Array], object]
     tanh: Callable[[Array, Array], object]
     less_product: Callable[[Array, Array, Array, Array], object]
     more_product: Callable[[Array, Array, Array], object]
@@ -71,6 +73,7 @@ TORCH = Elementwise(
     of=lambda tensor: tensor,
     multiply=lambda a, b, out: torch.mul(a, b, out=out),
     add=lambda a, b, out: torch.add(a, b, out=out),
+    subtract=lambda a, b, out: torch.sub(a, b, out=out),
     tanh=lambda x, out: torch.tanh(x, out=out),
     less_product=lambda a, b, c, out: torch.addcmul(a, b, c, value=-1, out=out),
     more_product=lambda b, c, out: out.addcmul_(b, c),
@@ -79,6 +82,7 @@ NUMPY = Elementwise(
     of=Tensor.numpy,
     multiply=np.multiply,
     add=np.add,
+    subtract=np.subtract,
     tanh=np.tanh,
     less_product=_numpy_less_product,
     more_product=_numpy_more_product,

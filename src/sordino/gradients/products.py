@@ -53,12 +53,15 @@ def affine_map(
 
 
 def transposed_product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) -> Float[Tensor, "m n"]:
-    """``left^T right``."""
+    """``left^T right``; it may be laid out column by column."""
     # Few columns are no faster.
     thin = min(left.shape[1], right.shape[1]) < 16
     if thin or not _by_onednn(left, right, left.numel() * right.shape[1]):
         return left.t() @ right
-    rows = left.shape[0]
+    rows, wide, narrow = left.shape[0], left.shape[1], right.shape[1]
+    if wide > narrow and rows * (wide - narrow) >= wide * narrow:
+        # The library wants its first factor turned in memory: the smaller one, if turning the result costs no more.
+        return transposed_product(right, left).t()
     # Kernels are made for each length: sampled batches, which have any, are cut so that there are few.
     whole = rows if rows < _ROWS else rows // _ROWS * _ROWS
     a, b = _dense(left[:whole]), _dense(right[:whole])
@@ -80,12 +83,26 @@ def per_record_product(left: Float[Tensor, "B T p"], right: Float[Tensor, "B T d
 def grams(x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T T"]:
     """Inner products of every two positions of each record."""
     records, positions, width = x.shape
-    if not _by_onednn(x, x, positions**2 * width):
-        return torch.bmm(x, x.transpose(1, 2))
+    # Half of them are the other half: below that work this is worth more than the wider kernels.
+    if not _by_onednn(x, x, positions**2 * width // 2):
+        halved = x.device.type == "cpu" and positions >= 64 and width >= 256 and not is_recorded()
+        return _halved_grams(x) if halved else torch.bmm(x, x.transpose(1, 2))
     result = x.new_empty(records, positions, positions)
     for b in range(records):
         rows = _dense(x[b])
         result[b] = torch.ops.mkldnn._linear_pointwise.default(rows, rows, None, "none", [], "")
+    return result
+
+
+def _halved_grams(x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T T"]:
+    """Each quarter of the positions with itself and those before it; the rest by symmetry."""
+    records, positions, _ = x.shape
+    result, turned, step = x.new_empty(records, positions, positions), x.transpose(1, 2), -(-positions // 4)
+    for first in range(0, positions, step):
+        last = min(first + step, positions)
+        part = torch.bmm(x[:, first:last], turned[:, :, :last])
+        result[:, first:last, :last] = part
+        result[:, :first, first:last] = part[:, :, :first].transpose(1, 2)
     return result
 
 
