@@ -10,6 +10,8 @@ from oracles import per_record_gradients, relative_error, squared_norms, weighte
 from sordino.errors import PrivacyError
 from sordino.gradients import GradientCapture
 from sordino.gradients.early import Early
+from sordino.gradients.rules import rule as rule_module
+from sordino.gradients.rules.linear import LinearRule
 from training.memory_models import MODELS, RECORDS, batch_for
 
 WEIGHTS = torch.linspace(0.2, 1, RECORDS, dtype=torch.float64)
@@ -134,6 +136,57 @@ def test_what_was_kept_of_a_layer_is_gone_before_the_one_below_is_reached():
         model[2](hidden).square().sum().backward()
     assert kept == [((), ())]
     capture.detach()
+
+
+def test_a_gradient_that_was_changed_after_it_was_measured_is_measured_again():
+    torch.manual_seed(0)
+
+    def meddled(model, x):
+        hidden = model[0](x)
+        arrived = []
+        # An addition hands one and the same gradient on.
+        hidden.register_hook(lambda grad: arrived.append(grad))
+        (hidden + 0).square().sum().backward()
+        arrived[0].mul_(3)
+
+    for layer, x in ((nn.Linear(6, 3), batch_for("")), (nn.LayerNorm(6), batch_for(""))):
+        model = nn.Sequential(layer)
+        late, expected = read(model, x, meddled, foreseen=None)
+        early, found = read(model, x, meddled, foreseen=[list(model.parameters())])
+        sums = torch.cat([part.flatten() for part in found.values()])
+        assert sums.norm() <= (WEIGHTS * early.sqrt()).sum() * (1 + 1e-6)
+        if isinstance(layer, nn.Linear):
+            torch.testing.assert_close(early, late, rtol=1e-6, atol=0)
+            torch.testing.assert_close(found, expected)
+
+
+def test_settings_that_were_changed_after_it_was_measured_count():
+    torch.manual_seed(0)
+    model, x = nn.Conv1d(16, 8, 3, padding=1), torch.randn(RECORDS, 16, 6)
+
+    def meddled(model, x):
+        once(model, x)
+        model.padding_mode = "circular"
+
+    late, expected = read(model, x, meddled, foreseen=None)
+    model.padding_mode = "zeros"
+    early, found = read(model, x, meddled, foreseen=[list(model.parameters())])
+    torch.testing.assert_close(early, late, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_rule_that_is_not_known_is_read_afterwards(monkeypatch):
+    class Own(LinearRule):
+        """May read whatever it likes, for norms and again for sums."""
+
+    model, x = Narrow(), batch_for("")
+    for rule in (LinearRule(), Own()):
+        monkeypatch.setitem(rule_module._RULES, nn.Linear, rule)
+        capture = GradientCapture(model, lean=True)
+        with capture.recording(RECORDS, taking=Early([list(model.parameters())])):
+            once(model, x)
+        assert bool(capture.uses()[0].grads) == isinstance(rule, Own)
+        capture.detach()
 
 
 def test_a_record_that_is_not_finite_is_left_out():
