@@ -24,7 +24,8 @@ def _refuse(name: str, constraint: str, value: object, hint: str) -> InvalidArgu
 
 
 def _real(name: str, value: object, constraint: str, hint: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
+    # Asking an abstract class takes longer than the rest of a check.
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
         raise _refuse(name, constraint, value, hint)
     number = float(value)
     if math.isnan(number):
@@ -74,7 +75,7 @@ def integer(low: int | None = None, *, hint: str = "", **argument: object) -> in
     """An integer, at least `low` when given. Floats are refused even when they are whole."""
     name, value = _single(argument)
     constraint = "an integer" if low is None else f"an integer ≥ {low}"
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
         raise _refuse(name, constraint, value, hint)
     number = int(value)
     if low is not None and number < low:

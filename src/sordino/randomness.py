@@ -75,16 +75,16 @@ class Stream:
     def __init__(self, key: bytes, *, position: int = 0) -> None:
         self._home = _mark()
         self._key, self._position = key, position
-        self._encryptor = _encryptor(key, position)
+        self._made: CipherContext | None = None
 
     def fill(self, buffer: memoryview) -> None:
         """Overwrite a writable, contiguous byte buffer with the next random bytes."""
         self._leave_parent()
-        view = buffer.cast("B")
+        encryptor, view = self._encryptor(), buffer.cast("B")
         self._position += len(view)
         for start in range(0, len(view), len(_ZEROS)):
             part = view[start : start + len(_ZEROS)]
-            self._encryptor.update_into(_ZEROS[: len(part)], part)
+            encryptor.update_into(_ZEROS[: len(part)], part)
 
     def ahead(self, count: int) -> "Stream":
         """Another reader of this stream, `count` bytes further on; this one stays where it is."""
@@ -95,15 +95,20 @@ class Stream:
         """Go `count` bytes further on."""
         self._leave_parent()
         self._position += checks.integer(0, count=count)
-        self._encryptor = _encryptor(self._key, self._position)
+        self._made = None
+
+    def _encryptor(self) -> CipherContext:
+        """Made when bits are read: places in a stream that no one reads cost nothing."""
+        if self._made is None:
+            self._made = _encryptor(self._key, self._position)
+        return self._made
 
     def _leave_parent(self) -> None:
         mark = _mark()
         if mark != self._home:
-            copied = self._encryptor.update(bytes(_KEY_BYTES))
+            copied = self._encryptor().update(bytes(_KEY_BYTES))
             self._key = hashlib.blake2b(mark.encode(), key=copied, digest_size=_KEY_BYTES).digest()
-            self._home, self._position = mark, 0
-            self._encryptor = _encryptor(self._key)
+            self._home, self._position, self._made = mark, 0, None
 
     def integers64(self, count: int) -> np.ndarray:
         """`count` independent uniform uint64."""

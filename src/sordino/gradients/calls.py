@@ -105,12 +105,10 @@ class Calls:
         """Register the hooks of one module."""
 
         def enter(_module: nn.Module, args: _Args, kwargs: _Kwargs) -> tuple[_Args, _Kwargs] | None:
-            with self._following.quiet():
-                return self._before(site, args, kwargs)
+            return self._following.quietly(self._before, site, args, kwargs)
 
         def leave(_module: nn.Module, args: _Args, kwargs: _Kwargs, output: object) -> object:
-            with self._following.quiet():
-                return self._after(args, kwargs, output)
+            return self._following.quietly(self._after, args, kwargs, output)
 
         before, after = ModuleHook(enter, site.module), ModuleHook(leave, site.module)
         first = site.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
@@ -252,9 +250,8 @@ class Calls:
 
     def restore_all(self) -> None:
         """Switch on again what calls in progress had switched off."""
-        with self._following.quiet():
-            while self._frames:
-                self._restore()
+        while self._frames:
+            self._following.quietly(self._restore)
 
     def _after(self, args: _Args, kwargs: _Kwargs, output: object) -> object:
         # First of all the flags: keeping tensors may raise inside a checkpointed block.

@@ -8,7 +8,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._C import _will_engine_execute_node  # pyright: ignore[reportPrivateUsage]
+from torch._C import (
+    _current_graph_task_id,  # pyright: ignore[reportPrivateUsage]
+    _will_engine_execute_node,  # pyright: ignore[reportPrivateUsage]
+)
 
 from sordino.errors import PrivacyError
 
@@ -53,11 +56,16 @@ def asks_for_parameters(anchor: Tensor) -> bool:
             "Gradients of gradients can't be clipped per record. For a penalty on the slope at the inputs take the "
             "difference of two outputs instead, (model(x + h * v) - model(x)) / h with random directions v of length 1."
         )
-    return _will_engine_execute_node(_accumulator(anchor))
+    global _last_asked  # noqa: PLW0603 (one answer, whoever asks)
+    # All nodes of one pass get the same answer.
+    asked = (_current_graph_task_id(), id(anchor))
+    if _last_asked[0] != asked:
+        node = torch.autograd.graph.get_gradient_edge(anchor).node
+        _last_asked = (asked, _will_engine_execute_node(node))
+    return _last_asked[1]
 
 
-def _accumulator(anchor: Tensor) -> torch.autograd.graph.Node:
-    return torch.autograd.graph.get_gradient_edge(anchor).node
+_last_asked: tuple[tuple[int, int], bool] = ((-1, 0), False)
 
 
 def capture_outputs(

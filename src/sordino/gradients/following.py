@@ -1,8 +1,7 @@
 """Which modules are followed through their forward, and what happens at their borders (floor 1, gradients)."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ __all__ = ["Following", "Knowledge"]
 
 _Args = tuple[object, ...]
 _Kwargs = Mapping[str, object]
+_Result = TypeVar("_Result")
 # What is known of the tensors of one recording, and what stands in for parameters in it.
 Knowledge = tuple[Marks, dict[Tensor, str]]
 
@@ -59,13 +59,12 @@ class Following:
         """A module that is captured at its border begins (1) or ends (-1)."""
         self._marks.paused += change
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """A block of the capture's own work, which is no part of the model."""
+    def quietly(self, work: Callable[..., _Result], *arguments: object) -> _Result:
+        """The capture's own work, which is no part of the model."""
         marks = self._marks
         marks.paused += 1
         try:
-            yield
+            return work(*arguments)
         finally:
             marks.paused -= 1
 

@@ -83,12 +83,19 @@ def _gathered(
 
     Squared norms add over parameters, but not over the uses of one parameter.
     """
-    shares: dict[nn.Parameter, list[tuple[int, str]]] = defaultdict(list)
+    # By number: a tensor's hash is a call of its own.
+    shares: dict[int, list[tuple[int, str]]] = {}
+    groups: dict[int, int] = {}
     for position, use in enumerate(uses):
         for name, parameter in use.parameters.items():
-            shares[parameter].append((position, name))
+            present = shares.get(id(parameter))
+            if present is None:
+                shares[id(parameter)] = [(position, name)]
+                groups[id(parameter)] = group_of.get(parameter, 0) if group_of else 0
+            else:
+                present.append((position, name))
     found: dict[tuple[int, tuple[int, ...]], list[tuple[str, ...]]] = defaultdict(list)
-    for parameter, occurrences in shares.items():
-        positions = tuple(position for position, _ in occurrences)
-        found[group_of.get(parameter, 0), positions].append(tuple(name for _, name in occurrences))
+    for number, occurrences in shares.items():
+        positions = tuple([position for position, _ in occurrences])
+        found[groups[number], positions].append(tuple([name for _, name in occurrences]))
     return [(group, [uses[position] for position in key], names) for (group, key), names in found.items()]

@@ -238,13 +238,14 @@ class Recording:
             return
         chosen = weights if index is None else weights.index_select(0, index)
         taken: set[int] = set()
+        alone = self.groups == 1
         for use in self._uses.values():
-            names = [name for name, parameter in use.parameters.items() if self._group_of.get(parameter, 0) == group]
+            names = [name for name, p in use.parameters.items() if alone or self._group_of.get(p, 0) == group]
             if names:
                 sums = (use if index is None else use.select(index)).weighted_sums(chosen)
                 for name in names:
                     _accumulate(into, use.parameters[name], sums[name], taken)
-            if self._spent and self.groups == 1:
+            if self._spent and alone:
                 use.saved, use.grads, use.versions, use.memo = (), (), (), {}
 
     def per_record_gradients(self) -> Iterator[dict[nn.Parameter, Float[Tensor, "b *shape"]]]:

@@ -40,7 +40,7 @@ class Site:
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that the module's own forward reads: direct ones, and those of children that only hold."""
-        own = list(self.module.named_parameters(recurse=False, remove_duplicate=False))
+        own = [(name, value) for name, value in vars(self.module)["_parameters"].items() if value is not None]
         if self.rule is None:
             for prefix, child in _holders(self.module):
                 own += child.named_parameters(prefix)

@@ -67,15 +67,19 @@ class GaussianMechanism:
             return
         stream = randomness.stream("gaussian", step=step, rank=rank)
         left = list(tensors)
+        alone: list[Tensor] = []
         for number in drawn_together([(tensor.dtype, tensor.numel()) for tensor in tensors]):
             group, left = left[:number], left[number:]
             if len(group) == 1 and group[0].is_contiguous():
-                add_normal_(group[0].view(-1), stream, stddev=self.stddev)
+                alone.append(group[0].view(-1))
                 continue
+            add_normal_(alone, stream, stddev=self.stddev)
+            alone = []
             sizes = [tensor.numel() for tensor in group]
             noise = standard_normal(sum(sizes), stream, dtype=group[0].dtype)
             for tensor, part in zip(group, noise.split(sizes), strict=True):
                 tensor.add_(part.view(tensor.shape).to(tensor.device, tensor.dtype), alpha=self.stddev)
+        add_normal_(alone, stream, stddev=self.stddev)
 
 
 def drawn_together(tensors: Sequence[tuple[torch.dtype, int]]) -> Iterator[int]:

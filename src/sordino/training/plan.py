@@ -12,7 +12,7 @@ Example:
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, Self
 
 from sordino import accounting, checks
@@ -272,7 +272,7 @@ class Plan:
         )
         return replace(self, noise=noise, noise_multiplier=multiplier)
 
-    @property
+    @cached_property
     def is_scheduled(self) -> bool:
         """Whether anything changes from step to step."""
         return any(isinstance(getattr(self, name), Schedule) for name in _PLANNED)
@@ -284,7 +284,11 @@ class Plan:
 
     def at(self, step: int) -> StepPlan:
         """The values of step `step`, from 0."""
-        return _at(self, step if self.is_scheduled else 0)
+        return _at(self, step) if self.is_scheduled else self._always
+
+    @cached_property
+    def _always(self) -> StepPlan:
+        return _at(self, 0)
 
     @property
     def mechanism(self) -> CorrelatedGaussianMechanism | None:
@@ -385,7 +389,7 @@ class Plan:
 
 @lru_cache(maxsize=256)
 def _at(plan: Plan, step: int) -> StepPlan:
-    """The values of one step; most plans have one set of them, and all are asked for several times a step."""
+    """The values of one step; they are asked for several times a step."""
     values = {name: value_at(getattr(plan, name), step, plan.steps or None) for name in _PLANNED}
     shared = {"neighboring_relation": plan.neighboring_relation, "loss_curve": plan.loss_curve}
     return StepPlan(**values, **shared, clipping=plan.clipping)

@@ -248,7 +248,7 @@ class PrivateStep:
         """
         if self._step is None:
             raise UnprivateStep("a batch must be open to finish it. Run forward and backward on a batch first.")
-        if set(self._summed) != set(self._capture.trainable()):
+        if list(map(id, self._summed)) != list(map(id, self._capture.trainable())):
             self.abandon()
             raise UnprivateStep(
                 "trained parameters must stay the same within a batch. Freeze or unfreeze between steps."
@@ -342,10 +342,14 @@ class PrivateStep:
 
     def _totals(self) -> list[Tensor]:
         """The sum of every trained parameter, zero where no chunk used it."""
+        totals: list[Tensor] = []
         for p in self._summed:
             total = self._sums.get(p)
-            self._sums[p] = torch.zeros_like(p, dtype=sum_dtype(p)) if total is None else total.to(sum_dtype(p))
-        return [self._sums[p] for p in self._summed]
+            if total is None or total.dtype != sum_dtype(p):
+                total = torch.zeros_like(p, dtype=sum_dtype(p)) if total is None else total.to(sum_dtype(p))
+                self._sums[p] = total
+            totals.append(total)
+        return totals
 
 
 def check_memory(memory: Memory, plan: Plan, *, by_unit: bool = False) -> None:

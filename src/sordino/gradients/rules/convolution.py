@@ -5,6 +5,7 @@ one convolution gradient with B times the groups. Where there are few positions 
 Gram matrices of unfolded inputs are smaller. Legend: B records, C channels, O outputs, T positions, d = C·k inputs.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
 
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
-from sordino.gradients.rules.cost import Kernel, cheapest, chunk_records, convolution_kernel_costs
+from sordino.gradients.products import grams as pixel_grams
+from sordino.gradients.rules.cost import Kernel, cheapest, chunk_records, convolution_kernel_costs, patch_products
 from sordino.gradients.rules.linear import GHOST_LENGTHS, GHOST_ROUNDING, ghost_sum, keep_ghost
 from sordino.gradients.rules.rounding import PIECE, Rounding, unit
 from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, weigh
@@ -242,12 +244,13 @@ def _patch_grams(layer: _ConvNd, x: Float[Tensor, "B C *S"], positions: _Sizes) 
 
     The inner product of two patches is the sum over kernel offsets of inner products of pixels; the offsets of one
     dimension shift both pixels alike. So the pixel Gram matrix is formed once and summed along its diagonals,
-    dimension by dimension.
+    dimension by dimension. Where strides leave most pairs of pixels out, the pairs of each offset are taken apart.
     """
     sizes = x.shape[2:]
     dims = len(sizes)
-    pixels = x.flatten(2)
-    grams = torch.bmm(pixels.transpose(1, 2), pixels).view(-1, *sizes, *sizes)
+    if _by_offsets(layer, x, positions):
+        return _offset_grams(layer, x, positions)
+    grams = pixel_grams(x.flatten(2).transpose(1, 2)).view(-1, *sizes, *sizes)
     for i in range(dims):
         span = layer.stride[i] * (positions[i] - 1) + 1
         total: Tensor | None = None
@@ -258,6 +261,31 @@ def _patch_grams(layer: _ConvNd, x: Float[Tensor, "B C *S"], positions: _Sizes) 
         assert total is not None
         grams = total
     return grams.reshape(x.shape[0], math.prod(positions), math.prod(positions))
+
+
+def _by_offsets(layer: _ConvNd, x: Float[Tensor, "B C *S"], positions: _Sizes) -> bool:
+    return patch_products(
+        pixels=math.prod(x.shape[2:]),
+        positions=math.prod(positions),
+        channels=layer.in_channels,
+        window=math.prod(layer.kernel_size),
+    )[1]
+
+
+def _offset_grams(layer: _ConvNd, x: Float[Tensor, "B C *S"], positions: _Sizes) -> Float[Tensor, "B T T"]:
+    """The Gram matrices of the pixels under each kernel offset, added up."""
+    total: Tensor | None = None
+    for offsets in itertools.product(*(range(size) for size in layer.kernel_size)):
+        at = [slice(None), slice(None)]
+        for offset, count, stride, dilation in zip(offsets, positions, layer.stride, layer.dilation, strict=True):
+            at.append(slice(offset * dilation, offset * dilation + stride * (count - 1) + 1, stride))
+        rows = x[tuple(at)].flatten(2)
+        if total is None:
+            total = torch.bmm(rows.transpose(1, 2), rows)
+        else:
+            total.baddbmm_(rows.transpose(1, 2), rows)
+    assert total is not None
+    return total
 
 
 def _ghost(use: Use, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[Tensor, " B"]:
@@ -277,5 +305,5 @@ def _ghost(use: Use, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[Tensor,
             lengths = math.prod(layer.kernel_size) * row_squared_norms(x_few) * row_squared_norms(g_few)
             return row_squared_norms(_per_record_weight(layer, x_few, g_few, unpadded)), lengths.sqrt_()
 
-        parts.append(ghost_sum(patches, g_chunk, exact, inputs=layer.in_channels + sum(layer.kernel_size)))
+        parts.append(ghost_sum(patches, g_chunk, exact, inputs=layer.in_channels + math.prod(layer.kernel_size)))
     return keep_ghost(use, parts)

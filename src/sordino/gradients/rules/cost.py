@@ -9,7 +9,15 @@ outputs (weight entries: d·p).
 from collections.abc import Mapping
 from typing import Literal
 
-__all__ = ["CHUNK_ENTRIES", "Kernel", "cheapest", "chunk_records", "convolution_kernel_costs", "kernel_costs"]
+__all__ = [
+    "CHUNK_ENTRIES",
+    "Kernel",
+    "cheapest",
+    "chunk_records",
+    "convolution_kernel_costs",
+    "kernel_costs",
+    "patch_products",
+]
 
 Kernel = Literal["ghost", "stored", "norm_only"]
 
@@ -53,7 +61,7 @@ def convolution_kernel_costs(
 
     - ghost: the Gram matrix of padded pixels, summed along diagonals (an addition costs about 60 multiply-adds).
     - norm_only: grouped convolution gradients in small chunks, thrown away: ≈ 1 + 75/T.
-    - stored: the same, kept, so that the ordinary gradient is saved, for memory traffic of ≈ 40/T.
+    - stored: the same, kept, so that the ordinary gradient is saved, for memory traffic of ≈ 70/T.
 
     Args:
         records: B.
@@ -68,12 +76,22 @@ def convolution_kernel_costs(
     entries = channels * window * outputs // groups
     costs: dict[Kernel, float] = {"norm_only": 1 + 75 / max(positions, 1)}
     if pixels is not None:
-        additions = pixels**2 + positions**2 + window**0.5 * (pixels * positions + positions**2)
-        products = pixels**2 * channels + positions**2 * outputs + 60 * additions
-        costs["ghost"] = products / max(positions * entries, 1)
+        patches, _ = patch_products(pixels=pixels, positions=positions, channels=channels, window=window)
+        costs["ghost"] = (patches + positions**2 * (outputs + 60)) / max(positions * entries, 1)
     if entries <= _most_stored(positions, channels, outputs, lean) and records * entries <= 16 * CHUNK_ENTRIES:
-        costs["stored"] = 115 / max(positions, 1)
+        costs["stored"] = 0.1 + 70 / max(positions, 1)
     return costs
+
+
+def patch_products(*, pixels: int, positions: int, channels: int, window: int) -> tuple[float, bool]:
+    """Multiply-adds for the inner products of a record's patches, and whether they are taken offset by offset.
+
+    Otherwise they come from those of all pixels, in sums along the diagonals.
+    """
+    additions = pixels**2 + window**0.5 * (pixels * positions + positions**2)
+    of_pixels = pixels**2 * channels + 60 * additions
+    of_offsets = window * positions * channels * (positions + 120)
+    return min(of_pixels, of_offsets), of_offsets < of_pixels
 
 
 def cheapest(costs: Mapping[Kernel, float]) -> Kernel:

@@ -54,11 +54,20 @@ def product(
 
     What a library does inside a product isn't known; what it can do wrong in `PIECE` additions is.
     """
+    if 0 < len(left) <= PIECE:
+        return _piece(left, right, weights[:, None])
     total: Tensor | None = None
     for a, b, w in zip(left.split(PIECE), right.split(PIECE), weights[:, None].split(PIECE), strict=True):
-        part = transposed_product(a, b * w) if a.shape[1] >= b.shape[1] else transposed_product(a * w, b)
+        part = _piece(a, b, w)
         total = part if total is None else total.add_(part)
     return left.new_zeros(left.shape[1], right.shape[1]) if total is None else total
+
+
+def _piece(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"], weights: Float[Tensor, "K 1"]) -> Tensor:
+    # The weights go to the narrower side.
+    if left.shape[1] >= right.shape[1]:
+        return transposed_product(left, right * weights)
+    return transposed_product(left * weights, right)
 
 
 def gram_rounding(

@@ -1,0 +1,111 @@
+"""Draws from chosen bits: what the rarest words become, and that every place has bits of its own."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from sordino.mechanisms import GaussianMechanism, standard_normal
+from sordino.mechanisms.normal_draws import add_normal_, add_normal_part_
+from sordino.randomness import Randomness, Stream
+
+# Draws of one block.
+BLOCK = 1 << 17
+
+
+class ChosenWords(Stream):
+    """A stream whose near bits are the words `value`; those far behind are its own."""
+
+    def __init__(self, key, value, position=0):
+        super().__init__(key, position=position)
+        self.value, self.key = value, key
+
+    def fill(self, buffer):
+        np.frombuffer(buffer.cast("B"), np.uint32)[:] = self.value
+        self.skip(len(buffer.cast("B")))
+
+    def ahead(self, count):
+        far = super().ahead(count)
+        return far if count > 1 << 64 else ChosenWords(self.key, self.value, far._position)
+
+
+def chosen(value):
+    return ChosenWords(b"k" * 32, value)
+
+
+def squared_radii(draws):
+    """Of the pairs of whole blocks: cosines lie before sines."""
+    pairs = draws.double().view(-1, 2, BLOCK // 2)
+    return (pairs**2).sum(1).flatten().numpy()
+
+
+def test_a_word_of_zeros_gets_bits_of_its_own_from_further_on():
+    # U is uniform below 2⁻³², so that r²/2 − 32 ln 2 is exponential.
+    radii = squared_radii(standard_normal(2 * BLOCK, chosen(0)))
+    excess = radii / 2 - 32 * math.log(2)
+    assert excess.min() > -1e-4
+    assert stats.kstest(excess, "expon").pvalue > 1e-6
+    # In single precision one in ten meets another.
+    assert len(np.unique(radii)) > 0.85 * len(radii)
+
+
+def test_small_words_are_where_more_bits_begin():
+    few = BLOCK // 64
+    below, at = (standard_normal(BLOCK, chosen(value))[:few] for value in (4095, 4096))
+    # From 4095 to 4096 the radius goes down by 4.6e-5: a hundred numbers of single precision, and not one more.
+    assert 50 < len(below.unique()) < 150
+    assert len(at.unique()) == 1
+    assert -1e-6 < float(below.min() - at.max()) < float(below.max() - at.max()) < 5e-5
+
+
+def test_a_word_of_ones_is_not_a_draw_of_zero():
+    radii = squared_radii(standard_normal(BLOCK, chosen(2**32 - 1)))
+    assert 0 < radii.max() < 1e-6
+
+
+def test_parts_and_threads_read_the_further_bits_of_their_own_places():
+    rows = [torch.zeros(count) for count in (5 * BLOCK + 7, BLOCK)]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        add_normal_(rows, chosen(0), stddev=1.0)
+    finally:
+        torch.set_num_threads(before)
+    stream = chosen(0)
+    for row in rows:
+        first, last = len(row) // 3, len(row) // 3 + BLOCK
+        part = torch.zeros(min(last, len(row)) - first)
+        add_normal_part_(part, stream, stddev=1.0, first=first, count=len(row))
+        assert torch.equal(part, row[first:last])
+    # Half of the draws are sines of zero, the others nearly all different.
+    assert len(torch.cat(rows).unique()) > 0.35 * sum(len(row) for row in rows)
+
+
+def test_radii_and_angles_of_small_and_of_usual_words_are_independent():
+    draws = standard_normal(4 * BLOCK, Randomness().stream("test", step=0)).double().view(-1, 2, BLOCK // 2)
+    cosines, sines = draws[:, 0].flatten().numpy(), draws[:, 1].flatten().numpy()
+    half = (cosines**2 + sines**2) / 2
+    assert stats.kstest(half, "expon").pvalue > 1e-6
+    angles = np.arctan2(sines, cosines) / (2 * math.pi) + 0.5
+    assert stats.kstest(angles, "uniform").pvalue > 1e-6
+    assert abs(np.corrcoef(half, angles)[0, 1]) < 6 / math.sqrt(len(half))
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_tensors_of_all_sizes_have_noise_of_one_scale_and_their_own(threads):
+    mechanism, randomness = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=1.0), Randomness()
+    sizes = [3, 70_000, 5 * BLOCK + 1, 11, 300_000, 40_000, 40_000]
+    tensors = [torch.zeros(size) for size in sizes]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        mechanism.add_noise_(tensors, randomness=randomness, step=0)
+    finally:
+        torch.set_num_threads(before)
+    for tensor in tensors:
+        if len(tensor) > 1000:
+            assert abs(float(tensor.double().square().mean()) / 4 - 1) < 6 * math.sqrt(2 / len(tensor))
+    found = torch.cat(tensors)
+    assert len(found.unique()) > 0.97 * len(found)
