@@ -10,6 +10,7 @@ from sordino.clipping import QuantileClipping, QuantileThresholds
 from sordino.errors import UnprivateStep
 from sordino.gradients import Contributions, GradientCapture
 from sordino.gradients.blocks import Blocks
+from sordino.gradients.early import Early
 from sordino.gradients.passes import TwoPasses
 from sordino.mechanisms import GaussianMechanism
 from sordino.training.loss_curve import LossSum
@@ -87,6 +88,10 @@ class Bounds:
         if self._moving is not None and self._counts is not None:
             self._counts += self._moving.below(_finite(squares)).to(self._counts.device)
         return self.factors(squares)
+
+    def early(self) -> Early:
+        """The groups of the open batch, to be measured while the backward pass runs."""
+        return Early(self._groups)
 
     def blocks(self) -> Blocks:
         """The groups of the open batch, to be clipped while the backward pass runs."""
