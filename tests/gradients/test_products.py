@@ -6,7 +6,7 @@ from torch import nn
 
 from agreement import check
 from sordino.gradients import products
-from sordino.gradients.products import affine, grams, per_record_product, transposed_product
+from sordino.gradients.products import affine, affine_map, grams, per_record_product, transposed_product
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
@@ -59,6 +59,24 @@ def test_affine_maps_are_those_of_double_precision(activation, biased, k, m, n):
     shift = bias.double() if biased else 0
     applied = {"none": torch.clone, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu}[activation]
     assert_product(affine(x, weight, bias if biased else None, activation), x, weight.t(), lambda z: applied(z + shift))
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_map_is_the_same_for_any_number_of_rows(turned):
+    weight, bias = normal(300, 200, seed=1) / 15, normal(300, seed=2)
+    call = affine_map(64, weight.t().contiguous().t() if turned else weight, bias, "tanh")
+    for rows in (64, 1, 200, 64):
+        x = normal(rows, 400, seed=rows)[:, :200]
+        assert_product(call(x), x, weight.t(), lambda z: torch.tanh(z + bias.double()))
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(("positions", "width"), [(64, 256), (67, 300), (129, 256), (64, 512)])
+def test_inner_products_that_are_half_mirrored_are_those_of_double_precision(positions, width):
+    x = normal(positions, 3, width).transpose(0, 1)
+    assert_product(grams(x), x, x.transpose(1, 2))
+    assert torch.equal(grams(x), grams(x).transpose(1, 2)) or positions**2 * width > 2 * products._LEAST
 
 
 @pytest.mark.usefixtures("library")

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from agreement import check, check_on_one_seed
 from sordino.errors import RecordCountMismatch, UncapturedParameter
-from sordino.gradients import GradientCapture
+from sordino.gradients import GradientCapture, elementwise
 from strategies import record_counts, seeds, sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
@@ -84,6 +84,39 @@ def test_a_packed_sequence_with_a_state_and_projection_is_exact():
         return pad_packed_sequence(output, batch_first=True, total_length=5)[0].square().sum((1, 2)) + last_of(last)
 
     check(layer, loss, x_of(4, 5, 3), torch.tensor([2, 5, 1, 4]), x_of(4, 1, 2), x_of(4, 1, 4, seed=5))
+
+
+@pytest.mark.parametrize("make", [*CELLS, lambda *a, **k: nn.LSTM(*a, proj_size=2, **k)])
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_both_libraries_of_the_loops_give_torchs_outputs_and_exact_gradients(make, library, monkeypatch):
+    if library == "torch":
+        monkeypatch.setattr(elementwise, "_MOST", -1)
+    torch.manual_seed(0)
+    layer = make(3, 4, num_layers=2, bidirectional=True, batch_first=True)
+    lengths = torch.tensor([2, 5, 1, 4])
+
+    def loss(m, x, lengths):
+        packed, last = m(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+        output = pad_packed_sequence(packed, batch_first=True, total_length=5)[0]
+        return (output * x.sum(2, keepdim=True)).square().sum((1, 2)) + last_of(last)
+
+    check(layer, loss, x_of(4, 5, 3), lengths)
+    layer, x = layer.double(), x_of(4, 5, 3).double()
+    expected, last = layer(x)
+    capture = GradientCapture(layer)
+    with capture.recording(records=4):
+        output, state = layer(x)
+        output.sum().backward()
+    pairs = zip([expected, *last], [output, *state], strict=True)
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-14) for a, b in pairs)
+
+
+@pytest.mark.parametrize("make", CELLS)
+def test_states_close_to_zero_are_exact(make):
+    torch.manual_seed(0)
+    layer = make(3, 4, batch_first=True, bias=False)
+    x = x_of(4, 5, 3) * torch.tensor([1e-6, 1e-3, 1.0, 3.0])[:, None, None]
+    check(layer, lambda m, x: m(x)[0].sum((1, 2)), x)
 
 
 @pytest.mark.parametrize("make", CELLS)
@@ -169,14 +202,17 @@ def test_gradients_reach_the_layers_below_and_the_first_state():
     assert torch.allclose(h.grad, plain[1], atol=1e-6)
 
 
-def test_a_record_that_is_not_finite_leaves_the_others_alone():
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("make", CELLS)
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_a_record_that_is_not_finite_leaves_the_others_alone_and_warns_nobody(make, poison):
     torch.manual_seed(0)
-    layer = nn.LSTM(3, 4, batch_first=True)
+    layer = make(3, 4, batch_first=True)
     x = x_of(4, 5, 3)
     capture = GradientCapture(layer)
     norms = []
-    for poison in (0.0, torch.nan):
-        x[1, 2, 0] = poison
+    for value in (0.0, poison):
+        x[1, 2, 0] = value
         with capture.recording(records=4):
             layer(x)[0].square().sum().backward()
         norms.append(capture.squared_norms())

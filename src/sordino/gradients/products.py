@@ -32,29 +32,36 @@ def affine(
     x: Float[Tensor, "K d"], weight: Float[Tensor, "p d"], bias: Tensor | None = None, activation: Activation = "none"
 ) -> Float[Tensor, "K p"]:
     """``activation(x W^T + b)``, without a graph."""
-    return affine_map(x.shape[0], weight, bias, activation)(x)
+    if _by_onednn(x, weight, x.numel() * weight.shape[0]):
+        return torch.ops.mkldnn._linear_pointwise.default(x, _dense(weight), bias, activation, [], "")
+    return _applied(x, weight.t(), bias, activation)
 
 
 def affine_map(
     rows: int, weight: Float[Tensor, "p d"], bias: Tensor | None = None, activation: Activation = "none"
 ) -> Callable[[Float[Tensor, "K d"]], Float[Tensor, "K p"]]:
-    """`affine` as a function of x alone, for many calls with about as many `rows` each."""
+    """`affine` as a function of x alone, for many calls with about as many `rows` each.
+
+    The weight is brought into the order of oneDNN's kernels once; it must stay as it is.
+    """
     if _by_onednn(weight, weight, rows * weight.numel()):
-        call, weight = torch.ops.mkldnn._linear_pointwise.default, _dense(weight)
-        return lambda x: call(x, weight, bias, activation, [], "")
-    turned, applied = weight.t(), _APPLIED[activation]
-    if bias is None:
-        return lambda x: applied(x @ turned)
-    return lambda x: applied(torch.addmm(bias, x, turned))
+        call = torch.ops.mkldnn._linear_pointwise.default
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+        return lambda x: call(x, packed, bias, activation, [], "")
+    turned = weight.t()
+    return lambda x: _applied(x, turned, bias, activation)
 
 
 def transposed_product(left: Float[Tensor, "K m"], right: Float[Tensor, "K n"]) -> Float[Tensor, "m n"]:
-    """``left^T right``."""
+    """``left^T right``; it may be laid out column by column."""
     # Few columns are no faster.
     thin = min(left.shape[1], right.shape[1]) < 16
     if thin or not _by_onednn(left, right, left.numel() * right.shape[1]):
         return left.t() @ right
-    rows = left.shape[0]
+    rows, wide, narrow = left.shape[0], left.shape[1], right.shape[1]
+    if wide > narrow and rows * (wide - narrow) >= wide * narrow:
+        # The library wants its first factor turned in memory: the smaller one, if turning the result costs no more.
+        return transposed_product(right, left).t()
     # Kernels are made for each length: sampled batches, which have any, are cut so that there are few.
     whole = rows if rows < _ROWS else rows // _ROWS * _ROWS
     a, b = _dense(left[:whole]), _dense(right[:whole])
@@ -76,13 +83,31 @@ def per_record_product(left: Float[Tensor, "B T p"], right: Float[Tensor, "B T d
 def grams(x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T T"]:
     """Inner products of every two positions of each record."""
     records, positions, width = x.shape
-    if not _by_onednn(x, x, positions**2 * width):
-        return torch.bmm(x, x.transpose(1, 2))
+    # Half of them are the other half: below that work this is worth more than the wider kernels.
+    if not _by_onednn(x, x, positions**2 * width // 2):
+        halved = x.device.type == "cpu" and positions >= 64 and width >= 256 and not is_recorded()
+        return _halved_grams(x) if halved else torch.bmm(x, x.transpose(1, 2))
     result = x.new_empty(records, positions, positions)
     for b in range(records):
         rows = _dense(x[b])
         result[b] = torch.ops.mkldnn._linear_pointwise.default(rows, rows, None, "none", [], "")
     return result
+
+
+def _halved_grams(x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T T"]:
+    """Each quarter of the positions with itself and those before it; the rest by symmetry."""
+    records, positions, _ = x.shape
+    result, turned, step = x.new_empty(records, positions, positions), x.transpose(1, 2), -(-positions // 4)
+    for first in range(0, positions, step):
+        last = min(first + step, positions)
+        part = torch.bmm(x[:, first:last], turned[:, :, :last])
+        result[:, first:last, :last] = part
+        result[:, :first, first:last] = part[:, :, :first].transpose(1, 2)
+    return result
+
+
+def _applied(x: Tensor, turned: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    return _APPLIED[activation](x @ turned if bias is None else torch.addmm(bias, x, turned))
 
 
 def _dense(matrix: Tensor) -> Tensor:
@@ -110,10 +135,11 @@ def _is_faster() -> bool:
         return False
     x, weight = torch.linspace(-1, 1, 32).view(8, 4), torch.linspace(-2, 3, 12).view(3, 4)
     try:
-        result = torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "tanh", [], "")
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
+        results = [torch.ops.mkldnn._linear_pointwise.default(x, w, None, "tanh", [], "") for w in (weight, packed)]
     except (AttributeError, RuntimeError):
         return False
-    return torch.allclose(result, torch.tanh(x @ weight.t()), atol=1e-6)
+    return all(torch.allclose(result, torch.tanh(x @ weight.t()), atol=1e-6) for result in results)
 
 
 def _maker() -> str:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from sordino.errors import RecordCountMismatch
-from sordino.gradients.cells import Cell, GateReceiver, Kind, Steps, run_direction
+from sordino.gradients.cells import Cell, Kind, Steps
+from sordino.gradients.direction import GateReceiver, run_direction
 from sordino.gradients.rules.parts import Part, parts_rule
 from sordino.gradients.tap import Replacement, Tap
 

@@ -77,8 +77,9 @@ class GaussianMechanism:
             alone = []
             sizes = [tensor.numel() for tensor in group]
             noise = standard_normal(sum(sizes), stream, dtype=group[0].dtype)
-            for tensor, part in zip(group, noise.split(sizes), strict=True):
-                tensor.add_(part.view(tensor.shape).to(tensor.device, tensor.dtype), alpha=self.stddev)
+            parts = zip(group, noise.split(sizes), strict=True)
+            own = [part.view(tensor.shape).to(tensor.device, tensor.dtype) for tensor, part in parts]
+            torch._foreach_add_(group, own, alpha=self.stddev)
         add_normal_(alone, stream, stddev=self.stddev)
 
 

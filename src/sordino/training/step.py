@@ -268,12 +268,13 @@ class PrivateStep:
             self.released_norm = self._norm.told(norm, expected_batch_size=now.expected_batch_size)
         self.bounds.learn(beside)
         self._keep_loss(now)
-        divisor = now.expected_batch_size
+        if totals:
+            torch._foreach_div_(totals, now.expected_batch_size)
         for parameter, total in zip(self._summed, totals, strict=True):
             if self.shards is not None:
-                self.shards.give(parameter, total.div_(divisor))
-                continue
-            parameter.grad = total.div_(divisor).to(parameter.dtype)
+                self.shards.give(parameter, total)
+            else:
+                parameter.grad = total.to(parameter.dtype)
         self._close()
 
     def _keep_loss(self, now: StepPlan) -> None:
