@@ -27,16 +27,3 @@ def test_the_speed_benchmark_measures_prints_and_keeps_a_table(
     assert kept["rows"][0]["ratio"] == rows[0].ratio
     assert {"date", "processor", "threads", "load", "torch", "sordino", "opacus"} <= set(kept)
     assert "MLP" in capsys.readouterr().out
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux' /proc")
-def test_the_memory_benchmark_measures_peaks_in_processes_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    main = main_of("memory", monkeypatch)
-    (row,) = main(["--quick", "--alone", "--only", "MLP", "--results", str(tmp_path)])
-    # Inputs of the hidden layer, their activations and gradients: 512 · 1000 numbers each.
-    assert 2 < row["peaks_mb"]["plain"] < 200
-    assert 0.5 < row["ratios"]["private"] < 10
-    (file,) = tmp_path.glob("memory-*.json")
-    assert json.loads(file.read_text())["rows"][0]["name"] == "MLP 60-1000-10, B 512"

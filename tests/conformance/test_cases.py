@@ -35,6 +35,12 @@ def test_every_way_of_computing_has_a_path():
     )
 
 
+@pytest.mark.parametrize("memory", ["lean", "block", "two-pass"])
+def test_where_memory_is_spared_sums_are_computed_and_not_refused(memory):
+    found = CASES["exact: one row of position ids for all records"].run(paths()[f"fit, {memory} memory"])
+    assert found.verdict == "right"
+
+
 def verdict(check, *, expects="right"):
     return Case(name="one", expects=expects, check=check).run(Engine())
 

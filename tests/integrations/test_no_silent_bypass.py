@@ -21,9 +21,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-RECORDS, COLUMNS, STEPS = 512, 128, 8
+RECORDS, COLUMNS, STEPS = 512, 256, 8
 LITTLE, ABSURD = 1e-3, 1e4
 RATE = 0.5
+# A random direction has a part of 1/√COLUMNS along the axis, 0.06, and is right on Φ(3 · 0.06 z) of the records with z
+# standard normal: on more than this one in 300,000 times.
+UNTAUGHT = 0.8
 
 
 def data():
@@ -195,7 +198,7 @@ PATHS = [by_fit, by_engine, by_accelerate, by_hugging_face, by_lightning, by_cli
 @pytest.mark.parametrize("path", PATHS)
 def test_no_silent_bypass(path, tmp_path):
     assert path(LITTLE, tmp_path) > 0.9
-    assert path(ABSURD, tmp_path) < 0.75
+    assert path(ABSURD, tmp_path) < UNTAUGHT
 
 
 ESTIMATORS = [
@@ -237,4 +240,4 @@ def scored(name, method, epsilon):
 def test_no_silent_bypass_in_estimators(name, method):
     """Their noise follows from ε."""
     assert scored(name, method, 1e3) > 0.85
-    assert scored(name, method, 1e-4) < 0.75
+    assert scored(name, method, 1e-4) < UNTAUGHT

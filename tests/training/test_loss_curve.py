@@ -181,7 +181,7 @@ def test_the_losses_carry_the_noise_that_is_stated_and_another_would_have_been_s
     _, loss = own_arithmetic(the_plan, 0.5)
     draws = 5500
     capture = GradientCapture(nn.Linear(1, 1))
-    private = PrivateStep(capture, the_plan, Randomness(seed=5, reproducible=True))
+    private = PrivateStep(capture, the_plan, Randomness(seed=7, reproducible=True))
     for step in range(draws):
         for chunk in split(np.arange(0), step=step, microbatch_size=None):
             with private.recording(chunk):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from sordino.clipping import FlatClipping, GroupedClipping
 from sordino.errors import SordinoError
 from sordino.training.engine import PrivacyEngine
 from sordino.training.loader import PrivateLoader
@@ -224,7 +225,10 @@ class Fit:
         if each is None:
             raise NotOffered
         records = len(batch[0])
+        # Memory is spared block by block for groups alone: one group of everything has the bound of flat clipping.
+        in_blocks = self.performance is not None and self.performance.memory == "block"
         plan = Plan(
+            clipping=GroupedClipping(by=(("",),)) if in_blocks else FlatClipping(),
             noise_multiplier=0.0,
             max_grad_norm=max_grad_norm,
             sample_rate=1.0,

@@ -18,6 +18,7 @@ from sordino import checks
 from sordino.errors import InvalidArgument, PrivacyError, RecordCountMismatch
 from sordino.gradients.blocks import Blocks
 from sordino.gradients.calls import Calls
+from sordino.gradients.early import Early
 from sordino.gradients.graph import ordinary_uses
 from sordino.gradients.hooks import ModuleHook
 from sordino.gradients.numerics import full_precision
@@ -102,14 +103,14 @@ class GradientCapture:
         self.discard()
         self._calls.remove()
 
-    def start(self, records: int, *, scale: float = 1.0, taking: Blocks | TwoPasses | None = None) -> None:
+    def start(self, records: int, *, scale: float = 1.0, taking: Early | Blocks | TwoPasses | None = None) -> None:
         """Begin a recording; whatever was recorded before and not read is discarded.
 
         Args:
             records: number of records in the chunk, ≥ 0.
             scale: factor on every captured gradient, > 0; the record count, when the loss is a mean over the chunk.
             taking: clips and adds up while backward passes run; the recording is read by `add_taken_sums` only. With
-                `TwoPasses` the backward pass is run by `backward`.
+                `TwoPasses` the backward pass is run by `backward`. `Early` takes norms alone, to be read as without.
         """
         checks.integer(0, records=records)
         checks.positive(scale=scale)
@@ -130,7 +131,7 @@ class GradientCapture:
 
     @contextmanager
     def recording(
-        self, records: int, *, scale: float = 1.0, taking: Blocks | TwoPasses | None = None
+        self, records: int, *, scale: float = 1.0, taking: Early | Blocks | TwoPasses | None = None
     ) -> Iterator[None]:
         """`start` and `stop` around a block that holds forward and backward of one chunk.
 

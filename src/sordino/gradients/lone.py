@@ -20,7 +20,10 @@ def refuse_lone_input(args: tuple[object, ...], kwargs: Mapping[str, object], re
     Raises:
         RecordCountMismatch: no input has the records in one of its first two dimensions, and one has a single row.
     """
-    inputs = [leaf for leaf in tree_flatten((args, dict(kwargs)))[0] if isinstance(leaf, Tensor) and leaf.dim()]
+    # Most models are called with tensors alone.
+    bare = not kwargs and all(isinstance(value, Tensor) for value in args)
+    leaves = args if bare else tree_flatten((args, dict(kwargs)))[0]
+    inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
     single = any(tensor.shape[0] == 1 for tensor in inputs)
     if records > 1 and single and not any(records in tensor.shape[:2] for tensor in inputs):
         raise RecordCountMismatch(

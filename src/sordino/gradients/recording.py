@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sordino.errors import PrivacyError, UncapturedParameter
 from sordino.gradients.blocks import Blocks
+from sordino.gradients.early import Early
 from sordino.gradients.measure import Measured, group_numbers
 from sordino.gradients.passes import TwoPasses
 from sordino.gradients.rules.cost import chunk_records
@@ -27,7 +28,7 @@ class Recording:
         device: where results live when nothing was captured.
         lean: whether rules spare memory, at the price of time.
         timings: where the fastest kernels are measured and kept; None takes the cost model's.
-        taking: takes the sums while backward passes run; None to read the recording afterwards.
+        taking: takes norms or sums while backward passes run; None to read the recording afterwards.
     """
 
     def __init__(
@@ -38,14 +39,16 @@ class Recording:
         device: torch.device,
         lean: bool = False,
         timings: KernelTimings | None = None,
-        taking: Blocks | TwoPasses | None = None,
+        taking: Early | Blocks | TwoPasses | None = None,
     ) -> None:
         self.records = records
         self.scale = scale
         self.open = True
-        self.taking = taking
+        # What takes the sums.
+        self.taking = None if isinstance(taking, Early) else taking
         # Whether calls are made whose backward pass never comes.
         self.is_rehearsed = False
+        self._early = taking if isinstance(taking, Early) else None
         self._lean, self._timings = lean, timings
         self._device = device
         self._uses: dict[int, Use] = {}
@@ -76,6 +79,8 @@ class Recording:
                 'backward pass after its sum was taken. Use memory="lean", or one forward and one backward a batch.'
             )
         if id(use) in self._uses:
+            if self._early is not None:
+                self._early.take_back(use)
             use.grads = tuple(_added(old, new) for old, new in zip(use.grads, grads, strict=True))
             return
         use.saved, use.grads, use.lean, use.timings = saved, grads, self._lean, self._timings
@@ -84,6 +89,8 @@ class Recording:
             self._pass(self.taking, use)
             return
         self._uses[id(use)] = use
+        if self._early is not None:
+            self._early.arrive(use)
         if self.taking is not None:
             self._take(self.taking, self.taking.clusters.arrive(use))
 
@@ -91,6 +98,8 @@ class Recording:
         """A captured call was made, whose backward pass may come."""
         if self.taking is not None and not self.is_rehearsed:
             self.taking.clusters.expect(use)
+        if self._early is not None and not self.is_rehearsed:
+            self._early.expect(use)
 
     def backward(self, run: Callable[[bool], object]) -> object:
         """Run the backward pass of the chunk's loss, or both where it takes two.
@@ -187,7 +196,10 @@ class Recording:
             measured = Measured.nothing(self.groups, self.records, self._device)
             with torch.no_grad():
                 if self.records:
-                    measured.add(self.uses, self._group_of)
+                    uses = self.uses
+                    if self._early is not None:
+                        uses = self._early.add_to(measured, uses, self._group_of)
+                    measured.add(uses, self._group_of)
                 self._norms = measured.squares * self.scale**2
                 self._bounds = measured.squared_bounds() * self.scale**2
         return self._norms, self._bounds
@@ -240,6 +252,8 @@ class Recording:
         """Each record's gradient before `scale`, a few records at a time, summed over the uses of a parameter."""
         self._check()
         self._sealed = True
+        if self._early is not None:
+            self._early.take_all_back()
         entries = sum(parameter.numel() for parameter in {p for use in self.uses for p in use.parameters.values()})
         step = chunk_records(self.records, entries, in_cache=True)
         for start in range(0, self.records, step):

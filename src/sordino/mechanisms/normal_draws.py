@@ -267,10 +267,9 @@ def _arrays(working: np.dtype, pairs: int) -> Iterator[_Arrays]:
 def _single_logarithms(words: np.ndarray, out: np.ndarray, stream: Stream) -> None:
     """The logarithm of U in single precision; `stream` stands behind both words of every pair of the block.
 
-    U = (w + ½)·2⁻³² for a word w, and (w + V)·2⁻³² with a uniform V of 52 bits where w is small.
+    U = w·2⁻³² for a word w, and (w + V)·2⁻³² with a uniform V of 52 bits where w is small.
     """
     np.copyto(out, words, casting="same_kind")
-    np.add(out, np.float32(0.5), out=out)
     if words.min() < _SHORT:
         for place in np.flatnonzero(words < _SHORT):
             # As far behind this pair's own bits as the reserve of any other pair lies behind those.

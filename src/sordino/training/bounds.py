@@ -10,6 +10,7 @@ from sordino.clipping import QuantileClipping, QuantileThresholds
 from sordino.errors import UnprivateStep
 from sordino.gradients import Contributions, GradientCapture
 from sordino.gradients.blocks import Blocks
+from sordino.gradients.early import Early
 from sordino.gradients.passes import TwoPasses
 from sordino.mechanisms import GaussianMechanism
 from sordino.training.loss_curve import LossSum
@@ -33,6 +34,7 @@ class Bounds:
         self._moving: QuantileThresholds | None = None
         self._names: tuple[tuple[str, ...], ...] = ()
         self._groups: list[list[nn.Parameter]] = []
+        self._numbers: list[int] = []
         self._bounds: tuple[float, ...] = ()
         self._counts: Tensor | None = None
         self._now: StepPlan | None = None
@@ -43,6 +45,10 @@ class Bounds:
     def begin(self, now: StepPlan) -> None:
         """Fix the groups and bounds of a logical batch."""
         parameters = self._capture.trainable()
+        same = now is self._now and list(map(id, parameters)) == self._numbers
+        if same and self._moving is None and now.loss_curve is None:
+            return
+        self._numbers = list(map(id, parameters))
         sizes = {self._capture.names[parameter]: parameter.numel() for parameter in parameters}
         by_name = {self._capture.names[parameter]: parameter for parameter in parameters}
         names = now.clipping.groups(sizes)
@@ -83,6 +89,10 @@ class Bounds:
             self._counts += self._moving.below(_finite(squares)).to(self._counts.device)
         return self.factors(squares)
 
+    def early(self) -> Early:
+        """The groups of the open batch, to be measured while the backward pass runs."""
+        return Early(self._groups)
+
     def blocks(self) -> Blocks:
         """The groups of the open batch, to be clipped while the backward pass runs."""
         return Blocks(self._groups, self.factors)
@@ -120,6 +130,8 @@ class Bounds:
         """
         now = self._now
         assert now is not None
+        if self._moving is None and self._losses is None:
+            return now.mechanism, []
         sensitivity, beside = now.sensitivity, []
         if self._moving is not None and self._counts is not None:
             scale, sensitivity = self._moving.joint(now.neighboring_relation, now.gradient_multiplier)

@@ -16,6 +16,7 @@ from sordino.clipping import AdaClip, GroupedClipping
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.gradients import Contributions, GradientCapture
 from sordino.gradients.blocks import Blocks
+from sordino.gradients.early import Early
 from sordino.gradients.passes import TwoPasses
 from sordino.randomness import Randomness
 from sordino.runs import LossPoint
@@ -142,10 +143,12 @@ class PrivateStep:
             raise UnprivateStep("capture must record a model to be recorded, got another. Call `begin`, then `add`.")
         return self._capture
 
-    def _taking(self, chunk: Chunk) -> Blocks | TwoPasses | None:
-        """What clips while backward passes run."""
-        if not isinstance(self.bounds, Bounds) or self._memory not in ("block", "two-pass"):
+    def _taking(self, chunk: Chunk) -> Early | Blocks | TwoPasses | None:
+        """What measures or clips while backward passes run."""
+        if not isinstance(self.bounds, Bounds) or self._memory == "fast":
             return None
+        if self._memory == "lean":
+            return self.bounds.early()
         return self.bounds.blocks() if self._memory == "block" else self.bounds.passes(chunk.records, self._shared)
 
     def backward(self, losses: Tensor) -> None:

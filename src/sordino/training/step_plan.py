@@ -1,6 +1,7 @@
 """The plan's values at one step (floor 3): clip factors, noise, divisor and event come from here."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from sordino import checks
 from sordino.clipping import Clipping, ProjectedClipping
@@ -41,12 +42,12 @@ class StepPlan:
         checks.probability(zero=False, sample_rate=self.sample_rate)
         checks.positive(expected_batch_size=self.expected_batch_size)
 
-    @property
+    @cached_property
     def sensitivity(self) -> float:
         """How far one unit moves the clipped sum, in ℓ2 norm."""
         return self.clipping.sensitivity(self.neighboring_relation, max_grad_norm=self.max_grad_norm)
 
-    @property
+    @cached_property
     def mechanism(self) -> GaussianMechanism:
         """The noise on the clipped sum, and on what is released beside it."""
         moved = self.sensitivity if self.loss_curve is None else self.loss_curve.joint(self.sensitivity)[1]
