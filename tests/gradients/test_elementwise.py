@@ -48,12 +48,17 @@ def test_tanh_keeps_small_numbers_and_passes_on_what_is_not_finite():
         torch.testing.assert_close(result, x.double().tanh().float(), rtol=1e-6, atol=0, equal_nan=True)
 
 
+class Other(torch.Tensor):
+    """A subclass, which may have no memory of its own."""
+
+
 def test_the_library_follows_from_type_and_size(monkeypatch):
     assert elementwise(normal(2), 100) is NUMPY
     assert elementwise(normal(2, dtype=torch.float64), 100) is NUMPY
     assert elementwise(normal(2), 10**7) is TORCH
     assert elementwise(normal(2).bfloat16(), 100) is TORCH
     assert elementwise(normal(2).to("meta"), 100) is TORCH
+    assert elementwise(normal(2).as_subclass(Other), 100) is TORCH
     with recorded():
         assert elementwise(normal(2), 100) is TORCH
     monkeypatch.setattr(module, "_MOST", 99)

@@ -51,6 +51,7 @@ def elementwise(like: Tensor, entries: int) -> Elementwise:
     """What is faster for arrays of about so many entries."""
     by_numpy = (
         entries <= _MOST
+        and type(like) is Tensor
         and like.device.type == "cpu"
         and like.dtype in (torch.float32, torch.float64)
         # What is recorded must be seen by torch.
