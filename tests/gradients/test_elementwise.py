@@ -22,7 +22,7 @@ def test_both_libraries_do_the_same_where_the_last_argument_lies(dtype, cut):
         "subtract": (2, lambda out, a, b: a - b),
         "tanh": (1, lambda out, a: a.tanh()),
         "less_product": (3, lambda out, a, b, c: a - b * c),
-        "more_product": (2, lambda out, a, b: out + a * b),
+        "plus_product": (3, lambda out, a, b, c: a + b * c),
     }
     close = {"rtol": 0, "atol": 8 * torch.finfo(dtype).eps}
     for name, (count, change) in exact.items():
@@ -34,6 +34,10 @@ def test_both_libraries_do_the_same_where_the_last_argument_lies(dtype, cut):
             result = start.clone()
             getattr(ops, name)(*(ops.of(x) for x in arguments), ops.of(result[:, cut]))
             torch.testing.assert_close(result, expected, **close)
+            if name == "plus_product":
+                first = arguments[0].clone()
+                ops.plus_product(ops.of(first), ops.of(arguments[1]), ops.of(arguments[2]), ops.of(first))
+                torch.testing.assert_close(first, expected[:, cut], **close)
 
 
 def test_tanh_keeps_small_numbers_and_passes_on_what_is_not_finite():
@@ -44,12 +48,17 @@ def test_tanh_keeps_small_numbers_and_passes_on_what_is_not_finite():
         torch.testing.assert_close(result, x.double().tanh().float(), rtol=1e-6, atol=0, equal_nan=True)
 
 
+class Other(torch.Tensor):
+    """A subclass, which may have no memory of its own."""
+
+
 def test_the_library_follows_from_type_and_size(monkeypatch):
     assert elementwise(normal(2), 100) is NUMPY
     assert elementwise(normal(2, dtype=torch.float64), 100) is NUMPY
     assert elementwise(normal(2), 10**7) is TORCH
     assert elementwise(normal(2).bfloat16(), 100) is TORCH
     assert elementwise(normal(2).to("meta"), 100) is TORCH
+    assert elementwise(normal(2).as_subclass(Other), 100) is TORCH
     with recorded():
         assert elementwise(normal(2), 100) is TORCH
     monkeypatch.setattr(module, "_MOST", 99)

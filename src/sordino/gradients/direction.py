@@ -61,6 +61,7 @@ class _Direction(torch.autograd.Function):
         with np.errstate(all="ignore"):
             kept, last_cell = _FORWARD[cell.kind](cell, steps, joined, states, c)
         ctx.cell, ctx.steps, ctx.receive, ctx.anchor, ctx.inputs = cell, steps, receive, anchor, inputs
+        ctx.records_first = not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(joined, *kept)
         outputs = states[:-1] if steps.reverse else states[1:]
@@ -90,5 +91,8 @@ class _Direction(torch.autograd.Function):
         if ctx.needs_input_grad[4]:
             gates = result.input_gates
             dx = affine(gates.flatten(0, 1), cell.weight_ih.t()).unflatten(0, gates.shape[:2])
+            if ctx.records_first:
+                # Laid out as the input: what reads it record by record would copy it again and again.
+                dx = dx.transpose(0, 1).contiguous().transpose(0, 1)
         dc = result.dc if cell.kind == "lstm" else None
         return None, None, None, None, dx, result.dh, dc

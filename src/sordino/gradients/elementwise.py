@@ -34,8 +34,8 @@ class Elementwise:
         add: (a, b, out).
         subtract: (a, b, out).
         tanh: (x, out).
-        less_product: (a, b, c, out): ``a − b·c``, out being neither of the three.
-        more_product: (b, c, out): ``b·c`` is added to out.
+        less_product: (a, b, c, out): ``a − b·c``, out being none of the three.
+        plus_product: (a, b, c, out): ``a + b·c``, out being a or none of the three.
     """
 
     of: Callable[[Tensor], Array]
@@ -44,13 +44,14 @@ class Elementwise:
     subtract: Callable[[Array, Array, Array], object]
     tanh: Callable[[Array, Array], object]
     less_product: Callable[[Array, Array, Array, Array], object]
-    more_product: Callable[[Array, Array, Array], object]
+    plus_product: Callable[[Array, Array, Array, Array], object]
 
 
 def elementwise(like: Tensor, entries: int) -> Elementwise:
     """What is faster for arrays of about so many entries."""
     by_numpy = (
         entries <= _MOST
+        and type(like) is Tensor
         and like.device.type == "cpu"
         and like.dtype in (torch.float32, torch.float64)
         # What is recorded must be seen by torch.
@@ -65,8 +66,8 @@ def _numpy_less_product(a: Array, b: Array, c: Array, out: Array) -> None:
     np.subtract(a, out, out)
 
 
-def _numpy_more_product(b: Array, c: Array, out: Array) -> None:
-    np.add(out, np.multiply(b, c), out)
+def _numpy_plus_product(a: Array, b: Array, c: Array, out: Array) -> None:
+    np.add(a, np.multiply(b, c), out)
 
 
 TORCH = Elementwise(
@@ -76,7 +77,7 @@ TORCH = Elementwise(
     subtract=lambda a, b, out: torch.sub(a, b, out=out),
     tanh=lambda x, out: torch.tanh(x, out=out),
     less_product=lambda a, b, c, out: torch.addcmul(a, b, c, value=-1, out=out),
-    more_product=lambda b, c, out: out.addcmul_(b, c),
+    plus_product=lambda a, b, c, out: torch.addcmul(a, b, c, out=out),
 )
 NUMPY = Elementwise(
     of=Tensor.numpy,
@@ -85,5 +86,5 @@ NUMPY = Elementwise(
     subtract=np.subtract,
     tanh=np.tanh,
     less_product=_numpy_less_product,
-    more_product=_numpy_more_product,
+    plus_product=_numpy_plus_product,
 )

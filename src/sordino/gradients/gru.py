@@ -2,8 +2,8 @@
 
 With m what the state sends to n, the new state is ``n + z(h − n)``, n being ``tanh(x + r·m)``. The gradients at the
 gates are what arrives at the new state times numbers that the forward pass knows: ``a = (1 − z)(1 − n²)`` at n and x,
-``a·r`` at m, ``a·rm(1 − r)`` at r and ``z(h − n)(1 − z)`` at z. The forward pass keeps these and z, each apart in
-memory. Legend: `cells`.
+``a·r`` at m, and that times ``m(1 − r)`` at r; ``z(h − n)(1 − z)`` at z. The forward pass keeps these and z, each apart
+in memory. Legend: `cells`.
 """
 
 import torch
@@ -36,7 +36,7 @@ def gru_forward(cell: Cell, steps: Steps, joined: Tensor, states: Tensor, c: Ten
     gates_of = affine_map(records, *cell.rows(0, 2 * h))
     of_state = affine_map(records, cell.weight_hh[2 * h :], shifts[1])
     ops = elementwise(joined, records * h)
-    of, multiply, add, subtract, less_product = ops.of, ops.multiply, ops.add, ops.subtract, ops.less_product
+    of, multiply, less_product = ops.of, ops.multiply, ops.less_product
     slopes, space = joined.new_empty(len(steps.active), 5, records, h), joined.new_empty(6, records, h)
     space[5] = 1
     every, state_of = joined.unbind(0), states.unbind(0)
@@ -47,18 +47,16 @@ def gru_forward(cell: Cell, steps: Steps, joined: Tensor, states: Tensor, c: Ten
             work = _Work(space, n, ops)
         torch.sigmoid(gates_of(first(every[before], n)).view(n, 2, h), out=work.squashed)
         sent = of(of_state(first(state_of[before], n)))
-        multiply(work.r, sent, work.new)
-        add(work.new, from_input[before][:n], work.new)
+        ops.plus_product(from_input[before][:n], work.r, sent, work.new)
         ops.tanh(work.new, work.new)
-        subtract(places[before][:n], work.new, work.kept)
+        ops.subtract(places[before][:n], work.new, work.kept)
         multiply(work.z, work.kept, work.kept)
-        add(work.new, work.kept, places[behind][:n])
+        ops.add(work.new, work.kept, places[behind][:n])
         at_r, at_z, at_sent, at_new, z = slopes_of[t][:, :n]
         less_product(work.one, work.new, work.new, work.flat)
         less_product(work.flat, work.flat, work.z, at_new)
         multiply(at_new, work.r, at_sent)
-        multiply(at_sent, sent, work.flat)
-        less_product(work.flat, work.flat, work.r, at_r)
+        less_product(sent, sent, work.r, at_r)
         less_product(work.kept, work.kept, work.z, at_z)
         z[:] = work.z
         carry(state_of, before, behind, n)
@@ -74,7 +72,7 @@ def gru_backward(
     records, h = states.shape[1:]
     back = affine_map(records, cell.weight_hh.t().contiguous())
     ops = elementwise(states, records * h)
-    of, multiply, add, more_product = ops.of, ops.multiply, ops.add, ops.more_product
+    of, multiply = ops.of, ops.multiply
     d_state, d_new, arriving = (
         space_for(steps, states, 3 * h),
         space_for(steps, states, h),
@@ -84,11 +82,12 @@ def gru_backward(
     d_state_of, d_new_of, d_states = of(d_state), of(d_new), of(arriving)
     for t, _, _, n in reversed(steps.forwards()):
         slope, d_gate, du = slopes_of[t][:, :n], d_state_of[t][:n], d_states[:n]
-        add(of(dh)[:n], arrived[t][:n], du)
-        for gate in range(3):
+        ops.add(of(dh)[:n], arrived[t][:n], du)
+        for gate in (1, 2):
             multiply(du, slope[gate], d_gate[:, gate * h : (gate + 1) * h])
+        multiply(d_gate[:, 2 * h :], slope[0], d_gate[:, :h])
         multiply(du, slope[3], d_new_of[t][:n])
         now = back(first(rows[t], n))
-        more_product(du, slope[4], of(now))
+        ops.plus_product(of(now), du, slope[4], of(now))
         dh = with_ended(now, dh)
     return Result(input_gates=torch.cat([d_state[..., : 2 * h], d_new], dim=2), state_gates=d_state, dh=dh)

@@ -79,7 +79,7 @@ def lstm_backward(
     back = affine_map(records, cell.weight_hh.t().contiguous())
     unproject = None if cell.weight_hr is None else affine_map(records, cell.weight_hr.t().contiguous())
     ops = elementwise(states, records * h)
-    of, multiply, add, more_product = ops.of, ops.multiply, ops.add, ops.more_product
+    of, multiply, add, plus_product = ops.of, ops.multiply, ops.add, ops.plus_product
     d_gates = space_for(steps, states, 4 * h)
     d_outputs = None if unproject is None else space_for(steps, states, r)
     dc = states.new_zeros(records, h) if dc is None else dc.clone()
@@ -92,7 +92,7 @@ def lstm_backward(
         if d_outputs is not None and unproject is not None:
             d_outputs[t, :n] = arriving[:n]
             du = of(unproject(arriving[:n]))
-        more_product(du, slope[4], d_cell)
+        plus_product(d_cell, du, slope[4], d_cell)
         for gate in range(3):
             multiply(d_cell, slope[gate], d_gate[:, gate * h : (gate + 1) * h])
         multiply(du, slope[3], d_gate[:, 3 * h :])

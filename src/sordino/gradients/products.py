@@ -83,10 +83,11 @@ def per_record_product(left: Float[Tensor, "B T p"], right: Float[Tensor, "B T d
 def grams(x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T T"]:
     """Inner products of every two positions of each record."""
     records, positions, width = x.shape
-    # Half of them are the other half: below that work this is worth more than the wider kernels.
-    if not _by_onednn(x, x, positions**2 * width // 2):
-        halved = x.device.type == "cpu" and positions >= 64 and width >= 256 and not is_recorded()
-        return _halved_grams(x) if halved else torch.bmm(x, x.transpose(1, 2))
+    work = positions**2 * width
+    if work < 2 * _LEAST and positions >= 64 and width >= 256 and x.device.type == "cpu" and not is_recorded():
+        return _halved_grams(x)
+    if not _by_onednn(x, x, work):
+        return torch.bmm(x, x.transpose(1, 2))
     result = x.new_empty(records, positions, positions)
     for b in range(records):
         rows = _dense(x[b])
@@ -95,7 +96,10 @@ def grams(x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T T"]:
 
 
 def _halved_grams(x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T T"]:
-    """Each quarter of the positions with itself and those before it; the rest by symmetry."""
+    """Each quarter of the positions with itself and those before it; the rest by symmetry.
+
+    For products of this size that is worth more than wider kernels, which are called for each record.
+    """
     records, positions, _ = x.shape
     result, turned, step = x.new_empty(records, positions, positions), x.transpose(1, 2), -(-positions // 4)
     for first in range(0, positions, step):
