@@ -295,8 +295,8 @@ def _accumulate(into: dict[nn.Parameter, Tensor], parameter: nn.Parameter, value
     if present is not None:
         present.add_(value)
         return
-    # The entry will be added to: it must be the only owner of its memory.
+    # The entry will be added to: it must be the only owner of its memory, row by row.
     memory = value.untyped_storage()
     alone = memory.nbytes() == value.nbytes and value.is_contiguous() and memory.data_ptr() not in taken
-    into[parameter] = value if alone else value.clone()
+    into[parameter] = value if alone else value.clone(memory_format=torch.contiguous_format)
     taken.add(memory.data_ptr())
