@@ -78,7 +78,7 @@ def row_squared_norms(x: Shaped[Tensor, "B *shape"]) -> Float[Tensor, " B"]:
         return sums
     # Below this, squares of single-precision entries may have been flushed to zero. A NaN fails both comparisons.
     smallest, largest = rows.shape[1] * 1e-30, 1e37
-    low, high = (float(end) for end in torch.aminmax(sums))
+    low, high = (float(end) for end in torch.aminmax(sums.detach()))
     if not (low > smallest and high < largest):
         index = (~((sums > smallest) & (sums < largest))).nonzero().flatten()
         sums[index] = _rescaled(rows.index_select(0, index))
