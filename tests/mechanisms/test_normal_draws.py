@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from sordino.mechanisms import GaussianMechanism, standard_normal
-from sordino.mechanisms.normal_draws import add_normal_, add_normal_part_
+from sordino.mechanisms import GaussianMechanism, normal_draws, standard_normal
+from sordino.mechanisms.normal_draws import add_normal_
 from sordino.randomness import Randomness, Stream
 
 # Draws of one block.
@@ -66,21 +66,47 @@ def test_a_word_of_ones_is_not_a_draw_of_zero():
 
 
 def test_parts_and_threads_read_the_further_bits_of_their_own_places():
-    rows = [torch.zeros(count) for count in (5 * BLOCK + 7, BLOCK)]
+    sizes = [5 * BLOCK + 7, 3, 40_000, BLOCK]
+    rows = [torch.zeros(count) for count in sizes]
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
         add_normal_(rows, chosen(0), stddev=1.0)
     finally:
         torch.set_num_threads(before)
-    stream = chosen(0)
-    for row in rows:
-        first, last = len(row) // 3, len(row) // 3 + BLOCK
-        part = torch.zeros(min(last, len(row)) - first)
-        add_normal_part_(part, stream, stddev=1.0, first=first, count=len(row))
-        assert torch.equal(part, row[first:last])
+    firsts = [len(row) // 3 for row in rows]
+    parts = [torch.zeros(min(first + BLOCK, len(row)) - first) for first, row in zip(firsts, rows, strict=True)]
+    places = [sum(sizes[:number]) + first for number, first in enumerate(firsts)]
+    add_normal_(parts, chosen(0), stddev=1.0, places=places, count=sum(sizes))
+    for part, first, row in zip(parts, firsts, rows, strict=True):
+        assert torch.equal(part, row[first : first + len(part)])
     # Half of the draws are sines of zero, the others nearly all different.
-    assert len(torch.cat(rows).unique()) > 0.35 * sum(len(row) for row in rows)
+    assert len(torch.cat(rows).unique()) > 0.35 * sum(sizes)
+
+
+def test_tensors_that_are_reached_another_way_get_the_draws_of_their_places(monkeypatch):
+    monkeypatch.setattr(normal_draws, "_SENT", 1000)
+    shapes = [(700,), (31, 50), (3, 5, 7), (), (0, 4), (40, 60), (2500,)]
+
+    def drawn(*changed):
+        tensors = [torch.zeros(shape) for shape in shapes]
+        for number, change in changed:
+            tensors[number] = change(tensors[number])
+        stream = Randomness(seed=1, reproducible=True).stream("test", step=0)
+        add_normal_(tensors, stream, stddev=2.0)
+        return tensors, stream.uniform(1)
+
+    plain, behind = drawn()
+    others, same = drawn(
+        (1, lambda t: t.t().contiguous().t()), (5, lambda t: t.to(torch.bfloat16)), (6, torch.Tensor.half)
+    )
+    assert behind == same
+    for one, other in zip(plain, others, strict=True):
+        torch.testing.assert_close(other.float(), one, rtol=1e-2 if other.dtype != torch.float32 else 0, atol=0)
+    row = 2 * standard_normal(
+        sum(tensor.numel() for tensor in plain), Randomness(seed=1, reproducible=True).stream("test", step=0)
+    )
+    torch.testing.assert_close(torch.cat([tensor.flatten() for tensor in plain]), row, rtol=1e-6, atol=0)
 
 
 def test_radii_and_angles_of_small_and_of_usual_words_are_independent():

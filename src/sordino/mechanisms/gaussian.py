@@ -7,7 +7,8 @@ References:
     Dwork, Roth 2014, appendix A (mechanism); Box, Muller 1958 (transform).
 """
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,14 +16,11 @@ from torch import Tensor
 
 from sordino import checks
 from sordino.events import Event, Gaussian
-from sordino.mechanisms.normal_draws import add_normal_, standard_normal
+from sordino.mechanisms.normal_draws import add_normal_
 from sordino.mechanisms.releases import recordable
 from sordino.randomness import Randomness
 
-__all__ = ["GaussianMechanism", "drawn_together"]
-
-# Small tensors would spend their time on starting draws: neighbours up to this many numbers draw together.
-_TOGETHER = 1 << 16
+__all__ = ["GaussianMechanism", "alike"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,40 +59,15 @@ class GaussianMechanism:
     def add_noise_(self, tensors: Sequence[Tensor], *, randomness: Randomness, step: int, rank: int = 0) -> None:
         """Add fresh noise to `tensors` in place; (`step`, `rank`) must never repeat within one `randomness`.
 
-        All tensors take their noise from one stream, each its own stretch of it.
+        All tensors take their noise from one stream, each its own draws.
         """
         if self.stddev == 0:
             return
         stream = randomness.stream("gaussian", step=step, rank=rank)
-        left = list(tensors)
-        alone: list[Tensor] = []
-        for number in drawn_together([(tensor.dtype, tensor.numel()) for tensor in tensors]):
-            group, left = left[:number], left[number:]
-            if len(group) == 1 and group[0].is_contiguous():
-                alone.append(group[0].view(-1))
-                continue
-            add_normal_(alone, stream, stddev=self.stddev)
-            alone = []
-            sizes = [tensor.numel() for tensor in group]
-            noise = standard_normal(sum(sizes), stream, dtype=group[0].dtype)
-            parts = zip(group, noise.split(sizes), strict=True)
-            own = [part.view(tensor.shape).to(tensor.device, tensor.dtype) for tensor, part in parts]
-            torch._foreach_add_(group, own, alpha=self.stddev)
-        add_normal_(alone, stream, stddev=self.stddev)
+        for group in alike(tensors):
+            add_normal_(group, stream, stddev=self.stddev)
 
 
-def drawn_together(tensors: Sequence[tuple[torch.dtype, int]]) -> Iterator[int]:
-    """How many neighbours draw together, group by group: as many of one type as are worth it.
-
-    Args:
-        tensors: type and number of entries of each.
-    """
-    number = size = 0
-    last: torch.dtype | None = None
-    for dtype, entries in tensors:
-        if number and (dtype != last or size + entries > _TOGETHER):
-            yield number
-            number = size = 0
-        number, size, last = number + 1, size + entries, dtype
-    if number:
-        yield number
+def alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Neighbours whose noise is drawn in one row: in double precision, or in single precision for every other type."""
+    return [list(group) for _, group in itertools.groupby(tensors, lambda tensor: tensor.dtype == torch.float64)]

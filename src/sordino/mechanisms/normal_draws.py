@@ -7,11 +7,12 @@ References:
     Box, Muller 1958.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,14 +21,18 @@ from torch import Tensor
 from sordino import checks
 from sordino.randomness import Stream
 
-__all__ = ["add_normal_", "add_normal_part_", "standard_normal"]
+__all__ = ["add_normal_", "standard_normal"]
 
 # Pairs a block: its intermediates stay in the processor's cache, and each call is long beside handing over the
 # interpreter, so that two threads take 0.6 of the time of one.
 _BLOCK = 1 << 16
+# Draws a block.
+_DRAWS = 2 * _BLOCK
 # Blocks that are worth a thread: starting one takes as long as a tenth of a block.
 _BLOCKS_A_THREAD = 2
-# Draws that are sent to another device at once: whole blocks.
+# Blocks that a thread takes at once: each time its place in the stream has to be found.
+_MOST_AT_ONCE = 4
+# Draws that are sent to another device at once.
 _SENT = 1 << 24
 _EXPONENT_OF_ONE = 0x3FF0_0000_0000_0000
 # Words of 32 bits below this get 52 bits more, so that the tail has them where it needs them.
@@ -37,7 +42,8 @@ _RESERVE = 1 << 80
 # 2⁻³², and a little less, so that a word of ones is not rounded to U = 1, which would be a draw of exactly zero.
 _UNIT = np.float32(2.0**-32 * (1 - 2.0**-24))
 
-_Use = Callable[[int, np.ndarray], None]
+# Where in the row of draws an array begins, and the array.
+_Target = tuple[int, np.ndarray]
 
 
 def standard_normal(count: int, stream: Stream, *, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -55,156 +61,122 @@ def standard_normal(count: int, stream: Stream, *, dtype: torch.dtype = torch.fl
     Returns:
         A tensor of float64 when asked for, otherwise float32.
     """
-    working = torch.float64 if dtype == torch.float64 else torch.float32
-    noise = torch.empty(checks.integer(0, count=count), dtype=working)
-    rows = noise.numpy()
-
-    def keep(start: int, block: np.ndarray) -> None:
-        rows[start : start + len(block)] = block
-
-    _run([_Job(last=count, working=rows.dtype, use=keep)], stream, 1.0)
+    noise = torch.zeros(checks.integer(0, count=count), dtype=_working(dtype))
+    add_normal_([noise], stream, stddev=1.0)
     return noise
 
 
-def add_normal_(rows: Sequence[Tensor], stream: Stream, *, stddev: float) -> None:
+def add_normal_(
+    tensors: Sequence[Tensor],
+    stream: Stream,
+    *,
+    stddev: float,
+    places: Sequence[int] | None = None,
+    count: int | None = None,
+) -> None:
     """Add `stddev` times standard normal draws in place, block by block: the noise is never in memory as a whole.
 
-    Args:
-        rows: shape (n,) each, contiguous, any floating dtype and device; each takes its own stretch of the stream.
-        stream: source of the bits; read in order.
-        stddev: > 0.
-    """
-    jobs: list[_Job] = []
-    for row in rows:
-        working = np.dtype(np.float64 if row.dtype == torch.float64 else np.float32)
-        if row.device.type == "cpu" and row.dtype in (torch.float32, torch.float64):
-            jobs.append(_Job(last=len(row), working=working, use=_adding_to(row.detach().numpy())))
-            continue
-        _run(jobs, stream, stddev)
-        jobs = []
-        for part in row.split(_SENT):
-            draws = standard_normal(len(part), stream, dtype=part.dtype)
-            part.add_(draws.to(part.device, part.dtype), alpha=stddev)
-    _run(jobs, stream, stddev)
-
-
-def add_normal_part_(entries: Tensor, stream: Stream, *, stddev: float, first: int, count: int) -> None:
-    """What `add_normal_` adds to the entries from `first` on of a row of `count`: only their blocks are drawn.
+    There is one row of draws, and every tensor gets those of its place in it.
 
     Args:
-        entries: shape (n,), contiguous, with first + n ≤ count.
+        tensors: of any shape, device and floating type; either all of them are float64 or none is.
         stream: source of the bits; afterwards it stands behind the whole row.
         stddev: > 0.
-        first: place of the first entry, ≥ 0.
-        count: length of the row.
+        places: where in the row each tensor begins, in order and without overlap; by default each behind the last.
+        count: length of the row; by default to the end of the last tensor.
     """
-    working = np.dtype(np.float64 if entries.dtype == torch.float64 else np.float32)
-    end, begun = first + len(entries), first // (2 * _BLOCK) * 2 * _BLOCK
-
-    def add(start: int, block: np.ndarray) -> None:
-        low, high = max(first, start), min(end, start + len(block))
-        part = entries[low - first : high - first]
-        part.add_(torch.from_numpy(block[low - start : high - start]).to(part.device, part.dtype))
-
-    if len(entries):
-        # The last block of a row is shorter, and its pairs lie closer together.
-        last = min(count, -(-end // (2 * _BLOCK)) * 2 * _BLOCK)
-        part = _Job(first=begun, last=last, working=working, use=add)
-        part.run(stream.ahead(_bytes(begun, working)), stddev)
-    stream.skip(_bytes(count, working))
-
-
-def _adding_to(rows: np.ndarray) -> _Use:
-    def add(start: int, block: np.ndarray) -> None:
-        part = rows[start : start + len(block)]
-        np.add(part, block, out=part)
-
-    return add
-
-
-def _bytes(count: int, working: np.dtype) -> int:
-    """How much of the stream the first `count` draws take: two words a pair, of 4 or 8 bytes."""
-    return (count + 1) // 2 * 2 * working.itemsize
-
-
-# --- jobs and threads ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """The draws `first` to `last` of one row; `first` begins a block.
-
-    `use` gets (position of the first, a block that the next one overwrites).
-    """
-
-    first: int = 0
-    last: int
-    working: np.dtype
-    use: _Use
-
-    @property
-    def blocks(self) -> int:
-        return -(-(self.last - self.first) // (2 * _BLOCK))
-
-    @property
-    def bytes(self) -> int:
-        """How much of the stream it takes."""
-        return _bytes(self.last - self.first, self.working)
-
-    def parted(self, blocks: int) -> tuple["_Job", "_Job"]:
-        """The first `blocks` blocks, and the rest."""
-        middle = self.first + 2 * _BLOCK * blocks
-        return replace(self, last=middle), replace(self, first=middle)
-
-    def run(self, stream: Stream, stddev: float) -> None:
-        pairs = min(_BLOCK, (self.last - self.first + 1) // 2)
-        with _arrays(self.working, pairs) as arrays:
-            for start in range(self.first, self.last, 2 * _BLOCK):
-                pairs = min(_BLOCK, (self.last - start + 1) // 2)
-                self.use(start, arrays.draw(pairs, stream, stddev)[: self.last - start])
-
-
-def _run(jobs: Sequence[_Job], stream: Stream, stddev: float) -> None:
-    """All jobs, one after the other in `stream`, on as many of torch's threads as they are worth."""
-    blocks = sum(job.blocks for job in jobs)
-    threads = max(1, min(torch.get_num_threads(), blocks // _BLOCKS_A_THREAD))
-    if threads == 1:
-        _run_in_order(jobs, stream, stddev)
+    if not tensors:
         return
-    shares: list[tuple[list[_Job], Stream]] = []
-    position = 0
-    for share in _shares(jobs, [blocks * (place + 1) // threads for place in range(threads)]):
-        shares.append((share, stream.ahead(position)))
-        position += sum(job.bytes for job in share)
+    sizes = [tensor.numel() for tensor in tensors]
+    starts = list(itertools.accumulate(sizes[:-1], initial=0)) if places is None else list(places)
+    length = starts[-1] + sizes[-1] if count is None else count
+    near: list[_Target] = []
+    away: list[tuple[int, Tensor]] = []
+    for start, tensor in zip(starts, tensors, strict=True):
+        if not tensor.numel():
+            continue
+        reachable = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
+        if reachable and tensor.is_contiguous():
+            near.append((start, tensor.detach().view(-1).numpy()))
+        else:
+            away.append((start, tensor))
+    if near:
+        _draw(near, length, stream, stddev)
+    for batch in _batches(away):
+        noise = [torch.zeros(part.numel(), dtype=_working(part.dtype)) for _, part in batch]
+        targets = [(start, own.numpy()) for (start, _), own in zip(batch, noise, strict=True)]
+        _draw(targets, length, stream, stddev)
+        for (_, part), own in zip(batch, noise, strict=True):
+            part.add_(own.view(part.shape).to(part.device, part.dtype))
+    stream.skip(_bytes(length, _working(tensors[0].dtype).itemsize))
+
+
+def _working(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _bytes(count: int, itemsize: int) -> int:
+    """How much of the stream the first `count` draws take: two words a pair, of 4 or 8 bytes."""
+    return (count + 1) // 2 * 2 * itemsize
+
+
+def _batches(away: Sequence[tuple[int, Tensor]]) -> Iterator[list[tuple[int, Tensor]]]:
+    """What can't be added to from here, in parts whose noise is made and sent together; large tensors are cut."""
+    batch: list[tuple[int, Tensor]] = []
+    size = 0
+    for start, tensor in away:
+        cut = tensor.numel() > _SENT and tensor.is_contiguous()
+        parts = tensor.view(-1).split(_SENT) if cut else [tensor]
+        for number, part in enumerate(parts):
+            if batch and size + part.numel() > _SENT:
+                yield batch
+                batch, size = [], 0
+            batch.append((start + number * _SENT, part))
+            size += part.numel()
+    if batch:
+        yield batch
+
+
+def _draw(targets: Sequence[_Target], count: int, stream: Stream, stddev: float) -> None:
+    """The blocks of the row that `targets` lie in, on as many of torch's threads as they are worth."""
+    blocks = sorted(
+        {block for start, row in targets for block in range(start // _DRAWS, -(-(start + len(row)) // _DRAWS))}
+    )
+    threads = max(1, min(torch.get_num_threads(), len(blocks) // _BLOCKS_A_THREAD))
+    if threads == 1:
+        _draw_blocks(blocks, targets, count, stream, stddev)
+        return
+    # Who is done takes the next few: the threads of torch's last operation may still keep a processor busy, waiting.
+    few = max(1, min(_MOST_AT_ONCE, len(blocks) // (4 * threads)))
+    waiting = iter([blocks[first : first + few] for first in range(0, len(blocks), few)])
+
+    def work() -> None:
+        for part in waiting:
+            _draw_blocks(part, targets, count, stream, stddev)
+
     with ThreadPoolExecutor(threads - 1) as others:
-        waiting = [others.submit(_run_in_order, *share, stddev) for share in shares[1:]]
-        _run_in_order(*shares[0], stddev)
-        for thread in waiting:
+        started = [others.submit(work) for _ in range(threads - 1)]
+        work()
+        for thread in started:
             thread.result()
-    stream.skip(position)
 
 
-def _run_in_order(jobs: Sequence[_Job], stream: Stream, stddev: float) -> None:
-    for job in jobs:
-        job.run(stream, stddev)
-
-
-def _shares(jobs: Sequence[_Job], cuts: Sequence[int]) -> Iterator[list[_Job]]:
-    """`jobs` cut where so many blocks lie before: the last cut is the end."""
-    share: list[_Job] = []
-    done, places = 0, iter(cuts)
-    cut = next(places)
-    for whole in jobs:
-        job = whole
-        while done + job.blocks > cut:
-            if cut > done:
-                part, job = job.parted(cut - done)
-                share.append(part)
-            yield share
-            share, done, cut = [], cut, next(places)
-        share.append(job)
-        done += job.blocks
-    yield share
+def _draw_blocks(blocks: Sequence[int], targets: Sequence[_Target], count: int, stream: Stream, stddev: float) -> None:
+    working = targets[0][1].dtype
+    starts = [start for start, _ in targets]
+    reader, place = stream, -1
+    with _arrays(working, min(_BLOCK, (count + 1) // 2)) as arrays:
+        for block in blocks:
+            first, last = block * _DRAWS, min((block + 1) * _DRAWS, count)
+            if first != place:
+                reader = stream.ahead(_bytes(first, working.itemsize))
+            place = last
+            drawn = arrays.draw((last - first + 1) // 2, reader, stddev)
+            for start, row in targets[max(0, bisect_right(starts, first) - 1) : bisect_left(starts, last)]:
+                low, high = max(first, start), min(last, start + len(row))
+                if low < high:
+                    part = row[low - start : high - start]
+                    np.add(part, drawn[low - first : high - first], out=part)
 
 
 # --- one block ----------------------------------------------------------------------------------------------------

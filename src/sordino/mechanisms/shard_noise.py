@@ -1,5 +1,6 @@
 """The noise of tensors of which each process holds a part: every part takes its stretch of the one noise (floor 1)."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,8 +8,8 @@ from torch import Tensor
 
 from sordino.errors import InvalidArgument
 from sordino.events import Event
-from sordino.mechanisms.gaussian import GaussianMechanism, drawn_together
-from sordino.mechanisms.normal_draws import add_normal_part_, standard_normal
+from sordino.mechanisms.gaussian import GaussianMechanism, alike
+from sordino.mechanisms.normal_draws import add_normal_
 from sordino.mechanisms.releases import recordable
 from sordino.randomness import Randomness
 
@@ -89,15 +90,9 @@ class ShardNoise:
         if self.stddev == 0:
             return
         stream = randomness.stream("gaussian", step=step, rank=rank)
-        places = list(zip(tensors, self.parts, strict=True))
-        for number in drawn_together([(tensor.dtype, part.whole) for tensor, part in places]):
-            held, places = places[:number], places[number:]
-            if len(held) == 1:
-                tensor, part = held[0]
-                add_normal_part_(tensor.view(-1), stream, stddev=self.stddev, first=part.first, count=part.whole)
-                continue
-            sizes = [part.whole for _, part in held]
-            noise = standard_normal(sum(sizes), stream, dtype=held[0][0].dtype)
-            for (tensor, part), row in zip(held, noise.split(sizes), strict=True):
-                own = row[part.first : part.first + tensor.numel()].view(tensor.shape)
-                tensor.add_(own.to(tensor.device, tensor.dtype), alpha=self.stddev)
+        left = list(self.parts)
+        for group in alike(tensors):
+            parts, left = left[: len(group)], left[len(group) :]
+            wholes = list(itertools.accumulate((part.whole for part in parts), initial=0))
+            places = [start + part.first for start, part in zip(wholes, parts, strict=False)]
+            add_normal_(group, stream, stddev=self.stddev, places=places, count=wholes[-1])

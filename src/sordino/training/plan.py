@@ -284,11 +284,7 @@ class Plan:
 
     def at(self, step: int) -> StepPlan:
         """The values of step `step`, from 0."""
-        return _at(self, step) if self.is_scheduled else self._always
-
-    @cached_property
-    def _always(self) -> StepPlan:
-        return _at(self, 0)
+        return _at(self, step if self.is_scheduled else 0)
 
     @property
     def mechanism(self) -> CorrelatedGaussianMechanism | None:

@@ -69,6 +69,7 @@ class PrivateStep:
         self._at = plan.at if at is None else at
         self._randomness = randomness
         self._step: int | None = None
+        self._now: StepPlan | None = None
         self._next_chunk = 0
         self._last_step = after_step
         self._first_step = after_step + 1
@@ -161,7 +162,8 @@ class PrivateStep:
         if chunk.chunk == 0 and not self.is_open:
             if chunk.step <= self._last_step:
                 raise UnprivateStep(f"step must be after step {self._last_step}, got {chunk.step}. Draw a new batch.")
-            self.bounds.begin(self._at(chunk.step))
+            self._now = self._at(chunk.step)
+            self.bounds.begin(self._now)
             self._step = self._last_step = chunk.step
             self._next_chunk = 0
             self._summed = self._capture.trainable()
@@ -255,7 +257,8 @@ class PrivateStep:
             )
         mechanism, beside = self.bounds.mechanism()
         noise = mechanism if self._stream is None else self._stream
-        now, totals = self._at(self._step), self._totals() if self.shards is None else []
+        now, totals = self._now, self._totals() if self.shards is None else []
+        assert now is not None
         if self.add_up_ is not None:
             self.add_up_([*totals, *beside, *self.bounds.held()])
         if self.shards is not None:
@@ -269,7 +272,7 @@ class PrivateStep:
         self.bounds.learn(beside)
         self._keep_loss(now)
         if totals:
-            torch._foreach_div_(totals, now.expected_batch_size)
+            torch._foreach_div_(totals, now.expected_batch_size)  # pyright: ignore[reportPrivateUsage]
         for parameter, total in zip(self._summed, totals, strict=True):
             if self.shards is not None:
                 self.shards.give(parameter, total)
