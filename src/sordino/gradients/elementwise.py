@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sordino.gradients.usual import is_recorded
 
-__all__ = ["NUMPY", "TORCH", "Array", "Elementwise", "elementwise"]
+__all__ = ["Array", "Elementwise", "NUMPY", "TORCH", "elementwise"]
 
 # A tensor, or numpy's array on the same memory: both are cut and assigned to alike.
 Array = Any

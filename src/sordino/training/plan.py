@@ -12,7 +12,7 @@ Example:
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Literal, Self
 
 from sordino import accounting, checks
@@ -272,7 +272,7 @@ class Plan:
         )
         return replace(self, noise=noise, noise_multiplier=multiplier)
 
-    @cached_property
+    @property
     def is_scheduled(self) -> bool:
         """Whether anything changes from step to step."""
         return any(isinstance(getattr(self, name), Schedule) for name in _PLANNED)
