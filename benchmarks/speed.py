@@ -2,9 +2,10 @@
 
 A private step is everything `fit` does for one logical batch after it was drawn: captured forward and backward, norms,
 clipped sums, noise from the cryptographic generator on every parameter, the optimizer. The plain step is the usual loop
-with a mean loss. Both run in a process that keeps freed memory, as `fit` does; `--fresh` leaves it to the C library.
-Rounds alternate between all ways, and ratios are taken round by round, so that a machine that slows down slows all of
-them. Other ways to take a private step are measured where they are installed (the bench extra).
+with a mean loss. Both run in a process that keeps freed memory, as `fit` does, and the plain step once more without, as
+in a usual loop; `--fresh` leaves memory to the C library. Rounds alternate between all ways, and ratios are taken round
+by round, so that a machine that slows down slows all of them. Other ways to take a private step are measured where they
+are installed (the bench extra).
 
     ./run bench speed --quick
 """
@@ -37,12 +38,14 @@ class Row:
     """What was measured for one case; times in milliseconds, medians over rounds, low and high are quartiles.
 
     Args:
+        usual_ms: the plain step where freed memory goes back to the system, as in a usual loop; None where all do.
         others: median ratios of the other ways; why not, where one can't take the step.
     """
 
     name: str
     parameters: int
     plain_ms: float
+    usual_ms: float | None
     private_ms: float
     noise_ms: float
     ratio: float
@@ -62,6 +65,7 @@ def measure(
     compare: bool,
     compiled: bool = False,
     autotune: bool = False,
+    keep: bool = True,
 ) -> Row:
     """Medians over rounds; low and high are the quartiles of the ratio."""
     steps = [plain_step(case), *(private_step(case, noise_multiplier=z, autotune=autotune) for z in (1.0, 0.0))]
@@ -75,14 +79,23 @@ def measure(
         else:
             names.append(name)
             steps.append(step)
-    for step in steps:
-        seconds(step, 2)
-    # A slow way is run less often in a round than the others.
-    repeats = [max(1, round(round_seconds / max(seconds(step, 1), 1e-6))) for step in steps]
-    repeats = [min(count, repeats[0]) for count in repeats]
-    times = np.array(
-        [[seconds(step, count, clock) for step, count in zip(steps, repeats, strict=True)] for _ in range(rounds)]
-    )
+    memory = kept_memory if keep else nullcontext
+    with memory():
+        for step in steps:
+            seconds(step, 2)
+        # A slow way is run less often in a round than the others.
+        repeats = [max(1, round(round_seconds / max(seconds(step, 1), 1e-6))) for step in steps]
+        repeats = [min(count, repeats[0]) for count in repeats]
+    rows, usual = [], []
+    for _ in range(rounds):
+        with memory():
+            for step in steps[:3]:
+                step()
+            rows.append([seconds(step, count, clock) for step, count in zip(steps, repeats, strict=True)])
+        if keep:
+            steps[0]()
+            usual.append(seconds(steps[0], repeats[0], clock))
+    times = np.array(rows)
     plain, private, noise = (1e3 * statistics.median(t) for t in (times[:, 0], times[:, 1], times[:, 1] - times[:, 2]))
     ratios = times / times[:, :1]
     low, middle, high = np.quantile(ratios[:, 1], (0.25, 0.5, 0.75))
@@ -91,6 +104,7 @@ def measure(
         name=case.name,
         parameters=sum(parameter.numel() for parameter in case.build().parameters() if parameter.requires_grad),
         plain_ms=plain,
+        usual_ms=1e3 * statistics.median(usual) if usual else None,
         private_ms=private,
         noise_ms=noise,
         ratio=float(middle),
@@ -124,21 +138,34 @@ def show(rows: list[Row], facts: dict[str, object], clock: str) -> None:
     where = f"torch {facts['torch']}, {facts['threads']} thread(s), {facts['gpu'] or facts['processor']}, {clock} time"
     others = list(dict.fromkeys(name for row in rows for name in row.others))
     table = Table(title=f"A private step in plain steps · {where}")
-    for heading in ("model", "plain ms", "private ms", "noise", "ratio", "quartiles", "goal", *others):
+    for heading in (
+        "model",
+        "plain ms",
+        "usual ms",
+        "private ms",
+        "noise",
+        "ratio",
+        "quartiles",
+        "goal",
+        "to usual",
+        *others,
+    ):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for row in rows:
         mark = "" if row.ratio <= row.goal else " !"
         table.add_row(
             row.name,
             f"{row.plain_ms:.2f}",
+            "–" if row.usual_ms is None else f"{row.usual_ms:.2f}",
             f"{row.private_ms:.2f}",
             f"{max(0.0, row.noise_ms):.2f}",
             f"{row.ratio:.2f}{mark}",
             f"{row.ratio_low:.2f}–{row.ratio_high:.2f}",
             f"{row.goal:.2f}",
+            "–" if row.usual_ms is None else f"{row.private_ms / row.usual_ms:.2f}",
             *(f"{value:.2f}" if isinstance(value := row.others.get(name, "–"), float) else value for name in others),
         )
-    console = Console(width=110 + 14 * len(others))
+    console = Console(width=130 + 14 * len(others))
     console.print(table)
     console.print(f"geometric mean of the ratios: {geometric_mean(rows):.2f}")
 
@@ -164,8 +191,8 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     facts = machine()
     how = {"clock": chosen.clock, "autotune": chosen.autotune}
     options = {**how, "compare": not chosen.alone, "compiled": chosen.compiled}
-    with nullcontext() if chosen.fresh else kept_memory():
-        rows = [measure(case, rounds=rounds, round_seconds=round_seconds, **options) for case in wanted]
+    options["keep"] = not chosen.fresh
+    rows = [measure(case, rounds=rounds, round_seconds=round_seconds, **options) for case in wanted]
     show(rows, facts, chosen.clock)
     chosen.results.mkdir(parents=True, exist_ok=True)
     file = chosen.results / f"speed-{str(facts['date'])[:19].replace(':', '')}.json"

@@ -5,7 +5,7 @@ to the system each time, and the system hands out fresh pages, cleared and mappe
 can take a fifth of a private step, which needs more such arrays than a plain one.
 
 References:
-    mallopt(3), M_TRIM_THRESHOLD and M_MMAP_THRESHOLD; malloc_trim(3).
+    mallopt(3), M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_MMAP_MAX; malloc_trim(3).
 """
 
 import ctypes
@@ -18,9 +18,10 @@ from functools import cache
 
 __all__ = ["kept_memory"]
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# Arrays up to this size come from the heap: the largest size that the library allows.
-_HEAP_ARRAYS = 1 << 25
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+# From this size on arrays are mapped one by one outside: the largest size that the library allows.
+_MAPPED_ARRAYS = 1 << 25
+_MOST_MAPPED = 65536
 _NEVER = 2**31 - 1
 
 _lock = threading.Lock()
@@ -45,7 +46,9 @@ def kept_memory() -> Iterator[None]:
         return
     with _lock:
         _inside += 1
-        library.mallopt(_M_MMAP_THRESHOLD, _HEAP_ARRAYS)
+        library.mallopt(_M_MMAP_THRESHOLD, _MAPPED_ARRAYS)
+        # Even the largest arrays come from the heap: what is mapped for one alone goes back with it.
+        library.mallopt(_M_MMAP_MAX, 0)
         library.mallopt(_M_TRIM_THRESHOLD, _NEVER)
     try:
         yield
@@ -54,7 +57,8 @@ def kept_memory() -> Iterator[None]:
             _inside -= 1
             if not _inside:
                 # What the library's own rule arrives at once such arrays were freed.
-                library.mallopt(_M_TRIM_THRESHOLD, 2 * _HEAP_ARRAYS)
+                library.mallopt(_M_MMAP_MAX, _MOST_MAPPED)
+                library.mallopt(_M_TRIM_THRESHOLD, 2 * _MAPPED_ARRAYS)
                 library.malloc_trim(0)
 
 
