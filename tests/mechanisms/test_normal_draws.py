@@ -7,8 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from sordino.mechanisms import GaussianMechanism, normal_draws, standard_normal
+from sordino.mechanisms import GaussianMechanism, normal_draws, standard_normal, waiting_threads
 from sordino.mechanisms.normal_draws import add_normal_
+from sordino.mechanisms.waiting_threads import release_processors
 from sordino.randomness import Randomness, Stream
 
 # Draws of one block.
@@ -135,3 +136,26 @@ def test_tensors_of_all_sizes_have_noise_of_one_scale_and_their_own(threads):
             assert abs(float(tensor.double().square().mean()) / 4 - 1) < 6 * math.sqrt(2 / len(tensor))
     found = torch.cat(tensors)
     assert len(found.unique()) > 0.97 * len(found)
+
+
+def test_torch_goes_on_after_its_threads_were_ended():
+    x = torch.randn(700, 700)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        expected = x @ x
+        for _ in range(50):
+            release_processors()
+            assert torch.equal(x @ x, expected)
+            release_processors()
+            release_processors()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_are_ended_by_the_library_that_torch_has_loaded():
+    library = waiting_threads._openmp()
+    if library is None:
+        pytest.skip("torch has no OpenMP of its own here")
+    assert library.omp_pause_resource_all(1) == 0

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sordino import checks
+from sordino.mechanisms.waiting_threads import release_processors
 from sordino.randomness import Stream
 
 __all__ = ["add_normal_", "standard_normal"]
@@ -146,7 +147,8 @@ def _draw(targets: Sequence[_Target], count: int, stream: Stream, stddev: float)
     if threads == 1:
         _draw_blocks(blocks, targets, count, stream, stddev)
         return
-    # Who is done takes the next few: the threads of torch's last operation may still keep a processor busy, waiting.
+    release_processors()
+    # Who is done takes the next few, whatever else keeps the processors busy.
     few = max(1, min(_MOST_AT_ONCE, len(blocks) // (4 * threads)))
     waiting = iter([blocks[first : first + few] for first in range(0, len(blocks), few)])
 
