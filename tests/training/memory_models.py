@@ -1,9 +1,16 @@
-"""Small models of every kind that memory modes must get right, and a batch for each."""
+"""Small models of every kind that memory modes must get right, a batch for each, and one step on it."""
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from sordino import Performance, Plan
+from sordino.clipping import FlatClipping
+from sordino.randomness import Randomness
+from sordino.sampling import Chunk
+from sordino.training import PrivateStep
 
 RECORDS = 5
 
@@ -135,3 +142,33 @@ def batch_for(name):
         if name == "tied"
         else torch.randn(RECORDS, 6, generator=generator)
     )
+
+
+def plan_of(clipping, **options):
+    return Plan(
+        noise_multiplier=0.0,
+        max_grad_norm=0.3,
+        sample_rate=0.1,
+        steps=1,
+        expected_batch_size=1.0,
+        delta=1e-5,
+        clipping=clipping,
+        **options,
+    )
+
+
+def gradients(model, x, *, memory, clipping=None, chunks=1):
+    """What one step without noise leaves in ``.grad``, by the capture that `fit` makes for this mode."""
+    capture = Performance(memory=memory).capture(model, model.parameters())
+    plan = plan_of(FlatClipping() if clipping is None else clipping)
+    step = PrivateStep(capture, plan, Randomness(), memory=memory)
+    for number, part in enumerate(x.chunk(chunks)):
+        chunk = Chunk(step=0, chunk=number, is_last=number == chunks - 1, indices=np.arange(len(part)))
+        torch.manual_seed(number)
+        with step.recording(chunk):
+            step.backward(model(part).square().flatten(1).sum(1))
+        step.add(chunk)
+    step.finish()
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    capture.detach()
+    return found

@@ -1,46 +1,16 @@
 """Groups clipped while the backward pass runs: the sums of afterwards, less that is kept, nothing by halves."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sordino import Performance, Plan, fit
+from sordino import Performance, fit
 from sordino.clipping import AutomaticClipping, FlatClipping, GroupedClipping
 from sordino.errors import InvalidArgument, PrivacyError, UncapturedParameter
 from sordino.gradients import GradientCapture
 from sordino.gradients.blocks import Blocks
-from sordino.randomness import Randomness
-from sordino.sampling import Chunk
-from sordino.training import PrivateStep
-from training.memory_models import MODELS, RECORDS, batch_for
-
-
-def plan_of(clipping):
-    return Plan(
-        noise_multiplier=0.0,
-        max_grad_norm=0.3,
-        sample_rate=0.1,
-        steps=1,
-        expected_batch_size=1.0,
-        delta=1e-5,
-        clipping=clipping,
-    )
-
-
-def gradients(model, x, clipping, *, by_blocks, chunks=1):
-    capture = GradientCapture(model)
-    step = PrivateStep(capture, plan_of(clipping), Randomness(), memory="block" if by_blocks else "fast")
-    for number, part in enumerate(x.chunk(chunks)):
-        chunk = Chunk(step=0, chunk=number, is_last=number == chunks - 1, indices=np.arange(len(part)))
-        with step.recording(chunk):
-            model(part).square().sum().backward()
-        step.add(chunk)
-    step.finish()
-    found = [parameter.grad.clone() for parameter in model.parameters()]
-    capture.detach()
-    return found
+from training.memory_models import MODELS, RECORDS, batch_for, gradients, plan_of
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -50,9 +20,9 @@ def test_sums_are_those_taken_afterwards(name, by, inner):
     torch.manual_seed(0)
     model, x = MODELS[name]().eval(), batch_for(name)
     clipping = GroupedClipping(by=by, inner=inner)
-    expected = gradients(model, x, clipping, by_blocks=False)
+    expected = gradients(model, x, clipping=clipping, memory="fast")
     for chunks in (1, 2):
-        found = gradients(model, x, clipping, by_blocks=True, chunks=chunks)
+        found = gradients(model, x, clipping=clipping, memory="block", chunks=chunks)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -75,8 +45,8 @@ def test_a_record_that_is_not_finite_adds_nothing():
     torch.manual_seed(0)
     model, x = MODELS["perceptron"](), batch_for("")
     x[2] = torch.inf
-    found = gradients(model, x, GroupedClipping(), by_blocks=True)
-    expected = gradients(model, x[[0, 1, 3, 4]], GroupedClipping(), by_blocks=False)
+    found = gradients(model, x, clipping=GroupedClipping(), memory="block")
+    expected = gradients(model, x[[0, 1, 3, 4]], clipping=GroupedClipping(), memory="fast")
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -85,7 +55,7 @@ def test_every_record_keeps_the_bound_alone():
     torch.manual_seed(0)
     model, x = MODELS["tied"](), batch_for("tied")
     for record in x.split(1):
-        found = gradients(model, record, GroupedClipping(), by_blocks=True)
+        found = gradients(model, record, clipping=GroupedClipping(), memory="block")
         assert torch.cat([part.flatten() for part in found]).norm() <= 0.3 * (1 + 1e-6)
 
 

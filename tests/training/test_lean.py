@@ -5,39 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from sordino import Plan
 from sordino.clipping import AutomaticClipping, FlatClipping, GroupedClipping
 from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
 from sordino.training import PrivateStep
-from training.memory_models import MODELS, batch_for
-
-
-def plan_of(clipping):
-    return Plan(
-        noise_multiplier=0.0,
-        max_grad_norm=0.3,
-        sample_rate=0.1,
-        steps=1,
-        expected_batch_size=1.0,
-        delta=1e-5,
-        clipping=clipping,
-    )
-
-
-def gradients(model, x, clipping, *, memory, chunks):
-    capture = GradientCapture(model, lean=memory == "lean")
-    step = PrivateStep(capture, plan_of(clipping), Randomness(), memory=memory)
-    for number, part in enumerate(x.chunk(chunks)):
-        chunk = Chunk(step=0, chunk=number, is_last=number == chunks - 1, indices=np.arange(len(part)))
-        with step.recording(chunk):
-            step.backward(model(part).square().flatten(1).sum(1))
-        step.add(chunk)
-    step.finish()
-    found = [parameter.grad.clone() for parameter in model.parameters()]
-    capture.detach()
-    return found
+from training.memory_models import MODELS, batch_for, gradients, plan_of
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -50,8 +23,8 @@ def test_gradients_are_those_of_fast_steps(name, clipping):
     torch.manual_seed(0)
     model, x = MODELS[name]().eval(), batch_for(name)
     for chunks in (1, 2):
-        expected = gradients(model, x, clipping, memory="fast", chunks=chunks)
-        found = gradients(model, x, clipping, memory="lean", chunks=chunks)
+        expected = gradients(model, x, clipping=clipping, memory="fast", chunks=chunks)
+        found = gradients(model, x, clipping=clipping, memory="lean", chunks=chunks)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -61,7 +34,7 @@ def test_every_record_keeps_the_bound_alone():
     for name, build in MODELS.items():
         model = build().eval()
         for record in batch_for(name).split(1):
-            found = gradients(model, record, FlatClipping(), memory="lean", chunks=1)
+            found = gradients(model, record, memory="lean")
             assert torch.cat([part.flatten() for part in found]).norm() <= 0.3 * (1 + 1e-6)
 
 

@@ -1,6 +1,5 @@
 """Norms in one backward pass and sums in the next: the sums of a single pass, nothing kept, nothing by halves."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,38 +14,7 @@ from sordino.gradients import GradientCapture
 from sordino.gradients.passes import TwoPasses, _bits
 from sordino.gradients.rules.rule import Use
 from sordino.randomness import Randomness
-from sordino.sampling import Chunk
-from sordino.training import PrivateStep
-from training.memory_models import MODELS, RECORDS, Repeated, batch_for
-
-
-def plan_of(clipping, **options):
-    return Plan(
-        noise_multiplier=0.0,
-        max_grad_norm=0.3,
-        sample_rate=0.1,
-        steps=1,
-        expected_batch_size=1.0,
-        delta=1e-5,
-        clipping=clipping,
-        **options,
-    )
-
-
-def gradients(model, x, *, memory, clipping=None, chunks=1):
-    capture = GradientCapture(model, lean=memory != "fast")
-    plan = plan_of(FlatClipping() if clipping is None else clipping)
-    step = PrivateStep(capture, plan, Randomness(), memory=memory)
-    for number, part in enumerate(x.chunk(chunks)):
-        chunk = Chunk(step=0, chunk=number, is_last=number == chunks - 1, indices=np.arange(len(part)))
-        torch.manual_seed(number)
-        with step.recording(chunk):
-            step.backward(model(part).square().sum(1))
-        step.add(chunk)
-    step.finish()
-    found = [parameter.grad.clone() for parameter in model.parameters()]
-    capture.detach()
-    return found
+from training.memory_models import MODELS, RECORDS, Repeated, batch_for, gradients
 
 
 def assert_close(found, expected):

@@ -19,7 +19,6 @@ __all__ = [
     "carry",
     "first",
     "space_for",
-    "split_gates",
     "with_ended",
     "without_ended",
 ]
@@ -113,8 +112,3 @@ def space_for(steps: Steps, like: Tensor, width: int) -> Tensor:
     count, records = len(steps.active), like.shape[1]
     ended = min(steps.active, default=0) < records
     return (like.new_zeros if ended else like.new_empty)(count, records, width)
-
-
-def split_gates(gates: Tensor, parts: int) -> list[tuple[Tensor, ...]]:
-    """One list of a view for each step, for every part of the gates' columns."""
-    return [part.unbind(0) for part in gates.chunk(parts, dim=2)]

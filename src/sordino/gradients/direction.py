@@ -1,4 +1,4 @@
-"""One direction of one recurrent layer: a loop in plain torch whose backward hands over the gate gradients (floor 1).
+"""One direction of one recurrent layer: a loop over time whose backward hands over the gate gradients (floor 1).
 
 torch's fused kernels compute the same numbers but hide the gradients of the gates, which are all that per-record
 gradients need: with G the gate gradients, a record's gradients are ``G^T x`` and ``G^T h``. Inputs and states lie side

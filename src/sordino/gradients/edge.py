@@ -17,6 +17,9 @@ from sordino.errors import PrivacyError
 
 __all__ = ["Receiver", "asks_for_parameters", "capture_outputs"]
 
+# The last question, as (number of the backward pass, anchor), and its answer.
+_last_asked: tuple[tuple[int, int], bool] = ((-1, 0), False)
+
 # What is called with (kept tensors, gradient at each output) when the backward pass arrives.
 Receiver = Callable[[tuple[Tensor, ...], tuple[Tensor | None, ...]], None]
 
@@ -57,15 +60,12 @@ def asks_for_parameters(anchor: Tensor) -> bool:
             "difference of two outputs instead, (model(x + h * v) - model(x)) / h with random directions v of length 1."
         )
     global _last_asked  # noqa: PLW0603 (one answer, whoever asks)
-    # All nodes of one pass get the same answer.
+    # All nodes of one pass get the same answer; the pass keeps the anchor alive, and no other has its number.
     asked = (_current_graph_task_id(), id(anchor))
     if _last_asked[0] != asked:
         node = torch.autograd.graph.get_gradient_edge(anchor).node
         _last_asked = (asked, _will_engine_execute_node(node))
     return _last_asked[1]
-
-
-_last_asked: tuple[tuple[int, int], bool] = ((-1, 0), False)
 
 
 def capture_outputs(

@@ -20,7 +20,7 @@ __all__ = ["Array", "Elementwise", "NUMPY", "TORCH", "elementwise"]
 # A tensor, or numpy's array on the same memory: both are cut and assigned to alike.
 Array = Any
 
-# Where torch begins to use several threads. Twice that is where they could make up for its kernels.
+# Twice the size from which torch uses several threads: there these could make up for numpy's wider kernels.
 _MOST = 65536
 
 

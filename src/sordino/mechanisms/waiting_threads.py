@@ -4,7 +4,7 @@ After an operation on several threads those of OpenMP go on asking for work for 
 Other threads that begin to work then share these with them: the noise of ten million numbers takes a third longer.
 
 References:
-    OpenMP API 5.0, section 3.2.44, omp_pause_resource_all.
+    OpenMP API 5.0, omp_pause_resource_all.
 """
 
 import ctypes

@@ -45,6 +45,7 @@ class Bounds:
     def begin(self, now: StepPlan) -> None:
         """Fix the groups and bounds of a logical batch."""
         parameters = self._capture.trainable()
+        # The groups hold their parameters, so that a number is always that of the same one.
         same = now is self._now and list(map(id, parameters)) == self._numbers
         if same and self._moving is None and now.loss_curve is None:
             return

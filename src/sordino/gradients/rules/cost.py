@@ -1,9 +1,9 @@
 """Which exact kernel a layer takes, by a cost model (floor 1, gradients).
 
-Units: one weight-gradient product is 1. The numbers were measured on one CPU thread for float32, inside whole steps, in
-which large arrays come fresh from the system; they decide speed only, every kernel is exact. The choice depends on
-shapes alone, so that a run can be repeated; `timings` asks the clock. Legend: B records, T positions, d inputs, p
-outputs (weight entries: d·p).
+Units: one weight-gradient product is 1. The numbers were measured on one CPU thread for float32, inside whole steps (of
+convolutions with freed memory kept, of the others with arrays fresh from the system); they decide speed only, every
+kernel is exact. The choice depends on shapes alone, so that a run can be repeated; `timings` asks the clock. Legend:
+B records, T positions, d inputs, p outputs (weight entries: d·p).
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,8 @@ def convolution_kernel_costs(
 ) -> dict[Kernel, float]:
     """What the exact norm kernels for a convolution's weight cost, where they may be taken.
 
-    - ghost: the Gram matrix of padded pixels, summed along diagonals (an addition costs about 60 multiply-adds).
+    - ghost: the Gram matrix of padded pixels, summed along diagonals (an addition costs about 60 multiply-adds), or the
+      pixels under each kernel offset, copied (120 multiply-adds each) and multiplied.
     - norm_only: grouped convolution gradients in small chunks, thrown away: ≈ 1 + 75/T.
     - stored: the same, kept, so that the ordinary gradient is saved, for memory traffic of ≈ 70/T.
 
