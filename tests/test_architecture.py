@@ -105,11 +105,11 @@ def test_no_module_draws_randomness_elsewhere():
     allowed = {
         "gradients/check.py",
         "recipes/wrn.py",  # which crop of a picture is taken; torch's generator, so that the probe can hold it
-        "training/collation.py",
-        "training/determinism.py",
-        "training/items.py",
-        "training/probe.py",
-        "training/synthetic.py",
+        "training/probing/determinism.py",
+        "training/probing/probe.py",
+        "training/probing/synthetic.py",
+        "training/records/collation.py",
+        "training/records/items.py",
     }
     found = {identity(path) for path in FILES if forbidden.search(path.read_text())}
     assert found <= allowed

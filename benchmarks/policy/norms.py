@@ -22,7 +22,7 @@ from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
 from sordino.sampling import split
 from sordino.training import PrivateStep
-from sordino.training.jl import ProjectedSums
+from sordino.training.sums.jl import ProjectedSums
 
 
 def ways_of_norms(size: dict[str, int]) -> dict[str, Clipping]:

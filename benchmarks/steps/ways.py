@@ -19,9 +19,9 @@ from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
 from sordino.training import Performance, Plan, PrivateStep
-from sordino.training.bounds import Bounds
-from sordino.training.compiled import CompiledStep
+from sordino.training.fitting.compiled import CompiledStep
 from sordino.training.performance import Memory
+from sordino.training.sums.bounds import Bounds
 from steps.cases import Case
 
 __all__ = ["Step", "compiled_step", "peers", "plain_step", "private_step"]

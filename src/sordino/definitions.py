@@ -14,7 +14,10 @@ from enum import StrEnum
 from sordino import checks
 from sordino.errors import InvalidArgument
 
-__all__ = ["Guarantee", "NeighboringRelation", "PrivacyUnit", "round_up"]
+__all__ = ["FIXED_SEED", "Guarantee", "NeighboringRelation", "PrivacyUnit", "round_up"]
+
+FIXED_SEED = "fixed seed: not for release"
+"""The caveat of all that was made with a chosen seed: no guarantee against whoever knows it."""
 
 
 class NeighboringRelation(StrEnum):

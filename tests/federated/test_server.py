@@ -24,7 +24,8 @@ from sordino.federated import (
 from sordino.gradients import Contributions
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
-from sordino.training import LossCurve, Plan, distributed
+from sordino.training import LossCurve, Plan
+from sordino.training.processes import ranks
 
 
 def plan(**changes):
@@ -319,7 +320,7 @@ def test_several_processes_are_refused_before_anything_is_charged(tmp_path, monk
         lambda: simulate(line(), lambda m, x: m(x), [[torch.ones(1, 3)]] * 4, plan(), run=tmp_path / "run"),
         lambda: DistributedServer(line(), mechanism, rounds=1, delta=1e-5, population=20),
     ]
-    monkeypatch.setattr(distributed, "ranks_here", lambda: distributed.Ranks(number=1, count=2))
+    monkeypatch.setattr(ranks, "ranks_here", lambda: ranks.Ranks(number=1, count=2))
     for make in makes:
         with pytest.raises(InvalidArgument, match="server must be used in one process, got 2"):
             make()

@@ -18,9 +18,9 @@ from sordino.estimators import GaussianNB, LogisticRegression, StandardScaler
 from sordino.events import PoissonSampled, SelfComposed, compose
 from sordino.ledger import Account
 from sordino.runs import RunFolder
+from sordino.training.bills.prepaid import Prepaid
 from sordino.training.engine import PrivacyEngine
 from sordino.training.plan import Plan
-from sordino.training.prepaid import Prepaid
 from sordino.training.trainer import fit
 
 PLAN = Plan(

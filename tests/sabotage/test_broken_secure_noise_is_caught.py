@@ -8,7 +8,7 @@ from sordino.audit import Engine, check_engine
 from sordino.audit.engine_checks import ENGINE_CHECKS
 from sordino.clipping import FlatClipping
 from sordino.mechanisms.grid_sum import GridSumMechanism
-from sordino.training.secure import IntegerSums
+from sordino.training.sums.secure import IntegerSums
 
 noise, add, add_noise = GridSumMechanism.noise, IntegerSums.add, IntegerSums.add_noise_
 grid_stddev, factors = GridSumMechanism.grid_stddev.fget, FlatClipping.factors

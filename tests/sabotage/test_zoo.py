@@ -13,10 +13,10 @@ from sordino.audit.engine_checks import ENGINE_CHECKS
 from sordino.clipping import FlatClipping
 from sordino.mechanisms import GaussianMechanism
 from sordino.sampling import PoissonSampling
-from sordino.training import bounds
-from sordino.training.bounds import Bounds
-from sordino.training.charges import Charges
+from sordino.training.bills.charges import Charges
 from sordino.training.step import PrivateStep
+from sordino.training.sums import bounds
+from sordino.training.sums.bounds import Bounds
 
 PAGE = Path(__file__).parents[2] / "docs" / "auditing.md"
 add_noise, factors, draw = GaussianMechanism.add_noise_, FlatClipping.factors, PoissonSampling.draw

@@ -21,8 +21,8 @@ from sordino import PrivacyEngine
 from sordino.errors import SordinoError
 from sordino.randomness import Randomness
 from sordino.training import Performance
-from sordino.training import sharded as sharding
 from sordino.training.averaging import ExponentialAverage
+from sordino.training.processes import sharded as sharding
 from sordino.training.trainer import fit
 
 OPTIMIZERS = {

@@ -14,7 +14,7 @@ from sordino.events import Gaussian, PoissonSampled
 from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
 from sordino.training import Plan, PrivateStep
-from sordino.training.adaclip import AdaClipSums
+from sordino.training.sums.adaclip import AdaClipSums
 
 SIZE, CLASSES = 5, 3
 

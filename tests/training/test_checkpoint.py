@@ -19,8 +19,8 @@ from torch.optim.lr_scheduler import (
 from sordino.errors import InvalidArgument
 from sordino.randomness import Randomness
 from sordino.training.averaging import ExponentialAverage, TailAverage, WeightAverage
-from sordino.training.checkpoint import from_bytes, load_module, load_optimizer, module_state, read, to_bytes
-from sordino.training.commitment import commitment_to
+from sordino.training.fitting.checkpoint import from_bytes, load_module, load_optimizer, module_state, read, to_bytes
+from sordino.training.fitting.commitment import commitment_to
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import default_collate
 
 from sordino.errors import CoupledRecords, InvalidArgument, RecordCountMismatch
-from sordino.training.collation import Collation
+from sordino.training.records.collation import Collation
 from sordino.training.structure import tensors_in
 
 EXAMPLE = (torch.full((4,), 7.0), 1)

@@ -10,7 +10,7 @@ from sordino.clipping import QuantileClipping
 from sordino.errors import InvalidArgument, UnsupportedModule
 from sordino.randomness import Randomness
 from sordino.schedules import Exponential
-from sordino.training.compiled import padded_size
+from sordino.training.fitting.compiled import padded_size
 
 
 def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

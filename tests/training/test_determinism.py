@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sordino.training.determinism import GENERATORS, Chance, generators_used
+from sordino.training.probing.determinism import GENERATORS, Chance, generators_used
 
 DRAWS = {"torch": lambda: float(torch.rand(())), "python": random.random, "numpy": np.random.rand}
 

@@ -16,7 +16,7 @@ import pytest
 from sordino.events import compose
 from sordino.ledger import Ledger
 from sordino.runs import RunFolder
-from sordino.training.distributed import Ranks
+from sordino.training.processes.ranks import Ranks
 from sordino.verification import verify
 
 WORKER = Path(__file__).with_name("ranks.py")

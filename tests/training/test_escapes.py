@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 from loops import records, train
 from sordino import Plan, fit
 from sordino.errors import CoupledRecords, PrivacyError, UncapturedParameter, UnprivateStep
-from sordino.training.carried import Carried
 from sordino.training.engine import PrivacyEngine
-from sordino.training.forms import ProvedForm, magnitude, proves_again, public_marks
+from sordino.training.loops.carried import Carried
+from sordino.training.loops.forms import ProvedForm, magnitude, proves_again, public_marks
 
 
 def losses_of(model, batch):

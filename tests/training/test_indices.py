@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sordino.training.indices import IndicesChecked
+from sordino.training.probing.indices import IndicesChecked
 
 TABLE = torch.arange(12.0).view(4, 3)
 

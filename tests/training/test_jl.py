@@ -15,7 +15,7 @@ from sordino.events import PoissonSampled, ProjectedGaussian
 from sordino.gradients import GradientCapture
 from sordino.randomness import Randomness
 from sordino.training import Plan
-from sordino.training.jl import ProjectedSums
+from sordino.training.sums.jl import ProjectedSums
 
 
 def records(count, seed=0):

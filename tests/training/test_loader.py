@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from sordino.errors import CoupledRecords, PrivacyError, RecordCountMismatch, UnknownSampler, UnprivateStep
 from sordino.randomness import Randomness
 from sordino.sampling import PoissonSampling
-from sordino.training.loader import PrivateLoader, population_of
+from sordino.training.records.loader import PrivateLoader, population_of
 from sordino.training.structure import map_tensors, tensors_in
 
 

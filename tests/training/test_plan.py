@@ -9,7 +9,7 @@ from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, UnknownSampler
 from sordino.events import Gaussian, NoPrivacy, Nothing, PoissonSampled, SelfComposed
 from sordino.sampling import PoissonSampling, ShuffledEpochs
-from sordino.training.charges import Charges
+from sordino.training.bills.charges import Charges
 from sordino.training.plan import Performance, Plan
 
 PLAN = Plan(

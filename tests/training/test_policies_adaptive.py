@@ -23,7 +23,7 @@ from sordino.ledger import Ledger
 from sordino.mechanisms.correlated import CyclicPoisson, optimal_banded
 from sordino.randomness import Randomness
 from sordino.training import AdaptiveBudget, CorrelatedNoise, Plan, StepChoice, Units
-from sordino.training.adaptive import AdaptiveRun
+from sordino.training.bills.adaptive import AdaptiveRun
 
 DATA = torch.randn(60, 3), torch.zeros(60).long()
 

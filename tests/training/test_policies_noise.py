@@ -40,7 +40,7 @@ from sordino.runs import RunFolder
 from sordino.sampling import Chunk, CyclicPoissonSampling, FixedEpochs
 from sordino.schedules import Linear
 from sordino.training import CorrelatedNoise, Plan, PrivateStep, trainer
-from sordino.training.spending import charged_at
+from sordino.training.bills.spending import charged_at
 from sordino.verification import verify
 
 STEPS = 12

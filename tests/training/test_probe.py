@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from sordino.errors import CoupledRecords, LossShapeError, RecordCountMismatch, UncapturedParameter, UnsupportedModule
 from sordino.gradients import GradientCapture
-from sordino.training.determinism import Chance, WithoutChance, random_state_kept
-from sordino.training.probe import check_records_are_independent
+from sordino.training.probing.determinism import Chance, WithoutChance, random_state_kept
+from sordino.training.probing.probe import check_records_are_independent
 
 
 def batch(records=5):

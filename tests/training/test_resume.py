@@ -21,8 +21,8 @@ from sordino.ledger import Ledger
 from sordino.randomness import Randomness
 from sordino.runs import RunFolder
 from sordino.training.averaging import TailAverage
-from sordino.training.bounds import Bounds
 from sordino.training.plan import Plan
+from sordino.training.sums.bounds import Bounds
 from sordino.training.trainer import fit
 from sordino.verification import verify
 

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder
 from sordino.training import Plan
-from sordino.training.sharded import check_sharded, shards_of
+from sordino.training.processes.sharded import check_sharded, shards_of
 from sordino.verification import verify
 
 WORKER = Path(__file__).with_name("shards.py")

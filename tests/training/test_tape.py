@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from sordino.errors import CoupledRecords, PrivacyError, RecordCountMismatch, UnprivateStep
 from sordino.training.engine import PrivacyEngine
-from sordino.training.tape import Tape, TapedTensor, plain
+from sordino.training.loops.tape import Tape, TapedTensor, plain
 
 
 def data():

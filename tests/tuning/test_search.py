@@ -12,7 +12,7 @@ from sordino.events import Composed, Gaussian, PoissonSampled, Selection, SelfCo
 from sordino.ledger import Ledger
 from sordino.mechanisms import RandomizedResponse
 from sordino.randomness import Randomness
-from sordino.training import distributed
+from sordino.training.processes import ranks
 from sordino.tuning import (
     Choice,
     ExponentialChoice,
@@ -105,7 +105,7 @@ def test_the_account_is_charged_once_before_the_first_run_and_not_by_how_many_th
 
 def test_several_processes_are_refused_before_anything_is_charged(tmp_path, monkeypatch):
     account = Ledger(str(tmp_path / "privacy.db")).declare("people", epsilon=9.0, delta=1e-5, policy="pld")
-    monkeypatch.setattr(distributed, "ranks_here", lambda: distributed.Ranks(number=1, count=2))
+    monkeypatch.setattr(ranks, "ranks_here", lambda: ranks.Ranks(number=1, count=2))
     with pytest.raises(InvalidArgument, match="search must be used in one process, got 2"):
         tune(lambda *_: ("model", 1.0), SPACE, ledger=account, **GOAL)
     assert len(account.history()) == 1

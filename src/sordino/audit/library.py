@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from sordino.clipping import FlatClipping, GroupedClipping
 from sordino.errors import SordinoError
 from sordino.training.engine import PrivacyEngine
-from sordino.training.loader import PrivateLoader
 from sordino.training.plan import Performance, Plan
+from sordino.training.records.loader import PrivateLoader
 from sordino.training.trainer import fit
 
 __all__ = ["Batch", "Engine", "Fit", "InEngine", "Library", "Loss", "NotOffered", "Private", "paths"]

@@ -18,8 +18,8 @@ from sordino.errors import InvalidArgument
 from sordino.randomness import Randomness
 from sordino.schedules.schedule import scaled
 from sordino.training.averaging import Averaging
+from sordino.training.fitting.stepping import OptimizerFactory, optimizer_for
 from sordino.training.plan import Performance, Plan
-from sordino.training.stepping import OptimizerFactory, optimizer_for
 from sordino.training.trainer import fit
 
 __all__ = ["AuditResult", "audit"]

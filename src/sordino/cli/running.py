@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sordino.ledger import Account
     from sordino.randomness import Randomness
     from sordino.recipes import Recipe
-    from sordino.training.distributed import Ranks
+    from sordino.training.processes.ranks import Ranks
     from sordino.training.trainer import FitResult
 
 __all__ = ["Job", "Outcome", "assist", "default_delta", "page", "perform", "run_folder"]

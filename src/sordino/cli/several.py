@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sordino.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from sordino.training.distributed import Ranks
+    from sordino.training.processes.ranks import Ranks
 
 __all__ = ["is_spokesman", "processes", "refuse_command_in_several", "refuse_in_several"]
 
@@ -58,7 +58,7 @@ def processes() -> "Iterator[Ranks]":
     The group is that of gloo: the command trains on processors. After a failure no process waits for the others; the
     launcher ends them.
     """
-    from sordino.training.distributed import Ranks, ranks_here
+    from sordino.training.processes.ranks import Ranks, ranks_here
 
     if not _several():
         yield Ranks()

@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 
 from sordino import accounting, checks
-from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
+from sordino.definitions import FIXED_SEED, Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
 from sordino.estimators.intake import declared
 from sordino.events import Event, compose
@@ -21,8 +21,6 @@ from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 
 __all__ = ["PrivateEstimator", "refuse_several"]
-
-FIXED_SEED = "fixed seed: not for release"
 
 
 def _silent(method: Callable[..., object]) -> Callable[..., object]:
@@ -107,6 +105,6 @@ def refuse_several(name: str) -> None:
     """Refuse processes of one group, or of one launcher: each would fit anew, with its own noise and its own bill."""
     # Torch takes seconds to import; without it there is no group.
     if "RANK" in os.environ or "torch.distributed" in sys.modules:
-        from sordino.training import distributed
+        from sordino.training.processes import ranks
 
-        distributed.refuse_several(name)
+        ranks.refuse_several(name)

@@ -10,17 +10,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sordino import accounting, checks
-from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
+from sordino.definitions import FIXED_SEED, Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.events import Event, SelfComposed
 from sordino.federated.distributed import DistributedGaussian, Integers
 from sordino.federated.optimizers import fed_avg
-from sordino.federated.server import SEEDED, Round
+from sordino.federated.server import Round
 from sordino.federated.updates import shared_parameters
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
-from sordino.training.distributed import refuse_several
-from sordino.training.prepaid import Prepaid
+from sordino.training.bills.prepaid import Prepaid
+from sordino.training.processes.ranks import refuse_several
 
 __all__ = ["DistributedServer"]
 
@@ -177,7 +177,7 @@ class DistributedServer:
     def guarantee(self) -> Guarantee:
         """What the rounds charged so far guarantee for one client."""
         spent = accounting.epsilon(self._events(self._charged), self._delta, relation=_RELATION)
-        seeded = (SEEDED,) if self._randomness.reproducible else ()
+        seeded = (FIXED_SEED,) if self._randomness.reproducible else ()
         return Guarantee(
             epsilon=spent.upper,
             delta=self._delta,

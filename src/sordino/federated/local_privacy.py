@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from sordino import accounting, checks
-from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
+from sordino.definitions import FIXED_SEED, Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import PrivacyError
 from sordino.events import Event, Gaussian, SelfComposed
 from sordino.federated.updates import Update, clipped_update
 from sordino.mechanisms import GaussianMechanism
 from sordino.randomness import Randomness
-from sordino.training.freshness import fresh
+from sordino.training.fitting.freshness import fresh
 
 __all__ = ["LocalPrivacy"]
 
@@ -97,7 +97,7 @@ class LocalPrivacy:
     def guarantee(self) -> Guarantee:
         """What was sent so far guarantees, for everything that this client holds."""
         spent = accounting.epsilon(self.event(), self.delta, relation=NeighboringRelation.REPLACE_ONE)
-        seeded = ("fixed seed: not for release",) if self.randomness.reproducible else ()
+        seeded = (FIXED_SEED,) if self.randomness.reproducible else ()
         return Guarantee(
             epsilon=spent.upper,
             delta=self.delta,

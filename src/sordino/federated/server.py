@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from sordino import checks
 from sordino.clipping import ProjectedClipping
-from sordino.definitions import Guarantee, PrivacyUnit
+from sordino.definitions import FIXED_SEED, Guarantee, PrivacyUnit
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.federated.optimizers import fed_avg
 from sordino.federated.stack import UpdateStack
@@ -34,17 +34,16 @@ from sordino.randomness import Randomness
 from sordino.runs import RunFolder
 from sordino.sampling import Chunk
 from sordino.training import Plan
-from sordino.training.distributed import refuse_several
-from sordino.training.freshness import fresh
+from sordino.training.bills.prepaid import set_aside
+from sordino.training.bills.spending import SpentSoFar, charged_at
+from sordino.training.fitting.freshness import fresh
+from sordino.training.fitting.record import Parts, record_of
 from sordino.training.guard import claim, release
-from sordino.training.prepaid import set_aside
-from sordino.training.record import Parts, record_of
-from sordino.training.spending import SpentSoFar, charged_at
+from sordino.training.processes.ranks import refuse_several
 from sordino.training.step import PrivateStep
 
 __all__ = ["PrivateServer", "Round"]
 
-SEEDED = "fixed seed: not for release"
 DROPOUTS = "which clients drop out is taken not to depend on their data"
 TRUSTED = "the server sees each update: it is trusted"
 
@@ -285,7 +284,7 @@ class PrivateServer:
     def guarantee(self) -> Guarantee:
         """What the rounds charged so far guarantee for one client."""
         seeded = self._randomness.reproducible if self._record is None else self._record.seeded
-        caveats = (*((SEEDED,) if seeded else ()), TRUSTED, DROPOUTS)
+        caveats = (*((FIXED_SEED,) if seeded else ()), TRUSTED, DROPOUTS)
         planned = self.plan.guarantee(steps=self._charged, caveats=caveats)
         return planned if self._record is None else self._record.guarantee(planned)
 

@@ -18,9 +18,9 @@ from sordino.clipping import Clipping
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.schedules import Schedule
+from sordino.training.drop_in.engine_checkpoint import bill_of, take_over_bills
 from sordino.training.engine import PrivacyEngine
-from sordino.training.engine_checkpoint import bill_of, take_over_bills
-from sordino.training.loader import PrivateLoader
+from sordino.training.records.loader import PrivateLoader
 
 try:
     from accelerate import Accelerator

@@ -23,10 +23,10 @@ from sordino.errors import InvalidArgument, SordinoError, UnprivateStep
 from sordino.integrations.arguments import PrivacyArguments, noise_for
 from sordino.integrations.logical_batches import LogicalBatch, LogicalBatches
 from sordino.ledger import Account, Reservation
-from sordino.training.display import DIAGNOSED
+from sordino.training.drop_in.engine_checkpoint import bill_of, take_over_bills
 from sordino.training.engine import PrivacyEngine
-from sordino.training.engine_checkpoint import bill_of, take_over_bills
-from sordino.training.loader import PrivateLoader, population_of
+from sordino.training.fitting.display import DIAGNOSED
+from sordino.training.records.loader import PrivateLoader, population_of
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from sordino.errors import UnprivateStep
-from sordino.training.loader import PrivateLoader
+from sordino.training.records.loader import PrivateLoader
 
 __all__ = ["LogicalBatch", "LogicalBatches"]
 

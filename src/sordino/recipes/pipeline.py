@@ -41,7 +41,7 @@ import numpy as np
 
 from sordino import accounting, checks
 from sordino.data import DataSet, Records
-from sordino.definitions import Guarantee, NeighboringRelation
+from sordino.definitions import FIXED_SEED, Guarantee, NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.events import Event, Nothing, compose
 from sordino.ledger import Account, Reservation
@@ -285,5 +285,5 @@ def _guarantee(event: Event, delta: float, relation: NeighboringRelation, *, see
         accountant=spent.accountant,
         sampler=sampling_words(event),
         relation=relation,
-        caveats=(*caveats, "fixed seed: not for release") if seeded else caveats,
+        caveats=(*caveats, FIXED_SEED) if seeded else caveats,
     )

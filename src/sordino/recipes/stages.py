@@ -13,8 +13,8 @@ from sordino.data import Records
 from sordino.estimators.base import PrivateEstimator
 from sordino.estimators.rehearsal import rehearse
 from sordino.recipes.payment import Payment, Stage
+from sordino.training.bills.spending import charged_at
 from sordino.training.plan import Plan
-from sordino.training.spending import charged_at
 
 __all__ = ["FittedEstimator", "FittedModule", "estimator_stage", "pay_for", "training_stage"]
 

@@ -342,7 +342,7 @@ class RunFolder:
         """Write `checkpoint.safetensors`, whole or not at all, after the transcript is on the disk.
 
         Args:
-            content: what `sordino.training.checkpoint` made.
+            content: what `sordino.training.fitting.checkpoint` made.
         """
         self.sync()
         return self._put("checkpoint.safetensors", content)

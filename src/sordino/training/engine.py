@@ -17,20 +17,20 @@ from sordino.events import Event
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.schedules import Schedule
-from sordino.training.adaptive import AdaptiveBudget, AdaptiveRun
-from sordino.training.attached import Attached, Loop, claim_of
-from sordino.training.charges import Charges
-from sordino.training.criterion import Criterion
-from sordino.training.engine_checkpoint import load_checkpoint, save_checkpoint
-from sordino.training.engine_plan import calibrated, check_budget, check_together, delta_of, engine_plan
-from sordino.training.loader import PrivateLoader
+from sordino.training.bills.adaptive import AdaptiveBudget, AdaptiveRun
+from sordino.training.bills.charges import Charges
+from sordino.training.drop_in.attached import Attached, Loop, claim_of
+from sordino.training.drop_in.engine_checkpoint import load_checkpoint, save_checkpoint
+from sordino.training.drop_in.engine_plan import calibrated, check_budget, check_together, delta_of, engine_plan
+from sordino.training.drop_in.options import accountant_called, check_options
+from sordino.training.loops.criterion import Criterion
+from sordino.training.loops.provenance import mark_public
 from sordino.training.noise import CorrelatedNoise
-from sordino.training.options import accountant_called, check_options
 from sordino.training.performance import Memory, Performance
 from sordino.training.plan import Plan
-from sordino.training.provenance import mark_public
-from sordino.training.sizes import steps_per_epoch
-from sordino.training.units import Units
+from sordino.training.records.loader import PrivateLoader
+from sordino.training.records.sizes import steps_per_epoch
+from sordino.training.records.units import Units
 
 __all__ = ["PrivacyEngine"]
 

@@ -21,16 +21,16 @@ from sordino.gradients.passes import TwoPasses
 from sordino.randomness import Randomness
 from sordino.runs import LossPoint
 from sordino.sampling import Chunk
-from sordino.training.adaclip import bounds_for
 from sordino.training.bought_norm import BoughtNorm
-from sordino.training.bounds import Bounds, sum_dtype
 from sordino.training.performance import Memory
 from sordino.training.plan import Plan
-from sordino.training.scattered import ScatteredSums
+from sordino.training.processes.scattered import ScatteredSums
 from sordino.training.step_plan import StepPlan
+from sordino.training.sums.adaclip import bounds_for
+from sordino.training.sums.bounds import Bounds, sum_dtype
 
 if TYPE_CHECKING:
-    from sordino.training.sharded import Shards
+    from sordino.training.processes.sharded import Shards
 
 __all__ = ["PrivateStep", "check_memory"]
 

@@ -19,40 +19,40 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from sordino.definitions import PrivacyUnit
+from sordino.definitions import FIXED_SEED, PrivacyUnit
 from sordino.gradients import GradientCapture
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.runs import LossPoint, RunFolder
 from sordino.sampling import Chunk
-from sordino.training.adaptive import AdaptiveBudget, AdaptiveRun
 from sordino.training.averaging import Averaging, WeightAverage
-from sordino.training.bounds import Bounds
-from sordino.training.compiled import CompiledStep
-from sordino.training.display import DIAGNOSED, Diagnostics, ProgressLine, diagnostics_called
-from sordino.training.distributed import Ranks, inner, ranks_here, record_among, shapes_of
-from sordino.training.following import ForwardWatch, compares_values
-from sordino.training.forms import proves_again, public_marks
-from sordino.training.freshness import fresh
+from sordino.training.bills.adaptive import AdaptiveBudget, AdaptiveRun
+from sordino.training.bills.prepaid import Prepaid, set_aside
+from sordino.training.bills.spending import SpentSoFar, charged_at
+from sordino.training.fitting.compiled import CompiledStep
+from sordino.training.fitting.display import DIAGNOSED, Diagnostics, ProgressLine, diagnostics_called
+from sordino.training.fitting.freshness import fresh
+from sordino.training.fitting.interrupts import uninterrupted
+from sordino.training.fitting.outcome import FitResult, LossFunction, Transcript
+from sordino.training.fitting.record import Parts, RunRecord
+from sordino.training.fitting.shared_record import record_among
+from sordino.training.fitting.stepping import OptimizerFactory, optimizer_for, schedule_for
 from sordino.training.guard import claim, release
-from sordino.training.interrupts import uninterrupted
-from sordino.training.jl import ProjectedSums
-from sordino.training.outcome import FitResult, LossFunction, Transcript
-from sordino.training.per_record import per_record_losses
+from sordino.training.loops.following import ForwardWatch, compares_values
+from sordino.training.loops.forms import proves_again, public_marks
 from sordino.training.plan import Performance, Plan
-from sordino.training.prepaid import Prepaid, set_aside
-from sordino.training.probe import check_records_are_independent
-from sordino.training.record import Parts, RunRecord
-from sordino.training.source import Source, source_of
-from sordino.training.spending import SpentSoFar, charged_at
+from sordino.training.probing.per_record import per_record_losses
+from sordino.training.probing.probe import check_records_are_independent
+from sordino.training.processes.ranks import Ranks, inner, ranks_here, shapes_of
+from sordino.training.records.source import Source, source_of
+from sordino.training.records.units import Units, UnitSource, by_unit
 from sordino.training.step import PrivateStep, check_memory
-from sordino.training.stepping import OptimizerFactory, optimizer_for, schedule_for
 from sordino.training.structure import map_tensors
-from sordino.training.units import Units, UnitSource, by_unit
+from sordino.training.sums.bounds import Bounds
+from sordino.training.sums.jl import ProjectedSums
 
 __all__ = ["FitResult", "LossFunction", "OptimizerFactory", "Transcript", "fit"]
 
-FIXED_SEED = "fixed seed: not for release"
 ONE_EACH = "every record is taken to be all that its {} gave"
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from sordino import accounting, checks
-from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
+from sordino.definitions import FIXED_SEED, Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import refuse_several
 from sordino.events import Event
@@ -32,7 +32,6 @@ Method = RandomStopping | PoissonStopping | ThresholdStopping | ExponentialChoic
 Space = SearchSpace | Sequence[Mapping[str, object]]
 
 UNSEEN = "how many runs there were, what the others gave and how long they took must stay unseen"
-_FIXED_SEED = "fixed seed: not for release"
 _SEEDS = 10**9
 
 
@@ -189,7 +188,7 @@ def charge(
         sampler=sampling_words(sampler),
         relation=budget.relation,
         unit=PrivacyUnit(unit),
-        caveats=(*caveats, *((_FIXED_SEED,) if randomness.reproducible else ())),
+        caveats=(*caveats, *((FIXED_SEED,) if randomness.reproducible else ())),
     )
 
 

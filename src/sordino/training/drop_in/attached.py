@@ -1,0 +1,234 @@
+"""One model under an engine (floor 3): its session, its meter, its budget; what a checkpoint keeps of them."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from sordino import accounting
+from sordino.definitions import FIXED_SEED, Guarantee, NeighboringRelation, PrivacyUnit
+from sordino.errors import InvalidArgument, UnprivateStep
+from sordino.events import Nothing
+from sordino.ledger import Account, Reservation
+from sordino.randomness import Randomness
+from sordino.training.bills.adaptive import KEPT, AdaptiveRun, Admitted
+from sordino.training.bills.charges import Charges
+from sordino.training.bills.meter import Meter
+from sordino.training.drop_in.proving import set_probe
+from sordino.training.drop_in.session import Session
+from sordino.training.loops.criterion import Criterion
+from sordino.training.performance import Memory
+from sordino.training.plan import Plan
+from sordino.training.processes.ranks import Ranks, inner, ranks_here, shapes_of
+from sordino.training.records.loader import PrivateLoader, population_of
+from sordino.training.records.sizes import substitutes
+from sordino.training.records.units import Units
+
+__all__ = ["Attached", "Loop", "claim_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attached:
+    """What an engine keeps of one `make_private`.
+
+    Args:
+        number: which call it was, from 0.
+        plan: of the model.
+        session: turns the user's steps into private ones.
+        meter: charges and numbers the batches.
+        adaptive: the budget that chooses each step's values, or None.
+    """
+
+    number: int
+    plan: Plan
+    session: Session
+    meter: Meter
+    adaptive: AdaptiveRun | None
+
+    def facts(self) -> dict[str, object]:
+        """Where the model stands, in plain JSON types: which it is, its next step, its budget."""
+        stream = self.session.step.next_noise
+        return {
+            "number": self.number,
+            "next_step": self.meter.reached if stream is None else stream,
+            "budget": None if self.adaptive is None else self.adaptive.facts(),
+        }
+
+    def state(self) -> dict[str, object]:
+        """What later steps need of earlier ones: adapted bounds, buffers of correlated noise, the last norm.
+
+        The buffers are secret: with the released gradients they give the clipped sums away.
+        """
+        return {
+            "step": self.session.step.state(),
+            "adaptive": None if self.adaptive is None else self.adaptive.state(),
+        }
+
+    def check(self, facts: Mapping[str, object]) -> None:
+        """Refuse a checkpoint that this model can't go on from.
+
+        Raises:
+            InvalidArgument: the budget is not that of the checkpoint.
+            UnprivateStep: noise that later steps take back was given here already.
+        """
+        if self.plan.mechanism is not None and self.session.step.last_step >= 0:
+            raise UnprivateStep(
+                "checkpoint must be loaded before the first step with correlated noise, got an engine that took some: "
+                "its noise would come twice. Make a new engine."
+            )
+        own = self.facts()["budget"]
+        if facts["budget"] != own:
+            raise InvalidArgument(
+                f"budget must be that of the checkpoint, {facts['budget']}, got {own}. Call make_private with it."
+            )
+
+    def go_on(self, facts: Mapping[str, object], state: Mapping[str, object], *, repeats: bool) -> None:
+        """Go on from where a checkpoint stopped; what it cost is taken over apart."""
+        step = int(str(facts["next_step"]))
+        self.session.go_on(step, cast("Mapping[str, object]", state["step"]))
+        self.meter.go_on(step, repeats=repeats)
+        if self.adaptive is not None:
+            self.adaptive.load_state(cast("Mapping[str, object]", state["adaptive"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """The parts of the user's own loop, as `make_private` was given them.
+
+    Args:
+        module: to be trained.
+        optimizer: holds the parameters to train.
+        data_loader: over the private records.
+        loss_reduction: "mean" or "sum" over the records of a batch.
+        microbatch_size: most records in one forward and backward; None takes batches whole.
+        criterion: the loss, to be proved before the first forward, or None.
+        public_batch: public or invented records as the loader gives them, or None.
+        public_records: public or invented items as the data set gives them, or None.
+        units: which records belong together, or None.
+        memory: how sums are taken, see `Performance`.
+    """
+
+    module: nn.Module
+    optimizer: Optimizer
+    data_loader: DataLoader[object]
+    loss_reduction: str
+    microbatch_size: int | None
+    criterion: Criterion | None
+    public_batch: object
+    public_records: Sequence[object] | None
+    units: Units | None
+    memory: Memory = "fast"
+
+    def attach(
+        self,
+        plan: Plan,
+        *,
+        number: int,
+        steps: int,
+        randomness: Randomness,
+        charges: Charges,
+        ledger: Account | Reservation | None,
+        adaptive: AdaptiveRun | None,
+    ) -> tuple[Attached, PrivateLoader]:
+        """Hook the private step to module and optimizer, and make the loader; after a refusal all is as it was."""
+        ranks = ranks_here().over(inner(self.module), plan, adaptive=adaptive)
+        randomness = ranks.shared(randomness)
+        ranks.require_same(
+            plan=plan.to_json(),
+            records=len(population_of(self.data_loader)),
+            steps=steps,
+            model=shapes_of(inner(self.module)),
+            budget=None if adaptive is None else adaptive.facts(),
+        )
+        ranks.align(inner(self.module))
+        public_batch = self.public_batch
+        if public_batch is None and self.public_records is not None:
+            public_batch = self.data_loader.collate_fn(copy.deepcopy(list(self.public_records)))
+        session = Session(
+            module=self.module,
+            optimizer=self.optimizer,
+            plan=plan,
+            randomness=randomness,
+            mean_over_records=self.loss_reduction == "mean",
+            adaptive=adaptive,
+            by_unit=self.units is not None,
+            memory=self.memory,
+            ranks=ranks,
+        )
+        try:
+            purse, ready = ledger if ranks.is_first else None, session.check_attached
+            meter = ranks.first_then_all(
+                lambda: Meter(plan, charges=charges, ready=ready, ledger=purse, steps=steps, adaptive=adaptive)
+            )
+            loader = PrivateLoader(
+                self.data_loader,
+                sampling=plan.sampling if adaptive is None else Admitted(adaptive),
+                steps=steps,
+                microbatch_size=self.microbatch_size,
+                randomness=randomness,
+                charge=lambda begins: _charged(ranks, meter, begins),
+                share=ranks.share,
+                hand_out=session.hand_out,
+                substitutes=substitutes(plan.at(0).expected_batch_size, self.microbatch_size),
+                public_records=self.public_records,
+                public_batch=public_batch,
+                numbers=meter if adaptive is not None or plan.noise is not None else None,
+                units=self.units,
+            )
+            set_probe(session, loader.empty_batch, self.loss_reduction, self.criterion, public_batch)
+        except BaseException:
+            session.detach()
+            raise
+        return Attached(number=number, plan=plan, session=session, meter=meter, adaptive=adaptive), loader
+
+
+def _charged(ranks: Ranks, meter: Meter, begins_epoch: bool) -> int | None:
+    """Charge a batch in the first process, then in the others. Of a budget they decide together, once it is paid."""
+    if not meter.adapts:
+        return ranks.first_then_all(lambda: meter(begins_epoch))
+    ranks.first_then_all(meter.prepare)
+    return meter(begins_epoch)
+
+
+def claim_of(
+    charges: Charges,
+    plans: list[Plan],
+    adaptive: AdaptiveRun | None,
+    *,
+    delta: float,
+    accountant: str,
+    reproducible: bool,
+) -> Guarantee:
+    """What holds for everything that an engine charged: the composition of its steps, or its budget."""
+    relation = plans[-1].neighboring_relation if plans else NeighboringRelation.ADD_OR_REMOVE_ONE
+    spent = accounting.epsilon(charges.event(), delta, relation=relation, accountant=accountant)
+    caveats = [FIXED_SEED] if reproducible else []
+    caveats += [caveat for plan in plans for caveat in plan.guarantee(steps=0).caveats]
+    epsilon, name = spent.upper, spent.accountant
+    sampler = ", ".join(dict.fromkeys(plan.sampling.words for plan in plans)) or "none"
+    if adaptive is not None:
+        name, sampler = adaptive.accountant, adaptive.words
+        caveats.append(KEPT)
+        if not isinstance(charges.event(), Nothing):
+            epsilon = max(epsilon, _budget_at(adaptive, plans[-1], delta))
+    return Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        accountant=name,
+        sampler=sampler,
+        relation=relation,
+        unit=plans[-1].privacy_unit if plans else PrivacyUnit.EXAMPLE,
+        caveats=tuple(dict.fromkeys(caveats)),
+    )
+
+
+def _budget_at(adaptive: AdaptiveRun, plan: Plan, delta: float) -> float:
+    """ε of the whole budget at any δ; at its own, what was promised."""
+    if delta == plan.delta:
+        return adaptive.epsilon
+    whole = accounting.epsilon(adaptive.event(), delta, relation=plan.neighboring_relation).upper
+    return min(whole, adaptive.epsilon) if delta > plan.delta else whole

@@ -1,0 +1,31 @@
+"""What a session proves about a drop-in loop, and with which records (floor 3)."""
+
+from sordino.training.drop_in.session import Session
+from sordino.training.loops.criterion import Criterion, ProbeOptions, check_criterion, check_taped_loss, try_forward
+
+__all__ = ["set_probe"]
+
+
+def set_probe(
+    session: Session, structure: object, reduction: str, criterion: Criterion | None, public_batch: object
+) -> None:
+    """Have model and loss proved independent before the first record is used.
+
+    Args:
+        session: of the module.
+        structure: a batch with no rows.
+        reduction: "mean" or "sum" over records.
+        criterion: the declared loss; without one the loop's own is followed.
+        public_batch: records to use instead of made-up ones, or None.
+    """
+    # The loop never meets an empty batch: the loader gives it made-up records in place of none.
+    options = ProbeOptions(reduction=reduction, may_be_empty=False, public_batch=public_batch)
+    if criterion is None:
+        session.verify_loss_with(
+            lambda tape, loss: check_taped_loss(session.module, session.capture, tape, loss, structure, options),
+            lambda tape, args, kwargs: try_forward(session.module, tape, args, kwargs, structure, options),
+        )
+    else:
+        session.verify_module_with(
+            lambda: check_criterion(session.module, session.capture, criterion, structure, options), criterion
+        )

@@ -1,0 +1,396 @@
+"""One model under one plan (floor 3): which chunk a forward belongs to, and which step an optimizer may take.
+
+The module and the optimizer stay the user's objects. Three hooks do everything: before and after the root module's
+forward, and before the optimizer's step. Chunks come from the loader, which calls `hand_out`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sordino.errors import InvalidArgument, UnprivateStep
+from sordino.gradients import GradientCapture
+from sordino.gradients.recording import Recording
+from sordino.randomness import Randomness
+from sordino.sampling import Chunk
+from sordino.training.bills.adaptive import AdaptiveRun
+from sordino.training.drop_in.root_hook import RootHook, refuse_copy
+from sordino.training.drop_in.settings import Settings
+from sordino.training.drop_in.trainable import check_trainable, held_by
+from sordino.training.guard import claim, release
+from sordino.training.loops.arrival import Criterion
+from sordino.training.loops.following import Following, ForwardWatch, Prove, TryForward
+from sordino.training.loops.provenance import is_public, mark, place_of, texts_in
+from sordino.training.loops.tape import Tape, TapedTensor, plain, scaler_refusal
+from sordino.training.loops.taped import leave_untraced
+from sordino.training.performance import Memory
+from sordino.training.plan import Plan
+from sordino.training.processes.ranks import Ranks
+from sordino.training.records.units import UnitChunk
+from sordino.training.step import PrivateStep
+from sordino.training.structure import leaves_in, map_tensors, tensors_in
+from sordino.training.sums.unit_sums import UnitSums
+
+__all__ = ["Session"]
+
+
+@dataclass(kw_only=True)
+class _Call:
+    """A running forward pass of the root module: for training, free (no gradients), or put aside (evaluation)."""
+
+    kind: str
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    recording: Recording | None = None
+    watch: ForwardWatch | None = None
+
+
+class Session:
+    """Turns the user's own forward, backward and step into private steps.
+
+    Guarantee: `optimizer` only ever steps on gradients that `PrivateStep.finish` wrote for the logical batch at hand;
+    everything else raises before a parameter changes.
+
+    Args:
+        module: the root module; its forward is called on the loader's batches.
+        optimizer: the user's; decides which parameters are trained.
+        plan: clipping, noise and divisor.
+        randomness: source of the noise.
+        mean_over_records: whether the user's loss is a mean over the records of a chunk, otherwise a sum.
+        adaptive: chooses each step's values under a budget.
+        by_unit: whether chunks are `UnitChunk`s.
+        memory: how sums are taken, see `Performance`.
+        ranks: processes that each hold a part of the batch, and maybe of the parameters.
+
+    Raises:
+        InvalidArgument: the optimizer can't be private, or holds parameters that are not the module's.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        plan: Plan,
+        randomness: Randomness,
+        mean_over_records: bool,
+        adaptive: AdaptiveRun | None = None,
+        by_unit: bool = False,
+        memory: Memory = "fast",
+        ranks: Ranks | None = None,
+    ) -> None:
+        check_trainable(module, optimizer)
+        self.module, self.optimizer, self.plan = module, optimizer, plan
+        self._randomness, self._adaptive, self._by_unit = randomness, adaptive, by_unit
+        self._ranks = Ranks() if ranks is None else ranks
+        self._mean, self._memory = mean_over_records, memory
+        self._verify_module: Callable[[], None] | None = None
+        self._following = Following(module)
+        leave_untraced()
+        self._chunk: Chunk | None = None
+        self._rows = 0
+        self._texts: dict[int, object] = {}
+        self._settings = Settings(optimizer)
+        self._calls: list[_Call] = []
+        self._claimed: list[nn.Parameter] = []
+        self._started = self._backward = self._busy = self._detached = False
+        self._capture_held(after_step=-1)
+        self._ranks.scatter()
+        for parameter in module.parameters():
+            parameter.grad = None
+        self._step_handle = optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs))
+
+    def verify_loss_with(self, verify: Prove, try_forward: TryForward | None = None) -> None:
+        """Have every new form of the loss proved before its backward pass.
+
+        Args:
+            verify: called with the tape of a batch and the loss's place on it; raises when the loss couples records.
+            try_forward: called with the tape and the arguments of the first training forward, before it runs.
+        """
+        self._following.prove, self._following.try_forward = verify, try_forward
+
+    def verify_module_with(self, verify: Callable[[], None], criterion: Criterion | None = None) -> None:
+        """Have module and loss proved by `verify` before the first training forward.
+
+        Args:
+            verify: raises when module or criterion couples records.
+            criterion: compared with the gradients that the loop sends to the module's output.
+        """
+        self._verify_module, self._following.criterion = verify, criterion
+
+    def detach(self) -> None:
+        """Give module and optimizer back as they were; later steps are the user's own again."""
+        self._detached = True
+        self._release_held()
+        self._step_handle.remove()
+        release(self._claimed)
+
+    # --- parameters ----------------------------------------------------------------------------------------------
+
+    def _capture_held(self, *, after_step: int) -> None:
+        """Capture the parameters that the optimizer holds now."""
+        self._held = held_by(self.optimizer)
+        owned = self._ranks.held(self.module.parameters())
+        if not {id(parameter) for parameter in self._held} <= {id(parameter) for parameter in owned}:
+            raise InvalidArgument(
+                "optimizer must hold only parameters of the module, got one that is not. Build it from "
+                "module.parameters()."
+            )
+        release(self._claimed)
+        self._claimed = owned
+        claim(owned, self.optimizer)
+        self.capture = GradientCapture(self.module, self._ranks.whole(self._held), lean=self._memory != "fast")
+        self._following.passes = self.capture.backward if self._memory == "two-pass" else None
+        self.step = self._new_step(after_step)
+        before = RootHook(self._before_forward, self.module)
+        after = RootHook(lambda _args, _kwargs, output: self._after_forward(output), self.module, self._after_copy)
+        # Outside the capture's own hooks on the root: the recording starts before they look for it.
+        first = self.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        last = self.module.register_forward_hook(after, with_kwargs=True, always_call=True)
+        self.capture.surrounded_by(first, last)
+        self._handles = [first, last]
+
+    def _new_step(self, after_step: int) -> PrivateStep:
+        chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
+        chosen |= {"after_step": after_step, "by_unit": self._by_unit, "memory": self._memory}
+        step = PrivateStep(self.capture, self.plan, self._randomness, **chosen)
+        step.add_up_, step.shards = self._ranks.add_up_, self._ranks.shards
+        return step
+
+    def go_on(self, step: int, state: Mapping[str, object]) -> None:
+        """Go on from `PrivateStep.state`, with step `step`, or later: no number comes twice."""
+        self.step.abandon()
+        self.step = self._new_step(max(self.step.last_step, step - 1))
+        self.step.load_state(state)
+
+    def _release_held(self) -> None:
+        self.step.abandon()
+        self.capture.detach()
+        for handle in self._handles:
+            handle.remove()
+
+    def _held_changed(self) -> bool:
+        """Whether the optimizer holds, or the module owns, other parameters than before."""
+        owned = self._ranks.held(self.module.parameters())
+        return not (_same(held_by(self.optimizer), self._held) and _same(owned, self._claimed))
+
+    # --- the loader ----------------------------------------------------------------------------------------------
+
+    def check_attached(self) -> None:
+        """Refuse to give out batches that nobody would make private.
+
+        Raises:
+            UnprivateStep: after `detach`.
+        """
+        if self._detached:
+            raise UnprivateStep(
+                "loader must belong to an engine that is attached, got one after detach(): steps on its batches would "
+                "not be private. Call make_private again, or train on your own DataLoader if you want no privacy."
+            )
+
+    def hand_out(self, chunk: Chunk, batch: object, rows: int) -> object:
+        """Make `chunk` the current one, and return `batch` as the user gets it. An unfinished step is given up.
+
+        Args:
+            chunk: a part of a logical batch.
+            batch: its records, or made-up ones when it has none.
+            rows: number of records in `batch`.
+        """
+        self.check_attached()
+        # Chunk k of an open batch may only follow once chunk k − 1 was stepped: otherwise it is missing from the sum.
+        if self.step.is_open and not self.step.expects(chunk):
+            self.step.abandon()
+        self.capture.discard()
+        skipped, self._chunk = self._chunk is not None and self._started, None
+        if skipped:
+            self._following.refuse_skipped()
+        self._settings.look(begins=chunk.chunk == 0)
+        if chunk.chunk == 0 and self._held_changed():
+            self._release_held()
+            self._capture_held(after_step=self.step.last_step)
+        if chunk.chunk == 0:
+            self._ranks.gather()
+        self._chunk, self._rows = chunk, rows
+        self._started = self._backward = False
+        self._texts = texts_in(batch)
+        batch = self._following.begin(batch, rows, self._on_backward)
+        mark(batch, (chunk.step, chunk.chunk))
+        return batch
+
+    def _current(self, call: _Call) -> Chunk:
+        """The chunk that a training forward belongs to."""
+        chunk = self._chunk
+        if chunk is None:
+            raise UnprivateStep(
+                "module must be called in training mode on batches of the private loader only, got a call without "
+                "one, or after the step on it. Take the next batch first; for evaluation use module.eval()."
+            )
+        here = (chunk.step, chunk.chunk)
+        given = list(tensors_in((call.args, call.kwargs)))
+        # A copy loses its tag, but what a taped tensor became is still on its tape.
+        elsewhere = any(tensor.tape is not self._following.tape for tensor in given if isinstance(tensor, TapedTensor))
+        if elsewhere or any(place_of(tensor) not in {None, here} for tensor in given):
+            raise UnprivateStep(
+                "module must be called on the batch that the loader gave last, got an earlier or later one. Let "
+                "nothing fetch batches ahead of the loop; the DataLoader's own workers may."
+            )
+        if not self._comes_from_batch(given, call):
+            raise UnprivateStep(
+                "module must be called on the loader's batch or on what torch functions made of it, got tensors from "
+                "elsewhere: records that the loader did not draw are not accounted for. Move preprocessing to the data "
+                "set or collate_fn; mark public or invented inputs with engine.public(tensor)."
+            )
+        return chunk
+
+    def _comes_from_batch(self, given: list[Tensor], call: _Call) -> bool:
+        """Whether some input is known to be of this batch, or public. Others beside it (noise, positions) are free."""
+        known = any(isinstance(t, TapedTensor) or place_of(t) is not None or is_public(t) for t in given)
+        return known or any(id(leaf) in self._texts for leaf in leaves_in((call.args, dict(call.kwargs))))
+
+    # --- forward and backward ------------------------------------------------------------------------------------
+
+    def _before_forward(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[object, object] | None:
+        kind = "free" if self._busy or not torch.is_grad_enabled() else "train" if self.module.training else "aside"
+        call = _Call(kind=kind, args=args, kwargs=kwargs)
+        self._calls.append(call)
+        if kind == "train":
+            self._start(self._current(call), call)
+            call.watch = self._following.watch(args, kwargs)
+        elif kind == "aside":
+            call.recording = self.capture.set_aside()
+        if any(isinstance(tensor, TapedTensor) for tensor in tensors_in((args, kwargs))):
+            return map_tensors(plain, args), map_tensors(plain, kwargs)
+        return None
+
+    def _start(self, chunk: Chunk, call: _Call) -> None:
+        if self._started:
+            return
+        tape, attempt = self._following.tape, self._following.try_forward
+        if tape is not None and attempt is not None:
+            self._put_to_proof(lambda: attempt(tape, call.args, call.kwargs))
+            self._following.try_forward = None
+        verify = self._verify_module
+        self._following.prove_state(None if verify is None else lambda: self._put_to_proof(verify))
+        self.step.start(chunk, rows=self._rows, scale=float(self._rows) if self._mean else 1.0)
+        self._started = True
+
+    def _after_forward(self, output: object) -> object:
+        call = self._calls.pop()
+        if call.kind == "aside":
+            self.capture.take_back(call.recording)
+        if call.watch is not None:
+            self._end_watch(call.watch, failed=output is None)
+        chunk = self._chunk
+        if call.kind != "train" and not self._busy and output is not None:
+            return self._following.beside(call.args, call.kwargs, output, self.capture)
+        if call.kind != "train" or output is None or chunk is None:
+            return None
+        output, tracked = self._following.outputs(call.args, call.kwargs, output, bool(chunk.records))
+        for tensor in tracked:
+            tensor.register_hook(self._note_backward)
+        # An output without a tensor that we can see is trusted to be used: a step without backward is only noise.
+        self._backward = self._backward or not tracked
+        return output
+
+    def _end_watch(self, watch: ForwardWatch, *, failed: bool) -> None:
+        if failed:
+            watch.close()
+            return
+        try:
+            watch.end()
+        except BaseException:
+            self._chunk = None
+            raise
+
+    def _after_copy(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
+        """A copy of the module may be called on anything, but must not learn from private batches."""
+        private = any(isinstance(t, TapedTensor) or place_of(t) is not None for t in tensors_in((args, kwargs)))
+        learns = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters())
+        if self._detached or self._busy or not private or not learns:
+            return
+        with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(refuse_copy)
+
+    def _note_backward(self, _gradient: Tensor) -> None:
+        try:
+            self._following.arrived()
+        except UnprivateStep:
+            self._chunk = None
+            raise
+        self._backward = True
+
+    def _on_backward(self, tape: Tape, loss: int) -> None:
+        """Before a backward pass: prove the loss on made-up records if it is a new one."""
+        try:
+            self._following.look(tape, loss, self._put_to_proof)
+        except BaseException:
+            self._chunk = None
+            raise
+
+    def _put_to_proof(self, prove: Callable[[], None]) -> None:
+        """Run the probe through our own hooks without taking part; after a refusal the batch can't be used."""
+        recording = self.capture.set_aside()
+        self._busy = True
+        try:
+            prove()
+        except BaseException:
+            self._chunk = None
+            raise
+        finally:
+            self._busy = False
+            self.capture.take_back(recording)
+
+    # --- step ----------------------------------------------------------------------------------------------------
+
+    def _before_step(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        if any(value is not None for value in (*args[1:], *kwargs.values())):
+            raise UnprivateStep(
+                "optimizer.step must be called without a closure, got an argument. Call loss.backward() before it."
+            )
+        if getattr(self.optimizer, "grad_scale", None) is not None:
+            raise scaler_refusal()
+        chunk = self._chunk
+        if chunk is None or not self._started or not self._backward:
+            raise UnprivateStep(
+                "optimizer.step must follow a forward and a backward pass on the current batch, got none. Take a batch "
+                "from the private loader, call the module on it, and call loss.backward()."
+            )
+        self._chunk = None
+        try:
+            self._finish(chunk)
+        except BaseException:
+            self.step.abandon()
+            raise
+
+    def _finish(self, chunk: Chunk) -> None:
+        self._following.check_step()
+        if self._held_changed():
+            raise UnprivateStep(
+                "optimizer must hold the same parameters in forward and step, got a change in between. Add parameter "
+                "groups between a step and the next batch."
+            )
+        self._busy = True
+        try:
+            if isinstance(self.step.bounds, UnitSums) and isinstance(chunk, UnitChunk):
+                self.step.add_sums(chunk, self.step.bounds.sums(chunk))
+            else:
+                self.step.add(chunk)
+        finally:
+            self._busy = False
+        # Also those that the optimizer does not hold: a raw gradient must not stay where somebody could read it.
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        if chunk.is_last:
+            self.step.finish()
+            if self._adaptive is not None:
+                self._adaptive.learn(self._held, self.step.released_norm)
+        self._following.end()
+
+
+def _same(one: list[nn.Parameter], other: list[nn.Parameter]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

@@ -1,0 +1,177 @@
+"""The loss of a drop-in loop, put to the independence probe (floor 3): followed on a tape, or given as a function."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import InvalidArgument, RecordCountMismatch, SordinoError
+from sordino.gradients import GradientCapture
+from sordino.training.loops.arrival import Criterion
+from sordino.training.loops.calls import map_values
+from sordino.training.loops.tape import Tape
+from sordino.training.loops.taped import TapedTensor
+from sordino.training.probing.determinism import Chance
+from sordino.training.probing.indices import IndicesChecked
+from sordino.training.probing.probe import check_records_are_independent, refuse_renormalised_tables, without_traces
+from sordino.training.probing.synthetic import INTEGER_PATTERNS, Poison, SyntheticRecords
+from sordino.training.structure import tensors_in
+
+__all__ = ["Criterion", "ProbeOptions", "check_criterion", "check_taped_loss", "try_forward"]
+
+_RECORDS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeOptions:
+    """How the probe is to look at a drop-in loop.
+
+    Args:
+        reduction: "mean" or "sum" over records.
+        may_be_empty: whether an empty batch may come.
+        public_batch: records to use instead of made-up ones, or None.
+    """
+
+    reduction: str
+    may_be_empty: bool
+    public_batch: object
+
+
+def check_taped_loss(
+    module: nn.Module, capture: GradientCapture, tape: Tape, loss: int, structure: object, options: ProbeOptions
+) -> None:
+    """Probe the loss at place `loss` of the tape, with the module in between.
+
+    Args:
+        module: in the mode in which it will be trained.
+        capture: its hooks, with no recording in use.
+        tape: notes of the first batch.
+        loss: the loss's place on the tape.
+        structure: a batch with no rows.
+        options: reduction, and which records to use.
+    """
+
+    def check() -> None:
+        records = (structure, tape.outside_inputs())
+        _probe(module, capture, records, run, options)
+
+    def run(batch: object) -> Tensor:
+        inputs = list(tensors_in(batch))
+        return tape.replay(loss, inputs, records=inputs[place].size(0))
+
+    place = _first_with_rows(structure)
+    try:
+        check()
+    except SordinoError as refusal:
+        # What came from outside the batch with a row a record may be a constant whose size fits by chance.
+        if not tape.outside_inputs() or refusal.__cause__ is None:
+            raise
+        tape.outside_is_constant = True
+        check()
+
+
+def try_forward(
+    module: nn.Module,
+    tape: Tape,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    structure: object,
+    options: ProbeOptions,
+) -> None:
+    """Call the module on made-up records in place of `args`, before it sees the first real ones.
+
+    Whether records are independent is seen later, with the loss; but what a module would store must not be real.
+
+    Args:
+        module: in the mode in which it will be trained, without a recording.
+        tape: notes of the first batch so far.
+        args: taped arguments of the module.
+        kwargs: arguments by name.
+        structure: a batch with no rows.
+        options: which records to use.
+
+    Raises:
+        CoupledRecords: the module changes its parameters or buffers.
+        UnsupportedModule: an embedding rewrites the rows that are looked up.
+        RecordCountMismatch: some records decide how many are given to the module.
+    """
+    refuse_renormalised_tables(module)
+    given = [tensor for tensor in tensors_in((args, dict(kwargs))) if isinstance(tensor, TapedTensor)]
+    example = list(tensors_in(options.public_batch))
+    poisons = (None, Poison(integers=-1), Poison(floats=torch.nan))
+    sizes: list[list[torch.Size]] = []
+
+    def call(made_up: SyntheticRecords, poison: Poison | None) -> None:
+        Chance().start()
+        inputs = list(tensors_in(made_up.batch(range(_RECORDS), poison=poison)))
+        values = tape.replay_all([tensor.slot for tensor in given], inputs, records=_RECORDS)
+
+        def value_of(leaf: object) -> object:
+            return values[leaf.slot] if isinstance(leaf, TapedTensor) else leaf
+
+        made = [values[tensor.slot] for tensor in given]
+        sizes.append([tensor.shape[:1] for tensor in made if isinstance(tensor, Tensor)])
+        arguments, named = map_values(value_of, args), map_values(value_of, dict(kwargs))
+        assert isinstance(arguments, tuple)
+        assert isinstance(named, dict)
+        with IndicesChecked():
+            module(*arguments, **named)
+
+    with without_traces(module):
+        for pattern in INTEGER_PATTERNS:
+            records = (structure, tape.outside_inputs())
+            made_up = SyntheticRecords(records, rows=0, count=_RECORDS, pattern=pattern, example=example)
+            for poison in poisons:
+                # What fails on made-up records is told with the loss, or doesn't take such values.
+                try:
+                    call(made_up, poison)
+                except SordinoError:
+                    raise
+                except Exception:  # noqa: S112
+                    continue
+            _refuse_choice(sizes)
+            sizes.clear()
+
+
+def check_criterion(
+    module: nn.Module, capture: GradientCapture, criterion: Criterion, structure: object, options: ProbeOptions
+) -> None:
+    """Probe ``criterion(module(*inputs), target)`` for batches (*inputs, target). See `check_taped_loss`."""
+
+    def run(batch: object) -> Tensor:
+        if not isinstance(batch, tuple | list) or len(batch) < 2:
+            raise InvalidArgument(
+                "batch must be (inputs…, target) for criterion= to be called on it, got another structure. Leave "
+                "criterion out; the loss is then followed from the first batch."
+            )
+        return criterion(module(*batch[:-1]), batch[-1])
+
+    _probe(module, capture, structure, run, options)
+
+
+def _refuse_choice(sizes: list[list[torch.Size]]) -> None:
+    """Refuse inputs whose number of rows changed with the values of one record."""
+    if any(size != sizes[0] for size in sizes[1:]):
+        raise RecordCountMismatch(
+            "module must be called on all records of the batch, got a part of them that their values decide. Give the "
+            "module the whole batch, and weight the losses of the records that don't count with 0."
+        )
+
+
+def _probe(
+    module: nn.Module, capture: GradientCapture, records: object, run: Callable[[object], Tensor], options: ProbeOptions
+) -> None:
+    check_records_are_independent(
+        module,
+        capture,
+        records,
+        run,
+        reduction=options.reduction,
+        may_be_empty=options.may_be_empty,
+        public_batch=options.public_batch,
+    )
+
+
+def _first_with_rows(structure: object) -> int:
+    return next(place for place, tensor in enumerate(tensors_in(structure)) if tensor.dim() and tensor.size(0) == 0)

@@ -1,0 +1,286 @@
+"""The user's loop, followed from batch to step (floor 3): which losses were proved, what the module stored, whether a
+gradient came from anywhere else.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import CoupledRecords, UnprivateStep
+from sordino.gradients import GradientCapture
+from sordino.training.loops.arrival import Arrival, Criterion, tensors_within
+from sordino.training.loops.carried import Carried
+from sordino.training.loops.forms import ProvedForm, proves_again, public_marks
+from sordino.training.loops.tape import Tape, not_followed
+from sordino.training.loops.taped import TapedTensor, not_noting
+from sordino.training.probing.losses import DividedByRecords
+from sordino.training.probing.observation import foreign_leaves, learner_outside, past_outputs
+from sordino.training.probing.state import ModuleState, exports_by_hooks, tensor_attributes
+from sordino.training.structure import tensors_in
+
+__all__ = ["Following", "ForwardWatch", "Prove", "TryForward", "compares_values"]
+
+Prove = Callable[[Tape, int], None]
+"""Proves the loss at a place of a tape on made-up records, or raises."""
+
+TryForward = Callable[[Tape, tuple[object, ...], Mapping[str, object]], None]
+"""Tries the module on made-up records in place of the arguments of its first call, or raises."""
+
+# The module's values are compared in this many first batches, and then whenever their number is a power of two.
+_FIRST = 3
+
+
+def compares_values(batches: int) -> bool:
+    """Whether the module's values are compared in a batch that comes after this many."""
+    return batches < _FIRST or batches & (batches - 1) == 0
+
+
+class ForwardWatch:
+    """A training forward of the root module: classification losses count records, and nothing is stored.
+
+    Args:
+        module: the root.
+        rows: number of records.
+        values: whether to compare values, or only what torch's own counts tell.
+    """
+
+    def __init__(self, module: nn.Module, rows: int, *, values: bool) -> None:
+        self._state = ModuleState(module, values=values)
+        self._stack = ExitStack()
+        self._stack.enter_context(DividedByRecords(records=rows))
+
+    def close(self) -> None:
+        """End the watch without looking: the forward pass failed."""
+        self._stack.close()
+
+    def end(self) -> None:
+        """End the watch.
+
+        Raises:
+            CoupledRecords: the module stored something; its values are put back where they were kept.
+        """
+        self._stack.close()
+        self._state.refuse_changes()
+
+
+class _Beside:
+    """Calls a module as it was called in the loop, in the mode it had and without taking part in a recording."""
+
+    def __init__(self, module: nn.Module, capture: GradientCapture) -> None:
+        self._module, self._capture = module, capture
+        self._modes = [(part, part.training) for part in module.modules()]
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        modes, recording = [(part, part.training) for part in self._module.modules()], self._capture.set_aside()
+        try:
+            for part, mode in self._modes:
+                part.training = mode
+            return self._module(*args, **kwargs)
+        finally:
+            for part, mode in modes:
+                part.training = mode
+            self._capture.take_back(recording)
+
+
+class Following:
+    """Follows a loop with the private batches of one module.
+
+    Guarantee: while `prove` is set, every gradient that reached the module's outputs in a batch came from losses whose
+    form was proved, made of that batch alone. With a declared criterion, the first batches' gradients are compared
+    with the criterion's own.
+
+    Args:
+        module: the root module.
+
+    Attributes:
+        prove: proves a loss of the loop; None with a declared criterion.
+        try_forward: tries the module on made-up records before its first real forward; None with a criterion.
+        criterion: the declared criterion.
+        passes: runs both backward passes of a loss that takes two; None for one.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.prove: Prove | None = None
+        self.try_forward: TryForward | None = None
+        self.criterion: Criterion | None = None
+        self.passes: Callable[[Callable[[bool], object]], object] | None = None
+        self.tape: Tape | None = None
+        self._module = module
+        self._rows = self._batches = 0
+        self._carried = Carried(module)
+        self._known: dict[Hashable, ProvedForm] = {}
+        self._marks: set[Hashable] = set()
+        self._is_proved = False
+        self._target: Tensor | None = None
+        self._arrivals: list[Arrival] = []
+        self._attributes: frozenset[tuple[int, int]] = frozenset()
+        self._outputs: set[torch.autograd.graph.Node] = set()
+
+    # --- batches -------------------------------------------------------------------------------------------------
+
+    def begin(self, batch: object, rows: int, on_backward: Callable[[Tape, int], None]) -> object:
+        """The batch as its loop gets it."""
+        self.end()
+        self._batches += 1
+        self._rows, self._is_proved = rows, False
+        if self.criterion is not None and self._batches <= _FIRST and isinstance(batch, tuple | list):
+            last = batch[-1]
+            self._target = last.clone() if isinstance(last, Tensor) else None
+        self.tape = Tape(records=rows, on_backward=on_backward, carried=self._carried)
+        self.tape.may_leave = self._carried.is_left()
+        self.tape.passes = None if self.passes is None else self._run_passes
+        return self.tape.inputs(batch)
+
+    def _run_passes(self, run: Callable[[bool], object]) -> object:
+        """Both backward passes; the gradients at the outputs count once."""
+
+        def one(again: bool) -> object:
+            for arrival in self._arrivals:
+                arrival.restart()
+            return run(again)
+
+        assert self.passes is not None
+        return self.passes(one)
+
+    def end(self) -> None:
+        """The batch is over."""
+        self._arrivals, self._target, self._outputs = [], None, set()
+        if self.tape is not None:
+            self.tape.close()
+            self.tape = None
+
+    def refuse_skipped(self) -> None:
+        """A batch's step was left out.
+
+        Raises:
+            UnprivateStep: numbers of the batch were read, and may be the reason.
+        """
+        if self.tape is not None and self.tape.was_read:
+            raise UnprivateStep(
+                "optimizer.step must follow every batch on which the module was called, got a batch left out after "
+                "numbers were read from it (.item(), float(), numpy): leaving a batch out because of its loss lets one "
+                "record undo all others. A record whose loss is not finite counts for nothing; step on every batch. To "
+                "gather several batches, ask for a larger one and pass microbatch_size."
+            )
+
+    def prove_state(self, prove: Callable[[], None] | None) -> None:
+        """Before a training forward: a state that the module was in before (modes, frozen parts, attributes) is known.
+
+        Args:
+            prove: proves module and criterion; without one the losses have to be proved again.
+        """
+        marks = public_marks(self._module)
+        if marks in self._marks and not proves_again(self._batches):
+            return
+        if marks not in self._marks:
+            self._known.clear()
+        if prove is not None:
+            prove()
+        self._marks.add(marks)
+
+    # --- forward -------------------------------------------------------------------------------------------------
+
+    def watch(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> ForwardWatch:
+        """Watch the training forward that begins."""
+        self._attributes = frozenset(tensor_attributes(self._module))
+        own = set(self._module.parameters())
+        for tensor in tensors_in((args, dict(kwargs))):
+            if tensor.requires_grad:
+                with not_noting():
+                    leaves = foreign_leaves(tensor)
+                for leaf in leaves:
+                    if isinstance(leaf, nn.Parameter) and leaf not in own:
+                        raise learner_outside(leaf)
+        return ForwardWatch(self._module, self._rows, values=compares_values(self._batches - 1))
+
+    def outputs(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, compare: bool
+    ) -> tuple[object, list[Tensor]]:
+        """The module's output as its loop gets it, and the tensors at which gradients arrive.
+
+        Args:
+            args: the module's arguments.
+            kwargs: arguments by name.
+            output: what the module returned.
+            compare: whether there are records whose gradients count.
+        """
+        if self.criterion is not None and self._target is not None and compare:
+            self._arrivals.append(Arrival(self.criterion, output, self._target, records=self._rows))
+        if self.tape is not None:
+            made = [tensor for key, tensor in tensor_attributes(self._module).items() if key not in self._attributes]
+            if made or exports_by_hooks(self._module):
+                self.tape.leave(made)
+        if any(isinstance(tensor, TapedTensor) for tensor in tensors_in(output)):
+            raise CoupledRecords(
+                "module must get tensors of the batch as arguments only, got an output made with one that the loop "
+                "left in an attribute: what it does to other records can't be tried out. Pass it to the forward."
+            )
+        if self.criterion is not None:
+            self._outputs.update(t.grad_fn for t in tensors_within(output) if t.grad_fn is not None)
+        tracked = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        noted = output if self.tape is None else self.tape.note(self._module, args, kwargs, output)
+        return noted, tracked
+
+    def beside(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, capture: GradientCapture
+    ) -> object:
+        """The output of a forward that is not trained: what it makes of the batch is still of the batch."""
+        tape = next(
+            (tensor.tape for tensor in tensors_in((args, dict(kwargs))) if isinstance(tensor, TapedTensor)), None
+        )
+        if tape is None:
+            return output
+        return tape.note(_Beside(self._module, capture), args, kwargs, output)
+
+    # --- backward and step ---------------------------------------------------------------------------------------
+
+    def look(self, tape: Tape, loss: int, put_to_proof: Callable[[Callable[[], None]], None]) -> None:
+        """Before a backward pass: a loss of a new form is proved, one of a known form must have its constants."""
+        prove = self.prove
+        if prove is None:
+            self._refuse_past_output(tape)
+            return
+        tape.check(loss)
+        form, late = tape.form(loss)
+        numbers, known = tape.numbers(loss), self._known.get(form)
+        if known is None or known.meet(late, numbers, self._rows):
+            # Forgotten meanwhile: what is refused stays unknown.
+            self._known.pop(form, None)
+            put_to_proof(lambda: prove(tape, loss))
+            self._known[form] = known or ProvedForm(late=late, numbers=numbers, records=self._rows)
+        tape.keep_constants()
+        self._is_proved = True
+
+    def _refuse_past_output(self, tape: Tape) -> None:
+        """With a criterion: refuse a loss that reaches the module past its outputs, or teaches something else."""
+        if tape.loss is None:
+            return
+        found = past_outputs(tape.loss, self._outputs)
+        if found.captured:
+            raise not_followed()
+        own = set(self._module.parameters())
+        for leaf in found.leaves:
+            if leaf not in own and not (leaf.dim() and leaf.size(0) == self._rows):
+                raise learner_outside(leaf)
+
+    def arrived(self) -> None:
+        """A gradient has arrived at the module's outputs.
+
+        Raises:
+            UnprivateStep: it does not come from a loss that was proved.
+        """
+        if self.prove is not None and (self.tape is None or not self.tape.is_passing):
+            raise not_followed()
+
+    def check_step(self) -> None:
+        """Before the step.
+
+        Raises:
+            UnprivateStep: no loss of this batch was seen, or the gradients are not those of the criterion.
+        """
+        if self.prove is not None and not self._is_proved:
+            raise not_followed()
+        for arrival in self._arrivals:
+            arrival.check()

@@ -1,0 +1,381 @@
+"""What the user's loop does between a batch and ``loss.backward()``, written down and replayed (floor 3).
+
+The loss of a drop-in loop is the user's own code. To find out whether it couples records, every batch is handed out as
+tensors that note each torch function applied to them; the notes are run again on made-up records whenever the loop
+does something it did not do before.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from sordino.errors import CoupledRecords, UnprivateStep
+from sordino.training.loops.calls import Call, Slot, Stale, map_values, targets_of
+from sordino.training.loops.carried import Carried
+from sordino.training.loops.leaving import Leaving
+from sordino.training.loops.outsiders import Outsider, Outsiders, memory_of, says_nothing
+from sordino.training.loops.sizing import sized_by_values
+from sordino.training.loops.tainted import TaintedFloat, TaintedInt, untainted
+from sordino.training.loops.taped import TapedTensor, not_noting, plain, scaler_refusal
+from sordino.training.structure import map_tensors, tensors_in
+
+__all__ = ["Tape", "TapedTensor", "plain", "scaler_refusal"]
+
+HOW_TO_DECLARE = "Pass the loss to make_private as criterion=, a function of (output, target)"
+# Their results have values that no record has a part in.
+_SHAPES_ONLY = frozenset(
+    f"{name}{kind}" for name in ("ones", "zeros", "empty", "full", "rand", "randn", "randint") for kind in ("_like",)
+) | {"new_ones", "new_zeros", "new_empty", "new_full"}
+# Tensors of more entries are compared by sums.
+_FEW = 64
+
+
+class Tape(Leaving):
+    """Notes of one chunk.
+
+    Args:
+        records: number of records in the chunk.
+        on_backward: called with the tape and the loss's place on it before the backward pass runs.
+        carried: what the loop carries from batch to batch.
+
+    Attributes:
+        is_passing: whether a backward pass is running from losses that `on_backward` has seen.
+        outside_is_constant: whether tensors that did not come with the batch are the same for all batches; by default
+            one with a row a record counts as an input.
+        may_leave: whether tensors without notes that hold values of records are within the loop's reach.
+        loss: the tensor whose backward pass is running or about to.
+        passes: runs the backward passes that a loss takes, given one that is called with whether its graph must be
+            kept; None for a single one.
+    """
+
+    loss: Tensor | None = None
+    passes: Callable[[Callable[[bool], object]], object] | None = None
+    may_leave = False
+
+    def __init__(
+        self, records: int, on_backward: Callable[["Tape", int], None], carried: Carried | None = None
+    ) -> None:
+        super().__init__(records, Carried() if carried is None else carried)
+        self.is_passing = self.outside_is_constant = False
+        self._on_backward = on_backward
+        self._inputs: list[int] = []
+        self._outsiders = Outsiders(records, self._new_slot)
+        self._nodes: dict[int, object] = {}
+        self._memory: dict[int, int] = {}
+
+    # --- noting --------------------------------------------------------------------------------------------------
+
+    def inputs(self, batch: object) -> object:
+        """The batch as taped tensors; its tensors are the first inputs of a replay."""
+        with not_noting():
+            taped = map_tensors(self._wrap, batch)
+        self._inputs = [slot for tensor in tensors_in(taped) if (slot := self._slot_of(tensor)) is not None]
+        return taped
+
+    def close(self) -> None:
+        """Note nothing more, and let go of what was noted."""
+        self.is_open = False
+        self._calls.clear()
+        self._outsiders.clear()
+        self.loss = None
+        self._nodes.clear()
+
+    def note(
+        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
+    ) -> object:
+        """Note a call and return its result as taped tensors."""
+        with not_noting():
+            if not any(True for _ in tensors_in(result)) and result is not None:
+                return self._note_value(function, args, kwargs, result)
+            targets = self._written_to(function, args, kwargs)
+            if not self.is_open:
+                taped = map_tensors(self._wrap, result)
+                self._remember(taped)
+                return taped
+            return self._note_call(function, args, kwargs, result, targets)
+
+    def _written_to(
+        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> list[Tensor]:
+        """What the call changes in place; a tensor from outside then holds values of the batch."""
+        targets = targets_of(function, args, kwargs)
+        tells = targets and any(t.keeps_values for t in tensors_in((args, dict(kwargs))) if isinstance(t, TapedTensor))
+        for target in targets if tells else ():
+            if isinstance(target, TapedTensor):
+                continue
+            if self.is_open:
+                found = self._outsider(target)
+                found.slot = self._new_slot() if found.slot is None else found.slot
+                self._memory[found.slot] = memory_of(target)
+            self._carried.write(target)
+        return targets
+
+    def _note_call(
+        self,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        result: object,
+        targets: list[Tensor],
+    ) -> object:
+        given = list(tensors_in((args, dict(kwargs))))
+        device = given[0].device.type if given else "cpu"
+        noted = map_values(self._noted, args), map_values(self._noted, dict(kwargs))
+        broken = any(self._is_broken(tensor) for tensor in given if all(tensor is not target for target in targets))
+        taped = map_tensors(self._wrap, result)
+        self._remember(taped)
+        sized = sized_by_values(function, args, kwargs)
+        for tensor in tensors_in(taped):
+            if isinstance(tensor, TapedTensor):
+                tensor.keeps_values = tensor.keeps_values and getattr(function, "__name__", "") not in _SHAPES_ONLY
+                tensor.sized_by_values = tensor.sized_by_values or sized
+        # An argument that was changed in place has another node now.
+        for tensor in [*tensors_in(taped), *(given if targets else ())]:
+            slot = self._slot_of(tensor)
+            if slot is not None:
+                self._nodes[slot] = tensor.grad_fn
+        self._calls.append(
+            Call(
+                function=function,
+                args=noted[0],
+                kwargs=noted[1],
+                results=tuple(slot for tensor in tensors_in(taped) if (slot := self._slot_of(tensor)) is not None),
+                place=self._next_place(),
+                grad_enabled=torch.is_grad_enabled(),
+                autocast=(device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
+                writes=memory_of(targets[0]) if targets else None,
+                is_broken=broken,
+            )
+        )
+        return taped
+
+    def _remember(self, results: object) -> None:
+        for tensor in tensors_in(results):
+            if isinstance(tensor, TapedTensor) and not (tensor.dim() and tensor.size(0) == self.records):
+                self._carried.remember(plain(tensor))
+
+    def leave(self, tensors: Sequence[Tensor]) -> None:
+        """Tensors that the module made in its forward may be within the loop's reach, in its attributes or by hooks."""
+        self.may_leave = True
+        for tensor in tensors:
+            self._carried.remember(tensor)
+
+    def _wrap(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, TapedTensor) and tensor.tape is self:
+            return tensor
+        taped = plain(tensor).as_subclass(TapedTensor)
+        taped.tape, taped.slot, taped.keeps_values, taped.sized_by_values = self, self._new_slot(), True, False
+        self._memory[taped.slot] = memory_of(tensor)
+        self._nodes[taped.slot] = tensor.grad_fn
+        return taped
+
+    def _slot_of(self, value: object) -> int | None:
+        if isinstance(value, TapedTensor):
+            return value.slot if value.tape is self else None
+        found = self._outsiders.get(value) if isinstance(value, Tensor) else None
+        return None if found is None else found.slot
+
+    def _outsider(self, value: Tensor) -> Outsider:
+        found = self._outsiders.get(value)
+        if found is None:
+            stale, constant = self._carried.was_written(value), self._carried.is_constant(value)
+            found = self._outsiders.add(value, self._next_place(), is_stale=stale, is_constant=constant)
+            if found.slot is not None:
+                self._memory[found.slot] = memory_of(value)
+        return found
+
+    def _is_broken(self, tensor: Tensor) -> bool:
+        """Whether autograd knows of something that happened to the tensor and the tape doesn't."""
+        slot = self._slot_of(tensor)
+        if not tensor.requires_grad:
+            return False
+        return tensor.grad_fn is not (None if slot is None else self._nodes.get(slot))
+
+    def _noted(self, value: object) -> object:
+        if isinstance(value, TapedTensor) and value.tape is self:
+            return Slot(value.slot)
+        if isinstance(value, TaintedFloat | TaintedInt):
+            if value.source is not self:
+                return Stale()
+            return untainted(value) if value.slot is None else Slot(value.slot)
+        if not isinstance(value, Tensor):
+            return value
+        if isinstance(value, TapedTensor):
+            if value.keeps_values:
+                return Stale()
+            value = plain(value)
+        found = self._outsider(value)
+        if found.is_stale:
+            return Stale()
+        return value if found.slot is None else Slot(found.slot)
+
+    # --- backward ------------------------------------------------------------------------------------------------
+
+    def backward(self, losses: Sequence[TapedTensor], run: Callable[[bool], object]) -> object:
+        """Let the owner of the tape look at the losses, then run the backward pass, or both where it takes two."""
+        for loss in losses:
+            if self._is_broken(loss):
+                raise not_followed()
+            self.loss = loss
+            self._on_backward(self, loss.slot)
+        self.is_passing = True
+        try:
+            return run(False) if self.passes is None else self.passes(run)
+        finally:
+            self.is_passing = False
+
+    def outside_inputs(self) -> tuple[Tensor, ...]:
+        """The structure, with no rows, of the inputs that did not come with the batch."""
+        return tuple(one.value[:0] for one in self._outsiders.inputs(are_constant=self.outside_is_constant))
+
+    def form(self, loss: int) -> tuple[Hashable, tuple[float, ...]]:
+        """What leads to the loss, without values; and the constants in it that may have been made from bare values."""
+        names: dict[int, int] = {slot: -place - 1 for place, slot in enumerate(self._inputs)}
+        calls = self._needed_for([loss])
+        for call in calls:
+            for slot in call.results:
+                names.setdefault(slot, len(names))
+        late = [call for call in calls if self._escaped is not None and call.place > self._escaped]
+        numbers = [number for call in late for number in call.numbers()]
+        if self.may_leave:
+            used = {id(leaf): leaf for call in calls for leaf in call.inputs() if isinstance(leaf, Tensor)}
+            numbers += [float(value) for leaf in used.values() for value in _few_values(leaf)]
+        return (names.get(loss), *(call.form(names) for call in calls)), tuple(numbers)
+
+    def numbers(self, loss: int) -> tuple[float, ...]:
+        """All constants in what leads to the loss, those in tensors of one number among them."""
+        leaves = [leaf for call in self._needed_for([loss]) for leaf in call.inputs()]
+        return tuple(float(leaf.detach() if isinstance(leaf, Tensor) else leaf) for leaf in leaves if _is_number(leaf))
+
+    def keep_constants(self) -> None:
+        """Tell what is carried from batch to batch which tensors a proved loss was made with."""
+        for one in self._outsiders:
+            if one.slot is None:
+                self._carried.keep_constant(one.value)
+
+    def check(self, loss: int) -> None:
+        """Refuse what a replay can't tell about: values of other batches, bare numbers, parts off the tape.
+
+        Raises:
+            CoupledRecords: the loss depends on an earlier batch, or on values read from the batch.
+            UnprivateStep: a part of the loss can't be followed.
+        """
+        for call in self._needed_for([loss]):
+            inputs = list(call.inputs())
+            if any(isinstance(leaf, Stale) for leaf in inputs):
+                raise CoupledRecords(
+                    "loss must be made of one batch, got a tensor or number of an earlier batch (a moving average, a "
+                    "centre, a hidden state, a queue), or one that was written to before. What is kept from records to "
+                    "the next step is without noise: use a public constant, or keep it from what the trained model "
+                    "gives on public records."
+                )
+            if call.is_broken and call.grad_enabled:
+                raise not_followed()
+            read = {value for place, value in self._read if place < call.place}
+            if read.intersection(call.numbers()):
+                raise CoupledRecords(
+                    "loss must be made of tensors, got a number that was read from the batch (float(), int()). Keep it "
+                    "a tensor, or use a public constant."
+                )
+            self._check_outside(inputs)
+
+    def _check_outside(self, inputs: Sequence[object]) -> None:
+        for leaf in inputs:
+            if isinstance(leaf, Tensor) and not self._carried.is_constant(leaf) and self._carried.is_copy(leaf):
+                raise CoupledRecords(
+                    "loss must be made of torch's own results, got a plain tensor that holds one of them "
+                    "(torch.tensor(…) of a tensor or number of a batch, an attribute of the module): what it does to "
+                    "other records can't be tried out. Use the result itself, .clone() or .detach()."
+                )
+        left = [place for place in (self._escaped, self._told) if place is not None]
+        if not left:
+            return
+        late = [one for one in self._outsiders.late(min(left)) if not self._carried.is_constant(one.value)]
+        late = [one for one in late if one.rowed or one.slot is None]
+        by_slot = {one.slot: one.value for one in late}
+        for leaf in inputs:
+            value = by_slot.get(leaf.number) if isinstance(leaf, Slot) else leaf
+            if any(value is one.value for one in late) and isinstance(value, Tensor) and not says_nothing(value):
+                raise CoupledRecords(
+                    "loss must be made of torch tensors, got a tensor from elsewhere after values of the batch were "
+                    "read (.item(), float(), numpy, lists): it may have been computed from other records. Stay with "
+                    "tensors up to the loss, compute metrics after it, or make targets and weights in the data set."
+                )
+
+    def replay(self, loss: int, inputs: Sequence[Tensor], *, records: int) -> Tensor:
+        """Run the calls that the loss at place `loss` depends on, on other inputs.
+
+        Args:
+            loss: the loss's place on the tape.
+            inputs: tensors of the batch, then of `outside_inputs`, with `records` rows each.
+            records: number of records.
+
+        Raises:
+            UnprivateStep: the batch's structure is not the noted one.
+        """
+        value = self.replay_all([loss], inputs, records=records)[loss]
+        assert isinstance(value, Tensor)
+        return value
+
+    def replay_all(self, wanted: Sequence[int], inputs: Sequence[Tensor], *, records: int) -> dict[int, object]:
+        """`replay` for several values at once, by place."""
+        rowed = self._outsiders.inputs(are_constant=self.outside_is_constant)
+        places = [*self._inputs, *(one.slot for one in rowed if one.slot is not None)]
+        if len(places) != len(inputs):
+            raise UnprivateStep(
+                "batches must have the structure that the first record gives them, got another number of tensors. "
+                f"Let collate_fn build every batch alike. {HOW_TO_DECLARE}."
+            )
+        values: dict[int, object] = dict(zip(places, inputs, strict=True))
+        for one in self._outsiders:
+            if one.slot is not None and one.slot not in values:
+                values[one.slot] = self._outsiders.start_of(one, records, is_constant=self.outside_is_constant)
+
+        def value_of(noted: object) -> object:
+            return values[noted.number] if isinstance(noted, Slot) else noted
+
+        for call in self._needed_for(wanted):
+            result = call.run(value_of)
+            values.update(zip(call.results, [result] if call.is_number else tensors_in(result), strict=False))
+        return values
+
+    def _needed_for(self, wanted: Sequence[int]) -> list[Call]:
+        """The calls that can change the values: backwards from them, with every change of memory they lie in."""
+        needed, kept = set(wanted), []
+        memory = {self._memory[slot] for slot in needed if slot in self._memory}
+        for call in reversed(self._calls):
+            if needed.intersection(call.results) or call.writes in memory:
+                kept.append(call)
+                slots = [leaf.number for leaf in call.inputs() if isinstance(leaf, Slot)]
+                needed.update(slots)
+                memory.update(self._memory[slot] for slot in slots if slot in self._memory)
+        return kept[::-1]
+
+
+def not_followed() -> UnprivateStep:
+    """What is raised when a loss, or a part of it, is made by something that torch functions don't show."""
+    return UnprivateStep(
+        "loss must be seen before the step, got one with a part that could not be followed from the module's output to "
+        "loss.backward() (a custom autograd function; a penalty on parameters, for which there is weight_decay; "
+        "torch.autograd.grad through the module: for an adversarial input call the module in evaluation mode). "
+        f"{HOW_TO_DECLARE}."
+    )
+
+
+def _is_number(leaf: object) -> TypeGuard[float | Tensor]:
+    """Whether it is a constant of one number."""
+    if isinstance(leaf, Tensor):
+        return leaf.numel() == 1 and not leaf.is_complex()
+    return isinstance(leaf, float | int) and not isinstance(leaf, bool)
+
+
+def _few_values(tensor: Tensor) -> list[float]:
+    """Numbers by which a tensor is compared from batch to batch: its values, or sums over them."""
+    if tensor.dtype.is_complex or not tensor.numel():
+        return []
+    values = tensor.detach().flatten()
+    return (
+        values if len(values) <= _FEW else torch.stack([values.double().sum(), values.double().square().sum()])
+    ).tolist()

@@ -1,0 +1,1 @@
+"""Experiments on made-up records before any private record is read (floor 3)."""

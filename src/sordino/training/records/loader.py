@@ -1,0 +1,320 @@
+"""The loader that comes back from the engine (floor 3): the user's data set, drawn and charged by the plan's sampler.
+
+A logical batch is drawn once, whole, and charged before its first chunk is fetched. Its chunk travels inside the item
+through worker processes and `collate_fn`; the user sees plain batches. When no record was drawn, the user's loop runs
+on made-up records that count for nothing.
+"""
+
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from sordino import checks
+from sordino.errors import InvalidArgument, UnknownSampler, UnprivateStep
+from sordino.randomness import Randomness
+from sordino.sampling import Chunk, split
+from sordino.training.records.collation import Collation
+from sordino.training.records.source import fetched
+from sordino.training.records.units import Units, UnitTable
+from sordino.training.structure import map_tensors
+
+__all__ = ["PrivateLoader", "population_of"]
+
+_DECLARE = "Use a DataLoader with shuffle=True or False over the data set"
+
+
+class _Sampling(Protocol):
+    def batches(
+        self, *, population: int, first_step: int, steps: int, randomness: Randomness
+    ) -> Iterator[np.ndarray]: ...
+
+
+class _Numbers(Protocol):
+    """What charges and numbers batches in order."""
+
+    @property
+    def reached(self) -> int: ...
+
+    @property
+    def left(self) -> int | None: ...
+
+
+class PrivateLoader:
+    """Iterates over one epoch of private batches; ``len`` is the number of logical batches an epoch.
+
+    Guarantee: every logical batch is an independent draw of `sampling`; `charge` is called once for each, before
+    its first record is fetched for the user, whatever becomes of the batch afterwards. `collate_fn` was shown to make
+    each row of a batch from its own record; of the records, building the loader reads only the first one's structure.
+
+    Args:
+        data_loader: the user's; its data set, `collate_fn`, workers and memory options are kept.
+        sampling: how batches are drawn.
+        steps: logical batches an epoch, ≥ 1.
+        microbatch_size: most records in one chunk; None hands every logical batch out whole.
+        randomness: source of the draws.
+        charge: called before a logical batch is touched with whether it begins an epoch; returns its step number, or
+            None when there is no budget for it: the epoch then ends.
+        hand_out: called with each chunk, its batch and the batch's number of rows; returns the batch as the user gets
+            it.
+        substitutes: made-up records in the batch that stands for an empty one, ≥ 1.
+        public_records: public or invented items to try `collate_fn` on; then no record is read before the first batch.
+        public_batch: public or invented records as `collate_fn` gives them, to stand for an empty batch.
+        share: this process's part of a logical batch, where several train together.
+        numbers: where batches must be drawn in the order in which they are charged, what numbers them.
+        units: which records belong together: units are drawn, and their records handed out.
+
+    Raises:
+        CoupledRecords: `collate_fn` lets records touch each other, by values or by padding to the longest.
+    """
+
+    def __init__(
+        self,
+        data_loader: DataLoader[object],
+        *,
+        sampling: _Sampling,
+        steps: int,
+        microbatch_size: int | None,
+        randomness: Randomness,
+        charge: Callable[[bool], int | None],
+        hand_out: Callable[[Chunk, object, int], object],
+        substitutes: int = 2,
+        public_records: Sequence[object] | None = None,
+        public_batch: object = None,
+        share: Callable[[np.ndarray], np.ndarray] | None = None,
+        numbers: _Numbers | None = None,
+        units: Units | None = None,
+    ) -> None:
+        indices = population_of(data_loader)
+        table = None if units is None else UnitTable(units, _owners(units, data_loader.dataset)[np.asarray(indices)])
+        self.dataset = data_loader.dataset
+        self.batch_size = data_loader.batch_size
+        self.collate_fn = data_loader.collate_fn
+        self.num_workers = data_loader.num_workers
+        if microbatch_size is not None:
+            checks.integer(1, microbatch_size=microbatch_size)
+        self._steps = checks.integer(1, steps=steps)
+        self._charge, self._numbers = charge, numbers
+        self._hand_out = hand_out
+        dataset = cast(Dataset[object], self.dataset)
+        example = _structure_of_an_item(dataset, int(indices[0])) if public_records is None else None
+        collation = Collation(self.collate_fn, example, public_records)
+        self._layout = collation.layout
+        self.empty_batch = collation.layout.empty
+        self._substitutes = checks.integer(1, substitutes=substitutes)
+        substitute = collation.substitute(substitutes, public_batch)
+        records = _ChunkDataset(dataset, self.collate_fn, indices, substitute)
+        self._ends_step, self._epochs = True, 0
+        self._chunks = _Chunks(sampling, len(indices), self._steps, microbatch_size, randomness, table, share)
+        self._loader: DataLoader[object] = DataLoader(
+            records,
+            batch_size=None,
+            sampler=self._chunks,
+            collate_fn=_unchanged,
+            num_workers=data_loader.num_workers,
+            pin_memory=data_loader.pin_memory,
+            timeout=data_loader.timeout,
+            worker_init_fn=data_loader.worker_init_fn,
+            multiprocessing_context=data_loader.multiprocessing_context,
+            generator=data_loader.generator,
+            prefetch_factor=data_loader.prefetch_factor,
+            persistent_workers=data_loader.persistent_workers,
+        )
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[object]:
+        self._epochs += 1
+        steps = self._steps
+        if self._numbers is not None:
+            self._chunks.next_draw = self._numbers.reached
+            # The last epoch of a run with a fixed number of steps may be short; one more batch is refused.
+            steps = min(steps, max(1, steps if self._numbers.left is None else self._numbers.left))
+        epoch, items = self._epochs, iter(self._loader)
+        for place in range(steps):
+            step = self._charge(place == 0)
+            if step is None:
+                return
+            is_last = False
+            while not is_last:
+                if self._loader.persistent_workers and epoch != self._epochs:
+                    raise UnprivateStep(
+                        "loader must be read by one loop at a time with persistent_workers=True, got a second one that "
+                        "took over the workers. Finish one loop first, or set persistent_workers=False."
+                    )
+                drawn, batch = cast(tuple[Chunk, object], next(items))
+                if self._numbers is not None and drawn.step != step:
+                    raise UnprivateStep(
+                        "loader must be read by one loop at a time with correlated noise or a budget, got a second "
+                        "one: a step's batch is the one of its number. Finish one loop first."
+                    )
+                is_last = self._ends_step = drawn.is_last
+                rows = drawn.records or self._substitutes
+                self._layout.check(batch, rows)
+                yield self._hand_out(drawn.at_step(step), batch, rows)
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the batch that came last completes a logical batch: always, unless `microbatch_size` splits them.
+
+        A scheduler that steps once a batch must step here only: ``if loader.ends_step: scheduler.step()``.
+        """
+        return self._ends_step
+
+
+class _Chunks:
+    """The chunks of one epoch after another; each epoch draws anew."""
+
+    def __init__(
+        self,
+        sampling: _Sampling,
+        population: int,
+        steps: int,
+        microbatch_size: int | None,
+        randomness: Randomness,
+        table: UnitTable | None,
+        share: Callable[[np.ndarray], np.ndarray] | None,
+    ) -> None:
+        self._sampling, self._table, self._share = sampling, table, share
+        self._population = population if table is None else table.units.count
+        self._steps = steps
+        self._microbatch_size = microbatch_size
+        self._randomness = randomness
+        self.next_draw = 0
+
+    def __iter__(self) -> Iterator[Chunk]:
+        # An epoch owns its draw numbers from its start, so that a broken or a parallel epoch never repeats a draw.
+        first = self.next_draw
+        self.next_draw += self._steps
+        batches = self._sampling.batches(
+            population=self._population, first_step=first, steps=self._steps, randomness=self._randomness
+        )
+        for draw, drawn in enumerate(batches, start=first):
+            indices = drawn if self._share is None else self._share(drawn)
+            if self._table is not None:
+                yield from self._table.chunks(indices, step=draw, microbatch_size=self._microbatch_size)
+                continue
+            yield from split(indices, step=draw, microbatch_size=self._microbatch_size)
+
+
+class _ChunkDataset(Dataset[tuple[Chunk, object]]):
+    """Turns a chunk into (chunk, batch) in whichever process fetches it."""
+
+    def __init__(
+        self,
+        dataset: Dataset[object],
+        collate_fn: Callable[[list[object]], object],
+        indices: np.ndarray | range,
+        substitute: object,
+    ) -> None:
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._indices = indices
+        self._substitute = substitute
+
+    def _places(self, chunk: Chunk) -> np.ndarray:
+        """Positions in the data set; of a hundred million records that are all there, none is listed."""
+        return chunk.indices if isinstance(self._indices, range) else self._indices[chunk.indices]
+
+    def __getitem__(self, chunk: Chunk) -> tuple[Chunk, object]:
+        if not chunk.records:
+            return chunk, map_tensors(Tensor.clone, self._substitute)
+        if type(self._dataset) is TensorDataset and self._collate_fn is default_collate:
+            # What collating the rows one by one gives, in one call a tensor.
+            places = torch.from_numpy(self._places(chunk))
+            return chunk, [tensor[places] for tensor in self._dataset.tensors]
+        return chunk, self._collate_fn(fetched(self._dataset, self._places(chunk).tolist()))
+
+
+def _structure_of_an_item(dataset: Dataset[object], place: int) -> object:
+    """An item whose shapes, types and keys stand for all; of tensors in memory they are known without reading one."""
+    if type(dataset) is TensorDataset:
+        return tuple(tensor.new_zeros(tensor.shape[1:]) for tensor in dataset.tensors)
+    return fetched(dataset, [place])[0]
+
+
+def _owners(units: Units, dataset: object) -> np.ndarray:
+    """The unit of every record of the data set."""
+    of = np.asarray(units.of)
+    if not isinstance(dataset, Sized) or len(of) != len(dataset):
+        raise InvalidArgument("units must name one unit per record of the data set, got another number of records.")
+    return of
+
+
+def _unchanged(item: object) -> object:
+    return item
+
+
+def population_of(data_loader: DataLoader[object]) -> np.ndarray | range:
+    """The positions in the data set of all records that the loader's sampler can reach, each once.
+
+    Args:
+        data_loader: the user's.
+
+    Returns:
+        Sorted int64 positions, shape (N,), N ≥ 1; a range when they are all there are.
+
+    Raises:
+        UnknownSampler: the loader draws in a way whose event isn't known, or could draw a record twice an epoch.
+    """
+    if not isinstance(data_loader, DataLoader) or type(data_loader).__iter__ is not DataLoader.__iter__:
+        raise UnknownSampler(
+            f"data_loader must be a torch DataLoader, got {type(data_loader).__name__}. Pass the loader you would "
+            "train with; one that make_private returned already draws private batches."
+        )
+    dataset = data_loader.dataset
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        raise UnknownSampler(
+            f"data_loader must read a data set with a length, got {type(dataset).__name__}: a stream can't be sampled "
+            "by chance record by record. Give the data set __len__ and __getitem__, or write the records to disk once "
+            "(sordino.data.mapped_table or MappedArrays); docs/data.md names what else remains for a stream."
+        )
+    if type(data_loader.batch_sampler) is not BatchSampler:
+        raise UnknownSampler(
+            f"data_loader must batch by batch_size, got {type(data_loader.batch_sampler).__name__}. {_DECLARE}."
+        )
+    return _reachable(data_loader.sampler, len(dataset))
+
+
+def _reachable(sampler: object, size: int) -> np.ndarray | range:
+    if size < 1:
+        raise UnknownSampler("data_loader must read at least one record, got an empty data set. Check the data set.")
+    name = type(sampler).__name__
+    if type(sampler) is SubsetRandomSampler:
+        chosen = np.sort(np.asarray([int(index) for index in sampler.indices], dtype=np.int64))
+        if not len(chosen) or len(np.unique(chosen)) != len(chosen) or chosen[0] < 0 or chosen[-1] >= size:
+            raise UnknownSampler(
+                "sampler must name each record at most once, got indices that repeat or lie outside the data set. "
+                "Pass distinct indices."
+            )
+        return chosen
+    if type(sampler) is SequentialSampler:
+        covered = len(sampler)
+    elif type(sampler) is DistributedSampler:
+        # Its parts make up the data set. Ours are drawn from one logical batch instead.
+        covered = len(cast(Sized, sampler.dataset))
+    elif type(sampler) is RandomSampler and not sampler.replacement:
+        covered = sampler.num_samples if len(sampler.data_source) == size else -1
+    else:
+        raise UnknownSampler(
+            f"sampler must be one whose draws can be accounted for, got {name}. {_DECLARE}, or SubsetRandomSampler for "
+            "a part of it; batches are then drawn by Poisson sampling."
+        )
+    if covered != size:
+        raise UnknownSampler(f"{name} must cover the data set exactly once an epoch. {_DECLARE}.")
+    return range(size)

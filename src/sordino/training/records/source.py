@@ -1,0 +1,138 @@
+"""Where a run's records come from (floor 3): tensors in memory, or any map-style data set with its collate function."""
+
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+
+from sordino.errors import InvalidArgument
+from sordino.training.records.collation import Collation
+from sordino.training.records.layout import Layout
+from sordino.training.structure import map_tensors
+
+__all__ = ["DatasetSource", "Source", "TensorSource", "fetched", "source_of"]
+
+
+class Source(Protocol):
+    """Records by position. A batch is a tuple: the arguments that the loss gets after the model."""
+
+    def __len__(self) -> int:
+        """Number of records."""
+        ...
+
+    def structure(self) -> tuple[object, ...] | None:
+        """A batch that shows what batches look like, or None when that would mean reading a record."""
+        ...
+
+    def batch(self, indices: np.ndarray, *, device: torch.device) -> tuple[object, ...]:
+        """The records at `indices` (different ones, at least one), in their order, on `device`."""
+        ...
+
+
+class TensorSource:
+    """Equally long tensors, records first.
+
+    Args:
+        tensors: each of shape (n, …).
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        if not tensors or any(tensor.dim() == 0 for tensor in tensors):
+            raise InvalidArgument("data must hold tensors with the records first, got none or a scalar. Stack them.")
+        if any(len(tensor) != len(tensors[0]) for tensor in tensors):
+            raise InvalidArgument("data must hold tensors of one length, got different lengths. Give one row a record.")
+        self._tensors = tuple(tensor.detach() for tensor in tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors[0])
+
+    def structure(self) -> tuple[object, ...] | None:
+        """The shapes and types of a batch, filled with zeros: no record is read."""
+        return tuple(tensor.new_zeros((2, *tensor.shape[1:])) for tensor in self._tensors)
+
+    def batch(self, indices: np.ndarray, *, device: torch.device) -> tuple[object, ...]:
+        """Rows of every tensor; a gapless stretch, such as a full batch, is a view and not a copy."""
+        first, last = int(indices[0]), int(indices[-1])
+        if last - first + 1 == len(indices) and bool((np.diff(indices) == 1).all()):
+            return tuple(tensor[first : last + 1].to(device) for tensor in self._tensors)
+        rows = torch.from_numpy(indices)
+        return tuple(tensor.index_select(0, rows.to(tensor.device)).to(device) for tensor in self._tensors)
+
+
+class DatasetSource:
+    """A map-style data set: ``dataset[i]`` is one record, `collate` makes a batch of a list of them.
+
+    Args:
+        dataset: with ``__getitem__`` and ``__len__``.
+        collate: torch's default when None. A tuple or list that it returns is unpacked into the loss's arguments.
+            It is tried on made-up items when the first batch is read: each row must come from its own record.
+    """
+
+    def __init__(self, dataset: Dataset[object], collate: Callable[[list[object]], object] | None = None) -> None:
+        self._dataset = dataset
+        self._collate = default_collate if collate is None else collate
+        self._layout: Layout | None = None
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self._dataset))
+
+    def structure(self) -> tuple[object, ...] | None:
+        """Unknown until a record is read."""
+        return None
+
+    def batch(self, indices: np.ndarray, *, device: torch.device) -> tuple[object, ...]:
+        """The collated records.
+
+        Raises:
+            CoupledRecords: a row of a batch depends on another record, or the batch's shape does.
+        """
+        items = fetched(self._dataset, indices.tolist())
+        if self._layout is None:
+            self._layout = Collation(self._collate, items[0]).layout
+        batch = self._collate(items)
+        self._layout.check(batch, len(items))
+        batch = map_tensors(lambda tensor: tensor.to(device), batch)
+        return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+
+
+def source_of(
+    data: Sequence[Tensor] | Dataset[object], collate: Callable[[list[object]], object] | None = None
+) -> Source:
+    """The source for what `fit` was given.
+
+    Raises:
+        InvalidArgument: neither tensors nor a data set of known length.
+    """
+    if isinstance(data, TensorDataset) and collate is None:
+        return TensorSource(data.tensors)
+    if isinstance(data, Dataset) or _is_map_style(data):
+        if isinstance(data, IterableDataset) or not isinstance(data, Sized):
+            raise InvalidArgument(
+                "data must be a map-style data set of known length, got one that can only be iterated. "
+                "Private batches are drawn by position. Write the records to disk once (sordino.data.mapped_table or "
+                "MappedArrays); docs/data.md names what else remains for a stream."
+            )
+        return DatasetSource(cast("Dataset[object]", data), collate)
+    if isinstance(data, tuple | list) and all(isinstance(part, Tensor) for part in data):
+        if collate is not None:
+            raise InvalidArgument("collate must be None for tensors, got a function. Give a data set, or drop it.")
+        return TensorSource(data)
+    raise InvalidArgument(
+        f"data must be a tuple of tensors or a map-style data set, got {type(data).__name__}. "
+        "Give (features, labels), or a torch Dataset."
+    )
+
+
+def fetched(dataset: Dataset[object], places: list[int]) -> list[object]:
+    """The items at `places`, by one call when the data set offers it."""
+    fetch_many = cast("Callable[[list[int]], list[object]] | None", getattr(dataset, "__getitems__", None))
+    return list(fetch_many(places)) if fetch_many else [dataset[place] for place in places]
+
+
+def _is_map_style(data: object) -> bool:
+    """Whether something that is no torch `Dataset` still gives records by number."""
+    others = (Tensor, np.ndarray, Sequence, Mapping)
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, others)
