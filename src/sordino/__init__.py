@@ -9,8 +9,9 @@ Example:
     'add or remove one'
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from sordino.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from sordino import accounting, data, estimators, events, recipes, report
@@ -77,17 +78,4 @@ _HOMES = {
 }
 _ROOMS = ("accounting", "data", "estimators", "events", "recipes", "report")
 
-
-def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        value = getattr(import_module(f"sordino.{_HOMES[name]}"), name)
-    elif name in _ROOMS:
-        value = import_module(f"sordino.{name}")
-    else:
-        raise AttributeError(f"module 'sordino' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, modules=_ROOMS)

@@ -13,8 +13,9 @@ Example:
     'ε ≥ 2.46 with 95 % confidence, at most 5.55 could have been shown'
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from sordino.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from sordino.audit.bounds import Guesses, LowerBound, guess, one_run, one_run_curve, one_run_p_value
@@ -115,14 +116,4 @@ _HOMES = {
     "trials": "multi_run",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sordino.audit' has no attribute {name!r}")
-    value = getattr(import_module(f"sordino.audit.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

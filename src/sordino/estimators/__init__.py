@@ -4,8 +4,9 @@ What must be public is declared (`data_norm`, `bounds`, `classes`), never read f
 what was spent.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from sordino.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from sordino.estimators.hist_gradient_boosting import HistGradientBoostingClassifier, HistGradientBoostingRegressor
@@ -55,14 +56,4 @@ _HOMES = {
     "WhitenedLogisticRegression": "whitened",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sordino.estimators' has no attribute {name!r}")
-    value = getattr(import_module(f"sordino.estimators.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -3,8 +3,9 @@
 Mechanisms on numpy values need no torch; the Gaussian mechanism on tensors, which training uses, loads it.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from sordino.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from sordino.mechanisms.analytic_gaussian import (
@@ -99,14 +100,4 @@ _HOMES = {
     "standard_normal": "normal_draws",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sordino.mechanisms' has no attribute {name!r}")
-    value = getattr(import_module(f"sordino.mechanisms.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -14,8 +14,9 @@ Example:
     Selection(event=PureDP(epsilon=0.1), distribution='negative_binomial', mean=10, shape=1.0)
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from sordino.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from sordino.tuning.choosing import ExponentialChoice, GeneralizedChoice
@@ -72,14 +73,4 @@ _HOMES = {
     "tune_on_part": "part",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sordino.tuning' has no attribute {name!r}")
-    value = getattr(import_module(f"sordino.tuning.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
