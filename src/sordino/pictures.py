@@ -2,15 +2,17 @@
 
 Example:
     >>> sorted(COLOURS)
-    ['accent', 'hair', 'ink', 'paper', 'soft', 'tint']
+    ['accent', 'alarm', 'hair', 'ink', 'mute', 'paper', 'soft', 'tint']
 """
 
 __all__ = ["COLOURS", "METHOD_COLOURS", "SERIF", "STYLE"]
 
 COLOURS = {
     "accent": "#0b6e69",
+    "alarm": "#a63a24",
     "hair": "#e4e2dc",
     "ink": "#1c1f23",
+    "mute": "#b9bdc1",
     "paper": "#faf9f6",
     "soft": "#5b626b",
     "tint": "#e3eeec",
@@ -19,7 +21,7 @@ METHOD_COLOURS = (
     COLOURS["accent"],
     "#c08a2d",
     "#7a5ea8",
-    "#a63a24",
+    COLOURS["alarm"],
     "#4c7bb0",
     "#8a8f96",
     "#5f8a3a",

@@ -177,7 +177,7 @@ def _page(report: "MembershipReport", files: dict[str, str]) -> tuple[Renderable
         )
         if report.above_ceiling
         else Text("No attack is above the ceiling."),
-        Text("No attack that was found is no proof of privacy.", style="dim"),
+        Text("An attack that fails is no proof of privacy.", style="dim"),
     ]
     banner = [] if report.public else [Text(_PRIVATE, style="bold yellow"), Text()]
     claim = "none" if report.claim is None else f"ε = {round_up(report.claim.epsilon)}, δ = {report.claim.delta:g}"

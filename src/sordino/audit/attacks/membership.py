@@ -34,7 +34,7 @@ __all__ = ["MembershipAttack", "MembershipReport", "NO_PROOF", "membership_repor
 Floats = NDArray[np.float64]
 Pair = tuple[Tensor, Tensor]
 
-NO_PROOF = "No attack that was found is no proof: another one may do better, up to the ceiling."
+NO_PROOF = "An attack that fails is no proof of privacy: another one may do better, up to the ceiling."
 _RATES = (0.1, 0.01, 0.001)
 _ALPHA = 0.05
 _LEAST_POPULATION = 10

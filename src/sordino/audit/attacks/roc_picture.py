@@ -4,28 +4,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sordino.audit.attacks.membership import NO_PROOF, MembershipReport
+from sordino.pictures import COLOURS, SERIF, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.typing import RcKeyType
 
 __all__ = ["draw_roc"]
 
-_PAPER, _INK, _SOFT, _HAIR = "#faf9f6", "#1c1f23", "#5b626b", "#e4e2dc"
 _OTHERS = ("#5f7f9e", "#b08948", "#8d6a9f", "#7d8a4a", "#b0665c", "#4f9090")
-_ACCENT, _TINT, _ALARM = "#0b6e69", "#cfe3e0", "#a63a24"
-_STYLE: "dict[RcKeyType, object]" = {
-    "font.family": ["DejaVu Sans"],
-    "font.size": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": _HAIR,
-    "axes.facecolor": _PAPER,
-    "figure.facecolor": _PAPER,
-    "savefig.facecolor": _PAPER,
-    "xtick.color": _SOFT,
-    "ytick.color": _SOFT,
-}
 
 
 def draw_roc(report: MembershipReport, path: Path, *, title: str = "") -> None:
@@ -43,7 +29,7 @@ def draw_roc(report: MembershipReport, path: Path, *, title: str = "") -> None:
     from matplotlib.figure import Figure
 
     lowest = 0.5 / report.strongest.roc.non_members
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
         figure = Figure(figsize=(10, 8), dpi=100)
         FigureCanvasAgg(figure)
         axes = figure.add_axes((0.1, 0.13, 0.86, 0.7))
@@ -52,16 +38,16 @@ def draw_roc(report: MembershipReport, path: Path, *, title: str = "") -> None:
         axes.set_yscale("log")
         axes.set_xlim(lowest, 1)
         axes.set_ylim(min(lowest, 0.5 / report.strongest.roc.members), 1.15)
-        axes.set_xlabel("share of non-members wrongly accused", color=_SOFT, loc="right")
-        axes.set_title("share of members found", loc="left", color=_SOFT, fontsize=11)
-        axes.grid(color=_HAIR, which="major")
+        axes.set_xlabel("share of non-members wrongly accused", color=COLOURS["soft"], loc="right")
+        axes.set_title("share of members found", loc="left", color=COLOURS["soft"], fontsize=11)
+        axes.grid(color=COLOURS["hair"], which="major")
         axes.set_axisbelow(True)
-        axes.legend(loc="lower right", frameon=False, labelcolor=_INK, fontsize=10.5)
-        figure.text(0.06, 0.93, title or "Membership attacks", fontsize=20, color=_INK, family="DejaVu Serif")
-        figure.text(0.06, 0.885, _words(report), fontsize=11, color=_SOFT)
-        figure.text(0.06, 0.03, NO_PROOF, fontsize=10, color=_SOFT)
+        axes.legend(loc="lower right", frameon=False, labelcolor=COLOURS["ink"], fontsize=10.5)
+        figure.text(0.06, 0.93, title or "Membership attacks", fontsize=20, color=COLOURS["ink"], family=SERIF)
+        figure.text(0.06, 0.885, _words(report), fontsize=11, color=COLOURS["soft"])
+        figure.text(0.06, 0.03, NO_PROOF, fontsize=10, color=COLOURS["soft"])
         if not report.public:
-            figure.text(0.96, 0.03, "Private: keep beside the data.", fontsize=10, color=_ALARM, ha="right")
+            figure.text(0.96, 0.03, "Private: keep beside the data.", fontsize=10, color=COLOURS["alarm"], ha="right")
         figure.savefig(path, metadata={"Software": "sordino"})
 
 
@@ -74,8 +60,8 @@ def _words(report: MembershipReport) -> str:
 def _curves(axes: "Axes", report: MembershipReport, lowest: float) -> None:
     rates = [rate for rate, _ in report.ceiling.curve if rate >= lowest]
     most = [value for rate, value in report.ceiling.curve if rate >= lowest]
-    axes.fill_between(rates, most, 1.15, color=_HAIR, alpha=0.55, linewidth=0)
-    axes.plot(rates, most, color=_ALARM, linewidth=2, label=f"ceiling, from {report.ceiling.source}")
+    axes.fill_between(rates, most, 1.15, color=COLOURS["hair"], alpha=0.55, linewidth=0)
+    axes.plot(rates, most, color=COLOURS["alarm"], linewidth=2, label=f"ceiling, from {report.ceiling.source}")
     for number, attack in enumerate(report.attacks):
         points = [point for point in attack.roc.curve if point[0] > 0]
         x, y = [point[0] for point in points], [point[1] for point in points]
@@ -84,8 +70,10 @@ def _curves(axes: "Axes", report: MembershipReport, lowest: float) -> None:
         label = f"{attack.name}   AUC {attack.roc.auc:.3f}"
         if number == 0:
             low, high = [max(point[2], 1e-9) for point in points], [point[3] for point in points]
-            axes.fill_between(x, low, high, color=_TINT, alpha=0.8, linewidth=0)
-            axes.plot(x[first:], y[first:], color=_ACCENT, linewidth=2.8, label=label, zorder=3)
+            axes.fill_between(x, low, high, color=COLOURS["tint"], alpha=0.8, linewidth=0)
+            axes.plot(x[first:], y[first:], color=COLOURS["accent"], linewidth=2.8, label=label, zorder=3)
         else:
             axes.plot(x[first:], y[first:], color=_OTHERS[(number - 1) % len(_OTHERS)], linewidth=1.3, label=label)
-    axes.plot([lowest, 1], [lowest, 1], color=_SOFT, linewidth=1, linestyle=(0, (2, 3)), label="blind guessing")
+    axes.plot(
+        [lowest, 1], [lowest, 1], color=COLOURS["soft"], linewidth=1, linestyle=(0, (2, 3)), label="blind guessing"
+    )
