@@ -1,0 +1,145 @@
+"""One process of several, or one alone: trains through another library as it is told, and writes what it saw."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from sordino import PrivacyEngine
+from sordino.errors import SordinoError
+from sordino.ledger import Ledger
+from sordino.training.processes.ranks import Ranks
+
+RECORDS, LOGICAL = 8, 2
+RANK, COUNT = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def records():
+    x = torch.randn(RECORDS, 4, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, 0] > 0).long()
+
+
+class Net(nn.Module):
+    """Other weights in every process, as a careless script has them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(RANK)
+        self.layers = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+        # What DistributedDataParallel would send around in every forward pass.
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x, labels=None):
+        logits = self.layers(x) * self.scale
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def weights(model):
+    return [value.detach().flatten().tolist() for value in model.parameters()]
+
+
+def seeded(**more):
+    """The same batches and the same noise, whoever takes part."""
+    return PrivacyEngine(seed=7, reproducible=True, **more)
+
+
+def noting_shares():
+    """How many records this process gets of every logical batch."""
+    shares, share = [], Ranks.share
+
+    def noted(ranks, indices):
+        found = share(ranks, indices)
+        shares.append(len(found))
+        return found
+
+    Ranks.share = noted
+    return shares
+
+
+# --- Hugging Face ------------------------------------------------------------------------------------------------
+
+
+def hugging_face(folder, *, noise=0.5, epochs=2, resume=None, again=False, is_seeded=True, ledger=None, **changes):
+    from transformers import TrainingArguments
+
+    from sordino.integrations.huggingface import PrivacyArguments, PrivateTrainer
+
+    model, (x, y) = Net(), records()
+    data = [{"x": row, "labels": label} for row, label in zip(x, y, strict=True)]
+    settings = {
+        "per_device_train_batch_size": LOGICAL // COUNT,
+        "learning_rate": 0.01,
+        "num_train_epochs": epochs,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "optim_args": "momentum=0.9",
+        "report_to": [],
+        "save_strategy": "epoch",
+        "eval_strategy": "epoch",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "logging_steps": 1,
+        "dataloader_pin_memory": False,
+    }
+    trainer = PrivateTrainer(
+        model,
+        TrainingArguments(str(folder / "hugging"), **{**settings, **changes}),
+        privacy=PrivacyArguments(noise_multiplier=noise, delta=1e-5, eval_data_are_public=True, diagnostics="private"),
+        train_dataset=data,
+        eval_dataset=data[:4],
+        ledger=None if ledger is None else Ledger(folder / "ledger.db").account(ledger),
+    )
+    if is_seeded and ledger is None:
+        trainer.engine = seeded()
+    trainer.train(resume_from_checkpoint=None if resume is None else str(folder / "hugging" / resume))
+    if again:
+        trainer.train(resume_from_checkpoint=str(folder / "hugging" / again))
+    return {
+        "weights": weights(model),
+        "epsilon": trainer.guarantee().epsilon,
+        "steps": trainer.state.global_step,
+        "logged": sorted(set().union(*trainer.state.log_history)),
+        "evaluated": [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line],
+        "is_wrapped": trainer.model_wrapped is not model,
+    }
+
+
+def hugging_face_bypass(folder, *, noise):
+    from integrations.test_no_silent_bypass import by_hugging_face
+
+    return {"accuracy": by_hugging_face(noise, folder / "bypass")}
+
+
+# --- processes ---------------------------------------------------------------------------------------------------
+
+
+def main():
+    """Each of the trainings that are asked for, in order."""
+    asked, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+    shares, seen = noting_shares(), []
+    for name, settings in asked:
+        shares.clear()
+        try:
+            outcome = globals()[name](folder, **settings)
+        except SordinoError as error:
+            outcome = {"error": type(error).__name__, "message": str(error)}
+        seen.append({**outcome, "shares": list(shares)})
+    (folder / f"rank{RANK}.json").write_text(json.dumps(seen))
+    if dist.is_initialized():
+        # Nobody leaves while another still exchanges.
+        while not all((folder / f"rank{rank}.json").exists() for rank in range(COUNT)):
+            time.sleep(0.05)
+        time.sleep(0.5)
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
