@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from sordino import PrivacyEngine
 from sordino.errors import SordinoError
@@ -116,6 +117,55 @@ def hugging_face_bypass(folder, *, noise):
     from integrations.test_no_silent_bypass import by_hugging_face
 
     return {"accuracy": by_hugging_face(noise, folder / "bypass")}
+
+
+# --- accelerate --------------------------------------------------------------------------------------------------
+
+
+def accelerated(folder, *, noise=0.5, epochs=2, resume=None, ledger=None, split=False):
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+    from accelerate.utils import DataLoaderConfiguration
+
+    from sordino.integrations.accelerate import prepare_private
+
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    batches = DataLoaderConfiguration(split_batches=split)
+    accelerator, model = Accelerator(cpu=True, dataloader_config=batches), Net()
+    paid = None if ledger is None else Ledger(folder / "ledger.db").account(ledger)
+    engine = seeded() if ledger is resume is None else PrivacyEngine(ledger=paid)
+    prepared, optimizer, loader = prepare_private(
+        accelerator,
+        engine,
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+        data_loader=DataLoader(TensorDataset(*records()), batch_size=LOGICAL if split else LOGICAL // COUNT),
+        noise_multiplier=noise,
+        max_grad_norm=1.0,
+        microbatch_size=1,
+    )
+    if resume is not None:
+        accelerator.load_state(str(folder / resume))
+    for epoch in range(epochs):
+        for x, y in loader:
+            with accelerator.accumulate(prepared):
+                accelerator.backward(F.cross_entropy(prepared(x)["logits"], y))
+                optimizer.step()
+                optimizer.zero_grad()
+        if ledger is resume is None:
+            accelerator.save_state(str(folder / f"state-{epoch}"))
+    outcome = {"weights": weights(model), "epsilon": engine.get_epsilon(1e-5), "is_wrapped": prepared is not model}
+    if ledger is resume is None:
+        accelerator.load_state(str(folder / "state-0"))
+        outcome["gone_back"] = engine.get_epsilon(1e-5)
+    return outcome
+
+
+def accelerated_bypass(folder, *, noise):
+    from integrations.test_no_silent_bypass import by_accelerate
+
+    return {"accuracy": by_accelerate(noise, folder)}
 
 
 # --- processes ---------------------------------------------------------------------------------------------------

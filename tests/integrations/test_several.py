@@ -125,6 +125,35 @@ def test_hugging_face(tmp_path):
     assert on["epsilon"] == pytest.approx(epsilon_of(24), rel=1e-9)
 
 
+def test_accelerate(tmp_path):
+    """One loop as one process has it; states of the first process; charged once."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    (tmp_path / "alone").mkdir()
+    accounts(tmp_path)
+    found, _ = launched(
+        tmp_path,
+        ["accelerated", {}],
+        ["accelerated", {"resume": "state-0", "epochs": 1, "split": True}],
+        ["accelerated_bypass", {"noise": 1e-3}],
+        ["accelerated_bypass", {"noise": 1e4}],
+        ["accelerated", {"ledger": "two"}],
+        ["accelerated", {"ledger": "small"}],
+    )
+    first, resumed, little, absurd, charged, refused = found
+    same_as_alone(first, several.accelerated(tmp_path / "alone"))
+    assert not first[0]["is_wrapped"]
+    # States that these processes wrote themselves cost nothing anew.
+    assert [one["gone_back"] for one in first] == [first[0]["epsilon"]] * 2
+    agree(resumed)
+    assert resumed[0]["epsilon"] == pytest.approx(epsilon_of(12), rel=1e-9)
+    for one in (0, 1):
+        absurd_noise_destroys(little[one], absurd[one])
+    charged_once(tmp_path, charged, several.accelerated(tmp_path, ledger="one"), refused)
+    # One process goes on where two stopped.
+    on = several.accelerated(tmp_path, resume="state-1", epochs=1)
+    assert on["epsilon"] == pytest.approx(epsilon_of(12), rel=1e-9)
+
+
 def accelerator(kind="MULTI_CPU", processes=2, **sizes):
     total, replicas = sizes.get("total", processes), sizes.get("replicas", processes)
     shape = SimpleNamespace(total_size=total, dp_replicate_size=replicas)

@@ -30,7 +30,7 @@ def steps_an_epoch(loader: "DataLoader[object]", *, processes: int, accumulated:
         accumulated: batches of one process between two steps, ≥ 1.
     """
     # Where the user has shared the records out already, the loader's length is that of one process.
-    shared_out = 1 if isinstance(loader.sampler, DistributedSampler) else processes
+    shared_out = 1 if isinstance(getattr(loader, "sampler", None), DistributedSampler) else processes
     return max(1, math.ceil(len(loader) / (accumulated * shared_out)))
 
 
