@@ -168,6 +168,92 @@ def accelerated_bypass(folder, *, noise):
     return {"accuracy": by_accelerate(noise, folder)}
 
 
+# --- Lightning ---------------------------------------------------------------------------------------------------
+
+
+def of_two():
+    """The settings of a trainer in two processes; none in one alone."""
+    return {"strategy": "ddp", "devices": COUNT} if COUNT > 1 else {"devices": 1}
+
+
+def lightning_module():
+    import lightning as L
+
+    class Module(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch, batch_idx):
+            loss = F.cross_entropy(self.net(batch[0])["logits"], batch[1])
+            self.log("train_loss", loss)
+            return loss
+
+        def validation_step(self, batch, batch_idx):
+            loss = F.cross_entropy(self.net(batch[0])["logits"], batch[1])
+            self.log("val_loss", loss, sync_dist=True)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+
+    return Module()
+
+
+def lightning(folder, *, noise=0.5, epochs=2, resume=None, again=None, ledger=None, **changes):
+    import lightning as L
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+
+    from sordino.integrations.lightning import PrivacyArguments, PrivacyCallback
+
+    paid = None if ledger is None else Ledger(folder / "ledger.db").account(ledger)
+    private = PrivacyArguments(noise_multiplier=noise, delta=1e-5, eval_data_are_public=True, diagnostics="private")
+    callback = PrivacyCallback(private, ledger=paid)
+    if ledger is resume is None:
+        callback.engine = seeded()
+    data = TensorDataset(*records())
+    loader = DataLoader(data, batch_size=LOGICAL // COUNT, shuffle=True)
+    public = DataLoader(TensorDataset(*(column[:4] for column in records())), batch_size=1)
+    saved = folder / "lightning"
+
+    def trained(until, path):
+        checkpoints = ModelCheckpoint(saved, filename="{epoch}", save_top_k=-1, enable_version_counter=False)
+        trainer = L.Trainer(
+            max_epochs=until,
+            callbacks=[callback, *([] if ledger else [checkpoints])],
+            accelerator="cpu",
+            logger=False if ledger else CSVLogger(folder / "logs"),
+            enable_checkpointing=not ledger,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=1,
+            num_sanity_val_steps=0,
+            **{**of_two(), **changes},
+        )
+        module = lightning_module()
+        trainer.fit(module, loader, public, ckpt_path=None if path is None else str(saved / path))
+        return trainer, module
+
+    trainer, module = trained(epochs, resume)
+    if again is not None:
+        trainer, module = trained(epochs, again)
+    return {
+        "weights": weights(module),
+        "epsilon": callback.guarantee().epsilon,
+        "steps": trainer.global_step,
+        "evaluated": [float(trainer.callback_metrics["val_loss"])],
+        "logged": sorted(trainer.callback_metrics),
+        "is_wrapped": trainer.strategy.model is not module,
+        "given_back": sorted({"configure_ddp", "training_step", "save_checkpoint"} & set(vars(trainer.strategy))),
+    }
+
+
+def lightning_bypass(folder, *, noise):
+    from integrations.test_no_silent_bypass import by_lightning
+
+    return {"accuracy": by_lightning(noise, folder, **of_two())}
+
+
 # --- processes ---------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,12 @@ from sordino.events import Gaussian, PoissonSampled, SelfComposed
 from sordino.integrations.processes import check_count
 from sordino.ledger import Ledger
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
 TESTS = Path(__file__).parent.parent
 
 
@@ -152,6 +158,40 @@ def test_accelerate(tmp_path):
     # One process goes on where two stopped.
     on = several.accelerated(tmp_path, resume="state-1", epochs=1)
     assert on["epsilon"] == pytest.approx(epsilon_of(12), rel=1e-9)
+
+
+def test_lightning(tmp_path):
+    """One fit as one process has it; gone on with by two and by one; charged once; the strategy is given back."""
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    (tmp_path / "alone").mkdir()
+    accounts(tmp_path)
+    found, shown = launched(
+        tmp_path,
+        ["lightning", {}],
+        ["lightning", {"resume": "epoch=0.ckpt", "epochs": 3, "again": "epoch=1.ckpt"}],
+        ["lightning_bypass", {"noise": 1e-3}],
+        ["lightning_bypass", {"noise": 1e4}],
+        ["lightning", {"ledger": "two"}],
+        ["lightning", {"ledger": "small"}],
+    )
+    first, resumed, little, absurd, charged, refused = found
+    alone = several.lightning(tmp_path / "alone")
+    same_as_alone(first, alone)
+    assert first[0]["steps"] == alone["steps"] == 8
+    assert first[0]["evaluated"] == pytest.approx(alone["evaluated"], rel=1e-5)
+    assert first[0]["logged"] == ["epsilon", "val_loss"]
+    assert not first[0]["is_wrapped"]
+    assert not first[0]["given_back"]
+    assert shown.count("private diagnostics: step 1, ") == 2
+    # Eight steps, eight more from the older checkpoint on, and four from the one that was then written anew.
+    agree(resumed)
+    assert resumed[0]["epsilon"] == pytest.approx(epsilon_of(20), rel=1e-9)
+    for one in (0, 1):
+        absurd_noise_destroys(little[one], absurd[one])
+    charged_once(tmp_path, charged, several.lightning(tmp_path, ledger="one"), refused)
+    # One process goes on where two stopped.
+    on = several.lightning(tmp_path, resume="epoch=1.ckpt", epochs=3)
+    assert on["epsilon"] == pytest.approx(epsilon_of(24), rel=1e-9)
 
 
 def accelerator(kind="MULTI_CPU", processes=2, **sizes):
