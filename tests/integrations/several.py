@@ -68,7 +68,7 @@ def noting_shares():
 # --- Hugging Face ------------------------------------------------------------------------------------------------
 
 
-def hugging_face(folder, *, noise=0.5, epochs=2, resume=None, again=False, is_seeded=True, ledger=None, **changes):
+def hugging_face(folder, *, noise=0.5, target=None, epochs=2, resume=None, again=None, ledger=None, **changes):
     from transformers import TrainingArguments
 
     from sordino.integrations.huggingface import PrivacyArguments, PrivateTrainer
@@ -93,15 +93,21 @@ def hugging_face(folder, *, noise=0.5, epochs=2, resume=None, again=False, is_se
     trainer = PrivateTrainer(
         model,
         TrainingArguments(str(folder / "hugging"), **{**settings, **changes}),
-        privacy=PrivacyArguments(noise_multiplier=noise, delta=1e-5, eval_data_are_public=True, diagnostics="private"),
+        privacy=PrivacyArguments(
+            noise_multiplier=noise if target is None else None,
+            target_epsilon=target,
+            delta=1e-5,
+            eval_data_are_public=True,
+            diagnostics="private",
+        ),
         train_dataset=data,
         eval_dataset=data[:4],
         ledger=None if ledger is None else Ledger(folder / "ledger.db").account(ledger),
     )
-    if is_seeded and ledger is None:
+    if ledger is resume is None:
         trainer.engine = seeded()
     trainer.train(resume_from_checkpoint=None if resume is None else str(folder / "hugging" / resume))
-    if again:
+    if again is not None:
         trainer.train(resume_from_checkpoint=str(folder / "hugging" / again))
     return {
         "weights": weights(model),

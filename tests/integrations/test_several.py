@@ -99,14 +99,15 @@ def test_hugging_face(tmp_path):
     found, shown = launched(
         tmp_path,
         ["hugging_face", {}],
-        ["hugging_face", {"resume": "checkpoint-4", "epochs": 3, "is_seeded": False, "again": "checkpoint-8"}],
+        ["hugging_face", {"resume": "checkpoint-4", "epochs": 3, "again": "checkpoint-8"}],
         ["hugging_face_bypass", {"noise": 1e-3}],
         ["hugging_face_bypass", {"noise": 1e4}],
+        ["hugging_face", {"target": 3.0, "save_strategy": "no"}],
         ["hugging_face", {"ledger": "two", "save_strategy": "no"}],
         ["hugging_face", {"ledger": "small", "save_strategy": "no"}],
         ["hugging_face", {"resume": "checkpoint-9"}],
     )
-    first, resumed, little, absurd, charged, refused, lost = found
+    first, resumed, little, absurd, aimed, charged, refused, lost = found
     alone = several.hugging_face(tmp_path / "alone")
     same_as_alone(first, alone)
     assert first[0]["steps"] == alone["steps"] == 8
@@ -114,7 +115,7 @@ def test_hugging_face(tmp_path):
     assert first[0]["evaluated"] == pytest.approx(alone["evaluated"], rel=1e-5)
     assert not {"loss", "grad_norm", "train_loss"} & set(first[0]["logged"])
     # By the first process alone, and so are the logs of the stock Trainer.
-    assert shown.count("private diagnostics: step 1, ") == 2
+    assert shown.count("private diagnostics: step 1, ") == 3
     files = {path.name for path in (tmp_path / "hugging" / "checkpoint-8").glob("rng_state*")}
     assert files == {"rng_state_0.pth", "rng_state_1.pth"}
     # Four newer steps beside the checkpoint, and eight of its own; then four more, from the checkpoint it wrote anew.
@@ -122,11 +123,13 @@ def test_hugging_face(tmp_path):
     assert resumed[0]["epsilon"] == pytest.approx(epsilon_of(20), rel=1e-9)
     for one in (0, 1):
         absurd_noise_destroys(little[one], absurd[one])
+    agree(aimed)
+    assert 2.95 < aimed[0]["epsilon"] <= 3.0
     charged_once(tmp_path, charged, several.hugging_face(tmp_path, ledger="one", save_strategy="no"), refused)
     assert [one["error"] for one in lost] == ["InvalidArgument"] * 2
     assert "what was spent is not known" in lost[1]["message"]
     # One process goes on where two stopped.
-    on = several.hugging_face(tmp_path, resume="checkpoint-8", epochs=3, is_seeded=False)
+    on = several.hugging_face(tmp_path, resume="checkpoint-8", epochs=3)
     assert on["steps"] == 12
     assert on["epsilon"] == pytest.approx(epsilon_of(24), rel=1e-9)
 
