@@ -42,5 +42,5 @@ def test_every_setting_that_is_refused_is_on_the_page():
 
     text = (DOCS / "lightning.md").read_text(encoding="utf-8")
     names = [*lightning_settings._CALLBACKS, *lightning_settings._WHY]
-    shown = {"devices": "several devices", "val_dataloaders": "Validation"}
+    shown = {"val_dataloaders": "Validation"}
     assert all(shown.get(name, name) in text for name in names)

@@ -12,6 +12,7 @@ pytest.importorskip("lightning", reason="lightning is not installed")
 
 import lightning as L
 from lightning.pytorch import callbacks, loggers
+from lightning.pytorch.strategies import DDPStrategy
 
 from sordino import accounting
 from sordino.errors import BudgetExceeded, InvalidArgument, LossShapeError, PrivacyError, UnprivateStep
@@ -281,7 +282,7 @@ def test_evaluation_needs_public_data():
 def test_module_and_trainer_are_given_back_as_they_were():
     module, callback, made = fitted()
     assert not {"log", "_call_batch_hook"} & set(vars(module))
-    assert not {"training_step", "save_checkpoint"} & set(vars(made.strategy))
+    assert not {"configure_ddp", "training_step", "save_checkpoint"} & set(vars(made.strategy))
     assert not any(part._forward_pre_hooks for part in module.modules())
     assert all(name.split(".")[0] in {"encoder", "head"} for name in module.state_dict())
     plain = L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
@@ -419,7 +420,10 @@ def test_the_account_pays_and_stops_the_run(tmp_path):
         ({"precision": "16-true"}, "precision"),
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs"),
         ({"strategy": "ddp", "devices": 2}, "devices"),
-        ({"strategy": "ddp", "devices": 1}, "strategy"),
+        ({"strategy": "ddp_spawn", "devices": 2}, "strategy"),
+        ({"strategy": DDPStrategy(ddp_comm_hook=print), "devices": 2}, "strategy"),
+        ({"strategy": DDPStrategy(model_averaging_period=2), "devices": 2}, "strategy"),
+        ({"strategy": "ddp", "devices": 2, "sync_batchnorm": True}, "sync_batchnorm"),
         ({"callbacks": [callbacks.LearningRateFinder()]}, "LearningRateFinder"),
         ({"callbacks": [callbacks.GradientAccumulationScheduler({0: 2})]}, "GradientAccumulationScheduler"),
         ({"callbacks": [callbacks.DeviceStatsMonitor()], "logger": True}, "DeviceStatsMonitor"),

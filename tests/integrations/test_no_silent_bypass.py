@@ -147,7 +147,7 @@ def by_hugging_face(noise, tmp_path):
     return accuracy(lambda x: model(x)["logits"])
 
 
-def by_lightning(noise, tmp_path):
+def by_lightning(noise, tmp_path, **processes):
     L = pytest.importorskip("lightning", reason="lightning is not installed")
     from sordino.integrations.lightning import PrivacyArguments, PrivacyCallback
 
@@ -171,6 +171,7 @@ def by_lightning(noise, tmp_path):
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **processes,
     ).fit(net, parts()["data_loader"])
     return accuracy(net.model)
 

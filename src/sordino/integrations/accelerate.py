@@ -1,11 +1,12 @@
 """Hugging Face accelerate with private steps (floor 4, integrations; needs accelerate).
 
 ``accelerator.prepare`` wraps loader and optimizer, and what it makes of a loader can't be accounted for. So the engine
-goes first: it gets the parts as they are, and accelerate gets what comes back.
+goes first: it gets the parts as they are, and accelerate gets what comes back. In several processes the model is not
+wrapped: the engine adds clipped sums up itself.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -17,14 +18,17 @@ from torch.utils.data import DataLoader
 from sordino.clipping import Clipping
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, SordinoError
+from sordino.integrations.processes import charges_of, steps_an_epoch, take_over
 from sordino.schedules import Schedule
-from sordino.training.drop_in.engine_checkpoint import bill_of, take_over_bills
+from sordino.training.drop_in.engine_checkpoint import bill_of
 from sordino.training.engine import PrivacyEngine
 from sordino.training.records.loader import PrivateLoader
 
 try:
     from accelerate import Accelerator
     from accelerate.utils import send_to_device
+
+    from sordino.integrations.accelerated import check_launch, check_whole
 except ImportError as error:
     raise SordinoError(
         f"sordino.integrations.accelerate must find accelerate, got {type(error).__name__}. Install accelerate."
@@ -78,6 +82,9 @@ def prepare_private(
 ) -> tuple[nn.Module, Optimizer, PlacedLoader]:
     """`PrivacyEngine.make_private`, then ``accelerator.prepare``: your accelerate loop stays as it is.
 
+    In several processes a logical batch has the loader's batch size times their number of records on average, as
+    elsewhere in accelerate (with ``split_batches=True`` the loader's batch size); each process takes its part.
+
     ``accelerator.backward(loss)``, ``accelerator.accumulate(model)`` and ``accelerator.autocast()`` go on as they do;
     ``accelerator.clip_grad_norm_`` finds no gradient before the step and changes nothing. What was charged is saved and
     loaded with ``accelerator.save_state`` and ``load_state``; whoever goes back to an older state pays for what newer
@@ -86,7 +93,8 @@ def prepare_private(
     Guarantee: that of `PrivacyEngine.make_private`.
 
     Args:
-        accelerator: of one process, without a loss scaler, with ``gradient_accumulation_steps=1``.
+        accelerator: of one process or several with a whole model each, without a loss scaler, with
+            ``gradient_accumulation_steps=1``.
         engine: keeps the bill.
         module: not prepared yet.
         optimizer: not prepared yet.
@@ -116,6 +124,7 @@ def prepare_private(
         4
     """
     _check(accelerator, module, optimizer, data_loader)
+    processes = 1 if accelerator.split_batches else accelerator.num_processes
     # Moved first, so that nothing of the module changes once it is private.
     module.to(accelerator.device)
     module, optimizer, loader = engine.make_private(
@@ -124,12 +133,14 @@ def prepare_private(
         data_loader=data_loader,
         noise_multiplier=noise_multiplier,
         max_grad_norm=max_grad_norm,
+        sample_rate=1 / steps_an_epoch(data_loader, processes=processes),
         microbatch_size=microbatch_size,
         neighboring_relation=neighboring_relation,
         clipping=clipping,
         loss_reduction=loss_reduction,
     )
-    model, prepared = accelerator.prepare(module, optimizer)
+    # In evaluation mode it gives the model its precision, and no wrapper that takes means over processes.
+    model, prepared = accelerator.prepare_model(module, evaluation_mode=True), accelerator.prepare(optimizer)
     _keep_bill(accelerator, engine)
     return cast("nn.Module", model), cast("Optimizer", prepared), PlacedLoader(loader, accelerator)
 
@@ -143,31 +154,37 @@ def _keep_bill(accelerator: Accelerator, engine: PrivacyEngine) -> None:
     engines.append(engine)
 
     def save(_models: object, _weights: object, folder: str) -> None:
-        (Path(folder) / name).write_text(json.dumps({"schema": _SCHEMA, "bill": bill_of(engine)}))
+        everywhere = accelerator.project_configuration.save_on_each_node
+        if accelerator.is_local_main_process if everywhere else accelerator.is_main_process:
+            (Path(folder) / name).write_text(json.dumps({"schema": _SCHEMA, "bill": bill_of(engine)}))
 
     def load(_models: object, folder: str) -> None:
         own = Path(folder) / name
-        if not own.is_file():
-            raise InvalidArgument(f"input_dir must hold {name}, got a state without it: what was spent is not known.")
-        beside = sorted(own.absolute().parent.parent.glob(f"*/{_BILL.format('*')}"))
-        bills = [json.loads(file.read_text())["bill"] for file in (own, *beside)]
-        take_over_bills(engine, bills[0], bills[1:])
+
+        def bill() -> Mapping[str, Mapping[str, int]]:
+            if not own.is_file():
+                raise InvalidArgument(
+                    f"input_dir must hold {name}, got a state without it: what was spent is not known."
+                )
+            return charges_of(own)
+
+        take_over(engine, bill, lambda: sorted(own.absolute().parent.parent.glob(f"*/{_BILL.format('*')}")))
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
 
 
-def _check(accelerator: Accelerator, *parts: object) -> None:
+def _check(accelerator: Accelerator, module: nn.Module, *parts: object) -> None:
     refused = {
         "mixed_precision": accelerator.mixed_precision not in ("no", "bf16"),
         "gradient_accumulation_steps": accelerator.gradient_accumulation_steps != 1,
-        "num_processes": accelerator.num_processes > 1,
-        "distributed_type": str(accelerator.distributed_type.value) != "NO",
     }
     for name, is_refused in refused.items():
         if is_refused:
             raise InvalidArgument(f"{name} of accelerator must be left at its default, got {_WHY[name]}")
-    for part in parts:
+    check_launch(accelerator)
+    check_whole(module)
+    for part in (module, *parts):
         # What accelerate has prepared comes from its own modules, or is marked.
         if type(part).__module__.startswith("accelerate.") or hasattr(part, "_is_accelerate_prepared"):
             raise InvalidArgument(
@@ -180,6 +197,4 @@ _WHY = {
     "mixed_precision": 'one with a loss scaler, which looks at raw gradients. Use "bf16".',
     "gradient_accumulation_steps": "more than one: batches between two steps would be left out. Use a larger "
     "batch_size and microbatch_size=.",
-    "num_processes": "several, whose wrapping accelerate does itself. Use sordino.fit there.",
-    "distributed_type": "one that wraps the module. Use one process; for several sordino.fit.",
 }

@@ -10,6 +10,7 @@ from sordino.errors import InvalidArgument
 from sordino.events import compose
 from sordino.training import Plan
 from sordino.training.engine import PrivacyEngine
+from sordino.training.processes.ranks import ranks_here
 
 __all__ = ["PrivacyArguments", "noise_for"]
 
@@ -87,9 +88,12 @@ def noise_for(
         neighboring_relation=privacy.neighboring_relation,
         clipping=clipping_called(privacy.clipping),
     )
-    return accounting.calibrate_noise_multiplier(
-        lambda noise: compose([spent, replace(plan, noise_multiplier=noise).event()]),
-        target_epsilon=target,
-        target_delta=privacy.delta,
-        relation=privacy.neighboring_relation,
+    # Once for all processes: two kinds of machine may differ in the last digit.
+    return ranks_here().agreed(
+        lambda: accounting.calibrate_noise_multiplier(
+            lambda noise: compose([spent, replace(plan, noise_multiplier=noise).event()]),
+            target_epsilon=target,
+            target_delta=privacy.delta,
+            relation=privacy.neighboring_relation,
+        )
     )

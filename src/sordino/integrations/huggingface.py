@@ -2,13 +2,14 @@
 
 Arguments, callbacks, schedules and checkpoints are the stock Trainer's. Four things change: batches are drawn and
 charged by the engine; a logical batch comes as chunks of ``per_device_train_batch_size``; the loss is one number a
-record; and nothing that depends on private records is logged.
+record; and nothing that depends on private records is logged. Several processes are one run: the model is not
+wrapped, and the engine adds clipped sums up.
 """
 
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -22,16 +23,20 @@ from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.integrations.arguments import PrivacyArguments, noise_for
 from sordino.integrations.logical_batches import LogicalBatch, LogicalBatches
+from sordino.integrations.processes import charges_of, take_over
 from sordino.integrations.record_losses import is_causal, record_losses
 from sordino.ledger import Account, Reservation
-from sordino.training.drop_in.engine_checkpoint import bill_of, take_over_bills
+from sordino.training.drop_in.engine_checkpoint import bill_of
 from sordino.training.engine import PrivacyEngine
 from sordino.training.fitting.display import DIAGNOSED
+from sordino.training.processes.ranks import ranks_here
 from sordino.training.records.loader import PrivateLoader
 
 try:
     from transformers import Trainer, TrainingArguments
     from transformers.trainer_utils import PredictionOutput, TrainOutput
+
+    from sordino.integrations.accelerated import check_launch, check_whole, unwrapped
 except ImportError as error:
     raise SordinoError(
         f"sordino.integrations.huggingface must find transformers and accelerate, got {type(error).__name__}. Install "
@@ -53,8 +58,9 @@ class PrivateTrainer(Trainer):
 
     Guarantee: the parameters after every step, and everything that is logged or saved, are (ε, δ)-differentially
     private as `guarantee` states. A logical batch is a Poisson sample of ``per_device_train_batch_size ×
-    gradient_accumulation_steps`` records on average, run in chunks of at most ``per_device_train_batch_size``; gradient
-    accumulation changes memory, not the batch. Losses, norms and batch sizes are not logged.
+    gradient_accumulation_steps × processes`` records on average, run in chunks of at most
+    ``per_device_train_batch_size``; gradient accumulation changes memory, not the batch. All processes take part in
+    every step, with or without records of their own. Losses, norms and batch sizes are not logged.
 
     Args:
         model: any `PreTrainedModel` or adapter; sequences must be padded to a fixed length.
@@ -84,7 +90,7 @@ class PrivateTrainer(Trainer):
         _check(args, privacy, trainer)
         self.privacy = privacy
         self._chunk_size = args.per_device_train_batch_size
-        self._expected = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        self._expected = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         # One item of our loader is a whole logical batch: the stock loop has nothing to accumulate or to clip.
         args.gradient_accumulation_steps, args.max_grad_norm, args.ignore_data_skip = 1, 0.0, True
         self._record_loss, self._begins_at = record_loss, 0
@@ -112,6 +118,13 @@ class PrivateTrainer(Trainer):
             self.engine.detach()
         metrics = {name: value for name, value in found.metrics.items() if _is_told(name)}
         return TrainOutput(found.global_step, math.nan, metrics)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """The stock accelerator; it may place the model and give its precision, but not wrap it."""
+        super().create_accelerator_and_postprocess()
+        check_launch(self.accelerator)
+        check_whole(cast("nn.Module", self.model))
+        unwrapped(self.accelerator)
 
     # --- batches -------------------------------------------------------------------------------------------------
 
@@ -204,7 +217,7 @@ class PrivateTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The stock log without losses and norms, and with the ε spent so far."""
-        if self.privacy.diagnostics is not None and "loss" in logs:
+        if self.privacy.diagnostics is not None and "loss" in logs and self.is_world_process_zero():
             # On this terminal only: what is logged goes to files, callbacks and services.
             sys.stderr.write(f"private diagnostics: step {self.state.global_step}, loss {logs['loss']:.4g}\n")
         told = {name: value for name, value in logs.items() if _is_told(name)}
@@ -243,14 +256,25 @@ class PrivateTrainer(Trainer):
 
     def _take_over(self, folder: Path) -> None:
         """What was charged before this checkpoint was written, and by others of its family beside it since."""
-        if not (folder / _CHARGES).is_file():
-            raise InvalidArgument(
-                f"resume_from_checkpoint must hold {_CHARGES}, got a folder without it: what was spent is not known."
-            )
-        beside = sorted(folder.parent.glob(f"checkpoint-*/{_CHARGES}"))
-        bills = [json.loads(file.read_text())["bill"] for file in (folder / _CHARGES, *beside)]
-        take_over_bills(self.engine, bills[0], bills[1:])
-        self._begins_at = int(json.loads((folder / "trainer_state.json").read_text())["global_step"])
+        ranks = ranks_here()
+        take_over(self.engine, lambda: _bill_in(folder), lambda: sorted(folder.parent.glob(f"checkpoint-*/{_CHARGES}")))
+        # The stock loop reads model and optimizer in each process, and goes on without what it does not find.
+        ranks.require_same(resume_from_checkpoint=sorted(path.name for path in folder.glob("*") if _is_shared(path)))
+        state = ranks.agreed(lambda: json.loads((folder / "trainer_state.json").read_text()))
+        self._begins_at = int(state["global_step"])
+
+
+def _bill_in(folder: Path) -> Mapping[str, Mapping[str, int]]:
+    if not (folder / _CHARGES).is_file():
+        raise InvalidArgument(
+            f"resume_from_checkpoint must hold {_CHARGES}, got a folder without it: what was spent is not known."
+        )
+    return charges_of(folder / _CHARGES)
+
+
+def _is_shared(path: Path) -> bool:
+    """Whether a file of a checkpoint is everybody's: states of generators are each process's own."""
+    return not path.name.startswith("rng_state")
 
 
 def _check(args: TrainingArguments, privacy: PrivacyArguments, trainer: dict[str, object]) -> None:
@@ -265,7 +289,7 @@ def _check(args: TrainingArguments, privacy: PrivacyArguments, trainer: dict[str
         "include_num_input_tokens_seen": args.include_num_input_tokens_seen not in (False, "no"),
         "deepspeed": bool(args.deepspeed),
         "fsdp": bool(args.fsdp),
-        "world_size": args.world_size > 1 or args.n_gpu > 1,
+        "n_gpu": args.n_gpu > 1,
         "optim": "layerwise" in optim or "lomo" in optim,
         "eval_strategy": evaluates and not privacy.eval_data_are_public,
         "compute_loss_func": trainer.get("compute_loss_func") is not None,
@@ -288,7 +312,8 @@ _WHY = {
     "include_num_input_tokens_seen": "True: the number of tokens of a batch is private. Leave it out.",
     "deepspeed": "a configuration. Run without it.",
     "fsdp": "a configuration. Run without it.",
-    "world_size": "several processes or devices, whose wrapping the stock loop does itself. Use sordino.fit there.",
+    "n_gpu": "several for one process, which nn.DataParallel would share among threads. Start one process for each "
+    "(torchrun --nproc-per-node), or show one in CUDA_VISIBLE_DEVICES.",
     "optim": "one that steps inside the backward pass. Use adamw_torch or sgd.",
     "eval_strategy": "an evaluation of data that were not declared public. Pass eval_data_are_public=True if they are.",
     "compute_loss_func": "a function of the batch. Give record_loss=…: one loss a record.",

@@ -2,11 +2,11 @@
 
 The module, its optimizer, schedules, loggers and checkpoints stay as they are. Lightning runs the training step inside
 ``optimizer.step(closure)``; here it runs just before, on one chunk after another of a logical batch, so that the step
-itself only writes the private gradient and takes it.
+itself only writes the private gradient and takes it. In several processes the module is not wrapped: the engine adds
+clipped sums up itself.
 """
 
 import json
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +22,7 @@ from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, SordinoError, UnprivateStep
 from sordino.integrations.arguments import PrivacyArguments, noise_for
 from sordino.integrations.logical_batches import LogicalBatch, LogicalBatches
+from sordino.integrations.processes import steps_an_epoch, take_over
 from sordino.ledger import Account, Reservation
 from sordino.training.drop_in.engine_checkpoint import bill_of, take_over_bills
 from sordino.training.engine import PrivacyEngine
@@ -31,6 +32,7 @@ from sordino.training.records.loader import PrivateLoader, population_of
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.loggers.logger import DummyLogger, Logger
+    from lightning.pytorch.strategies import DDPStrategy
 
     from sordino.integrations.lightning_settings import check_trainer, not_public, steps_planned
     from sordino.integrations.lightning_steps import TrainingStep, internal, run_chunks, run_closure
@@ -53,8 +55,8 @@ class PrivacyCallback(Callback):
 
     Guarantee: the parameters after every step, and everything that is logged or saved, are (ε, δ)-differentially
     private as `guarantee` states. A logical batch is a Poisson sample of the loader's batch size times
-    ``accumulate_grad_batches`` records on average, run in chunks of at most the loader's batch size. What
-    ``training_step`` logs, and the loss, go nowhere.
+    ``accumulate_grad_batches`` times the number of processes records on average, run in chunks of at most the loader's
+    batch size; all processes take part in every step. What ``training_step`` logs, and the loss, go nowhere.
 
     Args:
         privacy: ε and δ, clipping.
@@ -100,6 +102,10 @@ class PrivacyCallback(Callback):
         self._steps_done, self._is_restored = 0, False
         if stage == "fit":
             check_trainer(trainer, pl_module, self.privacy)
+            if type(trainer.strategy) is DDPStrategy:
+                # What it would wrap around the module takes means of gradients, which are no clipped sums.
+                internal(trainer.strategy, "configure_ddp")
+                self._set(trainer.strategy, "configure_ddp", lambda: None)
         elif not self.privacy.eval_data_are_public:
             raise not_public(f"trainer.{stage}")
 
@@ -119,7 +125,7 @@ class PrivacyCallback(Callback):
             raise InvalidArgument(
                 f"train_dataloaders must be one DataLoader, got {type(loader).__name__}. Join the data sets first."
             )
-        steps = max(1, math.ceil(len(loader) / accumulated))
+        steps = steps_an_epoch(loader, processes=trainer.world_size, accumulated=accumulated)
         noise = self._noise(trainer, cast("DataLoader[object]", loader), steps)
         root = TrainingStep(pl_module)
         (optimizer,) = trainer.optimizers
@@ -231,7 +237,7 @@ class PrivacyCallback(Callback):
                 shown = run_chunks(trainer, root, optimizer, cast("LogicalBatch", batch), rest, shows=not silent)
             finally:
                 trainer.loggers = loggers
-            if shown is not None:
+            if shown is not None and trainer.is_global_zero:
                 # On this terminal only: what is logged goes to files, callbacks and services.
                 sys.stderr.write(f"private diagnostics: step {trainer.global_step + 1}, loss {shown:.4g}\n")
             # What Lightning passes on to callbacks and hooks says nothing; the gradients are with the engine.
@@ -246,7 +252,8 @@ class PrivacyCallback(Callback):
 
         def saved(checkpoint: dict[str, Any], filepath: str | Path, *rest: object, **more: object) -> None:
             save(checkpoint, filepath, *rest, **more)
-            self._folders.add(Path(str(filepath)).parent)
+            if trainer.is_global_zero:
+                self._folders.add(Path(str(filepath)).parent)
             self._write_journals()
 
         self._set(strategy, "training_step", training_step)
@@ -284,5 +291,4 @@ class PrivacyCallback(Callback):
                 (folder / _JOURNAL.replace("*", list(bill)[-1][:16])).write_text(text)
 
     def _take_over_beside(self, folder: Path) -> None:
-        others = [json.loads(file.read_text())["bill"] for file in sorted(folder.glob(_JOURNAL))]
-        take_over_bills(self.engine, bill_of(self.engine), others)
+        take_over(self.engine, lambda: bill_of(self.engine), lambda: sorted(folder.glob(_JOURNAL)))

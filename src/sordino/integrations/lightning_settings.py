@@ -1,10 +1,12 @@
 """Which settings of a Lightning trainer can be private, and how many steps they come to (floor 4, integrations)."""
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 from sordino.errors import InvalidArgument
 from sordino.integrations.arguments import PrivacyArguments
 from sordino.integrations.lightning_steps import internal
+from sordino.integrations.processes import check_count
 
 __all__ = ["check_trainer", "not_public", "steps_planned"]
 
@@ -49,11 +51,11 @@ def check_trainer(trainer: Trainer, module: LightningModule, privacy: PrivacyArg
         InvalidArgument: names the setting.
     """
     evaluates = trainer.enable_validation
-    strategy, precision = type(trainer.strategy).__name__, trainer.precision
+    precision = trainer.precision
     refused = {
         "automatic_optimization": not module.automatic_optimization,
-        "devices": trainer.world_size > 1,
-        "strategy": strategy != "SingleDeviceStrategy",
+        "strategy": not _is_private(trainer.strategy),
+        "sync_batchnorm": getattr(trainer.strategy, "_layer_sync", None) is not None,
         "precision": precision not in _PRECISIONS,
         "gradient_clip_val": trainer.gradient_clip_val is not None,
         "overfit_batches": internal(trainer, "overfit_batches") != 0,
@@ -64,12 +66,21 @@ def check_trainer(trainer: Trainer, module: LightningModule, privacy: PrivacyArg
     for name, is_refused in refused.items():
         if is_refused:
             raise InvalidArgument(f"{name} must be left at its default for a private run, got {_WHY[name]}")
+    check_count("devices", trainer.world_size, 'Give the trainer their number and strategy="ddp".')
     for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
         why = _CALLBACKS.get(type(callback).__name__)
         if why is not None:
             raise InvalidArgument(
                 f"callbacks must be without {type(callback).__name__}, got one: it {why}. Leave it out."
             )
+
+
+def _is_private(strategy: Strategy) -> bool:
+    """Whether each process holds the whole module and lives on after training; what DDP would exchange is left out."""
+    if type(strategy) is not DDPStrategy:
+        return type(strategy) is SingleDeviceStrategy
+    changes = [internal(strategy, name) for name in ("_ddp_comm_hook", "_ddp_comm_state", "_model_averaging_period")]
+    return internal(strategy, "_start_method") == "popen" and all(change is None for change in changes)
 
 
 def not_public(what: str) -> InvalidArgument:
@@ -83,8 +94,9 @@ def not_public(what: str) -> InvalidArgument:
 _WHY = {
     "automatic_optimization": "False: steps that the module takes by itself can't be followed. Use automatic "
     "optimization with one optimizer, or PrivacyEngine in a loop of your own.",
-    "devices": "several, whose wrapping Lightning does itself. Use sordino.fit there.",
-    "strategy": "one that wraps the module. Use one device; for several processes sordino.fit.",
+    "strategy": "one that takes the module apart, averages by itself, or starts processes that end with the training. "
+    'Use one device, or strategy="ddp".',
+    "sync_batchnorm": "True: records would touch each other across processes. Use a normalisation within each record.",
     "precision": 'one with a loss scaler, which looks at raw gradients, or an unknown one. Use "bf16-mixed".',
     "gradient_clip_val": "a value: each record's gradient is clipped here. Set max_grad_norm in PrivacyArguments.",
     "overfit_batches": "a value: it fixes the batches. Use limit_train_batches for a short run.",

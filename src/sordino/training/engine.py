@@ -20,7 +20,7 @@ from sordino.schedules import Schedule
 from sordino.training.bills.adaptive import AdaptiveBudget, AdaptiveRun
 from sordino.training.bills.charges import Charges
 from sordino.training.drop_in.attached import Attached, Loop, claim_of
-from sordino.training.drop_in.engine_checkpoint import load_checkpoint, save_checkpoint
+from sordino.training.drop_in.engine_checkpoint import load_checkpoint, name_alike, save_checkpoint
 from sordino.training.drop_in.engine_plan import calibrated, check_budget, check_together, delta_of, engine_plan
 from sordino.training.drop_in.options import accountant_called, check_options
 from sordino.training.loops.criterion import Criterion
@@ -279,6 +279,7 @@ class PrivacyEngine:
             ledger=self._ledger,
             adaptive=adaptive,
         )
+        name_alike(self)
         self._adaptive = adaptive
         self._attached.append(attached)
         self._plans.append(plan)

@@ -34,7 +34,7 @@ from sordino.training.fitting.checkpoint import (
 )
 from sordino.training.processes.ranks import ranks_here
 
-__all__ = ["bill_of", "load_checkpoint", "save_checkpoint", "take_over_bills"]
+__all__ = ["bill_of", "load_checkpoint", "name_alike", "save_checkpoint", "take_over_bills"]
 
 _KIND = "engine"
 _ANY_DELTA = 1e-5
@@ -219,6 +219,12 @@ def _joined(bill: _Bill, others: Sequence[_Bill]) -> _Bill:
         if joined == bill:
             return joined
         bill = joined
+
+
+def name_alike(engine: _Engine) -> None:
+    """Give the engine's own segment one name in all processes: a bill that the first one wrote is each one's own."""
+    descent = _DESCENTS.setdefault(engine, _Descent())
+    descent.name = ranks_here().agreed(lambda: descent.name)
 
 
 def bill_of(engine: _Engine) -> dict[str, dict[str, int]]:
