@@ -45,7 +45,7 @@ def test_the_recipe_reaches_its_accuracy(name: str, model: str, target_epsilon: 
     [
         ("fashion-mnist", "logistic-pixels", 0.5, 0.805),
         ("fashion-mnist", "logistic-pixels", 3.0, 0.83),
-        ("fashion-mnist", "tanh-cnn", 1.0, 0.825),
+        ("fashion-mnist", "tanh-cnn", 1.0, 0.845),
         ("mnist", "pca-mlp", 0.5, 0.91),
         ("mnist", "pca-mlp", 2.0, 0.95),
     ],

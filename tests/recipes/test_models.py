@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from sordino.errors import InvalidArgument
 from sordino.recipes import UnitNorm, cnn, logistic, mlp
+from sordino.recipes.models import convolutions
 
 
 @pytest.mark.parametrize(("channels", "parameters"), [(1, 26010), (3, 26010 + 2 * 16 * 64)])
@@ -15,15 +16,17 @@ def test_the_cnn_has_the_published_number_of_parameters(channels: int, parameter
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 4), st.integers(16, 40), st.integers(16, 40), st.integers(2, 5))
-def test_the_cnn_takes_images_of_any_size_from_16(channels: int, height: int, width: int, classes: int) -> None:
-    model = cnn((channels, height, width), classes)
-    assert model(torch.rand(2, channels, height, width)).shape == (2, classes)
+def test_the_cnns_take_images_of_any_size_from_16(channels: int, height: int, width: int, classes: int) -> None:
+    for build in (cnn, convolutions):
+        model = build((channels, height, width), classes)
+        assert model(torch.rand(2, channels, height, width)).shape == (2, classes)
 
 
 @pytest.mark.parametrize("shape", [(104,), (28, 28), (1, 15, 28)])
-def test_the_cnn_refuses_what_is_no_image(shape: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidArgument, match="Choose logistic or mlp"):
-        cnn(shape, 2)
+def test_the_cnns_refuse_what_is_no_image(shape: tuple[int, ...]) -> None:
+    for build in (cnn, convolutions):
+        with pytest.raises(InvalidArgument, match="Choose logistic or mlp"):
+            build(shape, 2)
 
 
 @pytest.mark.parametrize("build", [logistic, mlp])

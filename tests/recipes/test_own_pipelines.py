@@ -15,7 +15,7 @@ from sordino.data import Records, load
 from sordino.errors import InvalidArgument
 from sordino.events import Gaussian, PoissonSampled, SelfComposed, compose
 from sordino.randomness import Randomness
-from sordino.recipes import pipeline_called, wrn
+from sordino.recipes import pipeline_called, tanh_cnn, wrn
 from sordino.recipes.network import network, quiet_rate
 from sordino.recipes.task import Task
 from sordino.recipes.wide_resnet import Block, StandardisedConv, wide_resnet
@@ -50,8 +50,6 @@ def shortened(name):
     pipeline = pipeline_called(name)
     if name != "tanh-cnn":
         return pipeline
-    from sordino.recipes import tanh_cnn
-
     few = replace(tanh_cnn.NETWORK, batch_size=500, steps=40)
     return replace(pipeline, prepare=lambda task: network(task, few))
 
@@ -127,6 +125,50 @@ def test_a_quiet_rate_keeps_the_noise_that_adds_up_below_its_bound():
     # Momentum 0.9 makes every draw count tenfold in the end; deviations of independent draws add up as a root.
     assert rate * 10 * (2.0 * 0.5 / 50.0) * math.sqrt(100) == pytest.approx(0.3)
     assert quiet_rate(largest=0.01, noise_per_weight=0.3)(plan) == 0.01
+
+
+# --- a small network on local contrasts ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("height", "width"), [(16, 16), (19, 28)])
+def test_a_contrast_is_the_deviation_from_the_pixels_around_over_their_spread(height, width):
+    images = np.random.default_rng(0).random((2, 3, height, width)).astype(np.float32)
+    found = tanh_cnn.local_contrasts(torch.from_numpy(images)).numpy()
+    around = {}
+    for place in np.ndindex(images.shape):
+        around[place] = _window(images, place).mean()
+    centred = images - np.reshape(list(around.values()), images.shape)
+    for place in [(0, 0, 0, 0), (1, 2, height - 1, width - 1), (0, 1, 7, 8), (1, 0, 3, 2)]:
+        spread = math.sqrt(np.square(_window(centred, place)).mean())
+        assert found[place] == pytest.approx(centred[place] / (spread + 0.2), rel=1e-4, abs=1e-5)
+
+
+def _window(images, place):
+    """The 7 × 7 pixels around a place, 0 outside the picture."""
+    image, channel, row, column = place
+    padded = np.pad(images[image, channel].astype(np.float64), 3)
+    return padded[row : row + 7, column : column + 7]
+
+
+def test_a_contrast_is_made_from_its_own_picture_alone():
+    images = torch.rand(5000, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    other = torch.rand(5000, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    other[[0, 2345, 4999]] = images[[0, 2345, 4999]]
+    found, beside = tanh_cnn.local_contrasts(images), tanh_cnn.local_contrasts(other)
+    assert torch.equal(found[[0, 2345, 4999]], beside[[0, 2345, 4999]])
+    assert torch.equal(found[2345:2346], tanh_cnn.local_contrasts(images[2345:2346]))
+    assert torch.equal(tanh_cnn.local_contrasts(images[:0]), images[:0])
+
+
+def test_contrasts_of_flat_and_of_bright_pictures_are_small():
+    flat = tanh_cnn.local_contrasts(torch.ones(1, 1, 16, 16))
+    assert flat[..., 6:-6, 6:-6].abs().max() < 1e-6
+    assert tanh_cnn.local_contrasts(torch.rand(20, 1, 28, 28)).abs().max() < 7
+
+
+@pytest.mark.parametrize(("epsilon", "steps"), [(1.0, 240), (2.0, 480), (8.0, 480)])
+def test_the_cnn_takes_fewer_steps_where_noise_is_strong(epsilon, steps):
+    assert len(pipeline_called("tanh-cnn").prepare(image_task(epsilon=epsilon)).charges) == steps
 
 
 # --- the network for a GPU -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sordino import checks
 from sordino.errors import InvalidArgument
 
-__all__ = ["MODELS", "UnitNorm", "cnn", "logistic", "mlp"]
+__all__ = ["MODELS", "UnitNorm", "cnn", "convolutions", "logistic", "mlp"]
 
 MODELS = ("logistic", "mlp", "cnn")
 """Names that `recommend` and the command line know."""
@@ -104,6 +104,51 @@ def cnn(shape: Sequence[int], classes: int) -> nn.Module:
     References:
         Papernot et al. 2021, table 1; Tramèr, Boneh 2021, appendix C.
     """
+    channels, height, width = _image(shape)
+    return nn.Sequential(
+        Centred(),
+        *_two_convolutions(channels),
+        nn.Linear(32 * _side(height) * _side(width), 32),
+        nn.Tanh(),
+        nn.Linear(32, checks.integer(2, classes=classes)),
+    )
+
+
+def convolutions(shape: Sequence[int], classes: int) -> nn.Module:
+    """The two tanh convolutions of `cnn` and a linear layer on all they give, for pictures of order 1 about 0.
+
+    Without the hidden units there is less for the noise to fall on: 14 394 parameters for 1 × 28 × 28 pixels and 10
+    classes.
+
+    Args:
+        shape: (channels, height, width), at least 16 × 16 pixels.
+        classes: ≥ 2.
+
+    Returns:
+        A module (B, channels, height, width) → (B, classes) of logits.
+
+    Example:
+        >>> sum(p.numel() for p in convolutions((1, 28, 28), 10).parameters())
+        14394
+    """
+    channels, height, width = _image(shape)
+    head = nn.Linear(32 * _side(height) * _side(width), checks.integer(2, classes=classes))
+    return nn.Sequential(*_two_convolutions(channels), head)
+
+
+def _two_convolutions(channels: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(channels, 16, 8, stride=2, padding=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Flatten(),
+    ]
+
+
+def _image(shape: Sequence[int]) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise InvalidArgument(
             f"shape must be (channels, height, width) for a CNN, got {tuple(shape)}. Choose logistic or mlp for tables."
@@ -113,19 +158,7 @@ def cnn(shape: Sequence[int], classes: int) -> nn.Module:
         raise InvalidArgument(
             f"shape must have at least 16 × 16 pixels for a CNN, got {height} × {width}. Choose logistic or mlp."
         )
-    return nn.Sequential(
-        Centred(),
-        nn.Conv2d(channels, 16, 8, stride=2, padding=2),
-        nn.Tanh(),
-        nn.MaxPool2d(2, stride=1),
-        nn.Conv2d(16, 32, 4, stride=2),
-        nn.Tanh(),
-        nn.MaxPool2d(2, stride=1),
-        nn.Flatten(),
-        nn.Linear(32 * _side(height) * _side(width), 32),
-        nn.Tanh(),
-        nn.Linear(32, checks.integer(2, classes=classes)),
-    )
+    return channels, height, width
 
 
 def _size(shape: Sequence[int]) -> int:
