@@ -210,7 +210,7 @@ def test_inner_features_are_the_means_of_what_the_blocks_convolve_and_see_one_re
     torch.testing.assert_close(found, torch.cat([output.mean((2, 3)) for output in seen], dim=1))
     extract = inner_features(64).extract
     whole = extract(records)
-    assert whole.shape == (3, 672 + 672 + 1152 + 1152)
+    assert whole.shape == (3, 672 + 672 + 1152 + 1152 + 1152)
     other = Records(np.concatenate([records.features[:1], np.full_like(records.features[:2], np.nan)]), records.labels)
     assert torch.equal(extract(other)[0], whole[0])
 

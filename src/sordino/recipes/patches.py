@@ -20,8 +20,7 @@ from sordino.recipes.network import image_shape, network
 from sordino.recipes.pipeline import Pipeline
 from sordino.recipes.scatter import mirrored
 from sordino.recipes.task import Prepared, Task
-from sordino.transfer.patches import PatchFeatures
-from sordino.transfer.pictures import made_pictures
+from sordino.transfer import PatchFeatures, made_pictures
 
 __all__ = ["PATCHES", "patched"]
 
