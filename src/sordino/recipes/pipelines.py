@@ -21,6 +21,7 @@ PIPELINES: Mapping[str, str] = {
     "logistic-sgd": "sordino.recipes.logistic_pixels:LOGISTIC_SGD",
     "lora": "sordino.recipes.lora:LORA",
     "minilm": "sordino.recipes.text_transfer:MINILM",
+    "patches": "sordino.recipes.patches:PATCHES",
     "pca-mlp": "sordino.recipes.pca_mlp:PCA_MLP",
     "scatter": "sordino.recipes.scatter:SCATTER",
     "scatter-sgd": "sordino.recipes.scatter:SCATTER_SGD",

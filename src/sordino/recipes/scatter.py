@@ -10,7 +10,7 @@ References:
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from weakref import WeakKeyDictionary
@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from sordino.data import Records
 from sordino.errors import InvalidArgument
-from sordino.recipes.network import Network, image_shape, network, quiet_rate
+from sordino.recipes.made_directions import linear_on, main_directions
+from sordino.recipes.network import Network, image_shape, network
 from sordino.recipes.pipeline import Pipeline
 from sordino.recipes.task import Prepared, Task
-from sordino.training.averaging import TailAverage
 from sordino.transfer.pictures import made_pictures
 from sordino.transfer.scattering import scattering_features
 
@@ -38,7 +38,6 @@ _CHUNK = 500
 _DIRECTIONS, _PICTURES = 1000, 4000
 # Ridge of the first whitening, in units of the mean eigenvalue.
 _RIDGE = 1.0
-_CONSTANT = 0.1
 # Data sets where a mirrored picture is as likely as the picture: letters and digits are none.
 _MIRRORED = ("cifar10",)
 
@@ -86,16 +85,9 @@ def _features(shape: tuple[int, int, int]) -> nn.Module:
 @lru_cache(maxsize=2)
 @torch.no_grad()
 def _directions(shape: tuple[int, int, int], *, mirror: bool) -> Tensor:
-    """[columns, directions]: the features' main directions on made pictures, each over the root of its share.
-
-    With fewer pictures than columns, the axes come from the pictures' products: X'X and XX' share their eigenvalues.
-    """
+    """[columns, directions]: the features' main directions on made pictures, each over the root of its share."""
     rows = torch.from_numpy(scattered(made_pictures(_PICTURES, shape[1:], shape[0]), mirror=mirror, directions=None))
-    few = len(rows) < rows.shape[1]
-    values, vectors = torch.linalg.eigh((rows @ rows.T if few else rows.T @ rows) / len(rows))
-    values, vectors = values.flip(0)[:_DIRECTIONS].clamp(min=1e-12), vectors.flip(1)[:, :_DIRECTIONS]
-    axes = rows.T @ (vectors / torch.sqrt(values * len(rows))) if few else vectors
-    return axes / torch.sqrt(values + _RIDGE / rows.shape[1])
+    return main_directions(rows, count=_DIRECTIONS, ridge=_RIDGE)
 
 
 _KEPT: "WeakKeyDictionary[Records, dict[str, Rows]]" = WeakKeyDictionary()
@@ -128,26 +120,8 @@ def _shape(task: Task) -> tuple[int, int, int]:
 
 def _prepare(task: Task) -> Prepared:
     rows = _rows_of(task, whitened=True)
-    made = Network(
-        build=_linear,
-        batch_size=None,
-        steps=80,
-        max_grad_norm=0.25,
-        learning_rate=quiet_rate(largest=150.0, noise_per_weight=1.2),
-        averaging=TailAverage(fraction=0.1),
-        microbatch_size=8192,
-        # A small constant for the intercept: a constant of 1 would take up half of the squared clipping norm.
-        inputs=lambda records: nn.functional.pad(torch.from_numpy(rows(records)), (0, 1), value=_CONSTANT),
-        words="logistic regression on whitened directions of scattering features",
-    )
-    return network(task, made)
-
-
-def _linear(shape: Sequence[int], classes: int) -> nn.Module:
-    """Scores without an intercept of their own, zero at the start."""
-    linear = nn.Linear(shape[0], classes, bias=False)
-    nn.init.zeros_(linear.weight)
-    return linear
+    words = "logistic regression on whitened directions of scattering features"
+    return network(task, linear_on(lambda records: torch.from_numpy(rows(records)), words=words))
 
 
 def _prepare_sgd(task: Task) -> Prepared:

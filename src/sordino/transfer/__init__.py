@@ -2,6 +2,7 @@
 
 from sordino.transfer.features import FrozenFeatures, features
 from sordino.transfer.heads import TRAINABLE, FixedNorm, replace_head, set_trainable
+from sordino.transfer.patches import PatchFeatures
 from sordino.transfer.pictures import made_pictures, second_moments_of_pictures
 from sordino.transfer.public import PublicInput, file_sha256, fingerprint
 from sordino.transfer.scattering import Scattering, scattering_features
@@ -9,6 +10,7 @@ from sordino.transfer.scattering import Scattering, scattering_features
 __all__ = [
     "FixedNorm",
     "FrozenFeatures",
+    "PatchFeatures",
     "PublicInput",
     "Scattering",
     "TRAINABLE",
