@@ -206,7 +206,7 @@ def best(published: Mapping[str, Mapping[str, object]], recipe: str, title: str,
     """The best figure of all, and the best of plain DP-SGD on the recipe's own kind of network."""
     found = figure(published[kind], title, epsilon)
     same = figure(published["end to end"], title, epsilon) if recipe in END_TO_END else "–"
-    return found if same == "–" else f"{found}; same network {same}"
+    return found if same == "–" else f"{found}; such a network {same}"
 
 
 def figure(kind: Mapping[str, object], title: str, epsilon: float) -> str:

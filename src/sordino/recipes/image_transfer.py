@@ -210,7 +210,7 @@ def _size(task: Task, name: str) -> tuple[int, int]:
 
 EFFICIENTNET = Pipeline(
     name="efficientnet",
-    words=f"frozen EfficientNet-Lite0 at {_PIXELS} pixels, inner layers, private head; features take about 6 minutes",
+    words=f"frozen EfficientNet-Lite0 at {_PIXELS} pixels, inner layers, private head; features take 6 to 10 minutes",
     data_sets=("cifar10",),
     prepare=_prepare,
     constants=(
@@ -224,7 +224,7 @@ EFFICIENTNET = Pipeline(
 )
 EFFICIENTNET_SMALL = Pipeline(
     name="efficientnet-small",
-    words=f"frozen EfficientNet-Lite0 at {_SMALL} pixels, private head; features take about 7 minutes",
+    words=f"frozen EfficientNet-Lite0 at {_SMALL} pixels, private head; features take about 4 minutes",
     data_sets=("cifar10",),
     prepare=_prepare_small,
     constants="As on scattering features of Fashion-MNIST; the better of two on 3000 training records of CIFAR-10.",
