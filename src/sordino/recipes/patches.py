@@ -26,9 +26,9 @@ __all__ = ["PATCHES", "patched"]
 
 # So few pictures at a time stay in a core's cache.
 _CHUNK = 8
-_PATCHES, _SIDE, _THRESHOLD, _GRID = 512, 6, 0.75, 2
+_PATCHES, _SIDE, _THRESHOLD, _GRID = 512, 6, 0.75, 3
 # The most directions of the made pictures that are kept, and the pictures they come from.
-_DIRECTIONS, _PICTURES = 2000, 4000
+_DIRECTIONS, _PICTURES = 3000, 4000
 # Ridge of the whitening, in units of the mean eigenvalue.
 _RIDGE = 1.0
 

@@ -11,12 +11,14 @@ References:
     encoding versus training with sparse coding and vector quantization" (two-sided thresholds).
 """
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino import checks
 from sordino.errors import InvalidArgument
+from sordino.randomness import Randomness
 from sordino.transfer.pictures import made_pictures
 
 __all__ = ["PatchFeatures"]
@@ -95,14 +97,15 @@ def _filters(colours: int, side: int, count: int, seed: int) -> Tensor:
     """[K, columns]: filters of mean 0 whose product with a patch is that of the two whitened, the first of length 1."""
     pictures = made_pictures(_PICTURES, (32, 32), colours, seed=1)
     found = F.unfold(pictures, side)
-    generator = torch.Generator().manual_seed(checks.integer(0, seed=seed))
-    places = torch.randint(0, found.shape[2], (_PICTURES, 1, _A_PICTURE), generator=generator)
+    stream = Randomness(seed=checks.integer(0, seed=seed), reproducible=True).stream("patches", step=0)
+    places = torch.from_numpy((stream.uniform(_PICTURES * _A_PICTURE) * found.shape[2]).astype(np.int64))
+    places = places.reshape(_PICTURES, 1, _A_PICTURE)
     rows = found.gather(2, places.expand(-1, found.shape[1], -1)).permute(0, 2, 1).flatten(0, 1)
     rows = rows - rows.mean(1, keepdim=True)
     variance = rows.square().mean(1, keepdim=True)
     rows = (rows / torch.sqrt(variance + _FLAT))[variance[:, 0] > _LEAST]
     values, vectors = torch.linalg.eigh(rows.T @ rows / len(rows))
     whitening = (vectors / torch.sqrt(values + _RIDGE)) @ vectors.T
-    chosen = rows[torch.randperm(len(rows), generator=generator)[:count]] @ whitening
+    chosen = rows[torch.from_numpy(np.argsort(stream.uniform(len(rows)))[:count])] @ whitening
     filters = F.normalize(chosen, dim=1) @ whitening
     return filters - filters.mean(1, keepdim=True)
