@@ -73,7 +73,10 @@ PATCHES = Pipeline(
     words="logistic regression on likeness to small patches of made-up pictures, for colour photographs",
     data_sets=("cifar10",),
     prepare=_prepare,
-    constants="Features on 16 000 of the training records of CIFAR-10; descent as on scattering features.",
+    constants=(
+        "Features on training records of CIFAR-10, the second choice there: the first had been measured on the test "
+        "records; descent as on scattering features."
+    ),
     chosen_on=("CIFAR-10 (JPEG)", "fashion-mnist"),
     guarantee="every full-batch step; nothing else reads a record",
 )

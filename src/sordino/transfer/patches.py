@@ -1,8 +1,8 @@
 """Features of pictures by small patches: how much each place looks like patches of made pictures (floor 1).
 
 Every small square of a picture is brought to mean 0 and length 1, evened out, and compared with a few hundred patches
-of pictures that were made of random numbers; what is clearly alike, and clearly opposite, is averaged over the quarters
-of the picture. Nothing in it was ever trained or saw a record, so features of private pictures are one function of one
+of pictures that were made of random numbers; what is clearly alike, and clearly opposite, is averaged over parts of
+the picture. Nothing in it was ever trained or saw a record, so features of private pictures are one function of one
 record: they cost no privacy and need no public data.
 
 References:
