@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from sordino.data import DataSet, Records
+from recipes.test_scatter import images
+from sordino.data import DataSet
 from sordino.errors import InvalidArgument
 from sordino.mechanisms import budget
 from sordino.recipes import patches, pipeline_called
@@ -10,17 +11,8 @@ from sordino.recipes.made_directions import MadeWhitening, main_directions
 
 
 def bars(count, shape=(3, 16, 16), seed=0):
-    """Upright or lying bars."""
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(0, 2, count)
-    pictures = 0.2 * generator.random((count, *shape)).astype(np.float32)
-    for picture, label in zip(pictures, labels, strict=True):
-        place = generator.integers(3, 12)
-        if label:
-            picture[:, place : place + 2] += 0.7
-        else:
-            picture[:, :, place : place + 2] += 0.7
-    return Records(pictures, labels.astype(np.int64))
+    """Upright or lying bars in colour."""
+    return images(count, shape, seed=seed)
 
 
 def a_set(records, test=None):
