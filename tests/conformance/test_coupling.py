@@ -94,11 +94,21 @@ def language_model():
     return nn.Sequential(nn.Embedding(7, 6), nn.Linear(6, 7))
 
 
-def test_a_mean_over_the_tokens_of_the_batch_is_refused(library):
-    def token_mean(model, batch):
-        return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), ignore_index=0)
+def token_mean(model, batch):
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), ignore_index=0)
 
-    assert refused(library, language_model(), token_mean, tokens())
+
+def test_a_mean_over_the_tokens_of_the_batch_is_accepted(library):
+    """It divides by records × positions; the conformance cases check the numbers."""
+    one_step(library.make_private(language_model(), tokens()), token_mean)
+
+
+def test_a_mean_over_the_tokens_that_are_left_after_a_selection_is_refused(library):
+    def selected(model, batch):
+        valid = batch[1] != 0
+        return F.cross_entropy(model(batch[0])[valid], batch[1][valid])
+
+    assert refused(library, language_model(), selected, tokens())
 
 
 def test_a_mean_over_each_records_own_tokens_is_accepted(library):

@@ -22,7 +22,7 @@ QUICK = {
     "exact: two branches of a siamese model",
     "refused: a batch mean inside the model",
     "refused: a buffer that collects from records",
-    "refused: a mean over the tokens of the batch",
+    "ignored tokens of one record do not change the others in a mean over all tokens",
     "refused: batch normalisation",
     "targets that broadcast over the batch are refused",
 }

@@ -144,6 +144,93 @@ def test_an_ordinary_loop_is_accepted_in_every_step(name):
     train(loop, model, *rest[:1], **(rest[1] if len(rest) > 1 else {}))
 
 
+class Segmenter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Conv2d(1, 3, 3, padding=1)
+
+    def forward(self, images):
+        return self.body(images)
+
+
+class Labelled(nn.Module):
+    """A model that makes its own mean loss over shifted tokens, as causal language models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 5), nn.Linear(5, 9)
+
+    def forward(self, ids):
+        logits = self.head(self.table(ids))
+        shifted = F.pad(ids, (0, 1), value=-100)[:, 1:]
+        return F.cross_entropy(logits.flatten(0, 1), shifted.flatten())
+
+
+def pixel_labels(x):
+    labels = (x[:, 0] > 0).long()
+    labels[0, :2] = -100
+    return labels
+
+
+POSITIONS = {
+    "flattened tokens": (
+        lambda: nn.Sequential(nn.Embedding(9, 5), nn.Linear(5, 9)),
+        lambda m, x, y: F.cross_entropy(m(x).flatten(0, 1), y.flatten(), ignore_index=3),
+        lambda m, x, y: F.cross_entropy(m(x).transpose(1, 2), y, ignore_index=3, reduction="none").mean(1),
+        lambda g: (torch.randint(0, 9, (8, 6), generator=g),) * 2,
+    ),
+    "pixels": (
+        Segmenter,
+        lambda m, x, y: F.cross_entropy(m(x), y),
+        lambda m, x, y: F.cross_entropy(m(x), y, reduction="none").flatten(1).mean(1),
+        lambda g: (x := torch.randn(8, 1, 4, 4, generator=g), pixel_labels(x)),
+    ),
+    "log likelihoods by hand": (
+        Segmenter,
+        lambda m, x, y: F.nll_loss(m(x).log_softmax(1), y),
+        lambda m, x, y: F.nll_loss(m(x).log_softmax(1), y, reduction="none").flatten(1).mean(1),
+        lambda g: (x := torch.randn(8, 1, 4, 4, generator=g), pixel_labels(x)),
+    ),
+    "inside the module": (
+        Labelled,
+        lambda m, x, y: m(x),
+        lambda m, x, y: torch.stack([m(row[None]) for row in x]) * 5 / 6,
+        lambda g: (torch.randint(0, 9, (8, 6), generator=g), torch.zeros(8)),
+    ),
+}
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+@pytest.mark.parametrize("name", POSITIONS)
+def test_a_mean_over_positions_has_each_records_mean_over_all_its_positions(name, microbatch_size):
+    """Clipped record by record; a position that is ignored adds nothing and changes no divisor."""
+    build, mean, each, made = POSITIONS[name]
+    x, y = made(torch.Generator().manual_seed(5))
+    torch.manual_seed(0)
+    model = build()
+    wanted = [torch.zeros_like(p) for p in model.parameters()]
+    for place in range(len(x)):
+        loss = each(model, x[place : place + 1], y[place : place + 1]).sum()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        norm = torch.cat([g.flatten() for g in gradients]).norm()
+        for total, gradient in zip(wanted, gradients, strict=True):
+            total += gradient * min(1.0, 0.2 / max(float(norm), 1e-9)) / len(x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=len(x)),
+        noise_multiplier=0.0,
+        max_grad_norm=0.2,
+        microbatch_size=microbatch_size,
+    )
+    for batch in loader:
+        mean(model, *batch).backward()
+        optimizer.step()
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        assert torch.allclose(parameter.grad, gradient, atol=1e-6)
+
+
 def test_a_label_to_be_ignored_counts_for_nothing_and_changes_no_other_record():
     x, y = records().tensors
     gradients = []

@@ -83,6 +83,14 @@ def _token_mean(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten(), ignore_index=0)
 
 
+def _all_tokens_mean(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+def _own_tokens_mean(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]).transpose(1, 2), batch[1], reduction="none").mean(1)
+
+
 def _masked(model: nn.Module, batch: Batch) -> Tensor:
     mask = (batch[1] > 0).float()
     losses = F.cross_entropy(model(batch[0]).transpose(1, 2), batch[1], reduction="none")
@@ -102,7 +110,6 @@ _coupled("a batch mean of weight 1e-6 inside the model", lambda: _Centred(1e-6),
 _coupled("an in-batch contrastive loss", lambda: nn.Linear(5, 4), _contrast)
 _coupled("records mixed in the loop", lambda: nn.Linear(5, 3), _mixup)
 _coupled("class weights with a mean over the batch", lambda: nn.Linear(5, 3), _weighted)
-_coupled("a mean over the tokens of the batch", _language_model, _token_mean, _TOKENS)
 _coupled("a masked mean over the batch", _language_model, _masked, _TOKENS)
 
 
@@ -127,9 +134,21 @@ def _evaluated(library: Library) -> None:
         raise Wrong("its buffers changed")
 
 
+@case(COUPLING, "ignored tokens of one record do not change the others in a mean over all tokens", expects="refusal")
+def _ignored_tokens(library: Library) -> None:
+    loss = Loss(mean=lambda model, batch: _LARGE * _token_mean(model, batch))
+    records = (_TOKENS[0], torch.cat([torch.zeros(1, 4, dtype=torch.int64), _TOKENS[1][1:]]))
+    must_stay_within(library, _language_model, _TOKENS, [column[1:] for column in _TOKENS], loss)
+    must_stay_within(library, _language_model, records, [column[1:] for column in records], loss)
+
+
+@case(COUPLING, "a mean over the tokens of equally long records is exact")
+def _all_tokens(library: Library) -> None:
+    loss = Loss(mean=_all_tokens_mean, each=_own_tokens_mean)
+    must_be_exact(library, _language_model, _TOKENS, loss)
+
+
 @case(COUPLING, "a mean over each record's own tokens is exact")
 def _own_tokens(library: Library) -> None:
-    loss = Loss.of(
-        lambda model, batch: F.cross_entropy(model(batch[0]).transpose(1, 2), batch[1], reduction="none").mean(1)
-    )
+    loss = Loss.of(_own_tokens_mean)
     must_be_exact(library, _language_model, _TOKENS, loss)

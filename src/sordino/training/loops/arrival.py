@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sordino.errors import UnprivateStep
 from sordino.training.probing.determinism import generators_used, random_state_kept
-from sordino.training.probing.losses import DividedByRecords
+from sordino.training.probing.losses import PublicDivisor
 from sordino.training.structure import leaves_in, map_leaves
 
 __all__ = ["Arrival", "Criterion", "tensors_within"]
@@ -30,10 +30,9 @@ class Arrival:
         criterion: the declared loss.
         output: what the module returned.
         target: the batch's last part.
-        records: number of records.
     """
 
-    def __init__(self, criterion: Criterion, output: object, target: Tensor, *, records: int) -> None:
+    def __init__(self, criterion: Criterion, output: object, target: Tensor) -> None:
         tensors = [tensor for tensor in tensors_within(output) if tensor.requires_grad]
         used: set[str] = set()
         leaves: list[Tensor] = []
@@ -44,7 +43,7 @@ class Arrival:
             leaves.append(tensor.detach().clone().requires_grad_())
             return leaves[-1]
 
-        with random_state_kept(), generators_used(used), torch.enable_grad(), DividedByRecords(records=records):
+        with random_state_kept(), generators_used(used), torch.enable_grad(), PublicDivisor():
             loss = criterion(_replaced(leaf_of, output, _DEPTH), target)  # pyright: ignore[reportArgumentType]
             gradients = torch.autograd.grad(loss, leaves, allow_unused=True) if leaves and loss.requires_grad else ()
         self._expected = [

@@ -15,7 +15,7 @@ from sordino.training.loops.carried import Carried
 from sordino.training.loops.forms import ProvedForm, proves_again, public_marks
 from sordino.training.loops.tape import Tape, not_followed
 from sordino.training.loops.taped import TapedTensor, not_noting
-from sordino.training.probing.losses import DividedByRecords
+from sordino.training.probing.losses import PublicDivisor
 from sordino.training.probing.observation import foreign_leaves, learner_outside, past_outputs
 from sordino.training.probing.state import ModuleState, exports_by_hooks, tensor_attributes
 from sordino.training.structure import tensors_in
@@ -38,7 +38,7 @@ def compares_values(batches: int) -> bool:
 
 
 class ForwardWatch:
-    """A training forward of the root module: classification losses count records, and nothing is stored.
+    """A training forward of the root module: mean classification losses divide by all their targets, and nothing is stored.
 
     Args:
         module: the root.
@@ -49,7 +49,7 @@ class ForwardWatch:
     def __init__(self, module: nn.Module, rows: int, *, values: bool) -> None:
         self._state = ModuleState(module, values=values)
         self._stack = ExitStack()
-        self._stack.enter_context(DividedByRecords(records=rows))
+        self._stack.enter_context(PublicDivisor())
 
     def close(self) -> None:
         """End the watch without looking: the forward pass failed."""
@@ -207,7 +207,7 @@ class Following:
             compare: whether there are records whose gradients count.
         """
         if self.criterion is not None and self._target is not None and compare:
-            self._arrivals.append(Arrival(self.criterion, output, self._target, records=self._rows))
+            self._arrivals.append(Arrival(self.criterion, output, self._target))
         if self.tape is not None:
             made = [tensor for key, tensor in tensor_attributes(self._module).items() if key not in self._attributes]
             if made or exports_by_hooks(self._module):

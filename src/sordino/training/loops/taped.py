@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sordino.errors import UnprivateStep
-from sordino.training.probing.losses import divided_by_records
+from sordino.training.probing.losses import with_public_divisor
 from sordino.training.structure import tensors_in
 
 __all__ = ["TapedTensor", "leave_untraced", "not_noting", "plain", "scaler_refusal"]
@@ -90,7 +90,7 @@ class TapedTensor(Tensor):
                 "hook may mix the gradients of records. Clipping by record makes clipping here needless."
             )
         with not_noting():
-            result = divided_by_records(func, args, kwargs, records=tape.records)
+            result = with_public_divisor(func, args, kwargs)
         return tape.note(func, args, kwargs, result)
 
 

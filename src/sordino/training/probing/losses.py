@@ -1,43 +1,43 @@
-"""Loss functions that normalise over the whole batch (floor 3): made to count records, or tried out and refused."""
+"""Mean classification losses in a private forward: divided by all their targets, a public number (floor 3)."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sordino.errors import CoupledRecords
 
-__all__ = ["DividedByRecords", "LossWatch", "divided_by_records"]
+__all__ = ["NoClassWeights", "PublicDivisor", "with_public_divisor"]
 
 _CLASS_LOSSES: dict[Callable[..., object], inspect.Signature] = {
     function: inspect.signature(function) for function in (F.cross_entropy, F.nll_loss)
 }
 
 
-def divided_by_records(
-    function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], *, records: int
+def with_public_divisor(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> object:
-    """Call a function of torch; a mean classification loss with one label a record divides by the records.
+    """Call a function of torch; a mean cross entropy or negative log likelihood divides by the number of all targets.
 
-    Torch divides by the labels that are not ``ignore_index``: a record that carries that label would scale up the
-    gradient of every other one. Without such a label the result is the same.
+    Torch divides by the targets that are not ``ignore_index``: one record's ignored targets would scale up the gradient
+    of every other record. The number of all targets, records × positions, follows from shapes alone. An ignored target
+    adds nothing; without ignored targets the result is torch's own.
     """
-    call = _mean_over_labels(function, args, kwargs)
-    if call is None or call.arguments["weight"] is not None or _labels(call).numel() != records or not records:
+    call = _mean_over_targets(function, args, kwargs)
+    if call is None or call.arguments["weight"] is not None or not _targets(call).numel():
         return function(*args, **kwargs)
     call.arguments["reduction"] = "sum"
     total = function(*call.args, **call.kwargs)
     assert isinstance(total, Tensor)
-    return total / records
+    return total / _targets(call).numel()
 
 
-def _mean_over_labels(
+def _mean_over_targets(
     function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> inspect.BoundArguments | None:
-    """The call with its defaults, if it is one of a mean classification loss with labels that are classes."""
+    """The call with its defaults, if it is one of a mean classification loss with targets that are classes."""
     signature = _CLASS_LOSSES.get(function)
     if signature is None:
         return None
@@ -49,22 +49,14 @@ def _mean_over_labels(
     return call if call.arguments["reduction"] == "mean" and is_class and not old_options else None
 
 
-def _labels(call: inspect.BoundArguments) -> Tensor:
+def _targets(call: inspect.BoundArguments) -> Tensor:
     target = call.arguments["target"]
     assert isinstance(target, Tensor)
     return target
 
 
-class DividedByRecords(TorchFunctionMode):
-    """Inside, `divided_by_records` for every call.
-
-    Args:
-        records: number of records in the batch.
-    """
-
-    def __init__(self, *, records: int) -> None:
-        super().__init__()
-        self._records = records
+class PublicDivisor(TorchFunctionMode):
+    """Inside, `with_public_divisor` for every call."""
 
     def __torch_function__(
         self,
@@ -73,28 +65,14 @@ class DividedByRecords(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        return divided_by_records(func, args, kwargs or {}, records=self._records)
+        return with_public_divisor(func, args, kwargs or {})
 
 
-class LossWatch(TorchFunctionMode):
-    """Looks at every classification loss: class weights are refused, ignored targets are tried out.
+class NoClassWeights(TorchFunctionMode):
+    """Refuses mean classification losses with class weights: they divide by the weights of the whole batch.
 
-    A mean cross entropy divides by the weights, or by the number of targets that are not ignored, of the whole
-    batch: one record's labels then scale every other record's gradient. Otherwise it is `DividedByRecords`.
-
-    Args:
-        records: number of records in the batch.
-        ignore_first: make the first target one to be ignored.
-
-    Attributes:
-        divides_by_targets: whether some loss had several targets a record and divides by those not ignored.
+    One record's label then scales every other record's gradient.
     """
-
-    def __init__(self, *, records: int, ignore_first: bool = False) -> None:
-        super().__init__()
-        self.divides_by_targets = False
-        self._records = records
-        self._ignore_first = ignore_first
 
     def __torch_function__(
         self,
@@ -103,23 +81,11 @@ class LossWatch(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        call = _mean_over_labels(func, args, kwargs or {})
-        if call is None:
-            return func(*args, **(kwargs or {}))
-        target, weight = _labels(call), call.arguments["weight"]
+        call = _mean_over_targets(func, args, kwargs or {})
+        weight = None if call is None else call.arguments["weight"]
         if isinstance(weight, Tensor) and weight.numel() and bool((weight != weight.flatten()[0]).any()):
             raise CoupledRecords(
                 "loss must not divide by the class weights of the batch: a mean cross entropy with class weights "
                 "lets one label scale every other record. Use reduction='none' and take .mean() of the result."
             )
-        if target.numel() > self._records:
-            self.divides_by_targets = True
-            call.arguments["target"] = self._ignored(target, call.arguments["ignore_index"])
-        return divided_by_records(func, call.args, call.kwargs, records=self._records)
-
-    def _ignored(self, target: Tensor, ignore_index: int) -> Tensor:
-        if not self._ignore_first:
-            return target
-        changed = target.clone()
-        torch.flatten(changed)[0] = ignore_index
-        return changed
+        return func(*args, **(kwargs or {}))

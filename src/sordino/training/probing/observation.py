@@ -1,7 +1,7 @@
 """One look at a model and loss on made-up records (floor 3): losses, gradient norms, a weighted sum of gradients."""
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from sordino.errors import LossShapeError, UncapturedParameter
 from sordino.gradients import GradientCapture
 from sordino.training.probing.determinism import Chance, generators_used
 from sordino.training.probing.indices import IndicesChecked
-from sordino.training.probing.losses import LossWatch
+from sordino.training.probing.losses import NoClassWeights, PublicDivisor
 from sordino.training.probing.singled import SingledOut
 
 __all__ = ["Observation", "Observer", "PastOutputs", "foreign_leaves", "learner_outside", "past_outputs"]
@@ -29,14 +29,12 @@ class Observation:
         norms: of the records' gradients.
         sums: the weighted sum of the records' gradients, by parameter.
         scale: the weighted sum of the norms.
-        divides_by_targets: whether a loss divided by its targets, several a record.
     """
 
     losses: Tensor | None
     norms: Tensor
     sums: Mapping[nn.Parameter, Tensor]
     scale: float
-    divides_by_targets: bool
 
     @property
     def finite(self) -> bool:
@@ -70,16 +68,13 @@ class Observer:
         self._reduction = reduction
         self._own = set(capture.model.parameters())
 
-    def observe(
-        self, batch: object, weights: Tensor, *, chance: Chance | None = None, ignore_first: bool = False
-    ) -> Observation:
+    def observe(self, batch: object, weights: Tensor, *, chance: Chance | None = None) -> Observation:
         """One forward and backward.
 
         Args:
             batch: made-up records.
             weights: one for each record, in the sum of gradients; a record of weight 0 adds nothing, not even NaN.
             chance: the course of random numbers.
-            ignore_first: make the first target of a classification loss one to be ignored.
 
         Raises:
             LossShapeError: the loss doesn't have the shape of its reduction.
@@ -87,14 +82,15 @@ class Observer:
         """
         count = len(weights)
         (chance or Chance()).start()
-        watch = LossWatch(records=count, ignore_first=ignore_first)
         with ExitStack() as stack:
             stack.enter_context(generators_used(self.generators))
             stack.enter_context(
                 self._capture.recording(count, scale=float(max(count, 1)) if self._reduction == "mean" else 1.0)
             )
             stack.enter_context(torch.enable_grad())
-            with watch, IndicesChecked(), self.singled:
+            # A loop's own mean divides as it will in training; one loss per record is torch's own there too.
+            divisor = nullcontext() if self._reduction == "none" else PublicDivisor()
+            with divisor, NoClassWeights(), IndicesChecked(), self.singled:
                 loss = self._run(batch)
             self._check_shape(loss, count)
             total = loss.sum()
@@ -118,7 +114,6 @@ class Observer:
             norms=norms,
             sums=sums,
             scale=float((norms.cpu() * weights)[weights != 0].sum()),
-            divides_by_targets=watch.divides_by_targets,
         )
 
     def _check_parameters(self, total: Tensor) -> None:

@@ -161,16 +161,6 @@ class _Probe:
         changed = self._observer.observe(other, self._weights)
         _compare(self._first, changed, _SAME_SHAPE, f"one record changes another record's gradient. {_REMEDY}")
         self.forget()
-        if self._first.divides_by_targets:
-            batch = self._made_up.batch(range(_RECORDS))
-            ignoring = self._observer.observe(batch, self._weights, ignore_first=True)
-            _compare(
-                self._first,
-                ignoring,
-                _SAME_SHAPE,
-                "a mean over all targets of the batch that are not ignored couples them. Average over the targets of "
-                "each record first (reduction='none')",
-            )
 
     def poison_first(self) -> None:
         """Whatever the first record holds, the others' gradients stay as they are: extremes, NaN, marks, ids."""
