@@ -38,15 +38,14 @@ def compares_values(batches: int) -> bool:
 
 
 class ForwardWatch:
-    """A training forward of the root module: mean classification losses divide by all their targets, and nothing is stored.
+    """A training forward of the root module: mean losses have a public divisor, and nothing is stored.
 
     Args:
         module: the root.
-        rows: number of records.
         values: whether to compare values, or only what torch's own counts tell.
     """
 
-    def __init__(self, module: nn.Module, rows: int, *, values: bool) -> None:
+    def __init__(self, module: nn.Module, *, values: bool) -> None:
         self._state = ModuleState(module, values=values)
         self._stack = ExitStack()
         self._stack.enter_context(PublicDivisor())
@@ -193,7 +192,7 @@ class Following:
                 for leaf in leaves:
                     if isinstance(leaf, nn.Parameter) and leaf not in own:
                         raise learner_outside(leaf)
-        return ForwardWatch(self._module, self._rows, values=compares_values(self._batches - 1))
+        return ForwardWatch(self._module, values=compares_values(self._batches - 1))
 
     def outputs(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, compare: bool
