@@ -133,7 +133,12 @@ class Laplace(Event, kind="laplace"):
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonSampled(Event, kind="poisson_sampled"):
-    """`event` on a subset that holds each record independently with probability `sample_rate`."""
+    """`event` on a subset that holds each record independently with probability `sample_rate`.
+
+    Under replace-one a batch without the record must lie in the middle: each value that a record can add to a Gaussian
+    sum is at most *half* of the sensitivity away from adding nothing, as a clipped gradient is and a value in [0, b] is
+    not. Center such values first.
+    """
 
     sample_rate: float
     event: Event

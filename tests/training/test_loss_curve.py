@@ -102,6 +102,8 @@ def test_one_record_moves_gradients_and_losses_together_by_at_most_the_sensitivi
     rest, _ = joint_vector(model, (features[:5], targets[:5]), the_plan)
     assert float((whole - rest).norm()) <= mechanism.l2_sensitivity * (1 + 1e-6)
     if relation is NeighboringRelation.REPLACE_ONE:
+        # Absence lies in the middle, as sampling needs it: test_joint_releases.py.
+        assert float((whole - rest).norm()) <= mechanism.l2_sensitivity / 2 * (1 + 1e-6)
         other = targets.clone()
         other[5] = -7.0
         replaced, _ = joint_vector(model, (features, other), the_plan)
@@ -138,6 +140,23 @@ def test_a_loss_counts_from_nothing_to_the_bound():
     private.finish()
     capture.detach()
     assert private.loss_curve[0].loss == pytest.approx((0.5 + 1.9 + 2.0) / 8.0)
+
+
+def test_under_replace_one_the_mean_is_counted_from_half_of_the_bound():
+    losses = torch.tensor([-3.0, 0.5, 1.9, 7.0, math.nan, math.inf])
+    for size, expected in ((8.0, 1.0 + (-1.0 - 0.5 + 0.9 + 1.0) / 8.0), (4.0, (0.0 + 0.5 + 1.9 + 2.0) / 4.0)):
+        model = nn.Linear(1, 1)
+        capture = GradientCapture(model)
+        the_plan = plan(noise_multiplier=0.0, neighboring_relation="replace_one", expected_batch_size=size)
+        private = PrivateStep(capture, the_plan, Randomness(seed=1, reproducible=True))
+        (chunk,) = split(np.arange(6), step=0)
+        with private.recording(chunk):
+            model(torch.ones(6, 1)).sum().backward()
+            private.add_losses(losses)
+        private.add(chunk)
+        private.finish()
+        capture.detach()
+        assert private.loss_curve[0].loss == pytest.approx(expected)
 
 
 def test_chunks_do_not_change_the_released_loss():
@@ -189,7 +208,9 @@ def test_the_losses_carry_the_noise_that_is_stated_and_another_would_have_been_s
             private.add(chunk)
         private.finish()
     capture.detach()
-    points = np.array([point.loss for point in private.loss_curve]) * 8.0
+    # Under replace-one losses are counted from half of the bound, which a batch of nobody is left with.
+    center = 1.5 if relation == "replace_one" else 0.0
+    points = (np.array([point.loss for point in private.loss_curve]) - center) * 8.0
     assert all(point.stddev == pytest.approx(loss / 8.0) for point in private.loss_curve)
     spread = float(np.sqrt(np.mean(points**2)))
     assert looks_like(spread, loss, draws)

@@ -1,9 +1,10 @@
 """A loss curve that the budget pays for (floor 3): the batch's losses are released with its gradients, as one Gaussian.
 
-    (Σ_i ḡ_i, κ Σ_i min(max(ℓ_i, 0), L)) + N(0, s² I),   Δ² = Δ_g² + κ² L²,   s = z Δ                          (1)
+    (Σ_i ḡ_i, κ Σ_i (min(max(ℓ_i, 0), L) − m)) + N(0, s² I),   Δ² = Δ_g² + κ² L²,   s = z Δ                    (1)
     κ = (Δ_g / L) √(a / (1 − a))   ⇒   Δ = Δ_g / √(1 − a)                                                      (2)
 
-z is the plan's noise multiplier, a the share. A step is one ``Gaussian(z)`` as without the curve. See
+z is the plan's noise multiplier, a the share. The center m is L/2 under replace-one, so that a record's own vector is no
+longer than Δ/2, which sampling needs to know, and 0 otherwise. A step is one ``Gaussian(z)`` as without the curve. See
 ``docs/proofs/loss-curve.md``.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from sordino import checks
 from sordino.clipping import AdaClip, Clipping, ProjectedClipping
+from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 
 __all__ = ["LossCurve", "LossSum", "check_loss_curve"]
@@ -32,7 +34,8 @@ class LossCurve:
         Σ min(max(ℓ, 0), bound) over the batch is scaled and released beside the clipped gradients as *one* Gaussian
         vector, whose sensitivity is that of the joint vector. A step is ``Gaussian(noise_multiplier)`` exactly as
         without the curve; the price is more noise on the gradient, by the factor `price`. The sum is divided by the
-        public expected batch size. A loss that is not finite counts as 0.
+        public expected batch size. Under replace-one each loss is counted from `bound` / 2, which is added again to the
+        mean. A loss that is not finite is left out of the sum.
 
     Args:
         bound: L > 0; losses are cut to [0, L]. Public: twice the loss of a model that knows nothing is usual.
@@ -69,6 +72,18 @@ class LossCurve:
         A loss in [0, L] moves its sum by at most L under every relation: added, removed, zeroed out or replaced.
         """
         return sensitivity / self.bound * math.sqrt(self.share / (1 - self.share)), sensitivity * self.price
+
+    def center(self, relation: NeighboringRelation) -> float:
+        """What is subtracted from each bounded loss before it is summed.
+
+        Under replace-one `bound` / 2: the two values of a record then lie on both sides of nothing, at most half of the
+        sensitivity away from it. Otherwise 0: a record is there or not.
+        """
+        return self.bound / 2 if relation is NeighboringRelation.REPLACE_ONE else 0.0
+
+    def mean(self, noisy: float, *, scale: float, relation: NeighboringRelation, expected_batch_size: float) -> float:
+        """The mean loss that a released value of κ = `scale` times the sum stands for."""
+        return self.center(relation) + noisy / scale / expected_batch_size
 
     def stddev(self, *, noise_multiplier: float, expected_batch_size: float) -> float:
         """Standard deviation of the noise on one point of the curve: z L / (√share · B)."""
@@ -113,16 +128,17 @@ class LossSum:
 
     Args:
         curve: bound and share.
+        relation: the neighboring relation, which says where losses are counted from.
     """
 
-    def __init__(self, curve: LossCurve) -> None:
-        self._curve = curve
+    def __init__(self, curve: LossCurve, relation: NeighboringRelation) -> None:
+        self._bound, self._center = curve.bound, curve.center(relation)
         self._total = torch.zeros(1, dtype=torch.float64)
 
     def add(self, losses: Float[Tensor, " B"]) -> None:
-        """Take in the losses of a chunk; one that is not finite counts as 0."""
+        """Take in the losses of a chunk; one that is not finite adds nothing."""
         known = losses.detach().double()
-        known = torch.where(known.isfinite(), known, 0.0).clamp_(0.0, self._curve.bound)
+        known = torch.where(known.isfinite(), known.clamp(0.0, self._bound) - self._center, 0.0)
         self._total = self._total.to(known.device) + known.sum()
 
     def scaled(self, scale: float) -> Float[Tensor, " 1"]:

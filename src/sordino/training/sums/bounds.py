@@ -61,7 +61,7 @@ class Bounds:
         self._groups = [[by_name[name] for name in group] for group in names]
         self._bounds = now.clipping.thresholds(sizes, max_grad_norm=now.max_grad_norm)
         self._counts = None
-        self._losses = None if now.loss_curve is None else LossSum(now.loss_curve)
+        self._losses = None if now.loss_curve is None else LossSum(now.loss_curve, now.neighboring_relation)
         if isinstance(now.clipping, QuantileClipping):
             if self._moving is None:
                 self._moving = now.clipping.begin(self._bounds)
@@ -158,7 +158,12 @@ class Bounds:
             self._moving.update(counts, expected_batch_size=now.expected_batch_size)
         if now.loss_curve is not None:
             scale, _ = now.loss_curve.joint(sensitivity or now.sensitivity)
-            self.released_loss = float(released[-1]) / scale / now.expected_batch_size
+            self.released_loss = now.loss_curve.mean(
+                float(released[-1]),
+                scale=scale,
+                relation=now.neighboring_relation,
+                expected_batch_size=now.expected_batch_size,
+            )
 
     def state_dict(self) -> dict[str, object]:
         """The adapted bounds, as plain JSON types: they were released, so they are no secret."""
