@@ -1,4 +1,5 @@
 import math
+import shutil
 from itertools import pairwise
 
 import pytest
@@ -489,3 +490,37 @@ def test_progress_shows_steps_and_epsilon_and_no_loss(capsys: pytest.CaptureFixt
     assert "6/6" in shown
     assert "ε ≤" in shown
     assert "loss" not in shown
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_mean_over_a_records_own_targets_divides_by_all_of_them_whatever_the_batch(compile: bool) -> None:
+    """One divisor for each record, in batches of every size: also where its targets are as many as the records."""
+    if compile and not any(shutil.which(name) for name in ("g++", "clang++")):
+        pytest.skip("no C++ compiler")
+    x, y = torch.randn(4, 4, 5), torch.randint(0, 3, (4, 4))
+    y[:, 0] = -100
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        logits = model(x)
+        return torch.stack([F.cross_entropy(row, target) for row, target in zip(logits, y, strict=True)])
+
+    for records in (2, 3, 4):
+        model = nn.Linear(5, 3)
+        before = model.weight.detach().clone()
+        wanted = sum(
+            torch.autograd.grad(F.cross_entropy(model(x[i]), y[i], reduction="sum") / 4, model.weight)[0]
+            for i in range(records)
+        )
+        plan = Plan(
+            noise_multiplier=0.0, max_grad_norm=1e6, sample_rate=1.0, steps=1, expected_batch_size=1.0, delta=1e-5
+        )
+        fit(
+            model,
+            loss,
+            (x[:records], y[:records]),
+            plan,
+            optimizer=lambda p: torch.optim.SGD(p, lr=1.0),
+            progress=False,
+            performance=Performance(compile=compile),
+        )
+        assert torch.allclose(before - model.weight.detach(), wanted, atol=1e-5)

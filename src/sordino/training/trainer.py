@@ -333,7 +333,7 @@ class _Run:
             step.add(chunk)
 
     def _losses(self, chunk: Chunk, batch: tuple[object, ...]) -> Tensor:
-        watch = ForwardWatch(self._model, chunk.records, values=compares_values(self._chunks))
+        watch = ForwardWatch(self._model, values=compares_values(self._chunks))
         self._chunks += 1
         try:
             losses = self._loss(self._model, *batch)

@@ -21,6 +21,7 @@ from sordino.gradients.graphs import StepGraphs, record_step
 from sordino.schedules import Schedule
 from sordino.training.loops.forms import public_marks
 from sordino.training.plan import Plan
+from sordino.training.probing.losses import PublicDivisor
 from sordino.training.probing.synthetic import SyntheticRecords
 from sordino.training.structure import map_tensors, tensors_in
 from sordino.training.sums.bounds import Bounds
@@ -87,7 +88,8 @@ class CompiledStep:
 
         def losses(*tensors: Tensor) -> Tensor:
             parts = iter(tensors)
-            return self._loss(model, *map_tensors(lambda _: next(parts), batch))  # pyright: ignore[reportGeneralTypeIssues]
+            with PublicDivisor():
+                return self._loss(model, *map_tensors(lambda _: next(parts), batch))  # pyright: ignore[reportGeneralTypeIssues]
 
         graphs = record_step(self._capture, losses, list(tensors_in(first)), bounds.factors, bounds.groups, _compiled)
         other = list(tensors_in(made_up.batch(range(size, 0, -1))))

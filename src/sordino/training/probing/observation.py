@@ -1,7 +1,7 @@
 """One look at a model and loss on made-up records (floor 3): losses, gradient norms, a weighted sum of gradients."""
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -88,9 +88,7 @@ class Observer:
                 self._capture.recording(count, scale=float(max(count, 1)) if self._reduction == "mean" else 1.0)
             )
             stack.enter_context(torch.enable_grad())
-            # A loop's own mean divides as it will in training; one loss per record is torch's own there too.
-            divisor = nullcontext() if self._reduction == "none" else PublicDivisor()
-            with divisor, NoClassWeights(), IndicesChecked(), self.singled:
+            with PublicDivisor(), NoClassWeights(), IndicesChecked(), self.singled:
                 loss = self._run(batch)
             self._check_shape(loss, count)
             total = loss.sum()

@@ -26,6 +26,7 @@ from sordino.mechanisms import GaussianMechanism
 from sordino.mechanisms.normal_draws import standard_normal
 from sordino.randomness import Randomness
 from sordino.training.probing.determinism import random_state_kept
+from sordino.training.probing.losses import PublicDivisor
 from sordino.training.step_plan import StepPlan
 from sordino.training.structure import map_tensors
 
@@ -153,7 +154,8 @@ class _LossOf(nn.Module):
         self._loss = loss
 
     def forward(self, *batch: object) -> Tensor:
-        return self._loss(self.model, *batch)
+        with PublicDivisor():
+            return self._loss(self.model, *batch)
 
 
 def _checked(losses: object, records: int) -> Tensor:
