@@ -61,11 +61,7 @@ KINDS = {
     "whole numbers in groups": ({"secure_noise": True, "clipping": GroupedClipping(by="parameter")}, None),
 }
 # A record is a factor of its gradient, and its loss.
-HOSTILE = [
-    (gradient, loss)
-    for gradient in (1e6, -1e6, 0.3, 1e-4, math.nan)
-    for loss in (0.0, 1e9, 0.2, math.nan)
-]
+HOSTILE = [(gradient, loss) for gradient in (1e6, -1e6, 0.3, 1e-4, math.nan) for loss in (0.0, 1e9, 0.2, math.nan)]
 
 
 def plan(relation, **changes):
@@ -227,7 +223,7 @@ def least_delta(present, replaced, rate, steps, epsilons, *, cell=2e-3, nodes=40
 
 def test_the_lattice_agrees_with_closed_forms():
     # One step on everybody: the Gaussian mechanism at the distance of the two vectors.
-    (found,) = least_delta([0.4, 0.0], [0.0, 0.3], 1.0, 1, [0.3])
+    (found,) = least_delta([0.4, 0.0], [0.0, 0.3], 1.0, 1, [0.3], cell=1e-4)
     assert found == pytest.approx(accounting.delta(Gaussian(noise_multiplier=2.0), 0.3).upper, rel=5e-3)
     # A record that is there or not, sampled, many times.
     (found,) = least_delta([1.0, 0.0], [0.0, 0.0], 0.1, 10, [0.5])
@@ -248,9 +244,7 @@ CASES = [
 @pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
 def test_the_claim_of_a_plan_covers_what_hostile_records_were_measured_to_cost(kind, rate, noise, steps, relation):
     changes, norm = KINDS[kind]
-    the_plan = plan(
-        NeighboringRelation(relation), noise_multiplier=noise, sample_rate=rate, steps=steps, **changes
-    )
+    the_plan = plan(NeighboringRelation(relation), noise_multiplier=noise, sample_rate=rate, steps=steps, **changes)
     vectors = displacements(the_plan, [], norm=norm)
     absent = torch.zeros_like(vectors[0])
     chosen = [(a, b) for a in vectors for b in (vectors if relation == "replace_one" else [absent])]
