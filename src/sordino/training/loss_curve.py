@@ -3,8 +3,8 @@
     (Σ_i ḡ_i, κ Σ_i (min(max(ℓ_i, 0), L) − m)) + N(0, s² I),   Δ² = Δ_g² + κ² L²,   s = z Δ                    (1)
     κ = (Δ_g / L) √(a / (1 − a))   ⇒   Δ = Δ_g / √(1 − a)                                                      (2)
 
-z is the plan's noise multiplier, a the share. The center m is L/2 under replace-one, so that a record's own vector is no
-longer than Δ/2, which sampling needs to know, and 0 otherwise. A step is one ``Gaussian(z)`` as without the curve. See
+z is the plan's noise multiplier, a the share. The center m is L/2 under replace-one, so that a record's own vector is
+no longer than Δ/2, which sampling needs to know, and 0 otherwise. A step is one ``Gaussian(z)`` as without the curve. See
 ``docs/proofs/loss-curve.md``.
 """
 
