@@ -4,8 +4,8 @@
     κ = (Δ_g / L) √(a / (1 − a))   ⇒   Δ = Δ_g / √(1 − a)                                                      (2)
 
 z is the plan's noise multiplier, a the share. The center m is L/2 under replace-one, so that a record's own vector is
-no longer than Δ/2, which sampling needs to know, and 0 otherwise. A step is one ``Gaussian(z)`` as without the curve. See
-``docs/proofs/loss-curve.md``.
+no longer than Δ/2, which sampling needs to know, and 0 otherwise. A step is one ``Gaussian(z)`` as without the curve.
+See ``docs/proofs/loss-curve.md``.
 """
 
 import math
