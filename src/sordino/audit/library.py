@@ -267,6 +267,7 @@ def paths() -> dict[str, Library]:
             if name != "fast"
         ),
         Fit(performance=Performance(compile=True), label="fit, compiled"),
+        Fit(performance=Performance(gradients="one-by-one"), label="fit, one by one"),
     ]
     return {way.name: way for way in ways}
 

@@ -2,7 +2,8 @@
 
 from sordino.gradients.capture import GradientCapture
 from sordino.gradients.check import check_layer_rule
-from sordino.gradients.contributions import Contributions
+from sordino.gradients.contributions import Contributions, Recorder
+from sordino.gradients.one_by_one import OneByOne
 from sordino.gradients.rules import LayerRule, Use, layer_rule, rule_for
 from sordino.gradients.rules.timings import KernelTimings
 
@@ -11,6 +12,8 @@ __all__ = [
     "GradientCapture",
     "KernelTimings",
     "LayerRule",
+    "OneByOne",
+    "Recorder",
     "Use",
     "check_layer_rule",
     "layer_rule",

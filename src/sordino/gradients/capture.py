@@ -18,6 +18,7 @@ from sordino import checks
 from sordino.errors import InvalidArgument, PrivacyError, RecordCountMismatch
 from sordino.gradients.blocks import Blocks
 from sordino.gradients.calls import Calls
+from sordino.gradients.contributions import Recorder
 from sordino.gradients.early import Early
 from sordino.gradients.graph import ordinary_uses
 from sordino.gradients.hooks import ModuleHook
@@ -31,7 +32,7 @@ from sordino.gradients.sites import find_sites, may_couple, refuse_complex, refu
 __all__ = ["GradientCapture"]
 
 
-class GradientCapture:
+class GradientCapture(Recorder):
     """Per-record gradient norms and weighted gradient sums of any model, in one forward and one backward pass.
 
     The model stays the user's object: hooks are registered, nothing is wrapped or replaced. Forward and backward of
@@ -79,7 +80,7 @@ class GradientCapture:
         if any(ModuleHook.attached_to(module) for module in model.modules()):
             raise InvalidArgument("model must be captured once, got a captured model. Detach the first capture.")
         self.model, self._lean, self._timings = model, lean, timings
-        self.names: dict[nn.Parameter, str] = {parameter: named[parameter] for parameter in wanted}
+        self.names = {parameter: named[parameter] for parameter in wanted}
         self._calls = Calls(model, self.names)
         for name, module in model.named_modules():
             refuse_coupling(module, f"{name or 'the model'} ({type(module).__name__})")
@@ -129,22 +130,6 @@ class GradientCapture:
             self._calls.recording.open = False
         self._calls.restore_all()
 
-    @contextmanager
-    def recording(
-        self, records: int, *, scale: float = 1.0, taking: Early | Blocks | TwoPasses | None = None
-    ) -> Iterator[None]:
-        """`start` and `stop` around a block that holds forward and backward of one chunk.
-
-        An exception inside the block discards the recording.
-        """
-        self.start(records, scale=scale, taking=taking)
-        try:
-            yield
-        except BaseException:
-            self.discard()
-            raise
-        self.stop()
-
     def discard(self) -> None:
         """Forget the recording and free what it holds."""
         self.stop()
@@ -154,8 +139,9 @@ class GradientCapture:
         """Stop capturing without ending the recording, for a forward pass of no training; give it to `take_back`."""
         return self._calls.set_aside()
 
-    def take_back(self, recording: Recording | None) -> None:
+    def take_back(self, recording: object) -> None:
         """Go on with a recording that was set aside; what was recorded meanwhile is discarded."""
+        assert recording is None or isinstance(recording, Recording)
         self.discard()
         self._calls.take_back(recording)
 
@@ -285,10 +271,6 @@ class GradientCapture:
     def uses(self) -> list[Use]:
         """What was captured in the recording, checked; for a graph that reads it again."""
         return self._readable().uses
-
-    def trainable(self) -> list[nn.Parameter]:
-        """The managed parameters that require grad now."""
-        return [parameter for parameter in self.names if parameter.requires_grad]
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from sordino import accounting, checks
 from sordino.clipping import Clipping, clipping_called
@@ -10,6 +11,7 @@ from sordino.errors import InvalidArgument
 from sordino.events import compose
 from sordino.training import Plan
 from sordino.training.engine import PrivacyEngine
+from sordino.training.performance import Gradients
 from sordino.training.processes.ranks import ranks_here
 
 __all__ = ["PrivacyArguments", "noise_for"]
@@ -30,6 +32,7 @@ class PrivacyArguments:
         diagnostics: "private" shows losses on this terminal, outside the guarantee.
         public_records: at least five public or invented items of the data set's form, where the engine's own made-up
             ones don't run.
+        gradients: "one-by-one" runs plain autograd on one record at a time, as in `sordino.training.Performance`.
     """
 
     delta: float
@@ -41,6 +44,7 @@ class PrivacyArguments:
     eval_data_are_public: bool = False
     diagnostics: str | None = None
     public_records: Sequence[object] | None = None
+    gradients: Gradients = "auto"
 
     def __post_init__(self) -> None:
         checks.probability(zero=False, one=False, delta=self.delta)
@@ -52,6 +56,7 @@ class PrivacyArguments:
         if self.noise_multiplier is not None:
             checks.non_negative(noise_multiplier=self.noise_multiplier)
         checks.one_of((None, "private"), diagnostics=self.diagnostics)
+        checks.one_of(get_args(Gradients), gradients=self.gradients)
 
 
 def noise_for(

@@ -94,7 +94,7 @@ class PrivateTrainer(Trainer):
         # One item of our loader is a whole logical batch: the stock loop has nothing to accumulate or to clip.
         args.gradient_accumulation_steps, args.max_grad_norm, args.ignore_data_skip = 1, 0.0, True
         self._record_loss, self._begins_at = record_loss, 0
-        self.engine = PrivacyEngine(ledger=ledger)
+        self.engine = PrivacyEngine(ledger=ledger, gradients=privacy.gradients)
         super().__init__(model=model, args=args, **trainer)  # pyright: ignore[reportArgumentType]
 
     def guarantee(self) -> Guarantee:

@@ -80,7 +80,7 @@ class PrivacyCallback(Callback):
     """
 
     def __init__(self, privacy: PrivacyArguments, *, ledger: Account | Reservation | None = None) -> None:
-        self.privacy, self.engine = privacy, PrivacyEngine(ledger=ledger)
+        self.privacy, self.engine = privacy, PrivacyEngine(ledger=ledger, gradients=privacy.gradients)
         self._undo: list[Callable[[], None]] = []
         self._folders: set[Path] = set()
         self._steps_done, self._is_restored = 0, False

@@ -26,7 +26,7 @@ from sordino.training.drop_in.options import accountant_called, check_options
 from sordino.training.loops.criterion import Criterion
 from sordino.training.loops.provenance import mark_public
 from sordino.training.noise import CorrelatedNoise
-from sordino.training.performance import Memory, Performance
+from sordino.training.performance import Gradients, Memory, Performance
 from sordino.training.plan import Plan
 from sordino.training.records.loader import PrivateLoader
 from sordino.training.records.sizes import steps_per_epoch
@@ -54,6 +54,9 @@ class PrivacyEngine:
         ledger: the data set's account, charged in blocks ahead of the batches; a batch that does not fit is not drawn.
         memory: how clipped sums are taken, as in `Performance`: "fast", "lean", "block" or "two-pass". With one of the
             last two ``loss.backward()`` runs once in a batch.
+        gradients: "one-by-one" runs plain autograd on one record at a time, as in `Performance`: for every model that
+            runs on one record. The loader then splits batches into single records. "auto" and "captured" are the same
+            here: how a batch is split is settled before its loss is seen.
         secure_mode: True makes sums and noise whole numbers, against attacks on the low bits of floats. Noise and
             sampling come from a cryptographic generator either way. It costs a gradient of the model per record.
 
@@ -83,10 +86,11 @@ class PrivacyEngine:
         ledger: Account | Reservation | None = None,
         secure_mode: bool = False,
         memory: Memory = "fast",
+        gradients: Gradients = "auto",
     ) -> None:
         self._accountant = accountant_called(accountant)
         self._secure = bool(checks.one_of((True, False), secure_mode=secure_mode))
-        self._memory: Memory = Performance(memory=memory).memory
+        self._performance = Performance(memory=memory, gradients=gradients)
         Randomness(seed=seed, reproducible=reproducible)
         self._seed, self._reproducible, self._ledger = seed, reproducible, ledger
         self._attached: list[Attached] = []
@@ -195,7 +199,7 @@ class PrivacyEngine:
             public_batch=public_batch,
             public_records=public_records,
             units=units,
-            memory=self._memory,
+            performance=self._performance,
         )
         adaptive = None if budget is None else AdaptiveRun(budget, plan)
         return self._attach(plan, loop, steps=steps_per_epoch(data_loader, sample_rate), adaptive=adaptive)
@@ -262,7 +266,7 @@ class PrivacyEngine:
             public_batch=public_batch,
             public_records=public_records,
             units=units,
-            memory=self._memory,
+            performance=self._performance,
         )
         return self._attach(plan, loop, steps=steps)
 

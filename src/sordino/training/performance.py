@@ -8,12 +8,14 @@ from typing import Literal, get_args
 from torch import nn
 
 from sordino import checks
-from sordino.gradients import GradientCapture, KernelTimings
+from sordino.errors import InvalidArgument
+from sordino.gradients import GradientCapture, KernelTimings, OneByOne, Recorder
 from sordino.training.kept_memory import kept_memory
 
-__all__ = ["Memory", "Performance"]
+__all__ = ["Gradients", "Memory", "Performance"]
 
 Memory = Literal["fast", "lean", "block", "two-pass"]
+Gradients = Literal["auto", "captured", "one-by-one"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,10 @@ class Performance:
             gradient checkpointing, or where memory is short. A step takes 1.9 times a plain checkpointed one.
         autotune: take the kernels that are fastest by the clock instead of the cost model's. Each shape of a layer is
             timed when it first comes, and remembered in the user's cache folder. Runs then repeat up to rounding only.
+        gradients: "captured" has all records of a chunk in one forward and backward pass, with a rule for each layer.
+            "one-by-one" runs plain autograd on one record at a time: for every model that runs on one record, whatever
+            its layers do; `microbatch_size` is then 1. "auto" is "captured", and in `fit` "one-by-one" where made-up
+            records show that the model can't be captured and has the gradients in a batch that its records have alone.
     """
 
     microbatch_size: int | None = None
@@ -38,14 +44,45 @@ class Performance:
     compile: bool = False
     memory: Memory = "fast"
     autotune: bool = False
+    gradients: Gradients = "auto"
 
     def __post_init__(self) -> None:
         if self.microbatch_size is not None:
             checks.integer(1, microbatch_size=self.microbatch_size)
         checks.one_of(get_args(Memory), memory=self.memory)
+        checks.one_of(get_args(Gradients), gradients=self.gradients)
+        if self.is_one_by_one:
+            self._check_plain()
 
-    def capture(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> GradientCapture:
+    def _check_plain(self) -> None:
+        """Refuse settings of a capture where there is none."""
+        given = {"memory": (self.memory, "fast"), "compile": (self.compile, False), "autotune": (self.autotune, False)}
+        for name, (value, usual) in given.items():
+            if value != usual:
+                raise InvalidArgument(
+                    f'{name} must be {usual!r} with gradients="one-by-one", got {value!r}: there is nothing to spare, '
+                    "to compile or to choose where plain autograd runs. Leave it out."
+                )
+
+    @property
+    def is_one_by_one(self) -> bool:
+        """Whether plain autograd runs on one record at a time."""
+        return self.gradients == "one-by-one"
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Most records in one forward and backward; None takes the logical batch whole."""
+        return 1 if self.is_one_by_one else self.microbatch_size
+
+    @property
+    def may_change(self) -> bool:
+        """Whether one record at a time may be taken where the model can't be captured."""
+        return self.gradients == "auto" and self.memory == "fast" and not self.compile and not self.autotune
+
+    def recorder(self, model: nn.Module, parameters: Iterable[nn.Parameter], *, own_loop: bool = False) -> Recorder:
         """What measures and adds up the gradients, with the kernels that are wanted."""
+        if self.is_one_by_one:
+            return OneByOne(model, parameters, only_backward=own_loop)
         timings = KernelTimings() if self.autotune else None
         return GradientCapture(model, parameters, lean=self.memory != "fast", timings=timings)
 

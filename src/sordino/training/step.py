@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sordino.clipping import AdaClip, GroupedClipping
 from sordino.errors import InvalidArgument, UnprivateStep
-from sordino.gradients import Contributions, GradientCapture
+from sordino.gradients import Contributions, Recorder
 from sordino.gradients.blocks import Blocks
 from sordino.gradients.early import Early
 from sordino.gradients.passes import TwoPasses
@@ -138,8 +138,8 @@ class PrivateStep:
         self.begin(chunk)
         self._recorder().start(rows, scale=scale, taking=self._taking(chunk))
 
-    def _recorder(self) -> GradientCapture:
-        if not isinstance(self._capture, GradientCapture):
+    def _recorder(self) -> Recorder:
+        if not isinstance(self._capture, Recorder):
             self.abandon()
             raise UnprivateStep("capture must record a model to be recorded, got another. Call `begin`, then `add`.")
         return self._capture

@@ -4,6 +4,7 @@ One batch, one way: the plan's sampler draws a logical batch → it is charged t
 chunk by chunk → `PrivateStep` clips, sums, adds noise once and divides by a public number → the optimizer steps.
 """
 
+import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +21,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from sordino.definitions import FIXED_SEED, PrivacyUnit
-from sordino.gradients import GradientCapture
+from sordino.errors import PrivacyError, UnsupportedModule
+from sordino.gradients import GradientCapture, Recorder
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.runs import LossPoint, RunFolder
@@ -41,8 +43,8 @@ from sordino.training.guard import claim, release
 from sordino.training.loops.following import ForwardWatch, compares_values
 from sordino.training.loops.forms import proves_again, public_marks
 from sordino.training.plan import Performance, Plan
+from sordino.training.probing.alone import NOT_CAPTURED, check_records
 from sordino.training.probing.per_record import per_record_losses
-from sordino.training.probing.probe import check_records_are_independent
 from sordino.training.processes.ranks import Ranks, inner, ranks_here, shapes_of
 from sordino.training.records.source import Source, source_of
 from sordino.training.records.units import Units, UnitSource, by_unit
@@ -54,6 +56,10 @@ from sordino.training.sums.jl import ProjectedSums
 __all__ = ["FitResult", "LossFunction", "OptimizerFactory", "Transcript", "fit"]
 
 ONE_EACH = "every record is taken to be all that its {} gave"
+
+
+_LOG = logging.getLogger("sordino")
+_ONE_BY_ONE = 'training takes one record at a time (gradients="one-by-one"), which is exact and may be slower: %s'
 
 
 def fit(
@@ -139,7 +145,9 @@ def fit(
     adaptive = None if budget is None else AdaptiveRun(budget, plan)
     performance = Performance() if performance is None else performance
     model = inner(model)
-    ranks = ranks_here().over(model, plan, adaptive=adaptive, compiles=performance.compile)
+    ranks = ranks_here().over(
+        model, plan, adaptive=adaptive, compiles=performance.compile, alone=performance.is_one_by_one
+    )
     if performance.device is None:
         performance = replace(performance, device=_device_of(model))
     check_memory(performance.memory, plan)
@@ -214,6 +222,8 @@ class _Run:
         self._done = self._charged = self.first
         self._interrupted, self._chunks = False, 0
         self._probed: set[Hashable] = set()
+        # Why one record at a time is taken though nobody asked for it.
+        self._refusal: PrivacyError | None = None
         self._compiled: CompiledStep | None = None
         self._curve: tuple[LossPoint, ...] = ()
 
@@ -231,16 +241,19 @@ class _Run:
         spent = self._spent() if shown and self._adaptive is None else None
         held = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         claimed = list(self._model.parameters())
-        capture = self._performance.capture(self._model, self._ranks.whole(held))
+        self._managed = self._ranks.whole(held)
+        try:
+            self._set_up()
+        except UnsupportedModule as refusal:
+            if not self._may_go_one_by_one():
+                raise
+            self._go_one_by_one(refusal)
         claim(claimed, self._optimizer)
-        step = self._new_step(capture)
         if self._performance.compile and self._diagnostics is None:
-            self._compiled = CompiledStep(capture, self._plan, self._loss)
-        if self._record is not None:
-            self._record.follow(step)
+            self._compiled = CompiledStep(cast("GradientCapture", self._recorder), self._plan, self._loss)
         try:
             self._optimizer.zero_grad(set_to_none=True)
-            self._probe(capture, self._source.structure())
+            self._probe(self._source.structure())
             with ProgressLine(
                 steps=self._plan.steps, delta=self._plan.delta, visible=progress, diagnostics=self._diagnostics
             ) as line:
@@ -248,8 +261,8 @@ class _Run:
                     epsilon = 0.0 if spent is None else spent.after(number + 1)
                     epsilon = epsilon if self._adaptive is None else self._adaptive.epsilon
                     self._ranks.first_then_all(partial(self._charge, paid, transcript, number, epsilon, indices))
-                    self._accumulate(step, capture, number, indices)
-                    self._update(step)
+                    self._accumulate(number, indices)
+                    self._update(self._step)
                     line.show(steps=self._done, epsilon=epsilon)
                     if self._record is not None:
                         self._record.after_step(self._parts, self._done)
@@ -263,16 +276,33 @@ class _Run:
             if self._record is not None:
                 self._record.save(self._parts, self._done)
         finally:
-            step.abandon()
-            self._curve = step.loss_curve
-            capture.detach()
+            self._step.abandon()
+            self._curve = self._step.loss_curve
+            self._recorder.detach()
             release(claimed)
             # What lies in .grad after an abandoned step has no noise on it.
             self._optimizer.zero_grad(set_to_none=True)
             if self._average is not None:
                 self._average.load()
 
-    def _new_step(self, capture: GradientCapture) -> PrivateStep:
+    def _set_up(self) -> None:
+        """Hook the model and make the step, by the performance that is wanted now."""
+        self._recorder = self._performance.recorder(self._model, self._managed)
+        self._step = self._new_step(self._recorder)
+        if self._record is not None:
+            self._record.follow(self._step)
+
+    def _may_go_one_by_one(self) -> bool:
+        """Whether a refusal to capture may still be answered by one record at a time: before the first step."""
+        return self._performance.may_change and self._done == self.first and self._ranks.shards is None
+
+    def _go_one_by_one(self, refusal: PrivacyError) -> None:
+        """Take one record at a time, because of `refusal`; `_probe` sees to it that this changes nothing but speed."""
+        self._refusal = refusal
+        self._performance = replace(self._performance, gradients="one-by-one")
+        self._set_up()
+
+    def _new_step(self, capture: Recorder) -> PrivateStep:
         chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
         chosen |= {"after_step": self.first - 1, "memory": self._performance.memory}
         step = PrivateStep(capture, self._plan, self._randomness, **chosen)
@@ -303,15 +333,18 @@ class _Run:
         if transcript is not None and self._ranks.is_first:
             transcript.append(step=number, event=event, epsilon=epsilon)
 
-    def _accumulate(self, step: PrivateStep, capture: GradientCapture, number: int, indices: np.ndarray) -> None:
-        if isinstance(self._source, UnitSource):
-            indices = self._source.present(indices)
+    def _accumulate(self, number: int, indices: np.ndarray) -> None:
+        present = self._source.present(indices) if isinstance(self._source, UnitSource) else indices
         self._ranks.gather()
-        size, evenly = self._performance.microbatch_size, self._performance.memory != "fast"
-        for chunk in self._ranks.chunks(indices, step=number, microbatch_size=size, evenly=evenly):
+        size, evenly = self._performance.chunk_size, self._performance.memory != "fast"
+        recorder, step = self._recorder, self._step
+        for chunk in self._ranks.chunks(present, step=number, microbatch_size=size, evenly=evenly):
             batch = self._source.batch(chunk.indices, device=self._device) if chunk.records else None
             if batch is not None:
-                self._probe(capture, batch)
+                self._probe(batch)
+            if recorder is not self._recorder:
+                self._accumulate(number, indices)
+                return
             if isinstance(step.bounds, ProjectedSums) and batch is not None:
                 step.begin(chunk)
                 step.add_sums(chunk, step.bounds.sums(self._loss, batch, records=chunk.records))
@@ -356,20 +389,32 @@ class _Run:
                 self._average.update(self._done)
             self._done += 1
 
-    def _probe(self, capture: GradientCapture, batch: tuple[object, ...] | None) -> None:
+    def _probe(self, batch: tuple[object, ...] | None) -> None:
         """On made-up records, in every new state of the model (modes, attributes), and at times: losses may change."""
         marks = public_marks(self._model)
         if batch is None or (marks in self._probed and not proves_again(self._chunks)):
             return
         self._probed.add(marks)
         records = map_tensors(lambda tensor: tensor.to(self._device), batch)
-        check_records_are_independent(
-            self._model,
-            capture,
-            records,
-            lambda made_up: self._loss(self._model, *cast("tuple[object, ...]", made_up)),
-            values_released=self._plan.loss_curve is not None,
-        )
+        try:
+            check_records(
+                self._model,
+                self._recorder,
+                records,
+                lambda made_up: self._loss(self._model, *cast("tuple[object, ...]", made_up)),
+                values_released=self._plan.loss_curve is not None,
+                as_in_a_batch=self._refusal is not None,
+            )
+        except PrivacyError as refusal:
+            if self._refusal is not None:
+                raise self._refusal from refusal
+            if not isinstance(refusal, NOT_CAPTURED) or not self._may_go_one_by_one():
+                raise
+            self._recorder.detach()
+            self._go_one_by_one(refusal)
+            self._probed.clear()
+            self._probe(batch)
+            _LOG.warning(_ONE_BY_ONE, refusal.args[0])
 
     def result(self) -> FitResult:
         """What was reached, and what it guarantees."""
@@ -393,6 +438,7 @@ class _Run:
             seconds=time.monotonic() - self._started,
             budget_spent=self._adaptive is not None and self._adaptive.is_spent,
             loss_curve=None if self._plan.loss_curve is None else self._curve,
+            gradients="one-by-one" if self._performance.is_one_by_one else "captured",
         )
 
 

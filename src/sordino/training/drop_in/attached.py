@@ -21,7 +21,7 @@ from sordino.training.bills.meter import Meter
 from sordino.training.drop_in.proving import set_probe
 from sordino.training.drop_in.session import Session
 from sordino.training.loops.criterion import Criterion
-from sordino.training.performance import Memory
+from sordino.training.performance import Performance
 from sordino.training.plan import Plan
 from sordino.training.processes.ranks import Ranks, inner, ranks_here, shapes_of
 from sordino.training.records.loader import PrivateLoader, population_of
@@ -109,7 +109,7 @@ class Loop:
         public_batch: public or invented records as the loader gives them, or None.
         public_records: public or invented items as the data set gives them, or None.
         units: which records belong together, or None.
-        memory: how sums are taken, see `Performance`.
+        performance: how gradients and sums are taken.
     """
 
     module: nn.Module
@@ -121,7 +121,7 @@ class Loop:
     public_batch: object
     public_records: Sequence[object] | None
     units: Units | None
-    memory: Memory = "fast"
+    performance: Performance
 
     def attach(
         self,
@@ -135,7 +135,9 @@ class Loop:
         adaptive: AdaptiveRun | None,
     ) -> tuple[Attached, PrivateLoader]:
         """Hook the private step to module and optimizer, and make the loader; after a refusal all is as it was."""
-        ranks = ranks_here().over(inner(self.module), plan, adaptive=adaptive)
+        alone = self.performance.is_one_by_one
+        ranks = ranks_here().over(inner(self.module), plan, adaptive=adaptive, alone=alone)
+        microbatch_size = 1 if alone else self.microbatch_size
         randomness = ranks.shared(randomness)
         ranks.require_same(
             plan=plan.to_json(),
@@ -156,7 +158,7 @@ class Loop:
             mean_over_records=self.loss_reduction == "mean",
             adaptive=adaptive,
             by_unit=self.units is not None,
-            memory=self.memory,
+            performance=self.performance,
             ranks=ranks,
         )
         try:
@@ -168,12 +170,12 @@ class Loop:
                 self.data_loader,
                 sampling=plan.sampling if adaptive is None else Admitted(adaptive),
                 steps=steps,
-                microbatch_size=self.microbatch_size,
+                microbatch_size=microbatch_size,
                 randomness=randomness,
                 charge=lambda begins: _charged(ranks, meter, begins),
                 share=ranks.share,
                 hand_out=session.hand_out,
-                substitutes=substitutes(plan.at(0).expected_batch_size, self.microbatch_size),
+                substitutes=substitutes(plan.at(0).expected_batch_size, microbatch_size),
                 public_records=self.public_records,
                 public_batch=public_batch,
                 numbers=meter if adaptive is not None or plan.noise is not None else None,

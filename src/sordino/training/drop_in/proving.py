@@ -1,5 +1,6 @@
 """What a session proves about a drop-in loop, and with which records (floor 3)."""
 
+from sordino.gradients import OneByOne
 from sordino.training.drop_in.session import Session
 from sordino.training.loops.criterion import Criterion, ProbeOptions, check_criterion, check_taped_loss, try_forward
 
@@ -19,7 +20,8 @@ def set_probe(
         public_batch: records to use instead of made-up ones, or None.
     """
     # The loop never meets an empty batch: the loader gives it made-up records in place of none.
-    options = ProbeOptions(reduction=reduction, may_be_empty=False, public_batch=public_batch)
+    together = 1 if isinstance(session.capture, OneByOne) else 4
+    options = ProbeOptions(reduction=reduction, may_be_empty=False, public_batch=public_batch, together=together)
     if criterion is None:
         session.verify_loss_with(
             lambda tape, loss: check_taped_loss(session.module, session.capture, tape, loss, structure, options),

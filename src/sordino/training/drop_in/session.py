@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino.errors import InvalidArgument, UnprivateStep
-from sordino.gradients import GradientCapture
-from sordino.gradients.recording import Recording
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
 from sordino.training.bills.adaptive import AdaptiveRun
@@ -26,7 +24,7 @@ from sordino.training.loops.following import Following, ForwardWatch, Prove, Try
 from sordino.training.loops.provenance import is_public, mark, place_of, texts_in
 from sordino.training.loops.tape import Tape, TapedTensor, plain, scaler_refusal
 from sordino.training.loops.taped import leave_untraced
-from sordino.training.performance import Memory
+from sordino.training.performance import Performance
 from sordino.training.plan import Plan
 from sordino.training.processes.ranks import Ranks
 from sordino.training.records.units import UnitChunk
@@ -44,7 +42,7 @@ class _Call:
     kind: str
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
-    recording: Recording | None = None
+    recording: object = None
     watch: ForwardWatch | None = None
 
 
@@ -62,7 +60,7 @@ class Session:
         mean_over_records: whether the user's loss is a mean over the records of a chunk, otherwise a sum.
         adaptive: chooses each step's values under a budget.
         by_unit: whether chunks are `UnitChunk`s.
-        memory: how sums are taken, see `Performance`.
+        performance: how gradients and sums are taken.
         ranks: processes that each hold a part of the batch, and maybe of the parameters.
 
     Raises:
@@ -79,14 +77,14 @@ class Session:
         mean_over_records: bool,
         adaptive: AdaptiveRun | None = None,
         by_unit: bool = False,
-        memory: Memory = "fast",
+        performance: Performance | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         check_trainable(module, optimizer)
         self.module, self.optimizer, self.plan = module, optimizer, plan
         self._randomness, self._adaptive, self._by_unit = randomness, adaptive, by_unit
         self._ranks = Ranks() if ranks is None else ranks
-        self._mean, self._memory = mean_over_records, memory
+        self._mean, self._performance = mean_over_records, performance or Performance()
         self._verify_module: Callable[[], None] | None = None
         self._following = Following(module)
         leave_untraced()
@@ -142,8 +140,8 @@ class Session:
         release(self._claimed)
         self._claimed = owned
         claim(owned, self.optimizer)
-        self.capture = GradientCapture(self.module, self._ranks.whole(self._held), lean=self._memory != "fast")
-        self._following.passes = self.capture.backward if self._memory == "two-pass" else None
+        self.capture = self._performance.recorder(self.module, self._ranks.whole(self._held), own_loop=True)
+        self._following.passes = self.capture.backward if self._performance.memory == "two-pass" else None
         self.step = self._new_step(after_step)
         before = RootHook(self._before_forward, self.module)
         after = RootHook(lambda _args, _kwargs, output: self._after_forward(output), self.module, self._after_copy)
@@ -155,7 +153,7 @@ class Session:
 
     def _new_step(self, after_step: int) -> PrivateStep:
         chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
-        chosen |= {"after_step": after_step, "by_unit": self._by_unit, "memory": self._memory}
+        chosen |= {"after_step": after_step, "by_unit": self._by_unit, "memory": self._performance.memory}
         step = PrivateStep(self.capture, self.plan, self._randomness, **chosen)
         step.add_up_, step.shards = self._ranks.add_up_, self._ranks.shards
         return step

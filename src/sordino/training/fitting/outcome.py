@@ -43,6 +43,7 @@ class FitResult:
         seconds: wall-clock time of the run.
         budget_spent: whether a budget that adapts refused a step and so ended the run.
         loss_curve: the noisy mean loss of every finished step, when the plan buys it; otherwise None.
+        gradients: "captured" or "one-by-one", as they were taken; see `Performance`.
     """
 
     model: nn.Module
@@ -54,3 +55,4 @@ class FitResult:
     seconds: float
     budget_spent: bool = False
     loss_curve: tuple[LossPoint, ...] | None = None
+    gradients: str = "captured"

@@ -7,20 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InvalidArgument, RecordCountMismatch, SordinoError
-from sordino.gradients import GradientCapture
+from sordino.gradients import Recorder
 from sordino.training.loops.arrival import Criterion
 from sordino.training.loops.calls import map_values
 from sordino.training.loops.tape import Tape
 from sordino.training.loops.taped import TapedTensor
+from sordino.training.probing.alone import check_records
 from sordino.training.probing.determinism import Chance
 from sordino.training.probing.indices import IndicesChecked
-from sordino.training.probing.probe import check_records_are_independent, refuse_renormalised_tables, without_traces
+from sordino.training.probing.probe import refuse_renormalised_tables, without_traces
 from sordino.training.probing.synthetic import INTEGER_PATTERNS, Poison, SyntheticRecords
 from sordino.training.structure import tensors_in
 
 __all__ = ["Criterion", "ProbeOptions", "check_criterion", "check_taped_loss", "try_forward"]
-
-_RECORDS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +30,17 @@ class ProbeOptions:
         reduction: "mean" or "sum" over records.
         may_be_empty: whether an empty batch may come.
         public_batch: records to use instead of made-up ones, or None.
+        together: how many records the loop's batches are tried with.
     """
 
     reduction: str
     may_be_empty: bool
     public_batch: object
+    together: int = 4
 
 
 def check_taped_loss(
-    module: nn.Module, capture: GradientCapture, tape: Tape, loss: int, structure: object, options: ProbeOptions
+    module: nn.Module, capture: Recorder, tape: Tape, loss: int, structure: object, options: ProbeOptions
 ) -> None:
     """Probe the loss at place `loss` of the tape, with the module in between.
 
@@ -104,8 +105,8 @@ def try_forward(
 
     def call(made_up: SyntheticRecords, poison: Poison | None) -> None:
         Chance().start()
-        inputs = list(tensors_in(made_up.batch(range(_RECORDS), poison=poison)))
-        values = tape.replay_all([tensor.slot for tensor in given], inputs, records=_RECORDS)
+        inputs = list(tensors_in(made_up.batch(range(options.together), poison=poison)))
+        values = tape.replay_all([tensor.slot for tensor in given], inputs, records=options.together)
 
         def value_of(leaf: object) -> object:
             return values[leaf.slot] if isinstance(leaf, TapedTensor) else leaf
@@ -121,7 +122,7 @@ def try_forward(
     with without_traces(module):
         for pattern in INTEGER_PATTERNS:
             records = (structure, tape.outside_inputs())
-            made_up = SyntheticRecords(records, rows=0, count=_RECORDS, pattern=pattern, example=example)
+            made_up = SyntheticRecords(records, rows=0, count=options.together, pattern=pattern, example=example)
             for poison in poisons:
                 # What fails on made-up records is told with the loss, or doesn't take such values.
                 try:
@@ -135,7 +136,7 @@ def try_forward(
 
 
 def check_criterion(
-    module: nn.Module, capture: GradientCapture, criterion: Criterion, structure: object, options: ProbeOptions
+    module: nn.Module, capture: Recorder, criterion: Criterion, structure: object, options: ProbeOptions
 ) -> None:
     """Probe ``criterion(module(*inputs), target)`` for batches (*inputs, target). See `check_taped_loss`."""
 
@@ -160,9 +161,9 @@ def _refuse_choice(sizes: list[list[torch.Size]]) -> None:
 
 
 def _probe(
-    module: nn.Module, capture: GradientCapture, records: object, run: Callable[[object], Tensor], options: ProbeOptions
+    module: nn.Module, capture: Recorder, records: object, run: Callable[[object], Tensor], options: ProbeOptions
 ) -> None:
-    check_records_are_independent(
+    check_records(
         module,
         capture,
         records,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import CoupledRecords, UnprivateStep
-from sordino.gradients import GradientCapture
+from sordino.gradients import Recorder
 from sordino.training.loops.arrival import Arrival, Criterion, tensors_within
 from sordino.training.loops.carried import Carried
 from sordino.training.loops.forms import ProvedForm, proves_again, public_marks
@@ -67,7 +67,7 @@ class ForwardWatch:
 class _Beside:
     """Calls a module as it was called in the loop, in the mode it had and without taking part in a recording."""
 
-    def __init__(self, module: nn.Module, capture: GradientCapture) -> None:
+    def __init__(self, module: nn.Module, capture: Recorder) -> None:
         self._module, self._capture = module, capture
         self._modes = [(part, part.training) for part in module.modules()]
 
@@ -223,7 +223,7 @@ class Following:
         return noted, tracked
 
     def beside(
-        self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, capture: GradientCapture
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, capture: Recorder
     ) -> object:
         """The output of a forward that is not trained: what it makes of the batch is still of the batch."""
         tape = next(

@@ -187,7 +187,15 @@ class Ranks:
         self.agreed(lambda: made.append(act()))
         return made[0]
 
-    def over(self, module: nn.Module, plan: Plan, *, adaptive: AdaptiveRun | None, compiles: bool = False) -> "Ranks":
+    def over(
+        self,
+        module: nn.Module,
+        plan: Plan,
+        *,
+        adaptive: AdaptiveRun | None,
+        compiles: bool = False,
+        alone: bool = False,
+    ) -> "Ranks":
         """The same processes with the shards of `module`, if it is sharded; what they can't do together is refused.
 
         Raises:
@@ -206,7 +214,7 @@ class Ranks:
 
         shards = shards_of(module, count=self.count, number=self.number, device=self.device)
         if shards is not None:
-            check_sharded(plan, compiles=compiles, adapts=adaptive is not None)
+            check_sharded(plan, compiles=compiles, adapts=adaptive is not None, alone=alone)
         return replace(self, shards=shards)
 
     def whole(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:

@@ -355,7 +355,7 @@ def _check_mesh(name: str, value: DTensor, count: int) -> None:
         )
 
 
-def check_sharded(plan: Plan, *, compiles: bool = False, adapts: bool = False) -> None:
+def check_sharded(plan: Plan, *, compiles: bool = False, adapts: bool = False, alone: bool = False) -> None:
     """Refuse what needs whole sums or whole noise in every process.
 
     Raises:
@@ -379,3 +379,8 @@ def check_sharded(plan: Plan, *, compiles: bool = False, adapts: bool = False) -
         )
     if compiles:
         raise InvalidArgument("compile must be False for a model that fully_shard took, got True. Leave it out.")
+    if alone:
+        raise InvalidArgument(
+            'gradients must be "captured" for a model that fully_shard took, got "one-by-one": ordinary gradients are '
+            "averaged over the processes, across records. Leave it out, or train the model without fully_shard."
+        )

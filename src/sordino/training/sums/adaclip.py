@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sordino.clipping import AdaClip, AdaClipState, ProjectedClipping
 from sordino.errors import InvalidArgument, UnprivateStep
-from sordino.gradients import Contributions, GradientCapture
+from sordino.gradients import Contributions, Recorder
 from sordino.mechanisms import GaussianMechanism
 from sordino.randomness import Randomness
 from sordino.training.plan import Plan
@@ -37,7 +37,7 @@ def bounds_for(
     if isinstance(plan.clipping, AdaClip):
         return AdaClipSums(capture)
     if isinstance(plan.clipping, ProjectedClipping):
-        if not isinstance(capture, GradientCapture):
+        if not isinstance(capture, Recorder):
             raise InvalidArgument(
                 "clipping must look at the contributions that come in, got ProjectedClipping, which projects gradients "
                 "of a loss. Use FlatClipping."

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sordino.clipping import QuantileClipping, QuantileThresholds
 from sordino.errors import UnprivateStep
-from sordino.gradients import Contributions, GradientCapture
+from sordino.gradients import Contributions, Recorder
 from sordino.gradients.blocks import Blocks
 from sordino.gradients.early import Early
 from sordino.gradients.passes import TwoPasses
@@ -73,7 +73,7 @@ class Bounds:
     def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:
         """Clip what was recorded and add it to `into`; a chunk of no records adds nothing."""
         assert self._now is not None
-        if isinstance(self._capture, GradientCapture) and self._capture.takes_sums:
+        if isinstance(self._capture, Recorder) and self._capture.takes_sums:
             if records:
                 self._capture.add_taken_sums(into)
             return

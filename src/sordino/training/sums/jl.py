@@ -21,7 +21,7 @@ from torch.func import functional_call, jvp
 
 from sordino.clipping import ProjectedClipping
 from sordino.errors import InvalidArgument, LossShapeError
-from sordino.gradients import GradientCapture
+from sordino.gradients import Recorder
 from sordino.mechanisms import GaussianMechanism
 from sordino.mechanisms.normal_draws import standard_normal
 from sordino.randomness import Randomness
@@ -49,7 +49,7 @@ class ProjectedSums:
         randomness: source of the directions.
     """
 
-    def __init__(self, capture: GradientCapture, randomness: Randomness) -> None:
+    def __init__(self, capture: Recorder, randomness: Randomness) -> None:
         self._capture, self._randomness = capture, randomness
         self._now: StepPlan | None = None
 
