@@ -62,7 +62,7 @@ def private_step(case: Case, *, noise_multiplier: float = 1.0, memory: Memory = 
     """What `fit` does for one logical batch after it was drawn; "block" clips every layer apart."""
     model = case.build().train()
     optimizer = optimizer_of(model)
-    capture = Performance(memory=memory, autotune=autotune).capture(model, model.parameters())
+    capture = Performance(memory=memory, autotune=autotune).recorder(model, model.parameters())
     plan = plan_for(case, noise_multiplier, memory=memory)
     private = PrivateStep(capture, plan, Randomness(), memory=memory)
     number = 0

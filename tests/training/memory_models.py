@@ -159,7 +159,7 @@ def plan_of(clipping, **options):
 
 def gradients(model, x, *, memory, clipping=None, chunks=1):
     """What one step without noise leaves in ``.grad``, by the capture that `fit` makes for this mode."""
-    capture = Performance(memory=memory).capture(model, model.parameters())
+    capture = Performance(memory=memory).recorder(model, model.parameters())
     plan = plan_of(FlatClipping() if clipping is None else clipping)
     step = PrivateStep(capture, plan, Randomness(), memory=memory)
     for number, part in enumerate(x.chunk(chunks)):

@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset
 
 from sordino.errors import CoupledRecords, InvalidArgument, LossShapeError, PrivacyError, UncapturedParameter
 from sordino.randomness import Randomness
-from sordino.training.plan import Plan
+from sordino.training.plan import Performance, Plan
 from sordino.training.trainer import fit
 
 PLAN = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, steps=2, expected_batch_size=5.0, delta=1e-5)
@@ -64,11 +64,13 @@ def test_batch_normalisation_is_refused() -> None:
     refused(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), losses, PrivacyError)
 
 
-def test_a_weight_penalty_in_the_loss_is_refused() -> None:
+def test_a_weight_penalty_in_the_loss_is_refused_by_a_capture_and_a_part_of_every_record_alone() -> None:
     def penalised(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return losses(m, x, y) + sum(p.square().sum() for p in m.parameters())
 
-    refused(net(), penalised, UncapturedParameter)
+    with pytest.raises(UncapturedParameter):
+        fit(net(), penalised, data(), PLAN, progress=False, performance=Performance(gradients="captured"))
+    assert fit(net(), penalised, data(), PLAN, progress=False).gradients == "one-by-one"
 
 
 def test_a_frozen_model_is_refused() -> None:
