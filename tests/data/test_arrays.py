@@ -132,7 +132,7 @@ def test_a_public_npz_sample_gives_range_and_labels(tmp_path):
         {"x": np.zeros((2, 2)), "images": np.zeros((2, 2)), "y": np.zeros(2, dtype=int)},
         {"x": np.zeros((2, 2)), "y": np.zeros(3, dtype=int)},
         {"x": np.zeros(2), "y": np.zeros(2, dtype=int)},
-        {"x": np.zeros((2, 2)), "y": np.zeros(2)},
+        {"x": np.zeros((2, 2)), "y": np.zeros(2, dtype=complex)},
         {"x": np.zeros((2, 2), dtype=complex), "y": np.zeros(2, dtype=int)},
         {"x": np.array([["a"], ["b"]], dtype=object), "y": np.zeros(2, dtype=int)},
     ],

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from sordino.mechanisms import (
     KNormMechanism,
     LaplaceMechanism,
 )
+from sordino.mechanisms.values import numeric
 
 COUNT = 80_000
 
@@ -288,3 +291,13 @@ def test_the_same_noise_never_comes_twice(seeded):
     assert len(set(released)) == 6
     fresh = [LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0).release(0.0) for _ in range(6)]
     assert len(set(fresh)) == 6
+
+
+@pytest.mark.parametrize(
+    "entry", [10**400, -(10**400), Fraction(10**400, 3), None, "x", object(), {}, float("nan"), Decimal("sNaN")]
+)
+def test_an_object_that_is_no_finite_number_is_absent_and_stops_nothing(entry):
+    values = np.array([1.0, entry, True, np.bool_(True), np.float16(2)], dtype=object)
+    found = numeric(values, "value")
+    assert found[[0, 2, 3, 4]].tolist() == [1.0, 1.0, 1.0, 2.0]
+    assert np.isnan(found[1])

@@ -30,6 +30,8 @@ __all__ = [
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _FEATURE_KEYS = ("features", "images", "x")
 _LABEL_KEYS = ("labels", "y")
+# Labels that a public sample may hold; more have to be declared.
+_MAX_LABELS = 1 << 16
 
 T = TypeVar("T")
 
@@ -85,18 +87,18 @@ def read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
             f"the arrays of {path.name!r} must be features (n, …) and labels (n,), "
             f"got {features.ndim} and {labels.ndim} dimensions or different lengths. Put the records first."
         )
-    if features.dtype.kind not in "uif" or labels.dtype.kind not in "ui":
+    if features.dtype.kind not in "buif" or labels.dtype.kind not in "buif":
         raise InvalidArgument(
-            f"the arrays of {path.name!r} must be numbers with integer labels, "
-            f"got {features.dtype} and {labels.dtype}. Convert them."
+            f"the arrays of {path.name!r} must be numbers with numbers as labels, "
+            f"got {features.dtype} and {labels.dtype}. Convert them; NaN stands for a missing number or label."
         )
     return features, labels
 
 
 def array_records(path: Path, schema: ArraySchema) -> Records:
-    """Records of an array file; those whose label is not in the label set are left out."""
+    """Records of an array file; those whose label is not the index of a listed label (NaN, 0.5) are left out."""
     features, labels = read_arrays(path)
-    keep = (labels >= 0) & (labels < len(schema.labels))
+    keep = np.isin(labels, np.arange(len(schema.labels)))
     return Records(
         features=to_images(features[keep], low=schema.low, high=schema.high),
         labels=labels[keep].astype(np.int64),
@@ -109,14 +111,17 @@ def to_images(values: np.ndarray, *, low: float = 0.0, high: float = 255.0) -> F
     if shaped.dtype == np.uint8 and (low, high) == (0.0, 255.0):
         return np.divide(shaped, np.float32(255), dtype=np.float32)
     middle = low / 2 + high / 2
-    clipped = np.clip(np.where(np.isnan(shaped), middle, shaped.astype(np.float64)), low, high)
+    with np.errstate(all="ignore"):  # a warning would tell that some number overflows
+        numbers = shaped.astype(np.float64)
+    clipped = np.clip(np.where(np.isnan(numbers), middle, numbers), low, high)
     return ((clipped / 2 - low / 2) / (high / 2 - low / 2)).astype(np.float32)
 
 
 def array_schema_from_sample(sample: Path) -> ArraySchema:
     """Derive range and labels from a **public** array file of the same form; labels are named by their numbers."""
     features, labels = read_arrays(sample)
-    count = int(labels.max(initial=0)) + 1
+    whole = labels[np.isin(labels, np.arange(_MAX_LABELS))]
+    count = int(whole.max(initial=0)) + 1
     if count < 2:
         raise MissingDeclaration("labels must be declared: the public sample holds fewer than two. Give a schema file.")
     finite = features[np.isfinite(features)]

@@ -13,7 +13,7 @@ from sordino.data.records import Records
 from sordino.data.schema import Category, Numeric, Schema
 from sordino.data.tables import Coded, Column, to_number
 
-__all__ = ["encode", "number_text", "positions", "to_numbers"]
+__all__ = ["encode", "positions", "to_numbers"]
 
 
 def encode(columns: Mapping[str, Column], schema: Schema) -> Records:
@@ -66,16 +66,8 @@ def to_numbers(column: Column) -> Float64[np.ndarray, " n"]:
 
 
 def positions(column: Column, listed: tuple[str, ...]) -> Int64[np.ndarray, " n"]:
-    """Index of each value in a public list, -1 where missing or unlisted."""
+    """Index of each text in a public list, -1 where missing or unlisted."""
+    assert isinstance(column, Coded)
     index = {value: i for i, value in enumerate(listed)}
-    if isinstance(column, Coded):
-        found = np.array([*(index.get(value, -1) for value in column.values), -1], dtype=np.int64)
-        return found[column.codes]
-    values, inverse = np.unique(column, return_inverse=True)
-    found = np.array([index.get(number_text(value), -1) for value in values.tolist()], dtype=np.int64)
-    return found[inverse.reshape(-1)] if len(values) else np.zeros(0, dtype=np.int64)
-
-
-def number_text(value: float) -> str:
-    """A number as the text that category lists and label sets use: whole numbers without a decimal point."""
-    return str(int(value)) if value == value and abs(value) < 2**53 and value == int(value) else repr(value)
+    found = np.array([*(index.get(value, -1) for value in column.values), -1], dtype=np.int64)
+    return found[column.codes]

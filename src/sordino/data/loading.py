@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from sordino.data.arrays import array_records, array_schema_from_sample, is_array
 from sordino.data.catalogue import CATALOGUE
 from sordino.data.encoding import encode
@@ -9,7 +11,7 @@ from sordino.data.named import load_named
 from sordino.data.records import DataSet, Records
 from sordino.data.samples import schema_from_sample
 from sordino.data.schema import ArraySchema, Numeric, Schema, read_schema
-from sordino.data.tables import is_table, read_columns, read_header
+from sordino.data.tables import is_table, iterate_columns, read_header
 from sordino.errors import DataUnavailable, InvalidArgument, MissingDeclaration
 
 __all__ = ["load"]
@@ -89,7 +91,11 @@ def _table_set(
     numeric = [column.name for column in declared.columns if isinstance(column, Numeric)]
 
     def records(file: Path) -> Records:
-        return encode(read_columns(file, names, numeric=numeric), declared)
+        parts = [encode(columns, declared) for columns in iterate_columns(file, names, numeric=numeric, rows=1 << 18)]
+        return Records(
+            features=np.concatenate([part.features for part in parts]),
+            labels=np.concatenate([part.labels for part in parts]),
+        )
 
     return _user_set(path, records(path), records(test) if test else None, declared.labels, declared)
 

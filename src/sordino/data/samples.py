@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sordino.data.encoding import number_text, to_numbers
 from sordino.data.schema import Category, Numeric, Schema
-from sordino.data.tables import Coded, Column, read_columns, read_header
+from sordino.data.tables import Coded, Column, read_columns, read_header, to_number
 from sordino.errors import InvalidArgument, MissingDeclaration
 
 __all__ = ["schema_from_sample"]
@@ -23,8 +22,8 @@ def schema_from_sample(sample: Path, *, target: str) -> Schema:
     """Derive a schema from a **public** sample of the same form as the private table.
 
     A column whose values are all numbers becomes `Numeric` with the sample's smallest and largest value as bounds; any
-    other becomes `Category` with the sample's values in alphabetical order. Empty cells and ``?``, ``NA`` and the like
-    are missing values.
+    other, ``true`` and ``false`` too, becomes `Category` with the sample's values in alphabetical order. Labels are in
+    numerical order if all are numbers. Empty cells and ``?``, ``NA`` and the like are missing values.
 
     Args:
         sample: A public CSV, TSV or Parquet file. Every column is used; leave out of it what isn't a feature.
@@ -55,10 +54,10 @@ def schema_from_sample(sample: Path, *, target: str) -> Schema:
 
 def _derive(name: str, column: Column) -> Numeric | Category:
     texts = _distinct(column)
-    numbers = to_numbers(Coded(values=texts, codes=np.arange(len(texts)))) if isinstance(column, Coded) else column
-    numbers = numbers if isinstance(column, Coded) else numbers[np.isfinite(numbers)]
-    if len(numbers) and np.isfinite(numbers).all():
-        low, high = float(numbers.min()), float(numbers.max())
+    numbers = _numbers(texts)
+    if numbers is not None:
+        finite = numbers[np.isfinite(numbers)]
+        low, high = float(finite.min()), float(finite.max())
         if low < high:
             return Numeric(name=name, low=low, high=high)
         raise MissingDeclaration(
@@ -73,7 +72,16 @@ def _derive(name: str, column: Column) -> Numeric | Category:
     )
 
 
+def _numbers(texts: tuple[str, ...]) -> np.ndarray | None:
+    """The numbers that all of the texts spell, one of them finite; None if there are none, or they are truth values."""
+    numbers = np.array([*map(to_number, texts)], dtype=np.float64)
+    is_truth = {text.lower() for text in texts} <= {"true", "false"}
+    return None if is_truth or np.isnan(numbers).any() or not np.isfinite(numbers).any() else numbers
+
+
 def _distinct(column: Column) -> tuple[str, ...]:
-    if isinstance(column, Coded):
-        return tuple(sorted({value for value in column.values if value.lower() not in _MISSING}))
-    return tuple(number_text(value) for value in np.unique(column[~np.isnan(column)]).tolist())
+    """The different values, in the order of numbers if all are numbers, else of the alphabet."""
+    assert isinstance(column, Coded)
+    texts = tuple(sorted({value for value in column.values if value.lower() not in _MISSING}))
+    numbers = _numbers(texts)
+    return texts if numbers is None else tuple(texts[place] for place in np.argsort(numbers, kind="stable"))

@@ -39,12 +39,19 @@ def numeric(value: Numbers, name: str) -> FloatArray:
     """The value as a fresh float64 array; in a column of objects, whatever is no real number is NaN."""
     array = np.asarray(value)
     if array.dtype == object:
-        numbers = [float(entry) if isinstance(entry, Real) else np.nan for entry in array.flat]
+        numbers = [_real(entry) for entry in array.flat]
         return np.array(numbers, dtype=np.float64).reshape(array.shape)
     if array.dtype.kind not in "biuf":
         raise InvalidArgument(f"{name} must be an array of real numbers, got dtype {array.dtype}. Convert it first.")
     with np.errstate(all="ignore"):  # a warning would tell that some entry overflows
         return np.array(array, dtype=np.float64)
+
+
+def _real(entry: object) -> float:
+    try:
+        return float(entry) if isinstance(entry, Real | Decimal | np.bool_) else np.nan
+    except (OverflowError, TypeError, ValueError):  # a whole number or fraction beyond the range of float64
+        return np.nan
 
 
 def finite_array(value: Numbers, *, name: str = "value") -> FloatArray:
