@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sordino import accounting, data, estimators, events, recipes, report
     from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
     from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, PrivacyError, SordinoError
+    from sordino.gradients import per_record
     from sordino.randomness import Randomness
     from sordino.runs import RunFolder
     from sordino.sampling import PoissonSampling
@@ -51,6 +52,7 @@ __all__ = [
     "estimators",
     "events",
     "fit",
+    "per_record",
     "recipes",
     "report",
     "verify",
@@ -74,6 +76,7 @@ _HOMES = {
     "RunFolder": "runs",
     "SordinoError": "errors",
     "fit": "training.trainer",
+    "per_record": "gradients",
     "verify": "verification",
 }
 _ROOMS = ("accounting", "data", "estimators", "events", "recipes", "report")

@@ -1,3 +1,4 @@
+import copy
 import shutil
 
 import pytest
@@ -68,6 +69,39 @@ def test_plans_that_cant_be_compiled_are_refused_by_name(changes: dict[str, obje
 def test_a_model_that_draws_random_numbers_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModule, match="random numbers"):
         trained(nn.Sequential(nn.Linear(7, 5), nn.Dropout(0.5), nn.Linear(5, 3)), compile=True)
+
+
+class _Attending(nn.Module):
+    def __init__(self, *, dropout: float) -> None:
+        super().__init__()
+        self.into, self.out, self.dropout = nn.Linear(7, 3 * 8), nn.Linear(4, 3), dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.into(x).view(len(x), 3, 1, 2, 4).unbind(1)
+        return self.out(F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout)).mean((1, 2))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*_prims_common.*:FutureWarning")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs g++")
+def test_attention_that_drops_nothing_draws_nothing_and_is_compiled() -> None:
+    torch.manual_seed(1)
+    model = _Attending(dropout=0.0)
+    compiled, ordinary = (trained(copy.deepcopy(model), compile=way, steps=2) for way in (True, False))
+    torch.testing.assert_close(compiled, ordinary, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs g++")
+@pytest.mark.parametrize("way", ["attention", "bernoulli", "rrelu"])
+def test_what_draws_random_numbers_stays_refused_by_name(way: str) -> None:
+    torch.manual_seed(1)
+    builds = {
+        "attention": lambda: _Attending(dropout=0.3),
+        "bernoulli": lambda: nn.Sequential(nn.Linear(7, 5), nn.FeatureAlphaDropout(0.2), nn.Linear(5, 3)),
+        "rrelu": lambda: nn.Sequential(nn.Linear(7, 5), nn.RReLU(), nn.Linear(5, 3)),
+    }
+    with pytest.raises(UnsupportedModule, match="random numbers"):
+        trained(builds[way](), compile=True)
 
 
 def test_without_a_compiler_compiling_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from sordino.gradients.contributions import Contributions, Recorder
 from sordino.gradients.one_by_one import OneByOne
 from sordino.gradients.rules import LayerRule, Use, layer_rule, rule_for
 from sordino.gradients.rules.timings import KernelTimings
+from sordino.gradients.sites import per_record
 
 __all__ = [
     "Contributions",
@@ -17,5 +18,6 @@ __all__ = [
     "Use",
     "check_layer_rule",
     "layer_rule",
+    "per_record",
     "rule_for",
 ]

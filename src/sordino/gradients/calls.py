@@ -172,7 +172,7 @@ class Calls:
             # The parameters stay on: a use that the tap doesn't see must be noticed.
             if site.tapped:
                 frame = self._tap(site, captured, recording, args[0] if args else kwargs.get("input"))
-            elif self._following.may_follow(site):
+            elif not site.whole and self._following.may_follow(site):
                 frame = self._follow(site, captured, recording, args, kwargs)
             else:
                 frame = self._whole(site, CallBefore(args=args, kwargs=kwargs, fingerprint=Fingerprint(site.module)))

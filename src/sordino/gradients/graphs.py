@@ -28,6 +28,10 @@ __all__ = ["StepGraphs", "record_step"]
 Factors = Callable[[Float[Tensor, "G B"]], Float[Tensor, "G B"]]
 
 
+# How operations that may drop entries name the probability.
+_DROPPING = frozenset(("dropout_p", "dropout", "p"))
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepGraphs:
     """Two functions of tensors, for one number of records.
@@ -135,8 +139,7 @@ def _recorded(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -
             "out."
         ) from None
     for node in graph.graph.nodes:
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags:
+        if _draws(node):
             raise UnsupportedModule(
                 f"the model must not draw random numbers to be compiled, got {node.target}. Leave compile out."
             )
@@ -145,6 +148,18 @@ def _recorded(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -
                 f"the model must have results of known sizes to be compiled, got {node.target}. Leave compile out."
             )
     return graph
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether the operation draws random numbers: one that may, for dropout, does not at a probability of zero."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    schema = getattr(node.target, "_schema", None)
+    for place, argument in enumerate(() if schema is None else schema.arguments):
+        if argument.name in _DROPPING:
+            given = node.kwargs.get(argument.name, argument.default_value)
+            return (node.args[place] if place < len(node.args) else given) != 0
+    return True
 
 
 def _has_unknown_size(node: torch.fx.Node) -> bool:

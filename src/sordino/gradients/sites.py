@@ -1,7 +1,9 @@
 """Where a model is captured: one site per module that owns parameters (floor 1, gradients)."""
 
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm  # pyright: ignore[rep
 from sordino.errors import UnsupportedModule
 from sordino.gradients.rules.rule import LayerRule, rule_for
 
-__all__ = ["Site", "find_sites", "may_couple", "refuse_complex", "refuse_coupling"]
+__all__ = ["Site", "find_sites", "may_couple", "per_record", "refuse_complex", "refuse_coupling"]
 
 
 # Tables that Hugging Face's T5 and its kin look up by distances between positions: no record goes in.
@@ -30,6 +32,7 @@ class Site:
         rule: the rule that reads it; None for the functional fallback.
         dim: where its input and output have the records: 1 inside a transformer layer of torch that has time first.
         tapped: it hands its parameters to a function of torch that is replaced while it runs.
+        whole: it is read with everything inside it, as `per_record` asked.
     """
 
     module: nn.Module
@@ -37,9 +40,12 @@ class Site:
     rule: LayerRule | None
     tapped: bool = False
     dim: int = 0
+    whole: bool = False
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that the module's own forward reads: direct ones, and those of children that only hold."""
+        if self.whole:
+            return list(self.module.named_parameters())
         own = [(name, value) for name, value in vars(self.module)["_parameters"].items() if value is not None]
         if self.rule is None:
             for prefix, child in _holders(self.module):
@@ -47,11 +53,49 @@ class Site:
         return own
 
 
+# Modules that are read as a whole, by the wish of whoever built the model.
+_WHOLE: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def per_record(module: Module) -> Module:
+    """Have `module` read as a whole: each record's gradient by running it again with that record alone.
+
+    When: what is inside folds records into rows, routes tokens or uses parameters in a way that no rule reads, but the
+    module's own inputs and outputs have the records as their first dimension (or one row for all of them). It is
+    slower than rules: the module runs once more, vectorised over records by `torch.func.vmap` where it can be, else
+    record by record.
+
+    Call it before the model is made private. It changes nothing of the module, and a copy is not marked.
+
+    Args:
+        module: draws no random numbers and changes no buffer in its forward pass; what does is refused then.
+
+    Returns:
+        `module` itself, so that it can be called where a layer is built.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(per_record(nn.Sequential(nn.Linear(3, 4), nn.Tanh())), nn.Linear(4, 2))
+    """
+    _WHOLE.add(module)
+    return module
+
+
 def find_sites(model: nn.Module) -> list[Site]:
     """A site for every module that owns parameters, in the order of ``model.named_modules()``."""
     sites = []
     time_first: set[nn.Module] = set()
+    inside: set[nn.Module] = set()
     for name, module in model.named_modules():
+        if module in inside:
+            continue
+        if module in _WHOLE:
+            inside.update(module.modules())
+            label = f"{name or 'the model'} ({type(module).__name__})"
+            sites.append(Site(module=module, label=label, rule=None, whole=True))
+            continue
         time_first.update(_time_first_children(module))
         # A parametrization is part of the layer it belongs to, a table of positions part of its attention.
         part = "parametrizations" in name.split(".") or _position_table(name.rpartition(".")[2], module)
