@@ -92,13 +92,12 @@ def test_attention_that_drops_nothing_draws_nothing_and_is_compiled() -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling needs g++")
-@pytest.mark.parametrize("way", ["attention", "bernoulli", "rrelu"])
+@pytest.mark.parametrize("way", ["attention", "bernoulli"])
 def test_what_draws_random_numbers_stays_refused_by_name(way: str) -> None:
     torch.manual_seed(1)
     builds = {
         "attention": lambda: _Attending(dropout=0.3),
         "bernoulli": lambda: nn.Sequential(nn.Linear(7, 5), nn.FeatureAlphaDropout(0.2), nn.Linear(5, 3)),
-        "rrelu": lambda: nn.Sequential(nn.Linear(7, 5), nn.RReLU(), nn.Linear(5, 3)),
     }
     with pytest.raises(UnsupportedModule, match="random numbers"):
         trained(builds[way](), compile=True)
