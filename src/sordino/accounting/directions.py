@@ -7,6 +7,7 @@ add it (Zhu, Dong and Wang 2022, theorem 10). ε is the larger of the two direct
 
 from sordino.accounting.atoms import AtomicTransform
 from sordino.accounting.composition import Steps
+from sordino.accounting.discrete_gaussian import DiscreteGaussianTransform
 from sordino.accounting.law_directions import laws_of
 from sordino.accounting.laws import AtomicLaw
 from sordino.accounting.mixture_line import MixtureTransform
@@ -15,7 +16,7 @@ from sordino.accounting.samples import gaussian_pairs
 from sordino.accounting.transforms import GaussianTransform, LaplaceTransform, Transform
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
-from sordino.events import Event, Gaussian, Laplace
+from sordino.events import DiscreteGaussian, Event, Gaussian, Laplace
 
 __all__ = ["directions", "joined", "transforms_of"]
 
@@ -44,6 +45,8 @@ def transforms_of(event: Event, relation: NeighboringRelation) -> tuple[Transfor
         return (GaussianTransform(mu=1 / event.noise_multiplier),)
     if isinstance(event, Laplace):
         return (LaplaceTransform(scale=event.noise_multiplier),)
+    if isinstance(event, DiscreteGaussian):
+        return (DiscreteGaussianTransform(stddev=event.stddev, sensitivity=event.sensitivity),)
     pairs = gaussian_pairs(event, relation)
     if pairs is not None:
         if any(pair.upper.certain or pair.lower.certain for pair in pairs):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sordino.accounting.allocation import AllocationLaw
 from sordino.accounting.composition import Steps
+from sordino.accounting.discrete_gaussian import DiscreteGaussianLaw
 from sordino.accounting.laws import (
     AtomicLaw,
     FusedLaw,
@@ -95,7 +96,7 @@ def _plain(event: Event) -> Law:
         case DiscreteLaplace():
             return _discrete_laplace(event.scale, event.sensitivity)
         case DiscreteGaussian():
-            return _discrete_gaussian(event.stddev, event.sensitivity)
+            return DiscreteGaussianLaw(stddev=event.stddev, sensitivity=event.sensitivity)
         case _:
             raise UnsupportedEvent(
                 f"event must have a privacy loss distribution here, got {event.kind}. Use the rdp accountant."
@@ -146,17 +147,3 @@ def _discrete_laplace(scale: float, sensitivity: int) -> AtomicLaw:
     atoms = [(sensitivity / scale, top), (-sensitivity / scale, ratio**sensitivity * top)]
     atoms += [((sensitivity - 2 * x) / scale, normal * ratio**x) for x in range(1, sensitivity)]
     return _collected(atoms)
-
-
-def _discrete_gaussian(stddev: float, sensitivity: int) -> AtomicLaw:
-    """P(x) ∝ e^{−x²/2σ²}, Q shifted by s: L(x) = (s² − 2sx)/2σ², on x within 15σ + s."""
-    reach = math.ceil(15 * stddev) + sensitivity
-    if reach > 200_000:
-        raise UnsupportedEvent(f"stddev must be ≤ 13000 for a discrete Gaussian, got {stddev!r}. Use a Gaussian.")
-    points = range(-reach, reach + 1)
-    normal = math.fsum(math.exp(-(x * x) / (2 * stddev**2)) for x in points)
-    atoms = [
-        (sensitivity * (sensitivity - 2 * x) / (2 * stddev**2), math.exp(-(x * x) / (2 * stddev**2)) / normal)
-        for x in points
-    ]
-    return _collected([(loss, mass) for loss, mass in atoms if mass > 0])

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 from sordino.accounting.allocation import AllocationLaw, allocation_lattices, allocation_support
 from sordino.accounting.composition import flatten
+from sordino.accounting.discrete_gaussian import DiscreteGaussianLaw
 from sordino.accounting.interval import Interval
 from sordino.accounting.lattice import LatticeLaw, lower_lattice, upper_lattice
 from sordino.accounting.law_directions import LawStep, law_directions
-from sordino.accounting.laws import FusedLaw, Law, MixtureLaw
+from sordino.accounting.laws import FusedLaw, Law, MixtureLaw, SampledLaw
 from sordino.accounting.projected import AveragedLaw
 from sordino.accounting.tilted import ComposedLattice, LatticeStep
 from sordino.definitions import NeighboringRelation
@@ -51,6 +52,11 @@ def _cut(law: Law | AllocationLaw, log_mass: float) -> Law | AllocationLaw:
         return replace(law, positive=parts[0], negative=parts[1])
     if isinstance(law, AveragedLaw):
         return law.cut(log_mass)
+    if isinstance(law, SampledLaw):
+        return replace(law, base=_cut(law.base, log_mass))
+    if isinstance(law, DiscreteGaussianLaw):
+        # P(|X| > tσ) < 2 e^{−t²/2} by the Gaussian's moments; more than that many deviations leave the doubles.
+        return replace(law, reach=min(37.0, math.sqrt(2 * (1 - log_mass))))
     if not isinstance(law, MixtureLaw):
         return law
     mixture = law.pair.upper

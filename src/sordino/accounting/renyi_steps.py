@@ -13,6 +13,7 @@ from sordino.accounting.allocation import AllocationLaw
 from sordino.accounting.allocation_moments import adding_moment, removing_moment
 from sordino.accounting.composition import Steps, flatten
 from sordino.accounting.directions import joined, transforms_of
+from sordino.accounting.discrete_gaussian import sampled_discrete_gaussian_moments
 from sordino.accounting.lattice import LatticeLaw, upper_lattice
 from sordino.accounting.law_directions import laws_of
 from sordino.accounting.mixture_line import MixtureTransform
@@ -24,9 +25,11 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import (
     BoundedRange,
+    DiscreteGaussian,
     Event,
     FixedSizeSampled,
     Gaussian,
+    PoissonSampled,
     RandomAllocation,
     Selection,
     ZeroConcentratedDP,
@@ -82,6 +85,15 @@ def _bounds(event: Event, relation: NeighboringRelation) -> tuple[Transform, ...
             return tuple(BoundTransform(moment(event.steps, shift)) for moment in (removing_moment, adding_moment))
         case Selection():
             return _selection(event, relation)
+        case PoissonSampled(event=DiscreteGaussian()) if relation is not NeighboringRelation.REPLACE_ONE:
+            base = event.event
+            assert isinstance(base, DiscreteGaussian)
+            return tuple(
+                BoundTransform(
+                    sampled_discrete_gaussian_moments(base.stddev, base.sensitivity, event.sample_rate, removing=side)
+                )
+                for side in (True, False)
+            )
         case FixedSizeSampled() if relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
             return (_fused(event, relation),)
     try:
