@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import default_collate
 
 from sordino.errors import CoupledRecords, InvalidArgument, RecordCountMismatch
+from sordino.training.probing.padding import PaddedTensor
 from sordino.training.records.collation import Collation
 from sordino.training.structure import tensors_in
 
@@ -82,12 +83,82 @@ def padded_to_a_public_length(items):
 SEQUENCES = {"tensor": torch.ones(5).long(), "list": [3, 1, 4, 1, 5], "array": np.ones(5, dtype=np.int64)}
 
 
+def padded_in_front(items):
+    longest = max(len(item) for item in items)
+    return torch.stack([F.pad(torch.as_tensor(item), (longest - len(item), 0), value=9) for item in items])
+
+
+def with_a_square_mask(items):
+    batch = padded(items)
+    length = batch.shape[1]
+    masks = [F.pad(torch.ones(len(item), len(item)), (0, length - len(item)) * 2) for item in items]
+    return {"ids": batch, "mask": torch.stack(masks)}
+
+
+PADDING = {
+    "at the end": (padded, {0: PaddedTensor(dims=(1,), fill=0, in_front=False)}),
+    "to a multiple": (padded_to_a_multiple_of_64, {0: PaddedTensor(dims=(1,), fill=0, in_front=False)}),
+    "in front": (padded_in_front, {0: PaddedTensor(dims=(1,), fill=9, in_front=True)}),
+    "in two dimensions": (
+        with_a_square_mask,
+        {
+            0: PaddedTensor(dims=(1,), fill=0, in_front=False),
+            1: PaddedTensor(dims=(1, 2), fill=0.0, in_front=False),
+        },
+    ),
+}
+
+
 @pytest.mark.parametrize("kind", SEQUENCES)
-@pytest.mark.parametrize("collate", [padded, padded_to_a_multiple_of_64])
-def test_padding_to_the_longest_record_is_refused_and_the_remedy_named(kind, collate):
+@pytest.mark.parametrize("name", PADDING)
+def test_padding_to_the_longest_record_is_described(kind, name):
+    collate, wanted = PADDING[name]
+    found = Collation(collate, SEQUENCES[kind]).padding
+    assert found is not None
+    assert found.tensors == wanted
+    assert found.may_vary is None
+
+
+def filled_with_the_largest(items):
+    largest = max(int(torch.as_tensor(item).max()) for item in items)
+    longest = max(len(item) for item in items)
+    return torch.stack([F.pad(torch.as_tensor(item), (0, longest - len(item)), value=largest) for item in items])
+
+
+def repeated_to_the_longest(items):
+    longest = max(len(item) for item in items)
+    return torch.stack([torch.as_tensor(item).repeat(longest)[:longest] for item in items])
+
+
+def cut_to_the_shortest(items):
+    return torch.stack([torch.as_tensor(item)[: min(map(len, items))] for item in items])
+
+
+@pytest.mark.parametrize("collate", [filled_with_the_largest, repeated_to_the_longest, cut_to_the_shortest])
+def test_what_fits_lengths_in_another_way_must_give_batches_of_one_length(collate):
+    collation = Collation(collate, SEQUENCES["tensor"])
+    assert collation.padding is None
+    collation.layout.check(collate([torch.ones(5).long()] * 3), 3, collation.padding)
     with pytest.raises(CoupledRecords, match="public length") as refusal:
-        Collation(collate, SEQUENCES[kind])
+        collation.layout.check(collate([torch.ones(4).long()] * 3), 3, collation.padding)
     assert not any(character.isdigit() for character in str(refusal.value))
+
+
+def test_a_length_told_beside_the_batch_is_refused():
+    def told(items):
+        return padded(items), max(map(len, items))
+
+    with pytest.raises(CoupledRecords, match="public length"):
+        Collation(told, SEQUENCES["tensor"])
+
+
+def test_where_padding_matters_a_batch_of_another_length_is_refused():
+    collation = Collation(padded, SEQUENCES["tensor"])
+    collation.padding.may_vary = False
+    collation.layout.check(torch.ones(3, 5).long(), 3, collation.padding)
+    with pytest.raises(CoupledRecords, match="public length"):
+        collation.layout.check(torch.ones(3, 6).long(), 3, collation.padding)
+    assert not collation.padding.varies
 
 
 @pytest.mark.parametrize("kind", SEQUENCES)

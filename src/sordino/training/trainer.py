@@ -44,6 +44,7 @@ from sordino.training.loops.following import ForwardWatch, compares_values
 from sordino.training.loops.forms import proves_again, public_marks
 from sordino.training.plan import Performance, Plan
 from sordino.training.probing.alone import NOT_CAPTURED, check_records
+from sordino.training.probing.padding import check_padding
 from sordino.training.probing.per_record import per_record_losses
 from sordino.training.processes.ranks import Ranks, inner, ranks_here, shapes_of
 from sordino.training.records.source import Source, source_of
@@ -152,7 +153,7 @@ def fit(
         performance = replace(performance, device=_device_of(model))
     check_memory(performance.memory, plan)
     randomness = ranks.shared(fresh(Randomness() if randomness is None else randomness))
-    source = source_of(data, collate)
+    source = source_of(data, collate, may_pad=units is None)
     if units is not None:
         units.check(plan)
         source, loss = UnitSource(source, units), by_unit(loss)
@@ -401,7 +402,7 @@ class _Run:
                 self._model,
                 self._recorder,
                 records,
-                lambda made_up: self._loss(self._model, *cast("tuple[object, ...]", made_up)),
+                self._loss_of,
                 values_released=self._plan.loss_curve is not None,
                 as_in_a_batch=self._refusal is not None,
             )
@@ -415,6 +416,10 @@ class _Run:
             self._probed.clear()
             self._probe(batch)
             _LOG.warning(_ONE_BY_ONE, refusal.args[0])
+        check_padding(self._source.padding, self._model, self._recorder, records, self._loss_of)
+
+    def _loss_of(self, batch: object) -> Tensor:
+        return self._loss(self._model, *cast("tuple[object, ...]", batch))
 
     def result(self) -> FitResult:
         """What was reached, and what it guarantees."""

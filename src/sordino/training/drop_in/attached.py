@@ -181,7 +181,7 @@ class Loop:
                 numbers=meter if adaptive is not None or plan.noise is not None else None,
                 units=self.units,
             )
-            set_probe(session, loader.empty_batch, self.loss_reduction, self.criterion, public_batch)
+            set_probe(session, loader, self.loss_reduction, self.criterion, public_batch)
         except BaseException:
             session.detach()
             raise

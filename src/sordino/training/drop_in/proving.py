@@ -3,25 +3,34 @@
 from sordino.gradients import OneByOne
 from sordino.training.drop_in.session import Session
 from sordino.training.loops.criterion import Criterion, ProbeOptions, check_criterion, check_taped_loss, try_forward
+from sordino.training.records.loader import PrivateLoader
 
 __all__ = ["set_probe"]
 
 
 def set_probe(
-    session: Session, structure: object, reduction: str, criterion: Criterion | None, public_batch: object
+    session: Session, loader: PrivateLoader, reduction: str, criterion: Criterion | None, public_batch: object
 ) -> None:
     """Have model and loss proved independent before the first record is used.
 
     Args:
         session: of the module.
-        structure: a batch with no rows.
+        loader: gives the batches: what they look like, and how they are padded.
         reduction: "mean" or "sum" over records.
         criterion: the declared loss; without one the loop's own is followed.
         public_batch: records to use instead of made-up ones, or None.
     """
     # The loop never meets an empty batch: the loader gives it made-up records in place of none.
     together = 1 if isinstance(session.capture, OneByOne) else 4
-    options = ProbeOptions(reduction=reduction, may_be_empty=False, public_batch=public_batch, together=together)
+    structure = loader.empty_batch
+    options = ProbeOptions(
+        reduction=reduction,
+        may_be_empty=False,
+        public_batch=public_batch,
+        together=together,
+        padding=loader.padding,
+    )
+    session.follow_padding(loader.padding)
     if criterion is None:
         session.verify_loss_with(
             lambda tape, loss: check_taped_loss(session.module, session.capture, tape, loss, structure, options),

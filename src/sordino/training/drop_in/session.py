@@ -26,6 +26,7 @@ from sordino.training.loops.tape import Tape, TapedTensor, plain, scaler_refusal
 from sordino.training.loops.taped import leave_untraced
 from sordino.training.performance import Performance
 from sordino.training.plan import Plan
+from sordino.training.probing.padding import Padding
 from sordino.training.processes.ranks import Ranks
 from sordino.training.records.units import UnitChunk
 from sordino.training.step import PrivateStep
@@ -100,6 +101,10 @@ class Session:
         for parameter in module.parameters():
             parameter.grad = None
         self._step_handle = optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs))
+
+    def follow_padding(self, padding: Padding | None) -> None:
+        """Treat the lengths of padded tensors as values of the batch: they follow its longest record."""
+        self._following.padding = padding
 
     def verify_loss_with(self, verify: Prove, try_forward: TryForward | None = None) -> None:
         """Have every new form of the loss proved before its backward pass.

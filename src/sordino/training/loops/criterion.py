@@ -15,6 +15,7 @@ from sordino.training.loops.taped import TapedTensor
 from sordino.training.probing.alone import check_records
 from sordino.training.probing.determinism import Chance
 from sordino.training.probing.indices import IndicesChecked
+from sordino.training.probing.padding import Padding, check_padding
 from sordino.training.probing.probe import refuse_renormalised_tables, without_traces
 from sordino.training.probing.synthetic import INTEGER_PATTERNS, Poison, SyntheticRecords
 from sordino.training.structure import tensors_in
@@ -31,12 +32,14 @@ class ProbeOptions:
         may_be_empty: whether an empty batch may come.
         public_batch: records to use instead of made-up ones, or None.
         together: how many records the loop's batches are tried with.
+        padding: how batches follow their longest record, or None.
     """
 
     reduction: str
     may_be_empty: bool
     public_batch: object
     together: int = 4
+    padding: Padding | None = None
 
 
 def check_taped_loss(
@@ -170,6 +173,15 @@ def _probe(
         run,
         reduction=options.reduction,
         may_be_empty=options.may_be_empty,
+        public_batch=options.public_batch,
+    )
+    check_padding(
+        options.padding,
+        module,
+        capture,
+        records,
+        run,
+        reduction=options.reduction,
         public_batch=options.public_batch,
     )
 

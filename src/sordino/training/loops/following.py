@@ -17,6 +17,7 @@ from sordino.training.loops.tape import Tape, not_followed
 from sordino.training.loops.taped import TapedTensor, not_noting
 from sordino.training.probing.losses import PublicDivisor
 from sordino.training.probing.observation import foreign_leaves, learner_outside, past_outputs
+from sordino.training.probing.padding import Padding
 from sordino.training.probing.state import ModuleState, exports_by_hooks, tensor_attributes
 from sordino.training.structure import tensors_in
 
@@ -98,6 +99,7 @@ class Following:
         try_forward: tries the module on made-up records before its first real forward; None with a criterion.
         criterion: the declared criterion.
         passes: runs both backward passes of a loss that takes two; None for one.
+        padding: how batches follow their longest record, or None.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -105,6 +107,7 @@ class Following:
         self.try_forward: TryForward | None = None
         self.criterion: Criterion | None = None
         self.passes: Callable[[Callable[[bool], object]], object] | None = None
+        self.padding: Padding | None = None
         self.tape: Tape | None = None
         self._module = module
         self._rows = self._batches = 0
@@ -130,7 +133,7 @@ class Following:
         self.tape = Tape(records=rows, on_backward=on_backward, carried=self._carried)
         self.tape.may_leave = self._carried.is_left()
         self.tape.passes = None if self.passes is None else self._run_passes
-        return self.tape.inputs(batch)
+        return self.tape.inputs(batch, padded=() if self.padding is None else self.padding.tensors)
 
     def _run_passes(self, run: Callable[[bool], object]) -> object:
         """Both backward passes; the gradients at the outputs count once."""

@@ -5,7 +5,7 @@ tensors that note each torch function applied to them; the notes are run again o
 does something it did not do before.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TypeGuard
 
 import torch
@@ -67,10 +67,18 @@ class Tape(Leaving):
 
     # --- noting --------------------------------------------------------------------------------------------------
 
-    def inputs(self, batch: object) -> object:
-        """The batch as taped tensors; its tensors are the first inputs of a replay."""
+    def inputs(self, batch: object, *, padded: Collection[int] = ()) -> object:
+        """The batch as taped tensors; its tensors are the first inputs of a replay.
+
+        Args:
+            batch: as the loader gave it.
+            padded: the places of tensors whose shape follows the longest record.
+        """
         with not_noting():
             taped = map_tensors(self._wrap, batch)
+            for place, tensor in enumerate(tensors_in(taped)):
+                if isinstance(tensor, TapedTensor):
+                    tensor.sized_by_values = place in padded
         self._inputs = [slot for tensor in tensors_in(taped) if (slot := self._slot_of(tensor)) is not None]
         return taped
 

@@ -20,7 +20,7 @@ from sordino.training.probing.state import ModuleState, attributes_kept
 from sordino.training.probing.synthetic import INTEGER_PATTERNS, Poison, SyntheticRecords
 from sordino.training.structure import tensors_in
 
-__all__ = ["check_records_are_independent", "refuse_renormalised_tables", "without_traces"]
+__all__ = ["check_records_are_independent", "gradient_distance", "refuse_renormalised_tables", "without_traces"]
 
 _RECORDS = 4
 # Enough for one record to lie more than three standard deviations from the mean of all.
@@ -237,7 +237,7 @@ class _Probe:
     def forget(self) -> None:
         """The same records must have the same gradients after all the others that came meanwhile."""
         again = self._observe(self._made_up)
-        if not _distance(self._first, again) <= _SAME_SHAPE * self._first.scale:
+        if not gradient_distance(self._first, again) <= _SAME_SHAPE * self._first.scale:
             raise CoupledRecords(
                 "model must forget a batch when the next one comes, got another gradient for the same records after "
                 "other records. Keep no hidden state or counter between forward passes."
@@ -292,7 +292,7 @@ class _Probe:
             ) from error
 
 
-def _distance(one: Observation, other: Observation | Sequence[Observation]) -> float:
+def gradient_distance(one: Observation, other: Observation | Sequence[Observation]) -> float:
     """Norm of the difference of two weighted sums of gradients, the second one given in parts."""
     others = [other] if isinstance(other, Observation) else list(other)
     square = 0.0
@@ -307,7 +307,7 @@ def _distance(one: Observation, other: Observation | Sequence[Observation]) -> f
 
 def _compare(one: Observation, other: Observation | Sequence[Observation], tolerance: float, reason: str) -> None:
     """Refuse a difference in the gradients of the compared records, or in their losses."""
-    same = _distance(one, other) <= tolerance * one.scale
+    same = gradient_distance(one, other) <= tolerance * one.scale
     if isinstance(other, Observation) and one.losses is not None and other.losses is not None:
         same = same and torch.allclose(one.losses[1:], other.losses[1:], rtol=tolerance, atol=1e-8)
     if not same:

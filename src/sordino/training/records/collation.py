@@ -1,7 +1,8 @@
 """`collate_fn` as a part of the mechanism (floor 3): tried on made-up items before any record is used.
 
-Row i of a batch may depend on item i only, and nothing else of the batch may depend on items at all. Mixing, batch
-statistics and padding to the longest record are all found by replacing one item and looking at the others' rows.
+Row i of a batch may depend on item i only, and nothing else of the batch may depend on items at all. Mixing and batch
+statistics are found by replacing one item and looking at the others' rows. Padding to the longest record is described,
+so that the probe can check whether the padded length matters.
 """
 
 import copy
@@ -16,9 +17,10 @@ from torch.utils.data import default_collate
 
 from sordino.errors import CoupledRecords, InvalidArgument, SordinoError
 from sordino.training.probing.determinism import random_state_kept
+from sordino.training.probing.padding import PaddedTensor, Padding
 from sordino.training.records.items import Items, made_up_items, public_items, substitute_items
 from sordino.training.records.layout import Layout, layout_of, same, stretched
-from sordino.training.structure import map_tensors, tensors_in
+from sordino.training.structure import leaves_in, map_tensors, tensors_in
 
 __all__ = ["CollateFunction", "Collation"]
 
@@ -33,15 +35,20 @@ _ROUNDING = 1e-5
 
 
 class Collation:
-    """A proved `collate_fn` and what its batches look like.
+    """A `collate_fn` that was tried on synthetic items, and what its batches look like.
 
     Args:
         collate_fn: the user's.
         example: an item of the data set; only its shapes, types and keys are used. Not needed with `public_records`.
         public_records: public or invented items, used instead of made-up ones.
 
+    Attributes:
+        layout: of every batch.
+        padding: how batches follow their longest record; None where they don't, or in a way that is no padding. Without
+            it every batch must have the layout's shape.
+
     Raises:
-        CoupledRecords: a batch's row depends on another record, or its shape or a constant does.
+        CoupledRecords: a batch's row depends on another record, or its type or a constant does.
         RecordCountMismatch: no tensor of a batch has the records first.
         InvalidArgument: too few public records.
     """
@@ -56,9 +63,12 @@ class Collation:
         self._public = None if public_records is None else list(public_records)
         items = made_up_items(example, _COUNT) if self._public is None else public_items(self._public, _COUNT)
         self.layout = self._first_look(items)
+        self.padding: Padding | None = None
         # torch's own function stacks what it is given, and refuses what does not stack.
         if collate_fn is not default_collate:
-            _Trial(collate_fn, self.layout, items).run()
+            trial = _Trial(collate_fn, self.layout, items)
+            trial.run()
+            self.padding = trial.padding()
 
     def substitute(self, count: int, public_batch: object = None) -> object:
         """A batch of `count` records for a loop to run on when none was drawn: public ones, otherwise made up."""
@@ -105,6 +115,12 @@ class _Trial:
         self._layout = layout
         self._items = items.items
         self._others = items.others
+        self._tensors: dict[int, PaddedTensor] = {}
+        self._is_padding = layout.holds_tensors_of_rows_only
+
+    def padding(self) -> Padding | None:
+        """How batches of items of different lengths are padded; None where that is not what happens."""
+        return Padding(tensors=self._tensors) if self._tensors and self._is_padding else None
 
     def run(self) -> None:
         with random_state_kept():
@@ -147,11 +163,32 @@ class _Trial:
             return None
 
     def _compare(self, whole: object, changed: object, place: int) -> None:
-        if not self._layout.matches(changed, _COUNT):
+        if not self._layout.matches(changed, _COUNT, any_length=True):
             raise stretched()
+        if self._layout.shapes(whole) != self._layout.shapes(changed):
+            self._note_padding(whole, changed, place)
+            return
         for row in range(_COUNT):
             if row != place and not same(self._layout.row(whole, row), self._layout.row(changed, row)):
                 raise _mixes()
+
+    def _note_padding(self, whole: object, changed: object, place: int) -> None:
+        """Where all other rows are the same and a constant beside it, one item's length pads them."""
+        others = [row for row in range(_COUNT) if row != place]
+        # Only of tensors is the length followed any further.
+        self._is_padding = self._is_padding and not any(isinstance(leaf, np.ndarray) for leaf in leaves_in(whole))
+        if not self._is_padding:
+            return
+        for number, (one, other) in enumerate(zip(tensors_in(whole), tensors_in(changed), strict=True)):
+            if one.shape == other.shape and number not in self._tensors:
+                self._is_padding = self._is_padding and (one.dim() == 0 or same(one[others], other[others]))
+                continue
+            short, long = sorted((one[others], other[others]), key=Tensor.numel)
+            found = _padded(short, long, self._tensors.get(number))
+            if found is None:
+                self._is_padding = False
+                return
+            self._tensors[number] = found
 
     def _change_count(self, whole: object) -> None:
         """A record's row must not depend on how many others there are."""
@@ -176,6 +213,23 @@ class _Trial:
         before = _random_state()
         batch = self._collate_fn(copy.deepcopy(list(items)))
         return batch, not same(before, _random_state())
+
+
+def _padded(short: Tensor, long: Tensor, known: PaddedTensor | None) -> PaddedTensor | None:
+    """How `long` is made of `short`, in agreement with what is known; None if it is not by one constant at one end."""
+    dims = tuple(dim for dim in range(1, short.dim()) if short.shape[dim] != long.shape[dim])
+    if known is not None and not dims:
+        return known if same(short, long) else None
+    if not dims or any(short.shape[dim] > long.shape[dim] for dim in dims):
+        return None
+    corner = tuple(0 if dim in dims else slice(None) for dim in range(long.dim()))
+    last = tuple(-1 if dim in dims else slice(None) for dim in range(long.dim()))
+    for in_front, where in ((False, last), (True, corner)):
+        filled = long[where].flatten()
+        padded = PaddedTensor(dims=dims, fill=filled[0].item(), in_front=in_front)
+        if same(padded.padded(short, long.shape), long) and known in {None, padded}:
+            return padded
+    return None
 
 
 def _random_state() -> object:

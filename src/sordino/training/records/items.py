@@ -83,6 +83,9 @@ def made_up_items(example: object, count: int) -> Items:
         for change in _OTHER_SIZES:
             size = _Exchange(old=old, new=change(old))
             others.append(_item(example, _Filling(chance=chance, size=size)))
+        # What fills up shorter records must not come from the longest one's values.
+        size = _Exchange(old=old, new=old + 1)
+        others.append(_item(example, _Filling(chance=chance, size=size, strange=(7.0, 3))))
     return Items(items=items, others=others)
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from sordino.errors import CoupledRecords, RecordCountMismatch
-from sordino.training.structure import is_leaf, parts_of, rebuild
+from sordino.training.probing.padding import Padding, padding_refusal
+from sordino.training.structure import is_leaf, parts_of, rebuild, tensors_in
 
 __all__ = ["Layout", "layout_of", "same", "stretched"]
 
@@ -24,9 +25,11 @@ class _Rows:
     shape: tuple[int, ...]
     dtype: object
 
-    def matches(self, value: object, records: int) -> bool:
-        array = isinstance(value, Tensor | np.ndarray)
-        return array and tuple(value.shape) == (records, *self.shape) and value.dtype == self.dtype
+    def matches(self, value: object, records: int, *, any_length: bool = False) -> bool:
+        if not isinstance(value, Tensor | np.ndarray) or value.dtype != self.dtype or not value.ndim:
+            return False
+        same_shape = len(value.shape) == len(self.shape) + 1 if any_length else tuple(value.shape[1:]) == self.shape
+        return same_shape and value.shape[0] == records
 
     def row(self, value: Sequence[object], place: int) -> object:
         return value[place]
@@ -39,7 +42,7 @@ class _Rows:
 class _Entries:
     """A list or tuple with one entry a record; an entry is its record's own affair."""
 
-    def matches(self, value: object, records: int) -> bool:
+    def matches(self, value: object, records: int, *, any_length: bool = False) -> bool:  # noqa: ARG002
         return isinstance(value, list | tuple) and len(value) == records
 
     def row(self, value: Sequence[object], place: int) -> object:
@@ -55,7 +58,7 @@ class _Constant:
 
     value: object
 
-    def matches(self, value: object, records: int) -> bool:  # noqa: ARG002 (one signature for all kinds)
+    def matches(self, value: object, records: int, *, any_length: bool = False) -> bool:  # noqa: ARG002 (one signature)
         return same(value, self.value)
 
     def row(self, value: object, place: int) -> object:  # noqa: ARG002
@@ -71,10 +74,10 @@ class _Parts:
 
     parts: Mapping[object, "_Node"]
 
-    def matches(self, value: object, records: int) -> bool:
+    def matches(self, value: object, records: int, *, any_length: bool = False) -> bool:
         found = parts_of(value)
         return list(found) == list(self.parts) and all(
-            node.matches(found[name], records) for name, node in self.parts.items()
+            node.matches(found[name], records, any_length=any_length) for name, node in self.parts.items()
         )
 
     def row(self, value: object, place: int) -> object:
@@ -96,22 +99,50 @@ class Layout:
     root: _Node
     empty: object
 
-    def matches(self, batch: object, records: int) -> bool:
-        """Whether `batch` is one of `records` records."""
-        return self.root.matches(batch, records)
+    def matches(self, batch: object, records: int, *, any_length: bool = False) -> bool:
+        """Whether `batch` is one of `records` records; with `any_length`, rows may have other sizes."""
+        return self.root.matches(batch, records, any_length=any_length)
 
     def row(self, batch: object, place: int) -> object:
         """Everything that the batch holds for its record number `place`."""
         return self.root.row(batch, place)  # pyright: ignore[reportArgumentType]
 
-    def check(self, batch: object, records: int) -> None:
+    @property
+    def holds_tensors_of_rows_only(self) -> bool:
+        """Whether every tensor of a batch has one row a record, so that its place in the batch says which it is."""
+        return not _has(_Entries, self.root)
+
+    def shapes(self, batch: object) -> list[tuple[int, ...]]:
+        """The shapes of everything that holds one row a record."""
+        return _shapes(self.root, batch)
+
+    def check(self, batch: object, records: int, padding: Padding | None = None) -> None:
         """Refuse a batch that looks otherwise.
+
+        Args:
+            batch: as `collate_fn` gave it.
+            records: how many it holds.
+            padding: how batches are padded; where it may vary, so may the padded dimensions.
 
         Raises:
             CoupledRecords: a dimension, a type or a constant changed.
         """
-        if not self.matches(batch, records):
+        if self.matches(batch, records):
+            return
+        if padding is None or not self._differs_in_length(batch, records, padding):
             raise stretched()
+        if padding.may_vary is False:
+            raise padding_refusal()
+        padding.varies = True
+
+    def _differs_in_length(self, batch: object, records: int, padding: Padding) -> bool:
+        if not self.matches(batch, records, any_length=True):
+            return False
+        for place, (one, other) in enumerate(zip(tensors_in(self.empty), tensors_in(batch), strict=True)):
+            dims = padding.tensors[place].dims if place in padding.tensors else ()
+            if any(one.shape[dim] != other.shape[dim] for dim in range(1, one.dim()) if dim not in dims):
+                return False
+        return True
 
 
 def stretched() -> CoupledRecords:
@@ -131,7 +162,7 @@ def layout_of(one: object, records: int, other: object, other_records: int) -> L
         CoupledRecords: the batches differ in something that is neither a row a record nor constant.
     """
     root = _node(one, records, other, other_records)
-    if not _has_rows(root):
+    if not _has(_Rows, root):
         raise RecordCountMismatch(
             "batch must hold a tensor with the records first, got none. Let collate_fn return tensors, dicts, lists, "
             "tuples or dataclasses of tensors of shape (records, …)."
@@ -139,8 +170,16 @@ def layout_of(one: object, records: int, other: object, other_records: int) -> L
     return Layout(root=root, empty=root.empty(one))
 
 
-def _has_rows(node: _Node) -> bool:
-    return isinstance(node, _Rows) or (isinstance(node, _Parts) and any(map(_has_rows, node.parts.values())))
+def _has(kind: type, node: _Node) -> bool:
+    parts = node.parts.values() if isinstance(node, _Parts) else ()
+    return isinstance(node, kind) or any(_has(kind, part) for part in parts)
+
+
+def _shapes(node: _Node, value: object) -> list[tuple[int, ...]]:
+    if isinstance(node, _Rows) and isinstance(value, Tensor | np.ndarray):
+        return [tuple(value.shape)]
+    found = parts_of(value) if isinstance(node, _Parts) else {}
+    return [shape for name in found for shape in _shapes(node.parts[name], found[name])]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _node(one: object, records: int, other: object, other_records: int) -> _Node:

@@ -113,7 +113,7 @@ class PrivateLoader:
         dataset = cast(Dataset[object], self.dataset)
         example = _structure_of_an_item(dataset, int(indices[0])) if public_records is None else None
         collation = Collation(self.collate_fn, example, public_records)
-        self._layout = collation.layout
+        self._layout, self.padding = collation.layout, collation.padding
         self.empty_batch = collation.layout.empty
         self._substitutes = checks.integer(1, substitutes=substitutes)
         substitute = collation.substitute(substitutes, public_batch)
@@ -165,7 +165,7 @@ class PrivateLoader:
                     )
                 is_last = self._ends_step = drawn.is_last
                 rows = drawn.records or self._substitutes
-                self._layout.check(batch, rows)
+                self._layout.check(batch, rows, self.padding)
                 yield self._hand_out(drawn.at_step(step), batch, rows)
 
     @property

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from sordino.errors import InvalidArgument
+from sordino.training.probing.padding import Padding
 from sordino.training.records.collation import Collation
 from sordino.training.records.layout import Layout
 from sordino.training.structure import map_tensors
@@ -18,6 +19,11 @@ __all__ = ["DatasetSource", "Source", "TensorSource", "fetched", "source_of"]
 
 class Source(Protocol):
     """Records by position. A batch is a tuple: the arguments that the loss gets after the model."""
+
+    @property
+    def padding(self) -> Padding | None:
+        """How batches follow their longest record; None where they don't."""
+        ...
 
     def __len__(self) -> int:
         """Number of records."""
@@ -38,6 +44,8 @@ class TensorSource:
     Args:
         tensors: each of shape (n, …).
     """
+
+    padding: Padding | None = None
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         if not tensors or any(tensor.dim() == 0 for tensor in tensors):
@@ -69,12 +77,17 @@ class DatasetSource:
         dataset: with ``__getitem__`` and ``__len__``.
         collate: torch's default when None. A tuple or list that it returns is unpacked into the loss's arguments.
             It is tried on made-up items when the first batch is read: each row must come from its own record.
+        may_pad: whether batches may follow their longest record, where that changes no other record's gradient.
     """
 
-    def __init__(self, dataset: Dataset[object], collate: Callable[[list[object]], object] | None = None) -> None:
+    def __init__(
+        self, dataset: Dataset[object], collate: Callable[[list[object]], object] | None = None, *, may_pad: bool = True
+    ) -> None:
         self._dataset = dataset
         self._collate = default_collate if collate is None else collate
         self._layout: Layout | None = None
+        self.padding: Padding | None = None
+        self._may_pad = may_pad
 
     def __len__(self) -> int:
         return len(cast(Sized, self._dataset))
@@ -91,15 +104,19 @@ class DatasetSource:
         """
         items = fetched(self._dataset, indices.tolist())
         if self._layout is None:
-            self._layout = Collation(self._collate, items[0]).layout
+            collation = Collation(self._collate, items[0])
+            self._layout, self.padding = collation.layout, collation.padding if self._may_pad else None
         batch = self._collate(items)
-        self._layout.check(batch, len(items))
+        self._layout.check(batch, len(items), self.padding)
         batch = map_tensors(lambda tensor: tensor.to(device), batch)
         return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
 
 def source_of(
-    data: Sequence[Tensor] | Dataset[object], collate: Callable[[list[object]], object] | None = None
+    data: Sequence[Tensor] | Dataset[object],
+    collate: Callable[[list[object]], object] | None = None,
+    *,
+    may_pad: bool = True,
 ) -> Source:
     """The source for what `fit` was given.
 
@@ -115,7 +132,7 @@ def source_of(
                 "Private batches are drawn by position. Write the records to disk once (sordino.data.mapped_table or "
                 "MappedArrays); docs/data.md names what else remains for a stream."
             )
-        return DatasetSource(cast("Dataset[object]", data), collate)
+        return DatasetSource(cast("Dataset[object]", data), collate, may_pad=may_pad)
     if isinstance(data, tuple | list) and all(isinstance(part, Tensor) for part in data):
         if collate is not None:
             raise InvalidArgument("collate must be None for tensors, got a function. Give a data set, or drop it.")

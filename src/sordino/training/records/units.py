@@ -173,6 +173,8 @@ class UnitSource:
         InvalidArgument: `units` is for another number of records.
     """
 
+    padding = None
+
     def __init__(self, source: Source, units: Units) -> None:
         of = np.asarray(units.of)
         if len(of) != len(source):

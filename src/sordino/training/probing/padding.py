@@ -1,0 +1,190 @@
+"""Batches padded to their longest record (floor 3): allowed where the padded length changes no record's gradient.
+
+How far a batch is padded depends on its longest record. That reaches no other record when the model and the loss give
+every record the same gradient whatever the length: attention masks, masked means, sums over valid positions. It is
+checked on synthetic records, padded less and more.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from sordino.errors import CoupledRecords, SordinoError
+from sordino.gradients import GradientCapture, Recorder
+from sordino.training.probing.determinism import WithoutChance
+from sordino.training.probing.observation import Observation, Observer
+from sordino.training.probing.probe import gradient_distance, without_traces
+from sordino.training.probing.synthetic import INTEGER_PATTERNS, SyntheticRecords
+from sordino.training.structure import map_tensors, tensors_in
+
+__all__ = ["PaddedTensor", "Padding", "check_padding", "padding_refusal"]
+
+_RECORDS = 4
+# Another length goes through other kernels: rounding, far below what one position of padding does to a mean.
+_ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4}
+_ROUNDING_HALF = 5e-2
+# One position more, and much more. A position table may end before.
+_LONGER: tuple[Callable[[int], int], ...] = (lambda n: n + 1, lambda n: 2 * n + 16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddedTensor:
+    """How one tensor of a batch is padded.
+
+    Args:
+        dims: the dimensions that follow the longest record, ≥ 1.
+        fill: the value of padded entries.
+        in_front: whether padding comes before a record's own entries.
+    """
+
+    dims: tuple[int, ...]
+    fill: float
+    in_front: bool
+
+    def padded(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        """The tensor with its padded dimensions grown to those of `shape`."""
+        grown = tensor.new_full(tuple(shape), self.fill)
+        grown[self._own(tensor, grown)] = tensor
+        return grown
+
+    def shortened(self, tensor: Tensor, record: int, by: int) -> None:
+        """Fill the last (or first) `by` positions of a record with padding, in place; one position is left."""
+        for dim in self.dims:
+            size = tensor.shape[dim]
+            by = max(min(by, size - 1), 0)
+            part = slice(0, by) if self.in_front else slice(size - by, None)
+            where = [slice(record, record + 1) if place == 0 else slice(None) for place in range(tensor.dim())]
+            where[dim] = part
+            tensor[tuple(where)] = self.fill
+
+    def _own(self, tensor: Tensor, grown: Tensor) -> tuple[slice, ...]:
+        def part(dim: int) -> slice:
+            size, whole = tensor.shape[dim], grown.shape[dim]
+            return slice(whole - size, whole) if self.in_front else slice(0, size)
+
+        return tuple(part(dim) if dim in self.dims else slice(None) for dim in range(tensor.dim()))
+
+
+@dataclass(kw_only=True)
+class Padding:
+    """The padding of a loader's batches, and whether their length may vary.
+
+    Args:
+        tensors: the padded tensors, by their place among the batch's tensors.
+
+    Attributes:
+        may_vary: whether model and loss were checked to be independent of the padded length; None before a check.
+        varies: whether a batch of another length has been read.
+    """
+
+    tensors: Mapping[int, PaddedTensor]
+    may_vary: bool | None = field(default=None, init=False)
+    varies: bool = field(default=False, init=False)
+
+
+def padding_refusal() -> CoupledRecords:
+    """What is raised for batches of different lengths where the length matters."""
+    return CoupledRecords(
+        "collate_fn must not pad to the longest record of the batch unless padding changes no record's loss or "
+        "gradient, got a batch of another length for a model and loss in which it does. Give the model a mask "
+        "(attention_mask) and divide within each record by its own valid positions, or pad and cut each record to a "
+        "public length (padding='max_length', truncation=True)."
+    )
+
+
+def check_padding(
+    padding: Padding | None,
+    model: nn.Module,
+    recorder: Recorder,
+    records: object,
+    run: Callable[[object], Tensor],
+    *,
+    reduction: str = "none",
+    public_batch: object = None,
+) -> None:
+    """Decide whether batches may be padded to their longest record, by synthetic records padded less and more.
+
+    Guarantee: only the structure of `records` is read.
+
+    Args:
+        padding: of the loader's batches, or None; `may_vary` is set.
+        model: in the mode in which it will be trained.
+        recorder: of the model's gradients, with no recording in use; a record taken alone is not padded for others.
+        records: a batch, or a batch with no rows; or a tuple whose first part is one.
+        run: batch ↦ loss, as for `check_records_are_independent`.
+        reduction: "none", "mean" or "sum".
+        public_batch: records to use instead of synthetic ones.
+
+    Raises:
+        CoupledRecords: the length matters, and a batch of another length was read already.
+    """
+    if padding is None or padding.may_vary is False:
+        return
+    if not isinstance(recorder, GradientCapture):
+        padding.may_vary = True
+        return
+    observer = Observer(recorder, run, reduction)
+    with without_traces(model), WithoutChance():
+        padding.may_vary = _is_independent_of_length(padding, observer, records, list(tensors_in(public_batch)))
+    if padding.varies and not padding.may_vary:
+        raise padding_refusal()
+
+
+def _is_independent_of_length(padding: Padding, observer: Observer, records: object, example: list[Tensor]) -> bool:
+    rows = next((tensor.size(0) for tensor in tensors_in(records) if tensor.dim()), 0)
+    weights = torch.linspace(0.5, 1.0, _RECORDS)
+    for pattern in INTEGER_PATTERNS:
+        synthetic = SyntheticRecords(records, rows=rows, count=_RECORDS, pattern=pattern, example=example)
+        batch = _of_different_lengths(padding, synthetic.batch(range(_RECORDS)))
+        shown = _observed(observer, batch, weights)
+        if shown is None or not shown.finite or not shown.scale:
+            continue
+        longer = [_observed(observer, _grown(padding, batch, length), weights) for length in _LONGER]
+        tried = [other for other in longer if other is not None]
+        if not tried:
+            return False
+        tolerance = _ROUNDING.get(shown.dtype, _ROUNDING_HALF)
+        return all(_same(shown, other, tolerance) for other in tried)
+    return False
+
+
+def _observed(observer: Observer, batch: object, weights: Tensor) -> Observation | None:
+    """None where the code does not run on such a batch."""
+    try:
+        return observer.observe(batch, weights)
+    except SordinoError:
+        raise
+    except Exception:
+        return None
+
+
+def _same(one: Observation, other: Observation, tolerance: float) -> bool:
+    if not gradient_distance(one, other) <= tolerance * one.scale:
+        return False
+    if one.losses is None or other.losses is None:
+        return True
+    return torch.allclose(one.losses, other.losses, rtol=tolerance, atol=tolerance * float(one.losses.abs().max()))
+
+
+def _of_different_lengths(padding: Padding, batch: object) -> object:
+    """Record r ends r positions before the batch does; one is not padded at all."""
+    for place, tensor in enumerate(tensors_in(batch)):
+        if place in padding.tensors:
+            for record in range(_RECORDS):
+                padding.tensors[place].shortened(tensor, record, record)
+    return batch
+
+
+def _grown(padding: Padding, batch: object, length: Callable[[int], int]) -> object:
+    places = iter(range(len(list(tensors_in(batch)))))
+
+    def grown(tensor: Tensor) -> Tensor:
+        known = padding.tensors.get(next(places))
+        if known is None:
+            return tensor
+        shape = [length(size) if dim in known.dims else size for dim, size in enumerate(tensor.shape)]
+        return known.padded(tensor, shape)
+
+    return map_tensors(grown, batch)
