@@ -20,6 +20,7 @@ from sordino.federated.updates import shared_parameters
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.training.bills.prepaid import Prepaid
+from sordino.training.generators import BatchGenerators
 from sordino.training.processes.ranks import refuse_several
 
 __all__ = ["DistributedServer"]
@@ -85,6 +86,7 @@ class DistributedServer:
         self._population = checks.integer(mechanism.clients, population=population)
         self._optimizer = optimizer(list(self._shared.values()))
         self._randomness = Randomness() if randomness is None else randomness
+        self._generators = BatchGenerators(self._randomness)
         self._ledger = ledger
         self._within: ExitStack | None = None
         self._open: Round | None = None
@@ -116,19 +118,27 @@ class DistributedServer:
         """Give back what was not drawn."""
         assert self._within is not None
         within, self._within = self._within, None
+        self._generators.close()
         within.__exit__(kind, error, trace)
 
     def _events(self, rounds: int) -> Event:
         return SelfComposed(event=self.mechanism.event(), count=rounds)
 
     def rounds(self) -> Iterator[Round]:
-        """The rounds, each charged before its clients are asked; who is asked is no secret."""
+        """The rounds, each charged before its clients are asked; who is asked is no secret.
+
+        Until a round's end, clients that are trained in this process draw torch's, NumPy's and Python's random numbers
+        from secret states.
+        """
         for number in range(self._charged, self._planned):
             self._check_running()
+            self._generators.close()
             self._paid.pay(number, coming=self._planned - number)
             self._charged = number + 1
             self._open = Round(number=number, clients=self._cohort(number))
+            self._generators.open(number)
             yield self._open
+        self._generators.close()
         self._open = None
 
     def _cohort(self, number: int) -> np.ndarray:
@@ -164,6 +174,7 @@ class DistributedServer:
             raise UnprivateStep("cohort must be the one that rounds() gave last, got another. Ask for the next round.")
         mean = self.mechanism.decode(total, round_number=cohort.number)
         self._open = None
+        self._generators.close()
         for name, parameter in self._shared.items():
             parameter.grad = -mean[name].to(parameter.device, parameter.dtype)
         self._optimizer.step()

@@ -27,6 +27,7 @@ from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.runs import RunFolder
 from sordino.training import Plan
+from sordino.training.generators import PrivateGenerators
 
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
@@ -267,7 +268,12 @@ def _changing(arrays_key: str, change: Callable[[Update, Context], Update]) -> M
         if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
             return call_next(message, context)
         given = cast("ArrayRecord", message.content[arrays_key]).to_torch_state_dict()
-        reply = call_next(message, context)
+        # Clients that share a process would otherwise share the order of its random numbers.
+        generators = PrivateGenerators(Randomness().stream("client", step=0))
+        try:
+            reply = call_next(message, context)
+        finally:
+            generators.close()
         if reply.has_error():
             # A reason may quote a record.
             return Message(Error(code=reply.error.code, reason="the client failed"), reply_to=message)

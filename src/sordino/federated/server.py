@@ -38,6 +38,7 @@ from sordino.training.bills.prepaid import set_aside
 from sordino.training.bills.spending import SpentSoFar, charged_at
 from sordino.training.fitting.freshness import fresh
 from sordino.training.fitting.record import Parts, record_of
+from sordino.training.generators import BatchGenerators
 from sordino.training.guard import claim, release
 from sordino.training.processes.ranks import refuse_several
 from sordino.training.step import PrivateStep
@@ -124,6 +125,7 @@ class PrivateServer:
         self._shared = self._stack.trainable()
         self._optimizer = optimizer(self._shared)
         self._randomness = fresh(Randomness() if randomness is None else randomness)
+        self._generators = BatchGenerators(self._randomness)
         self._ledger = ledger
         self._parts = Parts(model=model, optimizer=self._optimizer, schedule=None, average=None)
         self._record = record_of(plan, run=run, resume=resume, every=checkpoint_every)
@@ -164,6 +166,7 @@ class PrivateServer:
     ) -> None:
         """Give back what was not drawn, and write the end of the run."""
         assert self._within is not None
+        self._generators.close()
         self._step.abandon()
         try:
             self._within.__exit__(kind, error, trace)
@@ -183,7 +186,8 @@ class PrivateServer:
         """The rounds that are left, each charged before it is given out.
 
         A round that is not finished before the next one is asked for is lost: it stays charged, its number is not used
-        again, and the model stays as it is.
+        again, and the model stays as it is. Until its end, clients that are trained in this process draw torch's,
+        NumPy's and Python's random numbers from secret states.
 
         Raises:
             BudgetExceeded: the account can't pay for the next round; nothing was asked of any client.
@@ -200,10 +204,13 @@ class PrivateServer:
         )
         for number, clients in enumerate(batches, start=first):
             self._check_running()
+            self._generators.close()
             self._step.abandon()
             self._charge(number, clients)
             self._open = Round(number=number, clients=clients)
+            self._generators.open(number)
             yield self._open
+        self._generators.close()
         self._open = None
 
     def _charge(self, number: int, clients: np.ndarray) -> None:
@@ -251,6 +258,8 @@ class PrivateServer:
         except BaseException:
             self._step.abandon()
             raise
+        finally:
+            self._generators.close()
         for parameter in self._shared:
             # A server moves along the mean update; an optimizer moves against a gradient.
             parameter.grad = None if parameter.grad is None else parameter.grad.neg_()

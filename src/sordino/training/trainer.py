@@ -39,6 +39,7 @@ from sordino.training.fitting.outcome import FitResult, LossFunction, Transcript
 from sordino.training.fitting.record import Parts, RunRecord
 from sordino.training.fitting.shared_record import record_among
 from sordino.training.fitting.stepping import OptimizerFactory, optimizer_for, schedule_for
+from sordino.training.generators import BatchGenerators, owned_generators, private_generators
 from sordino.training.guard import claim, release
 from sordino.training.loops.following import ForwardWatch, compares_values
 from sordino.training.loops.forms import proves_again, public_marks
@@ -225,6 +226,7 @@ class _Run:
         self._probed: set[Hashable] = set()
         # Why one record at a time is taken though nobody asked for it.
         self._refusal: PrivacyError | None = None
+        self._generators, self._owned = BatchGenerators(randomness, rank=ranks.number), owned_generators(source)
         self._compiled: CompiledStep | None = None
         self._curve: tuple[LossPoint, ...] = ()
 
@@ -338,33 +340,41 @@ class _Run:
         present = self._source.present(indices) if isinstance(self._source, UnitSource) else indices
         self._ranks.gather()
         size, evenly = self._performance.chunk_size, self._performance.memory != "fast"
-        recorder, step = self._recorder, self._step
+        recorder = self._recorder
         for chunk in self._ranks.chunks(present, step=number, microbatch_size=size, evenly=evenly):
-            batch = self._source.batch(chunk.indices, device=self._device) if chunk.records else None
-            if batch is not None:
-                self._probe(batch)
+            with private_generators(self._generators.stream(number, chunk.chunk), self._owned):
+                self._add(chunk)
             if recorder is not self._recorder:
                 self._accumulate(number, indices)
                 return
-            if isinstance(step.bounds, ProjectedSums) and batch is not None:
-                step.begin(chunk)
-                step.add_sums(chunk, step.bounds.sums(self._loss, batch, records=chunk.records))
-                continue
-            if self._compiled is not None and batch is not None and self._chunks and isinstance(step.bounds, Bounds):
-                step.begin(chunk)
-                sums = self._compiled.sums(step.bounds, batch)
-                if sums is not None:
-                    step.add_sums(chunk, sums)
-                    continue
-            with step.recording(chunk):
-                # Not every model takes a batch without records; it adds nothing to the sum.
-                if batch is not None:
-                    losses = self._losses(chunk, batch)
-                    if self._diagnostics is not None:
-                        self._diagnostics.add(losses)
-                    step.add_losses(losses)
-                    step.backward(losses)
-            step.add(chunk)
+
+    def _add(self, chunk: Chunk) -> None:
+        """Add a chunk to the sum, unless its probe chooses another recorder: then the batch is split anew."""
+        recorder, step = self._recorder, self._step
+        batch = self._source.batch(chunk.indices, device=self._device) if chunk.records else None
+        if batch is not None:
+            self._probe(batch)
+        if recorder is not self._recorder:
+            return
+        if isinstance(step.bounds, ProjectedSums) and batch is not None:
+            step.begin(chunk)
+            step.add_sums(chunk, step.bounds.sums(self._loss, batch, records=chunk.records))
+            return
+        if self._compiled is not None and batch is not None and self._chunks and isinstance(step.bounds, Bounds):
+            step.begin(chunk)
+            sums = self._compiled.sums(step.bounds, batch)
+            if sums is not None:
+                step.add_sums(chunk, sums)
+                return
+        with step.recording(chunk):
+            # Not every model takes a batch without records; it adds nothing to the sum.
+            if batch is not None:
+                losses = self._losses(chunk, batch)
+                if self._diagnostics is not None:
+                    self._diagnostics.add(losses)
+                step.add_losses(losses)
+                step.backward(losses)
+        step.add(chunk)
 
     def _losses(self, chunk: Chunk, batch: tuple[object, ...]) -> Tensor:
         watch = ForwardWatch(self._model, values=compares_values(self._chunks))

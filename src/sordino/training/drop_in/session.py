@@ -7,6 +7,7 @@ forward, and before the optimizer's step. Chunks come from the loader, which cal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,6 +19,7 @@ from sordino.training.bills.adaptive import AdaptiveRun
 from sordino.training.drop_in.root_hook import RootHook, refuse_copy
 from sordino.training.drop_in.settings import Settings
 from sordino.training.drop_in.trainable import check_trainable, held_by
+from sordino.training.generators import BatchGenerators, check_not_seeded
 from sordino.training.guard import claim, release
 from sordino.training.loops.arrival import Criterion
 from sordino.training.loops.following import Following, ForwardWatch, Prove, TryForward
@@ -26,6 +28,7 @@ from sordino.training.loops.tape import Tape, TapedTensor, plain, scaler_refusal
 from sordino.training.loops.taped import leave_untraced
 from sordino.training.performance import Performance
 from sordino.training.plan import Plan
+from sordino.training.probing.determinism import random_states
 from sordino.training.probing.padding import Padding
 from sordino.training.processes.ranks import Ranks
 from sordino.training.records.units import UnitChunk
@@ -57,7 +60,7 @@ class Session:
         module: the root module; its forward is called on the loader's batches.
         optimizer: the user's; decides which parameters are trained.
         plan: clipping, noise and divisor.
-        randomness: source of the noise.
+        randomness: source of the noise, and of the random numbers of forward and backward passes.
         mean_over_records: whether the user's loss is a mean over the records of a chunk, otherwise a sum.
         adaptive: chooses each step's values under a budget.
         by_unit: whether chunks are `UnitChunk`s.
@@ -90,12 +93,16 @@ class Session:
         self._following = Following(module)
         leave_untraced()
         self._chunk: Chunk | None = None
+        self._handed: Chunk | None = None
         self._rows = 0
         self._texts: dict[int, object] = {}
         self._settings = Settings(optimizer)
         self._calls: list[_Call] = []
         self._claimed: list[nn.Parameter] = []
         self._started = self._backward = self._busy = self._detached = False
+        # In secret states while a batch is under way; and the user's states when its loop ended before its step.
+        self._generators = BatchGenerators(randomness, rank=self._ranks.number)
+        self._states_left: list[np.ndarray] | None = None
         self._capture_held(after_step=-1)
         self._ranks.scatter()
         for parameter in module.parameters():
@@ -127,6 +134,7 @@ class Session:
     def detach(self) -> None:
         """Give module and optimizer back as they were; later steps are the user's own again."""
         self._detached = True
+        self._generators.close()
         self._release_held()
         self._step_handle.remove()
         release(self._claimed)
@@ -203,6 +211,7 @@ class Session:
             rows: number of records in `batch`.
         """
         self.check_attached()
+        self._generators.close()
         # Chunk k of an open batch may only follow once chunk k − 1 was stepped: otherwise it is missing from the sum.
         if self.step.is_open and not self.step.expects(chunk):
             self.step.abandon()
@@ -216,12 +225,33 @@ class Session:
             self._capture_held(after_step=self.step.last_step)
         if chunk.chunk == 0:
             self._ranks.gather()
-        self._chunk, self._rows = chunk, rows
+        self._chunk, self._handed, self._rows = chunk, chunk, rows
         self._started = self._backward = False
         self._texts = texts_in(batch)
         batch = self._following.begin(batch, rows, self._on_backward)
         mark(batch, (chunk.step, chunk.chunk))
+        self._generators.open(chunk.step, chunk.chunk)
+        self._states_left = None
         return batch
+
+    def let_go(self, chunk: Chunk) -> None:
+        """The loop over batches asks for the next one or has ended: its random numbers are its own again."""
+        if chunk is self._handed and self._generators.are_open:
+            self._generators.close()
+            self._states_left = random_states()
+
+    def _check_generators(self, chunk: Chunk) -> None:
+        """See that the forward pass on `chunk` draws secret numbers, and that the loop drew no others for it."""
+        if self._generators.are_open:
+            check_not_seeded()
+            return
+        if self._states_left is None or not all(map(np.array_equal, self._states_left, random_states())):
+            raise UnprivateStep(
+                "random numbers for a batch must be drawn while its loop runs, got some drawn after its end, which "
+                "follow from a record's place in the batch. Write `batches = iter(loader)` and `next(batches)` instead "
+                "of next(iter(loader)), or step inside the loop."
+            )
+        self._generators.open(chunk.step, chunk.chunk, again=True)
 
     def _current(self, call: _Call) -> Chunk:
         """The chunk that a training forward belongs to."""
@@ -260,7 +290,9 @@ class Session:
         call = _Call(kind=kind, args=args, kwargs=kwargs)
         self._calls.append(call)
         if kind == "train":
-            self._start(self._current(call), call)
+            chunk = self._current(call)
+            self._check_generators(chunk)
+            self._start(chunk, call)
             call.watch = self._following.watch(args, kwargs)
         elif kind == "aside":
             call.recording = self.capture.set_aside()
@@ -321,6 +353,7 @@ class Session:
 
     def _note_backward(self, _gradient: Tensor) -> None:
         try:
+            check_not_seeded()
             self._following.arrived()
         except UnprivateStep:
             self._chunk = None
@@ -369,6 +402,8 @@ class Session:
         except BaseException:
             self.step.abandon()
             raise
+        finally:
+            self._generators.close()
 
     def _finish(self, chunk: Chunk) -> None:
         self._following.check_step()

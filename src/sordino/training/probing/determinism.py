@@ -11,7 +11,7 @@ from numpy import random as numpy_random
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Chance", "GENERATORS", "WithoutChance", "generators_used", "random_state_kept"]
+__all__ = ["Chance", "GENERATORS", "WithoutChance", "generators_used", "random_state_kept", "random_states"]
 
 GENERATORS = ("torch", "python", "numpy")
 """The generators that the probe can drive. One of the user's own (``numpy.random.default_rng``) is out of reach."""
@@ -83,24 +83,27 @@ def _force_torch(word: int) -> None:
 @contextmanager
 def generators_used(used: set[str]) -> Iterator[None]:
     """Add to `used` the generators that the block draws from."""
-    before = _states()
+    before = random_states()
     yield
-    after = _states()
-    used.update(name for name in GENERATORS if not np.array_equal(before[name], after[name]))
+    after = random_states()
+    used.update(
+        name for name, old, new in zip(GENERATORS, before, after, strict=True) if not np.array_equal(old, new)
+    )
 
 
-def _states() -> dict[str, np.ndarray]:
+def random_states() -> list[np.ndarray]:
+    """The states of `GENERATORS`, in that order."""
     parts = [torch.get_rng_state()]
     if torch.cuda.is_initialized():
         parts += torch.cuda.get_rng_state_all()
     _, words, _ = random.getstate()
     state = numpy_random.get_state(legacy=False)  # noqa: NPY002
     assert isinstance(state, dict)
-    return {
-        "torch": torch.cat(parts).numpy(),
-        "python": np.asarray(words),
-        "numpy": np.append(state["state"]["key"], state["state"]["pos"]),
-    }
+    return [
+        torch.cat(parts).numpy(),
+        np.asarray(words),
+        np.append(state["state"]["key"], (state["state"]["pos"], state["has_gauss"])),
+    ]
 
 
 class WithoutChance(TorchDispatchMode):

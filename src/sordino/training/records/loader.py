@@ -5,7 +5,7 @@ through worker processes and `collate_fn`; the user sees plain batches. When no 
 on made-up records that count for nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Protocol, cast
 
 import numpy as np
@@ -26,8 +26,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 from sordino import checks
 from sordino.errors import InvalidArgument, UnknownSampler, UnprivateStep
-from sordino.randomness import Randomness
+from sordino.randomness import Randomness, Stream
 from sordino.sampling import Chunk, split
+from sordino.training.generators import owned_generators, private_generators
 from sordino.training.records.collation import Collation
 from sordino.training.records.source import fetched
 from sordino.training.records.units import Units, UnitTable
@@ -71,10 +72,12 @@ class PrivateLoader:
             None when there is no budget for it: the epoch then ends.
         hand_out: called with each chunk, its batch and the batch's number of rows; returns the batch as the user gets
             it.
+        let_go: called with a chunk when its batch is over: the next one is asked for, or the loop has ended.
         substitutes: made-up records in the batch that stands for an empty one, ≥ 1.
         public_records: public or invented items to try `collate_fn` on; then no record is read before the first batch.
         public_batch: public or invented records as `collate_fn` gives them, to stand for an empty batch.
         share: this process's part of a logical batch, where several train together.
+        rank: this process's number among them.
         numbers: where batches must be drawn in the order in which they are charged, what numbers them.
         units: which records belong together: units are drawn, and their records handed out.
 
@@ -92,10 +95,12 @@ class PrivateLoader:
         randomness: Randomness,
         charge: Callable[[bool], int | None],
         hand_out: Callable[[Chunk, object, int], object],
+        let_go: Callable[[Chunk], None] = lambda _chunk: None,
         substitutes: int = 2,
         public_records: Sequence[object] | None = None,
         public_batch: object = None,
         share: Callable[[np.ndarray], np.ndarray] | None = None,
+        rank: int = 0,
         numbers: _Numbers | None = None,
         units: Units | None = None,
     ) -> None:
@@ -109,9 +114,14 @@ class PrivateLoader:
             checks.integer(1, microbatch_size=microbatch_size)
         self._steps = checks.integer(1, steps=steps)
         self._charge, self._numbers = charge, numbers
-        self._hand_out = hand_out
+        self._hand_out, self._let_go = hand_out, let_go
+        self._randomness, self._rank = randomness, rank
         dataset = cast(Dataset[object], self.dataset)
-        example = _structure_of_an_item(dataset, int(indices[0])) if public_records is None else None
+        example = None
+        if public_records is None:
+            # How many numbers a record draws may depend on it.
+            with private_generators(randomness.stream("first record", step=0), owned_generators(dataset)):
+                example = _structure_of_an_item(dataset, int(indices[0]))
         collation = Collation(self.collate_fn, example, public_records)
         self._layout, self.padding = collation.layout, collation.padding
         self.empty_batch = collation.layout.empty
@@ -119,7 +129,7 @@ class PrivateLoader:
         substitute = collation.substitute(substitutes, public_batch)
         records = _ChunkDataset(dataset, self.collate_fn, indices, substitute)
         self._ends_step, self._epochs = True, 0
-        self._chunks = _Chunks(sampling, len(indices), self._steps, microbatch_size, randomness, table, share)
+        self._chunks = _Chunks(sampling, len(indices), self._steps, microbatch_size, randomness, table, share, rank)
         self._loader: DataLoader[object] = DataLoader(
             records,
             batch_size=None,
@@ -130,7 +140,6 @@ class PrivateLoader:
             timeout=data_loader.timeout,
             worker_init_fn=data_loader.worker_init_fn,
             multiprocessing_context=data_loader.multiprocessing_context,
-            generator=data_loader.generator,
             prefetch_factor=data_loader.prefetch_factor,
             persistent_workers=data_loader.persistent_workers,
         )
@@ -145,7 +154,10 @@ class PrivateLoader:
             self._chunks.next_draw = self._numbers.reached
             # The last epoch of a run with a fixed number of steps may be short; one more batch is refused.
             steps = min(steps, max(1, steps if self._numbers.left is None else self._numbers.left))
-        epoch, items = self._epochs, iter(self._loader)
+        epoch = self._epochs
+        # Workers are seeded with a number that is drawn here.
+        with private_generators(self._randomness.stream("workers", step=epoch, rank=self._rank)):
+            items = iter(self._loader)
         for place in range(steps):
             step = self._charge(place == 0)
             if step is None:
@@ -166,7 +178,11 @@ class PrivateLoader:
                 is_last = self._ends_step = drawn.is_last
                 rows = drawn.records or self._substitutes
                 self._layout.check(batch, rows, self.padding)
-                yield self._hand_out(drawn.at_step(step), batch, rows)
+                chunk = drawn.at_step(step)
+                try:
+                    yield self._hand_out(chunk, batch, rows)
+                finally:
+                    self._let_go(chunk)
 
     @property
     def ends_step(self) -> bool:
@@ -189,15 +205,17 @@ class _Chunks:
         randomness: Randomness,
         table: UnitTable | None,
         share: Callable[[np.ndarray], np.ndarray] | None,
+        rank: int,
     ) -> None:
-        self._sampling, self._table, self._share = sampling, table, share
+        self._sampling, self._table, self._share, self._rank = sampling, table, share, rank
         self._population = population if table is None else table.units.count
         self._steps = steps
         self._microbatch_size = microbatch_size
         self._randomness = randomness
         self.next_draw = 0
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[tuple[Chunk, bytes]]:
+        """Each chunk with the key of the random numbers that reading its records may take."""
         # An epoch owns its draw numbers from its start, so that a broken or a parallel epoch never repeats a draw.
         first = self.next_draw
         self.next_draw += self._steps
@@ -206,14 +224,18 @@ class _Chunks:
         )
         for draw, drawn in enumerate(batches, start=first):
             indices = drawn if self._share is None else self._share(drawn)
+            size = self._microbatch_size
             if self._table is not None:
-                yield from self._table.chunks(indices, step=draw, microbatch_size=self._microbatch_size)
-                continue
-            yield from split(indices, step=draw, microbatch_size=self._microbatch_size)
+                chunks: Iterable[Chunk] = self._table.chunks(indices, step=draw, microbatch_size=size)
+            else:
+                chunks = split(indices, step=draw, microbatch_size=size)
+            for chunk in chunks:
+                stream = self._randomness.stream("records", step=draw, tensor=chunk.chunk, rank=self._rank)
+                yield chunk, stream.integers64(4).tobytes()
 
 
 class _ChunkDataset(Dataset[tuple[Chunk, object]]):
-    """Turns a chunk into (chunk, batch) in whichever process fetches it."""
+    """Turns a chunk into (chunk, batch) in whichever process fetches it, with secret random numbers."""
 
     def __init__(
         self,
@@ -226,19 +248,25 @@ class _ChunkDataset(Dataset[tuple[Chunk, object]]):
         self._collate_fn = collate_fn
         self._indices = indices
         self._substitute = substitute
+        self._owned: list[object] | None = None
 
     def _places(self, chunk: Chunk) -> np.ndarray:
         """Positions in the data set; of a hundred million records that are all there, none is listed."""
         return chunk.indices if isinstance(self._indices, range) else self._indices[chunk.indices]
 
-    def __getitem__(self, chunk: Chunk) -> tuple[Chunk, object]:
+    def __getitem__(self, drawn: tuple[Chunk, bytes]) -> tuple[Chunk, object]:
+        chunk, key = drawn
         if not chunk.records:
             return chunk, map_tensors(Tensor.clone, self._substitute)
         if type(self._dataset) is TensorDataset and self._collate_fn is default_collate:
             # What collating the rows one by one gives, in one call a tensor.
             places = torch.from_numpy(self._places(chunk))
             return chunk, [tensor[places] for tensor in self._dataset.tensors]
-        return chunk, self._collate_fn(fetched(self._dataset, self._places(chunk).tolist()))
+        if self._owned is None:
+            # In the process that reads, after the worker's own preparations.
+            self._owned = owned_generators(self._dataset, self._collate_fn)
+        with private_generators(Stream(key), self._owned):
+            return chunk, self._collate_fn(fetched(self._dataset, self._places(chunk).tolist()))
 
 
 def _structure_of_an_item(dataset: Dataset[object], place: int) -> object:
