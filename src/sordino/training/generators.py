@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -189,9 +189,9 @@ def _device_generators() -> list[torch.Generator]:
 # Through their own functions, reading and setting these states takes longer than a small step: the words are copied
 # where they lie in memory, which is compared with what those functions say when this module is imported.
 
-_NUMPY = cast("numpy_random.RandomState", getattr(numpy_random.rand, "__self__"))  # noqa: B009
-_PYTHON = cast("random.Random", getattr(random.random, "__self__"))  # noqa: B009
-_MEMORY = ctypes.c_uint32 * (_WORDS + 1)
+_NUMPY: Any = getattr(numpy_random.rand, "__self__")  # noqa: B009
+_PYTHON: Any = getattr(random.random, "__self__")  # noqa: B009
+_MEMORY: Any = ctypes.c_uint32 * (_WORDS + 1)
 _NO_NORMAL = {"has_gauss": 0, "gauss": 0.0}
 
 
@@ -217,21 +217,20 @@ def _numpy_memory(bits: Any) -> np.ndarray:
 
 def _normal(new: Mapping[str, object] | None = None) -> Mapping[str, object]:
     """NumPy's cached normal number, the second one of a pair; `new` takes its place."""
-    generator: Any = _NUMPY
-    bits = generator._bit_generator
-    generator._bit_generator = _NO_BITS
+    bits = _NUMPY._bit_generator
+    _NUMPY._bit_generator = _NO_BITS
     try:
-        old = generator.get_state(legacy=False)
+        old = _NUMPY.get_state(legacy=False)
         if new is not None:
-            generator.set_state({**new, "bit_generator": "none", "state": None})
+            _NUMPY.set_state({**new, "bit_generator": "none", "state": None})
     finally:
-        generator._bit_generator = bits
+        _NUMPY._bit_generator = bits
     return old
 
 
 def _numpy_replaced(words: np.ndarray) -> Callable[[], object]:
     """Put `words` in place of NumPy's state, and return what puts that state back."""
-    bits = numpy_random.get_bit_generator()
+    bits = _NUMPY._bit_generator
     if not _NUMPY_IS_KNOWN or type(bits) is not numpy_random.MT19937:
         return _own_replaced(_NUMPY, words[:_OWN_WORDS])
     memory = _numpy_memory(bits)
@@ -240,7 +239,7 @@ def _numpy_replaced(words: np.ndarray) -> Callable[[], object]:
 
     def restore() -> None:
         memory[:] = before
-        if numpy_random.get_bit_generator() is bits:
+        if _NUMPY._bit_generator is bits:
             _normal(normal)
 
     return restore
@@ -248,20 +247,21 @@ def _numpy_replaced(words: np.ndarray) -> Callable[[], object]:
 
 def _python_replaced(words: np.ndarray) -> Callable[[], object]:
     """Put `words` in place of Python's state, and return what puts that state back."""
-    if _PYTHON_MEMORY is None:
+    memory = _PYTHON_MEMORY
+    if memory is None:
         return _own_replaced(_PYTHON, words[:_OWN_WORDS])
-    before, normal = _PYTHON_MEMORY.copy(), _PYTHON.gauss_next
-    _PYTHON_MEMORY[0], _PYTHON_MEMORY[1:], _PYTHON.gauss_next = _WORDS, words, None
+    before, normal = memory.copy(), _PYTHON.gauss_next
+    memory[0], memory[1:], _PYTHON.gauss_next = _WORDS, words, None
 
     def restore() -> None:
-        _PYTHON_MEMORY[:], _PYTHON.gauss_next = before, normal
+        memory[:], _PYTHON.gauss_next = before, normal
 
     return restore
 
 
 def _is_numpy_known() -> bool:
     try:
-        bits = numpy_random.get_bit_generator()
+        bits = _NUMPY._bit_generator
         state, normal = _NUMPY.get_state(legacy=False), _normal()
         memory = _numpy_memory(bits).tolist()
     except (AttributeError, TypeError, ValueError):
@@ -309,17 +309,13 @@ def _own_replaced(generator: Any, words: np.ndarray) -> Callable[[], object]:
         return restore
     if isinstance(generator, numpy_random.RandomState):
         state = generator.get_state(legacy=False)
-        bits = _bits_of(generator)
+        bits = getattr(generator, "_bit_generator")  # noqa: B009
         generator.set_state({**_NO_NORMAL, **_state_from(bits, number)})
         return partial(generator.set_state, state)
     bits = generator if isinstance(generator, numpy_random.BitGenerator) else generator.bit_generator
     before = bits.state
     bits.state = _state_from(bits, number)
     return partial(setattr, bits, "state", before)
-
-
-def _bits_of(generator: numpy_random.RandomState) -> Any:
-    return numpy_random.get_bit_generator() if generator is _NUMPY else getattr(generator, "_bit_generator")  # noqa: B009
 
 
 def _state_from(bits: Any, number: int) -> dict[str, Any]:

@@ -86,9 +86,7 @@ def generators_used(used: set[str]) -> Iterator[None]:
     before = random_states()
     yield
     after = random_states()
-    used.update(
-        name for name, old, new in zip(GENERATORS, before, after, strict=True) if not np.array_equal(old, new)
-    )
+    used.update(name for name, old, new in zip(GENERATORS, before, after, strict=True) if not np.array_equal(old, new))
 
 
 def random_states() -> list[np.ndarray]:

@@ -1,0 +1,518 @@
+"""Random numbers of private batches: secret states, and the user's own put back."""
+
+import functools
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+from sordino import Plan, PrivacyEngine, fit
+from sordino.errors import UnprivateStep
+from sordino.randomness import Randomness
+from sordino.training import Performance, generators
+from sordino.training.generators import PrivateGenerators, owned_generators, private_generators
+
+RECORDS, FEATURES = 24, 5
+
+
+def stream(name: int = 0, randomness: Randomness | None = None):
+    return (randomness or Randomness()).stream("test", step=name)
+
+
+def draws() -> list[object]:
+    """Numbers of all three generators, also those that come in pairs."""
+    return [
+        torch.rand(2).tolist(),
+        torch.randn(3).tolist(),
+        np.random.rand(),
+        np.random.randn(),
+        random.random(),
+        random.gauss(0, 1),
+    ]
+
+
+def seed(number: int = 0, *, pairs: int = 0) -> None:
+    torch.manual_seed(number)
+    np.random.seed(number)
+    random.seed(number)
+    for _ in range(pairs):
+        torch.randn(1), np.random.randn(), random.gauss(0, 1)
+
+
+# --- the states ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["words", "functions"])
+def _way(request, monkeypatch):
+    """States of NumPy and Python are copied in memory, or through their own functions where that is not known to do."""
+    assert generators._NUMPY_IS_KNOWN
+    assert generators._PYTHON_MEMORY is not None
+    if request.param == "functions":
+        monkeypatch.setattr(generators, "_NUMPY_IS_KNOWN", False)
+        monkeypatch.setattr(generators, "_PYTHON_MEMORY", None)
+
+
+@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("pairs", [0, 1, 2])
+def test_the_users_draws_go_on_as_if_nothing_had_been_drawn(pairs):
+    seed(1, pairs=pairs)
+    expected = [draws() for _ in range(30)]
+    seed(1, pairs=pairs)
+    found = []
+    for number in range(30):
+        with private_generators(stream(number)):
+            for _ in range(number % 5):
+                draws()
+        found.append(draws())
+    assert found == expected
+
+
+@pytest.mark.usefixtures("_way")
+def test_secret_draws_follow_from_the_key_and_not_from_the_seed():
+    key, found = Randomness(), []
+    for public, name, randomness in ((1, 0, key), (2, 0, key), (1, 1, key), (1, 0, Randomness())):
+        # A pair of normal numbers that is half used up must not be used in the secret part.
+        seed(public, pairs=1)
+        with private_generators(stream(name, randomness)):
+            found.append(draws())
+    assert found[0] == found[1]
+    for other in found[2:]:
+        assert all(one != two for one, two in zip(found[0], other, strict=True))
+
+
+def test_the_generators_differ_from_each_other():
+    # NumPy and Python make the same floats of the same words.
+    with private_generators(stream()):
+        assert np.random.rand() != random.random()
+
+
+def test_states_that_close_out_of_order_end_with_the_users():
+    seed(3)
+    expected = draws()
+    for first, second in ((0, 1), (1, 0)):
+        seed(3)
+        opened = [PrivateGenerators(stream(0)), PrivateGenerators(stream(1))]
+        inside = draws()
+        opened[first].close()
+        if first == 0:
+            assert draws() != inside != expected
+        opened[second].close()
+        opened[first].close()
+        assert draws() == expected
+
+
+def test_a_seed_within_a_block_is_refused_and_kept_for_torch():
+    seed(4)
+    with pytest.raises(UnprivateStep, match="must keep their states"), private_generators(stream()):
+        torch.manual_seed(5)
+    assert torch.initial_seed() == 5
+    with private_generators(stream()), torch.random.fork_rng():
+        # What a checkpointed forward pass does.
+        state = torch.get_rng_state()
+        torch.rand(3)
+        torch.set_rng_state(state)
+    assert torch.initial_seed() == 5
+
+
+def test_another_bit_generator_of_numpy_is_put_back_too():
+    kept = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(7))
+        np.random.randn()
+        state = np.random.get_state(legacy=False)
+        with private_generators(stream()):
+            inside = np.random.randn(3)
+        after = np.random.randn(3)
+        np.random.set_state(state)
+        assert np.array_equal(after, np.random.randn(3))
+        assert not np.array_equal(after, inside)
+    finally:
+        np.random.set_bit_generator(kept)
+
+
+# --- generators of the user's own ------------------------------------------------------------------------------------
+
+GLOBAL_GENERATOR = np.random.default_rng(0)
+
+
+def uses_a_global(item: Tensor) -> Tensor:
+    return item + float(GLOBAL_GENERATOR.normal())
+
+
+class Transform:
+    own = np.random.RandomState(0)
+
+    def __init__(self) -> None:
+        self.python = random.Random(0)
+
+
+class Owner:
+    def __init__(self, *, made: bool = True) -> None:
+        closed_over = np.random.Generator(np.random.Philox(0))
+        self.torch = torch.Generator().manual_seed(0)
+        self.transforms = [Transform()]
+        self.steps = {"a": functools.partial(uses_a_global), "b": lambda item: item + closed_over.normal()}
+        self.closed_over = closed_over if made else None
+        self.secure, self.table, self.shared = random.SystemRandom(), np.zeros(3), torch.default_generator
+
+    def draws(self) -> list[object]:
+        return [
+            torch.rand(2, generator=self.torch).tolist(),
+            torch.randn(1, generator=self.torch).item(),
+            GLOBAL_GENERATOR.normal(),
+            Transform.own.randn(),
+            self.transforms[0].python.gauss(0, 1),
+            self.steps["b"](0.0),
+        ]
+
+
+def test_own_generators_are_found_wherever_they_are_kept():
+    owner = Owner()
+    found = owned_generators(owner)
+    expected = [owner.torch, GLOBAL_GENERATOR, Transform.own, owner.transforms[0].python, owner.closed_over]
+    assert sorted(map(id, found)) == sorted(map(id, expected))
+    assert owned_generators(TensorDataset(torch.ones(3)), default_collate) == []
+
+
+def test_own_generators_draw_secret_numbers_and_go_on():
+    owner, key = Owner(), Randomness()
+    GLOBAL_GENERATOR.bit_generator.state = np.random.default_rng(0).bit_generator.state
+    Transform.own.seed(0)
+    found = owned_generators(owner)
+    first, copies = owner.draws(), []
+    for _ in range(2):
+        with private_generators(stream(0, key), found):
+            copies.append(owner.draws())
+    after = owner.draws()
+    assert copies[0] == copies[1]
+    other = Owner()
+    GLOBAL_GENERATOR.bit_generator.state = np.random.default_rng(0).bit_generator.state
+    Transform.own.seed(0)
+    assert other.draws() == first
+    assert other.draws() == after
+    assert all(one != two for one, two in zip(first, copies[0], strict=True))
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+START = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 2)).state_dict()
+
+
+def table(records: int = RECORDS) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(RECORDS, FEATURES, generator=generator)
+    return TensorDataset(x[RECORDS - records :], (x[:, 0] > 0).long()[RECORDS - records :])
+
+
+class Augmented(Dataset):
+    """Every item draws a number; records with a large first feature draw another one."""
+
+    def __init__(self, draw, records: int = RECORDS) -> None:
+        self.tensors, self.draw = table(records).tensors, draw
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index):
+        x, y = self.tensors[0][index], self.tensors[1][index]
+        noise = float(self.draw()) + (float(self.draw()) if x[0] > 1 else 0.0)
+        return x + noise, y
+
+
+def by_torch():
+    return torch.randn(())
+
+
+def by_numpy():
+    return np.random.randn()
+
+
+def by_python():
+    return random.gauss(0, 1)
+
+
+OWN = np.random.default_rng(0)
+
+
+def by_own():
+    return OWN.normal()
+
+
+def collate_with_noise(items):
+    x, y = default_collate(items)
+    return x + torch.randn_like(x), y
+
+
+def data_of(kind: str, records: int = RECORDS):
+    """A data set, its collate function, and whether the model has dropout."""
+    if kind == "dropout":
+        return table(records), None
+    if kind == "collate":
+        return Augmented(lambda: 0.0, records), collate_with_noise
+    draw = {"torch": by_torch, "numpy": by_numpy, "python": by_python, "own": by_own}[kind]
+    return Augmented(draw, records), None
+
+
+def model_of(kind: str) -> nn.Module:
+    middle = nn.Dropout(0.5) if kind == "dropout" else nn.Identity()
+    model = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), middle, nn.Linear(16, 2))
+    model.load_state_dict(START)
+    return model
+
+
+def moved(model: nn.Module) -> Tensor:
+    return torch.cat([(p.detach() - START[name]).flatten() for name, p in model.named_parameters()])
+
+
+def record_losses(model, x, y):
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def by_fit(kind, *, records=RECORDS, key=None, microbatch_size=None):
+    dataset, collate = data_of(kind, records)
+    model = model_of(kind)
+    plan = Plan(noise_multiplier=0.0, max_grad_norm=1.0, sample_rate=1.0, steps=2, expected_batch_size=1.0, delta=1e-5)
+    randomness = None if key is None else Randomness(seed=key, reproducible=True)
+    fit(
+        model,
+        record_losses,
+        dataset,
+        plan,
+        collate=collate,
+        randomness=randomness,
+        performance=Performance(microbatch_size=microbatch_size),
+        progress=False,
+    )
+    return moved(model)
+
+
+def private_loop(kind, *, records=RECORDS, key=None, microbatch_size=None, workers=0):
+    dataset, collate = data_of(kind, records)
+    model = model_of(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    engine = PrivacyEngine() if key is None else PrivacyEngine(seed=key, reproducible=True)
+    loader = DataLoader(dataset, batch_size=len(dataset), collate_fn=collate, num_workers=workers)
+    _, _, private = engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=0.0,
+        max_grad_norm=1.0,
+        expected_batch_size=1.0,
+        microbatch_size=microbatch_size,
+        poisson_sampling=True,
+    )
+    return engine, model, optimizer, private
+
+
+def by_loop(kind, **options):
+    _, model, optimizer, private = private_loop(kind, **options)
+    for _ in range(2):
+        for x, y in private:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return moved(model)
+
+
+WAYS = [by_fit, by_loop, functools.partial(by_loop, workers=1)]
+WAY_NAMES = ["fit", "loop", "workers"]
+KINDS = ["dropout", "torch", "numpy", "python", "own", "collate"]
+
+
+def seed_all():
+    seed(42)
+    OWN.bit_generator.state = np.random.default_rng(0).bit_generator.state
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
+def test_a_public_seed_decides_nothing(way, kind):
+    found = []
+    for _ in range(2):
+        seed_all()
+        found.append(way(kind))
+    assert (found[0] - found[1]).norm() > 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
+def test_the_key_decides_everything(way, kind):
+    found = []
+    for public in (1, 2):
+        seed(public)
+        OWN.normal()
+        found.append(way(kind, key=11))
+    assert torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
+def test_the_users_next_draws_do_not_tell_how_many_records_there_are(way, kind):
+    found = []
+    for records in (RECORDS, RECORDS - 1, 3):
+        seed_all()
+        way(kind, records=records)
+        found.append([*draws(), OWN.normal()])
+    assert found[0] == found[1] == found[2]
+    # What is drawn for no record (parameters of the model) is the user's. (Python's: the tests' type checker draws.)
+    seed_all()
+    model_of(kind)
+    assert found[0][:4] == draws()[:4]
+
+
+@pytest.mark.parametrize("way", [by_fit, by_loop], ids=["fit", "loop"])
+def test_microbatches_of_one_batch_draw_different_masks(way):
+    whole, parts = way("dropout", key=3), way("dropout", key=3, microbatch_size=RECORDS // 2)
+    again = way("dropout", key=3, microbatch_size=RECORDS // 2)
+    assert torch.equal(parts, again)
+    assert (whole - parts).norm() > 0.1
+
+
+# --- a loop of the user's own ----------------------------------------------------------------------------------------
+
+
+def step_on(model, optimizer, x, y):
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def test_what_the_loop_draws_between_batches_is_its_own():
+    engine, model, optimizer, private = private_loop("dropout")
+    seed(9)
+    expected = [draws()[:4] for _ in range(4)]
+    seed(9)
+    found = []
+    for _ in range(2):
+        for x, y in private:
+            inside = torch.rand(2).tolist()
+            step_on(model, optimizer, x, y)
+            found.append(draws()[:4])
+            assert inside != found[-1][0]
+        found.append(draws()[:4])
+    engine.detach()
+    assert found == expected
+
+
+def leave_by_break(model, optimizer, private):
+    for _ in private:
+        draws()
+        break
+
+
+def leave_by_error(model, optimizer, private):
+    def loop():
+        for _ in private:
+            draws()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        loop()
+
+
+def leave_by_close(model, optimizer, private):
+    batches = iter(private)
+    next(batches)
+    draws()
+    batches.close()
+
+
+def leave_by_the_end(model, optimizer, private):
+    for _ in private:
+        draws()
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_error, leave_by_close, leave_by_the_end])
+def test_leaving_the_loop_puts_the_users_states_back(leave):
+    engine, model, optimizer, private = private_loop("dropout")
+    seed(9)
+    leave(model, optimizer, private)
+    found = draws()[:4]
+    seed(9)
+    assert found == draws()[:4]
+    engine.detach()
+
+
+def test_detaching_puts_the_users_states_back():
+    engine, _, _, private = private_loop("dropout")
+    seed(9)
+    batches = iter(private)
+    next(batches)
+    draws()
+    engine.detach()
+    found = draws()[:4]
+    seed(9)
+    assert found == draws()[:4]
+
+
+def test_two_loops_at_a_time_keep_to_secret_states():
+    runs = [private_loop("dropout") for _ in range(2)]
+    seed(9)
+    for (x, y), (v, w) in zip(runs[0][3], runs[1][3], strict=True):
+        step_on(runs[1][1], runs[1][2], v, w)
+        assert generators._OPEN
+        step_on(runs[0][1], runs[0][2], x, y)
+    found = draws()[:4]
+    seed(9)
+    assert found == draws()[:4]
+    assert not generators._OPEN
+
+
+def test_a_batch_taken_out_of_its_loop_still_draws_secret_numbers():
+    found = []
+    for _ in range(2):
+        _, model, optimizer, private = private_loop("dropout")
+        seed(9)
+        x, y = next(iter(private))
+        step_on(model, optimizer, x, y)
+        found.append(moved(model))
+    assert (found[0] - found[1]).norm() > 1.0
+    after = draws()[:4]
+    seed(9)
+    assert after == draws()[:4]
+
+
+def test_numbers_drawn_for_a_batch_after_its_loop_are_refused():
+    for draw in (lambda: torch.rand(1), np.random.rand, random.random):
+        engine, model, _, private = private_loop("dropout")
+        x, _ = next(iter(private))
+        noise = draw()
+        with pytest.raises(UnprivateStep, match="next\\(batches\\)"):
+            model(x + float(noise))
+        engine.detach()
+
+
+def test_the_advice_of_that_refusal_works():
+    _, model, optimizer, private = private_loop("dropout")
+    batches = iter(private)
+    x, y = next(batches)
+    step_on(model, optimizer, x + torch.rand(1), y)
+
+
+def seeds_before_the_forward(model, x, y):
+    torch.manual_seed(0)
+    return F.cross_entropy(model(x), y)
+
+
+def seeds_before_the_loss(model, x, y):
+    output = model(x)
+    torch.manual_seed(0)
+    return F.cross_entropy(output, y)
+
+
+def takes_an_old_state(model, x, y):
+    torch.set_rng_state(torch.Generator().manual_seed(0).get_state())
+    return F.cross_entropy(model(x), y)
+
+
+@pytest.mark.parametrize("loss", [seeds_before_the_forward, seeds_before_the_loss, takes_an_old_state])
+def test_seeding_within_a_batch_is_refused(loss):
+    engine, model, _, private = private_loop("dropout")
+    for x, y in private:
+        with pytest.raises(UnprivateStep, match="must keep their states"):
+            loss(model, x, y).backward()
+        break
+    engine.detach()
