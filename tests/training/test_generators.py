@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from sordino import Plan, PrivacyEngine, fit
-from sordino.errors import UnprivateStep
+from sordino.errors import CoupledRecords, UnprivateStep
 from sordino.randomness import Randomness
 from sordino.training import Performance, generators
 from sordino.training.generators import PrivateGenerators, owned_generators, private_generators
@@ -516,3 +516,142 @@ def test_seeding_within_a_batch_is_refused(loss):
             loss(model, x, y).backward()
         break
     engine.detach()
+
+
+# --- where the numbers of model and loss come from -------------------------------------------------------------------
+
+
+class Drawing(nn.Module):
+    """A model that multiplies its hidden layer by what `draw` gives."""
+
+    def __init__(self, draw) -> None:
+        super().__init__()
+        self.first, self.last, self.draw = nn.Linear(FEATURES, 16), nn.Linear(16, 2), draw
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.last(hidden * self.draw(hidden))
+
+
+KEPT = torch.Generator().manual_seed(0)
+
+
+def of_a_kept_generator(hidden):
+    return torch.rand(hidden.shape, generator=KEPT)
+
+
+def of_a_new_generator(hidden):
+    return torch.rand(hidden.shape, generator=torch.Generator().manual_seed(0))
+
+
+def of_a_new_generator_in_place(hidden):
+    return torch.empty_like(hidden).bernoulli_(0.5, generator=torch.Generator().manual_seed(0))
+
+
+def with_a_new_seed(hidden):
+    torch.manual_seed(0)
+    return torch.rand_like(hidden)
+
+
+def with_a_new_seed_for_a_while(hidden):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return torch.rand_like(hidden)
+
+
+def with_a_new_seed_of_numpy(hidden):
+    np.random.seed(0)
+    return torch.ones(len(hidden), 1) * np.random.rand()
+
+
+def with_a_new_seed_of_python(hidden):
+    random.seed(0)
+    return torch.ones(len(hidden), 1) * random.random()
+
+
+def layer_drop(hidden):
+    return torch.rand([]) < 0.5
+
+
+def layer_drop_by_python(hidden):
+    return float(random.random() < 0.5)
+
+
+def layer_drop_by_numpy(hidden):
+    return float(np.random.rand() < 0.5)
+
+
+def masks_of_weights(hidden):
+    return torch.rand(hidden.shape[1]) < 0.5
+
+
+def row_drop(hidden):
+    return torch.rand(len(hidden), 1) < 0.5
+
+
+def masks(hidden):
+    return F.dropout(torch.ones_like(hidden))
+
+
+def train_by_fit(draw, microbatch_size=None):
+    plan = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=1.0, steps=1, expected_batch_size=1.0, delta=1e-5)
+    performance = Performance(microbatch_size=microbatch_size)
+    fit(Drawing(draw), record_losses, table(), plan, performance=performance, progress=False)
+
+
+def train_by_loop(draw, microbatch_size=None):
+    model = Drawing(draw)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    _, _, private = PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(table(), batch_size=RECORDS),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        microbatch_size=microbatch_size,
+    )
+    for x, y in private:
+        step_on(model, optimizer, x, y)
+
+
+TRAININGS = pytest.mark.parametrize("train", [train_by_fit, train_by_loop])
+
+
+@TRAININGS
+@pytest.mark.parametrize("draw", [of_a_kept_generator, of_a_new_generator, of_a_new_generator_in_place])
+def test_a_generator_of_the_models_own_is_refused_by_name(train, draw):
+    with pytest.raises(CoupledRecords, match="generator="):
+        train(draw)
+
+
+@TRAININGS
+@pytest.mark.parametrize(
+    "draw",
+    [with_a_new_seed, with_a_new_seed_for_a_while, with_a_new_seed_of_numpy, with_a_new_seed_of_python],
+)
+def test_a_model_that_seeds_is_refused(train, draw):
+    with pytest.raises(CoupledRecords, match="must not be seeded"):
+        train(draw)
+
+
+SHARED = [layer_drop, layer_drop_by_python, layer_drop_by_numpy, masks_of_weights]
+
+
+@TRAININGS
+@pytest.mark.parametrize("draw", SHARED)
+def test_a_draw_for_all_rows_is_refused_where_batches_are_split(train, draw):
+    with pytest.raises(CoupledRecords, match="all rows share"):
+        train(draw, microbatch_size=RECORDS // 2)
+
+
+@TRAININGS
+@pytest.mark.parametrize("microbatch_size", [None, 1, RECORDS])
+@pytest.mark.parametrize("draw", SHARED)
+def test_the_advice_for_draws_for_all_rows_works(train, draw, microbatch_size):
+    train(draw, microbatch_size)
+
+
+@TRAININGS
+@pytest.mark.parametrize("draw", [row_drop, masks])
+def test_draws_for_each_row_go_with_microbatches(train, draw):
+    train(draw, microbatch_size=RECORDS // 2)

@@ -190,7 +190,7 @@ def _device_generators() -> list[torch.Generator]:
 # where they lie in memory, which is compared with what those functions say when this module is imported.
 
 _NUMPY: Any = getattr(numpy_random.rand, "__self__")  # noqa: B009
-_PYTHON: Any = getattr(random.random, "__self__")  # noqa: B009
+_PYTHON: Any = getattr(random.getrandbits, "__self__")  # noqa: B009
 _MEMORY: Any = ctypes.c_uint32 * (_WORDS + 1)
 _NO_NORMAL = {"has_gauss": 0, "gauss": 0.0}
 

@@ -407,6 +407,7 @@ class _Run:
             return
         self._probed.add(marks)
         records = map_tensors(lambda tensor: tensor.to(self._device), batch)
+        size = self._performance.chunk_size
         try:
             check_records(
                 self._model,
@@ -415,6 +416,7 @@ class _Run:
                 self._loss_of,
                 values_released=self._plan.loss_curve is not None,
                 as_in_a_batch=self._refusal is not None,
+                is_split=self._ranks.count > 1 or (size is not None and 1 < size < len(self._source)),
             )
         except PrivacyError as refusal:
             if self._refusal is not None:

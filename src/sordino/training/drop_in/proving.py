@@ -29,6 +29,7 @@ def set_probe(
         public_batch=public_batch,
         together=together,
         padding=loader.padding,
+        is_split=loader.is_split or session.processes > 1,
     )
     session.follow_padding(loader.padding)
     if criterion is None:

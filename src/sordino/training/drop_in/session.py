@@ -131,6 +131,11 @@ class Session:
         """
         self._verify_module, self._following.criterion = verify, criterion
 
+    @property
+    def processes(self) -> int:
+        """How many processes train together."""
+        return self._ranks.count
+
     def detach(self) -> None:
         """Give module and optimizer back as they were; later steps are the user's own again."""
         self._detached = True

@@ -33,6 +33,8 @@ class ProbeOptions:
         public_batch: records to use instead of made-up ones, or None.
         together: how many records the loop's batches are tried with.
         padding: how batches follow their longest record, or None.
+        is_split: whether a logical batch may come in several microbatches of more than one record, or in several
+            processes.
     """
 
     reduction: str
@@ -40,6 +42,7 @@ class ProbeOptions:
     public_batch: object
     together: int = 4
     padding: Padding | None = None
+    is_split: bool = False
 
 
 def check_taped_loss(
@@ -174,6 +177,7 @@ def _probe(
         reduction=options.reduction,
         may_be_empty=options.may_be_empty,
         public_batch=options.public_batch,
+        is_split=options.is_split,
     )
     check_padding(
         options.padding,

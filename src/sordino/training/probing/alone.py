@@ -21,6 +21,7 @@ from sordino.errors import (
 )
 from sordino.gradients import GradientCapture, OneByOne, Recorder
 from sordino.training.probing.determinism import Chance, WithoutChance
+from sordino.training.probing.draws import check_draws
 from sordino.training.probing.observation import foreign_leaves, learner_outside
 from sordino.training.probing.probe import (
     check_records_are_independent,
@@ -60,11 +61,47 @@ def check_records(
     public_batch: object = None,
     values_released: bool = False,
     as_in_a_batch: bool = False,
+    is_split: bool = False,
 ) -> None:
     """Refuse a model and loss in which one record changes another record's loss or gradient, as it is recorded.
 
-    Args and errors are those of `check_records_are_independent` and of `check_one_by_one`.
+    Args and errors are those of `check_records_are_independent`, `check_one_by_one` and `check_draws`.
     """
+
+    def look_at_draws() -> None:
+        check_draws(model, recorder, records, run, reduction=reduction, public_batch=public_batch, is_split=is_split)
+
+    try:
+        _check_gradients(
+            model,
+            recorder,
+            records,
+            run,
+            reduction=reduction,
+            may_be_empty=may_be_empty,
+            public_batch=public_batch,
+            values_released=values_released,
+            as_in_a_batch=as_in_a_batch,
+        )
+    except CoupledRecords:
+        # Numbers that are not the same in two runs look like a coupling: say where they come from.
+        look_at_draws()
+        raise
+    look_at_draws()
+
+
+def _check_gradients(
+    model: nn.Module,
+    recorder: Recorder,
+    records: object,
+    run: Callable[[object], Tensor],
+    *,
+    reduction: str,
+    may_be_empty: bool,
+    public_batch: object,
+    values_released: bool,
+    as_in_a_batch: bool,
+) -> None:
     if isinstance(recorder, OneByOne):
         check_one_by_one(
             model,

@@ -112,6 +112,8 @@ class PrivateLoader:
         self.num_workers = data_loader.num_workers
         if microbatch_size is not None:
             checks.integer(1, microbatch_size=microbatch_size)
+        # Whether a batch may come in several parts of more than one record.
+        self.is_split = microbatch_size is not None and 1 < microbatch_size < len(indices)
         self._steps = checks.integer(1, steps=steps)
         self._charge, self._numbers = charge, numbers
         self._hand_out, self._let_go = hand_out, let_go
