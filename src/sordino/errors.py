@@ -3,6 +3,7 @@
 ```
 SordinoError
 ├── InvalidArgument            a value outside its range (also a ValueError)
+│   └── NotOffered             a name of another library, with what to write instead (also an AttributeError)
 ├── MissingDeclaration         something the user must declare was not declared (also a ValueError)
 ├── PrivacyError               going on would make the stated guarantee false
 │   ├── UncapturedParameter    a use of a trainable parameter that no layer rule captured
@@ -33,6 +34,7 @@ __all__ = [
     "LedgerError",
     "LossShapeError",
     "MissingDeclaration",
+    "NotOffered",
     "PrivacyError",
     "RecordCountMismatch",
     "SordinoError",
@@ -59,6 +61,10 @@ class SordinoError(Exception):
 
 class InvalidArgument(SordinoError, ValueError):
     """A value is outside its range."""
+
+
+class NotOffered(InvalidArgument, AttributeError):
+    """A name that another library has; the message says what to write instead. ``hasattr`` is False for it."""
 
 
 class MissingDeclaration(SordinoError, ValueError):

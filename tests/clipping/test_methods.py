@@ -27,7 +27,7 @@ METHODS = [
     GlobalClipping(),
     GlobalClipping(threshold=4.0),
     GroupedClipping(inner=AutomaticClipping()),
-    QuantileClipping(count_noise=3.0, inner=GroupedClipping(by="block", shares="proportional")),
+    QuantileClipping(count_noise=3.0, inner=GroupedClipping(by="block", weights="proportional")),
 ]
 SIZES = {"stem.weight": 60, "stem.bias": 4, "blocks.0.a.weight": 16, "blocks.0.b.weight": 16, "blocks.1.a.weight": 16}
 
@@ -93,7 +93,7 @@ def test_groups_follow_the_names(by, groups):
 
 
 def test_proportional_bounds_follow_the_roots_of_the_sizes():
-    bounds = GroupedClipping(by="block", shares="proportional").thresholds(SIZES, max_grad_norm=1.0)
+    bounds = GroupedClipping(by="block", weights="proportional").thresholds(SIZES, max_grad_norm=1.0)
     assert bounds == pytest.approx([math.sqrt(64 / 112), math.sqrt(32 / 112), math.sqrt(16 / 112)])
 
 
@@ -134,7 +134,7 @@ def test_bounds_rise_while_too_many_are_clipped_and_fall_while_too_few():
         (lambda: PsacClipping(stability=0.0), "stability"),
         (lambda: GlobalClipping(threshold=0.0), "threshold"),
         (lambda: GroupedClipping(by="colour"), "by"),
-        (lambda: GroupedClipping(shares="random"), "shares"),
+        (lambda: GroupedClipping(weights="random"), "weights"),
         (lambda: GroupedClipping(inner=GroupedClipping()), "inner"),
         (lambda: GroupedClipping(inner=QuantileClipping(count_noise=10.0)), "inner"),
         (lambda: QuantileClipping(count_noise=1.0, inner=QuantileClipping(count_noise=1.0)), "inner"),

@@ -34,7 +34,7 @@ CLIPPINGS = [
     PsacClipping(),
     GlobalClipping(threshold=2.0),
     GroupedClipping(by="layer"),
-    GroupedClipping(by="parameter", shares="proportional", inner=AutomaticClipping()),
+    GroupedClipping(by="parameter", weights="proportional", inner=AutomaticClipping()),
     QuantileClipping(count_noise=30.0),
     QuantileClipping(count_noise=30.0, inner=GroupedClipping(by="parameter")),
 ]

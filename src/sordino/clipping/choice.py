@@ -59,7 +59,7 @@ def clipping_to_dict(clipping: Clipping) -> dict[str, object]:
         **{
             name: clipping_to_dict(value)
             if isinstance(value, Clipping)
-            else [list(group) for group in value]
+            else [list(part) if isinstance(part, tuple) else part for part in value]
             if isinstance(value, tuple)
             else value
             for name, value in clipping.options().items()

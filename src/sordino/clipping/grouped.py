@@ -17,7 +17,7 @@ from sordino.errors import InvalidArgument
 __all__ = ["GroupedClipping"]
 
 _BY = ("parameter", "layer", "block")
-_SHARES = ("equal", "proportional")
+_WEIGHTS = ("equal", "proportional")
 
 
 @final
@@ -34,11 +34,12 @@ class GroupedClipping(Clipping):
         by: "layer" puts the parameters of one module together, "parameter" none, "block" those whose names begin with
             the same two parts (``layers.3.``); or groups of the user's own, each a tuple of name prefixes. A parameter
             belongs to the first group that has a matching prefix; those without one form a last group.
-        shares: "equal" bounds C/√G, or "proportional" to the root of the group's number of entries.
+        weights: how the bounds C_g relate: "equal" (C/√G), "proportional" to the root of the group's number of
+            entries, or one number > 0 per group in the order of the groups' first parameters: C_g = C·w_g/√(Σ w²).
         inner: how a group is clipped to its bound.
 
     Raises:
-        InvalidArgument: `by` or `shares` is unknown, or `inner` is itself grouped or adapts.
+        InvalidArgument: `by` or `weights` is unknown or out of range, or `inner` is itself grouped or adapts.
 
     Example:
         >>> clipping = GroupedClipping(by="layer")
@@ -53,7 +54,7 @@ class GroupedClipping(Clipping):
     """
 
     by: str | tuple[tuple[str, ...], ...] = "layer"
-    shares: str = "equal"
+    weights: str | tuple[float, ...] = "equal"
     inner: Clipping = field(default_factory=FlatClipping)
     kind: ClassVar[str] = "grouped"
 
@@ -62,7 +63,10 @@ class GroupedClipping(Clipping):
             checks.one_of(_BY, by=self.by, hint="Or give a tuple of groups, each a tuple of name prefixes.")
         else:
             object.__setattr__(self, "by", tuple(tuple(group) for group in self.by))
-        checks.one_of(_SHARES, shares=self.shares)
+        if isinstance(self.weights, str):
+            checks.one_of(_WEIGHTS, weights=self.weights, hint="Or give one number per group.")
+        else:
+            object.__setattr__(self, "weights", tuple(checks.positive(weights=weight) for weight in self.weights))
         if isinstance(self.inner, GroupedClipping | QuantileClipping):
             raise InvalidArgument(
                 f"inner must be a method without groups and with fixed bounds, got {type(self.inner).__name__}. Give "
@@ -73,7 +77,8 @@ class GroupedClipping(Clipping):
     def words(self) -> str:
         """The method as it is written in a report."""
         by = f"each {self.by}" if isinstance(self.by, str) else f"{len(self.by)} named groups"
-        return f"{self.inner.words} of {by}, {self.shares} bounds"
+        weights = self.weights if isinstance(self.weights, str) else "given"
+        return f"{self.inner.words} of {by}, {weights} bounds"
 
     def groups(self, sizes: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
         """The names that are clipped together, in the order of their first parameter."""
@@ -95,11 +100,18 @@ class GroupedClipping(Clipping):
         """The bound of each group, rounded down so that their squares never add up to more than C²."""
         checks.positive(max_grad_norm=max_grad_norm)
         groups = self.groups(sizes)
-        weights = [
-            float(sum(sizes[name] for name in group)) if self.shares == "proportional" else 1.0 for group in groups
-        ]
-        total = math.fsum(weights) * (1 + 1e-12)
-        return tuple(max_grad_norm * math.sqrt(weight / total) for weight in weights)
+        if isinstance(self.weights, str):
+            sized = self.weights == "proportional"
+            squares = [float(sum(sizes[name] for name in group)) if sized else 1.0 for group in groups]
+        elif len(self.weights) == len(groups):
+            squares = [weight**2 for weight in self.weights]
+        else:
+            raise InvalidArgument(
+                f"weights must hold one number per group of parameters, got {len(self.weights)} for {len(groups)} "
+                "groups. Count the trained parameters in the order of module.named_parameters()."
+            )
+        total = math.fsum(squares) * (1 + 1e-12)
+        return tuple(max_grad_norm * math.sqrt(square / total) for square in squares)
 
     def factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
         """The factors of one group whose bound is `max_grad_norm`."""

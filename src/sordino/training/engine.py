@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from sordino import checks
 from sordino.clipping import Clipping
 from sordino.definitions import Guarantee, NeighboringRelation
+from sordino.errors import NotOffered
 from sordino.events import Event
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
@@ -22,7 +23,13 @@ from sordino.training.bills.charges import Charges
 from sordino.training.drop_in.attached import Attached, Loop, claim_of
 from sordino.training.drop_in.engine_checkpoint import load_checkpoint, name_alike, save_checkpoint
 from sordino.training.drop_in.engine_plan import calibrated, check_budget, check_together, delta_of, engine_plan
-from sordino.training.drop_in.options import accountant_called, check_options
+from sordino.training.drop_in.options import (
+    accountant_called,
+    check_options,
+    check_own_objects,
+    norm_and_clipping,
+    not_offered,
+)
 from sordino.training.loops.criterion import Criterion
 from sordino.training.loops.provenance import mark_public
 from sordino.training.noise import CorrelatedNoise
@@ -31,6 +38,7 @@ from sordino.training.plan import Plan
 from sordino.training.records.loader import PrivateLoader
 from sordino.training.records.sizes import steps_per_epoch
 from sordino.training.records.units import Units
+from sordino.training.step_plan import StepPlan
 
 __all__ = ["PrivacyEngine"]
 
@@ -107,7 +115,7 @@ class PrivacyEngine:
         optimizer: Optimizer,
         data_loader: DataLoader[object],
         noise_multiplier: float | Schedule,
-        max_grad_norm: float | Schedule,
+        max_grad_norm: float | Schedule | Sequence[float],
         expected_batch_size: float | None = None,
         sample_rate: float | None = None,
         loss_reduction: str = "mean",
@@ -124,6 +132,8 @@ class PrivacyEngine:
         public_records: Sequence[object] | None = None,
         noise_generator: None = None,
         grad_sample_mode: str = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
         """Attach a private step to your own module and optimizer, and get the loader that draws private batches.
 
@@ -136,7 +146,8 @@ class PrivacyEngine:
             data_loader: a DataLoader with a map-style data set, with or without shuffling.
             noise_multiplier: noise standard deviation over the sensitivity of the clipped sum, ≥ 0, or a schedule of
                 it over the steps; 0 is for debugging (ε = ∞).
-            max_grad_norm: clipping norm > 0 of one record's gradient, or a schedule of it.
+            max_grad_norm: clipping norm > 0 of one record's gradient, or a schedule of it. With clipping="per_layer"
+                also a list, one norm > 0 for each trained parameter in the order of ``module.named_parameters()``.
             expected_batch_size: public divisor of the noisy sum; by default sample_rate × size of the data set.
             sample_rate: probability that a record joins a batch; by default 1 / len(data_loader). Declare both this
                 and `expected_batch_size` when the size of the data set is not public.
@@ -161,6 +172,8 @@ class PrivacyEngine:
                 that does not run on made-up items. They also serve as `public_batch`.
             noise_generator: must be None: the noise is keyed by run and step and can't be taken from outside.
             grad_sample_mode: "hooks", "functorch", "ew" or "ghost": accepted, makes no difference.
+            wrap_model: must be True, which makes no difference: your own module comes back.
+            rand_on_empty: accepted, makes no difference: an empty batch comes as synthetic records.
 
         Returns:
             `module` and `optimizer`, the same objects, and the private loader.
@@ -171,24 +184,26 @@ class PrivacyEngine:
             UnsupportedModule: a layer mixes records.
             CoupledRecords: `collate_fn`, `criterion` or the module couples records.
         """
+        check_own_objects(module, optimizer, data_loader)
+        norm, method = norm_and_clipping(max_grad_norm, clipping)
         if budget is not None:
             check_budget(data_loader, self._plans)
         plan = engine_plan(
             data_loader,
             noise_multiplier=noise_multiplier,
-            max_grad_norm=max_grad_norm,
+            max_grad_norm=norm,
             expected_batch_size=expected_batch_size,
             sample_rate=sample_rate,
             steps=0,
             delta=delta_of(budget),
             poisson_sampling=poisson_sampling,
             neighboring_relation=neighboring_relation,
-            clipping=clipping,
+            clipping=method,
             noise=noise,
             units=units,
             secure=self._secure,
         )
-        check_options(batch_first, noise_generator, grad_sample_mode, loss_reduction)
+        check_options(batch_first, noise_generator, grad_sample_mode, loss_reduction, wrap_model, rand_on_empty)
         loop = Loop(
             module=module,
             optimizer=optimizer,
@@ -213,7 +228,7 @@ class PrivacyEngine:
         target_epsilon: float,
         target_delta: float,
         epochs: int,
-        max_grad_norm: float | Schedule,
+        max_grad_norm: float | Schedule | Sequence[float],
         expected_batch_size: float | None = None,
         sample_rate: float | None = None,
         loss_reduction: str = "mean",
@@ -229,6 +244,8 @@ class PrivacyEngine:
         public_records: Sequence[object] | None = None,
         noise_generator: None = None,
         grad_sample_mode: str = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
         """`make_private` with the least noise for which `epochs` epochs stay within (target_epsilon, target_delta).
 
@@ -238,19 +255,21 @@ class PrivacyEngine:
         loader; `noise` "auto" takes independent or correlated noise, whichever leaves less in the model's position. The
         other arguments, returns and errors are those of `make_private`.
         """
-        check_options(batch_first, noise_generator, grad_sample_mode, loss_reduction)
+        check_options(batch_first, noise_generator, grad_sample_mode, loss_reduction, wrap_model, rand_on_empty)
+        check_own_objects(module, optimizer, data_loader)
+        norm, method = norm_and_clipping(max_grad_norm, clipping)
         steps = steps_per_epoch(data_loader, sample_rate)
         plan = engine_plan(
             data_loader,
             noise_multiplier=1.0,
-            max_grad_norm=max_grad_norm,
+            max_grad_norm=norm,
             expected_batch_size=expected_batch_size,
             sample_rate=sample_rate,
             steps=steps * checks.integer(1, epochs=epochs),
             delta=checks.probability(zero=False, one=False, target_delta=target_delta),
             poisson_sampling=poisson_sampling,
             neighboring_relation=neighboring_relation,
-            clipping=clipping,
+            clipping=method,
             noise=noise,
             units=units,
             secure=self._secure,
@@ -300,7 +319,7 @@ class PrivacyEngine:
         What was spent stays on the record.
         """
         for attached in self._attached:
-            attached.session.detach()
+            attached.detach()
         self._attached.clear()
 
     def public(self, batch: T) -> T:
@@ -317,6 +336,32 @@ class PrivacyEngine:
         """
         mark_public(batch)
         return batch
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise standard deviation over sensitivity in the coming step of the model made private last."""
+        return self._coming_step().noise_multiplier
+
+    @property
+    def max_grad_norm(self) -> float:
+        """Clipping norm in the coming step of the model made private last."""
+        return self._coming_step().max_grad_norm
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The divisor of the noisy sum in the coming step of the model made private last."""
+        return self._coming_step().expected_batch_size
+
+    def _coming_step(self) -> StepPlan:
+        if not self._attached:
+            raise NotOffered(
+                "engine must have a private model to have these values, got none. Call make_private first."
+            )
+        last = self._attached[-1]
+        return last.plan.at(last.session.step.last_step + 1)
+
+    def __getattr__(self, name: str) -> object:
+        raise not_offered(name)
 
     # --- accounting ----------------------------------------------------------------------------------------------
 

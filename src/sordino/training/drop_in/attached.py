@@ -18,6 +18,7 @@ from sordino.randomness import Randomness
 from sordino.training.bills.adaptive import KEPT, AdaptiveRun, Admitted
 from sordino.training.bills.charges import Charges
 from sordino.training.bills.meter import Meter
+from sordino.training.drop_in.optimizer_fields import OptimizerFields
 from sordino.training.drop_in.proving import set_probe
 from sordino.training.drop_in.session import Session
 from sordino.training.loops.criterion import Criterion
@@ -41,6 +42,7 @@ class Attached:
         session: turns the user's steps into private ones.
         meter: charges and numbers the batches.
         adaptive: the budget that chooses each step's values, or None.
+        fields: what the optimizer shows of the coming step.
     """
 
     number: int
@@ -48,6 +50,12 @@ class Attached:
     session: Session
     meter: Meter
     adaptive: AdaptiveRun | None
+    fields: OptimizerFields
+
+    def detach(self) -> None:
+        """Give module and optimizer back as they were."""
+        self.fields.remove()
+        self.session.detach()
 
     def facts(self) -> dict[str, object]:
         """Where the model stands, in plain JSON types: which it is, its next step, its budget."""
@@ -150,17 +158,22 @@ class Loop:
         public_batch = self.public_batch
         if public_batch is None and self.public_records is not None:
             public_batch = self.data_loader.collate_fn(copy.deepcopy(list(self.public_records)))
-        session = Session(
-            module=self.module,
-            optimizer=self.optimizer,
-            plan=plan,
-            randomness=randomness,
-            mean_over_records=self.loss_reduction == "mean",
-            adaptive=adaptive,
-            by_unit=self.units is not None,
-            performance=self.performance,
-            ranks=ranks,
-        )
+        fields = OptimizerFields(self.optimizer, plan, lambda: session.step.last_step)
+        try:
+            session = Session(
+                module=self.module,
+                optimizer=self.optimizer,
+                plan=plan,
+                randomness=randomness,
+                mean_over_records=self.loss_reduction == "mean",
+                adaptive=adaptive,
+                by_unit=self.units is not None,
+                performance=self.performance,
+                ranks=ranks,
+            )
+        except BaseException:
+            fields.remove()
+            raise
         try:
             purse, ready = ledger if ranks.is_first else None, session.check_attached
             meter = ranks.first_then_all(
@@ -186,8 +199,12 @@ class Loop:
             set_probe(session, loader, self.loss_reduction, self.criterion, public_batch)
         except BaseException:
             session.detach()
+            fields.remove()
             raise
-        return Attached(number=number, plan=plan, session=session, meter=meter, adaptive=adaptive), loader
+        if adaptive is None:
+            fields.show()
+        attached = Attached(number=number, plan=plan, session=session, meter=meter, adaptive=adaptive, fields=fields)
+        return attached, loader
 
 
 def _charged(ranks: Ranks, meter: Meter, begins_epoch: bool) -> int | None:

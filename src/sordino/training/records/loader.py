@@ -25,7 +25,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from sordino import checks
-from sordino.errors import InvalidArgument, UnknownSampler, UnprivateStep
+from sordino.errors import InvalidArgument, NotOffered, UnknownSampler, UnprivateStep
 from sordino.randomness import Randomness, Stream
 from sordino.sampling import Chunk, split
 from sordino.training.generators import owned_generators, private_generators
@@ -185,6 +185,18 @@ class PrivateLoader:
                     yield self._hand_out(chunk, batch, rows)
                 finally:
                     self._let_go(chunk)
+
+    @property
+    def batch_sampler(self) -> object:
+        """Not offered: what splits the loader's batches elsewhere is `microbatch_size` here.
+
+        Raises:
+            NotOffered: always; ``hasattr`` is False.
+        """
+        raise NotOffered(
+            "loader must be iterated directly, got a use of its batch_sampler (BatchMemoryManager, wrap_data_loader). "
+            "Leave that out and pass microbatch_size=, the largest physical batch, to make_private."
+        )
 
     @property
     def ends_step(self) -> bool:
