@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
 
 from sordino.errors import InvalidArgument, PrivacyError
-from sordino.federated import LocalPrivacy
+from sordino.federated import LocalPrivacy, clipped_update
 from sordino.randomness import Randomness
 
 
@@ -74,3 +75,15 @@ def test_no_type_of_numbers_rounds_an_update_beyond_its_bound(dtype, count, boun
         clipped = clipped_update({"a": torch.full((count,), value, dtype=dtype)}, max_update_norm=bound)
         assert clipped["a"].dtype == dtype
         assert float(clipped["a"].double().norm()) <= bound
+
+
+def test_arrays_are_clipped_and_noised_as_tensors_are():
+    def sent(update):
+        local = LocalPrivacy(
+            epsilon=8.0, delta=1e-5, max_update_norm=1.0, rounds=1, randomness=Randomness(seed=1, reproducible=True)
+        )
+        return local.privatize(update)["a"]
+
+    values = [3.0, 4.0]
+    assert torch.equal(sent({"a": np.array(values, dtype=np.float32)}), sent({"a": torch.tensor(values)}))
+    assert clipped_update({"a": np.array(values)}, max_update_norm=1.0)["a"].tolist() == pytest.approx([0.6, 0.8])

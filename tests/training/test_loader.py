@@ -5,12 +5,33 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
 
-from sordino.errors import CoupledRecords, PrivacyError, RecordCountMismatch, UnknownSampler, UnprivateStep
+from sordino.errors import (
+    CoupledRecords,
+    InvalidArgument,
+    PrivacyError,
+    RecordCountMismatch,
+    UnknownSampler,
+    UnprivateStep,
+)
 from sordino.randomness import Randomness
 from sordino.sampling import PoissonSampling
 from sordino.training.records.loader import PrivateLoader, population_of
+from sordino.training.records.source import refuse_repeats
 from sordino.training.structure import map_tensors, tensors_in
 
 
@@ -270,6 +291,88 @@ def test_a_loader_whose_draws_are_unknown_is_refused(loader):
         population_of(loader(TensorDataset(torch.zeros(8, 3))))
     assert isinstance(refusal.value, PrivacyError)
     assert "docs/sharp-edges.md#samplers" in str(refusal.value)
+
+
+class Batches(BatchSampler):
+    pass
+
+
+class Chosen(SubsetRandomSampler):
+    pass
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda data: SubsetRandomSampler(range(3)),
+        lambda data: WeightedRandomSampler([1.0] * 4 + [0.0] * 4, 8),
+        lambda data: RandomSampler(data, replacement=True),
+        lambda data: RandomSampler(data, num_samples=4),
+        lambda data: RandomSampler(range(4)),
+        lambda data: SequentialSampler(range(4)),
+        lambda data: BatchSampler(SequentialSampler(data), 2, False),
+        lambda data: [0, 1, 2],
+        lambda data: Chosen(range(8)),
+        lambda data: DistributedSampler(range(4), num_replicas=2, rank=0),
+    ],
+)
+def test_the_sampler_within_a_batch_sampler_is_the_one_that_counts(sampler):
+    data = TensorDataset(torch.zeros(8, 3))
+    with pytest.raises(UnknownSampler):
+        population_of(DataLoader(data, batch_sampler=BatchSampler(sampler(data), 2, False)))
+    with pytest.raises(UnknownSampler):
+        population_of(DataLoader(data, batch_sampler=Batches(SequentialSampler(data), 2, False)))
+    changed = DataLoader(data, batch_size=2)
+    changed.batch_sampler.sampler = sampler(data)
+    with pytest.raises(UnknownSampler):
+        population_of(changed)
+
+
+def test_a_batch_sampler_over_all_records_is_the_loader_s_own():
+    data = TensorDataset(torch.zeros(8, 3))
+    for sampler in (SequentialSampler(data), RandomSampler(data), DistributedSampler(data, num_replicas=2, rank=1)):
+        found = population_of(DataLoader(data, batch_sampler=BatchSampler(sampler, 2, False)))
+        assert list(found) == list(range(8))
+
+
+def test_the_advice_for_a_subset_within_a_batch_sampler_works():
+    data = TensorDataset(torch.zeros(8, 3))
+    inner = SubsetRandomSampler([1, 5, 2])
+    with pytest.raises(UnknownSampler, match="as sampler=, with batch_size="):
+        population_of(DataLoader(data, batch_sampler=BatchSampler(inner, 2, False)))
+    assert list(population_of(DataLoader(data, sampler=inner, batch_size=2))) == [1, 2, 5]
+
+
+class Many(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.zeros(3)
+
+
+def test_a_record_at_two_places_of_a_data_set_is_refused():
+    one, other = Many(), Many()
+    halves = Subset(one, [0, 1]), Subset(one, [2, 3])
+    for fine in (
+        one,
+        ConcatDataset([one, other]),
+        Subset(one, [3, 0]),
+        ConcatDataset(halves),
+        Subset(ConcatDataset([one, other]), [0, 4, 7]),
+    ):
+        refuse_repeats(fine)
+        assert len(private(fine, Log()).dataset) == len(fine)
+    for twice in (
+        ConcatDataset([one, one]),
+        Subset(one, [0, 0]),
+        Subset(one, [3, -1]),
+        ConcatDataset([one, halves[0]]),
+        Subset(Subset(one, [0, 1, 2]), [1, 1]),
+        ConcatDataset([Subset(ConcatDataset([one, other]), [4, 5]), Subset(other, [1])]),
+    ):
+        with pytest.raises(InvalidArgument, match="each record once"):
+            private(twice, Log())
 
 
 def test_sequential_and_shuffled_loaders_cover_their_data_set():

@@ -1,5 +1,6 @@
 """`load`: a named data set, or a file of the user's own with its declared schema (floor 1)."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from sordino.data.arrays import array_records, array_schema_from_sample, is_arra
 from sordino.data.catalogue import CATALOGUE
 from sordino.data.encoding import encode
 from sordino.data.named import load_named
+from sordino.data.public_files import require_other_file, require_other_records
 from sordino.data.records import DataSet, Records
 from sordino.data.samples import schema_from_sample
 from sordino.data.schema import ArraySchema, Numeric, Schema, read_schema
@@ -39,7 +41,8 @@ def load(
         target: The label's column; needed with `public_schema_from`, otherwise checked against the schema.
         schema: The declared schema, or the JSON file that holds it.
         public_schema_from: A public sample of the same form, from which the schema is derived and so marked.
-        test: A second file of the same form, to measure on. Without it a user's file has no test split.
+        test: A second file of the same form, to measure on. Without it a user's file has no test split. Neither may be
+            the private file, a link to it, a copy, a compressed or converted copy, or hold the same records.
         keep_texts: Keep the raw texts of a text data set beside its features.
 
     Raises:
@@ -63,15 +66,14 @@ def load(
             f"data must be one of {', '.join(CATALOGUE)} or a .csv, .tsv, .parquet, .npz or IDX file, "
             f"got {str(name_or_path)!r}. Run `sordino data list` to see the named sets."
         )
-    sample = Path(public_schema_from) if public_schema_from is not None else None
+    sample = Path(public_schema_from).expanduser() if public_schema_from is not None else None
     if sample is not None and schema is not None:
         raise InvalidArgument("schema must be given alone, got public_schema_from as well. Give one of them.")
-    if sample is not None and path.exists() and sample.exists() and path.samefile(sample):
-        raise InvalidArgument(
-            "public_schema_from must be a public sample, got the private file itself. Give a file of public records."
-        )
     declared = read_schema(Path(schema)) if isinstance(schema, str | Path) else schema
     test_path = Path(test).expanduser() if test is not None else None
+    for name, public in (("public_schema_from", sample), ("test", test_path)):
+        if public is not None:
+            require_other_file(name, public, private=path)
     return (_array_set if is_array(path) else _table_set)(path, test_path, declared, sample, target)
 
 
@@ -97,7 +99,7 @@ def _table_set(
             labels=np.concatenate([part.labels for part in parts]),
         )
 
-    return _user_set(path, records(path), records(test) if test else None, declared.labels, declared)
+    return _user_set(path, declared.labels, declared, records, sample=sample, test=test)
 
 
 def _array_set(
@@ -114,18 +116,28 @@ def _array_set(
             f"the range of the numbers and the labels of {path.name!r} must be declared. Give a schema file like "
             '{"array": {"low": 0, "high": 255}, "labels": ["cat", "dog"]}, or public_schema_from = a public sample.'
         )
-    return _user_set(
-        path, array_records(path, declared), array_records(test, declared) if test else None, declared.labels, None
-    )
+    return _user_set(path, declared.labels, None, lambda file: array_records(file, declared), sample=sample, test=test)
 
 
 def _user_set(
-    path: Path, train: Records, test: Records | None, labels: tuple[str, ...], schema: Schema | None
+    path: Path,
+    labels: tuple[str, ...],
+    schema: Schema | None,
+    records: Callable[[Path], Records],
+    *,
+    sample: Path | None,
+    test: Path | None,
 ) -> DataSet:
+    train = records(path)
+    if sample is not None:
+        require_other_records("public_schema_from", records(sample), private=train)
+    measured = records(test) if test is not None else None
+    if measured is not None:
+        require_other_records("test", measured, private=train)
     return DataSet(
         name=path.name.split(".")[0],
         train=train,
-        test=test,
+        test=measured,
         labels=labels,
         public=False,
         source=str(path),

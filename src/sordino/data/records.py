@@ -85,6 +85,13 @@ class DataSet:
     licence: str
     schema: Schema | None
 
+    def __post_init__(self) -> None:
+        if self.test is self.train and not self.public:
+            raise InvalidArgument(
+                "test must be other, public records, got the private training records themselves. "
+                "Give test=None, or public records."
+            )
+
 
 def fixed_order(count: int) -> Int64[np.ndarray, " count"]:
     """A fixed order that mixes a sorted public data set: the same in every run, and no source of randomness.

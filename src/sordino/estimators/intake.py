@@ -55,8 +55,9 @@ def matrix(X: Numbers, *, estimator: BaseEstimator, reset: bool) -> tuple[FloatA
     """X as float64 [n, d] and which rows are whole; the others are zero. Sets or checks the number of columns."""
     if issparse(X):
         raise InvalidArgument("X must be dense, got a sparse container. Convert it with .toarray().")
-    if getattr(np.asarray(X).dtype, "kind", "O") == "c":
+    if getattr(getattr(X, "dtype", None), "kind", "") == "c":
         raise InvalidArgument("X must be real. Complex data not supported: split real and imaginary parts.")
+    _refuse_objects(X, "X")
     array = numeric(X, "X")
     if array.ndim != 2 or array.shape[1] == 0:
         raise InvalidArgument(
@@ -69,6 +70,16 @@ def matrix(X: Numbers, *, estimator: BaseEstimator, reset: bool) -> tuple[FloatA
     return array, present
 
 
+def _refuse_objects(values: object, name: str) -> None:
+    """Refuse an array or column that is declared to hold objects: of texts, every record would be missing."""
+    kind = getattr(values, "dtype", None)
+    if kind is not None and not hasattr(values, "columns") and str(kind) in ("object", "str", "string", "category"):
+        raise InvalidArgument(
+            f"{name} must be of a numeric type, got {kind}. Convert it with {name}.astype(float): missing values "
+            "become NaN. Encode texts by a public rule first."
+        )
+
+
 def codes(y: Labels, classes: Sequence[Hashable]) -> npt.NDArray[np.int64]:
     """The position of each label among the declared classes [n]; −1 for one that is none of them."""
     listed = np.asarray(y).ravel() if hasattr(y, "__array__") else y
@@ -77,6 +88,7 @@ def codes(y: Labels, classes: Sequence[Hashable]) -> npt.NDArray[np.int64]:
 
 def scaled_targets(y: Numbers, bounds: tuple[float, float], *, centre: float, half: float) -> FloatArray:
     """Targets clipped to the bounds, then (y − centre)/half in [−1, 1], float64 [n]; NaN where one is not finite."""
+    _refuse_objects(y, "y")
     targets = numeric(y, "y").ravel()
     with np.errstate(all="ignore"):  # warnings would tell of extreme targets
         scaled = np.clip((np.clip(targets, *bounds) - centre) / half, -1.0, 1.0)

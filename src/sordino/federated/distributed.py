@@ -25,7 +25,7 @@ from sordino import checks
 from sordino.errors import InvalidArgument
 from sordino.events import Event, ZeroConcentratedDP
 from sordino.federated.rotation import padded_size, rotate, rotate_back, signs
-from sordino.federated.updates import Update, clipped_update
+from sordino.federated.updates import GivenUpdate, as_tensors, clipped_update
 from sordino.mechanisms.exact import discrete_gaussian
 from sordino.mechanisms.grid import ratio_at_least
 from sordino.randomness import Randomness
@@ -171,13 +171,13 @@ class DistributedGaussian:
         epsilon = min(math.sqrt(ratio**2 + tau * size / 2), ratio + tau * math.sqrt(size))
         return ZeroConcentratedDP(rho=epsilon**2 / 2 * (1 + 1e-12))
 
-    def encode(self, update: Update, *, round_number: int, randomness: Randomness) -> Integers:
+    def encode(self, update: GivenUpdate, *, round_number: int, randomness: Randomness) -> Integers:
         """A client's message, whole numbers 0 … 2^bits − 1, shape (size,). Send it only through secure aggregation.
 
         An update that is not finite, or of other names or shapes, is encoded as zero.
 
         Args:
-            update: named tensors.
+            update: named tensors or arrays, or a list of them in the order of `shapes`.
             round_number: of the round; it names the public rotation.
             randomness: the client's own.
         """
@@ -185,7 +185,8 @@ class DistributedGaussian:
         noise = discrete_gaussian(*self._ratio, self.size, randomness.fresh("noise share"))
         return (whole + noise) & (self.modulus - 1)
 
-    def _flat(self, update: Update) -> npt.NDArray[np.float64]:
+    def _flat(self, given: GivenUpdate) -> npt.NDArray[np.float64]:
+        update = as_tensors(given, tuple(self.shapes))
         fits = set(update) == set(self.shapes) and all(
             tuple(update[name].shape) == tuple(shape) for name, shape in self.shapes.items()
         )

@@ -15,7 +15,7 @@ from sordino import accounting, checks
 from sordino.definitions import FIXED_SEED, Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import PrivacyError
 from sordino.events import Event, Gaussian, SelfComposed
-from sordino.federated.updates import Update, clipped_update
+from sordino.federated.updates import Update, as_tensors, clipped_update
 from sordino.mechanisms import GaussianMechanism
 from sordino.randomness import Randomness
 from sordino.training.fitting.freshness import fresh
@@ -88,11 +88,12 @@ class LocalPrivacy:
                 "the first: each then gets more noise."
             )
         # In double precision before it is clipped: half precision rounds an update beyond its bound.
-        exact = {name: value.detach().double().clone() for name, value in update.items()}
+        given = as_tensors(update, tuple(update))
+        exact = {name: value.double().clone() for name, value in given.items()}
         noisy = clipped_update(exact, max_update_norm=self.max_update_norm)
         self.sent += 1
         self._mechanism.add_noise_(list(noisy.values()), randomness=self.randomness, step=self.sent)
-        return {name: value.to(update[name].dtype) for name, value in noisy.items()}
+        return {name: value.to(given[name].dtype) for name, value in noisy.items()}
 
     def guarantee(self) -> Guarantee:
         """What was sent so far guarantees, for everything that this client holds."""

@@ -28,7 +28,7 @@ from sordino.definitions import FIXED_SEED, Guarantee, PrivacyUnit
 from sordino.errors import InvalidArgument, UnprivateStep
 from sordino.federated.optimizers import fed_avg
 from sordino.federated.stack import UpdateStack
-from sordino.federated.updates import Update
+from sordino.federated.updates import GivenUpdate
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.runs import RunFolder
@@ -221,17 +221,19 @@ class PrivateServer:
             epsilon = self._spent.after(number + 1)
             self._record.charge(step=number, event=event, epsilon=epsilon, indices=clients, charge=receipt)
 
-    def finish_round(self, cohort: Round, updates: Iterable[tuple[int, Update]]) -> None:
+    def finish_round(self, cohort: Round, updates: Iterable[tuple[int, GivenUpdate]]) -> None:
         """Clip, sum, noise and divide the updates of `cohort`, and step the server's optimizer.
 
         Args:
             cohort: what `rounds` gave last.
             updates: (client's number, update), in any order, each client of the cohort at most once; read a few at a
-                time. Clients that don't answer are left out.
+                time. Clients that don't answer are left out, or answer None. An update is a mapping of names, or a
+                list in the order of `shared`; tensors, NumPy arrays and lists of numbers count alike.
 
         Raises:
             UnprivateStep: the round is not the open one.
-            InvalidArgument: a client was not asked, or answers twice. The round is lost.
+            InvalidArgument: a client was not asked, or answers twice; an update is of a type that holds no numbers,
+                so that the transport's form must be converted first. The round is lost, the model stays as it is.
         """
         self._check_running()
         if cohort is not self._open:
@@ -269,7 +271,7 @@ class PrivateServer:
         if self._record is not None:
             self._record.after_step(self._parts, self.done)
 
-    def _add(self, number: int, chunk: int, updates: list[Update], *, last: bool) -> None:
+    def _add(self, number: int, chunk: int, updates: list[GivenUpdate], *, last: bool) -> None:
         rows = self._stack.put(updates)
         part = Chunk(step=number, chunk=chunk, is_last=last, indices=np.arange(rows))
         self._step.begin(part)

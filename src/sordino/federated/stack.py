@@ -4,13 +4,13 @@
 every clipping method, schedule and correlated noise of a plan holds for clients as it does for records.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sordino.federated.updates import Update, shared_parameters
+from sordino.federated.updates import GivenUpdate, Update, as_tensors, shared_parameters
 from sordino.gradients.numerics import full_precision
 
 __all__ = ["UpdateStack"]
@@ -36,8 +36,12 @@ class UpdateStack:
         """The shared parameters, in the model's order."""
         return list(self._shared.values())
 
-    def put(self, updates: Iterable[Update]) -> int:
-        """Stack `updates` in the place of what was there; the number of them is returned."""
+    def put(self, updates: Iterable[GivenUpdate]) -> int:
+        """Stack `updates` in the place of what was there; the number of them is returned.
+
+        Raises:
+            InvalidArgument: an update is of a type that holds no numbers.
+        """
         usable = [self._usable(update) for update in updates]
         self._rows = {
             parameter: torch.stack(
@@ -48,9 +52,10 @@ class UpdateStack:
         }
         return len(usable)
 
-    def _usable(self, update: Update) -> Update:
-        """`update`, or one that is nowhere finite in its place."""
-        fits = isinstance(update, Mapping) and set(update) == set(self._shared)
+    def _usable(self, given: GivenUpdate) -> Update:
+        """`given`, or one that is nowhere finite in its place."""
+        update = as_tensors(given, self.names.values())
+        fits = set(update) == set(self._shared)
         fits = fits and all(_fits(update[name], parameter) for name, parameter in self._shared.items())
         return update if fits else {name: torch.full_like(p, torch.nan) for name, p in self._shared.items()}
 
@@ -104,15 +109,9 @@ class UpdateStack:
         self._rows = {}
 
 
-def _fits(value: object, parameter: nn.Parameter) -> bool:
-    """Whether `value` is a tensor of real numbers in memory, of the parameter's shape."""
-    return (
-        isinstance(value, Tensor)
-        and value.shape == parameter.shape
-        and value.is_floating_point()
-        and value.layout is torch.strided
-        and value.device.type != "meta"
-    )
+def _fits(value: Tensor, parameter: nn.Parameter) -> bool:
+    """Whether `value` lies in memory and has the parameter's shape."""
+    return value.shape == parameter.shape and value.device.type != "meta"
 
 
 def _working(parameter: nn.Parameter) -> torch.dtype:

@@ -26,6 +26,7 @@ __all__ = [
     "numeric",
     "open_category",
     "record_matrix",
+    "refuse_column_types",
     "shaped",
 ]
 
@@ -35,9 +36,49 @@ Bounds: TypeAlias = tuple[float, float]
 Numbers: TypeAlias = npt.ArrayLike | Sequence[object]
 
 
+def refuse_column_types(value: object, name: str) -> None:
+    """Refuse a table (pandas, Polars, Arrow) with a column whose type is neither numbers nor booleans.
+
+    The types are public; what a text column would give, only missing values, would be an answer of noise.
+    """
+    types = getattr(value, "dtypes", None)
+    if types is not None and hasattr(value, "columns"):
+        columns = list(zip(getattr(value, "columns"), types, strict=True))  # noqa: B009 (no type checker knows it)
+    elif hasattr(value, "schema") and hasattr(getattr(value, "schema"), "types"):  # noqa: B009
+        columns = list(zip(value.schema.names, value.schema.types, strict=True))  # pyright: ignore[reportAttributeAccessIssue]
+    else:
+        columns = []
+    wrong = [f"{column!r} ({kind})" for column, kind in columns if not _is_numeric_type(kind)]
+    if wrong:
+        raise InvalidArgument(
+            f"{name} must have columns of numbers or booleans only, got {', '.join(wrong[:5])}"
+            f"{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}. Leave them out, or encode them by a "
+            "public rule: one-hot of declared categories, numbers with NaN where missing."
+        )
+
+
+def _is_numeric_type(kind: object) -> bool:
+    letter = getattr(kind, "kind", None)
+    if isinstance(letter, str):  # numpy's and pandas' types
+        return letter in "biuf"
+    if callable(is_numeric := getattr(kind, "is_numeric", None)):  # Polars'
+        return bool(is_numeric()) or str(kind) == "Boolean"
+    return str(kind).startswith(("int", "uint", "float", "halffloat", "double", "bool", "decimal"))
+
+
 def numeric(value: Numbers, name: str) -> FloatArray:
-    """The value as a fresh float64 array; in a column of objects, whatever is no real number is NaN."""
-    array = np.asarray(value)
+    """The value as a fresh float64 array; among objects, whatever is no real number is NaN.
+
+    Raises:
+        InvalidArgument: the type, or that of a column of a table, holds no real numbers, or rows differ in length.
+    """
+    refuse_column_types(value, name)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # its message would tell how many records there are
+        array = None
+    if array is None:
+        raise InvalidArgument(f"{name} must be an array, got rows of different lengths. Give each record all columns.")
     if array.dtype == object:
         numbers = [_real(entry) for entry in array.flat]
         return np.array(numbers, dtype=np.float64).reshape(array.shape)

@@ -1,6 +1,7 @@
 """Recipes (floor 6): models, plans and optimizers that reach good accuracy without tuning on the private records."""
 
 from sordino.recipes.defaults import ModelFactory, Recipe, recommend
+from sordino.recipes.feature_cache import feature_cache
 from sordino.recipes.methods import METHODS, TableMethod
 from sordino.recipes.models import MODELS, UnitNorm, cnn, logistic, mlp
 from sordino.recipes.payment import Payment, Stage
@@ -28,6 +29,7 @@ __all__ = [
     "UnitNorm",
     "accuracy",
     "cnn",
+    "feature_cache",
     "logistic",
     "mlp",
     "non_private_twin",

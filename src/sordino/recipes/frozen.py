@@ -17,6 +17,7 @@ from sordino.data import Records
 from sordino.errors import DataUnavailable
 from sordino.estimators import WhitenedLogisticRegression
 from sordino.randomness import Randomness
+from sordino.recipes.feature_cache import kept_here
 from sordino.recipes.payment import Payment
 from sordino.recipes.stages import FittedEstimator, estimator_stage, pay_for
 from sordino.recipes.task import Prepared, Task
@@ -50,9 +51,9 @@ def packaged(modules: Sequence[str], *, recipe: str) -> Path:
 class KeptFeatures:
     """Features by a frozen model, computed once for each record, in half precision.
 
-    They are kept in memory. With the environment variable ``SORDINO_FEATURES`` set to a folder they are kept there too,
-    block by block, so that a long extraction that is cut off goes on where it stopped. Only their owner may read the
-    files: features are as private as the records.
+    They are kept in memory within a block of `feature_cache`, and never in this object. With the environment variable
+    ``SORDINO_FEATURES`` set to a folder they are kept there too, block by block, so that a long extraction that is cut
+    off goes on where it stopped. Only their owner may read the files: features are as private as the records.
 
     Args:
         extract: records ↦ features [n, d], each record by itself.
@@ -61,15 +62,14 @@ class KeptFeatures:
 
     def __init__(self, extract: Callable[[Records], torch.Tensor], *, settings: str) -> None:
         self.extract, self._settings = extract, settings
-        self._rows: dict[bytes, npt.NDArray[np.float16]] = {}
-        self._seen: set[Path] = set()
 
     def __call__(self, records: Records, *, progress: bool = False) -> Rows:
         """Features of the records [n, d]; `progress` shows how far an extraction is."""
         keys = _keys(records)
         folder = self._folder()
-        self._read(folder)
-        missing = list({key: place for place, key in enumerate(keys) if key not in self._rows}.values())
+        kept = kept_here(("rows", self._settings), _Rows)
+        kept.read(folder)
+        missing = list({key: place for place, key in enumerate(keys) if key not in kept.rows}.values())
         # Without records there is still a width to find.
         starts = range(0, len(missing), _BLOCK) if keys else (0,)
         for start in track(starts, "features", console=Console(stderr=True), disable=not progress or not missing):
@@ -78,24 +78,34 @@ class KeptFeatures:
             if not keys:
                 return found.astype(np.float64)
             block = [keys[place] for place in places]
-            self._rows.update(zip(block, found, strict=True))
+            kept.rows.update(zip(block, found, strict=True))
             if folder is not None:
-                self._write(folder, block, found)
-        return np.stack([self._rows[key] for key in keys]).astype(np.float64)
+                kept.write(folder, block, found)
+        return np.stack([kept.rows[key] for key in keys]).astype(np.float64)
 
     def _folder(self) -> Path | None:
         chosen = os.environ.get("SORDINO_FEATURES")
         return None if not chosen else Path(chosen).expanduser() / hashlib.sha256(self._settings.encode()).hexdigest()
 
-    def _read(self, folder: Path | None) -> None:
+
+class _Rows:
+    """Features by the digest of their record, and the files that were read."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, npt.NDArray[np.float16]] = {}
+        self._seen: set[Path] = set()
+
+    def read(self, folder: Path | None) -> None:
+        """Take up what lies in the folder, if there is one."""
         for file in sorted(folder.glob("*.npz")) if folder is not None and folder.is_dir() else ():
             if file not in self._seen:
                 with np.load(file, allow_pickle=False) as block:
                     keys, rows = block["keys"], block["rows"]
-                self._rows.update((key.tobytes(), row) for key, row in zip(keys, rows, strict=True))
+                self.rows.update((key.tobytes(), row) for key, row in zip(keys, rows, strict=True))
                 self._seen.add(file)
 
-    def _write(self, folder: Path, keys: Sequence[bytes], rows: npt.NDArray[np.float16]) -> None:
+    def write(self, folder: Path, keys: Sequence[bytes], rows: npt.NDArray[np.float16]) -> None:
+        """Write one block, for its owner alone."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = folder / f"{keys[0].hex()[:32]}.npz"
         partial = file.with_suffix(f".{os.getpid()}.part")

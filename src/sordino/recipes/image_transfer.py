@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from sordino.data import Records
 from sordino.errors import InvalidArgument
+from sordino.recipes.feature_cache import once_a_block
 from sordino.recipes.frozen import Head, KeptFeatures, packaged, whitened_head
 from sordino.recipes.made_directions import MadeWhitening, linear_on
 from sordino.recipes.network import network
@@ -114,8 +114,12 @@ class InnerPhotographs(LitePhotographs):
     def forward(self, pictures: Tensor) -> Tensor:
         """Features of each picture by itself."""
         self._held.clear()
-        self.last(pictures)
-        return torch.cat(self._held, dim=1)
+        try:
+            self.last(pictures)
+            return torch.cat(self._held, dim=1)
+        finally:
+            # Features of records: they must not stay in the module.
+            self._held.clear()
 
 
 def _fold(module: nn.Module, *pairs: tuple[str, str]) -> None:
@@ -153,18 +157,19 @@ class _WhitenedPhotographs:
     """Records ↦ roots of their inner features, whitened by what those are on made pictures; rows of length 1."""
 
     def __init__(self, pixels: int, size: tuple[int, int]) -> None:
-        self._kept = inner_features(pixels)
+        self._kept, self._name = inner_features(pixels), ("photographs", pixels, size)
         made = Records(made_pictures(_PICTURES, size, 3).numpy(), np.zeros(_PICTURES, dtype=np.int64))
         self._whitening = MadeWhitening.of(self._roots(made, progress=False), count=_DIRECTIONS, ridge=_RIDGE)
-        self._rows: WeakKeyDictionary[Records, Tensor] = WeakKeyDictionary()
 
     def __call__(self, records: Records, *, progress: bool = False) -> Tensor:
-        """[n, directions]. They depend on the records alone, so those of the same object are made once."""
-        if records not in self._rows:
+        """[n, directions]; those of the same object are made once in a block of `feature_cache`."""
+
+        def made() -> Tensor:
             starts = range(0, max(len(records), 1), _PART)
             parts = [Records(records.features[i : i + _PART], records.labels[i : i + _PART]) for i in starts]
-            self._rows[records] = torch.cat([self._whitening(self._roots(part, progress=progress)) for part in parts])
-        return self._rows[records]
+            return torch.cat([self._whitening(self._roots(part, progress=progress)) for part in parts])
+
+        return once_a_block(self._name, records, made)
 
     def _roots(self, records: Records, *, progress: bool) -> Tensor:
         # What a rectifier lets through is never negative, and its root is less skewed.

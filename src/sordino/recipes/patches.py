@@ -9,12 +9,12 @@ References:
 """
 
 from functools import lru_cache
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from sordino.data import Records
+from sordino.recipes.feature_cache import once_a_block
 from sordino.recipes.made_directions import MadeWhitening, linear_on
 from sordino.recipes.network import image_shape, network
 from sordino.recipes.pipeline import Pipeline
@@ -31,8 +31,6 @@ _PATCHES, _SIDE, _THRESHOLD, _GRID = 512, 6, 0.75, 3
 _DIRECTIONS, _PICTURES = 3000, 4000
 # Ridge of the whitening, in units of the mean eigenvalue.
 _RIDGE = 1.0
-
-_KEPT: "WeakKeyDictionary[Records, Tensor]" = WeakKeyDictionary()
 
 
 @torch.no_grad()
@@ -57,12 +55,11 @@ def _prepare(task: Task) -> Prepared:
     size = image_shape(task, channels=(3,), least=16)[1:]
 
     def rows(records: Records) -> Tensor:
-        # They depend on the records alone, so those of the same object are made once.
-        if records not in _KEPT:
+        def made() -> Tensor:
             whitening = _whitening(size)
-            pictures = records.tensors()[0]
-            _KEPT[records] = torch.cat([whitening(patched(part)) for part in pictures.split(_PICTURES)])
-        return _KEPT[records]
+            return torch.cat([whitening(patched(part)) for part in records.tensors()[0].split(_PICTURES)])
+
+        return once_a_block(("patches", size), records, made)
 
     words = "logistic regression on whitened likeness to patches of made pictures"
     return network(task, linear_on(rows, words=words))

@@ -46,6 +46,7 @@ from sordino.errors import InvalidArgument
 from sordino.events import Event, Nothing, compose
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
+from sordino.recipes.feature_cache import feature_cache
 from sordino.recipes.payment import Payment
 from sordino.recipes.pipeline_run import begun, ended, facts, seeded
 from sordino.recipes.task import Predictor, Prepared, Task
@@ -198,7 +199,7 @@ class Pipeline:
             receipt=receipt,
             epsilon=stated.epsilon,
         )
-        with ended(folder), seeded(randomness):
+        with ended(folder), seeded(randomness), feature_cache():
             model = prepared.fit(dataset.train, payment)
             guarantee = _guarantee(payment.event, delta, prepared.relation, seeded=randomness.reproducible)
             if folder is not None:

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from sordino.data import Records
 from sordino.errors import InvalidArgument
+from sordino.recipes.feature_cache import once_a_block
 from sordino.recipes.made_directions import linear_on, main_directions
 from sordino.recipes.network import Network, image_shape, network
 from sordino.recipes.pipeline import Pipeline
@@ -90,21 +90,17 @@ def _directions(shape: tuple[int, int, int], *, mirror: bool) -> Tensor:
     return main_directions(rows, count=_DIRECTIONS, ridge=_RIDGE)
 
 
-_KEPT: "WeakKeyDictionary[Records, dict[str, Rows]]" = WeakKeyDictionary()
-
-
 def _rows_of(task: Task, *, whitened: bool) -> Callable[[Records], Rows]:
-    """Records ↦ rows. They depend on the records alone, so those of the same object are made once."""
+    """Records ↦ rows; those of the same object are made once in a block of `feature_cache`."""
     shape = _shape(task)
     mirror = task.data in _MIRRORED
-    name = f"{mirror} {whitened}"
 
     def rows(records: Records) -> Rows:
-        made = _KEPT.setdefault(records, {})
-        if name not in made:
+        def made() -> Rows:
             directions = _directions(shape, mirror=mirror) if whitened else None
-            made[name] = scattered(records.tensors()[0], mirror=mirror, directions=directions)
-        return made[name]
+            return scattered(records.tensors()[0], mirror=mirror, directions=directions)
+
+        return once_a_block(("scatter", shape, mirror, whitened), records, made)
 
     return rows
 

@@ -48,7 +48,7 @@ from sordino.training.probing.alone import NOT_CAPTURED, check_records
 from sordino.training.probing.padding import check_padding
 from sordino.training.probing.per_record import per_record_losses
 from sordino.training.processes.ranks import Ranks, inner, ranks_here, shapes_of
-from sordino.training.records.source import Source, source_of
+from sordino.training.records.source import Source, refuse_repeats, source_of
 from sordino.training.records.units import Units, UnitSource, by_unit
 from sordino.training.step import PrivateStep, check_memory
 from sordino.training.structure import map_tensors
@@ -155,7 +155,9 @@ def fit(
     check_memory(performance.memory, plan)
     randomness = ranks.shared(fresh(Randomness() if randomness is None else randomness))
     source = source_of(data, collate, may_pad=units is None)
-    if units is not None:
+    if units is None:
+        refuse_repeats(data)
+    else:
         units.check(plan)
         source, loss = UnitSource(source, units), by_unit(loss)
     watched = diagnostics_called(diagnostics)

@@ -30,7 +30,7 @@ from sordino.randomness import Randomness, Stream
 from sordino.sampling import Chunk, split
 from sordino.training.generators import owned_generators, private_generators
 from sordino.training.records.collation import Collation
-from sordino.training.records.source import fetched
+from sordino.training.records.source import fetched, refuse_repeats
 from sordino.training.records.units import Units, UnitTable
 from sordino.training.structure import map_tensors
 
@@ -105,6 +105,8 @@ class PrivateLoader:
         units: Units | None = None,
     ) -> None:
         indices = population_of(data_loader)
+        if units is None:
+            refuse_repeats(data_loader.dataset)
         table = None if units is None else UnitTable(units, _owners(units, data_loader.dataset)[np.asarray(indices)])
         self.dataset = data_loader.dataset
         self.batch_size = data_loader.batch_size
@@ -326,11 +328,18 @@ def population_of(data_loader: DataLoader[object]) -> np.ndarray | range:
             "by chance record by record. Give the data set __len__ and __getitem__, or write the records to disk once "
             "(sordino.data.mapped_table or MappedArrays); docs/data.md names what else remains for a stream."
         )
-    if type(data_loader.batch_sampler) is not BatchSampler:
+    batches = data_loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        raise UnknownSampler(f"data_loader must batch by batch_size, got {type(batches).__name__}. {_DECLARE}.")
+    # With batch_sampler= the loader's own sampler is a default that nobody asks.
+    found = _reachable(batches.sampler, len(dataset))
+    if batches.sampler is not data_loader.sampler and not isinstance(found, range):
         raise UnknownSampler(
-            f"data_loader must batch by batch_size, got {type(data_loader.batch_sampler).__name__}. {_DECLARE}."
+            f"batch_sampler must draw from the whole data set, got one over {type(batches.sampler).__name__}. Give the "
+            "DataLoader that sampler as sampler=, with batch_size=; batches are then drawn from its records by Poisson "
+            "sampling."
         )
-    return _reachable(data_loader.sampler, len(dataset))
+    return found
 
 
 def _reachable(sampler: object, size: int) -> np.ndarray | range:

@@ -6,7 +6,7 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from sordino.errors import InvalidArgument
 from sordino.training.probing.padding import Padding
@@ -14,7 +14,7 @@ from sordino.training.records.collation import Collation
 from sordino.training.records.layout import Layout
 from sordino.training.structure import map_tensors
 
-__all__ = ["DatasetSource", "Source", "TensorSource", "fetched", "source_of"]
+__all__ = ["DatasetSource", "Source", "TensorSource", "fetched", "refuse_repeats", "source_of"]
 
 
 class Source(Protocol):
@@ -147,6 +147,44 @@ def fetched(dataset: Dataset[object], places: list[int]) -> list[object]:
     """The items at `places`, by one call when the data set offers it."""
     fetch_many = cast("Callable[[list[int]], list[object]] | None", getattr(dataset, "__getitems__", None))
     return list(fetch_many(places)) if fetch_many else [dataset[place] for place in places]
+
+
+def refuse_repeats(dataset: object) -> None:
+    """Refuse a data set in which a record stands twice, as far as torch's own `Subset` and `ConcatDataset` show it.
+
+    Raises:
+        InvalidArgument: one does: each of its places is drawn by itself, so it would count twice.
+    """
+    places: dict[int, list[np.ndarray | range]] = {}
+    for source, found in _origins(dataset):
+        places.setdefault(id(source), []).append(found)
+    for parts in places.values():
+        if len(parts) == 1 and isinstance(parts[0], range):
+            continue
+        joined = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+        if len(np.unique(joined)) != len(joined):
+            raise InvalidArgument(
+                "data set must hold each record once, got a Subset or ConcatDataset with a record at several places: "
+                "it would be drawn, and count, several times. Name each record once, or pass units= that say which "
+                "places are whose."
+            )
+
+
+def _origins(dataset: object) -> list[tuple[object, np.ndarray | range]]:
+    """The data sets that `dataset` is made of, with the positions in them, in its own order."""
+    if type(dataset) is ConcatDataset:
+        return [origin for part in dataset.datasets for origin in _origins(part)]
+    if type(dataset) is Subset:
+        chosen, inner = np.asarray(dataset.indices, dtype=np.int64), _origins(dataset.dataset)
+        size = sum(len(found) for _, found in inner)
+        chosen = np.where(chosen < 0, chosen + size, chosen)
+        starts = np.cumsum([0, *(len(found) for _, found in inner)])
+        parts = [(source, found, start) for (source, found), start in zip(inner, starts[:-1], strict=True)]
+        return [
+            (source, np.asarray(found)[chosen[(chosen >= start) & (chosen < start + len(found))] - start])
+            for source, found, start in parts
+        ]
+    return [(dataset, range(len(cast("Sized", dataset))))]
 
 
 def _is_map_style(data: object) -> bool:
