@@ -399,3 +399,88 @@ def test_several_processes_are_refused_before_anything_is_charged(tmp_path, monk
         with pytest.raises(InvalidArgument, match="server must be used in one process, got 2"):
             make()
     assert not (tmp_path / "run").exists()
+
+
+# --- random numbers of clients ---------------------------------------------------------------------------------------
+
+
+def dropping():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 1))
+
+
+def squares(model, x, y):
+    return (model(x) - y).square().mean(1)
+
+
+def dropout_clients(count=8):
+    numbers = torch.Generator().manual_seed(0)
+    return [[torch.randn(3, 4, generator=numbers), torch.randn(3, 1, generator=numbers)] for _ in range(count)]
+
+
+def by_simulation(clients, together=1, seed=None):
+    model = dropping()
+    randomness = None if seed is None else Randomness(seed=seed, reproducible=True)
+    simulate(model, squares, clients, plan(noise_multiplier=0.0), together=together, randomness=randomness)
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def by_hand(clients, together=1, seed=None):
+    del together
+    model = dropping()
+    randomness = None if seed is None else Randomness(seed=seed, reproducible=True)
+    with PrivateServer(model, plan(noise_multiplier=0.0), population=len(clients), randomness=randomness) as server:
+        for cohort in server.rounds():
+            updates = []
+            for client in map(int, cohort.clients):
+                gradients = torch.autograd.grad(squares(model, *clients[client]).sum(), list(model.parameters()))
+                names = [name for name, _ in model.named_parameters()]
+                updates.append((client, dict(zip(names, gradients, strict=True))))
+            server.finish_round(cohort, updates)
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+WAYS = [by_simulation, by_hand]
+
+
+@pytest.mark.parametrize("together", [1, 4])
+@pytest.mark.parametrize("train", WAYS)
+def test_a_public_seed_does_not_decide_the_masks_of_clients(train, together):
+    found = []
+    for _ in range(2):
+        torch.manual_seed(42)
+        found.append(train(dropout_clients(), together))
+    assert not torch.equal(found[0], found[1])
+    torch.manual_seed(42)
+    first = train(dropout_clients(), together, seed=3)
+    torch.manual_seed(43)
+    assert torch.equal(first, train(dropout_clients(), together, seed=3))
+
+
+@pytest.mark.parametrize("train", WAYS)
+def test_states_after_a_round_do_not_tell_of_clients(train):
+    states = []
+    for count in (8, 7):
+        train(dropout_clients(count))
+        states.append([torch.get_rng_state(), torch.from_numpy(np.random.get_state()[1].astype(np.int64))])
+    assert all(map(torch.equal, *states))
+
+
+def test_leaving_a_round_puts_the_users_states_back():
+    class Stop(Exception):
+        pass
+
+    torch.manual_seed(42)
+    expected = torch.rand(3)
+    server = PrivateServer(line(), plan(steps=2), population=2)
+    torch.manual_seed(42)
+
+    def run():
+        with server:
+            for _ in server.rounds():
+                torch.rand(5)
+                raise Stop
+
+    with pytest.raises(Stop):
+        run()
+    assert torch.equal(torch.rand(3), expected)

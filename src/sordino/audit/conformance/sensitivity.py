@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from sordino.audit.case import Case, Wrong, case
 from sordino.audit.library import Library, Loss
-from sordino.audit.made_up import distance, must_be_exact, must_stay_within, normal
+from sordino.audit.made_up import determined, distance, must_be_exact, must_stay_within, normal
 
 __all__ = ["SENSITIVITY"]
 
@@ -65,6 +65,41 @@ def _broadcast(library: Library) -> None:
     x, y = _records(1)
     loss = Loss.of(lambda model, batch: (model(batch[0]) - batch[1]).square().mean(1))
     must_stay_within(library, _linear, (x, y[:, 0]), (x[1:], y[1:, 0]), loss)
+
+
+def _dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 1))
+
+
+def _sum_with_dropout(library: Library, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
+    model = determined(_dropping())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return library.clipped_sum(model, batch, _loss("squared"), max_grad_norm=0.7)
+
+
+@case(SENSITIVITY, "dropout masks don't follow from a public seed, under which they belong to places", expects="either")
+def _public_masks(library: Library) -> None:
+    one, other = (_sum_with_dropout(library, _records(1)) for _ in range(2))
+    if distance(one, other) == 0:
+        raise Wrong("equal seeds give equal masks: one record less gives every later record another one")
+
+
+@case(SENSITIVITY, "the state of torch's generator after a step doesn't tell how many records were drawn")
+def _told_by_state(library: Library) -> None:
+    x, y = _records(1)
+    states = []
+    for records in ((x, y), (x[1:], y[1:])):
+        model = determined(_dropping())
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            try:
+                library.clipped_sum(model, records, _loss("squared"), max_grad_norm=0.7)
+            except library.refusals:
+                continue
+            states.append(torch.get_rng_state())
+    if len(states) == 2 and not torch.equal(*states):
+        raise Wrong("neighbours leave different states, which checkpoints keep")
 
 
 def _unchanged(model: nn.Module, before: list[Tensor]) -> bool:
