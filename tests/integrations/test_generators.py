@@ -15,6 +15,12 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 from sordino import PrivacyEngine
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
 RECORDS, LENGTH = 12, 6
 
 
