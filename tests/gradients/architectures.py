@@ -84,7 +84,7 @@ def _token_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def next_token(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    return _token_losses(model(input_ids=ids, attention_mask=mask).logits[:, :-1], ids[:, 1:])
+    return _token_losses(model(input_ids=ids, attention_mask=mask).logits[:, -ids.shape[1] : -1], ids[:, 1:])
 
 
 def next_token_unmasked(model: nn.Module, ids: Tensor) -> Tensor:
@@ -96,7 +96,9 @@ def same_token(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def translation(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    return _token_losses(model(input_ids=ids, attention_mask=mask, decoder_input_ids=ids).logits, ids)
+    return _token_losses(
+        model(input_ids=ids, attention_mask=mask, decoder_input_ids=ids).logits[:, -ids.shape[1] :], ids
+    )
 
 
 def text_class(model: nn.Module, ids: Tensor, mask: Tensor, y: Tensor) -> Tensor:
@@ -614,13 +616,41 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 ONE_BY_ONE = frozenset(
-    """
-    OPT; Mixtral; Qwen2-MoE; Qwen3-MoE; OLMoE; GPT-OSS; DeepSeek-V2; DeepSeek-V3; Jamba; Mamba; FalconMamba; Bamba;
-    Phi-MoE; GraniteMoE; DBRX; XLNet; DeBERTa; DeBERTa-v2; Longformer; Funnel; Switch; BART; mBART; Blenderbot; LED;
-    ProphetNet; Swin; Swin v2; Hiera; TimeSformer; Perceiver, text; WavLM; PatchTST
-    """.replace("\n", " ")
-    .strip()
-    .split("; ")
+    (
+        "OPT",
+        "Mixtral",
+        "Qwen2-MoE",
+        "Qwen3-MoE",
+        "OLMoE",
+        "GPT-OSS",
+        "DeepSeek-V2",
+        "DeepSeek-V3",
+        "Jamba",
+        "Mamba",
+        "FalconMamba",
+        "Bamba",
+        "Phi-MoE",
+        "GraniteMoE",
+        "DBRX",
+        "XLNet",
+        "DeBERTa",
+        "DeBERTa-v2",
+        "Longformer",
+        "Funnel",
+        "Switch",
+        "BART",
+        "mBART",
+        "Blenderbot",
+        "LED",
+        "ProphetNet",
+        "Swin",
+        "Swin v2",
+        "Hiera",
+        "TimeSformer",
+        "Perceiver, text",
+        "WavLM",
+        "PatchTST",
+    )
 )
 """What a capture refuses, or refused when the list was made: `fit` takes their records one at a time by itself."""
 

@@ -117,6 +117,8 @@ _METHODS = {
     "prefix": lambda task: peft.PrefixTuningConfig(task_type=task, num_virtual_tokens=3),
     "p-tuning": lambda task: peft.PromptEncoderConfig(task_type=task, num_virtual_tokens=3, encoder_hidden_size=4),
 }
+# What peft itself has no way to build.
+_NOT_OFFERED = {("Mixtral", "DoRA"), ("BERT", "prefix"), ("DeBERTa", "prefix")}
 _PEFTED = ("GPT-2", "Llama", "OPT", "Mixtral", "BERT", "DeBERTa", "T5", "BART")
 
 
@@ -147,8 +149,7 @@ def test_an_adapter_is_exact(name: str, method: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", _METHODS)
-@pytest.mark.parametrize("name", _PEFTED)
+@pytest.mark.parametrize(("name", "method"), [(n, m) for n in _PEFTED for m in _METHODS if (n, m) not in _NOT_OFFERED])
 def test_every_adapter_is_exact(name: str, method: str) -> None:
     assert_adapted(name, method)
 

@@ -263,6 +263,50 @@ def test_a_loss_that_compares_records_is_refused_one_at_a_time():
         fit(made(_Contrasting), _contrast, data(), plan(), progress=False, performance=ALONE)
 
 
+# --- refusals name it where it works ------------------------------------------------------------------------------
+
+
+def in_a_loop(model, loss, **options):
+    engine = PrivacyEngine(**options)
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=SGD(model.parameters()),
+        data_loader=DataLoader(TensorDataset(*data()), batch_size=RECORDS),
+        noise_multiplier=0.0,
+        max_grad_norm=C,
+    )
+    for x, y in loader:
+        loss(model, x, y).mean().backward()
+        optimizer.step()
+
+
+def by_capture(model, loss, gradients="captured"):
+    return fit(model, loss, data(), plan(), optimizer=SGD, progress=False, performance=Performance(gradients=gradients))
+
+
+@pytest.mark.parametrize("kind", [Folding, Routing])
+@pytest.mark.parametrize("train", [in_a_loop, by_capture])
+def test_a_refusal_to_capture_names_one_record_at_a_time_and_the_advice_works(kind, train):
+    model = made(kind)
+    before = copy.deepcopy(model)
+    with pytest.raises(PrivacyError, match='gradients="one-by-one"'):
+        train(model, losses)
+    model = copy.deepcopy(before)
+    train(model, losses, gradients="one-by-one")
+    assert_close(moved(model, before), expected(before))
+
+
+def test_a_refusal_does_not_advise_what_would_not_work():
+    with pytest.raises(PrivacyError) as caught:
+        by_capture(made(_Contrasting), _contrast)
+    assert "one-by-one" not in str(caught.value)
+    # Before the loss is known the advice comes with its condition.
+    with pytest.raises(PrivacyError, match="if the loss takes every record by itself"):
+        in_a_loop(made(_Contrasting), _contrast)
+    with pytest.raises(CoupledRecords, match="by itself"):
+        in_a_loop(made(_Contrasting), _contrast, gradients="one-by-one")
+
+
 # --- what one record at a time must still refuse -----------------------------------------------------------------
 
 

@@ -54,6 +54,8 @@ class Calls:
         self.handles: list[RemovableHandle] = []
         # Modules may be run again while this is positive, and are not captured.
         self.suspended = 0
+        # Inside `GradientCapture.ordinary` parameters may get ordinary gradients.
+        self.is_ordinary = False
         self._frames: list[Frame | None] = []
         self._hook_ids: dict[nn.Module, tuple[int, int]] = {}
         self._guarded: set[nn.Parameter] = set()
@@ -140,7 +142,7 @@ class Calls:
     def _guard_one(self, parameter: nn.Parameter) -> None:
         name = self.names[parameter]
         self._guarded.add(parameter)
-        self.handles.append(parameter.register_hook(lambda _: self._refuse(name)))
+        self.handles.append(parameter.register_hook(lambda _: None if self.is_ordinary else self._refuse(name)))
 
     def _refuse_unless_reading(self, name: str) -> None:
         if not self.suspended:

@@ -273,6 +273,19 @@ class GradientCapture(Recorder):
         return self._readable().uses
 
     @contextmanager
+    def ordinary(self) -> Iterator[None]:
+        """A block in which nothing is captured and parameters may get ordinary gradients: to compare with them.
+
+        Only on made-up records: what is computed inside is not private.
+        """
+        aside, self._calls.is_ordinary = self.set_aside(), True
+        try:
+            yield
+        finally:
+            self._calls.is_ordinary = False
+            self.take_back(aside)
+
+    @contextmanager
     def _reading(self) -> Iterator[None]:
         """Modules may be run again while a recording is read, and products have full precision."""
         self._calls.suspended += 1

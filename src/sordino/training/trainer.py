@@ -44,7 +44,7 @@ from sordino.training.guard import claim, release
 from sordino.training.loops.following import ForwardWatch, compares_values
 from sordino.training.loops.forms import proves_again, public_marks
 from sordino.training.plan import Performance, Plan
-from sordino.training.probing.alone import NOT_CAPTURED, check_records
+from sordino.training.probing.alone import check_records, is_not_captured
 from sordino.training.probing.padding import check_padding
 from sordino.training.probing.per_record import per_record_losses
 from sordino.training.processes.ranks import Ranks, inner, ranks_here, shapes_of
@@ -419,11 +419,12 @@ class _Run:
                 values_released=self._plan.loss_curve is not None,
                 as_in_a_batch=self._refusal is not None,
                 is_split=self._ranks.count > 1 or (size is not None and 1 < size < len(self._source)),
+                advises=not self._may_go_one_by_one(),
             )
         except PrivacyError as refusal:
             if self._refusal is not None:
                 raise self._refusal from refusal
-            if not isinstance(refusal, NOT_CAPTURED) or not self._may_go_one_by_one():
+            if not is_not_captured(refusal) or not self._may_go_one_by_one():
                 raise
             self._recorder.detach()
             self._go_one_by_one(refusal)

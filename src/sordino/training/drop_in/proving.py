@@ -35,7 +35,9 @@ def set_probe(
     if criterion is None:
         session.verify_loss_with(
             lambda tape, loss: check_taped_loss(session.module, session.capture, tape, loss, structure, options),
-            lambda tape, args, kwargs: try_forward(session.module, tape, args, kwargs, structure, options),
+            lambda tape, args, kwargs: try_forward(
+                session.module, session.capture, tape, args, kwargs, structure, options
+            ),
         )
     else:
         session.verify_module_with(

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import InvalidArgument, RecordCountMismatch, SordinoError
-from sordino.gradients import Recorder
+from sordino.gradients import GradientCapture, Recorder
 from sordino.training.loops.arrival import Criterion
 from sordino.training.loops.calls import map_values
 from sordino.training.loops.tape import Tape
 from sordino.training.loops.taped import TapedTensor
-from sordino.training.probing.alone import check_records
+from sordino.training.probing.alone import NOT_CAPTURED, check_records
 from sordino.training.probing.determinism import Chance
 from sordino.training.probing.indices import IndicesChecked
 from sordino.training.probing.padding import Padding, check_padding
@@ -21,6 +21,8 @@ from sordino.training.probing.synthetic import INTEGER_PATTERNS, Poison, Synthet
 from sordino.training.structure import tensors_in
 
 __all__ = ["Criterion", "ProbeOptions", "check_criterion", "check_taped_loss", "try_forward"]
+
+_ALONE = 'Or, if the loss takes every record by itself, train one record at a time: gradients="one-by-one".'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,7 @@ def check_taped_loss(
 
 def try_forward(
     module: nn.Module,
+    capture: Recorder,
     tape: Tape,
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
@@ -92,6 +95,7 @@ def try_forward(
 
     Args:
         module: in the mode in which it will be trained, without a recording.
+        capture: its hooks: what they can't read is refused here, before a real record.
         tape: notes of the first batch so far.
         args: taped arguments of the module.
         kwargs: arguments by name.
@@ -101,7 +105,8 @@ def try_forward(
     Raises:
         CoupledRecords: the module changes its parameters or buffers.
         UnsupportedModule: an embedding rewrites the rows that are looked up.
-        RecordCountMismatch: some records decide how many are given to the module.
+        RecordCountMismatch: some records decide how many are given to the module, or a layer gets other rows.
+        UncapturedParameter: a parameter is used where no layer rule captures it.
     """
     refuse_renormalised_tables(module)
     given = [tensor for tensor in tensors_in((args, dict(kwargs))) if isinstance(tensor, TapedTensor)]
@@ -125,6 +130,15 @@ def try_forward(
         with IndicesChecked():
             module(*arguments, **named)
 
+    def capture_once(made_up: SyntheticRecords) -> None:
+        try:
+            with torch.enable_grad(), capture.recording(options.together):
+                call(made_up, None)
+        except NOT_CAPTURED as refusal:
+            raise type(refusal)(f"{refusal.args[0]} {_ALONE}") from refusal
+        finally:
+            capture.discard()
+
     with without_traces(module):
         for pattern in INTEGER_PATTERNS:
             records = (structure, tape.outside_inputs())
@@ -133,6 +147,8 @@ def try_forward(
                 # What fails on made-up records is told with the loss, or doesn't take such values.
                 try:
                     call(made_up, poison)
+                    if poison is None and isinstance(capture, GradientCapture):
+                        capture_once(made_up)
                 except SordinoError:
                     raise
                 except Exception:  # noqa: S112

@@ -14,6 +14,7 @@ from sordino.errors import (
     CoupledRecords,
     InvalidArgument,
     LossShapeError,
+    PrivacyError,
     RecordCountMismatch,
     SordinoError,
     UncapturedParameter,
@@ -31,11 +32,18 @@ from sordino.training.probing.probe import (
 from sordino.training.probing.synthetic import INTEGER_PATTERNS, Poison, SyntheticRecords
 from sordino.training.structure import tensors_in
 
-__all__ = ["NOT_CAPTURED", "check_one_by_one", "check_records"]
+__all__ = ["NOT_CAPTURED", "is_not_captured", "check_one_by_one", "check_records"]
 
 NOT_CAPTURED = (UncapturedParameter, RecordCountMismatch, UnsupportedModule)
 """Refusals of a capture that one record at a time may answer; what couples records is none of them."""
 
+
+def is_not_captured(refusal: PrivacyError) -> bool:
+    """Whether `refusal` is one of a capture: by name, or because the model failed while it was captured."""
+    return isinstance(refusal, NOT_CAPTURED) or not isinstance(refusal.__cause__, SordinoError | None)
+
+
+_ADVICE = 'Or train one record at a time, which takes every model that runs on one: gradients="one-by-one".'
 _RECORDS = 4
 # The record whose gradient is compared before and after the others.
 _WATCHED = 1
@@ -62,10 +70,12 @@ def check_records(
     values_released: bool = False,
     as_in_a_batch: bool = False,
     is_split: bool = False,
+    advises: bool = True,
 ) -> None:
     """Refuse a model and loss in which one record changes another record's loss or gradient, as it is recorded.
 
-    Args and errors are those of `check_records_are_independent`, `check_one_by_one` and `check_draws`.
+    Args and errors are those of `check_records_are_independent`, `check_one_by_one` and `check_draws`. With `advises`
+    the refusal of a capture names one record at a time where made-up records show that this would work.
     """
 
     def look_at_draws() -> None:
@@ -82,6 +92,7 @@ def check_records(
             public_batch=public_batch,
             values_released=values_released,
             as_in_a_batch=as_in_a_batch,
+            advises=advises,
         )
     except CoupledRecords:
         # Numbers that are not the same in two runs look like a coupling: say where they come from.
@@ -101,6 +112,7 @@ def _check_gradients(
     public_batch: object,
     values_released: bool,
     as_in_a_batch: bool,
+    advises: bool,
 ) -> None:
     if isinstance(recorder, OneByOne):
         check_one_by_one(
@@ -114,16 +126,54 @@ def _check_gradients(
         )
         return
     assert isinstance(recorder, GradientCapture)
-    check_records_are_independent(
-        model,
-        recorder,
-        records,
-        run,
-        reduction=reduction,
-        may_be_empty=may_be_empty,
-        public_batch=public_batch,
-        values_released=values_released,
-    )
+    try:
+        check_records_are_independent(
+            model,
+            recorder,
+            records,
+            run,
+            reduction=reduction,
+            may_be_empty=may_be_empty,
+            public_batch=public_batch,
+            values_released=values_released,
+        )
+    except PrivacyError as refusal:
+        if (
+            not advises
+            or not is_not_captured(refusal)
+            or not _would_go_alone(model, recorder, records, run, reduction, public_batch)
+        ):
+            raise
+        raise type(refusal)(f"{refusal.args[0]} {_ADVICE}") from refusal.__cause__
+
+
+def _would_go_alone(
+    model: nn.Module,
+    recorder: GradientCapture,
+    records: object,
+    run: Callable[[object], Tensor],
+    reduction: str,
+    public_batch: object,
+) -> bool:
+    """Whether one record at a time works for a model that can't be captured, and changes nothing but the speed."""
+    try:
+        with recorder.ordinary():
+            single = OneByOne(model, recorder.names)
+            try:
+                check_one_by_one(
+                    model,
+                    single,
+                    records,
+                    run,
+                    reduction=reduction,
+                    public_batch=public_batch,
+                    as_in_a_batch=True,
+                )
+            finally:
+                single.detach()
+    except Exception:
+        return False
+    return True
 
 
 def check_one_by_one(
