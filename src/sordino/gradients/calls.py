@@ -320,6 +320,9 @@ class Calls:
     ) -> Tensor:
         site, records = frame.site, recording.records
         saved = rule.save(site.module, args, kwargs, output)
+        if "_hf_hook" in vars(site.module):
+            # accelerate moves the input to the layer's device only inside the forward.
+            saved = tuple(tensor.to(output.device) for tensor in saved)
         if site.dim and all(tensor.dim() > site.dim for tensor in saved):
             saved = tuple(tensor.movedim(site.dim, 0) for tensor in saved)
         if saved[0].dim() < rule.record_dims(site.module) or saved[0].shape[0] not in (1, records):

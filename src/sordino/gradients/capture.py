@@ -27,7 +27,7 @@ from sordino.gradients.passes import TwoPasses
 from sordino.gradients.recording import Recording
 from sordino.gradients.rules.rule import Use
 from sordino.gradients.rules.timings import KernelTimings
-from sordino.gradients.sites import find_sites, may_couple, refuse_complex, refuse_coupling
+from sordino.gradients.sites import find_sites, may_couple, refuse_absent, refuse_complex, refuse_coupling
 
 __all__ = ["GradientCapture"]
 
@@ -76,6 +76,7 @@ class GradientCapture(Recorder):
         wanted = list(named) if parameters is None else list(dict.fromkeys(parameters))
         if any(parameter not in named for parameter in wanted):
             raise InvalidArgument("parameters must be parameters of the model, got one that is not. List them from it.")
+        refuse_absent(model)
         refuse_complex(wanted, named)
         if any(ModuleHook.attached_to(module) for module in model.modules()):
             raise InvalidArgument("model must be captured once, got a captured model. Detach the first capture.")

@@ -20,7 +20,7 @@ from sordino.gradients.contributions import Recorder
 from sordino.gradients.early import Early
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
 from sordino.gradients.passes import TwoPasses
-from sordino.gradients.sites import may_couple, refuse_complex, refuse_coupling
+from sordino.gradients.sites import may_couple, refuse_absent, refuse_complex, refuse_coupling
 
 __all__ = ["OneByOne"]
 
@@ -71,6 +71,7 @@ class OneByOne(Recorder):
         wanted = list(named) if parameters is None else list(dict.fromkeys(parameters))
         if any(parameter not in named for parameter in wanted):
             raise InvalidArgument("parameters must be parameters of the model, got one that is not. List them from it.")
+        refuse_absent(model)
         refuse_complex(wanted, named)
         for name, module in model.named_modules():
             # Over one record batch statistics are that record's own, as long as nothing is kept of them.

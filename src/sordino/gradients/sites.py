@@ -12,9 +12,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm  # pyright: ignore[repor
 from torch.nn.utils.parametrizations import _SpectralNorm  # pyright: ignore[reportPrivateUsage]
 
 from sordino.errors import UnsupportedModule
-from sordino.gradients.rules.rule import LayerRule, rule_for
+from sordino.gradients.rules.rule import LayerRule, rule_for, runs_own_forward
 
-__all__ = ["Site", "find_sites", "may_couple", "per_record", "refuse_complex", "refuse_coupling"]
+__all__ = ["Site", "find_sites", "may_couple", "per_record", "refuse_absent", "refuse_complex", "refuse_coupling"]
 
 
 # Tables that Hugging Face's T5 and its kin look up by distances between positions: no record goes in.
@@ -140,7 +140,7 @@ def _time_first_children(module: nn.Module) -> list[nn.Module]:
     own = next(
         (base for base in (*layers, nn.TransformerEncoder, nn.TransformerDecoder) if isinstance(module, base)), None
     )
-    if own is None or type(module).forward is not own.forward or "forward" in vars(module):
+    if own is None or type(module).forward is not own.forward or not runs_own_forward(module):
         return []
     attentions = [child for child in module.modules() if isinstance(child, nn.MultiheadAttention)]
     if not attentions or any(attention.batch_first for attention in attentions):
@@ -150,7 +150,7 @@ def _time_first_children(module: nn.Module) -> list[nn.Module]:
 
 def _tapped(module: nn.Module) -> bool:
     """Whether `module` hands its parameters to one function of torch: a module of torch's with torch's forward."""
-    if "forward" in vars(module) or hasattr(module, "parametrizations"):
+    if not runs_own_forward(module) or hasattr(module, "parametrizations"):
         return False
     base = next((base for base in _TAPPED if isinstance(module, base)), None)
     if base is None or type(module).forward is not base.forward:
@@ -168,6 +168,21 @@ def _read(module: nn.Module) -> list[Tensor]:
     if hasattr(inner, "parametrizations"):
         return [torch.zeros(())]
     return [value for value in values if value is not None]
+
+
+def refuse_absent(model: nn.Module) -> None:
+    """Refuse a model whose parameters are elsewhere between its forward passes.
+
+    Raises:
+        UnsupportedModule: one is on the meta device, as accelerate leaves what it offloads.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise UnsupportedModule(
+                f"{name} must be in memory while it is trained, got a parameter on the meta device, as offloading by "
+                "accelerate leaves it. Load the model without offloading: a device_map of devices alone, none of its "
+                'parts on "disk", nor on "cpu" beside an accelerator.'
+            )
 
 
 def refuse_complex(parameters: Iterable[nn.Parameter], names: Mapping[nn.Parameter, str]) -> None:

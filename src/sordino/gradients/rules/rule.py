@@ -232,13 +232,28 @@ def layer_rule(*modules: type[nn.Module] | str) -> Callable[[type[_Rule]], type[
     return register
 
 
+def runs_own_forward(module: nn.Module) -> bool:
+    """Whether the forward of the module's class runs, at most between moves of its tensors to its device.
+
+    `dispatch_model` of accelerate (``device_map=``) wraps every layer so; other replacements are somebody's own.
+    """
+    held = vars(module)
+    if "forward" not in held:
+        return True
+    hook, inner = held.get("_hf_hook"), held.get("_old_forward")
+    moves = f"{type(hook).__module__}.{type(hook).__qualname__}" == "accelerate.hooks.AlignDevicesHook"
+    wraps = getattr(held["forward"], "__wrapped__", None) is inner and inner is not None
+    own = getattr(inner, "__func__", None) is type(module).forward
+    return moves and wraps and own and not getattr(hook, "offload", True)
+
+
 def rule_for(module: nn.Module) -> LayerRule | None:
     """The rule that reads `module`, or None when only the functional fallback can.
 
     A rule matches the module's class or a base class whose `forward` is the one that runs, and only when every
     direct parameter is a plain `nn.Parameter` that the rule knows and nothing is parametrized.
     """
-    if "forward" in vars(module) or hasattr(module, "parametrizations"):
+    if not runs_own_forward(module) or hasattr(module, "parametrizations"):
         return None
     for base in type(module).__mro__:
         rule = _RULES.get(base, _RULES.get(f"{base.__module__}.{base.__qualname__}"))
