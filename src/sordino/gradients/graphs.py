@@ -158,7 +158,8 @@ def _draws(node: torch.fx.Node) -> bool:
     for place, argument in enumerate(() if schema is None else schema.arguments):
         if argument.name in _DROPPING:
             given = node.kwargs.get(argument.name, argument.default_value)
-            return (node.args[place] if place < len(node.args) else given) != 0
+            given = node.args[place] if place < len(node.args) else given
+            return bool(given != 0)
     return True
 
 
