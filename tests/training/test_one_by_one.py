@@ -406,11 +406,25 @@ def test_settings_of_a_capture_are_refused_by_name(options):
         Performance(gradients="one-by-one", **options)
 
 
-def test_a_hook_that_would_see_raw_gradients_is_refused():
+@pytest.mark.parametrize("way", ["register_post_accumulate_grad_hook", "register_hook"])
+def test_a_hook_that_would_see_raw_gradients_is_refused(way):
     model = made(Folding)
-    model.inner.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    getattr(model.inner.weight, way)(lambda _: None)
     with pytest.raises(InvalidArgument, match=r"inner\.weight"):
         fit(model, losses, data(), plan(), progress=False, performance=ALONE)
+
+
+def test_a_hook_that_comes_later_sees_nothing():
+    model, seen = made(Folding), []
+    recorder = OneByOne(model)
+    model.inner.weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad))
+    x, y = data()
+    with recorder.recording(1):
+        losses(model, x[:1], y[:1]).sum().backward()
+    assert seen == [None]
+    model.inner.weight.register_hook(seen.append)
+    with pytest.raises(InvalidArgument, match="gradient hook"):
+        recorder.start(1)
 
 
 def test_raw_gradients_cannot_be_read_in_a_loop_of_ones_own():

@@ -48,6 +48,7 @@ class OneByOne(Recorder):
         model: the model.
         parameters: the parameters to record, by default all of the model's. Frozen ones are recorded from the first
             chunk after they are unfrozen. Parameters of the model that are not listed receive no gradient.
+        is_trial: only made-up records come: what else looks at the parameters' gradients may stay.
         only_backward: refuse a record whose gradient was also handed out by ``torch.autograd.grad``: in a loop of the
             user's own nobody may hold it.
 
@@ -65,7 +66,12 @@ class OneByOne(Recorder):
     """
 
     def __init__(
-        self, model: nn.Module, parameters: Iterable[nn.Parameter] | None = None, *, only_backward: bool = False
+        self,
+        model: nn.Module,
+        parameters: Iterable[nn.Parameter] | None = None,
+        *,
+        only_backward: bool = False,
+        is_trial: bool = False,
     ) -> None:
         named = {parameter: name for name, parameter in model.named_parameters()}
         wanted = list(named) if parameters is None else list(dict.fromkeys(parameters))
@@ -78,24 +84,21 @@ class OneByOne(Recorder):
             alone = isinstance(module, _BatchNorm) and module.running_mean is None
             if may_couple(module) and not alone:
                 refuse_coupling(module, f"{name or 'the model'} ({type(module).__name__})")
-        for parameter, name in named.items():
-            if getattr(parameter, "_post_accumulate_grad_hooks", None):
-                raise InvalidArgument(
-                    f'{name} must have no post-accumulate-grad hook of its own with gradients="one-by-one", got one: '
-                    "it would see the gradient of a single record. Remove it."
-                )
         self.model = model
         self.names = {parameter: named[parameter] for parameter in wanted}
-        self._only_backward = only_backward
+        self._only_backward, self._is_trial = only_backward, is_trial
         self._record: _Record | None = None
         self._handles: list[RemovableHandle] = []
-        self._hooked: set[nn.Parameter] = set()
+        self._hooked: dict[nn.Parameter, str] = {}
         self._hook()
 
     def _hook(self) -> None:
-        for parameter in self.model.parameters():
+        for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter not in self._hooked:
-                self._hooked.add(parameter)
+                looked_at = getattr(parameter, "_post_accumulate_grad_hooks", None) or parameter._backward_hooks
+                if looked_at and not self._is_trial:
+                    raise _sees_gradients(name)
+                self._hooked[parameter] = name
                 self._handles.append(parameter.register_hook(self._arriving))
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._take))
 
@@ -118,7 +121,10 @@ class OneByOne(Recorder):
                 "microbatch_size=1."
             )
         self._hook()
-        for parameter in self._hooked:
+        for parameter, name in self._hooked.items():
+            # Those that came later; after ours, hooks on what was accumulated find nothing.
+            if len(parameter._backward_hooks or ()) > 1 and not self._is_trial:
+                raise _sees_gradients(name)
             parameter.grad = None
         self._record = _Record(records, scale)
 
@@ -238,6 +244,13 @@ class OneByOne(Recorder):
                 "gradient would be read without clipping and noise. Use gradients of inputs or activations instead."
             )
         return self._record
+
+
+def _sees_gradients(name: str) -> InvalidArgument:
+    return InvalidArgument(
+        f'{name} must have no gradient hook of its own with gradients="one-by-one", got one: it would see the gradient '
+        "of a single record, without clipping and noise. Remove it."
+    )
 
 
 def _add(record: _Record, group: Sequence[nn.Parameter], factor: float, into: dict[nn.Parameter, Tensor]) -> None:

@@ -158,7 +158,7 @@ def _would_go_alone(
     """Whether one record at a time works for a model that can't be captured, and changes nothing but the speed."""
     try:
         with recorder.ordinary():
-            single = OneByOne(model, recorder.names)
+            single = OneByOne(model, recorder.names, is_trial=True)
             try:
                 check_one_by_one(
                     model,
