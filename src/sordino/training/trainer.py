@@ -61,6 +61,7 @@ ONE_EACH = "every record is taken to be all that its {} gave"
 
 
 _LOG = logging.getLogger("sordino")
+_NOT_ALONE = "One record at a time it is refused as well:"
 _ONE_BY_ONE = 'training takes one record at a time (gradients="one-by-one"), which is exact and may be slower: %s'
 
 
@@ -423,7 +424,7 @@ class _Run:
             )
         except PrivacyError as refusal:
             if self._refusal is not None:
-                raise self._refusal from refusal
+                raise type(self._refusal)(f"{self._refusal.args[0]} {_NOT_ALONE} {refusal.args[0]}") from refusal
             if not is_not_captured(refusal) or not self._may_go_one_by_one():
                 raise
             self._recorder.detach()
