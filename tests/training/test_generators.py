@@ -655,3 +655,57 @@ def test_the_advice_for_draws_for_all_rows_works(train, draw, microbatch_size):
 @pytest.mark.parametrize("draw", [row_drop, masks])
 def test_draws_for_each_row_go_with_microbatches(train, draw):
     train(draw, microbatch_size=RECORDS // 2)
+
+
+# --- collate functions -----------------------------------------------------------------------------------------------
+
+
+def noise_of_a_new_generator(items):
+    x, y = default_collate(items)
+    return x + torch.from_numpy(np.random.default_rng(0).normal(size=x.shape)).to(x), y
+
+
+def places(items):
+    x, y = default_collate(items)
+    return x + torch.arange(len(x))[:, None], y
+
+
+def noise_after_a_seed_of_numpy(items):
+    np.random.seed(0)
+    x, y = default_collate(items)
+    return x + torch.from_numpy(np.random.normal(size=x.shape)).to(x), y
+
+
+def noise_after_a_seed_of_python(items):
+    random.seed(0)
+    return [torch.stack([x + random.gauss(0, 1) for x, _ in items]), torch.stack([y for _, y in items])]
+
+
+def noise_after_a_seed_of_torch(items):
+    torch.manual_seed(0)
+    return collate_with_noise(items)
+
+
+def load(collate):
+    optimizer = torch.optim.SGD((model := model_of("torch")).parameters(), lr=1.0)
+    loader = DataLoader(table(), batch_size=4, collate_fn=collate)
+    options = {"noise_multiplier": 1.0, "max_grad_norm": 1.0}
+    return PrivacyEngine().make_private(module=model, optimizer=optimizer, data_loader=loader, **options)
+
+
+@pytest.mark.parametrize("collate", [noise_of_a_new_generator, places])
+def test_a_row_that_follows_from_its_place_is_refused(collate):
+    with pytest.raises(CoupledRecords, match="its place in the batch"):
+        load(collate)
+
+
+@pytest.mark.parametrize(
+    "collate", [noise_after_a_seed_of_numpy, noise_after_a_seed_of_python, noise_after_a_seed_of_torch]
+)
+def test_a_collate_function_that_seeds_is_refused(collate):
+    with pytest.raises(CoupledRecords, match="must not seed"):
+        load(collate)
+
+
+def test_a_collate_function_that_draws_global_numbers_is_accepted():
+    load(collate_with_noise)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from sordino.errors import CoupledRecords, InvalidArgument, SordinoError
-from sordino.training.probing.determinism import random_state_kept
+from sordino.training.probing.determinism import random_state_kept, random_states
 from sordino.training.probing.padding import PaddedTensor, Padding
 from sordino.training.records.items import Items, made_up_items, public_items, substitute_items
 from sordino.training.records.layout import Layout, layout_of, same, stretched
@@ -133,8 +133,11 @@ class _Trial:
             for seed in range(_SEEDS if draws else 1):
                 # Chance is tried with ordinary values, everything else once.
                 self._replace(seed, self._others if seed == 0 else self._others[:1])
-            if not draws:
+            if draws:
+                self._refuse_seeds()
+            else:
                 self._change_count(whole)
+                self._turn_round(whole)
 
     def _replace(self, seed: int, others: Sequence[object]) -> None:
         """Put stand-ins in every place; and beside a stand-in, another one in the next place."""
@@ -204,6 +207,34 @@ class _Trial:
                 expected = self._layout.row(whole, row)
                 if not same(expected, self._layout.row(batch, row), rounding=_ROUNDING):
                     raise _mixes()
+
+    def _turn_round(self, whole: object) -> None:
+        """A record's row must not depend on its place: one record less moves all later ones."""
+        try:
+            batch, _ = self._with_seed(0, self._items[::-1])
+        except Exception as failure:
+            raise _does_not_run() from failure
+        for row in range(_COUNT):
+            expected = self._layout.row(whole, _COUNT - 1 - row)
+            if not same(expected, self._layout.row(batch, row), rounding=_ROUNDING):
+                raise CoupledRecords(
+                    "collate_fn must make each row of a batch from its own item only, got a row that changes with its "
+                    "place in the batch. Draw random numbers from torch's, numpy's or Python's global generator, and "
+                    "leave out what counts rows."
+                )
+
+    def _refuse_seeds(self) -> None:
+        """Generators that have the same state after two different seeds were seeded on the way."""
+        ends = []
+        for seed in (1, 2):
+            self._with_seed(seed, self._items)
+            ends.append(random_states())
+        if any(map(np.array_equal, *ends)):
+            # Those that were not used still have their seeds' states, which differ.
+            raise CoupledRecords(
+                "collate_fn must not seed random generators, got one that has a new seed: random numbers would follow "
+                "from a record's place in the batch. Leave it out."
+            )
 
     def _with_seed(self, seed: int, items: Sequence[object]) -> tuple[object, bool]:
         """The batch, and whether random numbers were drawn for it."""
