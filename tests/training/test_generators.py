@@ -272,10 +272,12 @@ def record_losses(model, x, y):
     return F.cross_entropy(model(x), y, reduction="none")
 
 
-def by_fit(kind, *, records=RECORDS, key=None, microbatch_size=None):
+def by_fit(kind, *, records=RECORDS, key=None, microbatch_size=None, steps=2):
     dataset, collate = data_of(kind, records)
     model = model_of(kind)
-    plan = Plan(noise_multiplier=0.0, max_grad_norm=1.0, sample_rate=1.0, steps=2, expected_batch_size=1.0, delta=1e-5)
+    plan = Plan(
+        noise_multiplier=0.0, max_grad_norm=1.0, sample_rate=1.0, steps=steps, expected_batch_size=1.0, delta=1e-5
+    )
     randomness = None if key is None else Randomness(seed=key, reproducible=True)
     fit(
         model,
@@ -309,9 +311,9 @@ def private_loop(kind, *, records=RECORDS, key=None, microbatch_size=None, worke
     return engine, model, optimizer, private
 
 
-def by_loop(kind, **options):
+def by_loop(kind, *, steps=2, **options):
     _, model, optimizer, private = private_loop(kind, **options)
-    for _ in range(2):
+    for _ in range(steps):
         for x, y in private:
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
@@ -362,6 +364,26 @@ def test_the_users_next_draws_do_not_tell_how_many_records_there_are(way, kind):
     seed_all()
     model_of(kind)
     assert found[0][:4] == draws()[:4]
+
+
+class MaskedByRecord(nn.Dropout):
+    """A mask that is a function of the record and of one secret number of the batch: masks that move with records."""
+
+    def forward(self, hidden):
+        secret = torch.rand([])
+        key = (hidden.detach().double().sum(1, keepdim=True) + secret) * torch.arange(1, hidden.shape[1] + 1)
+        return hidden * ((1e4 * key) % 1 < 0.5)
+
+
+@pytest.mark.parametrize("way", [by_fit, by_loop], ids=["fit", "loop"])
+def test_where_masks_move_with_their_records_one_record_moves_the_sum_by_the_clipping_norm(way, monkeypatch):
+    # The coupling of the proof: the secret number has the same value whether there are more records or fewer.
+    monkeypatch.setattr(nn, "Dropout", MaskedByRecord)
+    found = []
+    for public, records in ((1, RECORDS), (2, RECORDS - 1)):
+        torch.manual_seed(public)
+        found.append(way("dropout", records=records, key=5, steps=1))
+    assert 0.01 < (found[0] - found[1]).norm() <= 1.0001
 
 
 @pytest.mark.parametrize("way", [by_fit, by_loop], ids=["fit", "loop"])
