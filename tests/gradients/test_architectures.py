@@ -128,8 +128,9 @@ def adapted(name: str, method: str) -> nn.Module:
     torch.manual_seed(1)
     try:
         model = peft.get_peft_model(entry.build(), _METHODS[method](_TASKS[entry.kind])).train()
-    except ValueError:
-        pytest.skip("peft has no such adapter for this architecture")
+        entry.losses(model, *entry.batch)
+    except (ValueError, AttributeError):
+        pytest.skip("peft has no such adapter for this architecture, or one that doesn't run without privacy either")
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in trained(model):
