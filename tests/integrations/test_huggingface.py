@@ -20,7 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from sordino import accounting
+from sordino import RunFolder, accounting, verify
 from sordino.errors import BudgetExceeded, InvalidArgument, SordinoError
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
 from sordino.integrations.huggingface import PrivacyArguments, PrivateTrainer
@@ -90,15 +90,33 @@ def arguments(folder, **changes):
 
 def trainer(folder, model=None, data=None, privacy=None, **changes):
     given = {
-        name: changes.pop(name) for name in ("record_loss", "ledger", "callbacks", "eval_dataset") if name in changes
+        name: changes.pop(name)
+        for name in (
+            "record_loss",
+            "ledger",
+            "callbacks",
+            "eval_dataset",
+            "run_folder",
+            "model_init",
+            "compute_loss_func",
+            "processing_class",
+            "data_collator",
+        )
+        if name in changes
     }
-    return PrivateTrainer(
-        bert() if model is None else model,
+    kind = changes.pop("kind", PrivateTrainer)
+    return kind(
+        bert() if model is None and "model_init" not in given else model,
         arguments(folder, **changes),
         privacy=PrivacyArguments(noise_multiplier=1.0, delta=1e-5) if privacy is None else privacy,
         train_dataset=sentences() if data is None else data,
         **given,
     )
+
+
+def epsilon_of(steps, rate=0.25):
+    event = SelfComposed(event=PoissonSampled(sample_rate=rate, event=Gaussian(noise_multiplier=1.0)), count=steps)
+    return accounting.epsilon(event, 1e-5).upper
 
 
 def test_epsilon_is_that_of_the_steps_that_were_taken(tmp_path):
@@ -254,11 +272,14 @@ def test_a_target_holds_over_resumed_and_repeated_trainings(tmp_path):
     privacy = PrivacyArguments(target_epsilon=2.0, delta=1e-5)
     first = trainer(tmp_path, privacy=privacy, save_strategy="steps", save_steps=4, max_steps=6)
     first.train()
-    # As after a crash: the checkpoint of the end was never written.
+    # As after a crash: the checkpoint of the end was never written, and what its steps cost is charged all the same.
     shutil.rmtree(tmp_path / "checkpoint-6")
-    longer = trainer(tmp_path / "longer", privacy=privacy, max_steps=20)
+    with pytest.raises(InvalidArgument, match="which is spent"):
+        trainer(tmp_path, privacy=privacy, max_steps=20).train(resume_from_checkpoint=True)
+    more = PrivacyArguments(target_epsilon=3.0, delta=1e-5)
+    longer = trainer(tmp_path / "longer", privacy=more, max_steps=20)
     longer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert 1.9 < longer.guarantee().epsilon <= 2.0
+    assert 2.9 < longer.guarantee().epsilon <= 3.0
     with pytest.raises(InvalidArgument, match="which is spent"):
         first.train()
 
@@ -298,7 +319,13 @@ def test_the_account_pays_and_stops_the_run(tmp_path):
     ("changes", "name"),
     [
         ({"fp16": True}, "fp16"),
-        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
+        ({"max_grad_norm": 0.5}, "max_grad_norm"),
+        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy"),
+        ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy"),
+        ({"dataloader_drop_last": True}, "dataloader_drop_last"),
+        ({"accelerator_config": {"split_batches": True}}, "accelerator_config"),
+        ({"skip_memory_metrics": False}, "skip_memory_metrics"),
+        ({"eval_on_start": True, "eval_dataset": sentences(8)}, "eval_strategy"),
         ({"debug": "underflow_overflow"}, "debug"),
         ({"include_num_input_tokens_seen": True}, "include_num_input_tokens_seen"),
         ({"eval_strategy": "epoch", "eval_dataset": sentences(8)}, "eval_strategy"),
@@ -365,10 +392,66 @@ def test_adapters_train_alone(tmp_path):
     assert all("lora" in name or "classifier" in name for name in changed)
 
 
-def test_charges_are_plain_json(tmp_path):
-    made = trainer(tmp_path, save_strategy="steps", save_steps=2, max_steps=2)
+def test_a_checkpoint_names_its_run_and_carries_its_guarantee(tmp_path):
+    made = trainer(tmp_path, save_strategy="steps", save_steps=2, max_steps=4)
     made.train()
-    assert json.loads((tmp_path / "checkpoint-2" / "sordino.json").read_text())
+    made.save_model(str(tmp_path / "saved"))
+    made.create_model_card()
+    run = RunFolder.open(tmp_path / "sordino-runs" / "1")
+    for name, steps in (("checkpoint-2", 2), ("checkpoint-4", 4), ("saved", 4)):
+        claim = json.loads((tmp_path / name / "guarantee.json").read_text())
+        assert claim["epsilon"] == pytest.approx(epsilon_of(steps), rel=1e-9)
+        assert "differentially private" in claim["sentence"]
+        assert json.loads((tmp_path / name / "sordino.json").read_text())["id"] == run.meta["id"] == claim["id"]
+    assert made.guarantee().sentence() in (tmp_path / "README.md").read_text()
+    assert verify(run).passed
+    assert run.guarantee == made.guarantee()
+
+
+def test_true_resumes_from_the_last_whole_checkpoint(tmp_path):
+    trainer(tmp_path, save_strategy="steps", save_steps=2, max_steps=4).train()
+    # As after a crash while it was written.
+    (tmp_path / "checkpoint-4" / "trainer_state.json").unlink()
+    again = trainer(tmp_path, save_strategy="no", max_steps=5)
+    with pytest.raises(InvalidArgument, match="cut off"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 5
+    assert again.guarantee().epsilon == pytest.approx(epsilon_of(4 + 3), rel=1e-9)
+    with pytest.raises(InvalidArgument, match="whole checkpoint"):
+        trainer(tmp_path / "empty").train(resume_from_checkpoint=True)
+
+
+def test_a_training_begun_anew_has_a_run_of_its_own_unless_the_one_before_was_killed(tmp_path):
+    trainer(tmp_path, max_steps=2).train()
+    second = trainer(tmp_path, max_steps=3)
+    second.train()
+    assert second.guarantee().epsilon == pytest.approx(epsilon_of(3), rel=1e-9)
+    assert [path.name for path in sorted((tmp_path / "sordino-runs").iterdir())] == ["1", "2"]
+    (tmp_path / "sordino-runs" / "2" / "guarantee.json").unlink()
+    third = trainer(tmp_path, max_steps=2)
+    third.train()
+    assert third.guarantee().epsilon == pytest.approx(epsilon_of(3 + 2), rel=1e-9)
+
+
+def test_a_checkpoint_without_its_run_folder_is_refused_and_found_where_it_is_named(tmp_path):
+    trainer(tmp_path / "out", save_strategy="steps", save_steps=2, max_steps=4).train()
+    shutil.move(tmp_path / "out" / "sordino-runs", tmp_path / "elsewhere")
+    checkpoint = str(tmp_path / "out" / "checkpoint-2")
+    with pytest.raises(InvalidArgument, match="what was spent since is not known"):
+        trainer(tmp_path / "out", max_steps=4).train(resume_from_checkpoint=checkpoint)
+    named = trainer(tmp_path / "out", max_steps=4, run_folder=tmp_path / "elsewhere" / "1")
+    named.train(resume_from_checkpoint=checkpoint)
+    assert named.guarantee().epsilon == pytest.approx(epsilon_of(4 + 2), rel=1e-9)
+
+
+def test_a_run_folder_older_than_its_checkpoint_is_refused(tmp_path):
+    trainer(tmp_path, save_strategy="steps", save_steps=2, max_steps=4).train()
+    transcript = tmp_path / "sordino-runs" / "1" / "transcript.jsonl"
+    lines = transcript.read_bytes().splitlines(keepends=True)
+    transcript.write_bytes(b"".join(lines[:3]))
+    with pytest.raises(InvalidArgument, match="newer than its run folder"):
+        trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Lightning's Trainer with private steps: what is drawn, clipped, logged, saved and refused."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import lightning as L
 from lightning.pytorch import callbacks, loggers
 from lightning.pytorch.strategies import DDPStrategy
 
-from sordino import accounting
+from sordino import RunFolder, accounting, verify
 from sordino.errors import BudgetExceeded, InvalidArgument, LossShapeError, PrivacyError, UnprivateStep
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
 from sordino.integrations.lightning import PrivacyArguments, PrivacyCallback
@@ -381,12 +382,44 @@ def test_an_evaluation_of_a_checkpoint_leaves_all_planned_steps(tmp_path):
     assert callback.guarantee().epsilon <= 9.0
 
 
-def test_checkpoints_hold_no_loss_and_a_bill_in_plain_json(tmp_path):
-    saved_at(tmp_path, 2)
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_checkpoints_hold_no_loss_name_their_run_and_carry_their_guarantee(tmp_path, weights_only):
+    callback = PrivacyCallback(privacy())
+    keep = callbacks.ModelCheckpoint(
+        tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1, save_weights_only=weights_only
+    )
+    made = trainer(callback, tmp_path, callbacks=[keep], max_steps=4, max_epochs=-1, enable_checkpointing=True)
+    made.fit(Net(momentum=0.9), DataLoader(data(), batch_size=16))
     kept = torch.load(tmp_path / "step=2.ckpt", weights_only=True)
-    bill = kept["callbacks"][PrivacyCallback(privacy()).state_key]["bill"]
-    assert sum(times for part in json.loads(bill).values() for times in part.values()) == 2
+    if not weights_only:
+        assert kept["callbacks"][callback.state_key] == kept["sordino"]
+    run = RunFolder.open(tmp_path / "sordino-runs" / "1")
+    assert json.loads(kept["sordino"]["run"])["id"] == run.meta["id"]
+    assert json.loads(kept["sordino"]["guarantee"])["epsilon"] == pytest.approx(epsilon_of(2), rel=1e-9)
     assert "loss" not in repr(kept["loops"])
+    assert verify(run).passed
+    assert run.guarantee == callback.guarantee()
+
+
+def test_a_checkpoint_without_its_run_folder_is_refused_and_found_where_it_is_named(tmp_path, monkeypatch):
+    saved_at(tmp_path, 3)
+    shutil.move("sordino-runs", tmp_path / "elsewhere")
+    loader = DataLoader(data(), batch_size=16)
+    with pytest.raises(InvalidArgument, match="what was spent since is not known"):
+        resumed(tmp_path / "step=3.ckpt", 5)
+    callback = PrivacyCallback(privacy(), run_folder=tmp_path / "elsewhere" / "1")
+    made = trainer(callback, max_steps=5, max_epochs=-1)
+    made.fit(Net(momentum=0.9), loader, ckpt_path=str(tmp_path / "step=3.ckpt"))
+    assert callback.guarantee().epsilon == pytest.approx(epsilon_of(5), rel=1e-9)
+
+
+def test_an_evaluation_of_a_checkpoint_states_what_it_cost(tmp_path):
+    saved_at(tmp_path, 3)
+    callback = PrivacyCallback(privacy(eval_data_are_public=True))
+    made = trainer(callback, max_steps=5, max_epochs=-1)
+    loader = DataLoader(data(), batch_size=16)
+    made.validate(Evaluated(momentum=0.9), loader, ckpt_path=str(tmp_path / "step=3.ckpt"))
+    assert callback.guarantee().epsilon == pytest.approx(epsilon_of(3), rel=1e-9)
 
 
 @pytest.mark.slow

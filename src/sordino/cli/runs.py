@@ -44,7 +44,8 @@ class _Summary:
         told = [line.epsilon for line in lines if line.epsilon is not None]
         planned = run.plan.get("steps")
         reached = max((line.step + 1 for line in lines), default=0)
-        state = "cut off" if guarantee is None else "complete" if reached == planned else "interrupted"
+        is_whole = reached == planned or meta.get("open_ended") is True
+        state = "cut off" if guarantee is None else "complete" if is_whole else "interrupted"
         return cls(
             path=run.path,
             started=str(meta.get("started", "")),

@@ -6,7 +6,8 @@ wrapped: the engine adds clipped sums up itself.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -18,10 +19,11 @@ from torch.utils.data import DataLoader
 from sordino.clipping import Clipping
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, SordinoError
-from sordino.integrations.processes import charges_of, steps_an_epoch, take_over
+from sordino.integrations.processes import steps_an_epoch
+from sordino.integrations.run_folders import begin_run, resume_run, write_guarantee, write_note
 from sordino.schedules import Schedule
-from sordino.training.drop_in.engine_checkpoint import bill_of
 from sordino.training.engine import PrivacyEngine
+from sordino.training.processes.ranks import ranks_here
 from sordino.training.records.loader import PrivateLoader
 
 try:
@@ -36,8 +38,8 @@ except ImportError as error:
 
 __all__ = ["PlacedLoader", "prepare_private"]
 
-_BILL, _SCHEMA = "sordino-{}.json", 1
-# Whose bills an accelerator saves and loads, in order.
+_NOTE = "sordino-{}.json"
+# Whose run folders an accelerator's states belong to, in order.
 _ENGINES: WeakKeyDictionary[Accelerator, list[PrivacyEngine]] = WeakKeyDictionary()
 
 
@@ -86,9 +88,11 @@ def prepare_private(
     elsewhere in accelerate (with ``split_batches=True`` the loader's batch size); each process takes its part.
 
     ``accelerator.backward(loss)``, ``accelerator.accumulate(model)`` and ``accelerator.autocast()`` go on as they do;
-    ``accelerator.clip_grad_norm_`` finds no gradient before the step and changes nothing. What was charged is saved and
-    loaded with ``accelerator.save_state`` and ``load_state``; whoever goes back to an older state pays for what newer
-    ones beside it have shown. A state without a bill is refused.
+    ``accelerator.clip_grad_norm_`` finds no gradient before the step and changes nothing. The engine has a run
+    folder: the one that it was made with, or the next number in ``sordino-runs`` under ``project_dir``, or, without
+    one, beside the first state that is saved. ``accelerator.load_state`` goes on in the state's run folder: everything
+    in it is charged, also what came after the state. ``save_state`` and ``save_model`` write the guarantee beside the weights;
+    ``end_training`` closes the run folder.
 
     Guarantee: that of `PrivacyEngine.make_private`.
 
@@ -141,37 +145,60 @@ def prepare_private(
     )
     # In evaluation mode it gives the model its precision, and no wrapper that takes means over processes.
     model, prepared = accelerator.prepare_model(module, evaluation_mode=True), accelerator.prepare(optimizer)
-    _keep_bill(accelerator, engine)
+    _keep_run(accelerator, engine)
     return cast("nn.Module", model), cast("Optimizer", prepared), PlacedLoader(loader, accelerator)
 
 
-def _keep_bill(accelerator: Accelerator, engine: PrivacyEngine) -> None:
-    """Have what `engine` charged saved and loaded with the accelerator's state, once."""
+def _keep_run(accelerator: Accelerator, engine: PrivacyEngine) -> None:
+    """Have states say which run folder they belong to, and go on in it when they are loaded, once for an engine."""
     engines = _ENGINES.setdefault(accelerator, [])
     if any(one is engine for one in engines):
         return
-    name = _BILL.format(len(engines))
+    note, guarantee = _NOTE.format(len(engines)), f"guarantee-{len(engines)}.json" if engines else "guarantee.json"
     engines.append(engine)
+    facts = {"training": {"trainer": "accelerate"}}
+    if accelerator.project_dir is not None:
+        begin_run(engine, None, under=str(accelerator.project_dir), facts=facts)
 
     def save(_models: object, _weights: object, folder: str) -> None:
-        everywhere = accelerator.project_configuration.save_on_each_node
-        if accelerator.is_local_main_process if everywhere else accelerator.is_main_process:
-            (Path(folder) / name).write_text(json.dumps({"schema": _SCHEMA, "bill": bill_of(engine)}))
+        if accelerator.is_main_process:
+            begin_run(engine, None, under=Path(folder).absolute().parent, facts=facts)
+            write_note(engine, Path(folder), note=note, guarantee=guarantee)
 
     def load(_models: object, folder: str) -> None:
-        own = Path(folder) / name
+        own = Path(folder) / note
 
-        def bill() -> Mapping[str, Mapping[str, int]]:
+        def read() -> Mapping[str, object]:
             if not own.is_file():
                 raise InvalidArgument(
-                    f"input_dir must hold {name}, got a state without it: what was spent is not known."
+                    f"input_dir must hold {note}, got a state without it: what was spent is not known."
                 )
-            return charges_of(own)
+            return cast("Mapping[str, object]", json.loads(own.read_text()))
 
-        take_over(engine, bill, lambda: sorted(own.absolute().parent.parent.glob(f"*/{_BILL.format('*')}")))
+        near = (folder, accelerator.project_dir or folder)
+        resume_run(engine, read, engine.journal.path, near=near, what="input_dir", facts=facts)
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
+    if len(engines) == 1:
+        vars(accelerator)["save_model"] = partial(_save_model, engines, accelerator.save_model)
+        vars(accelerator)["end_training"] = partial(_end_training, engines, accelerator.end_training)
+
+
+def _save_model(
+    engines: list[PrivacyEngine], stock: Callable[..., object], model: nn.Module, save_directory: str, **options: object
+) -> None:
+    """The stock ``save_model``, with the guarantee of whatever made the model private beside its weights."""
+    if ranks_here().is_first:
+        for engine in engines:
+            write_guarantee(engine, Path(save_directory) / "guarantee.json")
+    stock(model, save_directory, **options)
+
+
+def _end_training(engines: list[PrivacyEngine], stock: Callable[[], None]) -> None:
+    for engine in engines:
+        engine.close_run_folder()
+    stock()
 
 
 def _check(accelerator: Accelerator, module: nn.Module, *parts: object) -> None:

@@ -6,11 +6,12 @@ record; and nothing that depends on private records is logged. Several processes
 wrapped, and the engine adds clipped sums up.
 """
 
+import inspect
 import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sized
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -23,12 +24,10 @@ from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.integrations.arguments import PrivacyArguments, noise_for
 from sordino.integrations.logical_batches import LogicalBatch, LogicalBatches
-from sordino.integrations.processes import charges_of, take_over
-from sordino.integrations.record_losses import is_causal, record_losses
+from sordino.integrations.record_losses import Labels, decoder_inputs, is_causal, predicts_numbers, record_losses
+from sordino.integrations.run_folders import begin_run, cut_off_run, resume_run, write_note
 from sordino.ledger import Account, Reservation
-from sordino.training.drop_in.engine_checkpoint import bill_of
 from sordino.training.engine import PrivacyEngine
-from sordino.training.fitting.display import DIAGNOSED
 from sordino.training.processes.ranks import ranks_here
 from sordino.training.records.loader import PrivateLoader
 
@@ -45,10 +44,10 @@ except ImportError as error:
 
 __all__ = ["PrivacyArguments", "PrivateTrainer"]
 
-RecordLoss = Callable[[object, Tensor], Tensor]
+RecordLoss = Callable[[object, Labels], Tensor]
 
-_CHARGES = "sordino.json"
-_SCHEMA = 1
+_NOTE = "sordino.json"
+_STATE = "trainer_state.json"
 # What may be told; all else may depend on private records.
 _TOLD = ("epoch", "epsilon", "learning_rate", "step", "train_runtime", "train_steps_per_second")
 
@@ -60,18 +59,25 @@ class PrivateTrainer(Trainer):
     private as `guarantee` states. A logical batch is a Poisson sample of ``per_device_train_batch_size ×
     gradient_accumulation_steps × processes`` records on average, run in chunks of at most
     ``per_device_train_batch_size``; gradient accumulation changes memory, not the batch. All processes take part in
-    every step, with or without records of their own. Losses, norms and batch sizes are not logged.
+    every step, with or without records of their own. Losses, norms and batch sizes are not logged. Every step is in the
+    transcript of a run folder before its records are read, and a training that is resumed, from whichever checkpoint,
+    is charged all that stands there.
 
     Args:
-        model: any `PreTrainedModel` or adapter; sequences must be padded to a fixed length.
-        args: the stock arguments; those that can't be private are refused by name.
+        model: any `PreTrainedModel` or adapter; or None with ``model_init``.
+        args: the stock arguments; those that can't be private, and those that would be ignored, are refused by name.
         privacy: ε and δ, clipping.
-        record_loss: (outputs, labels) to one loss a record; by default from the logits, see `record_losses`.
+        record_loss: (outputs, labels) to one loss a record; by default from the logits, see `record_losses`. Of several
+            kinds of labels it gets a dict. Without it an overridden ``compute_loss``, or ``compute_loss_func``, is
+            called on one chunk after another, and is refused unless its loss is a mean over records or one a record.
         ledger: the data set's account.
+        run_folder: a new folder for the run's transcript and guarantee, or that of the run to go on with; by default
+            the next number in ``sordino-runs`` under ``output_dir``.
         **trainer: the stock Trainer's other arguments.
 
     Raises:
-        InvalidArgument: an argument would let something through that no noise covers, or couples records.
+        InvalidArgument: an argument would let something through that no noise covers, or couples records, or would have
+            no effect.
 
     References:
         Abadi et al. 2016, algorithm 1.
@@ -79,41 +85,65 @@ class PrivateTrainer(Trainer):
 
     def __init__(
         self,
-        model: nn.Module,
-        args: TrainingArguments,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
         *,
         privacy: PrivacyArguments,
         record_loss: RecordLoss | None = None,
         ledger: Account | Reservation | None = None,
+        run_folder: str | Path | None = None,
         **trainer: object,
     ) -> None:
-        _check(args, privacy, trainer)
+        args = TrainingArguments() if args is None else args
+        _check(args, privacy)
+        self._check_overrides(record_loss, trainer)
         self.privacy = privacy
         self._chunk_size = args.per_device_train_batch_size
         self._expected = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         # One item of our loader is a whole logical batch: the stock loop has nothing to accumulate or to clip.
         args.gradient_accumulation_steps, args.max_grad_norm, args.ignore_data_skip = 1, 0.0, True
-        self._record_loss, self._begins_at = record_loss, 0
-        self.engine = PrivacyEngine(ledger=ledger, gradients=privacy.gradients)
+        self._record_loss, self._begins_at, self._is_private_step = record_loss, 0, False
+        self._run_folder = run_folder
+        self.engine = PrivacyEngine(ledger=ledger, delta=privacy.delta, gradients=privacy.gradients)
         super().__init__(model=model, args=args, **trainer)  # pyright: ignore[reportArgumentType]
+
+    def _check_overrides(self, record_loss: RecordLoss | None, trainer: dict[str, object]) -> None:
+        """Refuse what a subclass changes and this loop would not call, or would hand private counts to."""
+        for name, why in _NOT_CALLED.items():
+            if getattr(type(self), name) is not getattr(PrivateTrainer, name):
+                raise InvalidArgument(
+                    f"{name} must be left as it is for a private run, got one of {type(self).__name__}: {why}"
+                )
+        own = [name for name in ("compute_loss_func",) if trainer.get(name) is not None]
+        own += ["compute_loss"] if type(self).compute_loss is not PrivateTrainer.compute_loss else []
+        if record_loss is not None and own:
+            raise InvalidArgument(f"record_loss must be None beside {own[0]}, got both. Give one of them.")
 
     def guarantee(self) -> Guarantee:
         """What holds for all training steps so far."""
-        found = self.engine.guarantee(self.privacy.delta)
-        if self.privacy.diagnostics is None:
-            return found
-        return replace(found, caveats=(*found.caveats, DIAGNOSED))
+        return self.engine.guarantee(self.privacy.delta)
 
     def train(self, *args: object, **kwargs: object) -> TrainOutput:
-        """Train, and give the model back without hooks. The output holds no loss."""
+        """Train, and give the model back without hooks. The output holds no loss.
+
+        ``resume_from_checkpoint`` is a folder, or True for the last whole checkpoint in ``output_dir``.
+        """
+        bound = inspect.signature(super().train).bind(*args, **kwargs)
+        resumed = bound.arguments.get("resume_from_checkpoint")
         self._begins_at = 0
-        resumed = kwargs.get("resume_from_checkpoint", args[0] if args else None)
-        if isinstance(resumed, str | Path):
-            self._take_over(Path(resumed))
-        elif resumed:
-            raise InvalidArgument("resume_from_checkpoint must be a folder's path, got True. Name the checkpoint.")
+        self.engine.journal.diagnosed |= self.privacy.diagnostics is not None
+        if resumed is True:
+            resumed = bound.arguments["resume_from_checkpoint"] = self._last_checkpoint()
+        about = {"trainer": "transformers.Trainer", "model": type(self.model).__name__, "optimizer": self.args.optim}
+        facts = {"training": about, "target_epsilon": self.privacy.target_epsilon}
+        if resumed:
+            self._resume(Path(str(resumed)), facts)
+        else:
+            # A training that was killed has shown what it has shown: whoever begins anew in its place goes on its bill.
+            place = self._run_folder or ranks_here().agreed(lambda: cut_off_run(str(self.args.output_dir)))
+            begin_run(self.engine, place, under=str(self.args.output_dir), facts=facts)
         try:
-            found = cast("TrainOutput", super().train(*args, **kwargs))  # pyright: ignore[reportArgumentType]
+            found = cast("TrainOutput", super().train(*bound.args, **bound.kwargs))
         finally:
             self.engine.detach()
         metrics = {name: value for name, value in found.metrics.items() if _is_told(name)}
@@ -123,7 +153,8 @@ class PrivateTrainer(Trainer):
         """The stock accelerator; it may place the model and give its precision, but not wrap it."""
         super().create_accelerator_and_postprocess()
         check_launch(self.accelerator)
-        check_whole(cast("nn.Module", self.model))
+        if isinstance(model := getattr(self, "model", None), nn.Module):
+            check_whole(model)
         unwrapped(self.accelerator)
 
     # --- batches -------------------------------------------------------------------------------------------------
@@ -142,6 +173,9 @@ class PrivateTrainer(Trainer):
             shuffle=True,
             collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            multiprocessing_context=self.args.dataloader_multiprocessing_context,
             pin_memory=False,
         )
         private = self._attached(loader)
@@ -162,6 +196,9 @@ class PrivateTrainer(Trainer):
             microbatch_size=self._chunk_size,
             public_records=private.public_records,
         )
+        attached = self.engine.attached(cast("nn.Module", self.model))
+        if attached is not None and self._begins_at:
+            attached.start_at(self._begins_at)
         return made
 
     def _noise(self, loader: "DataLoader[object]") -> float:
@@ -188,25 +225,74 @@ class PrivateTrainer(Trainer):
         batch, total, chunks = cast("LogicalBatch", inputs), torch.zeros((), device=self.args.device), 0
         for chunk in batch:
             prepared = dict(self._prepare_inputs(cast("dict[str, Tensor]", chunk)))
-            labels = cast("Tensor", prepared.pop("labels"))
             with self.compute_loss_context_manager():
-                losses = self._losses(model(**prepared), labels)
-            losses.mean().backward()
+                losses = self._private_loss(model, prepared)
+            losses.backward()
             chunks += 1
             if not batch.is_complete:
                 # Adds this chunk to the sum; parameters change at the last one only, which the stock loop steps.
                 self._inner_optimizer().step()
             if self.privacy.diagnostics is not None:
-                total += losses.detach().mean()
+                total += losses.detach()
         return total / max(chunks, 1)
+
+    def _private_loss(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        self._is_private_step = True
+        try:
+            found = self.compute_loss(model, inputs)
+        finally:
+            self._is_private_step = False
+        if not isinstance(found, Tensor):
+            raise InvalidArgument(
+                f"compute_loss must return a tensor, a mean over records or one loss a record, got "
+                f"{type(found).__name__}. Return the loss alone unless return_outputs is True."
+            )
+        return found if found.dim() == 0 else found.mean()
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: object = None,
+    ) -> Tensor | tuple[Tensor, object]:
+        """In training the mean over the records of one loss each; in an evaluation the stock loss.
+
+        A subclass may override it as it does elsewhere, and call this one.
+        """
+        if not self._is_private_step:
+            more = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
+            return super().compute_loss(model, inputs, **more)  # pyright: ignore[reportArgumentType]
+        labels, given = self._labels_of(inputs)
+        whole = cast("nn.Module", self.model)
+        if not isinstance(labels, Mapping):
+            given |= decoder_inputs(whole, given, labels)
+        outputs = model(**given)
+        if self.compute_loss_func is not None:
+            losses = cast("Tensor", self.compute_loss_func(outputs, labels, num_items_in_batch=None))
+        elif self._record_loss is not None:
+            losses = self._record_loss(outputs, labels)
+        else:
+            smoothing = self.args.label_smoothing_factor
+            told = {"causal": is_causal(whole), "numbers": predicts_numbers(whole)}
+            losses = record_losses(outputs, labels, label_smoothing=smoothing, **told)
+        loss = losses if losses.dim() == 0 else losses.mean()
+        return (loss, outputs) if return_outputs else loss
+
+    def _labels_of(self, inputs: Mapping[str, Tensor]) -> tuple[Labels, dict[str, Tensor]]:
+        """The labels, of several kinds by name, and what the model is called with."""
+        given = dict(inputs)
+        names = [name for name in self.label_names if name in given]
+        if not names:
+            raise InvalidArgument(
+                f"train_dataset must give records with {' and '.join(self.label_names)}, got records without. Name "
+                "them in label_names of TrainingArguments if they are called otherwise."
+            )
+        found = {name: given.pop(name) for name in names}
+        return (found[names[0]] if len(names) == 1 else found), given
 
     def _inner_optimizer(self) -> Optimizer:
         return cast("Optimizer", getattr(self.optimizer, "optimizer", self.optimizer))
-
-    def _losses(self, outputs: object, labels: Tensor) -> Tensor:
-        if self._record_loss is not None:
-            return self._record_loss(outputs, labels)
-        return record_losses(outputs, labels, causal=is_causal(cast("nn.Module", self.model)))
 
     def floating_point_ops(self, inputs: object) -> int:
         """Zero: the number follows the size of the batch, which is private."""
@@ -220,6 +306,7 @@ class PrivateTrainer(Trainer):
         if self.privacy.diagnostics is not None and "loss" in logs and self.is_world_process_zero():
             # On this terminal only: what is logged goes to files, callbacks and services.
             sys.stderr.write(f"private diagnostics: step {self.state.global_step}, loss {logs['loss']:.4g}\n")
+        self.engine.journal.sync()
         told = {name: value for name, value in logs.items() if _is_told(name)}
         super().log({**told, "epsilon": self.engine.get_epsilon(self.privacy.delta)}, start_time)
 
@@ -230,6 +317,7 @@ class PrivateTrainer(Trainer):
             InvalidArgument: they were not.
         """
         self._require_public()
+        self.engine.journal.sync()
         return super().evaluate(*args, **kwargs)  # pyright: ignore[reportArgumentType]
 
     def predict(self, *args: object, **kwargs: object) -> PredictionOutput:
@@ -248,42 +336,93 @@ class PrivateTrainer(Trainer):
                 "private records. Declare it, or buy an evaluation from the budget (docs/report.md)."
             )
 
-    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
-        super()._save_checkpoint(model, trial)
-        folder = Path(self._get_output_dir(trial=None)) / f"checkpoint-{self.state.global_step}"
-        if self.args.should_save and folder.is_dir():
-            (folder / _CHARGES).write_text(json.dumps({"schema": _SCHEMA, "bill": bill_of(self.engine)}))
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, object] | None = None) -> None:
+        # First, so that no weights lie anywhere without the guarantee that they carry.
+        if ranks_here().is_first and self.args.should_save:
+            write_note(self.engine, Path(output_dir or str(self.args.output_dir)))
+        super()._save(output_dir, state_dict)
 
-    def _take_over(self, folder: Path) -> None:
-        """What was charged before this checkpoint was written, and by others of its family beside it since."""
+    def create_model_card(self, *args: object, **kwargs: object) -> None:
+        """The stock model card, with the guarantee."""
+        super().create_model_card(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+        card = Path(str(self.args.output_dir)) / "README.md"
+        if self.is_world_process_zero() and card.is_file():
+            text = f"\n## Differential privacy\n\n{self.guarantee().sentence()}\n"
+            card.write_text(card.read_text(encoding="utf-8") + text, encoding="utf-8")
+
+    def _last_checkpoint(self) -> str:
+        """The last checkpoint of `output_dir` that was written to its end: a crash may have cut one off."""
+
+        def last() -> str:
+            root = Path(str(self.args.output_dir))
+            found = [path for path in root.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
+            found.sort(key=lambda path: int(path.name.removeprefix("checkpoint-")))
+            for path in reversed(found):
+                if _steps_of(path) is not None:
+                    return str(path)
+            raise InvalidArgument(
+                f"resume_from_checkpoint must find a whole checkpoint in {str(root)!r}, got none. Leave it out to "
+                "begin a new run."
+            )
+
+        return ranks_here().agreed(last)
+
+    def _resume(self, folder: Path, facts: Mapping[str, object]) -> None:
+        """Go on with the run of a checkpoint: all that its run folder holds is charged, also what came after it."""
         ranks = ranks_here()
-        take_over(self.engine, lambda: _bill_in(folder), lambda: sorted(folder.parent.glob(f"checkpoint-*/{_CHARGES}")))
+        near = (folder, str(self.args.output_dir))
+        resume_run(
+            self.engine,
+            lambda: _note_in(folder),
+            self._run_folder,
+            near=near,
+            what="resume_from_checkpoint",
+            facts=facts,
+        )
         # The stock loop reads model and optimizer in each process, and goes on without what it does not find.
         ranks.require_same(resume_from_checkpoint=sorted(path.name for path in folder.glob("*") if _is_shared(path)))
-        state = ranks.agreed(lambda: json.loads((folder / "trainer_state.json").read_text()))
-        self._begins_at = int(state["global_step"])
+        self._begins_at = ranks.agreed(partial(_begins_at, folder))
 
 
-def _bill_in(folder: Path) -> Mapping[str, Mapping[str, int]]:
-    if not (folder / _CHARGES).is_file():
+def _note_in(folder: Path) -> Mapping[str, object]:
+    if not (folder / _NOTE).is_file():
         raise InvalidArgument(
-            f"resume_from_checkpoint must hold {_CHARGES}, got a folder without it: what was spent is not known."
+            f"resume_from_checkpoint must hold {_NOTE}, got a folder without it: what was spent is not known. Begin a "
+            "new run from its weights."
         )
-    return charges_of(folder / _CHARGES)
+    return cast("Mapping[str, object]", json.loads((folder / _NOTE).read_text()))
+
+
+def _steps_of(folder: Path) -> int | None:
+    """How many steps a checkpoint is after; None when it was cut off."""
+    try:
+        return int(json.loads((folder / _STATE).read_text())["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _begins_at(folder: Path) -> int:
+    steps = _steps_of(folder)
+    if steps is None:
+        raise InvalidArgument(
+            f"resume_from_checkpoint must be a whole checkpoint, got one without {_STATE}, cut off by a crash. Name an "
+            "older one, or pass True for the last whole one."
+        )
+    return steps
 
 
 def _is_shared(path: Path) -> bool:
     """Whether a file of a checkpoint is everybody's: states of generators are each process's own."""
-    return not path.name.startswith("rng_state")
+    return not path.name.startswith("rng_state") and path.name not in (_NOTE, "guarantee.json")
 
 
-def _check(args: TrainingArguments, privacy: PrivacyArguments, trainer: dict[str, object]) -> None:
-    """Refuse what couples records, needs a gradient that isn't there, or shows what is private."""
+def _check(args: TrainingArguments, privacy: PrivacyArguments) -> None:
+    """Refuse what couples records, needs a gradient that isn't there, shows what is private, or would be ignored."""
     evaluates = str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
     optim = str(getattr(args.optim, "value", args.optim))
+    sampling = str(getattr(args, "train_sampling_strategy", "random"))
     refused = {
         "fp16": args.fp16,
-        "label_smoothing_factor": args.label_smoothing_factor != 0,
         "auto_find_batch_size": args.auto_find_batch_size,
         "debug": bool(args.debug),
         "include_num_input_tokens_seen": args.include_num_input_tokens_seen not in (False, "no"),
@@ -291,12 +430,24 @@ def _check(args: TrainingArguments, privacy: PrivacyArguments, trainer: dict[str
         "fsdp": bool(args.fsdp),
         "n_gpu": args.n_gpu > 1,
         "optim": "layerwise" in optim or "lomo" in optim,
-        "eval_strategy": evaluates and not privacy.eval_data_are_public,
-        "compute_loss_func": trainer.get("compute_loss_func") is not None,
+        "eval_strategy": (evaluates or args.eval_on_start) and not privacy.eval_data_are_public,
+        # The stock value is 1, so that one can't be told from a wish.
+        "max_grad_norm": args.max_grad_norm not in (None, 0, 0.0, 1.0),
+        "train_sampling_strategy": sampling != "random" or getattr(args, "group_by_length", False),
+        "dataloader_drop_last": args.dataloader_drop_last,
+        "dataloader_in_order": not getattr(args, "dataloader_in_order", True),
+        "accelerator_config": _changes_batches(args.accelerator_config),
+        "skip_memory_metrics": not args.skip_memory_metrics,
     }
     for name, is_refused in refused.items():
         if is_refused:
             raise InvalidArgument(f"{name} must be left at its default for a private run, got {_WHY[name]}")
+
+
+def _changes_batches(config: object) -> bool:
+    """Whether accelerate was asked to share batches out in its own way; the engine's loader is not accelerate's."""
+    changes = {"split_batches": False, "dispatch_batches": None, "gradient_accumulation_kwargs": None}
+    return any(getattr(config, name, value) not in (value, None) for name, value in changes.items())
 
 
 def _is_told(name: str) -> bool:
@@ -304,9 +455,16 @@ def _is_told(name: str) -> bool:
     return name in _TOLD or name.startswith("eval_")
 
 
+_NOT_CALLED = {
+    "training_step": "forward and backward run on one chunk of a logical batch after another. Override compute_loss, "
+    "or give record_loss=.",
+    "get_train_dataloader": "batches are drawn by the engine. Give train_dataset and data_collator.",
+    "_get_train_sampler": "batches are drawn by the engine. Leave it out.",
+    "get_batch_samples": "batches are drawn by the engine. Leave it out.",
+    "floating_point_ops": "the number follows the size of the batch, which is private. Leave it out.",
+}
 _WHY = {
     "fp16": "True: a loss scaler looks at raw gradients. Use bf16=True.",
-    "label_smoothing_factor": "a value: it takes means over the batch. Smooth the labels in record_loss.",
     "auto_find_batch_size": "True: the batch size is part of the guarantee. Lower per_device_train_batch_size instead.",
     "debug": "an option: it prints activations, and stops where a record's are not numbers. Leave it out.",
     "include_num_input_tokens_seen": "True: the number of tokens of a batch is private. Leave it out.",
@@ -316,5 +474,12 @@ _WHY = {
     "(torchrun --nproc-per-node), or show one in CUDA_VISIBLE_DEVICES.",
     "optim": "one that steps inside the backward pass. Use adamw_torch or sgd.",
     "eval_strategy": "an evaluation of data that were not declared public. Pass eval_data_are_public=True if they are.",
-    "compute_loss_func": "a function of the batch. Give record_loss=…: one loss a record.",
+    "max_grad_norm": "a value: each record's gradient is clipped here. Set max_grad_norm in PrivacyArguments.",
+    "train_sampling_strategy": "another one (group_by_length and its like): every record joins every batch by chance. "
+    "Leave it out, and pad records to a public length.",
+    "dataloader_drop_last": "True: batches have no last one that could be short. Leave it out.",
+    "dataloader_in_order": "False: a step's records are those that were charged for it. Leave it out.",
+    "accelerator_config": "one that shares batches out in its own way. Leave split_batches, dispatch_batches and "
+    "gradient_accumulation_kwargs out.",
+    "skip_memory_metrics": "False: how much memory a step takes follows its number of records. Leave it out.",
 }

@@ -9,7 +9,7 @@ clipped sums up itself.
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,20 +22,25 @@ from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, SordinoError, UnprivateStep
 from sordino.integrations.arguments import PrivacyArguments, noise_for
 from sordino.integrations.logical_batches import LogicalBatch, LogicalBatches
-from sordino.integrations.processes import steps_an_epoch, take_over
+from sordino.integrations.processes import steps_an_epoch
+from sordino.integrations.run_folders import begin_run, cut_off_run, resume_run
 from sordino.ledger import Account, Reservation
-from sordino.training.drop_in.engine_checkpoint import bill_of, take_over_bills
+from sordino.runs.claims import guarantee_body
+from sordino.training.drop_in.journal import find_run_folder
 from sordino.training.engine import PrivacyEngine
-from sordino.training.fitting.display import DIAGNOSED
+from sordino.training.processes.ranks import ranks_here
 from sordino.training.records.loader import PrivateLoader, population_of
 
 try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-    from lightning.pytorch.loggers.logger import DummyLogger, Logger
-    from lightning.pytorch.strategies import DDPStrategy
-
+    from sordino.integrations.lightning_packages import Callback, LightningModule, Trainer, part_of
     from sordino.integrations.lightning_settings import check_trainer, not_public, steps_planned
-    from sordino.integrations.lightning_steps import TrainingStep, internal, run_chunks, run_closure
+    from sordino.integrations.lightning_steps import (
+        TrainingStep,
+        asks_for_last_checkpoint,
+        internal,
+        run_chunks,
+        run_closure,
+    )
 except ImportError as error:
     raise SordinoError(
         f"sordino.integrations.lightning must find lightning, got {type(error).__name__}. Install lightning."
@@ -43,8 +48,7 @@ except ImportError as error:
 
 __all__ = ["PrivacyArguments", "PrivacyCallback"]
 
-_JOURNAL = "sordino-*.json"
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 class PrivacyCallback(Callback):
@@ -56,11 +60,16 @@ class PrivacyCallback(Callback):
     Guarantee: the parameters after every step, and everything that is logged or saved, are (ε, δ)-differentially
     private as `guarantee` states. A logical batch is a Poisson sample of the loader's batch size times
     ``accumulate_grad_batches`` times the number of processes records on average, run in chunks of at most the loader's
-    batch size; all processes take part in every step. What ``training_step`` logs, and the loss, go nowhere.
+    batch size; all processes take part in every step. What ``training_step`` logs, and the loss, go nowhere. Every step
+    is in the transcript of a run folder before its records are read, and a training that is resumed, from whichever
+    checkpoint, is charged all that stands there. From ``setup`` to ``teardown`` a training step that no charged batch
+    asked for raises.
 
     Args:
         privacy: ε and δ, clipping.
         ledger: the data set's account.
+        run_folder: a new folder for the run's transcript and guarantee, or that of the run to go on with; by default
+            the next number in ``sordino-runs`` under the trainer's ``default_root_dir``.
 
     Attributes:
         engine: makes the steps private and keeps the bill.
@@ -79,20 +88,35 @@ class PrivacyCallback(Callback):
         Abadi et al. 2016, algorithm 1.
     """
 
-    def __init__(self, privacy: PrivacyArguments, *, ledger: Account | Reservation | None = None) -> None:
-        self.privacy, self.engine = privacy, PrivacyEngine(ledger=ledger, gradients=privacy.gradients)
+    def __init__(
+        self,
+        privacy: PrivacyArguments,
+        *,
+        ledger: Account | Reservation | None = None,
+        run_folder: str | Path | None = None,
+    ) -> None:
+        self.privacy = privacy
+        self.engine = PrivacyEngine(ledger=ledger, delta=privacy.delta, gradients=privacy.gradients)
+        self._run_folder = run_folder
         self._undo: list[Callable[[], None]] = []
-        self._folders: set[Path] = set()
         self._steps_done, self._is_restored = 0, False
         self._steps_left: int | None = None
         self._was_stepped = False
+        # Of a checkpoint that was loaded: which run it belongs to, and where that may lie.
+        self._note: dict[str, Any] | None = None
+        self._near: tuple[str, ...] = ()
 
     def guarantee(self) -> Guarantee:
-        """What holds for all training steps so far."""
-        found = self.engine.guarantee(self.privacy.delta)
-        if self.privacy.diagnostics is None:
-            return found
-        return replace(found, caveats=(*found.caveats, DIAGNOSED))
+        """What holds for all training steps so far, those of a checkpoint that was loaded among them."""
+        journal = self.engine.journal
+        if self._note is not None and journal.path is None and ranks_here().is_first:
+            path = find_run_folder(self._note, self._places(), what="checkpoint")
+            if path is not None:
+                journal.look_into(path)
+        return self.engine.guarantee(self.privacy.delta)
+
+    def _places(self) -> tuple[str | Path, ...]:
+        return self._near if self._run_folder is None else (self._run_folder,)
 
     # --- Lightning's hooks ---------------------------------------------------------------------------------------
 
@@ -102,7 +126,8 @@ class PrivacyCallback(Callback):
         self._steps_done, self._is_restored = 0, False
         if stage == "fit":
             check_trainer(trainer, pl_module, self.privacy)
-            if type(trainer.strategy) is DDPStrategy:
+            self._guard(pl_module)
+            if type(trainer.strategy) is part_of(trainer, "strategies.DDPStrategy"):
                 # What it would wrap around the module takes means of gradients, which are no clipped sums.
                 internal(trainer.strategy, "configure_ddp")
                 self._set(trainer.strategy, "configure_ddp", lambda: None)
@@ -117,8 +142,7 @@ class PrivacyCallback(Callback):
                 "not known."
             )
         self._is_restored = False
-        if trainer.ckpt_path is not None:
-            self._take_over_beside(Path(str(trainer.ckpt_path)).parent)
+        self._begin_run(trainer, pl_module)
         source = internal(trainer.fit_loop, "_data_source")
         loader, accumulated = source.dataloader(), trainer.accumulate_grad_batches
         if not isinstance(loader, DataLoader):
@@ -127,7 +151,7 @@ class PrivacyCallback(Callback):
             )
         steps = steps_an_epoch(loader, processes=trainer.world_size, accumulated=accumulated)
         noise = self._noise(trainer, cast("DataLoader[object]", loader), steps)
-        root = TrainingStep(pl_module)
+        root = TrainingStep(pl_module, self._training_step)
         (optimizer,) = trainer.optimizers
         # Before the engine's own hook: a step gets its forward and backward passes first, and no closure.
         self._undo.append(optimizer.register_step_pre_hook(run_closure).remove)
@@ -168,9 +192,15 @@ class PrivacyCallback(Callback):
             )
         every = int(internal(trainer, "log_every_n_steps"))
         if every and trainer.global_step % every == 0 and trainer.loggers:
-            LightningModule.log(
+            self.engine.journal.sync()
+            type(pl_module).log(
                 pl_module, "epsilon", self.engine.get_epsilon(self.privacy.delta), batch_size=1, on_epoch=False
             )
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Have the disk hold all that the model cost before anything of it is shown."""
+        del trainer, pl_module
+        self.engine.journal.sync()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Give everything back as it was."""
@@ -183,18 +213,36 @@ class PrivacyCallback(Callback):
         self._release()
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """How many steps were taken."""
-        del trainer, pl_module
+        """How many steps were taken, and where the run may lie."""
+        del pl_module
         self._steps_done = int(checkpoint["global_step"])
+        self._near = (str(trainer.ckpt_path or "."), str(trainer.default_root_dir))
 
     def state_dict(self) -> dict[str, Any]:
-        """What was spent, for a checkpoint."""
-        return {"schema": _SCHEMA, "bill": json.dumps(bill_of(self.engine))}
+        """For a checkpoint: which run it belongs to, and what holds for it."""
+        note = self.engine.journal.note()
+        claim = {} if note["run"] is None else guarantee_body(self.engine.guarantee(self.privacy.delta))
+        return {"schema": _SCHEMA, "run": json.dumps(note), "guarantee": json.dumps(claim)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what was spent."""
-        take_over_bills(self.engine, json.loads(state_dict["bill"]), [])
-        self._is_restored = True
+        """Remember which run was loaded: what it spent is charged before the next step."""
+        self._note = json.loads(state_dict["run"]) if state_dict.get("schema") == _SCHEMA else None
+        self._is_restored = self._note is not None
+
+    def _begin_run(self, trainer: Trainer, module: LightningModule) -> None:
+        self.engine.journal.diagnosed |= self.privacy.diagnostics is not None
+        root, target = str(trainer.default_root_dir), self.privacy.target_epsilon
+        about = {"trainer": "lightning.Trainer", "model": type(module).__name__}
+        facts = {"training": about, "target_epsilon": target}
+        note, self._note = self._note, None
+        if note is not None:
+            near = (*self._places(), root)
+            resume_run(self.engine, lambda: note, self._run_folder, near=near, what="ckpt_path", facts=facts)
+            return
+        # Asked for the last checkpoint and there is none: what was shown before the crash was charged all the same.
+        last = asks_for_last_checkpoint(trainer)
+        again = ranks_here().agreed(lambda: cut_off_run(root) if last else None)
+        begin_run(self.engine, self._run_folder or again, under=root, facts=facts)
 
     # --- attaching -----------------------------------------------------------------------------------------------
 
@@ -204,7 +252,6 @@ class PrivacyCallback(Callback):
         if self.privacy.target_epsilon is not None:
             coming = max(1, steps_planned(trainer, steps) - max(self._steps_done, trainer.global_step))
             self._steps_left = coming
-        self._steps_done = 0
         records = len(population_of(loader))
         return noise_for(self.privacy, self.engine, steps=coming, sample_rate=1 / steps, records=records)
 
@@ -224,15 +271,20 @@ class PrivacyCallback(Callback):
             microbatch_size=loader.batch_size,
             public_records=private.public_records,
         )
+        attached, first = self.engine.attached(root), self._steps_done
+        if attached is not None and first:
+            attached.start_at(first)
+        self._steps_done = 0
         return made
 
     def _redirect(self, trainer: Trainer, module: LightningModule, root: "TrainingStep", optimizer: Optimizer) -> None:
         strategy, silent = trainer.strategy, self.privacy.diagnostics is None
         transfer, log, save = internal(module, "_call_batch_hook"), module.log, strategy.save_checkpoint
+        silent_logger = part_of(trainer, "loggers.logger.DummyLogger")
 
         def training_step(batch: object, *rest: object) -> Tensor:
             loggers = trainer.loggers
-            trainer.loggers = [cast("Logger", DummyLogger()) for _ in loggers]
+            trainer.loggers = [silent_logger() for _ in loggers]
             try:
                 shown = run_chunks(trainer, root, optimizer, cast("LogicalBatch", batch), rest, shows=not silent)
             finally:
@@ -251,10 +303,9 @@ class PrivacyCallback(Callback):
                 log(*args, **kwargs)  # pyright: ignore[reportArgumentType]
 
         def saved(checkpoint: dict[str, Any], filepath: str | Path, *rest: object, **more: object) -> None:
+            # Also where the states of callbacks are left out: saved weights carry their guarantee.
+            checkpoint["sordino"] = self.state_dict()
             save(checkpoint, filepath, *rest, **more)
-            if trainer.is_global_zero:
-                self._folders.add(Path(str(filepath)).parent)
-            self._write_journals()
 
         self._set(strategy, "training_step", training_step)
         self._set(strategy, "save_checkpoint", saved)
@@ -275,20 +326,23 @@ class PrivacyCallback(Callback):
 
         self._undo.append(undo)
 
+    def _guard(self, module: LightningModule) -> None:
+        """Let the module's training step run where a charged batch asks for it, and nowhere else with gradients."""
+        step = module.training_step
+        self._training_step = step
+
+        @wraps(step)
+        def guarded(*args: object, **kwargs: object) -> object:
+            if torch.is_grad_enabled():
+                raise UnprivateStep(
+                    "training_step must run on the batches that PrivacyCallback drew and charged, got a call from "
+                    "elsewhere (a callback that trains by itself, a loop over the loader). Leave the callback out, or "
+                    "call it under torch.no_grad() on public data."
+                )
+            return step(*args, **kwargs)
+
+        self._set(module, "training_step", guarded)
+
     def _release(self) -> None:
         while self._undo:
             self._undo.pop()()
-        self._write_journals()
-
-    # --- the bill ------------------------------------------------------------------------------------------------
-
-    def _write_journals(self) -> None:
-        """Beside every checkpoint, what was charged up to now: also for those that were deleted or are older."""
-        bill = bill_of(self.engine)
-        for folder in self._folders:
-            if folder.is_dir():
-                text = json.dumps({"schema": _SCHEMA, "bill": bill})
-                (folder / _JOURNAL.replace("*", list(bill)[-1][:16])).write_text(text)
-
-    def _take_over_beside(self, folder: Path) -> None:
-        take_over(self.engine, lambda: bill_of(self.engine), lambda: sorted(folder.glob(_JOURNAL)))

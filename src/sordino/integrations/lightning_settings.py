@@ -1,24 +1,28 @@
 """Which settings of a Lightning trainer can be private, and how many steps they come to (floor 4, integrations)."""
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
-
 from sordino.errors import InvalidArgument
 from sordino.integrations.arguments import PrivacyArguments
+from sordino.integrations.lightning_packages import LightningModule, Trainer, both, part_of
 from sordino.integrations.lightning_steps import internal
 from sordino.integrations.processes import check_count
 
 __all__ = ["check_trainer", "not_public", "steps_planned"]
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
-# They look at batches, or train besides the steps that are planned.
+# They look at batches, or train besides the steps that are planned. Subclasses do too.
 _CALLBACKS = {
     "BatchSizeFinder": "tries steps that nobody charges",
     "DeviceStatsMonitor": "logs memory, which follows the size of the batch",
     "GradientAccumulationScheduler": "changes the batch on the way",
     "LearningRateFinder": "tries steps that nobody charges",
+    "ModelPruning": "puts other parameters in the place of those that are trained",
+    "SpikeDetection": "looks at the loss of a batch and leaves batches out",
     "ThroughputMonitor": "logs sizes of batches",
 }
+# Classes that were looked through; one of another kind, or a subclass, may step, sum or show in ways that nobody saw.
+_PRECISION_PLUGINS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")
+_PROFILERS = ("PassThroughProfiler", "SimpleProfiler", "AdvancedProfiler")
+_LOOPS = {"loops._FitLoop": "", "loops._TrainingEpochLoop": "epoch_loop"}
 
 
 def steps_planned(trainer: Trainer, an_epoch: int) -> int:
@@ -51,13 +55,20 @@ def check_trainer(trainer: Trainer, module: LightningModule, privacy: PrivacyArg
         InvalidArgument: names the setting.
     """
     evaluates = trainer.enable_validation
-    precision = trainer.precision
+    plugin, profiler = trainer.precision_plugin, internal(trainer, "profiler")
+    clips = (
+        type(module).configure_gradient_clipping is not part_of(trainer, "LightningModule").configure_gradient_clipping
+    )
     refused = {
         "automatic_optimization": not module.automatic_optimization,
-        "strategy": not _is_private(trainer.strategy),
+        "strategy": not _is_private(trainer),
         "sync_batchnorm": getattr(trainer.strategy, "_layer_sync", None) is not None,
-        "precision": precision not in _PRECISIONS,
+        "precision": trainer.precision not in _PRECISIONS
+        or not _is_one_of(trainer, plugin, "plugins", _PRECISION_PLUGINS),
+        "profiler": not _is_one_of(trainer, profiler, "profilers", _PROFILERS),
+        "fit_loop": not _has_stock_loops(trainer),
         "gradient_clip_val": trainer.gradient_clip_val is not None,
+        "configure_gradient_clipping": clips,
         "overfit_batches": internal(trainer, "overfit_batches") != 0,
         "detect_anomaly": bool(internal(trainer, "_detect_anomaly")),
         "reload_dataloaders_every_n_epochs": internal(trainer, "reload_dataloaders_every_n_epochs") != 0,
@@ -68,17 +79,30 @@ def check_trainer(trainer: Trainer, module: LightningModule, privacy: PrivacyArg
             raise InvalidArgument(f"{name} must be left at its default for a private run, got {_WHY[name]}")
     check_count("devices", trainer.world_size, 'Give the trainer their number and strategy="ddp".')
     for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-        why = _CALLBACKS.get(type(callback).__name__)
-        if why is not None:
-            raise InvalidArgument(
-                f"callbacks must be without {type(callback).__name__}, got one: it {why}. Leave it out."
-            )
+        for name, why in _CALLBACKS.items():
+            if isinstance(callback, both(f"callbacks.{name}")):
+                own = type(callback).__name__
+                got = f"a {own}" if own == name else f"{own}, which is one"
+                raise InvalidArgument(f"callbacks must be without {name}, got {got}: it {why}. Leave it out.")
 
 
-def _is_private(strategy: Strategy) -> bool:
+def _is_one_of(trainer: Trainer, found: object, where: str, names: tuple[str, ...]) -> bool:
+    return type(found) in tuple(part_of(trainer, f"{where}.{name}") for name in names)
+
+
+def _has_stock_loops(trainer: Trainer) -> bool:
+    """Whether the loops are Lightning's own: another one may take steps that nobody charges."""
+    return all(
+        type(getattr(trainer.fit_loop, inner) if inner else trainer.fit_loop) is part_of(trainer, name)
+        for name, inner in _LOOPS.items()
+    )
+
+
+def _is_private(trainer: Trainer) -> bool:
     """Whether each process holds the whole module and lives on after training; what DDP would exchange is left out."""
-    if type(strategy) is not DDPStrategy:
-        return type(strategy) is SingleDeviceStrategy
+    strategy = trainer.strategy
+    if type(strategy) is not part_of(trainer, "strategies.DDPStrategy"):
+        return type(strategy) is part_of(trainer, "strategies.SingleDeviceStrategy")
     changes = [internal(strategy, name) for name in ("_ddp_comm_hook", "_ddp_comm_state", "_model_averaging_period")]
     return internal(strategy, "_start_method") == "popen" and all(change is None for change in changes)
 
@@ -98,6 +122,11 @@ _WHY = {
     'Use one device, or strategy="ddp".',
     "sync_batchnorm": "True: records would touch each other across processes. Use a normalisation within each record.",
     "precision": 'one with a loss scaler, which looks at raw gradients, or an unknown one. Use "bf16-mixed".',
+    "profiler": 'one that writes down shapes of batches, or an unknown one. Use "simple" or "advanced".',
+    "fit_loop": "a loop of another class, whose steps nobody knows. Leave it out, or write the loop with "
+    "PrivacyEngine.",
+    "configure_gradient_clipping": "one of the module's own, which would find no gradient: each record's gradient is "
+    "clipped here. Leave it out, and set max_grad_norm in PrivacyArguments.",
     "gradient_clip_val": "a value: each record's gradient is clipped here. Set max_grad_norm in PrivacyArguments.",
     "overfit_batches": "a value: it fixes the batches. Use limit_train_batches for a short run.",
     "detect_anomaly": "True: an error would tell that a record's gradient is not a number. Leave it out.",

@@ -1,17 +1,18 @@
 """A LightningModule's training step as one module, run on the chunks of a logical batch (floor 4, integrations)."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino.errors import LossShapeError, SordinoError
+from sordino.integrations.lightning_packages import LightningModule, Trainer
 from sordino.integrations.logical_batches import LogicalBatch
 
-__all__ = ["TrainingStep", "internal", "run_chunks", "run_closure"]
+__all__ = ["TrainingStep", "asks_for_last_checkpoint", "internal", "run_chunks", "run_closure"]
 
 
 def internal(owner: object, name: str) -> Any:
@@ -28,18 +29,36 @@ def internal(owner: object, name: str) -> Any:
     return found
 
 
-class TrainingStep(nn.Module):
-    """The whole training step as a module, so that everything in it is tried on made-up records."""
+def asks_for_last_checkpoint(trainer: Trainer) -> bool:
+    """Whether ``fit`` was called with ``ckpt_path="last"``: without one Lightning begins anew."""
+    if trainer.ckpt_path is not None:
+        return False
+    frame, fit = sys._getframe(), type(trainer).fit.__code__
+    while frame is not None:
+        if frame.f_code is fit:
+            return frame.f_locals.get("ckpt_path") == "last"
+        frame = frame.f_back
+    return False
 
-    def __init__(self, module: LightningModule) -> None:
+
+class TrainingStep(nn.Module):
+    """The whole training step as a module, so that everything in it is tried on made-up records.
+
+    Args:
+        module: the user's.
+        step: its own ``training_step``.
+    """
+
+    def __init__(self, module: LightningModule, step: Callable[..., object]) -> None:
         super().__init__()
         self.module = module
+        self._step = step
         # Not numbers of its own: a module's numbers are part of what a proof is good for, and these count batches.
         self.rest: tuple[object, ...] = ()
 
     def forward(self, batch: object) -> Tensor:
         """The loss that ``training_step`` returns, a mean over the records or one a record."""
-        output = self.module.training_step(batch, *self.rest)
+        output = self._step(batch, *self.rest)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor):
             raise LossShapeError(

@@ -1,24 +1,15 @@
-"""Several processes under other libraries' launchers (floor 4): batches of them all, one bill, no wrapping."""
+"""Several processes under other libraries' launchers (floor 4): batches of them all, no wrapping."""
 
-import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import cast
 
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from sordino.errors import InvalidArgument
-from sordino.training.drop_in.engine_checkpoint import take_over_bills
-from sordino.training.engine import PrivacyEngine
-from sordino.training.processes.ranks import ranks_here
 
-__all__ = ["charges_of", "check_count", "steps_an_epoch", "take_over"]
-
-_Bill = Mapping[str, Mapping[str, int]]
+__all__ = ["check_count", "steps_an_epoch"]
 
 
 def steps_an_epoch(loader: "DataLoader[object]", *, processes: int, accumulated: int = 1) -> int:
@@ -49,20 +40,3 @@ def check_count(owner: str, found: int, hint: str) -> None:
     count = dist.get_world_size() if dist.is_available() and dist.is_initialized() else launched
     if count != found:
         raise InvalidArgument(f"{owner} must be the {count} that were started, got {found}. {hint}")
-
-
-def charges_of(file: Path) -> _Bill:
-    """The bill that a file beside another library's checkpoint holds."""
-    return cast("_Bill", json.loads(file.read_text())["bill"])
-
-
-def take_over(engine: PrivacyEngine, bill: Callable[[], _Bill], beside: Callable[[], Iterable[Path]]) -> None:
-    """Go on from `bill` and its family's, as the first process reads them: all processes then hold the same.
-
-    Args:
-        engine: that goes on.
-        bill: read in the first process alone; what it raises, all raise.
-        beside: files with bills of the same family.
-    """
-    found = ranks_here().agreed(lambda: [bill(), *(charges_of(file) for file in beside())])
-    take_over_bills(engine, found[0], found[1:])

@@ -161,12 +161,32 @@ class RunFolder:
                 pass
         return follower.head
 
+    def next_step(self, model: int = 0) -> int | None:
+        """The number that the next line of `model` must have; None when the folder is not open for writing."""
+        return None if self._follower is None or self._transcript is None else self._follower.next_step(model)
+
+    def reached(self, model: int = 0) -> int:
+        """One more than the last step of `model` that was charged."""
+        if self._follower is not None:
+            return self._follower.reached(model)
+        return max((line.step + 1 for line in self if line.model == model), default=0)
+
     @property
     def lines(self) -> int:
         """Number of lines in the transcript, those of segments among them."""
         return sum(1 for _ in self.entries()) if self._follower is None else self._follower.lines
 
-    def begin(self, *, key: str | None, first_step: int, most: Event, seeded: bool = False) -> Segment:
+    def begin(
+        self,
+        *,
+        key: str | None,
+        first_step: int,
+        most: Event,
+        seeded: bool = False,
+        model: int = 0,
+        plan: Mapping[str, object] | None = None,
+        diagnosed: bool = False,
+    ) -> Segment:
         """Write that a process begins or takes up the run.
 
         Args:
@@ -174,12 +194,24 @@ class RunFolder:
             first_step: its first step, at most one more than the last that was charged.
             most: the event that one of its steps charges at most; a torn line counts as this.
             seeded: whether the key came from a chosen seed.
+            model: which of several models the segment trains, from 0.
+            plan: what its steps follow, as JSON types, when it is not plan.json.
+            diagnosed: whether it shows losses on its terminal.
         """
         follower = self._writing()
         # What the folder claims about its end would be too little from here on.
         for name in ("manifest.json", "guarantee.json"):
             (self.path / name).unlink(missing_ok=True)
-        segment = Segment(number=follower.segments, key=key, first_step=first_step, most=most, seeded=seeded)
+        segment = Segment(
+            number=follower.segments,
+            key=key,
+            first_step=first_step,
+            most=most,
+            seeded=seeded,
+            model=model,
+            plan=plan,
+            diagnosed=diagnosed,
+        )
         self._write(segment)
         self.sync()
         return segment
@@ -192,6 +224,7 @@ class RunFolder:
         epsilon: float | None,
         indices: str | None = None,
         charge: str | None = None,
+        model: int = 0,
     ) -> None:
         """Write one step. Call it before the step touches data, so that the transcript is never short.
 
@@ -204,12 +237,22 @@ class RunFolder:
             epsilon: ε so far, this step included; None when it was not computed.
             indices: commitment to the batch under a secret key; never a plain hash of the batch.
             charge: the ledger's name of the charge.
+            model: which of several models the step trains.
         """
         follower = self._writing()
-        if checks.integer(0, step=step) != follower.next_step:
-            raise InvalidArgument(f"step must be {follower.next_step}, got {step}. Write every step once, in order.")
-        attempt = follower.attempt(step)
-        self._write(Line(step=step, event=event, epsilon=epsilon, attempt=attempt, indices=indices, charge=charge))
+        if checks.integer(0, step=step) != (following := follower.next_step(model)):
+            raise InvalidArgument(f"step must be {following}, got {step}. Write every step once, in order.")
+        self._write(
+            Line(
+                step=step,
+                event=event,
+                epsilon=epsilon,
+                attempt=follower.attempt(step, model),
+                indices=indices,
+                charge=charge,
+                model=model,
+            )
+        )
         if time.monotonic() - self._synced >= _SECONDS_BETWEEN_SYNCS:
             self.sync()
 

@@ -26,7 +26,8 @@ def locked(path: Path) -> int:
     except OSError as error:
         os.close(lock)
         raise InvalidArgument(
-            f"run must not be open elsewhere, got {str(path)!r}, which another process is writing. Wait for its end."
+            f"run must not be open elsewhere, got {str(path)!r}, which another process is writing, or "
+            "another engine in this one. Wait for its end; an engine lets go of it with detach()."
         ) from error
     return lock
 

@@ -12,27 +12,32 @@ step that was lost in a crash and taken again has two lines, told apart by `atte
 | `segment`, `first_step` | number of the segment, the step where it starts |
 | `key`, `seeded` | commitment to its secret key; whether the key came from a chosen seed |
 | `most` | the event that one of the segment's steps charges at most |
+| `model` | which of several models an engine trains, in lines and segments; absent for the first one |
+| `plan` | the segment's plan, when it is not that of plan.json |
+| `diagnosed` | whether the segment showed losses on its terminal; absent when it did not |
 
 Nothing in a line depends on a record. Whoever holds the folder can build another chain that fits: publish the head.
 """
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from sordino import checks
 from sordino.errors import InvalidArgument, SordinoError
-from sordino.events import Event, NoPrivacy, Nothing, from_dict, to_dict
+from sordino.events import Event, NoPrivacy, Nothing, compose, from_dict, to_dict
 from sordino.runs.files import decode, encode, parse
 
 __all__ = ["Follower", "Line", "Segment", "genesis", "read_transcript"]
 
 _LINE = {"previous", "step", "attempt", "event", "epsilon", "indices", "charge"}
 _SEGMENT = {"previous", "segment", "key", "seeded", "first_step", "most"}
+_OPTIONAL = {"torn", "model"}
+_OPTIONAL_OF_SEGMENT = {"model", "plan", "diagnosed"}
 _START_OF_SEGMENT = 120
 
 
@@ -48,6 +53,7 @@ class Line:
         indices: commitment to the batch's indices, or None.
         charge: the ledger's name of the charge, or None.
         torn: whether the line was cut off when the machine stopped; it counts as the most that a step can charge.
+        model: number of the model that the step trains, from 0.
     """
 
     step: int
@@ -57,6 +63,7 @@ class Line:
     indices: str | None = None
     charge: str | None = None
     torn: bool = False
+    model: int = 0
 
     def to_json(self, previous: str) -> str:
         """The line as it is written after the line with hash `previous`, without its line end."""
@@ -69,7 +76,8 @@ class Line:
             "indices": self.indices,
             "charge": self.charge,
         }
-        return json.dumps(body | {"torn": True} if self.torn else body, allow_nan=False)
+        more = ({"torn": True} if self.torn else {}) | ({"model": self.model} if self.model else {})
+        return json.dumps(body | more, allow_nan=False)
 
     @classmethod
     def from_body(cls, body: dict[str, object]) -> Self:
@@ -82,6 +90,7 @@ class Line:
             indices=_text(body["indices"]),
             charge=_text(body["charge"]),
             torn=body.get("torn") is True,
+            model=checks.integer(0, model=body.get("model", 0)),
         )
 
 
@@ -95,6 +104,9 @@ class Segment:
         first_step: the first step of the segment; less than what was reached before when steps are repeated.
         most: the event that one of its steps charges at most.
         seeded: whether the key came from a chosen seed; the run is then not for release.
+        model: number of the model that the segment trains, from 0. Each model has steps of its own.
+        plan: what the segment's steps follow, as JSON types; None is plan.json.
+        diagnosed: whether losses of private records were shown on the terminal.
     """
 
     number: int
@@ -102,11 +114,16 @@ class Segment:
     first_step: int
     most: Event
     seeded: bool = False
+    model: int = 0
+    plan: Mapping[str, object] | None = None
+    diagnosed: bool = False
 
     def to_json(self, previous: str) -> str:
         """The line as it is written after the line with hash `previous`, without its line end."""
         body = {"previous": previous, "segment": self.number, "key": self.key, "seeded": self.seeded}
-        return json.dumps(body | {"first_step": self.first_step, "most": to_dict(self.most)}, allow_nan=False)
+        body |= {"first_step": self.first_step, "most": to_dict(self.most)}
+        body |= ({"model": self.model} if self.model else {}) | ({"diagnosed": True} if self.diagnosed else {})
+        return json.dumps(body if self.plan is None else body | {"plan": dict(self.plan)}, allow_nan=False)
 
     @classmethod
     def from_body(cls, body: dict[str, object]) -> Self:
@@ -117,6 +134,9 @@ class Segment:
             first_step=checks.integer(0, first_step=body["first_step"]),
             most=from_dict(body["most"]),
             seeded=body["seeded"] is True,
+            model=checks.integer(0, model=body.get("model", 0)),
+            plan=_object(body.get("plan")),
+            diagnosed=body.get("diagnosed") is True,
         )
 
 
@@ -126,10 +146,25 @@ def _text(value: object) -> str | None:
     return value
 
 
+def _object(value: object) -> Mapping[str, object] | None:
+    if value is not None and not isinstance(value, dict):
+        raise InvalidArgument(f"value must be an object or null, got {value!r}. The run folder was changed.")
+    return value
+
+
 def genesis(plan: bytes, meta: bytes) -> str:
     """What the first line holds in place of a hash: the fingerprint of plan.json and run.json together."""
     parts = "\n".join(hashlib.sha256(part).hexdigest() for part in (plan, meta))
     return hashlib.sha256(f"sordino transcript 1\n{parts}\n".encode()).hexdigest()
+
+
+@dataclass(kw_only=True)
+class _Steps:
+    """Where one model stands: its next step, how far it got in any segment, and what a step charges at most."""
+
+    next_step: int = 0
+    reached: int = 0
+    most: Event | None = None
 
 
 class Follower:
@@ -142,18 +177,21 @@ class Follower:
     def __init__(self, head: str) -> None:
         self.head = head
         self.lines = self.segments = 0
-        self.next_step = 0
-        self._most: Event | None = None
-        self._attempts: Counter[int] = Counter()
+        self._models: defaultdict[int, _Steps] = defaultdict(_Steps)
+        self._attempts: Counter[tuple[int, int]] = Counter()
+        self._last = 0
 
-    @property
-    def reached(self) -> int:
-        """One more than the last step charged in any segment."""
-        return len(self._attempts)
+    def next_step(self, model: int = 0) -> int:
+        """The number of the step that the next line of `model` must have."""
+        return self._models[model].next_step
 
-    def attempt(self, step: int) -> int:
+    def reached(self, model: int = 0) -> int:
+        """One more than the last step of `model` that was charged in any segment."""
+        return self._models[model].reached
+
+    def attempt(self, step: int, model: int = 0) -> int:
         """The number that the next attempt at `step` has."""
-        return self._attempts[step] + 1
+        return self._attempts[model, step] + 1
 
     def written(self, entry: Line | Segment) -> bytes:
         """The bytes of the next line; it is then followed."""
@@ -172,7 +210,8 @@ class Follower:
             body = parse(raw.decode(), where)
         except UnicodeDecodeError as error:
             raise InvalidArgument(f"{where} must be JSON, got other bytes. The run folder was changed.") from error
-        if set(body) not in (_LINE, _LINE | {"torn"}, _SEGMENT):
+        needed, optional = (_SEGMENT, _OPTIONAL_OF_SEGMENT) if "segment" in body else (_LINE, _OPTIONAL)
+        if not needed <= body.keys() <= needed | optional:
             raise InvalidArgument(
                 f"{where} must hold {', '.join(sorted(_LINE))}, got {', '.join(sorted(body))}. "
                 "The run folder was changed."
@@ -184,31 +223,39 @@ class Follower:
         return entry
 
     def torn(self, fragment: bytes) -> Line | None:
-        """How a last line that was cut off is counted: as a step, unless it began a segment."""
+        """How a last line that was cut off is counted: as a step, unless it began a segment.
+
+        It may have been of any model, so it counts as a step of each.
+        """
         if b'"segment"' in fragment[:_START_OF_SEGMENT]:
             return None
-        most = NoPrivacy(reason="the first line is torn") if self._most is None else self._most
-        return Line(step=self.next_step, event=most, epsilon=None, attempt=self.attempt(self.next_step), torn=True)
+        most = [steps.most for steps in self._models.values() if steps.most is not None]
+        event = compose(most) if most else NoPrivacy(reason="the first line is torn")
+        step, model = self._models[self._last].next_step, self._last
+        return Line(step=step, event=event, epsilon=None, attempt=self.attempt(step, model), torn=True, model=model)
 
     def _follow(self, entry: Line | Segment, raw: bytes) -> None:
+        steps = self._models[entry.model]
         if isinstance(entry, Segment):
-            if entry.number != self.segments or entry.first_step > self.reached:
+            if entry.number != self.segments or entry.first_step > steps.reached:
                 raise SordinoError(
-                    f"a segment must be number {self.segments} and start at step {self.reached} or before, got number "
+                    f"a segment must be number {self.segments} and start at step {steps.reached} or before, got number "
                     f"{entry.number} at step {entry.first_step}. {_CHANGED}"
                 )
             self.segments += 1
-            self.next_step, self._most = entry.first_step, entry.most
+            steps.next_step, steps.most = entry.first_step, entry.most
         else:
-            if entry.step != self.next_step or entry.attempt != self.attempt(entry.step):
+            if entry.step != steps.next_step or entry.attempt != self.attempt(entry.step, entry.model):
                 raise SordinoError(
                     f"steps of a transcript must follow without gaps, got attempt {entry.attempt} at step "
-                    f"{entry.step} after step {self.next_step - 1}. {_CHANGED}"
+                    f"{entry.step} after step {steps.next_step - 1}. {_CHANGED}"
                 )
-            self._attempts[entry.step] += 1
-            self.next_step += 1
-            if self._most is None and not isinstance(entry.event, Nothing):
-                self._most = entry.event
+            self._attempts[entry.model, entry.step] += 1
+            steps.next_step += 1
+            steps.reached = max(steps.reached, steps.next_step)
+            if steps.most is None and not isinstance(entry.event, Nothing):
+                steps.most = entry.event
+        self._last = entry.model
         self.head = hashlib.sha256(raw).hexdigest()
         self.lines += 1
 

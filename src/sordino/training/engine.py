@@ -4,6 +4,7 @@ Module and optimizer come back as the very objects that went in, with hooks; onl
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 from torch import nn
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 from sordino import checks
 from sordino.clipping import Clipping
 from sordino.definitions import Guarantee, NeighboringRelation
-from sordino.errors import NotOffered
+from sordino.errors import InvalidArgument, NotOffered
 from sordino.events import Event
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
@@ -23,6 +24,7 @@ from sordino.training.bills.charges import Charges
 from sordino.training.drop_in.attached import Attached, Loop, claim_of
 from sordino.training.drop_in.engine_checkpoint import load_checkpoint, name_alike, save_checkpoint
 from sordino.training.drop_in.engine_plan import calibrated, check_budget, check_together, delta_of, engine_plan
+from sordino.training.drop_in.journal import Journal
 from sordino.training.drop_in.options import (
     accountant_called,
     check_options,
@@ -60,6 +62,9 @@ class PrivacyEngine:
             release.
         seed: only with `reproducible=True`.
         ledger: the data set's account, charged in blocks ahead of the batches; a batch that does not fit is not drawn.
+        run_folder: where every step is written before its records are read: a new folder, or that of a run to go on
+            with, whose charges then count here too, whatever checkpoint is loaded. None writes nothing.
+        delta: δ in (0, 1) at which the run folder states its guarantee; None takes ``target_delta``, or 1e-5.
         memory: how clipped sums are taken, as in `Performance`: "fast", "lean", "block" or "two-pass". With one of the
             last two ``loss.backward()`` runs once in a batch.
         gradients: "one-by-one" runs plain autograd on one record at a time, as in `Performance`: for every model that
@@ -95,6 +100,8 @@ class PrivacyEngine:
         secure_mode: bool = False,
         memory: Memory = "fast",
         gradients: Gradients = "auto",
+        run_folder: str | Path | None = None,
+        delta: float | None = None,
     ) -> None:
         self._accountant = accountant_called(accountant)
         self._secure = bool(checks.one_of((True, False), secure_mode=secure_mode))
@@ -105,6 +112,10 @@ class PrivacyEngine:
         self._plans: list[Plan] = []
         self._adaptive: AdaptiveRun | None = None
         self._charges = Charges()
+        self._delta = None if delta is None else checks.probability(zero=False, one=False, delta=delta)
+        self.journal = Journal(self._charges)
+        if run_folder is not None:
+            self.journal.open(run_folder)
 
     # --- making private ------------------------------------------------------------------------------------------
 
@@ -195,7 +206,7 @@ class PrivacyEngine:
             expected_batch_size=expected_batch_size,
             sample_rate=sample_rate,
             steps=0,
-            delta=delta_of(budget),
+            delta=delta_of(budget, self._delta),
             poisson_sampling=poisson_sampling,
             neighboring_relation=neighboring_relation,
             clipping=method,
@@ -266,7 +277,7 @@ class PrivacyEngine:
             expected_batch_size=expected_batch_size,
             sample_rate=sample_rate,
             steps=steps * checks.integer(1, epochs=epochs),
-            delta=checks.probability(zero=False, one=False, target_delta=target_delta),
+            delta=self._same_delta(checks.probability(zero=False, one=False, target_delta=target_delta)),
             poisson_sampling=poisson_sampling,
             neighboring_relation=neighboring_relation,
             clipping=method,
@@ -292,21 +303,33 @@ class PrivacyEngine:
     def _attach(
         self, plan: Plan, loop: Loop, *, steps: int, adaptive: AdaptiveRun | None = None
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
-        check_together(plan, self._plans, budgeted=self._adaptive is not None)
+        check_together(plan, [*self.journal.plans, *self._plans], budgeted=self._adaptive is not None)
+        earlier = self._charges.runs() if self.journal.path is not None else ()
         attached, loader = loop.attach(
             plan,
-            number=len(self._plans),
+            number=len(self._attached),
             steps=steps,
             randomness=self._new_randomness(),
             charges=self._charges,
             ledger=self._ledger,
             adaptive=adaptive,
+            journal=self.journal,
         )
         name_alike(self)
+        for event, times in earlier if adaptive is not None else ():
+            adaptive.take_over(event, times)
         self._adaptive = adaptive
         self._attached.append(attached)
         self._plans.append(plan)
         return loop.module, loop.optimizer, loader
+
+    def _same_delta(self, delta: float) -> float:
+        if self._delta not in (None, delta):
+            raise InvalidArgument(
+                f"target_delta must be the engine's delta, {self._delta!r}, got {delta!r}. Leave delta out where the "
+                "engine is made."
+            )
+        return delta
 
     def _new_randomness(self) -> Randomness:
         """One master key for each model: two of one engine never share a draw or a noise value."""
@@ -316,11 +339,27 @@ class PrivacyEngine:
     def detach(self) -> None:
         """Take all hooks off: modules and optimizers are ordinary again, the private loaders are at their end.
 
-        What was spent stays on the record.
+        What was spent stays on the record. A run folder gets its guarantee and is closed.
         """
+        self._release()
+        self.close_run_folder()
+
+    def _release(self) -> None:
         for attached in self._attached:
             attached.detach()
         self._attached.clear()
+
+    def close_run_folder(self, model: nn.Module | None = None) -> None:
+        """Write into the run folder what holds for everything charged so far, and let other processes have it.
+
+        It is opened again when a further batch is charged. Without a run folder nothing happens.
+
+        Args:
+            model: whose parameters are written too, to ``model.safetensors``, or None.
+        """
+        if self.journal.path is not None:
+            state = None if model is None else model.state_dict()
+            self.journal.finish(self._claim(self.delta, accountant="auto"), state)
 
     def public(self, batch: T) -> T:
         """Mark tensors as made without private records: a model in training may then be called on them.
@@ -375,14 +414,26 @@ class PrivacyEngine:
         Args:
             delta: in [0, 1].
         """
+        return self._claim(delta, accountant=self._accountant)
+
+    def _claim(self, delta: float, *, accountant: str) -> Guarantee:
         return claim_of(
             self._charges,
-            self._plans,
+            [*self.journal.plans, *self._plans],
             self._adaptive,
             delta=delta,
-            accountant=self._accountant,
-            reproducible=self._reproducible,
+            accountant=accountant,
+            reproducible=self._reproducible or self.journal.seeded,
+            diagnosed=self.journal.diagnosed,
         )
+
+    @property
+    def delta(self) -> float:
+        """δ at which the run folder, and files beside saved weights, state the guarantee."""
+        if self._delta is not None:
+            return self._delta
+        plans = [*self.journal.plans, *self._plans]
+        return plans[-1].delta if plans else delta_of(None)
 
     @property
     def budget_spent(self) -> bool:
@@ -403,7 +454,17 @@ class PrivacyEngine:
         return self._charges.state_dict()
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Go on from what `state_dict` saved: it is added to what was charged here, and taken from the budget."""
+        """Go on from what `state_dict` saved: it is added to what was charged here, and taken from the budget.
+
+        Raises:
+            InvalidArgument: a run folder holds what this engine charged.
+        """
+        if self.journal.is_set:
+            raise InvalidArgument(
+                "state must not be loaded into an engine with a run folder, which holds all that was charged. Leave "
+                "load_state_dict out, or make the engine without run_folder=."
+            )
+        self.journal.has_foreign_charges = True
         saved = Charges()
         saved.load_state_dict(state)
         for event, times in saved.runs():

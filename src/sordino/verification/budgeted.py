@@ -89,14 +89,14 @@ def budget_of(meta: Mapping[str, object], plan: Mapping[str, object]) -> Budget 
     )
 
 
-def check_requests(plan: Mapping[str, object], budget: Budget, lines: tuple[Line, ...]) -> Item:
-    """Whether the filter, asked again, admits every line of the transcript, and no step is beyond the plan.
+def check_requests(plan: Mapping[str, object], budget: Budget, lines: tuple[Line, ...], ends: bool = True) -> Item:
+    """Whether the filter, asked again, admits every line of the transcript, and no step is beyond a plan that `ends`.
 
     A torn line counts as all that was left, so nothing may follow it.
     """
     steps, kept, torn = int(str(plan["steps"])), budget.made(), False
     for line in lines:
-        if line.step >= steps:
+        if ends and line.step >= steps:
             return failed("plan", f"step {line.step} is beyond the plan's {steps} steps")
         where = f"step {line.step}, attempt {line.attempt},"
         if torn:

@@ -36,6 +36,12 @@ class Chain:
         return any(isinstance(entry, Segment) and entry.seeded for entry in self.entries)
 
     @property
+    def last_plan(self) -> Mapping[str, object] | None:
+        """What the last segment states in place of plan.json, or None."""
+        segments = [entry for entry in self.entries if isinstance(entry, Segment)]
+        return segments[-1].plan if segments else None
+
+    @property
     def segments(self) -> int:
         """How many processes worked on the run."""
         return sum(isinstance(entry, Segment) for entry in self.entries)

@@ -23,7 +23,7 @@ from sordino.verification.files import (
     read_chain,
 )
 from sordino.verification.items import Item, Verification, failed, not_checked, passed
-from sordino.verification.planned import is_plan, planned_event
+from sordino.verification.planned import Course, is_plan
 from sordino.verification.released import check_loss_curve
 from sordino.verification.second import is_available, second_epsilon
 from sordino.verification.staged import check_stages
@@ -76,7 +76,10 @@ def _numbers(folder: RunFolder, chain: Chain) -> list[Item]:
     # Under a budget a torn line stands for all that was left, and is no event of its own.
     counted = [line for line in chain.lines if budget is None or not line.torn]
     event = compose([line.event for line in counted if not isinstance(line.event, Nothing)])
-    items = [_check_plan(plan, chain) if budget is None else check_requests(plan, budget, chain.lines)]
+    ends = folder.meta.get("open_ended") is not True
+    items = [_check_plan(plan, chain, ends) if budget is None else check_requests(plan, budget, chain.lines, ends)]
+    # What is claimed at the end is claimed as the last segment planned it.
+    plan = chain.last_plan or plan
     try:
         claim = folder.guarantee
         delta = float(str(plan["delta"])) if claim is None else claim.delta
@@ -104,28 +107,31 @@ def _budget(folder: RunFolder) -> Budget | None:
         return None
 
 
-def _check_plan(plan: Mapping[str, object], chain: Chain) -> Item:
-    """Whether every line charges what the plan says, and no step is beyond it."""
+def _check_plan(plan: Mapping[str, object], chain: Chain, ends: bool) -> Item:
+    """Whether every line charges what the plan says, and, where the plan `ends`, no step is beyond it."""
     if "stages" in plan:
         return check_stages(plan, chain.lines)
     if not is_plan(plan):
         return not_checked("plan", "plan.json does not say what a step does")
-    first, begun, repeats, steps = 0, 0, False, int(str(plan["steps"]))
+    courses: dict[int, Course] = {}
     for entry in chain.entries:
+        course = courses.setdefault(entry.model, Course(plan=plan, ends=ends))
         if isinstance(entry, Segment):
-            # The step after a checkpoint may have been under way, and broken off, when that was written.
-            first, repeats = entry.first_step, 0 < entry.first_step < begun - 1
+            begun = plan if entry.plan is None else entry.plan
+            if not is_plan(begun):
+                return failed("plan", f"segment {entry.number} states a plan that does not say what a step does")
+            for name in ("neighboring_relation", "privacy_unit"):
+                if begun.get(name) != plan.get(name):
+                    return failed("plan", f"segment {entry.number} is for another {name} than plan.json")
+            course.begin(begun, entry.first_step)
             continue
-        if entry.step == first and first:
-            repeats = repeats or entry.event == planned_event(plan, first, first=first, repeats=True)
-        begun = max(begun, entry.step + 1)
-        if entry.step >= steps:
-            return failed("plan", f"step {entry.step} is beyond the plan's {steps} steps")
-        if not entry.torn and entry.event != planned_event(plan, entry.step, first=first, repeats=repeats):
-            return failed("plan", f"step {entry.step}, attempt {entry.attempt}, charges another event than the plan's")
+        fault = course.fault(entry)
+        if fault:
+            return failed("plan", fault)
     repeated = sum(line.attempt > 1 for line in chain.lines)
-    reached = max((line.step + 1 for line in chain.lines), default=0)
-    return passed("plan", f"{reached} of {steps} steps, {repeated} of the charges repeat a step; all charge the plan's")
+    reached = sum(course.begun for course in courses.values())
+    of = f"{reached} of {plan['steps']} steps" if ends else f"{reached} steps"
+    return passed("plan", f"{of}, {repeated} of the charges repeat a step; all charge the plan's")
 
 
 def _check_guarantee(

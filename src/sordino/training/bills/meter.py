@@ -27,6 +27,7 @@ class Meter:
         ledger: pays, in blocks ahead that end with the epoch; None pays nothing.
         steps: logical batches an epoch.
         adaptive: chooses each step's values under a budget.
+        journal: writes a batch down: its number, what it charges, and the ledger's receipt.
 
     Raises:
         BudgetExceeded: when it is made: `plan`, or its relation or unit, do not fit the ledger's account.
@@ -41,8 +42,11 @@ class Meter:
         ledger: Account | Reservation | None,
         steps: int,
         adaptive: AdaptiveRun | None = None,
+        journal: Callable[[int, Event, str | None], None] | None = None,
     ) -> None:
         self._plan, self._ledger, self._adaptive = plan, ledger, adaptive
+        self._journal = journal
+        self._budget_receipt: str | None = None
         if ledger is not None:
             whole = plan.event() if adaptive is None else adaptive.event()
             ledger.check(whole, relation=plan.neighboring_relation, unit=plan.privacy_unit)
@@ -78,11 +82,14 @@ class Meter:
         if self._adaptive is not None and not self._adaptive.admit(number):
             return None
         self._place = 0 if begins_epoch else self._place + 1
+        event, receipt = Nothing(), None
         if self._every_batch or begins_epoch:
-            self._prepaid.pay(number, coming=self._coming() if self._every_batch else 1)
+            receipt = self._prepaid.pay(number, coming=self._coming() if self._every_batch else 1)
             event = self._event_at(number)
-            if not isinstance(event, Nothing):
-                self._charges.add(event)
+        if self._journal is not None:
+            self._journal(number, event, receipt or self._budget_receipt)
+        if not isinstance(event, Nothing):
+            self._charges.add(event)
         self.reached = number + 1
         return number
 
@@ -128,5 +135,6 @@ class Meter:
         if self._is_paid or self._ledger is None:
             return
         relation, unit = self._plan.neighboring_relation, self._plan.privacy_unit
-        self._ledger.charge(adaptive.rest(), note="engine with an adaptive budget", relation=relation, unit=unit)
+        note = "engine with an adaptive budget"
+        self._budget_receipt = self._ledger.charge(adaptive.rest(), note=note, relation=relation, unit=unit).digest
         self._is_paid = True

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from torch import nn
@@ -18,9 +19,11 @@ from sordino.randomness import Randomness
 from sordino.training.bills.adaptive import KEPT, AdaptiveRun, Admitted
 from sordino.training.bills.charges import Charges
 from sordino.training.bills.meter import Meter
+from sordino.training.drop_in.journal import Journal
 from sordino.training.drop_in.optimizer_fields import OptimizerFields
 from sordino.training.drop_in.proving import set_probe
 from sordino.training.drop_in.session import Session
+from sordino.training.fitting.display import DIAGNOSED
 from sordino.training.loops.criterion import Criterion
 from sordino.training.performance import Performance
 from sordino.training.plan import Plan
@@ -94,6 +97,11 @@ class Attached:
                 f"budget must be that of the checkpoint, {facts['budget']}, got {own}. Call make_private with it."
             )
 
+    def start_at(self, step: int) -> None:
+        """Number the next step `step`, or later: where a training goes on that another library keeps."""
+        self.session.go_on(step, self.session.step.state())
+        self.meter.go_on(step, repeats=False)
+
     def go_on(self, facts: Mapping[str, object], state: Mapping[str, object], *, repeats: bool) -> None:
         """Go on from where a checkpoint stopped; what it cost is taken over apart."""
         step = int(str(facts["next_step"]))
@@ -141,6 +149,7 @@ class Loop:
         charges: Charges,
         ledger: Account | Reservation | None,
         adaptive: AdaptiveRun | None,
+        journal: Journal,
     ) -> tuple[Attached, PrivateLoader]:
         """Hook the private step to module and optimizer, and make the loader; after a refusal all is as it was."""
         alone = self.performance.is_one_by_one
@@ -175,9 +184,17 @@ class Loop:
             fields.remove()
             raise
         try:
-            purse, ready = ledger if ranks.is_first else None, session.check_attached
+            model = ranks.first_then_all(lambda: journal.model(number, plan, randomness, adaptive))
             meter = ranks.first_then_all(
-                lambda: Meter(plan, charges=charges, ready=ready, ledger=purse, steps=steps, adaptive=adaptive)
+                lambda: Meter(
+                    plan,
+                    charges=charges,
+                    ready=session.check_attached,
+                    ledger=ledger if ranks.is_first else None,
+                    steps=steps,
+                    adaptive=adaptive,
+                    journal=partial(journal.charge, model) if ranks.is_first else None,
+                )
             )
             loader = PrivateLoader(
                 self.data_loader,
@@ -223,11 +240,13 @@ def claim_of(
     delta: float,
     accountant: str,
     reproducible: bool,
+    diagnosed: bool = False,
 ) -> Guarantee:
     """What holds for everything that an engine charged: the composition of its steps, or its budget."""
     relation = plans[-1].neighboring_relation if plans else NeighboringRelation.ADD_OR_REMOVE_ONE
     spent = accounting.epsilon(charges.event(), delta, relation=relation, accountant=accountant)
     caveats = [FIXED_SEED] if reproducible else []
+    caveats += [DIAGNOSED] if diagnosed else []
     caveats += [caveat for plan in plans for caveat in plan.guarantee(steps=0).caveats]
     epsilon, name = spent.upper, spent.accountant
     sampler = ", ".join(dict.fromkeys(plan.sampling.words for plan in plans)) or "none"

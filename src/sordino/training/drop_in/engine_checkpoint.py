@@ -23,6 +23,7 @@ from sordino.errors import InvalidArgument
 from sordino.randomness import Randomness
 from sordino.runs.files import write_bytes
 from sordino.training.drop_in.attached import Attached
+from sordino.training.drop_in.journal import Journal
 from sordino.training.fitting.checkpoint import (
     from_bytes,
     load_module,
@@ -34,7 +35,7 @@ from sordino.training.fitting.checkpoint import (
 )
 from sordino.training.processes.ranks import ranks_here
 
-__all__ = ["bill_of", "load_checkpoint", "name_alike", "save_checkpoint", "take_over_bills"]
+__all__ = ["load_checkpoint", "name_alike", "save_checkpoint"]
 
 _KIND = "engine"
 _ANY_DELTA = 1e-5
@@ -42,6 +43,8 @@ _Bill = dict[str, Counter[str]]
 
 
 class _Engine(Protocol):
+    journal: Journal
+
     def state_dict(self) -> dict[str, object]: ...
 
     def load_state_dict(self, state: dict[str, object]) -> None: ...
@@ -94,7 +97,9 @@ def save_checkpoint(  # noqa: D417 (self is the engine)
     attached = self.attached(module)
     stand = None if attached is None else attached.facts()
     facts = {"kind": _KIND, "relation": _relation(self), "bill": _bill(self), "attached": stand, **kinds}
-    keep = ranks_here().is_first
+    ranks = ranks_here()
+    facts["run"] = ranks.agreed(self.journal.note)
+    keep = ranks.is_first
     state = {
         "model": whole(module_state(module), keep=keep),
         "optimizer": None if optimizer is None else whole(optimizer.state_dict(), keep=keep),
@@ -118,9 +123,9 @@ def load_checkpoint(  # noqa: D417 (self is the engine)
 
     Steps go on with the next number, so schedules, cycles and adapted bounds go on where they stopped.
 
-    Guarantee: this engine's bill becomes at least that of the checkpoint, together with what checkpoints of the same
-    family in the same folder have charged since. What is charged from now on comes on top; a budget has only what that
-    bill leaves of it.
+    Guarantee: with a run folder, everything in it is charged, whichever of its checkpoints is loaded. Without one, this
+    engine's bill becomes at least that of the checkpoint, together with what checkpoints of the same family in the same
+    folder have charged since. What is charged from now on comes on top; a budget has only what that bill leaves of it.
 
     Args:
         path: the file. Pickle files are refused.
@@ -132,7 +137,7 @@ def load_checkpoint(  # noqa: D417 (self is the engine)
         ``checkpoint_dict`` as it was saved.
 
     Raises:
-        InvalidArgument: the file is no checkpoint, or one of another module, optimizer, relation or budget.
+        InvalidArgument: the file is no checkpoint, or one of another module, optimizer, relation, budget or run.
         UnprivateStep: correlated noise, and this engine took steps already.
     """
     facts, state = read(Path(path))
@@ -148,6 +153,7 @@ def load_checkpoint(  # noqa: D417 (self is the engine)
     if scheduler is not None and _kind(scheduler) != facts["scheduler"]:
         raise InvalidArgument(f"scheduler must be {facts['scheduler']} as in the checkpoint, got {_kind(scheduler)}.")
     attached = self.attached(module)
+    in_run = ranks_here().agreed(lambda: _charged_in_run(self.journal, facts))
     stand = cast("Mapping[str, object] | None", facts.get("attached"))
     if attached is not None and stand is not None:
         attached.check(stand)
@@ -156,12 +162,32 @@ def load_checkpoint(  # noqa: D417 (self is the engine)
     load_module(module, state["model"])
     if scheduler is not None:
         scheduler.load_state_dict(cast("dict[str, object]", state["scheduler"]))
-    bill, reached = _family(Path(path), facts)
+    bill, reached = _family(Path(path), facts) if in_run is None else ({}, in_run)
     if attached is not None and stand is not None:
         repeats = reached > cast("int", stand["next_step"])
         attached.go_on(stand, cast("Mapping[str, object]", state["attached"]), repeats=repeats)
-    _take_over(self, bill)
+    if in_run is None:
+        _take_over(self, bill)
     return cast("dict[str, object]", state["more"])
+
+
+def _charged_in_run(journal: Journal, facts: Mapping[str, object]) -> int | None:
+    """How far the checkpoint's model got in the run folder that holds all charges; None when there is no folder.
+
+    Raises:
+        InvalidArgument: the checkpoint is of another run than the engine's.
+    """
+    run = facts.get("run")
+    name = run.get("run") if isinstance(run, Mapping) else None
+    if name is None and not journal.is_set:
+        return None
+    if name is None or journal.path is None or journal.run_id != cast("Mapping[str, object]", run)["id"]:
+        wanted = "none" if name is None else f"the one called {name}, where its steps since are"
+        raise InvalidArgument(
+            f"run_folder must be that of the checkpoint, {wanted}, got another. Make the engine with that run folder, "
+            "or without one where the checkpoint has none."
+        )
+    return journal.reached(cast("int", _stand(facts)[0] or 0))
 
 
 def _kind(part: object) -> str | None:
@@ -225,19 +251,6 @@ def name_alike(engine: _Engine) -> None:
     """Give the engine's own segment one name in all processes: a bill that the first one wrote is each one's own."""
     descent = _DESCENTS.setdefault(engine, _Descent())
     descent.name = ranks_here().agreed(lambda: descent.name)
-
-
-def bill_of(engine: _Engine) -> dict[str, dict[str, int]]:
-    """Everything that an engine charged, by segment, as plain JSON types: for checkpoints that others write."""
-    return _bill(engine)
-
-
-def take_over_bills(
-    engine: _Engine, bill: Mapping[str, Mapping[str, int]], others: Sequence[Mapping[str, Mapping[str, int]]]
-) -> None:
-    """Go on from `bill`, together with those of `others` that are of its family: what they showed was paid for too."""
-    read = [{name: Counter(dict(part)) for name, part in one.items()} for one in (bill, *others)]
-    _take_over(engine, _joined(read[0], read[1:]))
 
 
 def _stand(facts: Mapping[str, object]) -> tuple[object, int]:

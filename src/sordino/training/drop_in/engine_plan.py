@@ -103,14 +103,14 @@ def calibrated(
     return plan.with_noise_for(target_epsilon, accountant=accountant)
 
 
-def delta_of(budget: AdaptiveBudget | None) -> float:
-    """δ for the plan.
+def delta_of(budget: AdaptiveBudget | None, delta: float | None = None) -> float:
+    """δ for the plan; `delta` is the engine's own.
 
     Raises:
-        InvalidArgument: a budget that names none.
+        InvalidArgument: a budget that names none, where the engine names none.
     """
-    if budget is None:
-        return _ANY_DELTA
+    if budget is None or (budget.delta is None and delta is not None):
+        return _ANY_DELTA if delta is None else delta
     if budget.delta is None:
         raise InvalidArgument("delta must be given in the budget of an engine, got None. Give AdaptiveBudget(delta=…).")
     return budget.delta
