@@ -91,8 +91,8 @@ def prepare_private(
     ``accelerator.clip_grad_norm_`` finds no gradient before the step and changes nothing. The engine has a run
     folder: the one that it was made with, or the next number in ``sordino-runs`` under ``project_dir``, or, without
     one, beside the first state that is saved. ``accelerator.load_state`` goes on in the state's run folder: everything
-    in it is charged, also what came after the state. ``save_state`` and ``save_model`` write the guarantee beside the weights;
-    ``end_training`` closes the run folder.
+    in it is charged, also what came after the state. ``save_state`` and ``save_model`` write the guarantee beside the
+    weights; ``end_training`` closes the run folder.
 
     Guarantee: that of `PrivacyEngine.make_private`.
 
