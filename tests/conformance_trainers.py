@@ -63,15 +63,17 @@ class ByLightning(_Trainer):
                 return optimizer
 
         privacy = PrivacyArguments(noise_multiplier=0.0, delta=1e-5, max_grad_norm=max_grad_norm)
-        L.Trainer(
-            max_steps=1,
-            callbacks=[PrivacyCallback(privacy)],
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        ).fit(Net(), DataLoader(TensorDataset(*batch), batch_size=len(batch[0])))
+        with TemporaryDirectory() as folder:
+            L.Trainer(
+                max_steps=1,
+                callbacks=[PrivacyCallback(privacy)],
+                accelerator="cpu",
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                default_root_dir=folder,
+            ).fit(Net(), DataLoader(TensorDataset(*batch), batch_size=len(batch[0])))
 
 
 class ByHuggingFace(_Trainer):

@@ -177,6 +177,7 @@ def _keep_run(accelerator: Accelerator, engine: PrivacyEngine) -> None:
 
         near = (folder, accelerator.project_dir or folder)
         resume_run(engine, read, engine.journal.path, near=near, what="input_dir", facts=facts)
+        engine.start_at(ranks_here().agreed(lambda: cast("list[int]", read()["next_steps"])))
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)

@@ -196,9 +196,8 @@ class PrivateTrainer(Trainer):
             microbatch_size=self._chunk_size,
             public_records=private.public_records,
         )
-        attached = self.engine.attached(cast("nn.Module", self.model))
-        if attached is not None and self._begins_at:
-            attached.start_at(self._begins_at)
+        if self._begins_at:
+            self.engine.start_at([self._begins_at])
         return made
 
     def _noise(self, loader: "DataLoader[object]") -> float:

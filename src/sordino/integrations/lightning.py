@@ -271,9 +271,8 @@ class PrivacyCallback(Callback):
             microbatch_size=loader.batch_size,
             public_records=private.public_records,
         )
-        attached, first = self.engine.attached(root), self._steps_done
-        if attached is not None and first:
-            attached.start_at(first)
+        if self._steps_done:
+            self.engine.start_at([self._steps_done])
         self._steps_done = 0
         return made
 

@@ -1,6 +1,6 @@
 """A LightningModule's training step as one module, run on the chunks of a logical batch (floor 4, integrations)."""
 
-import sys
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -33,7 +33,7 @@ def asks_for_last_checkpoint(trainer: Trainer) -> bool:
     """Whether ``fit`` was called with ``ckpt_path="last"``: without one Lightning begins anew."""
     if trainer.ckpt_path is not None:
         return False
-    frame, fit = sys._getframe(), type(trainer).fit.__code__
+    frame, fit = inspect.currentframe(), type(trainer).fit.__code__
     while frame is not None:
         if frame.f_code is fit:
             return frame.f_locals.get("ckpt_path") == "last"

@@ -5,6 +5,7 @@ tokens the others have. Here every record's loss is its own, divided by public n
 """
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ def decoder_inputs(model: nn.Module, inputs: Mapping[str, Tensor], labels: Tenso
     tokens = labels.dim() == 2 and not labels.is_floating_point()
     if not is_seq2seq or not callable(shifts) or not tokens or any(name in inputs for name in _DECODER):
         return {}
-    return {"decoder_input_ids": shifts(labels=labels)}
+    return {"decoder_input_ids": cast("Tensor", shifts(labels=labels))}
 
 
 def record_losses(
@@ -154,7 +155,7 @@ def _part(outputs: object, name: str) -> Tensor | None:
 def _inside(model: nn.Module) -> nn.Module:
     """The model that an adapter is around, or itself."""
     inner = getattr(model, "get_base_model", None)
-    return inner() if callable(inner) else model
+    return cast("nn.Module", inner()) if callable(inner) else model
 
 
 def _shapes() -> InvalidArgument:

@@ -94,7 +94,7 @@ def write_note(
     folder.mkdir(parents=True, exist_ok=True)
     body = engine.journal.note()
     write_guarantee(engine, folder / guarantee, body)
-    write_json(folder / note, body)
+    write_json(folder / note, body | {"next_steps": list(engine.next_steps)})
 
 
 def write_guarantee(engine: PrivacyEngine, file: Path, note: Mapping[str, object] | None = None) -> None:

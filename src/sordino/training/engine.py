@@ -316,8 +316,9 @@ class PrivacyEngine:
             journal=self.journal,
         )
         name_alike(self)
-        for event, times in earlier if adaptive is not None else ():
-            adaptive.take_over(event, times)
+        if adaptive is not None:
+            for event, times in earlier:
+                adaptive.take_over(event, times)
         self._adaptive = adaptive
         self._attached.append(attached)
         self._plans.append(plan)
@@ -475,5 +476,15 @@ class PrivacyEngine:
     def attached(self, module: nn.Module) -> Attached | None:
         """What the engine keeps of `module`; None when it did not make it private."""
         return next((one for one in self._attached if one.session.module is module), None)
+
+    @property
+    def next_steps(self) -> tuple[int, ...]:
+        """The number of the next step of each model that is private now, in the order of `make_private`."""
+        return tuple(one.meter.reached for one in self._attached)
+
+    def start_at(self, steps: Sequence[int]) -> None:
+        """Number each model's next step as `next_steps` said when its weights were saved: schedules go on there."""
+        for one, step in zip(self._attached, steps, strict=False):
+            one.start_at(checks.integer(0, step=step))
 
     save_checkpoint, load_checkpoint = save_checkpoint, load_checkpoint

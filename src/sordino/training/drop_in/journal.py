@@ -66,6 +66,11 @@ class JournaledModel:
     _begun_in: object = None
     _pending: list[_Steps] = field(default_factory=list)
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether it has steps that no folder holds."""
+        return bool(self._pending)
+
     def note(self, step: int, event: Event, receipt: str | None) -> None:
         """Remember a step that no folder holds."""
         last = self._pending[-1] if self._pending else None
@@ -212,7 +217,7 @@ class Journal:
         self._path = path
 
     def _has_steps(self) -> bool:
-        return any(model._pending for model in self._models) or self._known > 0
+        return any(model.has_pending for model in self._models) or self._known > 0
 
     def _folder(self) -> RunFolder:
         """The folder, open for writing."""
