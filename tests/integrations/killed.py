@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -53,7 +54,7 @@ class Net(nn.Module):
         super().__init__()
         self.layer = nn.Linear(4, 2)
 
-    def forward(self, x):
+    def forward(self, x, labels=None):
         return {"logits": self.layer(x)}
 
 
@@ -246,7 +247,10 @@ def child(library, folder, *, place=None, count=0, resume=None):
             told = {"epsilon": guarantee.epsilon, "path": str(engine.journal.path), "done": done}
             (folder / "told.json").write_text(json.dumps(told))
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(code)
     _, status = os.waitpid(number, 0)
     if os.WIFSIGNALED(status):

@@ -261,7 +261,7 @@ class PrivateTrainer(Trainer):
         """
         if not self._is_private_step:
             more = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
-            return super().compute_loss(model, inputs, **more)  # pyright: ignore[reportArgumentType]
+            return super().compute_loss(model, inputs, **more)
         labels, given = self._labels_of(inputs)
         whole = cast("nn.Module", self.model)
         if not isinstance(labels, Mapping):
@@ -281,11 +281,14 @@ class PrivateTrainer(Trainer):
     def _labels_of(self, inputs: Mapping[str, Tensor]) -> tuple[Labels, dict[str, Tensor]]:
         """The labels, of several kinds by name, and what the model is called with."""
         given = dict(inputs)
-        names = [name for name in self.label_names if name in given]
+        # A model that takes no labels has no names for them.
+        wanted = self.label_names or ["labels"]
+        names = [name for name in wanted if name in given] or [name for name in ("labels",) if name in given]
         if not names:
             raise InvalidArgument(
-                f"train_dataset must give records with {' and '.join(self.label_names)}, got records without. Name "
-                "them in label_names of TrainingArguments if they are called otherwise."
+                f"train_dataset must give records with {' and '.join(wanted)}, got records without. Name them in "
+                "label_names of TrainingArguments if they are called otherwise; pass remove_unused_columns=False if "
+                "the model's forward takes no labels."
             )
         found = {name: given.pop(name) for name in names}
         return (found[names[0]] if len(names) == 1 else found), given
