@@ -110,8 +110,6 @@ def _token_losses(logits: Tensor, labels: Tensor, *, causal: bool, label_smoothi
     length = logits.shape[1]
     if causal:
         logits, labels = logits[:, :-1], labels[:, 1:]
-    if logits.shape[1] != labels.shape[1]:
-        raise _shapes()
     losses = F.cross_entropy(
         logits.float().transpose(1, 2),
         labels,
