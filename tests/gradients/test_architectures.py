@@ -129,7 +129,7 @@ def adapted(name: str, method: str) -> nn.Module:
     try:
         model = peft.get_peft_model(entry.build(), _METHODS[method](_TASKS[entry.kind])).train()
         entry.losses(model, *entry.batch)
-    except (ValueError, AttributeError):
+    except (ValueError, TypeError, AttributeError):
         pytest.skip("peft has no such adapter for this architecture, or one that doesn't run without privacy either")
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -159,6 +159,8 @@ def test_every_adapter_is_exact(name: str, method: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, entry in ARCHITECTURES.items() if entry.kind in _TASKS])
+@pytest.mark.parametrize(
+    "name", [name for name, entry in ARCHITECTURES.items() if entry.kind in _TASKS and name not in REFUSED]
+)
 def test_low_rank_adapters_are_exact(name: str) -> None:
     assert_adapted(name, "LoRA")
