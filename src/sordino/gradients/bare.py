@@ -1,31 +1,38 @@
-"""Parameters that a module's own forward reads: class tokens, position tables, scales, matrices (floor 1, gradients).
+"""Parameters and rows of tables that a forward reads for all records alike (floor 1, gradients).
 
-While such a module runs, a `TorchFunctionMode` puts a stand-in leaf in the place of each of its parameters. What is
-computed from stand-ins alone is *derived* and stays with its small graph. Where something derived meets a tensor that
-has the records first, every record gets a copy of its own (or the product is captured like a linear layer's), and the
-gradient of the copy is the record's. Anything else makes the module opaque: it is run again as a whole. An ordinary
-gradient that reaches a parameter or a stand-in is refused.
+Class tokens, tables of positions, prompts, learned queries and first states, scales, computed weights: while a module
+is followed, a `TorchFunctionMode` puts a stand-in leaf in the place of each parameter that no captured layer reads.
+What is computed from stand-ins and from tensors without records is *derived*: the same for every record. It stays with
+its small graph, through layers and through other modules. Where it meets a tensor that has the records first, every
+record gets a copy of its own (or the operation is captured like a layer), and the gradient of the copy is the
+record's; what the copy was derived by pulls it back. Where that can't be done the innermost call that holds all of it
+becomes opaque: it is made again as a whole. An ordinary gradient that reaches a parameter or a stand-in is refused.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from sordino.errors import UnsupportedModule
 from sordino.gradients.edge import capture_outputs
-from sordino.gradients.flow import ELEMENTWISE, Mark, Marks, tensors_in, words
-from sordino.gradients.hooks import UseReceiver
+from sordino.gradients.fallback import CapturedCall, captured_operation, functional_fallback, is_record_by_record
+from sordino.gradients.flow import ELEMENTWISE, Mark, Marks, keeps_rows, tensors_in, words
+from sordino.gradients.graph import leaves_of
+from sordino.gradients.hooks import UseReceiver, in_checkpoint
 from sordino.gradients.recording import Recording
-from sordino.gradients.rules.derived import Derived, DerivedContext, derived_rule
+from sordino.gradients.rules.derived import Derived, DerivedContext, Lookup, derived_rule
 from sordino.gradients.rules.embedding import EmbeddingRule
 from sordino.gradients.rules.parts import Part, direct_rule, parts_rule
 from sordino.gradients.rules.rule import LayerRule, Use
+from sordino.gradients.sites import Site
 
-__all__ = ["BareTap"]
+__all__ = ["MARK", "BareTap", "FollowedCall"]
 
 _Args = tuple[object, ...]
 _Kwargs = dict[str, object]
@@ -34,71 +41,151 @@ _CATS = frozenset(("cat", "concat", "concatenate"))
 _PRODUCTS = frozenset(("matmul", "__matmul__", "bmm", "scaled_dot_product_attention"))
 # Only the shape or the type of the other tensor is read.
 _LIKE = frozenset(("expand_as", "view_as", "reshape_as", "type_as", "to"))
+_LIKE_ITS_FIRST = words("zeros_like ones_like rand_like randn_like empty_like full_like new_zeros new_ones new_empty")
+_EXPANSIONS = words("expand expand_as broadcast_to repeat tile")
 # Values that leave for Python may steer what happens to every record.
 _READS = words(
     "item tolist numpy __bool__ __float__ __int__ __index__ __array__ __contains__ equal allclose is_nonzero"
 )
+_RANDOM = words("dropout alpha_dropout feature_dropout feature_alpha_dropout dropout1d dropout2d dropout3d rrelu")
 _EMBEDDING = EmbeddingRule()
+# Views that may show an entry twice.
+_OVERLAPPING = frozenset(("as_strided", "unfold"))
+# Attributes of a tensor that are tensors too.
+_VIEWS = words("T mT H mH data real imag")
+_SAME_SHAPE = words("to float double half bfloat16 type type_as contiguous clone")
+_KEPT_ROWS_OF_A_TABLE = _SAME_SHAPE | words(
+    "view reshape unsqueeze squeeze flatten unflatten view_as __getitem__ expand"
+)
+# What is noted at the leaves of a graph, and is there as long as the graph is.
+MARK = "sordino"
 
 
 class _Opaque(Exception):
     """The parameters are used in a way that isn't followed: no error, the module is run again."""
 
 
-class BareTap(TorchFunctionMode):
-    """Follows the parameters of one module through one call.
+@dataclass(eq=False, kw_only=True)
+class FollowedCall:
+    """One call of a module that is followed.
 
     Args:
-        module: the module that is called.
-        label: its qualified name and class.
-        parameters: its captured parameters by name.
+        site: the module.
+        outermost: no call around it is followed.
+        checkpointed: it lies in a block that is run again in the backward pass.
+        is_opaque: it has to be made again as a whole.
+        tap: what followed it, once it has ended.
+        leaves: what stood in for its parameters from then on, where it has turned out to be opaque.
+        around: the followed call that it lies in.
+        own: numbers of the module's parameters, once asked for.
+    """
+
+    site: Site
+    outermost: bool
+    checkpointed: bool
+    is_opaque: bool = False
+    tap: "BareTap | None" = None
+    leaves: list[Tensor] = field(default_factory=list)
+    around: "FollowedCall | None" = None
+    own: set[int] | None = None
+
+    @property
+    def owns_parameters(self) -> bool:
+        """Whether the module's own forward reads parameters."""
+        return any(value.requires_grad for _, value in self.site.parameters())
+
+    def holds(self, parameter: Tensor) -> bool:
+        """Whether `parameter` belongs to the module or to one inside it."""
+        if self.own is None:
+            self.own = {id(value) for value in self.site.module.parameters()}
+        return id(parameter) in self.own
+
+
+class BareTap(TorchFunctionMode):
+    """Follows what is computed from parameters through one call of the model or of a part of it.
+
+    Args:
+        parameters: the model's parameters by their numbers.
+        names: the managed ones.
+        owners: the managed ones by name.
         recording: what receives the uses.
         anchor: a scalar that requires grad.
-        detached: its other parameters, which receive no gradient.
         marks: what is known of tensors in this forward pass.
+        stand_ins: takes what stands in for parameters, with their names.
         refuse: called with a parameter's name when an ordinary gradient arrives.
+        verified: forms of operations that were seen to treat every record alone; grows.
     """
 
     def __init__(
         self,
         *,
-        module: nn.Module,
-        label: str,
-        parameters: Mapping[str, nn.Parameter],
+        parameters: Mapping[int, nn.Parameter],
+        names: Mapping[nn.Parameter, str],
+        owners: Mapping[str, nn.Parameter],
         recording: Recording,
         anchor: Tensor,
-        detached: Iterable[nn.Parameter],
         marks: Marks,
+        stand_ins: dict[Tensor, str],
         refuse: Callable[[str], None],
+        verified: set[object],
     ) -> None:
         super().__init__()
-        self.opaque = False
-        self.marks = marks
-        self._module, self._label, self._parameters = module, label, parameters
-        self._recording, self._anchor, self.records = recording, anchor, recording.records
+        self.marks, self.calls = marks, list[FollowedCall]()
+        self.ended: FollowedCall | None = None
+        # Whether something derived was read outside the call of the module that owns its parameters.
+        self.crossed = False
+        self._names, self._recording, self._anchor, self._refuse = names, recording, anchor, refuse
+        self.records = recording.records
+        self._stand_ins, self._verified = stand_ins, verified
         self._derived: dict[int, Derived] = {}
-        self.stand_ins: dict[nn.Parameter, Tensor] = {}
-        self._by_id: dict[int, Tensor] = {}
-        for name, parameter in parameters.items():
-            if parameter in self.stand_ins:
-                continue
-            leaf = parameter.detach().requires_grad_()
-            leaf.register_hook(lambda _, name=name: refuse(name))
-            self.stand_ins[parameter] = leaf
-            self._by_id[id(parameter)] = leaf
-            self._remember(Derived(tensor=leaf, leaves={name: leaf}, isometric=True))
-        for parameter in detached:
-            self._by_id[id(parameter)] = parameter.detach()
-            marks.set(self._by_id[id(parameter)], Mark.CONSTANT)
+        self._parameters, self._owners = parameters, owners
+        self._leaves: dict[int, Tensor] = {}
+        self._owner_of: dict[int, nn.Parameter] = {}
+        self._nodes: list[object] = []
 
     # --- what is followed ----------------------------------------------------------------------------------------
 
-    def _remember(self, derived: Derived) -> None:
-        self._derived[id(derived.tensor)] = derived
+    @property
+    def is_discarding(self) -> bool:
+        """Whether a call in progress will be made once more, and what happens now is thrown away."""
+        return any(call.is_opaque for call in self.calls)
+
+    def is_in_other_checkpoint(self) -> bool:
+        """Whether a checkpointed block runs that the innermost followed call isn't part of."""
+        inside = self._recording.is_rehearsed or in_checkpoint()
+        return bool(self.calls) and inside != self.calls[-1].checkpointed
 
     def derived(self, value: object) -> Derived | None:
         """What `value` was derived from, or None."""
-        return self._derived.get(id(self._by_id.get(id(value), value)))
+        found = self._derived.get(id(value))
+        if found is not None:
+            return found
+        parameter = self._parameters.get(id(value), self._owner_of.get(id(value)))
+        if parameter is None or not parameter.requires_grad or parameter not in self._names:
+            return None
+        leaf = self._leaves.get(id(parameter))
+        if leaf is None:
+            leaf = self._stand_in(parameter)
+        return Derived(
+            tensor=leaf, leaves={self._names[parameter]: leaf}, isometric=True, scope=self.scope_of(parameter)
+        )
+
+    def scope_of(self, parameter: Tensor, call: FollowedCall | None = None) -> FollowedCall | None:
+        """The innermost call in progress whose module holds `parameter`."""
+        calls = [*self.calls, *([] if call is None else [call])]
+        return next((one for one in reversed(calls) if one.holds(parameter)), calls[0] if calls else None)
+
+    def _stand_in(self, parameter: nn.Parameter) -> Tensor:
+        name = self._names[parameter]
+        leaf = parameter.detach().requires_grad_()
+        leaf.register_hook(lambda _: self._refuse(name))
+        self._leaves[id(parameter)] = leaf
+        self._owner_of[id(leaf)] = parameter
+        self._stand_ins[leaf] = name
+        node = torch.autograd.graph.get_gradient_edge(leaf).node
+        node.metadata[MARK] = True
+        self._nodes.append(node)
+        return leaf
 
     def __torch_function__(
         self, func: object, types: object, args: _Args = (), kwargs: Mapping[str, object] | None = None
@@ -107,41 +194,135 @@ class BareTap(TorchFunctionMode):
         del types
         assert callable(func)
         given = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if self.opaque or self.marks.paused:
+        if self.marks.paused or not self.calls or self.is_discarding:
             return func(*args, **given)
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            name = getattr(getattr(func, "__self__", None), "__name__", name)
+            if name not in _VIEWS:
+                return func(*args, **given)
         tensors = tensors_in([*args, *given.values()])
-        tracked = [found for tensor in tensors if (found := self.derived(tensor)) is not None]
-        args = tuple(self._swap(value) for value in args)
-        given = {key: self._swap(value) for key, value in given.items()}
-        if name in _READS and not all(self.marks.constant(tensor) for tensor in tensors):
-            self.opaque = True
-        if not tracked or (name in _LIKE and not self._is_target(args)):
+        tracked = self._tracked(tensors)
+        if name in _READS:
+            self._read(tensors)
+        if not tracked or (name in _LIKE and self.derived(args[0]) is None) or name in _LIKE_ITS_FIRST:
+            if any(id(tensor) in self._parameters for tensor in tensors):
+                args, given = (
+                    cast("_Args", self._swapped(args)),
+                    {key: self._swapped(value) for key, value in given.items()},
+                )
             result = func(*args, **given)
-            if name != "__get__":
-                self.marks.set_result(_plain(name), args, given, result)
+            self.marks.set_result(_plain(name), args, given, result)
             return result
+        if self.is_in_other_checkpoint():
+            raise UnsupportedModule(
+                f"{next(iter(tracked[0].leaves))} must be read outside checkpointed blocks, or in a module of its own "
+                "inside one, got something computed from it without records that a checkpointed block reads. Leave "
+                'gradient checkpointing out, or use Performance(gradients="one-by-one").'
+            )
         try:
-            return self._followed(func, name, args, given, tracked)
+            named = {key: self._swapped(value) for key, value in given.items()}
+            return self._followed(func, name, cast("_Args", self._swapped(args)), named, tracked)
         except (_Opaque, RuntimeError):
             # The call as it was; an error that is the model's own comes up again.
-            self.opaque = True
+            for source in tracked:
+                self.give_up(source.scope)
             return func(*args, **given)
 
-    def _swap(self, value: object) -> object:
-        if isinstance(value, list | tuple):
-            return type(value)(self._swap(item) for item in value) if type(value) in (list, tuple) else value
-        return self._by_id.get(id(value), value)
+    def _tracked(self, tensors: Sequence[Tensor]) -> list[Derived]:
+        found: list[Derived] = []
+        for tensor in tensors:
+            derived = self.derived(tensor)
+            if derived is None and tensor.requires_grad and tensor.grad_fn is not None:
+                derived = self._from_graph(tensor)
+            if derived is not None:
+                found.append(derived)
+        return found
+
+    def _from_graph(self, tensor: Tensor) -> Derived | None:
+        """What a function that isn't one of torch's computed from parameters alone: its graph says so."""
+        if self.marks.has_records(tensor):
+            return None
+        found = leaves_of(tensor)
+        leaves: dict[str, Tensor] = {}
+        for leaf in found or ():
+            name = self._stand_ins.get(leaf, self._names.get(cast("nn.Parameter", leaf)))
+            if name is None or name in leaves:
+                return None
+            leaves[name] = leaf
+        if not leaves:
+            return None
+        scopes = [self.scope_of(self._owners[name]) for name in leaves]
+        self._derived[id(tensor)] = derived = Derived(tensor=tensor, leaves=leaves, scope=self._outer(scopes))
+        return derived
+
+    def _open_call(self, scope: object) -> FollowedCall | None:
+        """The call in progress that `scope` is, or lies in: what a call returned belongs to the one around it."""
+        while isinstance(scope, FollowedCall) and scope not in self.calls:
+            scope = scope.around
+        return scope if isinstance(scope, FollowedCall) else (self.calls[0] if self.calls else None)
+
+    def _outer(self, scopes: Sequence[object]) -> FollowedCall | None:
+        """The outermost of the calls in progress that `scopes` belong to."""
+        found = [call for scope in scopes if (call := self._open_call(scope)) is not None]
+        return min(found, key=self.calls.index, default=None)
+
+    def give_up(self, scope: object) -> None:
+        """The call in progress that `scope` belongs to is made again as a whole."""
+        call = self._open_call(scope)
+        if call is not None:
+            call.is_opaque = True
+
+    def forget(self, call: FollowedCall) -> None:
+        """A call that will be made again has ended: nothing that was derived in it is read any more."""
+        call.leaves = [leaf for key, leaf in self._leaves.items() if call.holds(self._parameters[key])]
+        for key in [key for key, derived in self._derived.items() if derived.scope is call]:
+            del self._derived[key]
+        for key in [key for key in self._leaves if call.holds(self._parameters[key])]:
+            self._stand_ins.pop(self._leaves.pop(key), None)
+        self._nodes.clear()
+
+    def _read(self, tensors: Sequence[Tensor]) -> None:
+        """A value leaves for Python: a module that reads parameters of its own may be steered by it."""
+        call = self.calls[-1]
+        if any(self.marks.has_records(tensor) or tensor.requires_grad for tensor in tensors) and call.owns_parameters:
+            call.is_opaque = True
+
+    def _swapped(self, value: object) -> object:
+        """`value` with stand-ins for parameters, and those that get no gradient detached."""
+        if isinstance(value, Tensor):
+            parameter = self._parameters.get(id(value))
+            if parameter is None or not parameter.requires_grad:
+                return value
+            derived = self.derived(parameter)
+            if derived is not None:
+                return derived.tensor
+            detached = parameter.detach()
+            self.marks.set(detached, Mark.CONSTANT)
+            return detached
+        if type(value) in (list, tuple):
+            return type(value)(self._swapped(item) for item in cast("Sequence[object]", value))
+        return value
 
     def _followed(
         self, func: Callable[..., object], name: str, args: _Args, kwargs: _Kwargs, tracked: list[Derived]
     ) -> object:
-        others = [t for t in tensors_in([*args, *kwargs.values()]) if self.derived(t) is None]
-        if name in _LIKE or all(self.marks.constant(tensor) for tensor in others):
-            return self._derive(func(*args, **kwargs), tracked, name)
+        tensors = tensors_in([*args, *kwargs.values()])
+        others = [t for t in tensors if self.derived(t) is None]
+        if name in _LIKE or all(self.marks.record_free(tensor) for tensor in others):
+            return self._derive(func(*args, **kwargs), tracked, name, args, kwargs)
         base = _plain(name)
         if not torch.is_grad_enabled() or (base != name and self._is_target(args)):
             raise _Opaque
+        try:
+            return self._met(func, base, args, kwargs)
+        except _Opaque:
+            if base != name or name.startswith("__set"):
+                raise
+            return self._operation(func, name, args, kwargs)
+
+    def _met(self, func: Callable[..., object], base: str, args: _Args, kwargs: _Kwargs) -> object:
+        """What was derived meets records in an operation that is known."""
         if base in ELEMENTWISE:
             return self._broadcast(func, args, kwargs)
         if base in _CATS or base == "stack":
@@ -159,8 +340,10 @@ class BareTap(TorchFunctionMode):
     def _is_target(self, args: _Args) -> bool:
         return bool(args) and self.derived(args[0]) is not None
 
-    def _derive(self, result: object, tracked: list[Derived], name: str) -> object:
-        """Remember tensors that were computed from derived ones and constants."""
+    def _derive(self, result: object, tracked: list[Derived], name: str, args: _Args, kwargs: _Kwargs) -> object:
+        """Remember tensors that were computed from derived ones and from tensors without records."""
+        scope = self._outer([source.scope for source in tracked])
+        self.crossed = self.crossed or scope is not self.calls[-1]
         leaves = {key: leaf for source in tracked for key, leaf in source.leaves.items()}
         for tensor in tensors_in([result]):
             if not tensor.requires_grad:
@@ -168,28 +351,89 @@ class BareTap(TorchFunctionMode):
                     self.marks.set(tensor, Mark.CONSTANT)
                 continue
             source = tracked[0]
-            same = tensor.numel() == source.tensor.numel() and tensor.dtype == source.tensor.dtype
+            same = tensor.dtype == source.tensor.dtype and 0 not in tensor.stride()
             view = same and tensor.untyped_storage().data_ptr() == source.tensor.untyped_storage().data_ptr()
-            alone = len(tracked) == 1 and name != "as_strided"
-            row = self._row(tensor, source, leaves, name) if alone else None
-            isometric = alone and view and source.isometric and tensor.numel() == next(iter(leaves.values())).numel()
-            self._remember(Derived(tensor=tensor, leaves=leaves, isometric=isometric, row=row))
+            alone = len(tracked) == 1 and name not in _OVERLAPPING
+            self._derived[id(tensor)] = Derived(
+                tensor=tensor,
+                leaves=leaves,
+                isometric=alone and view and source.isometric,
+                repeats=self._repeats(_plain(name), args, kwargs, tensor),
+                drawn=_plain(name) in _RANDOM or any(source.drawn for source in tracked),
+                lookup=self._looked_up(name, args, kwargs, tensor) if alone else None,
+                scope=scope,
+            )
         return result
 
-    def _row(self, tensor: Tensor, source: Derived, leaves: Mapping[str, Tensor], name: str) -> Derived | None:
-        """The first row, when `tensor` repeats a single one."""
-        before = source.tensor
-        if name not in ("expand", "expand_as", "broadcast_to", "repeat", "to", "float") or tensor.shape[0] < 2:
-            return None
-        longer = tensor.dim() > before.dim()
-        if name in ("to", "float"):
-            repeats = source.row is not None and tensor.shape == before.shape
+    def _looked_up(self, name: str, args: _Args, kwargs: _Kwargs, result: Tensor) -> Lookup | None:
+        """How `result` shows rows of a table, by numbers that are the same for every record."""
+        given = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
+        if name == "embedding":
+            table, ids, padding = self.derived(given["weight"]), given["input"], given.get("padding_idx")
+            usual = not any(given.get(option) for option in ("max_norm", "scale_grad_by_freq", "sparse"))
+        elif name == "__getitem__" and isinstance(args[1], Tensor):
+            table, ids, padding, usual = self.derived(args[0]), args[1], None, True
         else:
-            repeats = longer or (before.dim() > 0 and before.shape[0] == 1)
-        if not repeats:
+            before = self.derived(args[0]) if args else None
+            kept = before is not None and before.lookup is not None and name in _KEPT_ROWS_OF_A_TABLE
+            same = kept and result.numel() == before.tensor.numel() and result.dtype == before.tensor.dtype
+            return before.lookup if same and result.shape[-1] == before.tensor.shape[-1] else None
+        whole = table is not None and table.isometric and table.tensor.dim() == 2
+        if not whole or not usual or not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
             return None
-        row = tensor[:1]
-        return Derived(tensor=row, leaves=leaves, isometric=False)
+        if name == "__getitem__":
+            ids = torch.where(ids < 0, ids + table.tensor.shape[0], ids)
+        return Lookup(table=table, ids=ids, padding=cast("int | None", padding))
+
+    def _repeats(self, name: str, args: _Args, kwargs: _Kwargs, result: Tensor) -> frozenset[int]:
+        """The dimensions of `result` along which all slices are equal because of an expansion."""
+        tensors = tensors_in([*args, *kwargs.values()])
+        first = tensors[0]
+        before = self._repeated_dims(first)
+        shape, offset = first.shape, result.dim() - first.dim()
+        if name in _EXPANSIONS:
+            old = {d + offset for d in range(first.dim()) if shape[d] == 1 or d in before}
+            return frozenset({*range(offset), *old})
+        if name in _CATS or name == "stack":
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+            equal = len({id(t) for t in tensors}) == 1 and isinstance(dim, int)
+            return frozenset({dim % result.dim()}) if equal and (name == "stack" or shape[dim] == 1) else frozenset()
+        if name in ("transpose", "permute", "swapaxes", "unsqueeze", "movedim", "t", "T", "mT") and before:
+            # A tensor of the same shape whose entries are the numbers of its dimensions shows where they go.
+            return self._moved(name, args, kwargs, before, first)
+        if name in ELEMENTWISE:
+            return frozenset(d for d in range(result.dim()) if all(self._is_repeated_at(t, d, result) for t in tensors))
+        if name in _RANDOM:
+            return before
+        if name in ("view", "reshape", "flatten", "unflatten", "squeeze"):
+            return frozenset(d for d in before if result.shape[: d + 1] == shape[: d + 1])
+        rows = 0 in before and keeps_rows(name, args, kwargs, tensors, result)
+        return frozenset({0}) if rows and all(t is first or self._has_no_rows(t) for t in tensors) else frozenset()
+
+    @staticmethod
+    def _moved(name: str, args: _Args, kwargs: _Kwargs, before: frozenset[int], first: Tensor) -> frozenset[int]:
+        sizes = [d + 2 for d in range(first.dim())]
+        probe = torch.empty(sizes, device="meta")
+        method = {"T": lambda t: t.T, "mT": lambda t: t.mT}.get(name)
+        shown = (
+            method(probe)
+            if method
+            else getattr(probe, name)(*args[1:], **{k: v for k, v in kwargs.items() if k != "input"})
+        )
+        return frozenset(d for d, size in enumerate(shown.shape) if size - 2 in before)
+
+    def _repeated_dims(self, tensor: Tensor) -> frozenset[int]:
+        found = self.derived(tensor)
+        return found.repeats if found is not None else frozenset()
+
+    def _is_repeated_at(self, tensor: Tensor, dim: int, result: Tensor) -> bool:
+        own = dim - (result.dim() - tensor.dim())
+        repeated = own < 0 or tensor.shape[own] == 1 or own in self._repeated_dims(tensor)
+        return repeated or self.marks.uniform(tensor)
+
+    def _has_no_rows(self, tensor: Tensor) -> bool:
+        """Whether a second argument is the same for every row of the first: weights and constants of torch's layers."""
+        return self.derived(tensor) is not None and not self._repeated_dims(tensor)
 
     # --- what is captured ----------------------------------------------------------------------------------------
 
@@ -201,66 +445,102 @@ class BareTap(TorchFunctionMode):
         output: Tensor,
         saved: tuple[Tensor, ...],
         module: nn.Module | None = None,
+        *,
+        dim: int = 0,
+        rows_of: int | None = None,
     ) -> Tensor:
-        """`output`, records first, passed through a node that reads its gradient for what `sources` depend on."""
+        """`output`, with the records at `dim`, passed through a node that reads its gradient for what `sources` are."""
         if any(tensor.is_complex() for tensor in (output, *saved)):
             raise _Opaque  # The kernels multiply real numbers.
-        names = {name for source in sources.values() for name in source.leaves}
+        call = self.calls[-1] if self.calls else cast("FollowedCall", self.ended)
+        names = sorted({name for source in sources.values() for name in source.leaves})
+        outer = self._outer([source.scope for source in sources.values()])
+        self.crossed = self.crossed or (outer is not None and outer is not call)
+        own = module or call.site.module
         use = Use(
-            module=self._module,
-            label=self._label,
+            module=own,
+            label=call.site.label,
             rule=derived_rule,
-            parameters={name: self._parameters[name] for name in sorted(names)},
+            parameters={name: self._owners[name] for name in names},
             records=self.records,
-            context=DerivedContext(rule=rule, module=module or self._module, context=context, sources=sources),
+            context=DerivedContext(rule=rule, module=own, context=context, sources=sources, rows_of=rows_of),
         )
-        receive = UseReceiver(recording=self._recording, use=use)
+        if rows_of is not None:
+            saved = (*saved, torch.arange(self.records, device=output.device))
+        receive = UseReceiver(recording=self._recording, use=use, dims=(dim,))
         (passed,) = capture_outputs(receive, self._anchor, (output,), saved)
-        self.marks.set(passed, Mark.RECORDS_FIRST)
+        if dim == 0:
+            self.marks.set(passed, Mark.RECORDS_FIRST)
         return passed
 
-    def per_record(self, tensor: Tensor, dims: int) -> Tensor:
-        """One copy of a derived tensor per record, for a place where the records are the first of `dims` dimensions.
+    def per_record(self, tensor: Tensor, dims: int, dim: int = 0) -> Tensor:
+        """One copy of a derived tensor per record, where the records are at `dim` of `dims` dimensions.
 
         Raises:
-            _Opaque: its first dimension holds something else.
+            _Opaque: there it has something else.
         """
         source = self.derived(tensor)
         assert source is not None
         tensor = source.tensor
-        if tensor.dim() == dims and dims > 0:
-            if source.row is not None and tensor.shape[0] == self.records:
-                source = source.row
-            elif not self.records and not tensor.shape[0]:
-                return self.capture(direct_rule, ("value",), {"value": source}, tensor.detach(), ())
-            elif tensor.shape[0] != 1:
+        if tensor.dim() == dims > dim:
+            size = tensor.shape[dim]
+            if size == 1:
+                sizes = list(tensor.shape)
+                sizes[dim] = self.records
+                copies = tensor.detach().expand(sizes)
+            elif size != self.records:
                 raise _Opaque
-            shape = (self.records, *source.tensor.shape[1:])
-            copies = source.tensor.detach().expand(shape)
-        elif tensor.dim() < dims:
+            elif not size:
+                copies = tensor.detach().clone()
+            elif dim not in source.repeats:
+                raise _Opaque
+            elif source.drawn:
+                # Every record reads a slice of its own, which differs from the others by random draws alone.
+                return self.capture(
+                    direct_rule, ("value",), {"value": source}, tensor.detach().clone(), (), dim=dim, rows_of=dim
+                )
+            else:
+                row = tensor.narrow(dim, 0, 1)
+                copies, source = tensor.detach().clone(), Derived(tensor=row, leaves=source.leaves, scope=source.scope)
+        elif tensor.dim() < dims and dim == 0:
             missing = dims - 1 - tensor.dim()
             copies = tensor.detach()[(None,) * (missing + 1)].expand(self.records, *[1] * missing, *tensor.shape)
         else:
             raise _Opaque
-        return self.capture(direct_rule, ("value",), {"value": source}, copies, ())
+        if source.lookup is not None and dim == 0 and copies.dim() > 1:
+            return self._rows(source.lookup, copies)
+        return self.capture(direct_rule, ("value",), {"value": source}, copies, (), dim=dim)
 
-    def per_record_argument(self, tensor: Tensor) -> Tensor | None:
-        """A derived tensor that is handed to another module, with the records first; None where it can't be."""
+    def _rows(self, lookup: Lookup, copies: Tensor) -> Tensor:
+        """Copies of rows of a table: read as if every record had looked them up."""
+        ids = lookup.ids.reshape(copies.shape[1:-1]).expand(copies.shape[:-1])
+        return self.capture(_EMBEDDING, None, {"weight": lookup.table}, copies, (ids,), _layer_of(lookup))
+
+    def per_record_argument(self, tensor: Tensor, dim: int) -> Tensor | None:
+        """A derived tensor that is handed on, with the records at `dim`; None where it can't be."""
         try:
-            return self.per_record(tensor, tensor.dim())
+            return self.per_record(tensor, tensor.dim(), dim)
         except _Opaque:
-            self.opaque = True
             return None
 
+    def is_repeated(self, tensor: Tensor, dim: int) -> bool:
+        """Whether a derived tensor was expanded to as many equal slices at `dim` as there are records."""
+        return tensor.dim() > dim and tensor.shape[dim] == self.records and dim in self._repeated_dims(tensor)
+
     def _copied(self, values: object, dims: int) -> object:
-        return tree_map(lambda v: self.per_record(v, dims) if self.derived(v) is not None else v, values)
+        if isinstance(values, Tensor):
+            return self.per_record(values, dims) if self.derived(values) is not None else values
+        if type(values) in (list, tuple):
+            return type(values)(self._copied(item, dims) for item in cast("Sequence[object]", values))
+        return values
 
     def _broadcast(self, func: Callable[..., object], args: _Args, kwargs: _Kwargs) -> object:
         tensors = tensors_in([*args, *kwargs.values()])
         dims = max(tensor.dim() for tensor in tensors)
         if not self.marks.any_first([t for t in tensors if self.derived(t) is None], dims):
             raise _Opaque
-        args, kwargs = cast("tuple[_Args, _Kwargs]", self._copied((args, kwargs), dims))
+        args = cast("_Args", self._copied(args, dims))
+        kwargs = {key: self._copied(value, dims) for key, value in kwargs.items()}
         result = func(*args, **kwargs)
         for tensor in tensors_in([result]):
             self.marks.set(tensor, Mark.RECORDS_FIRST)
@@ -284,7 +564,7 @@ class BareTap(TorchFunctionMode):
         for key, value in (("weight", weight), ("bias", bias)):
             if (found := self.derived(value)) is not None:
                 sources[key] = found
-            elif value is not None and not self.marks.constant(value):
+            elif value is not None and not self.marks.record_free(value):
                 raise _Opaque
         if self.derived(input) is not None or not self.marks.records_first(input) or input.dim() < 2:
             raise _Opaque
@@ -301,7 +581,7 @@ class BareTap(TorchFunctionMode):
         if matrix is not None and matrix.tensor.dim() <= 2 and self.derived(left) is None:
             row = matrix.tensor.dim() == 1
             weight = matrix.tensor[None] if row else matrix.tensor.t()
-            self._derive(weight, [matrix], "t")
+            self._derive(weight, [matrix], "t", (matrix.tensor,), {})
             result = self._linear(cast("Tensor", left), weight)
             result = result.squeeze(-1) if row else result
             self.marks.set(result, Mark.RECORDS_FIRST)
@@ -310,7 +590,8 @@ class BareTap(TorchFunctionMode):
             raise _Opaque
         if any(self.derived(t) is not None and t.dim() < 3 for t in tensors):
             raise _Opaque
-        args, kwargs = cast("tuple[_Args, _Kwargs]", self._copied((args, kwargs), dims))
+        args = cast("_Args", self._copied(args, dims))
+        kwargs = {key: self._copied(value, dims) for key, value in kwargs.items()}
         result = func(*args, **kwargs)
         self.marks.set(cast("Tensor", result), Mark.RECORDS_FIRST)
         return result
@@ -341,12 +622,65 @@ class BareTap(TorchFunctionMode):
             raise _Opaque
         if source.tensor.dim() != 2 or not self.marks.records_first(ids):
             raise _Opaque
-        rows, width = source.tensor.shape
-        values = source.tensor.detach()
         if name == "__getitem__":
-            ids = torch.where(ids < 0, ids + rows, ids)
-        layer = nn.Embedding(rows, width, padding_idx=cast("int | None", padding), _weight=values, _freeze=True)
-        return self.capture(_EMBEDDING, None, {"weight": source}, F.embedding(ids, values), (ids,), layer)
+            ids = torch.where(ids < 0, ids + source.tensor.shape[0], ids)
+        layer = _layer_of(Lookup(table=source, ids=ids, padding=cast("int | None", padding)))
+        output = F.embedding(ids, source.tensor.detach())
+        return self.capture(_EMBEDDING, None, {"weight": source}, output, (ids,), layer)
+
+    def _operation(self, func: Callable[..., object], name: str, args: _Args, kwargs: _Kwargs) -> object:
+        """Any other function of torch that treats every record alone: tried on each record by itself."""
+        leaves, spec = tree_flatten((args, kwargs))
+        sources = [i for i, leaf in enumerate(leaves) if self.derived(leaf) is not None]
+        slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and self.marks.records_first(leaf)]
+        rest = [leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and i not in {*sources, *slots}]
+        if not slots or kwargs.get("out") is not None or any(not self.marks.record_free(leaf) for leaf in rest):
+            raise _Opaque
+        origins = {str(i): cast("Derived", self.derived(leaves[i])) for i in sources}
+        values = [origins[str(i)].tensor.detach() if i in sources else leaf for i, leaf in enumerate(leaves)]
+        detached, named = tree_unflatten(values, spec)
+        state = torch.get_rng_state()
+        result = func(*detached, **named)
+        if not isinstance(result, Tensor) or not result.is_floating_point() or not result.dim():
+            raise _Opaque
+        if result.shape[0] != self.records or not torch.equal(state, torch.get_rng_state()):
+            raise _Opaque
+        call = captured_operation(func, spec, leaves, slots, sources)
+        saved = tuple(cast("Tensor", leaves[i]) for i in slots)
+        self._verify(name, call, origins, saved, result)
+        return self.capture(functional_fallback, call, origins, result, saved)
+
+    def _verify(
+        self, name: str, call: CapturedCall, origins: Mapping[str, Derived], saved: tuple[Tensor, ...], result: Tensor
+    ) -> None:
+        values = {key: nn.Parameter(source.tensor.detach(), requires_grad=False) for key, source in origins.items()}
+        form = (
+            name,
+            tuple((tensor.shape[1:], tensor.dtype) for tensor in saved),
+            tuple(value.shape for value in values.values()),
+            repr([leaf for leaf in call.constants if not isinstance(leaf, Tensor)]),
+        )
+        if self.records < 2 or form in self._verified:
+            return
+        module = self.calls[-1].site.module
+        use = Use(
+            module=module,
+            label="",
+            rule=functional_fallback,
+            parameters=values,
+            records=self.records,
+            context=call,
+        )
+        with torch.no_grad():
+            if not is_record_by_record(use, saved, result):
+                raise _Opaque
+        self._verified.add(form)
+
+
+def _layer_of(lookup: Lookup) -> nn.Embedding:
+    values = lookup.table.tensor.detach()
+    rows, width = values.shape
+    return nn.Embedding(rows, width, padding_idx=lookup.padding, _weight=values, _freeze=True)
 
 
 def _plain(name: str) -> str:

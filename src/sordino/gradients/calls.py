@@ -6,20 +6,23 @@ replaced; any other module is followed, and run again as a whole where it can't 
 
 import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from sordino.errors import RecordCountMismatch, UncapturedParameter, UnsupportedModule
 from sordino.gradients.attention import attention
-from sordino.gradients.bare import BareTap
+from sordino.gradients.bare import FollowedCall
 from sordino.gradients.edge import capture_outputs
 from sordino.gradients.fallback import functional_fallback, keep_call
-from sordino.gradients.following import Following, Knowledge
-from sordino.gradients.hooks import CallBefore, Frame, ModuleHook, UseReceiver, in_reentrant_forward
+from sordino.gradients.following import Following, Knowledge, is_kept_elsewhere
+from sordino.gradients.hooks import CallBefore, ModuleHook, UseReceiver, in_reentrant_forward
 from sordino.gradients.lone import refuse_lone_input, refuse_lone_row
 from sordino.gradients.purity import Fingerprint
 from sordino.gradients.recording import Recording
@@ -37,6 +40,34 @@ _REPLACEMENTS: dict[object, Replacement] = {
     F.multi_head_attention_forward: attention,
     **recurrent_replacements(),
 }
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Frame:
+    """One call in progress: what was switched off for it and must be switched on again.
+
+    Args:
+        site: the module being called.
+        switched: parameters that had requires_grad on.
+        captured: those of them that are managed, by name.
+        whole: the call is read as a whole, and the modules inside it are not captured.
+        before: arguments and state before a call that will be run again; None for the others.
+        mode: what replaces functions of torch during the call; None for the others.
+        followed: what is known of a call that is followed; None for the others.
+        paused: modules around it are not followed meanwhile.
+        rehearsal: the call is the first of a reentrant checkpoint, without gradients. It is captured like the second,
+            so that both have results of the same shapes and draw the same random numbers, and nothing is kept.
+    """
+
+    site: Site
+    switched: list[nn.Parameter]
+    captured: dict[str, nn.Parameter]
+    whole: bool
+    before: CallBefore | None
+    mode: TorchFunctionMode | None = None
+    followed: FollowedCall | None = None
+    paused: bool = False
+    rehearsal: bool = False
 
 
 class Calls:
@@ -59,7 +90,7 @@ class Calls:
         self._frames: list[Frame | None] = []
         self._hook_ids: dict[nn.Module, tuple[int, int]] = {}
         self._guarded: set[nn.Parameter] = set()
-        self._following = Following(model, self._refuse_unless_reading)
+        self._following = Following(model, names, self._refuse_unless_reading)
         self._aside: weakref.WeakKeyDictionary[Recording, Knowledge] = weakref.WeakKeyDictionary()
 
     @property
@@ -142,7 +173,8 @@ class Calls:
     def _guard_one(self, parameter: nn.Parameter) -> None:
         name = self.names[parameter]
         self._guarded.add(parameter)
-        self.handles.append(parameter.register_hook(lambda _: None if self.is_ordinary else self._refuse(name)))
+        hook = parameter.register_hook(lambda _: None if self.is_ordinary else self._refuse_unless_reading(name))
+        self.handles.append(hook)
 
     def _refuse_unless_reading(self, name: str) -> None:
         if not self.suspended:
@@ -166,11 +198,16 @@ class Calls:
         if rehearsal:
             torch.set_grad_enabled(mode=True)
             recording.is_rehearsed = True
-        changed = self._following.hand_over(args, kwargs)
+        is_free, changed = self._following.enter(site, args, kwargs)
         args, kwargs = changed or (args, kwargs)
         owned = site.parameters()
         captured = self._captured(owned)
-        if captured and (site.tapped or site.rule is None):
+        if is_free or self._following.is_discarding:
+            # What it computes has nothing to do with records, or is thrown away.
+            frame = Frame(site=site, switched=[], captured={}, whole=False, before=None)
+        elif site.is_model and not captured and self._following.watches():
+            frame = self._follow_model(site, recording, args, kwargs)
+        elif captured and (site.tapped or site.rule is None):
             # The parameters stay on: a use that the tap doesn't see must be noticed.
             if site.tapped:
                 frame = self._tap(site, captured, recording, args[0] if args else kwargs.get("input"))
@@ -182,10 +219,16 @@ class Calls:
             # With nothing of its own to capture, the modules inside it are captured one by one.
             frame = self._switched_off(site, owned, captured, before=None)
         frame.rehearsal = rehearsal
-        frame.paused = bool(captured) and not isinstance(frame.mode, BareTap)
+        frame.paused = bool(captured) and not is_free and frame.followed is None and bool(frame.captured)
         self._following.pause(frame.paused)
         self._frames.append(frame)
         return changed
+
+    def _follow_model(self, site: Site, recording: Recording, args: _Args, kwargs: _Kwargs) -> Frame:
+        """The whole model, though its own forward reads no parameter."""
+        if self._following.is_opaque(site):
+            return self._whole(site, CallBefore(args=args, kwargs=kwargs, fingerprint=Fingerprint(site.module)))
+        return self._follow(site, {}, recording, args, kwargs)
 
     def _may_capture(self, site: Site) -> bool:
         """Whether gradients are on, or will be when a reentrant checkpoint makes this very call again."""
@@ -222,8 +265,8 @@ class Calls:
         self, site: Site, captured: dict[str, nn.Parameter], recording: Recording, args: _Args, kwargs: _Kwargs
     ) -> Frame:
         before = CallBefore(args=args, kwargs=kwargs, fingerprint=Fingerprint(site.module))
-        mode = self._following.open(site, captured, recording, self.anchor, before)
-        return Frame(site=site, switched=[], captured=captured, whole=False, before=before, mode=mode)
+        call = self._following.open(site, recording, self.anchor, before)
+        return Frame(site=site, switched=[], captured=captured, whole=False, before=before, followed=call)
 
     def _tap(self, site: Site, captured: dict[str, nn.Parameter], recording: Recording, first: object) -> Frame:
         mode = Tap(
@@ -244,6 +287,8 @@ class Calls:
         if frame is not None:
             if frame.mode is not None:
                 frame.mode.__exit__(None, None, None)
+            if frame.followed is not None:
+                self._following.leave(frame.followed)
             for parameter in frame.switched:
                 parameter.requires_grad_(True)
             self.suspended -= frame.whole
@@ -274,9 +319,7 @@ class Calls:
 
     def _left(self, frame: Frame | None, args: _Args, kwargs: _Kwargs, output: object) -> object:
         recording = self.recording
-        if frame is not None and isinstance(frame.mode, BareTap):
-            self._following.close(frame.mode)
-        if frame is None or output is None or recording is None or not frame.captured:
+        if frame is None or output is None or recording is None or not (frame.captured or frame.followed):
             return None
         result = self._captured_output(frame, recording, args, kwargs, output)
         self._following.mark_output(frame.site, output if result is None else result)
@@ -286,9 +329,9 @@ class Calls:
         self, frame: Frame, recording: Recording, args: _Args, kwargs: _Kwargs, output: object
     ) -> object:
         site = frame.site
-        if isinstance(frame.mode, BareTap) and frame.before is not None:
-            passed = self._following.finish(frame.mode, site, frame.before, output)
-            return self._run_again(site, frame.before, recording) if passed is None else passed
+        if frame.followed is not None and frame.before is not None:
+            passed = self._following.finish(frame.followed, frame.before, output)
+            return self._run_again(site, frame.before, recording, frame.followed) if passed is None else passed
         if frame.mode is not None:
             return None
         if frame.before is not None:
@@ -297,7 +340,7 @@ class Calls:
             raise UnsupportedModule(f"{site.label} must return one tensor, got something else. Write a layer rule.")
         return self._capture_layer(frame, site.rule, recording, args, kwargs, output)
 
-    def _run_again(self, site: Site, before: CallBefore, recording: Recording) -> object:
+    def _run_again(self, site: Site, before: CallBefore, recording: Recording, followed: FollowedCall) -> object:
         """Make the call once more, with everything inside it read as a whole."""
         before.fingerprint.check_buffers(site.module, site.label)
         before.fingerprint.rewind(site.module)
@@ -307,7 +350,7 @@ class Calls:
         finally:
             frame = self._restore()
         assert frame is not None
-        return self._capture_whole(frame, before, recording, output)
+        return self._capture_whole(frame, before, recording, output, followed)
 
     def _capture_layer(
         self,
@@ -342,11 +385,19 @@ class Calls:
         (passed,) = capture_outputs(receive, self.anchor, (output,), saved)
         return passed
 
-    def _capture_whole(self, frame: Frame, before: CallBefore, recording: Recording, output: object) -> object:
+    def _capture_whole(
+        self,
+        frame: Frame,
+        before: CallBefore,
+        recording: Recording,
+        output: object,
+        followed: FollowedCall | None = None,
+    ) -> object:
         site = frame.site
         before.fingerprint.check(site.module, site.label)
         self._refuse_hooks_outside(site)
-        kept = keep_call(site.module, site.label, recording.records, before.args, before.kwargs, output)
+        places = before.fingerprint.kept_tensors(site.module, recording.records)
+        kept = keep_call(site.module, site.label, recording.records, before.args, before.kwargs, output, places)
         use = Use(
             module=site.module,
             label=site.label,
@@ -355,7 +406,10 @@ class Calls:
             records=recording.records,
             context=kept.call,
         )
-        receive = UseReceiver(recording=recording, use=use, dims=kept.call.output_dims)
+        check = (
+            None if followed is None or recording.taking is not None else partial(_check_nothing_kept, site, followed)
+        )
+        receive = UseReceiver(recording=recording, use=use, dims=kept.call.output_dims, check=check)
         return kept.rebuild(capture_outputs(receive, self.anchor, kept.outputs, kept.saved))
 
     def _refuse_hooks_outside(self, site: Site) -> None:
@@ -368,3 +422,16 @@ class Calls:
                 f"{site.label} must have its other hooks registered before the capture, got a later one. "
                 "Register hooks first, then make the model private."
             )
+
+
+def _check_nothing_kept(site: Site, followed: FollowedCall) -> None:
+    """Refuse a module that is run again and hands something on by another way than its output and its attributes.
+
+    Raises:
+        UnsupportedModule: what it computed the first time is still held.
+    """
+    if is_kept_elsewhere(followed):
+        raise UnsupportedModule(
+            f"{site.label} must return what a loss reads, or keep it in an attribute with one row per record, got "
+            "something that depends on its parameters and is held elsewhere. Return it, or detach() what is only shown."
+        )

@@ -8,27 +8,37 @@ batch of one, so that whatever the module does with its batch dimension, no reco
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.backends import mkldnn
 from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from sordino.errors import RecordCountMismatch, UnsupportedModule
-from sordino.gradients.numerics import row_squared_norms
+from sordino.gradients.purity import Place, attribute_values, held_attributes, put_attributes, restore_attributes
 from sordino.gradients.records import layout_of
-from sordino.gradients.rules.cost import CHUNK_ENTRIES, chunk_records
-from sordino.gradients.rules.rule import LayerRule, Use, weigh
+from sordino.gradients.rules.recomputed import GradientsRule
+from sordino.gradients.rules.rule import Use
 
-__all__ = ["CapturedCall", "FunctionalFallback", "KeptCall", "functional_fallback", "keep_call"]
+__all__ = [
+    "CapturedCall",
+    "FunctionalFallback",
+    "KeptCall",
+    "captured_operation",
+    "functional_fallback",
+    "is_record_by_record",
+    "keep_call",
+]
 
 _Gradients = dict[str, Tensor]
 _OneRecord = Callable[[_Gradients, tuple[Tensor, ...], tuple[Tensor, ...]], _Gradients]
+_Forward = Callable[[_Gradients], tuple[Tensor, ...]]
+_Pull = Callable[[_Forward, _Gradients, tuple[Tensor, ...]], _Gradients]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +50,11 @@ class CapturedCall:
         constants: the leaves of (args, kwargs); None where a record's tensor goes.
         slots: which leaves are records' tensors, in the order they were kept.
         input_dims: where each of them had its records; None when a record's slice goes in as it is.
-        outputs: which leaves of the output are captured.
+        outputs: which leaves of the output are captured; those that the call kept in attributes come behind them.
         output_dims: where each of them has its records.
+        kept: attributes in which the call kept tensors that are captured too.
+        function: what is called instead of the module, with the tensors behind `sources` in their places.
+        sources: (place among the leaves, name) of each tensor that gradients are wanted of.
     """
 
     spec: TreeSpec
@@ -50,6 +63,9 @@ class CapturedCall:
     input_dims: tuple[int | None, ...]
     outputs: tuple[int, ...]
     output_dims: tuple[int, ...]
+    kept: tuple[Place, ...] = ()
+    function: Callable[..., object] | None = None
+    sources: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +79,33 @@ class KeptCall:
     output_spec: TreeSpec
 
     def rebuild(self, passed: tuple[Tensor, ...]) -> object:
-        """The module's output with its captured leaves replaced by `passed`."""
+        """The module's output with its captured leaves replaced by `passed`, and its attributes too."""
         leaves = list(self.leaves)
-        for position, tensor in zip(self.call.outputs, passed, strict=True):
+        for position, tensor in zip(self.call.outputs, passed, strict=False):
             leaves[position] = tensor
+        put_attributes(self.call.kept, passed[len(self.call.outputs) :])
         return tree_unflatten(leaves, self.output_spec)
 
 
 def keep_call(
-    module: nn.Module, label: str, records: int, args: tuple[object, ...], kwargs: Mapping[str, object], output: object
+    module: nn.Module,
+    label: str,
+    records: int,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    output: object,
+    attributes: Sequence[Place] = (),
 ) -> KeptCall:
     """Sort the inputs and outputs of a call into records' tensors and constants.
+
+    Args:
+        module: what was called.
+        label: its name, for messages.
+        records: number of records B.
+        args: what it was given.
+        kwargs: the same by name.
+        output: what it returned.
+        attributes: where it kept floating tensors.
 
     Raises:
         RecordCountMismatch: a tensor's record dimension is neither 1 nor the record count.
@@ -106,6 +138,8 @@ def keep_call(
             f"the output of {label} must have a leading dimension of 1 when no record goes in, got another. "
             "Return one row and let it broadcast."
         )
+    beside = [value for value in attribute_values(attributes) if isinstance(value, Tensor)]
+    outputs += tuple(_own(layout.spread(value, 0), owned) for value in beside)
     chosen = set(slots)
     call = CapturedCall(
         spec=spec,
@@ -113,7 +147,8 @@ def keep_call(
         slots=tuple(slots),
         input_dims=tuple(dims),
         outputs=tuple(positions),
-        output_dims=output_dims,
+        output_dims=(*output_dims, *(0 for _ in beside)),
+        kept=tuple(attributes),
     )
     return KeptCall(call=call, saved=tuple(saved), outputs=outputs, leaves=tuple(leaves), output_spec=output_spec)
 
@@ -127,92 +162,19 @@ def _own(output: Tensor, owned: set[int]) -> Tensor:
     return output.clone() if _storage(output) in owned or 0 in output.stride() else output
 
 
-class FunctionalFallback(LayerRule):
-    """Per-record gradients of a whole module by vector-Jacobian products."""
+class FunctionalFallback(GradientsRule):
+    """Per-record gradients of a whole module, or of one function of torch, by vector-Jacobian products."""
 
-    def squared_norms(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
-        """Each record's squared norm over `names`; gradients are kept for the sum when they are small enough."""
-        wanted = sorted(names)
-        entries = sum(use.parameters[name].numel() for name in wanted)
-        keep = use.records * entries <= 4 * CHUNK_ENTRIES
-        parts: list[Tensor] = []
-        kept: list[_Gradients] = []
-        for chunk in _chunks(use, entries):
-            gradients = _per_record(chunk, wanted)
-            parts.append(torch.stack([row_squared_norms(gradients[name]) for name in wanted]))
-            if keep:
-                kept.append(gradients)
-        if not parts:
-            return torch.zeros(0, dtype=torch.float64, device=_device(use))
-        squares = torch.cat(parts, dim=1)
-        if keep:
-            use.memo.update({name: torch.cat([gradients[name] for gradients in kept]) for name in wanted})
-        else:
-            use.memo.update({_MEASURED + name: row for name, row in zip(wanted, squares, strict=True)})
-        return squares.sum(0)
-
-    def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
-        """The gradient of each record for parameter `name`."""
-        if use.records == 0:
-            return use.parameters[name].new_zeros((0, *use.parameters[name].shape))
-        return _per_record(use, [name])[name]
-
-    def weighted_sums(
-        self, use: Use, names: Iterable[str], weights: Float[Tensor, " B"]
-    ) -> dict[str, Float[Tensor, "*shape"]]:
-        """From the kept gradients where there are any, otherwise by running the module once more."""
-        wanted = sorted(names)
-        sums = {name: weigh(use.memo[name], weights) for name in wanted if name in use.memo}
-        missing = [name for name in wanted if name not in sums]
-        if not missing:
-            return sums
-        sums.update({name: torch.zeros_like(use.parameters[name], dtype=torch.float32) for name in missing})
-        start = 0
-        for chunk in _chunks(use, sum(use.parameters[name].numel() for name in missing)):
-            gradients = _per_record(chunk, missing)
-            chosen = weights[start : start + chunk.records]
-            for name in missing:
-                # Parameters may have been measured apart, for other groups: each keeps its own norm.
-                squares = chunk.memo.get(_MEASURED + name)
-                kept = 1.0 if squares is None else _no_longer_than_measured(gradients[name], squares)
-                sums[name] = sums[name] + weigh(gradients[name], chosen * kept)
-            start += chunk.records
-        return sums
+    def gradients(self, use: Use, names: Sequence[str]) -> _Gradients:
+        """By running it again, one record each."""
+        return _per_record(use, list(names))
 
 
 functional_fallback = FunctionalFallback()
 
-# Before a parameter's name in a use's memo, for the squared norms of gradients that were not kept. A dot can't begin
-# the name of a parameter.
-_MEASURED = "."
-
-
-def _no_longer_than_measured(gradient: Float[Tensor, "B *shape"], squares: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """Factors that shrink gradients to the norms that were measured; rows that became non-finite are set to zero.
-
-    Running a module again in another batch may round in another way, and a record whose terms cancel makes that as
-    large as it likes.
-    """
-    again = row_squared_norms(gradient)
-    gradient[~again.isfinite()] = 0
-    return torch.where(again > squares, (squares / again).sqrt(), torch.ones_like(again)).nan_to_num(nan=0.0)
-
-
-def _device(use: Use) -> torch.device:
-    return next(iter(use.parameters.values())).device
-
-
-def _chunks(use: Use, entries: int) -> Iterable[Use]:
-    step = chunk_records(use.records, entries)
-    if 0 < use.records <= step:
-        yield use
-        return
-    for start in range(0, use.records, step):
-        yield use.select(torch.arange(start, min(start + step, use.records), device=_device(use)))
-
-
-# Modules that vmap refused once: they go record by record from then on.
+# Modules and functions that torch.func refused once: they go record by record from then on.
 _SEQUENTIAL: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+_SEQUENTIAL_FUNCTIONS: set[str] = set()
 
 
 def _per_record(use: Use, names: list[str]) -> _Gradients:
@@ -220,16 +182,20 @@ def _per_record(use: Use, names: list[str]) -> _Gradients:
     grads = tuple(grad for grad in use.grads if grad is not None)
     parameters = {name: use.parameters[name].detach() for name in names}
     saved = tuple(_as_parameters(tensor, use) for tensor in use.saved)
-    one = _one_record(use, arrived)
+    call = use.context
+    assert isinstance(call, CapturedCall)
+    before = held_attributes(use.module) if call.kept else None
     # oneDNN's fused recurrent kernel has no batching rule.
     recurrent = isinstance(use.module, nn.RNNBase)
     with warnings.catch_warnings(action="ignore"), mkldnn.flags(enabled=False) if recurrent else nullcontext():
         try:
-            if use.module not in _SEQUENTIAL:
+            if not _is_sequential(call, use.module):
                 try:
+                    one = _one_record(use, call, arrived, _pull_by_func)
                     return vmap(one, in_dims=(None, 0, 0), randomness="error")(parameters, saved, grads)
                 except RuntimeError:
-                    _SEQUENTIAL.add(use.module)
+                    _set_sequential(call, use.module)
+            one = _one_record(use, call, arrived, _pull_plainly)
             rows = [
                 one(parameters, tuple(tensor[b] for tensor in saved), tuple(grad[b] for grad in grads))
                 for b in range(use.records)
@@ -237,32 +203,127 @@ def _per_record(use: Use, names: list[str]) -> _Gradients:
             return {name: torch.stack([row[name] for row in rows]) for name in names}
         except RuntimeError as error:
             raise UnsupportedModule(
-                f"{use.label} must run on a single record through torch.func, got {type(error).__name__}. "
-                "Write a layer rule for it."
+                f"{use.label} must run on a single record, got {type(error).__name__}. Write a layer rule for it."
             ) from error
+        finally:
+            if before is not None:
+                restore_attributes(before)
+
+
+def _is_sequential(call: CapturedCall, module: nn.Module) -> bool:
+    return module in _SEQUENTIAL if call.function is None else _name(call.function) in _SEQUENTIAL_FUNCTIONS
+
+
+def _set_sequential(call: CapturedCall, module: nn.Module) -> None:
+    if call.function is None:
+        _SEQUENTIAL.add(module)
+    else:
+        _SEQUENTIAL_FUNCTIONS.add(_name(call.function))
+
+
+def _name(function: object) -> str:
+    return getattr(function, "__name__", repr(function))
 
 
 def _as_parameters(tensor: Tensor, use: Use) -> Tensor:
     """`tensor` in single precision where it came from autocast: the module runs again without it."""
     half = tensor.dtype in (torch.bfloat16, torch.float16)
-    return tensor.float() if half and all(p.dtype == torch.float32 for p in use.module.parameters()) else tensor
+    read = use.parameters.values() if cast("CapturedCall", use.context).function else use.module.parameters()
+    return tensor.float() if half and all(p.dtype == torch.float32 for p in read) else tensor
 
 
-def _one_record(use: Use, arrived: list[int]) -> _OneRecord:
-    call = use.context
-    assert isinstance(call, CapturedCall)
+def _pull_by_func(forward: _Forward, parameters: _Gradients, grads: tuple[Tensor, ...]) -> _Gradients:
+    outputs, pull = vjp(forward, parameters)[:2]
+    return pull(tuple(grad.to(output.dtype) for grad, output in zip(grads, outputs, strict=True)))[0]
 
+
+def _pull_plainly(forward: _Forward, parameters: _Gradients, grads: tuple[Tensor, ...]) -> _Gradients:
+    """By plain autograd, which knows custom functions that torch.func doesn't."""
+    with torch.enable_grad():
+        leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        outputs = forward(leaves)
+        pairs = [(o, g.to(o.dtype)) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
+        if not pairs:
+            return {name: torch.zeros_like(value) for name, value in parameters.items()}
+        found = torch.autograd.grad(
+            [output for output, _ in pairs],
+            list(leaves.values()),
+            [grad for _, grad in pairs],
+            allow_unused=True,
+            materialize_grads=True,
+        )
+    return dict(zip(leaves, found, strict=True))
+
+
+def _one_record(use: Use, call: CapturedCall, arrived: list[int], pull: _Pull) -> _OneRecord:
     def gradient(parameters: _Gradients, inputs: tuple[Tensor, ...], grads: tuple[Tensor, ...]) -> _Gradients:
-        leaves = list(call.constants)
-        for position, dim, tensor in zip(call.slots, call.input_dims, inputs, strict=True):
-            leaves[position] = tensor if dim is None else tensor.unsqueeze(dim)
-        args, kwargs = tree_unflatten(leaves, call.spec)
-
         def forward(chosen: _Gradients) -> tuple[Tensor, ...]:
-            outputs, _ = tree_flatten(functional_call(use.module, chosen, args, kwargs))
-            return tuple(outputs[call.outputs[i]].squeeze(call.output_dims[i]) for i in arrived)
+            outputs = _outputs(use, call, chosen, inputs)
+            return tuple(outputs[i] for i in arrived)
 
-        outputs, pull = vjp(forward, parameters)[:2]
-        return pull(tuple(grad.to(output.dtype) for grad, output in zip(grads, outputs, strict=True)))[0]
+        return pull(forward, parameters, grads)
 
     return gradient
+
+
+def _outputs(use: Use, call: CapturedCall, chosen: _Gradients, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """What one record's call returns, and keeps in attributes, without the record dimension."""
+    leaves = list(call.constants)
+    for position, dim, tensor in zip(call.slots, call.input_dims, inputs, strict=True):
+        leaves[position] = tensor if dim is None else tensor.unsqueeze(dim)
+    if call.function is not None:
+        for position, name in call.sources:
+            leaves[position] = chosen[name] if name in chosen else use.parameters[name]
+        args, kwargs = tree_unflatten(leaves, call.spec)
+        result = call.function(*args, **kwargs)
+    else:
+        args, kwargs = tree_unflatten(leaves, call.spec)
+        result = functional_call(use.module, chosen, args, kwargs)
+    flat, _ = tree_flatten(result)
+    found = [*(flat[i] for i in call.outputs), *attribute_values(call.kept)]
+    return [cast("Tensor", one).squeeze(dim) for one, dim in zip(found, call.output_dims, strict=True)]
+
+
+def captured_operation(
+    function: Callable[..., object],
+    spec: TreeSpec,
+    constants: Sequence[object],
+    slots: Sequence[int],
+    sources: Sequence[int],
+) -> CapturedCall:
+    """A call of one function of torch, whose inputs at `slots` and whose only output have the records first.
+
+    Args:
+        function: the function.
+        spec: structure of (args, kwargs).
+        constants: the leaves of (args, kwargs).
+        slots: which of them are records' tensors.
+        sources: which of them gradients are wanted of; each is called by its place.
+    """
+    absent = {*slots, *sources}
+    return CapturedCall(
+        spec=spec,
+        constants=tuple(None if i in absent else leaf for i, leaf in enumerate(constants)),
+        slots=tuple(slots),
+        input_dims=tuple(0 for _ in slots),
+        outputs=(0,),
+        output_dims=(0,),
+        function=function,
+        sources=tuple((position, str(position)) for position in sources),
+    )
+
+
+def is_record_by_record(use: Use, saved: tuple[Tensor, ...], result: Tensor) -> bool:
+    """Whether an operation has the same result for each record alone, up to rounding."""
+    call = cast("CapturedCall", use.context)
+    chosen = {name: use.parameters[name].detach() for _, name in call.sources}
+    try:
+        rows = [_outputs(use, call, chosen, tuple(t[b].detach() for t in saved))[0] for b in range(use.records)]
+        whole = torch.stack(rows)
+    except (RuntimeError, IndexError, ValueError, TypeError):
+        return False
+    if whole.shape != result.shape:
+        return False
+    eps = torch.finfo(result.dtype).eps
+    scale = float(result.detach().abs().nan_to_num(posinf=0.0).amax()) if result.numel() else 0.0
+    return torch.allclose(whole, result.detach(), rtol=64 * eps**0.75, atol=64 * eps**0.75 * scale, equal_nan=True)

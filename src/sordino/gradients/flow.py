@@ -12,14 +12,16 @@ from enum import Enum
 
 from torch import Tensor
 
-__all__ = ["ELEMENTWISE", "Mark", "Marks", "tensors_in", "words"]
+__all__ = ["ELEMENTWISE", "Mark", "Marks", "keeps_rows", "tensors_in", "words"]
 
 
 class Mark(Enum):
     """What is known of a tensor."""
 
     RECORDS_FIRST = "records first"
+    RECORDS = "computed from records, which are somewhere else or nowhere"
     CONSTANT = "the same for every batch"
+    UNIFORM = "the same number everywhere"
 
 
 def words(text: str) -> frozenset[str]:
@@ -39,6 +41,7 @@ ELEMENTWISE = words(
     __and__ __or__ __invert__ zeros_like ones_like rand_like randn_like empty_like full_like copy
     __add__ __sub__ __mul__ __truediv__ __rtruediv__ __neg__"""
 )
+_UNIFORM = words("zeros ones full new_zeros new_ones new_full")
 # The result's first dimension is the first argument's, if the sizes agree: rows are kept in order.
 _ROW_MAJOR = words("view reshape flatten unflatten view_as reshape_as")
 _FIRST_KEPT = words(
@@ -80,7 +83,24 @@ class Marks:
 
     def constant(self, tensor: Tensor) -> bool:
         """Whether `tensor` is the same for every batch."""
-        return self._get(tensor) is Mark.CONSTANT
+        # A custom function marks its result inside, where gradients are off; the result may have one.
+        return self._get(tensor) in (Mark.CONSTANT, Mark.UNIFORM) and not tensor.requires_grad
+
+    def record_free(self, tensor: Tensor) -> bool:
+        """Whether `tensor` was not computed from records, as far as is known, and has no gradient."""
+        return not tensor.requires_grad and self._get(tensor) in (None, Mark.CONSTANT, Mark.UNIFORM)
+
+    def has_records(self, tensor: Tensor) -> bool:
+        """Whether `tensor` was computed from records."""
+        return self._get(tensor) in (Mark.RECORDS_FIRST, Mark.RECORDS)
+
+    def uniform(self, tensor: Tensor) -> bool:
+        """Whether all entries of `tensor` are the same number."""
+        return self._get(tensor) is Mark.UNIFORM
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether anything is known of `tensor`."""
+        return self._get(tensor) is not None
 
     def records_first(self, tensor: Tensor) -> bool:
         """Whether the first dimension of `tensor` holds the records."""
@@ -95,18 +115,23 @@ class Marks:
         return any(tensor.dim() == dims and self.records_first(tensor) for tensor in tensors)
 
     def set_input(self, tensor: Tensor) -> None:
-        """Mark an input of a module as records first; a single row may be one record's and is no constant."""
-        if tensor.dim() and tensor.shape[0] == self.records:
-            self.set(tensor, Mark.RECORDS_FIRST)
+        """Mark an input of a module of which nothing is known: by convention it has the records first."""
+        if self.knows(tensor) or self.records not in tensor.shape:
+            return
+        self.set(tensor, Mark.RECORDS_FIRST if tensor.shape[0] == self.records else Mark.RECORDS)
 
     def set_result(self, name: str, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> None:
         """Mark what the function `name` returned, by what is known of its arguments."""
         inputs = tensors_in([*args, *kwargs.values()])
         for output in tensors_in([result]):
-            if kwargs.get("out") is None and all(self.constant(tensor) for tensor in inputs):
+            if kwargs.get("out") is None and name in _UNIFORM:
+                self.set(output, Mark.UNIFORM)
+            elif kwargs.get("out") is None and all(self.constant(tensor) for tensor in inputs):
                 self.set(output, Mark.CONSTANT)
             elif kwargs.get("out") is None and self._keeps(name, args, kwargs, inputs, output):
                 self.set(output, Mark.RECORDS_FIRST)
+            elif any(self._get(tensor) in (Mark.RECORDS_FIRST, Mark.RECORDS) for tensor in inputs):
+                self.set(output, Mark.RECORDS)
             else:
                 self._known.pop(id(output), None)
 
@@ -122,15 +147,25 @@ class Marks:
             return self.any_first(inputs, output.dim())
         if not self.records_first(inputs[0]):
             return False
-        if name in _ROW_MAJOR:
-            return True
-        if name in _FIRST_KEPT:
-            return _batched(name, inputs)
-        if name in _PRODUCTS:
-            return name in ("matmul", "__matmul__") and self.constant(inputs[1])
         if name in ("cat", "concat", "concatenate", "stack") and not all(self.records_first(t) for t in inputs):
             return False
-        return _keeps_first(name, args, kwargs, inputs[0], output)
+        return keeps_rows(name, args, kwargs, inputs, output)
+
+
+def keeps_rows(
+    name: str, args: Sequence[object], kwargs: Mapping[str, object], inputs: list[Tensor], output: Tensor
+) -> bool:
+    """Whether row b of `output` follows from row b of the function's first argument and from its others."""
+    if output.dim() == 0 or inputs[0].dim() == 0 or output.shape[0] != inputs[0].shape[0]:
+        return False
+    if name in _ROW_MAJOR:
+        return True
+    if name in _FIRST_KEPT:
+        return _batched(name, inputs)
+    if name in _PRODUCTS:
+        # Rows of the product are those of its left factor, whatever the right one holds.
+        return name in ("matmul", "__matmul__")
+    return _keeps_first(name, args, kwargs, inputs[0], output)
 
 
 def tensors_in(values: Sequence[object]) -> list[Tensor]:

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
+from sordino.errors import PrivacyError
 from sordino.gradients.purity import Fingerprint
 from sordino.gradients.recording import Recording
 from sordino.gradients.rules.rule import Use
-from sordino.gradients.sites import Site
 
-__all__ = ["CallBefore", "Frame", "ModuleHook", "UseReceiver", "in_reentrant_forward", "untraced"]
+__all__ = ["CallBefore", "ModuleHook", "UseReceiver", "in_checkpoint", "in_reentrant_forward", "untraced"]
 
+_CHECKPOINTS = CheckpointFunction.__module__
 _REENTRANT_FORWARD = CheckpointFunction.forward.__code__
 
 
@@ -26,6 +26,15 @@ def in_reentrant_forward() -> bool:
     while frame is not None and frame.f_code is not _REENTRANT_FORWARD:
         frame = frame.f_back
     return frame is not None
+
+
+def in_checkpoint() -> bool:
+    """Whether a checkpointed block runs, for the first time or again in the backward pass."""
+    if torch._C._current_graph_task_id() != -1:  # pyright: ignore[reportPrivateUsage]
+        return True
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore[reportAttributeAccessIssue]
+    pack = hooks[0] if hooks is not None else None
+    return getattr(pack, "__module__", None) == _CHECKPOINTS or (not torch.is_grad_enabled() and in_reentrant_forward())
 
 
 def untraced(call: Callable[..., object], *arguments: object) -> object:
@@ -49,44 +58,26 @@ class CallBefore:
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class Frame:
-    """One call in progress: what was switched off for it and must be switched on again.
-
-    Args:
-        site: the module being called.
-        switched: parameters that had requires_grad on.
-        captured: those of them that are managed, by name.
-        whole: the call is read as a whole, and the modules inside it are not captured.
-        before: arguments and state before a call that will be run again; None for the others.
-        paused: modules around it are not followed meanwhile.
-        mode: what watches the functions of torch during the call; None for the others.
-        rehearsal: the call is the first of a reentrant checkpoint, without gradients. It is captured like the second,
-            so that both have results of the same shapes and draw the same random numbers, and nothing is kept.
-    """
-
-    site: Site
-    switched: list[nn.Parameter]
-    captured: dict[str, nn.Parameter]
-    whole: bool
-    before: "CallBefore | None"
-    mode: TorchFunctionMode | None = None
-    paused: bool = False
-    rehearsal: bool = False
-
-
-@dataclass(eq=False, kw_only=True, slots=True)
 class UseReceiver:
     """Hands what the backward pass brings to the recording, each gradient with the records first."""
 
     recording: Recording
     use: Use
     dims: tuple[int, ...] = (0,)
+    check: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         self.recording.expect(self.use)
 
     def __call__(self, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         """Take the kept tensors and the gradient at each output."""
+        if self.check is not None:
+            try:
+                self.check()
+            except PrivacyError:
+                self.recording.poison(self.use.label)
+                raise
+            self.check = None
         moved = (g if g is None or dim == 0 else g.movedim(dim, 0) for g, dim in zip(grads, self.dims, strict=True))
         self.recording.receive(self.use, saved, tuple(moved))
 

@@ -31,6 +31,7 @@ class Site:
         label: its qualified name and class, for messages.
         rule: the rule that reads it; None for the functional fallback.
         dim: where its input and output have the records: 1 inside a transformer layer of torch that has time first.
+        is_model: it is the captured model itself.
         tapped: it hands its parameters to a function of torch that is replaced while it runs.
         whole: it is read with everything inside it, as `per_record` asked.
     """
@@ -38,6 +39,7 @@ class Site:
     module: nn.Module
     label: str
     rule: LayerRule | None
+    is_model: bool = False
     tapped: bool = False
     dim: int = 0
     whole: bool = False
@@ -84,7 +86,7 @@ def per_record(module: Module) -> Module:
 
 
 def find_sites(model: nn.Module) -> list[Site]:
-    """A site for every module that owns parameters, in the order of ``model.named_modules()``."""
+    """A site for the model and for every module that owns parameters, in the order of ``model.named_modules()``."""
     sites = []
     time_first: set[nn.Module] = set()
     inside: set[nn.Module] = set()
@@ -99,7 +101,9 @@ def find_sites(model: nn.Module) -> list[Site]:
         time_first.update(_time_first_children(module))
         # A parametrization is part of the layer it belongs to, a table of positions part of its attention.
         part = "parametrizations" in name.split(".") or _position_table(name.rpartition(".")[2], module)
-        if _owns_parameters(module) and not part:
+        if module is model and not _owns_parameters(module):
+            sites.append(Site(module=module, label=f"the model ({type(module).__name__})", rule=None, is_model=True))
+        elif _owns_parameters(module) and not part:
             label = f"{name or 'the model'} ({type(module).__name__})"
             rule = rule_for(module)
             reason = None if rule is None else rule.refusal(module)
@@ -107,7 +111,7 @@ def find_sites(model: nn.Module) -> list[Site]:
                 raise UnsupportedModule(f"{label} must have {reason}. Set it before making the model private.")
             tapped = rule is None and _tapped(module)
             dim = int(rule is not None and module in time_first)
-            sites.append(Site(module=module, label=label, rule=rule, tapped=tapped, dim=dim))
+            sites.append(Site(module=module, label=label, rule=rule, is_model=module is model, tapped=tapped, dim=dim))
     return sites
 
 

@@ -1,22 +1,32 @@
 """Uses of tensors that were computed from parameters alone (floor 1, gradients).
 
-A class token that was expanded, rows of a position table, ``1 + weight``: with q = f(parameters), a rule gives the
-per-record gradients of q, and the derivative of f, which is the same for every record, pulls them back.
+A class token that was expanded, rows of a position table, ``1 + weight``, a prompt behind two layers: with q =
+f(parameters) the same for all records, the rule that reads q gives each record's gradient of q, and the derivative of
+f, which is the same for every record too, pulls them back.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sordino.gradients.rules.parts import direct_rule
+from sordino.gradients.rules.recomputed import GradientsRule
 from sordino.gradients.rules.rounding import Rounding
 from sordino.gradients.rules.rule import LayerRule, Use
 
-__all__ = ["Derived", "DerivedContext", "derived_rule"]
+__all__ = ["Derived", "DerivedContext", "Lookup", "derived_rule"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Lookup:
+    """Rows of a table, as a derived tensor: its last dimension holds the columns, the others are those of `ids`."""
+
+    table: "Derived"
+    ids: Tensor
+    padding: int | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -26,39 +36,61 @@ class Derived:
     Args:
         tensor: its value; its graph ends at the leaves.
         leaves: what stands in for each parameter it depends on, by name.
-        isometric: it has the entries of one parameter, each once, so that norms of gradients are the same.
-        row: the first row, where all rows are equal because of an expansion; None otherwise.
+        isometric: its entries are entries of one parameter, each at most once, so that norms of gradients are the same.
+        repeats: the dimensions along which all its slices are equal because of an expansion, up to random draws.
+        drawn: random draws may have made slices differ.
+        lookup: how it came from a table, where it has rows of one.
+        scope: the call of a module that all of it belongs to; None where that doesn't matter any more.
     """
 
     tensor: Tensor
     leaves: Mapping[str, Tensor]
-    isometric: bool
-    row: "Derived | None" = None
+    isometric: bool = False
+    repeats: frozenset[int] = field(default_factory=frozenset)
+    drawn: bool = False
+    lookup: Lookup | None = None
+    scope: object = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DerivedContext:
-    """How a use reads derived tensors: the rule, its context and module, and its parameters in its own names."""
+    """How a use reads derived tensors.
+
+    Args:
+        rule: the rule that gives the gradients of `sources`.
+        module: what it reads as the use's module.
+        context: what it reads as the use's context.
+        sources: the derived tensors, by the names that the rule knows them by.
+        rows_of: the dimension of the source in which each record reads its own slice; the last kept tensor says which.
+            None where every record reads all of it.
+    """
 
     rule: LayerRule
     module: nn.Module
     context: object
     sources: Mapping[str, Derived]
+    rows_of: int | None = None
 
 
-class _DerivedRule(LayerRule):
-    """Large matrices go to the kernels of the rule that reads them; anything else is pulled back and kept."""
+class _DerivedRule(GradientsRule):
+    """What has one parameter's entries goes to the kernels of the rule that reads it; anything else is pulled back."""
 
-    def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
-        """The gradients of everything derived from `name`, pulled back and added."""
+    def gradients(self, use: Use, names: Sequence[str]) -> dict[str, Float[Tensor, "B *shape"]]:
+        """The gradients of everything derived from `names`, pulled back and added."""
         inner, context = _inner(use)
-        shape = (use.records, *use.parameters[name].shape)
-        total = torch.zeros(shape, device=use.parameters[name].device)
+        totals = {
+            name: torch.zeros((use.records, *use.parameters[name].shape), device=use.parameters[name].device)
+            for name in names
+        }
         for key, source in context.sources.items():
-            if name in source.leaves and use.records:
-                gradient = _pulled(source, name, context.rule.per_example(inner, key), batched=True)
-                total = total + gradient.reshape(shape)
-        return total
+            wanted = [name for name in names if name in source.leaves]
+            if wanted:
+                gradient = context.rule.per_example(inner, key)
+                if context.rows_of is not None:
+                    gradient = _in_its_row(gradient, use.saved[-1], source.tensor, context.rows_of)
+                for name, part in zip(wanted, _pulled(source, wanted, gradient, batched=True), strict=True):
+                    totals[name] = totals[name] + part.reshape(totals[name].shape)
+        return totals
 
     def squared_norms(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
         """By the rule itself where every source has one parameter's entries; otherwise from the gradients."""
@@ -87,7 +119,8 @@ class _DerivedRule(LayerRule):
         values = context.rule.weighted_sums(inner, _keys(use, others) or (), weights) if others else {}
         for key, value in values.items():
             (name,) = context.sources[key].leaves
-            sums[name] = _pulled(context.sources[key], name, value, batched=False).reshape(use.parameters[name].shape)
+            (pulled,) = _pulled(context.sources[key], [name], value, batched=False)
+            sums[name] = pulled.reshape(use.parameters[name].shape)
         return sums
 
 
@@ -100,15 +133,17 @@ _PREFIX = "of a derived tensor: "
 def _inner(use: Use) -> tuple[Use, DerivedContext]:
     context = cast("DerivedContext", use.context)
     memo = {key.removeprefix(_PREFIX): value for key, value in use.memo.items() if key.startswith(_PREFIX)}
-    parameters = {
-        key: nn.Parameter(source.tensor.detach(), requires_grad=False) for key, source in context.sources.items()
-    }
+    values = {key: source.tensor.detach() for key, source in context.sources.items()}
+    if context.rows_of is not None:
+        values = {key: value.narrow(context.rows_of, 0, 1) for key, value in values.items()}
+    parameters = {key: nn.Parameter(value, requires_grad=False) for key, value in values.items()}
     inner = replace(
         use,
         rule=context.rule,
         module=context.module,
         context=context.context,
         parameters=parameters,
+        saved=use.saved if context.rows_of is None else use.saved[:-1],
         memo=memo,
         versions=(),
     )
@@ -116,22 +151,49 @@ def _inner(use: Use) -> tuple[Use, DerivedContext]:
 
 
 def _keys(use: Use, names: Iterable[str]) -> frozenset[str] | None:
-    """The sources of `names`, when each is one parameter's entries and is read by a rule with kernels of its own."""
-    sources = cast("DerivedContext", use.context).sources
-    owners = [name for source in sources.values() for name in source.leaves]
-    plain = all(source.isometric and len(source.leaves) == 1 for source in sources.values())
-    if not plain or len(set(owners)) < len(owners) or cast("DerivedContext", use.context).rule is direct_rule:
+    """The sources of `names`, when each is one parameter's entries and is read by a rule that sums them by itself."""
+    context = cast("DerivedContext", use.context)
+    owners = [name for source in context.sources.values() for name in source.leaves]
+    plain = all(source.isometric and len(source.leaves) == 1 for source in context.sources.values())
+    if not plain or len(set(owners)) < len(owners) or context.rows_of is not None:
         return None
     wanted = set(names)
-    return frozenset(key for key, source in sources.items() if wanted.issuperset(source.leaves))
+    return frozenset(key for key, source in context.sources.items() if wanted.issuperset(source.leaves))
 
 
-def _pulled(source: Derived, name: str, gradient: Tensor, *, batched: bool) -> Tensor:
-    leaf = source.leaves[name]
-    if leaf is source.tensor:
-        return gradient
-    with torch.enable_grad():
-        (result,) = torch.autograd.grad(
-            source.tensor, leaf, gradient.to(source.tensor.dtype), retain_graph=True, is_grads_batched=batched
-        )
-    return result
+def _in_its_row(gradient: Tensor, rows: Tensor, like: Tensor, dim: int) -> Float[Tensor, "B *like"]:
+    """Each record's gradient in its own slice of a tensor of zeros."""
+    order = [dim, *(d for d in range(like.dim()) if d != dim)]
+    whole = gradient.new_zeros(len(rows), *(like.shape[d] for d in order))
+    whole[torch.arange(len(rows), device=rows.device), rows] = gradient.reshape(len(rows), *whole.shape[2:])
+    return whole.movedim(1, dim + 1)
+
+
+def _pulled(source: Derived, names: Sequence[str], gradient: Tensor, *, batched: bool) -> list[Tensor]:
+    """The gradients of the leaves `names`, from one at the source or from one for each record."""
+    leaves = [source.leaves[name] for name in names]
+    if len(leaves) == 1 and leaves[0] is source.tensor:
+        return [gradient]
+    gradient = gradient.to(source.tensor.dtype)
+
+    def pull(one: Tensor, *, batched: bool = False) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            return torch.autograd.grad(
+                source.tensor,
+                leaves,
+                one,
+                retain_graph=True,
+                is_grads_batched=batched,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+
+    if not batched:
+        return list(pull(gradient.reshape(source.tensor.shape)))
+    rows = gradient.reshape(len(gradient), *source.tensor.shape)
+    try:
+        return list(pull(rows, batched=True))
+    except RuntimeError:
+        # A backward function without a batching rule.
+        parts = [pull(row) for row in rows]
+        return [torch.stack(found) for found in zip(*parts, strict=True)]
