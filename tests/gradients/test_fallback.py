@@ -200,7 +200,9 @@ class Custom(nn.Module):
 
 def test_dropout_inside_a_module_without_a_rule_is_refused_by_name():
     capture = GradientCapture(
-        model := nn.Sequential(Custom(lambda s, x: F.dropout((x.transpose(0, 1) * s.w).transpose(0, 1), 0.5, s.training)))
+        model := nn.Sequential(
+            Custom(lambda s, x: F.dropout((x.transpose(0, 1) * s.w).transpose(0, 1), 0.5, s.training))
+        )
     )
     with pytest.raises(UnsupportedModule, match=r"0 \(Custom\).*dropout"), capture.recording(records=2):
         model(x_of(2, 4, 3))

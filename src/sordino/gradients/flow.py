@@ -42,6 +42,7 @@ ELEMENTWISE = words(
     __add__ __sub__ __mul__ __truediv__ __rtruediv__ __neg__"""
 )
 _UNIFORM = words("zeros ones full new_zeros new_ones new_full")
+_UNIFORM_LIKE = words("zeros_like ones_like full_like")
 # The result's first dimension is the first argument's, if the sizes agree: rows are kept in order.
 _ROW_MAJOR = words("view reshape flatten unflatten view_as reshape_as")
 _FIRST_KEPT = words(
@@ -124,7 +125,9 @@ class Marks:
         """Mark what the function `name` returned, by what is known of its arguments."""
         inputs = tensors_in([*args, *kwargs.values()])
         for output in tensors_in([result]):
-            if kwargs.get("out") is None and name in _UNIFORM:
+            if kwargs.get("out") is None and (
+                name in _UNIFORM or (name in _UNIFORM_LIKE and not self.records_first(inputs[0]))
+            ):
                 self.set(output, Mark.UNIFORM)
             elif kwargs.get("out") is None and all(self.constant(tensor) for tensor in inputs):
                 self.set(output, Mark.CONSTANT)

@@ -16,6 +16,7 @@ from sordino.gradients.hooks import CallBefore, ModuleHook, in_checkpoint
 from sordino.gradients.purity import held_attributes
 from sordino.gradients.recording import Recording
 from sordino.gradients.records import layout_of
+from sordino.gradients.rules.derived import Derived
 from sordino.gradients.sites import Site
 
 __all__ = ["Following", "Knowledge"]
@@ -294,7 +295,7 @@ class Following:
         for i in chosen:
             copy = tap.per_record_argument(cast("Tensor", leaves[i]), dims[i] or 0)
             if copy is None:
-                tap.give_up_on(cast("Tensor", leaves[i]))
+                tap.give_up(cast("Derived", tap.derived(leaves[i])).scope)
                 return False, None
             changed[i] = copy
         if not chosen:
