@@ -9,8 +9,9 @@ record's; what the copy was derived by pulls it back. Where that can't be done t
 becomes opaque: it is made again as a whole. An ordinary gradient that reaches a parameter or a stand-in is refused.
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -47,6 +48,7 @@ _EXPANSIONS = words("expand expand_as broadcast_to repeat tile")
 _READS = words(
     "item tolist numpy __bool__ __float__ __int__ __index__ __array__ __contains__ equal allclose is_nonzero"
 )
+_EXPANDING = _EXPANSIONS | _CATS | {"stack"}
 _RANDOM = words("dropout alpha_dropout feature_dropout feature_alpha_dropout dropout1d dropout2d dropout3d rrelu")
 _EMBEDDING = EmbeddingRule()
 # Views that may show an entry twice.
@@ -139,6 +141,7 @@ class BareTap(TorchFunctionMode):
         self._stand_ins, self._verified = stand_ins, verified
         self._derived: dict[int, Derived] = {}
         self._parameters, self._owners = parameters, owners
+        self._constant_repeats: dict[int, tuple[weakref.ref[Tensor], frozenset[int]]] = {}
         self._leaves: dict[int, Tensor] = {}
         self._owner_of: dict[int, nn.Parameter] = {}
         self._nodes: list[object] = []
@@ -213,6 +216,10 @@ class BareTap(TorchFunctionMode):
                 )
             result = func(*args, **given)
             self.marks.set_result(_plain(name), args, given, result)
+            if tensors and isinstance(result, Tensor) and self.marks.record_free(result):
+                dims = self._repeats(_plain(name), args, given, result)
+                if dims:
+                    self._constant_repeats[id(result)] = (weakref.ref(result), dims)
             return result
         if self.is_in_other_checkpoint():
             raise UnsupportedModule(
@@ -390,6 +397,8 @@ class BareTap(TorchFunctionMode):
         tensors = tensors_in([*args, *kwargs.values()])
         first = tensors[0]
         before = self._repeated_dims(first)
+        if not before and name not in _EXPANDING and name not in ELEMENTWISE:
+            return before
         shape, offset = first.shape, result.dim() - first.dim()
         if name in _EXPANSIONS:
             old = {d + offset for d in range(first.dim()) if shape[d] == 1 or d in before}
@@ -424,12 +433,16 @@ class BareTap(TorchFunctionMode):
 
     def _repeated_dims(self, tensor: Tensor) -> frozenset[int]:
         found = self.derived(tensor)
-        return found.repeats if found is not None else frozenset()
+        if found is not None:
+            return found.repeats
+        if self.marks.uniform(tensor):
+            return frozenset(range(tensor.dim()))
+        reference, dims = self._constant_repeats.get(id(tensor), (None, frozenset()))
+        return dims if reference is not None and reference() is tensor else frozenset()
 
     def _is_repeated_at(self, tensor: Tensor, dim: int, result: Tensor) -> bool:
         own = dim - (result.dim() - tensor.dim())
-        repeated = own < 0 or tensor.shape[own] == 1 or own in self._repeated_dims(tensor)
-        return repeated or self.marks.uniform(tensor)
+        return own < 0 or tensor.shape[own] == 1 or own in self._repeated_dims(tensor)
 
     def _has_no_rows(self, tensor: Tensor) -> bool:
         """Whether a second argument is the same for every row of the first: weights and constants of torch's layers."""
@@ -500,8 +513,12 @@ class BareTap(TorchFunctionMode):
                     direct_rule, ("value",), {"value": source}, tensor.detach().clone(), (), dim=dim, rows_of=dim
                 )
             else:
-                row = tensor.narrow(dim, 0, 1)
-                copies, source = tensor.detach().clone(), Derived(tensor=row, leaves=source.leaves, scope=source.scope)
+                row, lookup = tensor.narrow(dim, 0, 1), source.lookup
+                if lookup is not None:
+                    same = dim < lookup.ids.dim() == tensor.dim() - 1
+                    lookup = replace(lookup, ids=lookup.ids.narrow(dim, 0, 1)) if same else None
+                copies = tensor.detach().clone()
+                source = Derived(tensor=row, leaves=source.leaves, lookup=lookup, scope=source.scope)
         elif tensor.dim() < dims and dim == 0:
             missing = dims - 1 - tensor.dim()
             copies = tensor.detach()[(None,) * (missing + 1)].expand(self.records, *[1] * missing, *tensor.shape)

@@ -22,6 +22,7 @@ class Mark(Enum):
     RECORDS = "computed from records, which are somewhere else or nowhere"
     CONSTANT = "the same for every batch"
     UNIFORM = "the same number everywhere"
+    IN_ORDER = "the records' numbers along the first dimension"
 
 
 def words(text: str) -> frozenset[str]:
@@ -37,7 +38,7 @@ ELEMENTWISE = words(
     clamp clip clamp_min clamp_max where maximum minimum fmax fmin lerp addcmul addcdiv floor ceil round trunc frac
     remainder fmod eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not isnan
     isinf isfinite nan_to_num masked_fill dropout alpha_dropout feature_dropout to type float half bfloat16 double
-    long int bool contiguous clone detach requires_grad_ type_as __rsub__ __radd__ __rmul__ __rdiv__ __rpow__ __pow__
+    long int bool contiguous clone detach requires_grad type_as __rsub__ __radd__ __rmul__ __rdiv__ __rpow__ __pow__
     __and__ __or__ __invert__ zeros_like ones_like rand_like randn_like empty_like full_like copy
     __add__ __sub__ __mul__ __truediv__ __rtruediv__ __neg__"""
 )
@@ -65,6 +66,9 @@ _DIM_AT: dict[str, tuple[int, int | None]] = {
 _PRODUCTS = words("matmul bmm baddbmm scaled_dot_product_attention __matmul__")
 
 
+_FREE = (Mark.CONSTANT, Mark.UNIFORM, Mark.IN_ORDER)
+
+
 class Marks:
     """What is known of the tensors of one forward pass; it keeps none of them alive.
 
@@ -85,11 +89,11 @@ class Marks:
     def constant(self, tensor: Tensor) -> bool:
         """Whether `tensor` is the same for every batch."""
         # A custom function marks its result inside, where gradients are off; the result may have one.
-        return self._get(tensor) in (Mark.CONSTANT, Mark.UNIFORM) and not tensor.requires_grad
+        return self._get(tensor) in _FREE and not tensor.requires_grad
 
     def record_free(self, tensor: Tensor) -> bool:
         """Whether `tensor` was not computed from records, as far as is known, and has no gradient."""
-        return not tensor.requires_grad and self._get(tensor) in (None, Mark.CONSTANT, Mark.UNIFORM)
+        return not tensor.requires_grad and self._get(tensor) in (None, *_FREE)
 
     def has_records(self, tensor: Tensor) -> bool:
         """Whether `tensor` was computed from records."""
@@ -98,10 +102,6 @@ class Marks:
     def uniform(self, tensor: Tensor) -> bool:
         """Whether all entries of `tensor` are the same number."""
         return self._get(tensor) is Mark.UNIFORM
-
-    def knows(self, tensor: Tensor) -> bool:
-        """Whether anything is known of `tensor`."""
-        return self._get(tensor) is not None
 
     def records_first(self, tensor: Tensor) -> bool:
         """Whether the first dimension of `tensor` holds the records."""
@@ -116,8 +116,8 @@ class Marks:
         return any(tensor.dim() == dims and self.records_first(tensor) for tensor in tensors)
 
     def set_input(self, tensor: Tensor) -> None:
-        """Mark an input of a module of which nothing is known: by convention it has the records first."""
-        if self.knows(tensor) or self.records not in tensor.shape:
+        """Mark an input of a module that isn't known to be without records: by convention it has them first."""
+        if self._get(tensor) in _FREE or self.records not in tensor.shape:
             return
         self.set(tensor, Mark.RECORDS_FIRST if tensor.shape[0] == self.records else Mark.RECORDS)
 
@@ -129,6 +129,8 @@ class Marks:
                 name in _UNIFORM or (name in _UNIFORM_LIKE and not self.records_first(inputs[0]))
             ):
                 self.set(output, Mark.UNIFORM)
+            elif kwargs.get("out") is None and self._is_in_order(name, args, kwargs, output):
+                self.set(output, Mark.IN_ORDER)
             elif kwargs.get("out") is None and all(self.constant(tensor) for tensor in inputs):
                 self.set(output, Mark.CONSTANT)
             elif kwargs.get("out") is None and self._keeps(name, args, kwargs, inputs, output):
@@ -137,6 +139,20 @@ class Marks:
                 self.set(output, Mark.RECORDS)
             else:
                 self._known.pop(id(output), None)
+
+    def _is_in_order(self, name: str, args: Sequence[object], kwargs: Mapping[str, object], output: Tensor) -> bool:
+        """Whether `output` counts the records along its first dimension."""
+        if output.dim() == 0 or output.shape[0] != self.records or output.is_floating_point():
+            return False
+        if name == "arange":
+            return tuple(args) in ((self.records,), (0, self.records), (0, self.records, 1))
+        first = args[0] if args else None
+        if not isinstance(first, Tensor) or self._get(first) is not Mark.IN_ORDER:
+            return False
+        moved = name in _ROW_MAJOR or (
+            name in ("to", "__getitem__", "unsqueeze") and _keeps_first(name, args, kwargs, first, output)
+        )
+        return name == "to" or (moved and output.numel() == self.records)
 
     def _keeps(
         self, name: str, args: Sequence[object], kwargs: Mapping[str, object], inputs: list[Tensor], output: Tensor
@@ -150,6 +166,9 @@ class Marks:
             return self.any_first(inputs, output.dim())
         if not self.records_first(inputs[0]):
             return False
+        if name == "__getitem__" and isinstance(args[1], tuple) and all(isinstance(i, Tensor) for i in args[1]):
+            rows = args[1][0]
+            return self._get(rows) is Mark.IN_ORDER and rows.dim() == output.dim()
         if name in ("cat", "concat", "concatenate", "stack") and not all(self.records_first(t) for t in inputs):
             return False
         return keeps_rows(name, args, kwargs, inputs, output)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from sordino.gradients.bare import MARK, BareTap, FollowedCall
 from sordino.gradients.flow import Mark, Marks
 from sordino.gradients.graph import ordinary_uses
-from sordino.gradients.hooks import CallBefore, ModuleHook, in_checkpoint
+from sordino.gradients.hooks import CallBefore, ModuleHook, in_checkpoint, in_compiled
 from sordino.gradients.purity import held_attributes
 from sordino.gradients.recording import Recording
 from sordino.gradients.records import layout_of
@@ -121,6 +121,8 @@ class Following:
     def watches(self) -> bool:
         """Whether the whole model is followed in this recording."""
         count = self._recordings
+        if in_compiled():
+            return False
         return self._is_needed or count & (count - 1) == 0
 
     def need(self) -> None:

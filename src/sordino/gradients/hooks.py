@@ -14,8 +14,17 @@ from sordino.gradients.purity import Fingerprint
 from sordino.gradients.recording import Recording
 from sordino.gradients.rules.rule import Use
 
-__all__ = ["CallBefore", "ModuleHook", "UseReceiver", "in_checkpoint", "in_reentrant_forward", "untraced"]
+__all__ = [
+    "CallBefore",
+    "ModuleHook",
+    "UseReceiver",
+    "in_checkpoint",
+    "in_compiled",
+    "in_reentrant_forward",
+    "untraced",
+]
 
+_in_compiled = False
 _CHECKPOINTS = CheckpointFunction.__module__
 _REENTRANT_FORWARD = CheckpointFunction.forward.__code__
 
@@ -45,7 +54,17 @@ def untraced(call: Callable[..., object], *arguments: object) -> object:
 
 @torch._disable_dynamo  # pyright: ignore[reportPrivateUsage]
 def _break_graph(call: Callable[..., object], *arguments: object) -> object:
-    return call(*arguments)
+    global _in_compiled  # noqa: PLW0603 (hooks run one at a time)
+    before, _in_compiled = _in_compiled, True
+    try:
+        return call(*arguments)
+    finally:
+        _in_compiled = before
+
+
+def in_compiled() -> bool:
+    """Whether the hook that runs belongs to a module that torch.compile compiles."""
+    return _in_compiled
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
