@@ -530,7 +530,7 @@ class BareTap(TorchFunctionMode):
 
     def _rows(self, lookup: Lookup, copies: Tensor) -> Tensor:
         """Copies of rows of a table: read as if every record had looked them up."""
-        ids = lookup.ids.reshape(copies.shape[1:-1]).expand(copies.shape[:-1])
+        ids = lookup.ids.reshape(copies.shape[1:-1]).expand(copies.shape[:-1]).contiguous()
         return self.capture(_EMBEDDING, None, {"weight": lookup.table}, copies, (ids,), _layer_of(lookup))
 
     def per_record_argument(self, tensor: Tensor, dim: int) -> Tensor | None:

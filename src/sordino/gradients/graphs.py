@@ -19,6 +19,7 @@ from sordino.errors import UnsupportedModule
 from sordino.gradients.capture import GradientCapture
 from sordino.gradients.numerics import full_precision
 from sordino.gradients.recording import Recording
+from sordino.gradients.rules.derived import DerivedContext
 from sordino.gradients.rules.rule import Use
 from sordino.gradients.usual import recorded
 
@@ -93,6 +94,7 @@ def record_step(
         return kept
 
     first = _recorded(backward, batch)
+    _refuse_pulled(uses)
     kept = [tensor.detach().clone() for tensor in _kept(uses)]
     order: list[nn.Parameter] = []
 
@@ -124,8 +126,22 @@ def record_step(
     )
 
 
+def _refuse_pulled(uses: Sequence[Use]) -> None:
+    """Refuse gradients that go back through what was computed from parameters: a graph of the sums can't hold that."""
+    for use in uses:
+        context = use.context
+        sources = context.sources.values() if isinstance(context, DerivedContext) else ()
+        if any(all(source.tensor is not leaf for leaf in source.leaves.values()) for source in sources):
+            raise UnsupportedModule(
+                f"{next(iter(use.parameters))} must be read as it is to be compiled, got something computed from it for "
+                "all records. Leave compile out."
+            )
+
+
 def _kept(uses: Sequence[Use]) -> list[Tensor]:
-    return [tensor for use in uses for tensor in (*use.saved, *use.grads) if tensor is not None]
+    kept = [tensor for use in uses for tensor in (*use.saved, *use.grads) if tensor is not None]
+    # A copy of an expanded tensor has other strides than the tensor, and graphs are recorded for strides.
+    return [tensor.contiguous() if 0 in tensor.stride() else tensor for tensor in kept]
 
 
 def _recorded(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> GraphModule:
