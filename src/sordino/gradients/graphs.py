@@ -133,8 +133,8 @@ def _refuse_pulled(uses: Sequence[Use]) -> None:
         sources = context.sources.values() if isinstance(context, DerivedContext) else ()
         if any(all(source.tensor is not leaf for leaf in source.leaves.values()) for source in sources):
             raise UnsupportedModule(
-                f"{next(iter(use.parameters))} must be read as it is to be compiled, got something computed from it for "
-                "all records. Leave compile out."
+                f"{next(iter(use.parameters))} must be read as it is to be compiled, got something computed from it "
+                "for all records. Leave compile out."
             )
 
 
