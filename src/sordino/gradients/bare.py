@@ -186,7 +186,7 @@ class BareTap(TorchFunctionMode):
         self._owner_of[id(leaf)] = parameter
         self._stand_ins[leaf] = name
         node = torch.autograd.graph.get_gradient_edge(leaf).node
-        node.metadata[MARK] = True
+        cast("dict[str, bool]", node.metadata)[MARK] = True
         self._nodes.append(node)
         return leaf
 
@@ -308,7 +308,8 @@ class BareTap(TorchFunctionMode):
             self.marks.set(detached, Mark.CONSTANT)
             return detached
         if type(value) in (list, tuple):
-            return type(value)(self._swapped(item) for item in cast("Sequence[object]", value))
+            items = [self._swapped(item) for item in cast("Sequence[object]", value)]
+            return items if type(value) is list else tuple(items)
         return value
 
     def _followed(
@@ -382,11 +383,13 @@ class BareTap(TorchFunctionMode):
             table, ids, padding, usual = self.derived(args[0]), args[1], None, True
         else:
             before = self.derived(args[0]) if args else None
-            kept = before is not None and before.lookup is not None and name in _KEPT_ROWS_OF_A_TABLE
-            same = kept and result.numel() == before.tensor.numel() and result.dtype == before.tensor.dtype
+            if before is None or before.lookup is None or name not in _KEPT_ROWS_OF_A_TABLE:
+                return None
+            same = result.numel() == before.tensor.numel() and result.dtype == before.tensor.dtype
             return before.lookup if same and result.shape[-1] == before.tensor.shape[-1] else None
-        whole = table is not None and table.isometric and table.tensor.dim() == 2
-        if not whole or not usual or not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+        if table is None or not table.isometric or table.tensor.dim() != 2 or not usual:
+            return None
+        if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
             return None
         if name == "__getitem__":
             ids = torch.where(ids < 0, ids + table.tensor.shape[0], ids)
@@ -405,8 +408,9 @@ class BareTap(TorchFunctionMode):
             return frozenset({*range(offset), *old})
         if name in _CATS or name == "stack":
             dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-            equal = len({id(t) for t in tensors}) == 1 and isinstance(dim, int)
-            return frozenset({dim % result.dim()}) if equal and (name == "stack" or shape[dim] == 1) else frozenset()
+            if not isinstance(dim, int) or len({id(t) for t in tensors}) > 1 or (name != "stack" and shape[dim] != 1):
+                return frozenset()
+            return frozenset({dim % result.dim()})
         if name in ("transpose", "permute", "swapaxes", "unsqueeze", "movedim", "t", "T", "mT") and before:
             # A tensor of the same shape whose entries are the numbers of its dimensions shows where they go.
             return self._moved(name, args, kwargs, before, first)
@@ -548,7 +552,8 @@ class BareTap(TorchFunctionMode):
         if isinstance(values, Tensor):
             return self.per_record(values, dims) if self.derived(values) is not None else values
         if type(values) in (list, tuple):
-            return type(values)(self._copied(item, dims) for item in cast("Sequence[object]", values))
+            items = [self._copied(item, dims) for item in cast("Sequence[object]", values)]
+            return items if type(values) is list else tuple(items)
         return values
 
     def _broadcast(self, func: Callable[..., object], args: _Args, kwargs: _Kwargs) -> object:

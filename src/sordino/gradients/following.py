@@ -337,7 +337,7 @@ def is_kept_elsewhere(call: FollowedCall) -> bool:
 
     def alive() -> bool:
         edges = (torch.autograd.graph.get_gradient_edge(leaf).node for leaf in call.leaves)
-        return any(MARK in node.metadata for node in edges)
+        return any(MARK in cast("dict[str, bool]", node.metadata) for node in edges)
 
     if alive():
         gc.collect()
