@@ -473,6 +473,75 @@ def test_settings_that_would_leak_are_refused_by_name(tmp_path, changes, name):
             made.fit(Net(), DataLoader(data(), batch_size=16))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BatchSizeFinder",
+        "DeviceStatsMonitor",
+        "GradientAccumulationScheduler",
+        "LearningRateFinder",
+        "ThroughputMonitor",
+    ],
+)
+def test_subclasses_of_callbacks_that_are_refused_are_refused(name):
+    from sordino.integrations.lightning_settings import check_trainer
+
+    kind = type("Own", (getattr(callbacks, name),), {"__init__": lambda self: None})
+    made = trainer(PrivacyCallback(privacy()))
+    made.callbacks.append(kind())
+    with pytest.raises(InvalidArgument, match=name):
+        check_trainer(made, Net(), privacy())
+
+
+class Unseen(callbacks.Callback):
+    """Trains on the loader by itself, as a finder of learning rates does."""
+
+    def __init__(self, hook):
+        setattr(self, hook, self.train)
+
+    def train(self, trainer, pl_module, *rest):
+        for index, batch in enumerate(DataLoader(data(), batch_size=16)):
+            pl_module.training_step(batch, index).backward()
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start", "on_train_batch_start"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_training_step_that_no_charged_batch_asked_for_raises(hook, first):
+    callback, module = PrivacyCallback(privacy()), Net()
+    before = [p.detach().clone() for p in module.parameters()]
+    made = trainer(callback, callbacks=[Unseen(hook)])
+    if first:
+        made.callbacks.reverse()
+    with pytest.raises(UnprivateStep, match="training_step"):
+        made.fit(module, DataLoader(data(), batch_size=16))
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), before, strict=True))
+    assert "training_step" not in vars(module)
+
+
+def test_the_other_name_of_the_package_works():
+    pl = pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
+
+    class Other(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    callback = PrivacyCallback(privacy())
+    made = pl.Trainer(max_epochs=1, callbacks=[callback], enable_model_summary=False, **quiet)
+    made.fit(Other(), DataLoader(data(), batch_size=16))
+    assert callback.guarantee().epsilon == pytest.approx(epsilon_of(4), rel=1e-9)
+    found = pl.callbacks.LearningRateFinder()
+    with pytest.raises(InvalidArgument, match="LearningRateFinder"):
+        pl.Trainer(callbacks=[PrivacyCallback(privacy()), found], **quiet).fit(Other(), DataLoader(data()))
+
+
 def test_a_loss_scaler_is_refused_by_name(monkeypatch):
     made = trainer(PrivacyCallback(privacy()))
     monkeypatch.setattr(type(made.strategy.precision_plugin), "precision", "16-mixed")
