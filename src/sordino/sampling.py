@@ -55,6 +55,10 @@ class Chunk:
         """Number of records in the chunk. Under Poisson sampling it is private."""
         return len(self.indices)
 
+    def only(self, places: list[int]) -> "Chunk":
+        """The same chunk with only some of its records, by their places in it."""
+        return replace(self, indices=self.indices[places])
+
     def at_step(self, step: int) -> "Chunk":
         """The same chunk as a part of batch number `step`."""
         return replace(self, step=step)

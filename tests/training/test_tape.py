@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from sordino.errors import CoupledRecords, PrivacyError, RecordCountMismatch, UnprivateStep
+from sordino.errors import CoupledRecords, PrivacyError, RecordCountMismatch, UnprivateStep, UnsupportedModule
 from sordino.training.engine import PrivacyEngine
 from sordino.training.loops.tape import Tape, TapedTensor, plain
 
@@ -154,7 +154,7 @@ class Checking(nn.Module):
 
 
 def test_a_public_batch_stands_in_where_made_up_records_do_not_run():
-    with pytest.raises(CoupledRecords, match="public_batch") as refusal:
+    with pytest.raises(UnsupportedModule, match="public_batch") as refusal:
         one_step(ACCEPTED["cross entropy"], model=Checking())
     assert isinstance(refusal.value.__cause__, ValueError)
     public = torch.full((6, 5), 3.0) + torch.arange(6.0)[:, None], torch.arange(6) % 3

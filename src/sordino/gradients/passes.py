@@ -23,7 +23,7 @@ from sordino.gradients.clusters import Clusters
 from sordino.gradients.measure import Measured, group_numbers
 from sordino.gradients.rules.rule import Use
 
-__all__ = ["TwoPasses"]
+__all__ = ["TwoPasses", "fingerprint"]
 
 # (squared bounds [G, B]) ↦ one factor per group and record.
 Factors = Callable[[Float[Tensor, "G B"]], Float[Tensor, "G B"]]
@@ -230,11 +230,11 @@ def _is_small(value: Tensor, turn: _Turn) -> bool:
 
 def _fingerprint(use: Use) -> Tensor:
     """A number for each tensor that arrived; equal values at equal places give equal numbers, NaN among them."""
-    return torch.stack([_bits(tensor) for tensor in (*use.saved, *use.grads) if tensor is not None])
+    return torch.stack([fingerprint(tensor) for tensor in (*use.saved, *use.grads) if tensor is not None])
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    """A whole number made of the entries' bits and of their places."""
+def fingerprint(tensor: Tensor) -> Tensor:
+    """A whole number made of the entries' bits and of their places; takes no memory of the tensor's size."""
     flat = tensor.detach().contiguous().view(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).view(-1)

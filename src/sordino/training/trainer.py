@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from sordino.definitions import FIXED_SEED, PrivacyUnit
-from sordino.errors import PrivacyError, UnsupportedModule
+from sordino.errors import PrivacyError, SordinoError, UnsupportedModule
 from sordino.gradients import GradientCapture, Recorder
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
@@ -47,7 +47,9 @@ from sordino.training.plan import Performance, Plan
 from sordino.training.probing.alone import check_records, is_not_captured
 from sordino.training.probing.padding import check_padding
 from sordino.training.probing.per_record import per_record_losses
+from sordino.training.probing.probe import ProbeSize
 from sordino.training.processes.ranks import Ranks, inner, ranks_here, shapes_of
+from sordino.training.records.sizes import largest_batch
 from sordino.training.records.source import Source, refuse_repeats, source_of
 from sordino.training.records.units import Units, UnitSource, by_unit
 from sordino.training.step import PrivateStep, check_memory
@@ -57,6 +59,8 @@ from sordino.training.sums.jl import ProjectedSums
 
 __all__ = ["FitResult", "LossFunction", "OptimizerFactory", "Transcript", "fit"]
 
+# Repetitions of the probe after so many chunks take a large batch, earlier ones a small one.
+_SMALL_AGAIN = 16
 ONE_EACH = "every record is taken to be all that its {} gave"
 
 
@@ -87,6 +91,7 @@ def fit(
     diagnostics: str | None = None,
     budget: AdaptiveBudget | None = None,
     units: Units | None = None,
+    public_batch: Sequence[object] | None = None,
 ) -> FitResult:
     """Train `model` under `plan`, and say what the result guarantees.
 
@@ -125,6 +130,8 @@ def fit(
         budget: chooses each step's noise from what was released, within its ε; the plan's steps are then the most that
             are taken. A resumed run goes on with what the transcript leaves of it.
         units: which user each record belongs to: a user's records are drawn, clipped and protected together.
+        public_batch: at least five public or invented records, as `loss` gets them after the model. Model and loss are
+            tried on them before the first step, instead of on made-up records of random features and labels 0 and 1.
 
     Raises:
         BudgetExceeded: the plan does not fit what is left of the ledger's account; no record was read.
@@ -173,7 +180,7 @@ def fit(
     )
     try:
         parts = (model, loss, source, plan, stepper, schedule, performance, randomness, averaging, record, watched)
-        training = _Run(*parts, adaptive, ranks)
+        training = _Run(*parts, adaptive, ranks, public_batch)
         name = "" if record is None else record.folder.path.name
         receipt = None if record is None else record.receipt
 
@@ -212,6 +219,7 @@ class _Run:
         diagnostics: Diagnostics | None,
         adaptive: AdaptiveRun | None,
         ranks: Ranks,
+        public_batch: Sequence[object] | None,
     ) -> None:
         self._model, self._loss, self._source, self._plan = model, loss, source, plan
         self._optimizer, self._schedule, self._performance = optimizer, schedule, performance
@@ -226,7 +234,8 @@ class _Run:
         self.repeats = record is not None and record.repeats
         self._done = self._charged = self.first
         self._interrupted, self._chunks = False, 0
-        self._probed: set[Hashable] = set()
+        self._probed: dict[Hashable, int] = {}
+        self._public_batch = public_batch
         # Why one record at a time is taken though nobody asked for it.
         self._refusal: PrivacyError | None = None
         self._generators, self._owned = BatchGenerators(randomness, rank=ranks.number), owned_generators(source)
@@ -354,30 +363,86 @@ class _Run:
     def _add(self, chunk: Chunk) -> None:
         """Add a chunk to the sum, unless its probe chooses another recorder: then the batch is split anew."""
         recorder, step = self._recorder, self._step
-        batch = self._source.batch(chunk.indices, device=self._device) if chunk.records else None
+        batch = None
+        if chunk.records:
+            found, batch = self._source.read(chunk.indices, device=self._device)
+            chunk, batch = replace(chunk, indices=found), batch if len(found) else None
         if batch is not None:
-            self._probe(batch)
+            self._probe(batch, chunk.records)
         if recorder is not self._recorder:
             return
         if isinstance(step.bounds, ProjectedSums) and batch is not None:
+            projected = step.bounds
             step.begin(chunk)
-            step.add_sums(chunk, step.bounds.sums(self._loss, batch, records=chunk.records))
+            sums = _unless_raised(lambda: projected.sums(self._loss, batch, records=chunk.records))
+            if sums is None:
+                raise _hidden_failure("with projected norms")
+            step.add_sums(chunk, sums)
             return
         if self._compiled is not None and batch is not None and self._chunks and isinstance(step.bounds, Bounds):
             step.begin(chunk)
-            sums = self._compiled.sums(step.bounds, batch)
+            compiled, bounds = self._compiled, step.bounds
+            sums = _unless_raised(lambda: compiled.sums(bounds, batch))
             if sums is not None:
                 step.add_sums(chunk, sums)
                 return
-        with step.recording(chunk):
-            # Not every model takes a batch without records; it adds nothing to the sum.
-            if batch is not None:
-                losses = self._losses(chunk, batch)
-                if self._diagnostics is not None:
-                    self._diagnostics.add(losses)
-                step.add_losses(losses)
-                step.backward(losses)
-        step.add(chunk)
+        if self._record_together(chunk, batch):
+            step.add(chunk)
+        else:
+            step.add_sums(chunk, self._record_apart(chunk, cast("tuple[object, ...]", batch)))
+
+    def _record_together(self, chunk: Chunk, batch: tuple[object, ...] | None) -> bool:
+        """Forward and backward of a chunk; whether model and loss ran."""
+        step = self._step
+        try:
+            with step.recording(chunk):
+                # Not every model takes a batch without records; it adds nothing to the sum.
+                if batch is not None:
+                    losses = self._losses(chunk, batch)
+                    if self._diagnostics is not None:
+                        self._diagnostics.add(losses)
+                    step.add_losses(losses)
+                    step.backward(losses)
+        except SordinoError:
+            raise
+        except Exception:
+            return False
+        return True
+
+    def _record_apart(self, chunk: Chunk, batch: tuple[object, ...]) -> dict[nn.Parameter, Tensor]:
+        """The clipped sum of a chunk on which model or loss raised, from one record at a time.
+
+        A record for which they raise alone counts as zero, as one without a finite gradient does. The message may
+        quote it, and that there is one tells of it: neither goes further.
+        """
+        self._refuse_failure()
+        sums: dict[nn.Parameter, Tensor] = {}
+        chunks = self._chunks
+        for place in range(chunk.records):
+            one = replace(chunk, indices=chunk.indices[place : place + 1])
+            rows = map_tensors(
+                lambda tensor, place=place: (
+                    tensor[place : place + 1] if tensor.dim() and tensor.size(0) == chunk.records else tensor
+                ),
+                batch,
+            )
+            try:
+                with self._recorder.recording(1):
+                    self._losses(one, cast("tuple[object, ...]", rows)).sum().backward()
+            except SordinoError:
+                raise
+            except Exception:
+                self._recorder.discard()
+                continue
+            self._step.bounds.add(sums, records=1)
+            self._recorder.discard()
+        self._chunks = chunks
+        return sums
+
+    def _refuse_failure(self) -> None:
+        """Where records can't be taken one by one, a failure ends the run, with a message that says nothing of it."""
+        if self._plan.loss_curve is not None or self._performance.memory in {"block", "two-pass"}:
+            raise _hidden_failure("with a loss curve, or with memory='block' or 'two-pass'")
 
     def _losses(self, chunk: Chunk, batch: tuple[object, ...]) -> Tensor:
         watch = ForwardWatch(self._model, values=compares_values(self._chunks))
@@ -403,24 +468,39 @@ class _Run:
                 self._average.update(self._done)
             self._done += 1
 
-    def _probe(self, batch: tuple[object, ...] | None) -> None:
-        """On made-up records, in every new state of the model (modes, attributes), and at times: losses may change."""
+    def _probe(self, batch: tuple[object, ...] | None, records: int = 0) -> None:
+        """On made-up records, in every new state of the model (modes, attributes), and at times: losses may change.
+
+        Once more where a batch has more records than were tried.
+        """
         marks = public_marks(self._model)
-        if batch is None or (marks in self._probed and not proves_again(self._chunks)):
+        known = self._probed.get(marks)
+        again = known is not None and known >= records
+        if batch is None or (again and not proves_again(self._chunks)):
             return
-        self._probed.add(marks)
-        records = map_tensors(lambda tensor: tensor.to(self._device), batch)
+        # A larger batch is rare, and rarer if there is room above it.
+        most = largest_batch(self._plan, self._performance.chunk_size, processes=self._ranks.count)
+        most = most if records <= most else 2 * records
+        self._probed[marks] = max(known or 0, most)
+        made_up = map_tensors(lambda tensor: tensor.to(self._device), batch)
         size = self._performance.chunk_size
         try:
             check_records(
                 self._model,
                 self._recorder,
-                records,
+                made_up,
                 self._loss_of,
+                public_batch=self._public_batch,
                 values_released=self._plan.loss_curve is not None,
                 as_in_a_batch=self._refusal is not None,
                 is_split=self._ranks.count > 1 or (size is not None and 1 < size < len(self._source)),
                 advises=not self._may_go_one_by_one(),
+                size=ProbeSize(
+                    records=most,
+                    two_passes=self._performance.memory == "two-pass",
+                    again=again,
+                    is_thorough=self._chunks > _SMALL_AGAIN,
+                ),
             )
         except PrivacyError as refusal:
             if self._refusal is not None:
@@ -430,9 +510,9 @@ class _Run:
             self._recorder.detach()
             self._go_one_by_one(refusal)
             self._probed.clear()
-            self._probe(batch)
+            self._probe(batch, records)
             _LOG.warning(_ONE_BY_ONE, refusal.args[0])
-        check_padding(self._source.padding, self._model, self._recorder, records, self._loss_of)
+        check_padding(self._source.padding, self._model, self._recorder, made_up, self._loss_of)
 
     def _loss_of(self, batch: object) -> Tensor:
         return self._loss(self._model, *cast("tuple[object, ...]", batch))
@@ -461,6 +541,26 @@ class _Run:
             loss_curve=None if self._plan.loss_curve is None else self._curve,
             gradients="one-by-one" if self._performance.is_one_by_one else "captured",
         )
+
+
+T = TypeVar("T")
+
+
+def _unless_raised(act: Callable[[], T]) -> T | None:
+    """What `act` returns; None where the user's code raised."""
+    try:
+        return act()
+    except SordinoError:
+        raise
+    except Exception:
+        return None
+
+
+def _hidden_failure(where: str) -> PrivacyError:
+    return PrivacyError(
+        f"model and loss must run on every record {where}, got a failure, whose message is not shown as it may quote a "
+        "record. Let the loss of an invalid record be NaN, which counts as zero."
+    )
 
 
 def _device_of(model: nn.Module) -> str:

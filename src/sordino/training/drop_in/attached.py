@@ -27,9 +27,10 @@ from sordino.training.fitting.display import DIAGNOSED
 from sordino.training.loops.criterion import Criterion
 from sordino.training.performance import Performance
 from sordino.training.plan import Plan
+from sordino.training.probing.probe import ProbeSize
 from sordino.training.processes.ranks import Ranks, inner, ranks_here, shapes_of
 from sordino.training.records.loader import PrivateLoader, population_of
-from sordino.training.records.sizes import substitutes
+from sordino.training.records.sizes import largest_batch, substitutes
 from sordino.training.records.units import Units
 
 __all__ = ["Attached", "Loop", "claim_of"]
@@ -213,7 +214,9 @@ class Loop:
                 numbers=meter if adaptive is not None or plan.noise is not None else None,
                 units=self.units,
             )
-            set_probe(session, loader, self.loss_reduction, self.criterion, public_batch)
+            most = largest_batch(plan, microbatch_size, records_each=_records_each(self.units), processes=ranks.count)
+            size = ProbeSize(records=most, two_passes=self.performance.memory == "two-pass")
+            set_probe(session, loader, self.loss_reduction, self.criterion, public_batch, size)
         except BaseException:
             session.detach()
             fields.remove()
@@ -222,6 +225,11 @@ class Loop:
             fields.show()
         attached = Attached(number=number, plan=plan, session=session, meter=meter, adaptive=adaptive, fields=fields)
         return attached, loader
+
+
+def _records_each(units: Units | None) -> int:
+    """Records of a unit in one forward pass: all of them in a loop of the user's own."""
+    return 1 if units is None or units.most_records is None else units.most_records
 
 
 def _charged(ranks: Ranks, meter: Meter, begins_epoch: bool) -> int | None:

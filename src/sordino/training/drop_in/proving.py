@@ -3,13 +3,19 @@
 from sordino.gradients import OneByOne
 from sordino.training.drop_in.session import Session
 from sordino.training.loops.criterion import Criterion, ProbeOptions, check_criterion, check_taped_loss, try_forward
+from sordino.training.probing.probe import ProbeSize
 from sordino.training.records.loader import PrivateLoader
 
 __all__ = ["set_probe"]
 
 
 def set_probe(
-    session: Session, loader: PrivateLoader, reduction: str, criterion: Criterion | None, public_batch: object
+    session: Session,
+    loader: PrivateLoader,
+    reduction: str,
+    criterion: Criterion | None,
+    public_batch: object,
+    size: ProbeSize,
 ) -> None:
     """Have model and loss proved independent before the first record is used.
 
@@ -19,9 +25,10 @@ def set_probe(
         reduction: "mean" or "sum" over records.
         criterion: the declared loss; without one the loop's own is followed.
         public_batch: records to use instead of made-up ones, or None.
+        size: the most records that the module gets at once.
     """
     # The loop never meets an empty batch: the loader gives it made-up records in place of none.
-    together = 1 if isinstance(session.capture, OneByOne) else 4
+    together = 1 if isinstance(session.capture, OneByOne) else min(4, size.records)
     structure = loader.empty_batch
     options = ProbeOptions(
         reduction=reduction,
@@ -30,16 +37,24 @@ def set_probe(
         together=together,
         padding=loader.padding,
         is_split=loader.is_split or session.processes > 1,
+        size=size,
     )
+
+    def options_for(times: int) -> ProbeOptions:
+        return options.repeated(times) if times else options
+
     session.follow_padding(loader.padding)
     if criterion is None:
         session.verify_loss_with(
-            lambda tape, loss: check_taped_loss(session.module, session.capture, tape, loss, structure, options),
+            lambda tape, loss, times: check_taped_loss(
+                session.module, session.capture, tape, loss, structure, options_for(times)
+            ),
             lambda tape, args, kwargs: try_forward(
                 session.module, session.capture, tape, args, kwargs, structure, options
             ),
         )
     else:
         session.verify_module_with(
-            lambda: check_criterion(session.module, session.capture, criterion, structure, options), criterion
+            lambda times: check_criterion(session.module, session.capture, criterion, structure, options_for(times)),
+            criterion,
         )

@@ -89,7 +89,7 @@ class Session:
         self._randomness, self._adaptive, self._by_unit = randomness, adaptive, by_unit
         self._ranks = Ranks() if ranks is None else ranks
         self._mean, self._performance = mean_over_records, performance or Performance()
-        self._verify_module: Callable[[], None] | None = None
+        self._verify_module: Callable[[int], None] | None = None
         self._following = Following(module)
         leave_untraced()
         self._chunk: Chunk | None = None
@@ -117,16 +117,18 @@ class Session:
         """Have every new form of the loss proved before its backward pass.
 
         Args:
-            verify: called with the tape of a batch and the loss's place on it; raises when the loss couples records.
+            verify: called with the tape of a batch, the loss's place on it, and how many times it came since it was
+                proved, 0 for a new one; raises when the loss couples records.
             try_forward: called with the tape and the arguments of the first training forward, before it runs.
         """
         self._following.prove, self._following.try_forward = verify, try_forward
 
-    def verify_module_with(self, verify: Callable[[], None], criterion: Criterion | None = None) -> None:
+    def verify_module_with(self, verify: Callable[[int], None], criterion: Criterion | None = None) -> None:
         """Have module and loss proved by `verify` before the first training forward.
 
         Args:
-            verify: raises when module or criterion couples records.
+            verify: called with how many batches came since it was called before, 0 for a new state of the module;
+                raises when module or criterion couples records.
             criterion: compared with the gradients that the loop sends to the module's output.
         """
         self._verify_module, self._following.criterion = verify, criterion
@@ -313,7 +315,7 @@ class Session:
             self._put_to_proof(lambda: attempt(tape, call.args, call.kwargs))
             self._following.try_forward = None
         verify = self._verify_module
-        self._following.prove_state(None if verify is None else lambda: self._put_to_proof(verify))
+        self._following.prove_state(None if verify is None else lambda times: self._put_to_proof(lambda: verify(times)))
         self.step.start(chunk, rows=self._rows, scale=float(self._rows) if self._mean else 1.0)
         self._started = True
 

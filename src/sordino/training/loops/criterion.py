@@ -1,7 +1,7 @@
 """The loss of a drop-in loop, put to the independence probe (floor 3): followed on a tape, or given as a function."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,15 @@ from sordino.training.probing.alone import NOT_CAPTURED, check_records
 from sordino.training.probing.determinism import Chance
 from sordino.training.probing.indices import IndicesChecked
 from sordino.training.probing.padding import Padding, check_padding
-from sordino.training.probing.probe import refuse_renormalised_tables, without_traces
+from sordino.training.probing.probe import ProbeSize, refuse_renormalised_tables, without_traces
 from sordino.training.probing.synthetic import INTEGER_PATTERNS, Poison, SyntheticRecords
 from sordino.training.structure import tensors_in
 
 __all__ = ["Criterion", "ProbeOptions", "check_criterion", "check_taped_loss", "try_forward"]
 
 _ALONE = 'Or, if the loss takes every record by itself, train one record at a time: gradients="one-by-one".'
+# Repetitions of a proof take a small batch at first, a large one later.
+_SMALL_AGAIN = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,7 @@ class ProbeOptions:
         padding: how batches follow their longest record, or None.
         is_split: whether a logical batch may come in several microbatches of more than one record, or in several
             processes.
+        size: the most records that training gives to the module at once, and how the probe goes about them.
     """
 
     reduction: str
@@ -45,6 +48,11 @@ class ProbeOptions:
     together: int = 4
     padding: Padding | None = None
     is_split: bool = False
+    size: ProbeSize = field(default_factory=ProbeSize)
+
+    def repeated(self, times: int) -> "ProbeOptions":
+        """For a loss or module that was proved before and has come so many times."""
+        return replace(self, size=replace(self.size, again=True, is_thorough=times > _SMALL_AGAIN))
 
 
 def check_taped_loss(
@@ -116,7 +124,7 @@ def try_forward(
 
     def call(made_up: SyntheticRecords, poison: Poison | None) -> None:
         Chance().start()
-        inputs = list(tensors_in(made_up.batch(range(options.together), poison=poison)))
+        inputs = list(tensors_in(made_up.batch(range(options.together), {} if poison is None else {0: poison})))
         values = tape.replay_all([tensor.slot for tensor in given], inputs, records=options.together)
 
         def value_of(leaf: object) -> object:
@@ -194,6 +202,7 @@ def _probe(
         may_be_empty=options.may_be_empty,
         public_batch=options.public_batch,
         is_split=options.is_split,
+        size=options.size,
     )
     check_padding(
         options.padding,

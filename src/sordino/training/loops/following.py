@@ -23,8 +23,8 @@ from sordino.training.structure import tensors_in
 
 __all__ = ["Following", "ForwardWatch", "Prove", "TryForward", "compares_values"]
 
-Prove = Callable[[Tape, int], None]
-"""Proves the loss at a place of a tape on made-up records, or raises."""
+Prove = Callable[[Tape, int, int], None]
+"""Proves the loss at a place of a tape on made-up records, or raises; 0, or the times it came since it was proved."""
 
 TryForward = Callable[[Tape, tuple[object, ...], Mapping[str, object]], None]
 """Tries the module on made-up records in place of the arguments of its first call, or raises."""
@@ -167,19 +167,20 @@ class Following:
                 "gather several batches, ask for a larger one and pass microbatch_size."
             )
 
-    def prove_state(self, prove: Callable[[], None] | None) -> None:
+    def prove_state(self, prove: Callable[[int], None] | None) -> None:
         """Before a training forward: a state that the module was in before (modes, frozen parts, attributes) is known.
 
         Args:
             prove: proves module and criterion; without one the losses have to be proved again.
         """
         marks = public_marks(self._module)
-        if marks in self._marks and not proves_again(self._batches):
+        is_known = marks in self._marks
+        if is_known and not proves_again(self._batches):
             return
-        if marks not in self._marks:
+        if not is_known:
             self._known.clear()
         if prove is not None:
-            prove()
+            prove(self._batches if is_known else 0)
         self._marks.add(marks)
 
     # --- forward -------------------------------------------------------------------------------------------------
@@ -250,7 +251,8 @@ class Following:
         if known is None or known.meet(late, numbers, self._rows):
             # Forgotten meanwhile: what is refused stays unknown.
             self._known.pop(form, None)
-            put_to_proof(lambda: prove(tape, loss))
+            times = 0 if known is None or known.has_grown else known.times
+            put_to_proof(lambda: prove(tape, loss, times))
             self._known[form] = known or ProvedForm(late=late, numbers=numbers, records=self._rows)
         tape.keep_constants()
         self._is_proved = True

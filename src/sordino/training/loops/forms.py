@@ -57,6 +57,10 @@ class ProvedForm:
         late: constants behind a place where values left the tape; they must stay.
         numbers: all constants in the batch before.
         records: number of records in the batch before.
+
+    Attributes:
+        times: how many times it came.
+        has_grown: whether a constant was of a new size in the batch that came last.
     """
 
     late: tuple[float, ...]
@@ -64,7 +68,8 @@ class ProvedForm:
     records: int
     _magnitudes: list[set[Hashable]] = field(init=False)
     _in_step: list[int] = field(init=False)
-    _times: int = field(init=False, default=1)
+    times: int = field(init=False, default=1)
+    has_grown: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._magnitudes = [{magnitude(number)} for number in self.numbers]
@@ -82,8 +87,8 @@ class ProvedForm:
                 "lists before it, got another one: it may have been computed from records. Stay with tensors up to the "
                 "loss, and compute metrics after it."
             )
-        self._times += 1
-        again = proves_again(self._times)
+        self.times += 1
+        self.has_grown = False
         if len(numbers) != len(self.numbers):
             self.numbers, self._magnitudes = numbers, [set() for _ in numbers]
             self._in_step = [0] * len(numbers)
@@ -91,10 +96,10 @@ class ProvedForm:
             self._refuse_counts(numbers, records)
         for number, known in zip(numbers, self._magnitudes, strict=True):
             size = magnitude(number)
-            again = again or size not in known
+            self.has_grown = self.has_grown or size not in known
             known.add(size)
         self.numbers, self.records = numbers, records
-        return again
+        return self.has_grown or proves_again(self.times)
 
     def _refuse_counts(self, numbers: Sequence[float], records: int) -> None:
         """A constant that changes as the number of records does was made from it (``len(batch)``)."""

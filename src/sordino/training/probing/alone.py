@@ -25,6 +25,7 @@ from sordino.training.probing.determinism import Chance, WithoutChance
 from sordino.training.probing.draws import check_draws
 from sordino.training.probing.observation import foreign_leaves, learner_outside
 from sordino.training.probing.probe import (
+    ProbeSize,
     check_records_are_independent,
     refuse_renormalised_tables,
     without_traces,
@@ -71,6 +72,7 @@ def check_records(
     as_in_a_batch: bool = False,
     is_split: bool = False,
     advises: bool = True,
+    size: ProbeSize | None = None,
 ) -> None:
     """Refuse a model and loss in which one record changes another record's loss or gradient, as it is recorded.
 
@@ -136,6 +138,7 @@ def _check_gradients(
             may_be_empty=may_be_empty,
             public_batch=public_batch,
             values_released=values_released,
+            size=size,
         )
     except PrivacyError as refusal:
         if (
@@ -303,7 +306,7 @@ class _Alone:
         for place in others:
             self._meet(self._made_up.batch([place]))
         for poison in _POISONS:
-            self._meet(self._made_up.batch([0], poison=poison))
+            self._meet(self._made_up.batch([0], {0: poison}))
         for seed in _SEEDS:
             self._meet(self._made_up.batch([others[-1]]), Chance(seed=seed))
         again = self._observe(self._made_up.batch([_WATCHED]))

@@ -189,7 +189,7 @@ class _Look:
         with draws:
             if isinstance(self._recorder, GradientCapture):
                 observer = Observer(self._recorder, self._run, self._reduction)
-                draws.norms = observer.observe(batch, torch.ones(rows), chance=chance).norms
+                draws.norms = observer.observe(batch, torch.ones(1, rows), chance=chance).norms
             else:
                 with self._recorder.recording(1), torch.enable_grad():
                     self._run(batch).sum().backward()

@@ -15,7 +15,7 @@ from sordino.errors import CoupledRecords, SordinoError
 from sordino.gradients import GradientCapture, Recorder
 from sordino.training.probing.determinism import WithoutChance
 from sordino.training.probing.observation import Observation, Observer
-from sordino.training.probing.probe import gradient_distance, without_traces
+from sordino.training.probing.probe import without_traces
 from sordino.training.probing.synthetic import INTEGER_PATTERNS, SyntheticRecords
 from sordino.training.structure import map_tensors, tensors_in
 
@@ -134,18 +134,18 @@ def check_padding(
 
 def _is_independent_of_length(padding: Padding, observer: Observer, records: object, example: list[Tensor]) -> bool:
     rows = next((tensor.size(0) for tensor in tensors_in(records) if tensor.dim()), 0)
-    weights = torch.linspace(0.5, 1.0, _RECORDS)
+    weights = torch.linspace(0.5, 1.0, _RECORDS)[None]
     for pattern in INTEGER_PATTERNS:
         synthetic = SyntheticRecords(records, rows=rows, count=_RECORDS, pattern=pattern, example=example)
         batch = _of_different_lengths(padding, synthetic.batch(range(_RECORDS)))
         shown = _observed(observer, batch, weights)
-        if shown is None or not shown.finite or not shown.scale:
+        if shown is None or not shown.finite or not shown.scale(0):
             continue
         longer = [_observed(observer, _grown(padding, batch, length), weights) for length in _LONGER]
         tried = [other for other in longer if other is not None]
         if not tried:
             return False
-        tolerance = _ROUNDING.get(shown.dtype, _ROUNDING_HALF)
+        tolerance = _ROUNDING.get(observer.dtype, _ROUNDING_HALF)
         return all(_same(shown, other, tolerance) for other in tried)
     return False
 
@@ -161,7 +161,7 @@ def _observed(observer: Observer, batch: object, weights: Tensor) -> Observation
 
 
 def _same(one: Observation, other: Observation, tolerance: float) -> bool:
-    if not gradient_distance(one, other) <= tolerance * one.scale:
+    if not float(torch.linalg.vector_norm(one.sketches[0] - other.sketches[0])) <= tolerance * one.scale(0):
         return False
     if one.losses is None or other.losses is None:
         return True

@@ -1,36 +1,65 @@
 """The independence probe (floor 3): experiments on made-up records before any private record is used.
 
-One record is replaced, made extreme, and taken away; no other record's gradient may change. What is found this way is
-found whatever its cause: batch normalisation in any disguise, ``x - x.mean(0)``, contrastive losses, losses that divide
-by the tokens, class weights or valid labels of the whole batch, thresholds and branches that one record can set off,
-and what a module stores.
+Some records of a batch are replaced, made extreme, or taken away; no other record's gradient may change. What is found
+this way is found whatever its cause: batch normalisation in any disguise, ``x - x.mean(0)``, contrastive losses, losses
+that divide by the tokens, class weights or valid labels of the whole batch, thresholds and branches that one record can
+set off, experts with room for so many records, order, and what a module stores.
+
+Which records are replaced follows a code: each record has a word of N bits, all with as many ones, and in experiment t
+those whose bit t is set are replaced. Of two words neither covers the other, so for every ordered pair of records there
+is an experiment in which the first is replaced and the second is not.
 """
 
+import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import combinations, product
 
 import torch
 from torch import Tensor, nn
 
-from sordino.errors import CoupledRecords, RecordCountMismatch, SordinoError, UnsupportedModule
+from sordino.errors import (
+    CoupledRecords,
+    RecordCountMismatch,
+    SordinoError,
+    UnsupportedModule,
+)
 from sordino.gradients import GradientCapture
 from sordino.training.probing.determinism import GENERATORS, Chance, WithoutChance, random_state_kept
-from sordino.training.probing.observation import Observation, Observer
+from sordino.training.probing.observation import OTHER_SHAPE, OTHER_SHAPE_HALF, Observation, Observer
 from sordino.training.probing.state import ModuleState, attributes_kept
 from sordino.training.probing.synthetic import INTEGER_PATTERNS, Poison, SyntheticRecords
 from sordino.training.structure import tensors_in
 
-__all__ = ["check_records_are_independent", "gradient_distance", "refuse_renormalised_tables", "without_traces"]
+__all__ = ["ProbeSize", "check_records_are_independent", "refuse_renormalised_tables", "without_traces"]
 
-_RECORDS = 4
-# Enough for one record to lie more than three standard deviations from the mean of all.
+# Batches of everything; a larger one, of training's own size, is for what begins with more records.
+_RECORDS = 8
 _MANY_RECORDS = 16
-_SEEDS = 9
+_SEEDS, _SEEDS_UNREAD = 9, 5
+_MOST_TURNS = 200
+_WORDS_SEED = 20160701
 # Batches of one shape go through the same kernels row by row, so what is left is rounding in the comparison itself.
 _SAME_SHAPE = 1e-5
-# Alone, a record goes through other kernels: rounding, but far from the factor that a wrong reduction makes.
-_OTHER_SHAPE = {torch.float64: 1e-6, torch.float32: 1e-3}
-_OTHER_SHAPE_HALF = 5e-2
+# Norms may be bounds, computed in another way where other records are extreme.
+_NORMS = 1e-4
+# Where sizes follow values (experts), or kernels add up in any order, a record's rounding is not always the same: some
+# units in the last place.
+_UNSTEADY, _UNSTEADY_HALF = 1e-4, 2e-2
+# How much of a difference between two equal passes is called rounding: kernels that add up in any order. A difference
+# later on may be so many times as large.
+_UNREPEATED, _UNREPEATED_CUDA, _UNREPEATED_HALF = 1e-5, 1e-4, 2e-2
+_SPREAD = 6.0
+# In half precision a choice that is nearly a tie may fall otherwise in another kernel, for so many of the records.
+_TIES = 0.05
+# Numbers of one record count from this part of the mean of all on; in other kernels from a larger part.
+_SMALL, _SMALL_ELSEWHERE = 1e-3, 0.1
+# What is left of gradients without chance counts from this part of those with chance on.
+_VANISHING = 1e-2
+# Sizes of batches between the halves, in eighths of the largest.
+_EIGHTHS = (3, 5, 7)
 _EXTREME = 1e4
 _FLOATS = (torch.nan, _EXTREME, -_EXTREME)
 # Marks of missing labels, then ids: small ones are often special tokens.
@@ -40,6 +69,26 @@ _MARKS_ALONE = (*_MARKS, 2, 999)
 # A batch of many tensors is poisoned as a whole and in its first parts.
 _PARTS = 4
 _REMEDY = "Look for batch statistics, sums over dimension 0 and losses that compare records; see LayerNorm, GroupNorm"
+_CHANGED = f"one record changes another record's gradient. {_REMEDY}"
+_UNUSUAL = f"an unusual record changes the others' gradients. {_REMEDY}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSize:
+    """How much the probe may do.
+
+    Args:
+        records: the most records that training gives to the model at once: a public number. The probe takes no more.
+        two_passes: keep nothing of a layer, as a step in two passes does.
+        again: it was done before in this state of the module, and is repeated in case a function changes its mind: in
+            a small batch, or if `is_thorough` in one as large as training's.
+        is_thorough: see `again`.
+    """
+
+    records: int = _MANY_RECORDS
+    two_passes: bool = False
+    again: bool = False
+    is_thorough: bool = True
 
 
 def check_records_are_independent(
@@ -52,8 +101,11 @@ def check_records_are_independent(
     may_be_empty: bool = False,
     public_batch: object = None,
     values_released: bool = False,
+    size: ProbeSize | None = None,
 ) -> None:
     """Refuse a model and loss in which one record changes another record's loss or gradient.
+
+    Also refuses gradients that are captured wrongly or in part: they are compared with those of plain autograd.
 
     Guarantee: only the structure of `records` (shapes, types, devices) is read. Random states, parameters, buffers,
     gradients, flags and Python attributes are as before.
@@ -68,27 +120,36 @@ def check_records_are_independent(
         public_batch: at least five public or invented records in the structure of `records` (or of its first part):
             the experiment uses them instead of made-up ones, for loops that validate their input.
         values_released: losses are released, not only gradients: a record must also have the loss that it has alone.
+        size: how many records at once, and how much.
 
     Raises:
         CoupledRecords: a record changes another one, the module stores something, or the loss is not the declared
             reduction.
         LossShapeError: the loss doesn't have the shape expected.
         UncapturedParameter: a parameter is used where no layer rule captures it, or lies outside the model.
-        UnsupportedModule: an empty batch doesn't run, though it may come.
+        UnsupportedModule: model and loss fail on made-up records, or an empty batch doesn't run, though it may come.
     """
     rows = next((tensor.size(0) for tensor in tensors_in(records) if tensor.dim()), 0)
     if any(tensor.dim() and tensor.size(0) == 0 for tensor in tensors_in(records)):
         rows = 0
+    size = ProbeSize() if size is None else size
     refuse_renormalised_tables(model)
     with without_traces(model):
-        probe = _Probe(Observer(capture, run, reduction), records, rows, list(tensors_in(public_batch)), reduction)
-        probe.replace_first()
-        probe.take_apart(values=values_released)
-        probe.poison_first()
-        probe.vary_chance()
-        probe.beside_a_large_record()
-        probe.forget()
-        if may_be_empty:
+        observer = Observer(capture, run, reduction, two_passes=size.two_passes)
+        probe = _Probe(observer, records, rows, list(tensors_in(public_batch)), reduction, size)
+        if not (size.again and size.is_thorough):
+            probe.start()
+            probe.repeat()
+            probe.replace_ordinary()
+        if not size.again:
+            probe.poison()
+            probe.vary_chance()
+            probe.compare_with_autograd()
+        if not size.again or size.is_thorough:
+            probe.fill_up(values=values_released)
+        if not size.again:
+            probe.forget()
+        if may_be_empty and not size.again:
             probe.take_all()
 
 
@@ -116,69 +177,209 @@ def refuse_renormalised_tables(model: nn.Module) -> None:
 
 
 class _Probe:
+    """The experiments, in two batches: a small one for everything, and one as large as training's."""
+
     def __init__(
-        self, observer: Observer, structure: object, rows: int, example: Sequence[Tensor], reduction: str
+        self,
+        observer: Observer,
+        structure: object,
+        rows: int,
+        example: Sequence[Tensor],
+        reduction: str,
+        size: ProbeSize,
     ) -> None:
-        self._observer = observer
+        self._observer, self._reduction, self._size = observer, reduction, size
         self._structure, self._rows, self._example = structure, rows, example
-        self._reduction = reduction
-        self._weights = torch.linspace(0.5, 1.0, _RECORDS)
-        self._weights[0] = 0
-        self._made_up, self._first = self._workable()
+        self._is_cuda = any(tensor.is_cuda for tensor in tensors_in(structure))
+        self._count = min(_RECORDS, size.records)
+        self._sets = _replaced_sets(self._count)
+        self._weights = _rows_of_weights(self._count, self._sets)
+        self._ran: list[Poison] = []
+        self._least_refused: dict[int | None, int] = {}
+        # How far two equal passes are apart, relative to the norms.
+        self._unrepeated = 0.0
+        self._pattern: str | None = None
+
+    def start(self) -> None:
+        """Find made-up records that model and loss run on, and look at them."""
+        self._records, self._first = self._workable()
 
     def _workable(self) -> tuple[SyntheticRecords, Observation]:
         """The first kind of made-up records that the loop runs on, and what it gives on them."""
-        failure: Exception | None = None
+        failed: tuple[SyntheticRecords, Exception] | None = None
         for pattern in INTEGER_PATTERNS:
-            made_up = self._records(_RECORDS, pattern)
+            made_up = self._made_up(self._count, pattern)
             try:
-                observed = self._observe(made_up)
-                again = self._observer.observe(made_up.batch(made_up.without_first()), self._weights)
+                observed = self._observer.observe(made_up.batch(range(self._count)), self._weights)
+                again = self._observer.observe(made_up.batch(range(self._count, 2 * self._count)), self._weights[:0])
             except SordinoError:
                 raise
             except Exception as error:
-                failure = error
+                failed = failed or (made_up, error)
                 continue
             if observed.finite and again.finite:
                 self._pattern = pattern
                 return made_up, observed
-        raise CoupledRecords(
-            "model and loss must run on made-up records to show that records are independent, got a failure on "
-            "random features with labels 0 and 1. Pass public_batch=, five public or invented records that it runs on."
-        ) from failure
+        raise self._does_not_run(failed)
 
-    def _records(self, count: int, pattern: str, *, far_out: bool = False) -> SyntheticRecords:
+    def _does_not_run(self, failed: tuple[SyntheticRecords, Exception] | None) -> SordinoError:
+        remedy = "Pass public_batch=, five public or invented records that it runs on"
+        if failed is None:
+            return UnsupportedModule(
+                "model and loss must have finite losses and gradients on made-up records, got none that are: random "
+                f"features with labels 0 and 1. {remedy}."
+            )
+        made_up, failure = failed
+        # Records are made up, so that the failure may be told in full.
+        told = f"{type(failure).__name__}: {failure}"
+        try:
+            self._observer.plain_run(made_up.batch(range(self._count)), self._count)
+        except Exception:
+            refusal = UnsupportedModule(
+                "model and loss must run on made-up records before they see private ones, got a failure on random "
+                f"features with labels 0 and 1 ({told}). {remedy}."
+            )
+        else:
+            refusal = UnsupportedModule(
+                "model must run while the gradients of its layers are captured, and without that it does: got "
+                f"{told}. A layer is called in a form that is not understood (one row for all records, records folded "
+                "into rows); freeze its parameters, or let it return what it computes of each record."
+            )
+        refusal.__cause__ = failure
+        return refusal
+
+    def _made_up(self, count: int, pattern: str, *, diverse: bool = False) -> SyntheticRecords:
         return SyntheticRecords(
-            self._structure, rows=self._rows, count=count, pattern=pattern, example=self._example, far_out=far_out
+            self._structure, rows=self._rows, count=count, pattern=pattern, example=self._example, diverse=diverse
         )
 
-    def _observe(self, made_up: SyntheticRecords, poison: Poison | None = None) -> Observation:
-        return self._observer.observe(made_up.batch(range(_RECORDS), poison=poison), self._weights)
+    # --- one batch, twice ----------------------------------------------------------------------------------------
 
-    def replace_first(self) -> None:
-        """Another first record must leave the other records' losses and gradients as they are."""
-        other = self._made_up.batch(self._made_up.without_first())
-        changed = self._observer.observe(other, self._weights)
-        _compare(self._first, changed, _SAME_SHAPE, f"one record changes another record's gradient. {_REMEDY}")
-        self.forget()
+    def repeat(self) -> None:
+        """Measure how far two equal passes are apart: rounding, where a kernel adds up in any order."""
+        apart = self._distance(self._first, self._again())
+        # In half precision few entries may differ, and none by chance.
+        if apart > _SAME_SHAPE / 10 or self._observer.singled.is_half:
+            apart = max(apart, *(self._distance(self._first, self._again()) for _ in range(3)))
+        self._unrepeated = apart
+        self._refuse_unrepeated()
 
-    def poison_first(self) -> None:
-        """Whatever the first record holds, the others' gradients stay as they are: extremes, NaN, marks, ids."""
-        for poison in self._poisons():
-            try:
-                observed = self._observe(self._made_up, poison)
-            except SordinoError:
-                raise
-            except Exception:  # noqa: S112
-                continue  # Code that refuses such a value can't be asked in this way.
-            _compare(self._first, observed, _SAME_SHAPE, f"an unusual record changes the others' gradients. {_REMEDY}")
+    def _again(self) -> Observation:
+        return self._observer.observe(self._records.batch(range(self._count)), self._weights)
 
-    def _poisons(self) -> Iterator[Poison]:
-        floating, integer = (self._made_up.places(floating=kind) for kind in (True, False))
-        alone = len(floating) + len(integer) > 1
+    def _refuse_unrepeated(self) -> None:
+        """What is more than rounding comes from a state, or from random numbers that can't be repeated."""
+        most = _UNREPEATED_CUDA if self._is_cuda else _UNREPEATED
+        if not self._unrepeated <= (_UNREPEATED_HALF if self._observer.singled.is_half else most):
+            raise _forgets_nothing()
+
+    def _distance(self, one: Observation, other: Observation) -> float:
+        """The largest relative difference in sums, norms and losses."""
+        rows = range(len(one.weights))
+        apart = [_far(one.sketches[row], other.sketches[row], one.scale(row)) for row in rows]
+        apart.append(_far_rows(one.norms, other.norms))
+        if one.losses is not None and other.losses is not None:
+            apart.append(_far_rows(one.losses.abs(), other.losses.abs()))
+        return max(apart)
+
+    def forget(self) -> None:
+        """The same records must have the same gradients after all the others that came meanwhile."""
+        if not self._distance(self._first, self._again()) <= self._tolerance():
+            raise _forgets_nothing()
+
+    def _tolerance(self) -> float:
+        """For batches of one shape."""
+        singled = self._observer.singled
+        floor = _SAME_SHAPE
+        if singled.sizes_follow_values or self._unrepeated > 0:
+            floor = _UNSTEADY_HALF if singled.is_half else _UNSTEADY
+        return max(floor, _SPREAD * self._unrepeated)
+
+    # --- some records replaced -----------------------------------------------------------------------------------
+
+    def replace_ordinary(self) -> None:
+        """Other ordinary records in the places of some must leave the rest as they are."""
+        for row, replaced in enumerate(self._sets[:2]):
+            self._compare(row, self._replaced(replaced, {}, row=row), replaced, _CHANGED)
+
+    def _replaced(self, replaced: Sequence[int], poisons: dict[int, Poison], *, row: int) -> Observation:
+        places = [self._count + place if place in replaced else place for place in range(self._count)]
+        return self._observer.observe(self._records.batch(places, poisons), self._weights[row : row + 1])
+
+    def _compare(self, row: int, changed: Observation, replaced: Sequence[int], reason: str) -> None:
+        """Refuse a difference in what the batch gives for the records that stayed."""
+        kept = [place for place in range(self._count) if place not in set(replaced)]
+        sums = (self._first.sketches[row], changed.sketches[0], self._first.scale(row))
+        if not _same(self._first, changed, kept, self._tolerance(), sums=sums):
+            raise _coupled(reason)
+
+    def poison(self) -> None:
+        """Whatever some records hold, the others' gradients stay as they are: extremes, NaN, marks, ids.
+
+        Each replaced record holds another kind. Where code refuses one of them, each is tried by itself.
+        """
+        tried: set[Poison] = set()
+        fill = [Poison(floats=_EXTREME), Poison(floats=-_EXTREME)] if self._records.places(floating=True) else []
+        for turn in range(_MOST_TURNS if self._sets else 0):
+            row = turn % len(self._sets)
+            replaced = self._sets[row]
+            # What code compares with shows on the way, and is tried too.
+            some = [kind for kind in self._kinds() if kind not in tried and not self._is_refused(kind)][: len(replaced)]
+            if not some and (turn >= len(self._sets) or not fill):
+                return
+            tried.update(some)
+            if fill and len(some) < len(replaced):
+                some += [fill[place % 2] for place in range(len(replaced) - len(some))]
+            self._try_together(row, dict(zip(replaced, some, strict=False)))
+
+    def _try_together(self, row: int, poisons: dict[int, Poison]) -> None:
+        if self._try(row, poisons):
+            return
+        runs: dict[int, Poison] = {}
+        for place, poison in poisons.items():
+            if not self._is_refused(poison) and self._runs(place, poison):
+                runs[place] = poison
+        if not runs or (len(runs) < len(poisons) and self._try(row, runs)):
+            return
+        for place, poison in runs.items():
+            self._try(row, {place: poison})
+
+    def _runs(self, place: int, poison: Poison) -> bool:
+        """Whether code runs with this one record; nothing is captured."""
+        try:
+            self._observer.plain_run(self._records.batch(range(self._count), {place: poison}), self._count)
+        except SordinoError:
+            return True
+        except Exception:
+            if isinstance(poison.integers, int) and poison.integers > 1:
+                least = self._least_refused.get(poison.place, poison.integers)
+                self._least_refused[poison.place] = min(poison.integers, least)
+            return False
+        return True
+
+    def _try(self, row: int, poisons: dict[int, Poison]) -> bool:
+        """Whether code runs on these values; what refuses them can't be asked in this way."""
+        replaced = list(poisons)
+        try:
+            changed = self._replaced(replaced, poisons, row=row)
+        except SordinoError:
+            raise
+        except Exception:
+            return False
+        self._ran.extend(poisons.values())
+        self._compare(row, changed, replaced, _UNUSUAL)
+        return True
+
+    def _is_refused(self, poison: Poison) -> bool:
+        """Whether a smaller number was refused there: it is no id, and no larger one is."""
+        least = self._least_refused.get(poison.place)
+        return least is not None and isinstance(poison.integers, int) and poison.integers >= least
+
+    def _kinds(self) -> Iterator[Poison]:
+        floating, integer = (self._records.places(floating=kind) for kind in (True, False))
         for value in _FLOATS if floating else ():
             yield Poison(floats=value)
-            for place in floating[:_PARTS] if alone else ():
+            for place in floating[:_PARTS] if len(floating) > 1 else ():
                 yield Poison(floats=value, place=place)
         for mark in (*_MARKS, *_IDS) if integer else ():
             yield Poison(integers=mark)
@@ -198,91 +399,246 @@ class _Probe:
                     yield Poison(integers=mark, place=place)
         for value in list(self._observer.singled.floats) if floating else ():
             yield Poison(floats=value)
-            for place in floating[:_PARTS] if len(floating) + len(integer) > 1 else ():
+            for place in floating[:_PARTS] if len(floating) > 1 else ():
                 yield Poison(floats=value, place=place)
 
     def vary_chance(self) -> None:
         """Whatever chance decides, one record must not change the others: also what it decides rarely."""
-        courses = [Chance(seed=seed) for seed in range(1, _SEEDS)]
+        if not self._sets:
+            return
+        # What no Python code reads decides within tensors, for which the extremes of chance stand.
+        unread = self._observer.generators <= {"torch"} and not self._observer.singled.reads_values
+        courses = [Chance(seed=seed) for seed in range(1, _SEEDS_UNREAD if unread else _SEEDS)]
         courses += [Chance(forced=name, high=high) for name in GENERATORS for high in (False, True)]
         for chance in courses:
             # Draws that come only behind a branch of chance are noticed once that branch was taken.
             used = self._observer.generators
             if used if chance.forced is None else chance.forced in used:
-                self._compare_first(self._made_up, self._weights, chance)
+                self._vary(chance)
 
-    def beside_a_large_record(self) -> None:
-        """The same where another record exceeds a threshold already, in a larger batch."""
-        if self._example and any(len(tensor) <= _MANY_RECORDS for tensor in self._example if tensor.dim()):
-            return
-        weights = torch.linspace(0.5, 1.0, _MANY_RECORDS)
-        weights[0] = 0
-        made_up = self._records(_MANY_RECORDS, self._pattern, far_out=True)
-        self._compare_first(made_up, weights, Chance())
-
-    def _compare_first(self, made_up: SyntheticRecords, weights: Tensor, chance: Chance) -> None:
-        """Others' gradients with an ordinary and with an extreme first record."""
-        extreme = Poison(floats=_EXTREME)
+    def _vary(self, chance: Chance) -> None:
+        """The others' gradients with some ordinary and some extreme records."""
+        replaced = self._sets[0]
+        places = [self._count + place if place in replaced else place for place in range(self._count)]
+        extreme = {place: Poison(floats=_EXTREME if number % 2 else -_EXTREME) for number, place in enumerate(replaced)}
+        weights = self._weights[:1]
         try:
-            plain = self._observer.observe(made_up.batch(range(len(weights))), weights, chance=chance)
-            places = made_up.without_first()
-            changed = self._observer.observe(made_up.batch(places, poison=extreme), weights, chance=chance)
+            plain = self._observer.observe(self._records.batch(range(self._count)), weights, chance=chance)
+            changed = self._observer.observe(self._records.batch(places, extreme), weights, chance=chance)
         except SordinoError:
             raise
         except Exception:
             return
-        if plain.finite:
-            _compare(plain, changed, _SAME_SHAPE, f"one record changes another record's gradient. {_REMEDY}")
+        kept = [place for place in range(self._count) if place not in set(replaced)]
+        sums = (plain.sketches[0], changed.sketches[0], plain.scale(0))
+        if plain.finite and not _same(plain, changed, kept, self._tolerance(), sums=sums):
+            raise _coupled(_CHANGED)
 
-    def forget(self) -> None:
-        """The same records must have the same gradients after all the others that came meanwhile."""
-        again = self._observe(self._made_up)
-        if not gradient_distance(self._first, again) <= _SAME_SHAPE * self._first.scale:
-            raise CoupledRecords(
-                "model must forget a batch when the next one comes, got another gradient for the same records after "
-                "other records. Keep no hidden state or counter between forward passes."
-            )
+    # --- other numbers of records --------------------------------------------------------------------------------
 
-    def take_apart(self, *, values: bool = False) -> None:
-        """In a batch a record must have the gradient, and if asked for the loss, that it has alone."""
-        chosen = torch.tensor([0.0, 0.7, 0.0, 1.0])
+    def take_apart(self, first: Observation, *, values: bool) -> None:
+        """In a batch a record must have the gradient, and if asked for the loss, that it has in any smaller one.
+
+        The same records come in batches of half the size, a quarter, and so on down to one, the last record first.
+        """
+        count = self._size.records
+        weights = _evenly(count)
+        order = range(count - 1, -1, -1)
+        parts: list[Observation] = []
+        # Without chance a loss may vanish up to rounding, such as one of a model with itself.
+        least = first.scale(0), float(first.norms.mean())
         with WithoutChance():
-            whole = self._observer.observe(self._made_up.batch(range(_RECORDS)), chosen)
-            places = chosen.nonzero().flatten().tolist()
-            parts = [self._alone(self._made_up.batch([place]), chosen[place : place + 1]) for place in places]
-        tolerance = _OTHER_SHAPE.get(whole.dtype, _OTHER_SHAPE_HALF)
+            if self._observer.generators:
+                first = self._observer.observe(self._large.batch(range(count)), weights, large=True, looks=False)
+            for size in _smaller(count):
+                places, order = order[:size], order[size:]
+                parts.append(self._part(list(places), weights[:, list(places)]))
+        tolerance = self._other_shape()
         wanted = {"none": "made of records alone", "mean": "the mean over records", "sum": "the sum over records"}
-        _compare(
-            whole,
-            parts,
-            tolerance,
-            f"a batch's loss must be {wanted[self._reduction]}, and this one is not. Set loss_reduction to what the "
-            "loss does ('mean' or 'sum'), and divide by nothing that counts tokens, weights or records by hand",
-        )
-        alone = [part.losses for part in parts if part.losses is not None]
-        if values and whole.losses is not None and len(alone) == len(places):
-            here = whole.losses[places]
-            if not torch.allclose(here, torch.cat(alone), rtol=tolerance, atol=tolerance * float(here.abs().max())):
-                raise CoupledRecords(
-                    "records must be independent of each other in the value of the loss, which is released, got a "
-                    "coupling: a record's loss depends on how many others there are. Add nothing that counts records."
-                )
+        total = torch.stack([part.sketches[0] for part in parts]).sum(0)
+        if not _far(first.sketches[0], total, max(first.scale(0), _VANISHING * least[0])) <= tolerance:
+            raise _coupled(
+                f"a batch's loss must be {wanted[self._reduction]}, and this one is not. Set loss_reduction to what "
+                "the loss does ('mean' or 'sum'), and divide by nothing that counts tokens, weights or records by hand"
+            )
+        self._compare_parts(first, parts, values=values, least=_VANISHING * least[1])
+        self._look_at_sizes(count)
 
-    def _alone(self, batch: object, weight: Tensor) -> Observation:
+    def _look_at_sizes(self, count: int) -> None:
+        """What the forward pass gives for a record, in batches of sizes between the halves."""
+        with WithoutChance():
+            whole = self._observer.look(self._large.batch(range(count)), count)
+            sizes = sorted({count * eighths // 8 for eighths in _EIGHTHS} - {0, 1})
+            parts = [(size, self._observer.look(self._large.batch(range(size)), size)) for size in sizes]
+        for size, part in parts:
+            if part.shape[1] != whole.shape[1]:
+                continue
+            ties = _TIES if self._observer.singled.is_half else 0.0
+            if not _same_looks(whole[:size], part, 4 * self._other_shape(), ties=ties):
+                raise _coupled(f"a record's result depends on how many others there are. {_REMEDY}")
+
+    def _part(self, places: list[int], weights: Tensor) -> Observation:
         try:
-            return self._observer.observe(batch, weight)
+            return self._observer.observe(self._large.batch(places), weights, large=True, looks=False)
         except SordinoError:
             raise
         except Exception as failure:
+            if len(places) > 1:
+                raise _too_many(failure, len(places)) from failure
             raise RecordCountMismatch(
                 "model and loss must run on a batch of one record, which sampling and microbatch_size give now and "
                 f"then, got {type(failure).__name__}. A bare .squeeze() drops the records there: write .squeeze(1)."
             ) from failure
 
+    def _compare_parts(self, whole: Observation, parts: Sequence[Observation], *, values: bool, least: float) -> None:
+        tolerance = self._other_shape()
+        norms = torch.cat([part.norms for part in parts]).flip(0)
+        wrong = ~_near(whole.norms, norms, 4 * tolerance, floor=_SMALL_ELSEWHERE, least=least)
+        ties = _TIES * len(wrong) if self._observer.singled.is_half else 0
+        if int(wrong.sum()) > ties:
+            raise _coupled(f"a record's gradient depends on which others there are, or on their order. {_REMEDY}")
+        alone = [part.losses for part in parts if part.losses is not None]
+        if values and whole.losses is not None and len(alone) == len(parts):
+            here = whole.losses
+            if not torch.allclose(
+                here, torch.cat(alone).flip(0), rtol=tolerance, atol=tolerance * float(here.abs().max())
+            ):
+                raise CoupledRecords(
+                    "records must be independent of each other in the value of the loss, which is released, got a "
+                    "coupling: a record's loss depends on how many others there are. Add nothing that counts records."
+                )
+
+    def _other_shape(self) -> float:
+        """The tolerance for batches of other shapes."""
+        tolerance = OTHER_SHAPE.get(self._observer.dtype, OTHER_SHAPE_HALF)
+        if self._observer.singled.is_half:
+            tolerance = OTHER_SHAPE_HALF
+        return max(tolerance, _SPREAD * self._unrepeated)
+
+    def fill_up(self, *, values: bool) -> None:
+        """All this in a batch as large as training's, in which thresholds are exceeded and order shows.
+
+        Gradients are looked at with every other record replaced, and in smaller batches; what the forward pass gives,
+        for every ordered pair of records.
+        """
+        count = self._size.records
+        if count < 2:
+            return
+        even, odd = list(range(0, count, 2)), list(range(1, count, 2))
+        weights = torch.cat([_evenly(count), _rows_of_weights(count, [even])])
+        # Two passes read one sum.
+        first = self._filled(count, weights[:1] if self._size.two_passes else weights)
+        self._compare_large(first, *self._extremes(odd, 0), odd)
+        if self._size.again:
+            return
+        others = [count + place if place in set(even) else place for place in range(count)]
+        self._compare_large(first, others, {}, even)
+        self._look_at_pairs(count)
+        self.take_apart(first, values=values)
+
+    def _look_at_pairs(self, count: int) -> None:
+        """What the forward pass gives for a record must be the same whatever any other one holds."""
+        first = self._observer.look(self._large.batch(range(count)), count)
+        sets = _replaced_sets(count)
+        for row, replaced in enumerate(sets):
+            try:
+                changed = self._observer.look(
+                    self._large.batch(*self._extremes(replaced, row, last=row == len(sets) - 1)), count
+                )
+            except SordinoError:
+                raise
+            except Exception:  # noqa: S112
+                continue
+            kept = sorted(set(range(count)) - set(replaced))
+            if not _same_looks(first[kept], changed[kept], max(self._tolerance(), _NORMS)):
+                raise _coupled(_UNUSUAL)
+
+    def _extremes(
+        self, replaced: Sequence[int], turn: int, *, last: bool = False
+    ) -> tuple[list[int], dict[int, Poison]]:
+        """Places of a large batch, and what the replaced records in it hold; some become copies of their neighbors."""
+        count = self._large.count
+        places, poisons = list(range(count)), {}
+        for number, place in enumerate(replaced):
+            kind = self._extreme(turn, number, last=last)
+            places[place] = (place + 1) % count if kind is None else count + place
+            if kind is not None:
+                poisons[place] = kind
+        return places, poisons
+
+    def _filled(self, count: int, weights: Tensor) -> Observation:
+        """A large batch of diverse records, or if model and loss don't run on them of ordinary ones."""
+        failure: Exception | None = None
+        patterns = INTEGER_PATTERNS if self._pattern is None else (self._pattern,)
+        for pattern, diverse in product(patterns, (True, False)):
+            records = self._made_up(count, pattern, diverse=diverse)
+            try:
+                first = self._observer.observe(
+                    records.batch(range(count)), weights, large=True, looks=self._pattern is None
+                )
+            except SordinoError:
+                raise
+            except Exception as error:
+                failure = error
+                continue
+            if first.finite:
+                self._large = records
+                self._measure_large(first, weights)
+                return first
+        if failure is None:
+            raise self._does_not_run(None)
+        raise _too_many(failure, count) from failure
+
+    def _measure_large(self, first: Observation, weights: Tensor) -> None:
+        """How far equal passes are apart, where they were apart before or may be."""
+        if self._unrepeated > 0 or (self._size.again and (self._is_cuda or self._observer.singled.is_half)):
+            for _ in range(2):
+                again = self._observer.observe(
+                    self._large.batch(range(self._large.count)), weights, large=True, looks=False
+                )
+                self._unrepeated = max(self._unrepeated, self._distance(first, again))
+            self._refuse_unrepeated()
+
+    def _extreme(self, turn: int, number: int, *, last: bool) -> Poison | None:
+        """What a replaced record of a large batch holds; None for a copy of another one."""
+        kinds: list[Poison | None] = [Poison(floats=_EXTREME), Poison(floats=-_EXTREME)]
+        if not self._large.places(floating=True):
+            # Those that the code compares with come last.
+            kinds = list(dict.fromkeys(kind for kind in self._ran[::-1] if kind.place is None))[:_PARTS]
+        if number % 5 == 4 or not kinds:
+            return None
+        # NaN hides thresholds: it is in one of the experiments only.
+        is_nan = last and number % 5 == 3 and self._large.places(floating=True)
+        return Poison(floats=torch.nan) if is_nan else kinds[(number + turn) % len(kinds)]
+
+    def _compare_large(
+        self, first: Observation, places: list[int], poisons: dict[int, Poison], replaced: Sequence[int]
+    ) -> None:
+        # The second sum is that of the records that stay when the even ones are replaced.
+        weights = first.weights[1:] if replaced[0] == 0 else first.weights[:0]
+        try:
+            changed = self._observer.observe(self._large.batch(places, poisons), weights, large=True, looks=False)
+        except SordinoError:
+            raise
+        except Exception:
+            return
+        kept = sorted(set(range(len(places))) - set(replaced))
+        sums = (first.sketches[1], changed.sketches[0], first.scale(1)) if len(weights) else None
+        if not _same(first, changed, kept, self._tolerance(), sums=sums):
+            raise _coupled(_UNUSUAL if poisons else _CHANGED)
+
+    def compare_with_autograd(self) -> None:
+        """The captured gradients must be those of plain autograd."""
+        weights = _evenly(self._count)[0] if self._reduction == "none" else torch.ones(self._count)
+        with WithoutChance():
+            self._observer.compare_with_autograd(
+                self._records.batch(range(self._count)), weights, least=_VANISHING * float(self._first.norms.sum())
+            )
+
     def take_all(self) -> None:
         """A batch of no records is a real step and must run."""
         try:
-            self._observer.observe(self._made_up.batch([]), torch.zeros(0))
+            self._observer.observe(self._records.batch([]), torch.zeros(1, 0))
         except SordinoError:
             raise
         except Exception as error:
@@ -292,26 +648,117 @@ class _Probe:
             ) from error
 
 
-def gradient_distance(one: Observation, other: Observation | Sequence[Observation]) -> float:
-    """Norm of the difference of two weighted sums of gradients, the second one given in parts."""
-    others = [other] if isinstance(other, Observation) else list(other)
-    square = 0.0
-    for parameter in dict.fromkeys([*one.sums, *(parameter for part in others for parameter in part.sums)]):
-        terms = [part.sums[parameter].double() for part in others if parameter in part.sums]
-        total = one.sums[parameter].double() if parameter in one.sums else torch.zeros_like(terms[0])
-        for term in terms:
-            total = total - term
-        square += float(torch.linalg.vector_norm(total)) ** 2
-    return square**0.5
+def _replaced_sets(count: int) -> list[list[int]]:
+    """Sets of records such that for every ordered pair one of them holds the first and not the second."""
+    if count < 2:
+        return []
+    bits = next(bits for bits in range(2, 65) if math.comb(bits, bits // 2) >= count)
+    words = list(combinations(range(bits), bits - bits // 2))
+    # In an order that nothing else follows.
+    random.Random(_WORDS_SEED).shuffle(words)  # noqa: S311
+    return [[place for place, word in enumerate(words[:count]) if bit in word] for bit in range(bits)]
 
 
-def _compare(one: Observation, other: Observation | Sequence[Observation], tolerance: float, reason: str) -> None:
-    """Refuse a difference in the gradients of the compared records, or in their losses."""
-    same = gradient_distance(one, other) <= tolerance * one.scale
-    if isinstance(other, Observation) and one.losses is not None and other.losses is not None:
-        same = same and torch.allclose(one.losses[1:], other.losses[1:], rtol=tolerance, atol=1e-8)
-    if not same:
-        raise CoupledRecords(f"records must be independent of each other in model and loss, got a coupling: {reason}.")
+def _evenly(count: int) -> Tensor:
+    return torch.linspace(0.5, 1.0, count)[None]
+
+
+def _rows_of_weights(count: int, sets: Sequence[Sequence[int]]) -> Tensor:
+    """For each set the weights of the records that stay, all different; 0 for those that are replaced."""
+    if not sets:
+        return _evenly(count)
+    rows = _evenly(count).repeat(len(sets), 1)
+    for row, replaced in zip(rows, sets, strict=True):
+        row[list(replaced)] = 0
+    return rows
+
+
+def _smaller(count: int) -> list[int]:
+    """Sizes that add up to `count` ≥ 2: about a half, a quarter, and so on; at last two and one."""
+    sizes: list[int] = []
+    while count >= 2 * _RECORDS:
+        sizes.append(count // 2)
+        count -= count // 2
+    return [*sizes, *([1, 1] if count == 2 else [count - 3, 2, 1] if count > 3 else [2, 1])]
+
+
+def _far(one: Tensor, other: Tensor, scale: float) -> float:
+    """Distance of two sketches, relative to the norms that they are made of; NaN counts as infinity."""
+    distance = float(torch.linalg.vector_norm(one - other))
+    if distance == 0:
+        return 0.0
+    return distance / scale if math.isfinite(distance) and scale > 0 else math.inf
+
+
+def _far_rows(one: Tensor, other: Tensor, *, floor: float = _SMALL) -> float:
+    """The largest relative difference of two rows of numbers ≥ 0; what is small beside the mean counts less."""
+    if not len(one) or torch.equal(one, other):
+        return 0.0
+    size = torch.maximum(one, other) + floor * one.mean() + 1e-30
+    apart = ((one - other).abs() / size).max()
+    return float(apart) if bool(apart.isfinite()) else math.inf
+
+
+def _near(one: Tensor, other: Tensor, tolerance: float, *, floor: float, least: float = 0.0) -> Tensor:
+    """By record, whether two norms are the same."""
+    return (one - other).abs() <= tolerance * (torch.maximum(one, other) + floor * one.mean() + least) + 1e-30
+
+
+def _same(
+    one: Observation,
+    other: Observation,
+    kept: Sequence[int],
+    tolerance: float,
+    *,
+    sums: tuple[Tensor, Tensor, float] | None,
+) -> bool:
+    """Whether records that stayed have the norms, the losses and the sum of gradients that they had.
+
+    Args:
+        one: before.
+        other: after.
+        kept: the records that stayed.
+        tolerance: relative.
+        sums: of the records that stayed, before and after, and what they are relative to.
+    """
+    if sums is not None and not _far(*sums) <= tolerance:
+        return False
+    if not bool(_near(one.norms[kept], other.norms[kept], max(tolerance, _NORMS), floor=_SMALL).all()):
+        return False
+    if one.losses is None or other.losses is None:
+        return True
+    here = one.losses[kept]
+    atol = 1e-8 + tolerance * _SMALL * float(here.abs().mean()) if len(kept) else 0.0
+    return torch.allclose(here, other.losses[kept], rtol=tolerance, atol=atol)
+
+
+def _same_looks(one: Tensor, other: Tensor, tolerance: float, *, ties: float = 0.0) -> bool:
+    """Whether rows of numbers are the same up to rounding, but for a part `ties` of them; NaN is itself."""
+    if one.shape != other.shape:
+        return False
+    scale = one.nan_to_num(0.0, 0.0, 0.0).abs().mean(0)
+    near = torch.isclose(one, other, rtol=tolerance, atol=0.0, equal_nan=True)
+    same = (near | ((one - other).abs() <= tolerance * scale)).all(1)
+    return int((~same).sum()) <= ties * len(same)
+
+
+def _coupled(reason: str) -> CoupledRecords:
+    return CoupledRecords(f"records must be independent of each other in model and loss, got a coupling: {reason}.")
+
+
+def _forgets_nothing() -> CoupledRecords:
+    return CoupledRecords(
+        "model must forget a batch when the next one comes, got another gradient for the same records after other "
+        "records. Keep no hidden state or counter between forward passes, and draw random numbers from torch's, "
+        "numpy's or Python's own generator."
+    )
+
+
+def _too_many(failure: Exception, count: int) -> UnsupportedModule:
+    return UnsupportedModule(
+        "model and loss must run on every number of records that training gives them at once, got a failure on "
+        f"{count} made-up records ({type(failure).__name__}: {failure}). Set microbatch_size to what fits."
+    )
 
 
 @contextmanager

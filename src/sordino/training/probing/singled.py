@@ -14,20 +14,26 @@ __all__ = ["SingledOut"]
 _EQUAL = frozenset({"eq", "ne", "eq_", "ne_"})
 _ORDER = frozenset({"lt", "le", "gt", "ge", "lt_", "le_", "gt_", "ge_"})
 _LABELLED = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
+_SIZED_BY_VALUES = frozenset({"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"})
+_READING = frozenset({"_local_scalar_dense", "equal", "is_nonzero"})
 # So many values of each kind are tried; code that compares with more has a reason that is not special values.
 _MOST = 12
 
 
 class SingledOut(TorchDispatchMode):
-    """Inside, notes the numbers that tensors are compared with.
+    """Inside, notes the numbers that tensors are compared with, and what the precision of results rests on.
 
     Attributes:
         integers: numbers that integer tensors are compared with; for an order also their neighbours.
         floats: numbers that floating tensors are compared with for equality.
+        is_half: whether something was computed in half precision.
+        sizes_follow_values: whether shapes depended on values, as they do where records are sent to experts.
+        reads_values: whether Python read a number out of a tensor, and may branch on it.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.is_half = self.sizes_follow_values = self.reads_values = False
         self.integers: dict[int, None] = {}
         self.floats: dict[float, None] = {}
 
@@ -46,7 +52,12 @@ class SingledOut(TorchDispatchMode):
                 self._compared((args[0], value), ordered=False)
         elif name in _LABELLED and len(args) > 4:
             self._compared((args[1], args[4]), ordered=False)
-        return func(*args, **(kwargs or {}))
+        self.sizes_follow_values = self.sizes_follow_values or name in _SIZED_BY_VALUES
+        self.reads_values = self.reads_values or name in _READING
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype in {torch.float16, torch.bfloat16}:
+            self.is_half = True
+        return result
 
     def _compared(self, args: Sequence[object], *, ordered: bool) -> None:
         tensor, other = args[0], args[1] if len(args) > 1 else None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino.errors import CoupledRecords
+from sordino.gradients.passes import fingerprint
 from sordino.training.structure import tensors_in
 
 __all__ = ["ModuleState", "attributes_kept", "exports_by_hooks", "tensor_attributes"]
@@ -20,23 +21,30 @@ _REMEDY = (
     "what a module stores of records is released without noise. Turn the statistics off, call .eval() on that layer, "
     "or initialise it from public data before making the model private"
 )
+# Bytes of frozen weights and buffers that are kept however little is trained.
+_ROOM = 1 << 24
 _OF_TORCH = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Held:
-    """A parameter or buffer: the object, its memory, how often torch changed it, and its value if kept."""
+    """A parameter or buffer: the object, its memory, how often torch changed it, its value or a fingerprint if kept."""
 
     tensor: Tensor
     memory: Tensor
     version: int
     value: Tensor | None
+    fingerprint: Tensor | None
 
     def is_unchanged(self, now: Tensor | None) -> bool:
         if now is None or now is not self.tensor or now.data_ptr() != self.memory.data_ptr():
             return False
         # Rewriting .data goes past the version, so that only the values can tell.
-        return now._version == self.version if self.value is None else _same_bits(self.value, now.detach())
+        if self.value is not None:
+            return _same_bits(self.value, now.detach())
+        if self.fingerprint is not None and not torch.equal(self.fingerprint, fingerprint(now)):
+            return False
+        return now._version == self.version
 
 
 class ModuleState:
@@ -44,21 +52,27 @@ class ModuleState:
 
     Args:
         module: whose they are.
-        values: also keep the values: it finds what is written past torch's version count, and lets `refuse_changes`
-            put things back. Costs the module's memory once.
+        values: also look at the values: it finds what is written past torch's version count, and lets `refuse_changes`
+            put things back. Costs the memory of the trained parameters once; of large frozen weights beside them only
+            a fingerprint is kept.
     """
 
     def __init__(self, module: nn.Module, *, values: bool = True) -> None:
         self._module = module
-        self._held = {
-            name: _Held(
-                tensor=tensor,
-                memory=tensor.detach(),
-                version=tensor._version,
-                value=tensor.detach().clone() if values else None,
-            )
-            for name, tensor in _tensors(module)
-        }
+        trained = sum(tensor.nbytes for _, tensor in _tensors(module) if tensor.requires_grad)
+        # So much of what is not trained is kept beside it.
+        self._room = max(trained, _ROOM)
+        self._held = {name: self._hold(tensor, values=values) for name, tensor in _tensors(module)}
+
+    def _hold(self, tensor: Tensor, *, values: bool) -> _Held:
+        value = bits = None
+        if values:
+            is_kept = tensor.requires_grad or tensor.nbytes <= self._room
+            bits = None if is_kept else _fingerprint(tensor)
+            if bits is None:
+                value = tensor.detach().clone()
+                self._room -= 0 if tensor.requires_grad else tensor.nbytes
+        return _Held(tensor=tensor, memory=tensor.detach(), version=tensor._version, value=value, fingerprint=bits)
 
     def refuse_changes(self) -> None:
         """Put back what changed since, and refuse it.
@@ -70,7 +84,8 @@ class ModuleState:
         if names:
             raise CoupledRecords(
                 f"parameters and buffers must not change in a training forward pass, got changes of "
-                f"{', '.join(sorted(names))}: {_REMEDY}."
+                f"{', '.join(sorted(names))}: {_REMEDY}. Large frozen weights among them are not put back: load them "
+                "anew."
             )
 
     def restore(self) -> list[str]:
@@ -96,6 +111,14 @@ class ModuleState:
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
+
+
+def _fingerprint(tensor: Tensor) -> Tensor | None:
+    """None for a kind of tensor whose bits can't be read in place."""
+    try:
+        return fingerprint(tensor)
+    except (RuntimeError, KeyError):
+        return None
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

@@ -25,12 +25,12 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from sordino import checks
-from sordino.errors import InvalidArgument, NotOffered, UnknownSampler, UnprivateStep
+from sordino.errors import CoupledRecords, InvalidArgument, NotOffered, UnknownSampler, UnprivateStep
 from sordino.randomness import Randomness, Stream
 from sordino.sampling import Chunk, split
 from sordino.training.generators import owned_generators, private_generators
 from sordino.training.records.collation import Collation
-from sordino.training.records.source import fetched, refuse_repeats
+from sordino.training.records.source import collated, readable, refuse_repeats
 from sordino.training.records.units import Units, UnitTable
 from sordino.training.structure import map_tensors
 
@@ -282,14 +282,24 @@ class _ChunkDataset(Dataset[tuple[Chunk, object]]):
             # In the process that reads, after the worker's own preparations.
             self._owned = owned_generators(self._dataset, self._collate_fn)
         with private_generators(Stream(key), self._owned):
-            return chunk, self._collate_fn(fetched(self._dataset, self._places(chunk).tolist()))
+            found, items = readable(self._dataset, self._places(chunk).tolist())
+            kept, batch = collated(self._collate_fn, items)
+        if len(kept) < chunk.records:
+            chunk = chunk.only([found[place] for place in kept])
+        return chunk, batch if kept else map_tensors(Tensor.clone, self._substitute)
 
 
 def _structure_of_an_item(dataset: Dataset[object], place: int) -> object:
     """An item whose shapes, types and keys stand for all; of tensors in memory they are known without reading one."""
     if type(dataset) is TensorDataset:
         return tuple(tensor.new_zeros(tensor.shape[1:]) for tensor in dataset.tensors)
-    return fetched(dataset, [place])[0]
+    found, items = readable(dataset, [place])
+    if not found:
+        raise CoupledRecords(
+            "data_loader must give the structure of a record, got a failure, whose message is not shown as it may "
+            "quote the record. Pass public_records=, five public or invented items of the data set."
+        )
+    return items[0]
 
 
 def _owners(units: Units, dataset: object) -> np.ndarray:

@@ -1,8 +1,15 @@
 """Numbers of batches and of records in them, from public numbers only (floor 3)."""
 
+import math
 from collections.abc import Sized
 
-__all__ = ["steps_per_epoch", "substitutes"]
+from sordino.training.plan import Plan
+
+__all__ = ["largest_batch", "steps_per_epoch", "substitutes"]
+
+# So many steps of a schedule are looked at, and so many standard deviations of a batch's size: more come in one of
+# thirty thousand batches.
+_LOOKED_AT, _DEVIATIONS = 256, 4.0
 
 
 def steps_per_epoch(data_loader: Sized, sample_rate: float | None) -> int:
@@ -17,3 +24,25 @@ def substitutes(expected_batch_size: float, microbatch_size: int | None) -> int:
     """How many made-up records stand for an empty batch: an ordinary number, so that loops run as they always do."""
     most = max(2, round(expected_batch_size))
     return most if microbatch_size is None else min(most, max(1, microbatch_size))
+
+
+def largest_batch(plan: Plan, microbatch_size: int | None, *, records_each: int = 1, processes: int = 1) -> int:
+    """The most records that the model is given at once, but for one batch in thirty thousand: a public number.
+
+    Args:
+        plan: of the steps.
+        microbatch_size: most records in one forward and backward, or None.
+        records_each: records of a privacy unit in one forward.
+        processes: that share a batch.
+
+    Example:
+        >>> plan = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.1, steps=5, expected_batch_size=64.0,
+        ...             delta=1e-5)
+        >>> largest_batch(plan, None), largest_batch(plan, 16)
+        (96, 16)
+    """
+    steps = range(0, plan.steps, max(1, plan.steps // _LOOKED_AT)) if plan.is_scheduled else range(1)
+    expected = max(plan.at(step).expected_batch_size for step in (*steps, plan.steps - 1))
+    spread = _DEVIATIONS * math.sqrt(expected) if plan.poisson_sampling else 0.0
+    most = max(1, math.ceil((expected + spread) * records_each / processes))
+    return most if microbatch_size is None else min(most, microbatch_size)

@@ -8,13 +8,23 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
+from sordino.data import MappedArrays
 from sordino.errors import InvalidArgument
 from sordino.training.probing.padding import Padding
 from sordino.training.records.collation import Collation
-from sordino.training.records.layout import Layout
+from sordino.training.records.layout import Layout, stretched
 from sordino.training.structure import map_tensors
 
-__all__ = ["DatasetSource", "Source", "TensorSource", "fetched", "refuse_repeats", "source_of"]
+__all__ = [
+    "DatasetSource",
+    "Source",
+    "TensorSource",
+    "collated",
+    "fetched",
+    "readable",
+    "refuse_repeats",
+    "source_of",
+]
 
 
 class Source(Protocol):
@@ -33,8 +43,12 @@ class Source(Protocol):
         """A batch that shows what batches look like, or None when that would mean reading a record."""
         ...
 
-    def batch(self, indices: np.ndarray, *, device: torch.device) -> tuple[object, ...]:
-        """The records at `indices` (different ones, at least one), in their order, on `device`."""
+    def read(self, indices: np.ndarray, *, device: torch.device) -> tuple[np.ndarray, tuple[object, ...]]:
+        """The records at `indices` (different ones, at least one), in their order, on `device`.
+
+        Returns:
+            The indices of those that can be read, and their batch; an empty tuple of none.
+        """
         ...
 
 
@@ -61,13 +75,13 @@ class TensorSource:
         """The shapes and types of a batch, filled with zeros: no record is read."""
         return tuple(tensor.new_zeros((2, *tensor.shape[1:])) for tensor in self._tensors)
 
-    def batch(self, indices: np.ndarray, *, device: torch.device) -> tuple[object, ...]:
+    def read(self, indices: np.ndarray, *, device: torch.device) -> tuple[np.ndarray, tuple[object, ...]]:
         """Rows of every tensor; a gapless stretch, such as a full batch, is a view and not a copy."""
         first, last = int(indices[0]), int(indices[-1])
         if last - first + 1 == len(indices) and bool((np.diff(indices) == 1).all()):
-            return tuple(tensor[first : last + 1].to(device) for tensor in self._tensors)
+            return indices, tuple(tensor[first : last + 1].to(device) for tensor in self._tensors)
         rows = torch.from_numpy(indices)
-        return tuple(tensor.index_select(0, rows.to(tensor.device)).to(device) for tensor in self._tensors)
+        return indices, tuple(tensor.index_select(0, rows.to(tensor.device)).to(device) for tensor in self._tensors)
 
 
 class DatasetSource:
@@ -96,20 +110,24 @@ class DatasetSource:
         """Unknown until a record is read."""
         return None
 
-    def batch(self, indices: np.ndarray, *, device: torch.device) -> tuple[object, ...]:
+    def read(self, indices: np.ndarray, *, device: torch.device) -> tuple[np.ndarray, tuple[object, ...]]:
         """The collated records.
 
         Raises:
             CoupledRecords: a row of a batch depends on another record, or the batch's shape does.
         """
-        items = fetched(self._dataset, indices.tolist())
-        if self._layout is None:
+        found, items = readable(self._dataset, indices.tolist())
+        if items and self._layout is None:
             collation = Collation(self._collate, items[0])
             self._layout, self.padding = collation.layout, collation.padding if self._may_pad else None
-        batch = self._collate(items)
-        self._layout.check(batch, len(items), self.padding)
+        if not items or self._layout is None:
+            return indices[:0], ()
+        kept, batch = collated(self._collate, items)
+        if not kept:
+            return indices[:0], ()
+        self._layout.check(batch, len(kept), self.padding)
         batch = map_tensors(lambda tensor: tensor.to(device), batch)
-        return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+        return indices[found][kept], tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
 
 def source_of(
@@ -144,9 +162,65 @@ def source_of(
 
 
 def fetched(dataset: Dataset[object], places: list[int]) -> list[object]:
-    """The items at `places`, by one call when the data set offers it."""
+    """The items at `places`, each by a call of its own: `__getitems__` could let records of one call meet.
+
+    What a record's code raises goes through; `readable` leaves such records out.
+    """
+    if type(dataset) is MappedArrays:
+        return list(dataset.__getitems__(places))
     fetch_many = cast("Callable[[list[int]], list[object]] | None", getattr(dataset, "__getitems__", None))
-    return list(fetch_many(places)) if fetch_many else [dataset[place] for place in places]
+    if fetch_many is not None:
+        return [fetch_many([place])[0] for place in places]
+    return [dataset[place] for place in places]
+
+
+def readable(dataset: Dataset[object], places: list[int]) -> tuple[list[int], list[object]]:
+    """Which of `places` can be read, by their position in the list, and their items.
+
+    A record whose code raises counts as a record that is not there, as one without a finite gradient does: neither is
+    it told which, nor that there is one.
+    """
+    try:
+        return list(range(len(places))), fetched(dataset, places)
+    except Exception:  # noqa: S110 (the record at fault is looked for below)
+        pass
+    found: list[int] = []
+    items: list[object] = []
+    for position, place in enumerate(places):
+        try:
+            item = fetched(dataset, [place])[0]
+        except Exception:  # noqa: S112
+            continue
+        found.append(position)
+        items.append(item)
+    return found, items
+
+
+def collated(collate: Callable[[list[object]], object], items: list[object]) -> tuple[list[int], object]:
+    """Which items are in the batch, by their position in the list, and the batch; None of no items.
+
+    An item on which `collate` fails alone is left out.
+
+    Raises:
+        CoupledRecords: items that run alone fail together.
+    """
+    kept = list(range(len(items)))
+    batch, runs = _tried(collate, items)
+    if not runs:
+        kept = [place for place, item in enumerate(items) if _tried(collate, [item])[1]]
+        batch, runs = _tried(collate, [items[place] for place in kept]) if kept else (None, True)
+    # Outside of any handler, so that no exception that quotes a record hangs on to this one.
+    if not runs:
+        raise stretched()
+    return kept, batch
+
+
+def _tried(collate: Callable[[list[object]], object], items: list[object]) -> tuple[object, bool]:
+    """The batch, and whether there is one. Items are copied: a second attempt must find them as they were."""
+    try:
+        return collate(list(items)), True
+    except Exception:
+        return None, False
 
 
 def refuse_repeats(dataset: object) -> None:

@@ -1,7 +1,7 @@
 """Users, groups and micro-batches as what is clipped and protected (floor 3): a unit's records are one gradient."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -121,6 +121,11 @@ class UnitChunk(Chunk):
     units: np.ndarray
     weights: np.ndarray
 
+    def only(self, places: list[int]) -> "UnitChunk":
+        """The same chunk with only some of its records."""
+        parts = {"indices": self.indices[places], "units": self.units[places], "weights": self.weights[places]}
+        return replace(self, **parts)
+
 
 class UnitTable:
     """The records of each unit, in the data's order.
@@ -195,14 +200,27 @@ class UnitSource:
         inner = self._source.structure()
         return None if inner is None else (torch.ones(2, 1), inner)
 
-    def batch(self, indices: np.ndarray, *, device: torch.device) -> tuple[object, ...]:
-        """The weights and the turns of the units at `indices`, none of them without records."""
+    def read(self, indices: np.ndarray, *, device: torch.device) -> tuple[np.ndarray, tuple[object, ...]]:
+        """The weights and the turns of the units at `indices`, none of them without records.
+
+        A unit of which a record can't be read is left out.
+        """
+        batch = self._read(indices, device)
+        if batch is None:
+            indices = indices[[self._read(indices[i : i + 1], device) is not None for i in range(len(indices))]]
+            batch = self._read(indices, device) if len(indices) else ()
+        return indices, batch or ()
+
+    def _read(self, indices: np.ndarray, device: torch.device) -> tuple[object, ...] | None:
         sizes, starts = self._sizes[indices], self._starts[indices]
         turns = np.arange(int(sizes.max()))
         has = turns < sizes[:, None]
         places = starts[:, None] + np.where(has, turns, 0)
         weights = has / sizes[:, None] if self._units.combine == "mean" else has.astype(float)
-        rounds = [self._source.batch(self._order[places[:, turn]], device=device) for turn in turns]
+        read = [self._source.read(self._order[places[:, turn]], device=device) for turn in turns]
+        if any(len(found) < len(indices) for found, _ in read):
+            return None
+        rounds = [batch for _, batch in read]
         return (torch.from_numpy(weights).to(device, torch.float32), *rounds)
 
 

@@ -1,0 +1,325 @@
+"""A catalog of couplings, each refused, and of independent models, each accepted, in batches as large as training's."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sordino.errors import CoupledRecords, UncapturedParameter, UnsupportedModule
+from sordino.gradients import GradientCapture
+from sordino.training.plan import Plan
+from sordino.training.probing.probe import ProbeSize, check_records_are_independent
+from sordino.training.records.sizes import largest_batch
+from sordino.training.trainer import fit
+
+_MOST = 64
+
+
+class Net(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.inner, self.gate = nn.Linear(4, 3), nn.Linear(4, 2)
+        self.experts = nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def probe(function, *, reduction="none", records=_MOST, seed=0):
+    torch.manual_seed(seed)
+    model = Net(function)
+    capture = GradientCapture(model)
+    batch = torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)
+
+    def run(made_up):
+        return F.cross_entropy(model(made_up[0]), made_up[1], reduction=reduction)
+
+    try:
+        size = ProbeSize(records=records)
+        check_records_are_independent(model, capture, batch, run, reduction=reduction, size=size)
+    finally:
+        capture.detach()
+
+
+def pair(first, second, *, above=1, when=lambda _: True):
+    """Record `first` is added to record `second` in batches of more than `above` records, where `when` says so."""
+
+    def forward(model, x):
+        if len(x) > above and when(x[first]):
+            x = x.clone()
+            x[second] = x[second] + 0.5 * x[first]
+        return model.inner(x)
+
+    return forward
+
+
+def is_large(row):
+    return float(row.abs().max()) > 100
+
+
+def experts(room):
+    def forward(model, x):
+        share = model.gate(x).softmax(1)
+        chosen = F.one_hot(share.argmax(1), 2)
+        kept = ((chosen.cumsum(0) * chosen).sum(1) <= room).float()
+        mixed = sum((chosen[:, j] * share[:, j] * kept)[:, None] * expert(x) for j, expert in enumerate(model.experts))
+        return mixed + model.inner(x)
+
+    return forward
+
+
+def without_repeats(model, x):
+    seen, first = set(), []
+    for row in x.tolist():
+        first.append(tuple(row) not in seen)
+        seen.add(tuple(row))
+    return model.inner(x) * torch.tensor(first)[:, None]
+
+
+def remembers(model, x):
+    factor = 1.0 + 0.1 * vars(model).get("last", 0.0)
+    vars(model)["last"] = float(x.detach().mean())
+    return model.inner(x) * factor
+
+
+def centered(when):
+    return lambda model, x: model.inner(x - x.mean(0) if when(len(x)) else x)
+
+
+COUPLED = {
+    "first to last": pair(0, -1),
+    "last to first": pair(-1, 0),
+    "adjacent": pair(3, 4),
+    "adjacent, backwards": pair(4, 3),
+    "far apart, in large batches": pair(17, 35, above=40),
+    "far apart, backwards": pair(35, 17, above=40),
+    "large first to last": pair(0, -1, above=20, when=is_large),
+    "large last to first": pair(-1, 0, above=20, when=is_large),
+    "one large record to another": pair(41, 12, above=50, when=is_large),
+    "every seventh": lambda m, x: m.inner(torch.cat([x[:7], x[7:] + 0.1 * x[:-7]]) if len(x) > 20 else x),
+    "every seventh, backwards": lambda m, x: m.inner(torch.cat([x[:-7] + 0.1 * x[7:], x[-7:]]) if len(x) > 20 else x),
+    "experts with room for 2": experts(2),
+    "experts with room for 20": experts(20),
+    "experts with room for 30": experts(30),
+    "more than 16 records": centered(lambda count: count > 16),
+    "more than 60 records": centered(lambda count: count > 60),
+    "fewer than 5 records": centered(lambda count: 1 < count < 5),
+    "between 20 and 30 records": centered(lambda count: 20 < count < 30),
+    "cumulative sum": lambda m, x: m.inner(x.cumsum(0)),
+    "running maximum": lambda m, x: m.inner(x.cummax(0).values),
+    "sorted, in large batches": lambda m, x: m.inner(x.sort(0).values if len(x) > 20 else x),
+    "rank": lambda m, x: m.inner(x) * (1 + 0.01 * x[:, 0].argsort().argsort()[:, None]),
+    "without repeats": without_repeats,
+    "median": lambda m, x: m.inner(x - x.median(0).values),
+    "six large records": lambda m, x: m.inner(x) * (2.0 if int((x.abs().amax(1) > 100).sum()) > 5 else 1.0),
+    "any NaN": lambda m, x: m.inner(x) * (2.0 if bool(x.isnan().any()) else 1.0),
+    "sign of the whole": lambda m, x: m.inner(x) * torch.sign(x.sum().detach() + 1e-3),
+    "left out for a negative one": lambda m, x: m.inner(x) * (0.0 if len(x) > 20 and bool((x < -50).any()) else 1.0),
+    "state": remembers,
+}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_a_coupling_of_any_pair_and_from_any_threshold_on_is_refused(name, reduction):
+    with pytest.raises(CoupledRecords):
+        probe(COUPLED[name], reduction=reduction)
+
+
+def all_experts(model, x):
+    share = model.gate(x).softmax(1)
+    chosen = share.argmax(1)
+    return model.inner(x) + sum(
+        ((chosen == j).float() * share[:, j])[:, None] * expert(x) for j, expert in enumerate(model.experts)
+    )
+
+
+def in_half(model, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return model.inner(torch.tanh(x)).float()
+
+
+INDEPENDENT = {
+    "linear": lambda m, x: m.inner(x),
+    "normalized": lambda m, x: m.inner(F.layer_norm(x, (4,))),
+    "dropout": lambda m, x: m.inner(F.dropout(x, 0.5)),
+    "experts with room for all": all_experts,
+    "clamped": lambda m, x: m.inner(x.clamp(-1, 1)),
+    "a branch within each record": lambda m, x: torch.where(x.sum(1, keepdim=True) > 2, m.inner(x), m.inner(-x)),
+    "half precision": in_half,
+}
+
+
+@pytest.mark.parametrize("name", INDEPENDENT)
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("records", [1, 2, 3, 20, _MOST])
+def test_independent_records_are_accepted_in_batches_of_any_size(name, reduction, records):
+    probe(INDEPENDENT[name], reduction=reduction, records=records)
+
+
+def test_a_model_that_meets_one_record_at_a_time_is_never_given_more():
+    seen = []
+
+    def forward(model, x):
+        seen.append(len(x))
+        return model.inner(x - x.mean(0))
+
+    probe(forward, records=1)
+    assert set(seen) == {1}
+    with pytest.raises(CoupledRecords):
+        probe(forward, records=2)
+    assert max(seen) == 2
+
+
+class Noisy(torch.autograd.Function):
+    """A backward pass that adds up in any order: now and then an entry is off by one unit in the last place."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        bits = gradient.contiguous().view(torch.int16).clone()
+        off = torch.rand(bits.shape, generator=_ORDER) < 0.05
+        return torch.where(off, bits + 1, bits).view(torch.bfloat16)
+
+
+_ORDER = torch.Generator().manual_seed(1)
+
+
+def noisy(coupling):
+    def forward(model, x):
+        hidden = Noisy.apply(torch.tanh(model.inner(x)).bfloat16()).float()
+        return hidden + coupling * hidden.mean(0) if coupling else hidden
+
+    return forward
+
+
+@pytest.mark.parametrize("coupling", [0.0, 0.3])
+def test_rounding_that_does_not_repeat_is_no_coupling_and_hides_none(coupling):
+    if not coupling:
+        probe(noisy(coupling))
+        return
+    with pytest.raises(CoupledRecords):
+        probe(noisy(coupling))
+
+
+# --- gradients that are captured in part ---------------------------------------------------------------------------
+
+
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight):
+        return torch.sign(weight)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Binary(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, Sign.apply(self.weight), self.bias)
+
+
+_TERMS = {}
+
+
+class Balanced(nn.Module):
+    """Experts with a term for the loss, which is left somewhere instead of returned."""
+
+    def __init__(self, leave):
+        super().__init__()
+        self.gate, self.weight = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3, 4, 4))
+        self.leave = leave
+
+    def forward(self, x):
+        share = (x @ self.gate).softmax(-1)
+        self.leave(self, share.square().sum(-1))
+        return torch.einsum("bd,edf,be->bf", x, self.weight, share)
+
+
+class WithTerm(nn.Module):
+    def __init__(self, leave, take):
+        super().__init__()
+        self.inner, self.head, self.take = Balanced(leave), nn.Linear(4, 2), take
+
+    def forward(self, x):
+        return self.head(self.inner(x)), self.take(self.inner)
+
+
+def plain_loss(model, x, y):
+    out = model(x)
+    if isinstance(out, tuple):
+        return F.cross_entropy(out[0], y, reduction="none") + 5 * out[1]
+    return F.cross_entropy(out, y, reduction="none")
+
+
+PARTLY = {
+    "straight through": lambda: Binary(4, 2),
+    "attribute": lambda: WithTerm(lambda m, t: setattr(m, "term", t), lambda m: m.term),
+    "list": lambda: WithTerm(lambda m, t: m.__dict__.setdefault("terms", []).append(t), lambda m: m.terms.pop()),
+    "global": lambda: WithTerm(lambda m, t: _TERMS.update(term=t), lambda m: _TERMS.pop("term")),
+}
+
+
+@pytest.mark.parametrize("name", PARTLY)
+def test_a_gradient_that_is_captured_in_part_is_refused_by_name(name):
+    torch.manual_seed(0)
+    model = PARTLY[name]()
+    capture = GradientCapture(model)
+    batch = torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)
+    try:
+        with pytest.raises(UncapturedParameter, match=r"weight|gate"):
+            check_records_are_independent(model, capture, batch, lambda made_up: plain_loss(model, *made_up))
+    finally:
+        capture.detach()
+
+
+@pytest.mark.parametrize("name", PARTLY)
+def test_fit_takes_its_whole_gradient(name):
+    torch.manual_seed(0)
+    model, x, y = PARTLY[name](), torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 1, 0])
+    wanted = torch.autograd.grad(plain_loss(model, x, y).mean(), list(model.parameters()))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    plan = Plan(noise_multiplier=0.0, max_grad_norm=1e6, sample_rate=1.0, steps=1, expected_batch_size=6.0, delta=1e-5)
+    fit(model, plain_loss, (x, y), plan, optimizer=lambda held: torch.optim.SGD(held, lr=1.0), progress=False)
+    for parameter, old, gradient in zip(model.parameters(), before, wanted, strict=True):
+        assert torch.allclose(old - parameter.detach(), gradient, atol=1e-4)
+
+
+# --- failures on made-up records -----------------------------------------------------------------------------------
+
+
+def test_a_failure_of_the_model_is_told_as_what_it_is_and_public_batch_helps():
+    class Picky(nn.Linear):
+        def forward(self, x):
+            if not bool((x > 1).all()):
+                raise ValueError("only features above 1")
+            return super().forward(x)
+
+    plan = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, steps=2, expected_batch_size=5.0, delta=1e-5)
+    torch.manual_seed(0)
+    data = torch.rand(10, 4) + 2, torch.arange(10) % 2
+    with pytest.raises(UnsupportedModule, match=r"ValueError: only features above 1.*public_batch"):
+        fit(Picky(4, 2), plain_loss, data, plan, progress=False)
+    public = torch.rand(6, 4) + 3, torch.arange(6) % 2
+    assert fit(Picky(4, 2), plain_loss, data, plan, progress=False, public_batch=public).steps == 2
+
+
+@pytest.mark.parametrize(("poisson", "most"), [(True, 96), (False, 64)])
+def test_the_largest_batch_follows_from_public_numbers(poisson, most):
+    plan = Plan(
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sample_rate=0.1,
+        steps=5,
+        expected_batch_size=64.0,
+        delta=1e-5,
+        poisson_sampling=poisson,
+        neighboring_relation="add_or_remove_one" if poisson else "replace_one",
+    )
+    assert largest_batch(plan, None) == most
+    assert largest_batch(plan, 8) == 8
