@@ -95,6 +95,7 @@ def check_records(
             values_released=values_released,
             as_in_a_batch=as_in_a_batch,
             advises=advises,
+            size=size,
         )
     except CoupledRecords:
         # Numbers that are not the same in two runs look like a coupling: say where they come from.
@@ -115,6 +116,7 @@ def _check_gradients(
     values_released: bool,
     as_in_a_batch: bool,
     advises: bool,
+    size: ProbeSize | None,
 ) -> None:
     if isinstance(recorder, OneByOne):
         check_one_by_one(
