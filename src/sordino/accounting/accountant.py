@@ -1,12 +1,35 @@
 """What an accountant is (floor 1): the one interface that every file of this room implements."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
+
+import numpy as np
 
 from sordino.accounting.interval import Interval
 from sordino.definitions import NeighboringRelation
+from sordino.errors import AccountingError, SordinoError
 from sordino.events import Event
 
-__all__ = ["Accountant"]
+__all__ = ["Accountant", "double_precision"]
+
+
+@contextmanager
+def double_precision(what: str) -> Iterator[None]:
+    """Report arithmetic that leaves the doubles as `AccountingError`: an accountant that can't compute has no answer.
+
+    Floating-point warnings are off inside: tails underflow, and errors are bounded, not signalled.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except SordinoError:
+        raise
+    except (ArithmeticError, ValueError, MemoryError) as error:
+        raise AccountingError(
+            f"{what} must be computable in double precision, got an intermediate result beyond it. Ask another "
+            "accountant, or for less extreme values."
+        ) from error
 
 
 class Accountant(Protocol):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from sordino import checks
+from sordino.accounting.accountant import double_precision
 from sordino.accounting.composition import flatten
 from sordino.accounting.contour import contour_delta
 from sordino.accounting.directions import directions
@@ -89,6 +90,7 @@ def _composed_curves(event: Event, relation: NeighboringRelation) -> tuple[_Curv
     return tuple(partial(curve, side) for side in range(len(sides)))
 
 
+@double_precision("the privacy profile")
 def privacy_profile(event: Event, epsilons: list[float], *, relation: NeighboringRelation = _ADD) -> list[float]:
     """δ(ε) at many ε ≥ 0: upper bounds, from curves that are set up once.
 
@@ -136,6 +138,7 @@ def _largest_tpr(forward: _Curve, backward: _Curve, fpr: float) -> float:
     return min(1.0, max(fpr, best))
 
 
+@double_precision("the true-positive rate")
 def true_positive_rate(event: Event, false_positive_rate: float, *, relation: NeighboringRelation = _ADD) -> float:
     """Upper bound on any membership attack's true-positive rate at a false-positive rate, worst direction.
 
@@ -161,6 +164,7 @@ def true_positive_rate(event: Event, false_positive_rate: float, *, relation: Ne
     return max(_largest_tpr(forward, backward, fpr) for forward, backward in zip(curves, reverse, strict=True))
 
 
+@double_precision("the trade-off curve")
 def trade_off(event: Event, false_positive_rates: list[float], *, relation: NeighboringRelation = _ADD) -> list[float]:
     """The trade-off curve f: smallest false-negative rate at each false-positive rate (lower bounds).
 
@@ -200,6 +204,7 @@ def _lines(forward: list[tuple[float, float]], backward: list[tuple[float, float
     return above + below
 
 
+@double_precision("the advantage")
 def advantage(event: Event, *, relation: NeighboringRelation = _ADD) -> Interval:
     """The largest TPR − FPR of any membership attack: δ at ε = 0, the total variation distance.
 
@@ -210,6 +215,7 @@ def advantage(event: Event, *, relation: NeighboringRelation = _ADD) -> Interval
     return delta_of(event, 0.0, relation=relation)
 
 
+@double_precision("the bound")
 def reconstruction_bound(event: Event, prior: float, *, relation: NeighboringRelation = _ADD) -> float:
     """Upper bound on the probability of reconstructing a record that is guessed blindly with probability `prior`.
 
@@ -238,6 +244,7 @@ class GaussianFit:
     regret: float
 
 
+@double_precision("the best Gaussian")
 def best_gaussian(
     event: Event,
     *,

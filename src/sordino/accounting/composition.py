@@ -6,8 +6,10 @@ several mechanisms on *one* sample are one step.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+
+import numpy as np
 
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
@@ -39,6 +41,9 @@ from sordino.events import (
 __all__ = ["Steps", "alternatives", "flatten"]
 
 _LARGEST_INVERSE_NOISE = 1e150
+# More noise than this is counted as this much, from above: squares of what is left must be doubles.
+_LARGEST_NOISE = 1e100
+_LARGEST_COUNT = 10**300
 _LARGEST_ALTERNATIVES = 256
 
 
@@ -80,6 +85,10 @@ class _Collector:
         """Adds the event's steps `count` times."""
         if count == 0 or isinstance(event, Nothing):
             return
+        if count > _LARGEST_COUNT:
+            # No double holds that many steps: nothing is promised, and nothing is claimed from below.
+            self.unprotected = self.loose = True
+            return
         match event:
             case NoPrivacy():
                 self.unprotected = True
@@ -90,7 +99,10 @@ class _Collector:
                     self.collect(part, count)
             case MatrixGaussian():
                 if event.sensitivity > 0:
-                    self.collect(Gaussian(noise_multiplier=event.noise_multiplier / event.sensitivity), count)
+                    with np.errstate(over="ignore", under="ignore"):
+                        ratio = float(np.float64(event.noise_multiplier) / event.sensitivity)
+                    self.loose = self.loose or ratio > _LARGEST_NOISE
+                    self.collect(Gaussian(noise_multiplier=min(ratio, _LARGEST_NOISE)), count)
             case ShuffledEpochs():
                 self._shuffled(event, count)
             case GaussianMixture():
@@ -122,6 +134,8 @@ class _Collector:
         if noise * _LARGEST_INVERSE_NOISE < 1:
             self.unprotected = True
             return
+        if _LARGEST_NOISE < noise < math.inf:
+            event, self.loose = _capped(event), True
         if isinstance(event, Selection) and _unprotected(event.event, self.relation):
             self.unprotected = self.loose = True
             return
@@ -136,6 +150,10 @@ class _Collector:
         if event.noise_multiplier * _LARGEST_INVERSE_NOISE < max(hit):
             # As for a sample: the record may be missed, so nothing is claimed from below.
             self.unprotected = self.loose = True
+            return
+        if max(hit) < event.noise_multiplier / _LARGEST_NOISE:
+            self.loose = True
+            self.collect(Gaussian(noise_multiplier=_LARGEST_NOISE), count)
             return
         self.counts[event] = self.counts.get(event, 0) + count
 
@@ -236,11 +254,22 @@ def flatten(event: Event, relation: NeighboringRelation = NeighboringRelation.AD
     collector = _Collector(relation)
     collector.collect(event, 1)
     counts = collector.counts
-    precision = [count / base.noise_multiplier**2 for base, count in counts.items() if isinstance(base, Gaussian)]
     steps = [(base, count) for base, count in counts.items() if not isinstance(base, Gaussian)]
-    if precision:
-        steps.insert(0, (Gaussian(noise_multiplier=1 / math.sqrt(math.fsum(precision))), 1))
+    together = [(1 / base.noise_multiplier, count) for base, count in counts.items() if isinstance(base, Gaussian)]
+    if together:
+        # Relative to the largest, so that no square leaves the doubles.
+        top = max(inverse for inverse, _ in together)
+        precision = top * math.sqrt(math.fsum(count * (inverse / top) ** 2 for inverse, count in together))
+        if precision > _LARGEST_INVERSE_NOISE:
+            return Steps(counts=tuple(steps), unprotected=True, loose=collector.loose)
+        steps.insert(0, (Gaussian(noise_multiplier=1 / precision), 1))
     return Steps(counts=tuple(steps), unprotected=collector.unprotected, loose=collector.loose)
+
+
+def _capped(event: Event) -> Event:
+    """The event with `_LARGEST_NOISE`, which costs more."""
+    name = {DiscreteGaussian: "stddev", DiscreteLaplace: "scale"}.get(type(event), "noise_multiplier")
+    return replace(event, **{name: _LARGEST_NOISE})
 
 
 def _unprotected(event: Event, relation: NeighboringRelation) -> bool:
@@ -274,7 +303,9 @@ def alternatives(
         )
     if isinstance(event, SelfComposed):
         choices, extra = alternatives(event.event, relation)
-        return tuple(SelfComposed(event=choice, count=event.count) for choice in choices), extra * event.count
+        return tuple(SelfComposed(event=choice, count=event.count) for choice in choices), extra * min(
+            event.count, _LARGEST_COUNT
+        )
     if isinstance(event, TruncatedPoissonSampled):
         from scipy.special import bdtrc
 

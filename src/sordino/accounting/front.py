@@ -8,10 +8,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from sordino import checks
-from sordino.accounting.accountant import Accountant
+from sordino.accounting.accountant import Accountant, double_precision
 from sordino.accounting.amplification import sampled_epsilon
 from sordino.accounting.composition import Steps, alternatives, flatten
 from sordino.accounting.interval import Interval
@@ -22,6 +20,7 @@ from sordino.events import (
     BoundedRange,
     DiscreteLaplace,
     Event,
+    FixedSizeSampled,
     Laplace,
     PoissonSampled,
     PureDP,
@@ -35,7 +34,7 @@ _NARROW = 1e-4  # relative width with which ``auto`` is content
 _Question = Callable[[Accountant, Event], Interval]
 
 
-@np.errstate(all="ignore")  # tails underflow; errors are bounded, not signalled
+@double_precision("ε")
 def epsilon(
     event: Event,
     delta: float,
@@ -77,7 +76,7 @@ def epsilon(
     return answer
 
 
-@np.errstate(all="ignore")
+@double_precision("δ")
 def delta(
     event: Event,
     epsilon: float,
@@ -141,6 +140,8 @@ def _epsilon(event: Event, delta: float, relation: NeighboringRelation, chosen: 
         return Interval(lower=0.0 if steps.loose else math.inf, upper=math.inf, accountant=label)
     if delta == 0:
         return _pure(steps, label, relation)
+    if _chance_of_use(steps) <= delta:
+        return Interval(lower=0.0, upper=0.0, accountant=label)
     answer = _ask(event, relation, chosen, lambda known, one: known.epsilon(one, delta, relation))
     return replace(answer, lower=0.0) if steps.loose else answer
 
@@ -158,19 +159,19 @@ def _delta(event: Event, epsilon: float, relation: NeighboringRelation, chosen: 
 
 def _ask(event: Event, relation: NeighboringRelation, chosen: Accountant | None, question: _Question) -> Interval:
     if chosen is not None:
-        if not chosen.supports(event, relation):
+        if not _supports(chosen, event, relation):
             raise UnsupportedEvent(
                 f"event must be supported by the {chosen.name} accountant under {relation.words}, got {event.kind}. "
                 "Choose accountant='auto'."
             )
-        return question(chosen, event)
+        return _answer(chosen, event, question)
     refusal: AccountingError | None = None
     best: Interval | None = None
     loose = flatten(event, relation).loose
     for known in ACCOUNTANTS:
-        if known.automatic and known.supports(event, relation):
+        if known.automatic and _supports(known, event, relation):
             try:
-                answer = question(known, event)
+                answer = _answer(known, event, question)
             except AccountingError as error:
                 refusal = error
                 continue
@@ -189,6 +190,38 @@ def _ask(event: Event, relation: NeighboringRelation, chosen: Accountant | None,
         f"event must be supported by some accountant under {relation.words}, got {event.kind}. "
         "No sound answer is known here."
     )
+
+
+def _supports(known: Accountant, event: Event, relation: NeighboringRelation) -> bool:
+    try:
+        with double_precision("the event's law"):
+            return known.supports(event, relation)
+    except AccountingError:
+        return False
+
+
+def _answer(known: Accountant, event: Event, question: _Question) -> Interval:
+    """What one accountant says; numbers that are none are no answer."""
+    with double_precision(f"the {known.name} accountant's answer"):
+        answer = question(known, event)
+        if math.isnan(answer.upper) or math.isnan(answer.lower):
+            raise ValueError
+        return answer
+
+
+def _chance_of_use(steps: Steps) -> float:
+    """A bound on the probability that the record is used at all: δ(0), and so ε = 0 at every δ above it."""
+    total = 0.0
+    for event, count in steps.counts:
+        match event:
+            case PoissonSampled():
+                rate = event.sample_rate
+            case FixedSizeSampled():
+                rate = event.size / event.population
+            case _:
+                return 1.0
+        total += rate * count * (1 + 1e-15)
+    return total * (1 + 1e-12)
 
 
 def _with_truncation(

@@ -8,13 +8,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from sordino.accounting.allocation import AllocationLaw, allocation_lattices, allocation_support
 from sordino.accounting.composition import flatten
 from sordino.accounting.discrete_gaussian import DiscreteGaussianLaw
+from sordino.accounting.few_atoms import few_atoms
 from sordino.accounting.interval import Interval
 from sordino.accounting.lattice import LatticeLaw, lower_lattice, upper_lattice
 from sordino.accounting.law_directions import LawStep, law_directions
-from sordino.accounting.laws import FusedLaw, Law, MixtureLaw, SampledLaw
+from sordino.accounting.laws import AtomicLaw, FusedLaw, LaplaceLaw, Law, MixtureLaw, SampledLaw
 from sordino.accounting.projected import AveragedLaw
 from sordino.accounting.tilted import ComposedLattice, LatticeStep
 from sordino.definitions import NeighboringRelation
@@ -114,18 +117,21 @@ def _slack(laws: Sequence[LawStep], log_tail: float) -> float:
 
 def pld_epsilon(laws: Sequence[LawStep], delta: float, *, floor: float = 0.0) -> tuple[float, float]:
     """Certified bounds on ε at δ of one direction; no finer than it takes to see that ε is at most `floor`."""
+    exact = few_atoms([(step.law, step.count) for step in laws])
+    if exact is not None:
+        return exact.epsilon(delta)
     _refuse_many(laws)
+    best = _from_largest(laws, delta)
     laws = _narrowed(laws, math.log(delta))
     tail = _log_tail(laws, math.log(delta))
     slack = _slack(laws, tail)
     infinite = -math.expm1(math.fsum(law.count * math.log1p(-law.law.infinite) for law in laws))
     if infinite > delta:
         return math.inf, math.inf
-    best = 0.0, math.inf
     refusal: AccountingError | None = None
     points, most = _POINTS
     done = 256
-    while True:
+    while math.isinf(best[1]) or best[1] - best[0] > _NARROW * best[1]:
         try:
             lower, upper = _composed(laws, _steps(laws, points, tail), math.log(delta))
             high = _upper_end(upper, delta, best)
@@ -144,6 +150,28 @@ def pld_epsilon(laws: Sequence[LawStep], delta: float, *, floor: float = 0.0) ->
     if math.isinf(best[1]):
         raise refusal or AccountingError("δ must be reachable on the lattice. Use the rdp accountant.")
     return max(0.0, best[0]), best[1]
+
+
+def _from_largest(laws: Sequence[LawStep], delta: float) -> tuple[float, float]:
+    """Bounds on ε from the largest losses alone, where they are finite and carry mass: the lattice starts from them."""
+    top, log_mass, found = 0.0, 0.0, []
+    for step in laws:
+        law = step.law
+        if isinstance(law, AllocationLaw | MixtureLaw | FusedLaw | AveragedLaw) or law.infinite > 0:
+            return 0.0, math.inf
+        if not law.atoms or not math.isfinite(law.support[1]) or isinstance(law, DiscreteGaussianLaw):
+            return 0.0, math.inf
+        if isinstance(law, SampledLaw) and not isinstance(law.base, AtomicLaw | LaplaceLaw):
+            return 0.0, math.inf
+        largest = law.support[1]
+        just_below = largest - 1e-12 * abs(largest)
+        mass = float(law.upper(np.array([just_below]))[0][0])
+        top += step.count * largest
+        log_mass += step.count * (math.log(mass) - 1e-14) if mass > 0 else -math.inf
+        found.append(step.count * just_below)
+    share = delta / math.exp(log_mass) if log_mass > -700 else 1.0
+    low = math.fsum(found) + math.log1p(-share) if share < 1 else 0.0
+    return max(0.0, low * (1 - 1e-14)), top * (1 + 1e-14)
 
 
 def _finer(points: int, width: float) -> int:
@@ -199,6 +227,9 @@ def _pinned(excess: Callable[[float], float], low: float, high: float) -> tuple[
 
 def pld_delta(laws: Sequence[LawStep], epsilon: float) -> tuple[float, float]:
     """Certified bounds on δ(ε) of one direction."""
+    exact = few_atoms([(step.law, step.count) for step in laws])
+    if exact is not None:
+        return exact.bounds(epsilon)
     _refuse_many(laws)
     best = 0.0, 1.0
     refusal: AccountingError | None = None

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sordino.accounting.accountant import double_precision
 from sordino.accounting.composition import flatten
 from sordino.accounting.interval import Interval
 from sordino.accounting.renyi_steps import renyi_directions
@@ -164,7 +165,9 @@ def renyi_divergence(
         return math.inf
     if flat.empty:
         return 0.0
-    return max(_moments(steps, order - 1)[0] / (order - 1) for steps in renyi_directions(flat, relation))
+    with double_precision("the divergence"):
+        found = max(_moments(steps, order - 1)[0] / (order - 1) for steps in renyi_directions(flat, relation))
+        return math.inf if math.isnan(found) else found
 
 
 def gaussian_conversion(rho: float, delta: float) -> float:
