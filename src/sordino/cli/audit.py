@@ -106,6 +106,8 @@ def training(
         _into_report(run, result)
     if picture is not None:
         draw_audit(result, picture)
+        if run is not None:
+            run.vouch(picture)
     document = result.to_dict() | {"picture": None if picture is None else str(picture)}
     out.finish(document, *_page(result, picture))
     if not result.passed:
@@ -152,6 +154,7 @@ def _into_report(run: RunFolder, result: "AuditResult") -> None:
     body = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
     entries = [*(body if isinstance(body, list) else [body]), result.report_entry()]
     file.write_text(json.dumps(entries, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    run.vouch(file)
     write(run)
 
 

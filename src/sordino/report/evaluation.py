@@ -103,7 +103,7 @@ def private_utility(
         stddev=max(map(_stddev, mechanisms)),
         disjoint=disjoint,
         charge=_charged(ledger, event=event, records=records, run=run, relation=relation),
-        head="" if run is None else run.head,
+        head="" if run is None else run.chain_head,
     )
     earlier = () if run is None else run.evaluations
     if run is not None:

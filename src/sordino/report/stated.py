@@ -83,7 +83,7 @@ def process(run: RunFolder, lines: list[Line], meta: Mapping[str, object]) -> Pr
         segments=len(segments) or None,
         repeated_steps=sum(line.attempt > 1 for line in lines),
         fresh_keys=len(set(keys)) == len(keys) if keys and None not in keys else None,
-        head=run.head,
+        head=run.chain_head,
     )
 
 

@@ -50,6 +50,7 @@ def write(run: RunFolder, *, folder: Path | None = None) -> Written:
     page, picture = folder / "report.html", folder / "report.png"
     page.write_text(html(report), encoding="utf-8")
     draw(report, picture)
+    run.vouch(page, picture)
     return Written(report=report, page=page, picture=picture)
 
 

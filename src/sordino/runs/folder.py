@@ -1,5 +1,6 @@
 """The run folder itself (floor 2): made, opened to read, or taken up again by one process at a time."""
 
+import hashlib
 import json
 import os
 import time
@@ -39,7 +40,7 @@ LISTED = (
     "run.json",
     "transcript.jsonl",
 )
-"""The files that a manifest vouches for."""
+"""The files of a run. A manifest vouches for them and for whatever else lies in the folder when it is closed."""
 
 _SCHEMA = 2
 _SECONDS_BETWEEN_SYNCS = 1.0
@@ -153,7 +154,17 @@ class RunFolder:
 
     @property
     def head(self) -> str:
-        """The hash at the end of the chain: it stands for plan, facts and every line. Publish it to anchor the run."""
+        """The hash that stands for the run. Publish it to anchor the run.
+
+        Of a closed run it is the SHA-256 of the manifest, and stands for every file: plan, facts, transcript, model,
+        guarantee, metrics and reports. Until then it is `chain_head`.
+        """
+        file = self.path / "manifest.json"
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else self.chain_head
+
+    @property
+    def chain_head(self) -> str:
+        """The hash at the end of the chain: it stands for plan, facts and every line of the transcript."""
         follower = self._follower
         if follower is None:
             follower = _follower(self.path)
@@ -283,7 +294,7 @@ class RunFolder:
             self.sync()
             self._transcript.close()
             self._transcript = None
-            files = {name: fingerprint(self.path / name) for name in LISTED if (self.path / name).is_file()}
+            files = {name: fingerprint(self.path / name) for name in self.files()}
             manifest = {"schema": 1, "head": self._follower.head, "lines": self._follower.lines, "files": files}
             write_json(self.path / "manifest.json", manifest)
         if self._lock is not None:
@@ -395,16 +406,32 @@ class RunFolder:
         """What `close` vouched for, or an empty dictionary for a run that is being written or was cut off."""
         return self._optional("manifest.json")
 
+    def files(self) -> tuple[str, ...]:
+        """Names of all that lies in the folder, except the manifest, below it too; sorted."""
+        found = (path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir())
+        return tuple(sorted(name for path in found if (name := str(path.relative_to(self.path))) != "manifest.json"))
+
+    def vouch(self, *paths: Path) -> None:
+        """Take files that were written into a closed run, such as a report, into its manifest; `head` changes.
+
+        Files elsewhere are left out.
+        """
+        manifest = self.manifest
+        files = manifest.get("files")
+        if not isinstance(files, dict):
+            return
+        inside = [path.resolve() for path in paths if path.resolve().is_relative_to(self.path.resolve())]
+        names = {str(path.relative_to(self.path.resolve())): path for path in inside if path.is_file()}
+        taken = files | {name: fingerprint(path) for name, path in names.items()}
+        write_json(self.path / "manifest.json", manifest | {"files": dict(sorted(taken.items()))})
+
     def _put_json(self, name: str, body: Mapping[str, object]) -> Path:
         return self._put(name, (json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
     def _put(self, name: str, content: bytes) -> Path:
         target = self.path / name
         write_bytes(target, content)
-        manifest = self.manifest
-        files = manifest.get("files")
-        if isinstance(files, dict):
-            write_json(self.path / "manifest.json", manifest | {"files": files | {name: fingerprint(target)}})
+        self.vouch(target)
         return target
 
     def _optional(self, name: str) -> dict[str, object]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sordino.errors import SordinoError
-from sordino.runs import LISTED, Line, RunFolder, Segment
+from sordino.runs import Line, RunFolder, Segment
 from sordino.runs.files import fingerprint
 from sordino.verification.items import Item, failed, not_checked, passed
 from sordino.verification.planned import same_plan
@@ -76,20 +76,26 @@ def check_files(run: RunFolder) -> Item:
         return failed("files", "manifest.json lacks what it must hold")
     if file.read_bytes() != canonical:
         return failed("files", "manifest.json is not as sordino writes it")
-    there = {name for name in LISTED if (run.path / name).is_file()}
+    there = set(run.files())
     differing = sorted(there ^ set(listed))
-    differing += sorted(name for name in there & set(listed) if fingerprint(run.path / name) != listed[name])
+    differing += sorted(
+        name
+        for name in there & set(listed)
+        if (run.path / name).is_symlink() or fingerprint(run.path / name) != listed[name]
+    )
     if differing:
         return failed("files", f"not as in the manifest: {', '.join(differing)}")
-    chain_end = run.head if _readable(run) else ""
+    chain_end = run.chain_head if _readable(run) else ""
     if manifest["head"] != chain_end:
         return failed("files", "the manifest names another end of the chain")
+    if manifest["lines"] != run.lines:
+        return failed("files", "the manifest counts another number of lines")
     return passed("files", f"{len(listed)} files have the SHA-256 that the manifest lists")
 
 
 def _readable(run: RunFolder) -> bool:
     try:
-        return bool(run.head)
+        return bool(run.chain_head)
     except SordinoError:
         return False
 
@@ -142,11 +148,23 @@ def _facts(file: Path) -> Mapping[str, object] | None:
     return facts if isinstance(facts, dict) else None
 
 
-def check_anchor(chain: Chain | None, head: str) -> Item:
-    """Whether the chain holds a hash that was noted down elsewhere."""
+def check_anchor(run: RunFolder, chain: Chain | None, head: str, files: Item) -> Item:
+    """Whether the whole folder is the one whose hash was noted down elsewhere."""
+    closed = (run.path / "manifest.json").is_file()
+    if closed and run.head == head:
+        if files.status != "pass":
+            return failed("anchor", "the manifest is the published one, and the files are not those that it lists")
+        return passed("anchor", "every file is the one that was published")
     if chain is None:
         return failed("anchor", "the chain is broken")
     if head not in chain.heads:
-        return failed("anchor", "the chain does not hold the published hash: it is not the run that was published")
+        return failed("anchor", "nothing in the folder has the published hash: it is not the run that was published")
     later = len(chain.heads) - 1 - chain.heads.index(head)
-    return passed("anchor", "the chain ends with the published hash" if not later else f"{later} lines came after it")
+    if closed or {"guarantee.json", "model.safetensors"} & set(run.files()):
+        return failed(
+            "anchor",
+            "the hash is one of the transcript, which stands for no model, metrics or guarantee; publish the hash that "
+            "`sordino verify --anchor` prints for the finished run",
+        )
+    words = f"{later} lines came after it" if later else "the chain ends with the published hash"
+    return passed("anchor", f"{words}; the run did not finish, and nothing was released beside its transcript")

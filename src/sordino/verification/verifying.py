@@ -27,6 +27,7 @@ from sordino.verification.planned import Course, is_plan
 from sordino.verification.released import check_loss_curve
 from sordino.verification.second import is_available, second_epsilon
 from sordino.verification.staged import check_stages
+from sordino.verification.worded import wrong_words
 
 __all__ = ["verify"]
 
@@ -42,7 +43,7 @@ def verify(run: str | Path | RunFolder, *, ledger: str | Path | None = None, hea
     Args:
         run: the folder.
         ledger: the ledger that the run was charged to: a file or a URL.
-        head: a hash of the run's chain that was published or noted down before.
+        head: the hash of the finished run (`Verification.head`) that was published or noted down before.
 
     Raises:
         InvalidArgument: no run lies there.
@@ -54,7 +55,7 @@ def verify(run: str | Path | RunFolder, *, ledger: str | Path | None = None, hea
     chain, item = read_chain(folder)
     items = [check_files(folder), item]
     if head is not None:
-        items.append(check_anchor(chain, head))
+        items.append(check_anchor(folder, chain, head, items[0]))
     if chain is None:
         names = ("plan", "guarantee", "second accountant")
         items += [not_checked(name, "the chain is broken") for name in names]
@@ -149,6 +150,9 @@ def _check_guarantee(
         return failed("guarantee", "its sentence says something else than its numbers")
     if not _close(claim.epsilon, interval.upper):
         return failed("guarantee", f"it states ε = {claim.epsilon:.9g}, and the transcript gives {interval.upper:.9g}")
+    differing = wrong_words(plan, claim, compose([line.event for line in lines]), interval.accountant)
+    if differing is not None:
+        return failed("guarantee", differing)
     return passed("guarantee", f"ε = {claim.epsilon:.6g} at δ = {claim.delta:g} follows from the transcript")
 
 

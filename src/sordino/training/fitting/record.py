@@ -210,7 +210,7 @@ class RunRecord:
             "step": done,
             "plan": json.loads(self._plan.to_json()),
             **parts.kinds(),
-            "head": self.folder.head,
+            "head": self.folder.chain_head,
             "lines": self.folder.lines,
             "taken": self._taken,
             "charged": self._charged.state_dict(),

@@ -1,0 +1,70 @@
+"""Whether a guarantee's words are those of its run: sampler, accountant and caveats (floor 6)."""
+
+from collections.abc import Mapping
+
+from sordino.definitions import Guarantee, NeighboringRelation
+from sordino.errors import SordinoError
+from sordino.events import Event
+from sordino.mechanisms.correlated import CyclicPoisson, participation_from_dict
+from sordino.sampling import CyclicPoissonSampling, FixedEpochs, PoissonSampling
+from sordino.verification.planned import is_plan
+from sordino.wording import sampling_words
+
+__all__ = ["wrong_words"]
+
+_SAME = {"none", "full batches"}  # said of no sampling
+
+
+def wrong_words(plan: Mapping[str, object], claim: Guarantee, event: Event, accountant: str) -> str | None:
+    """What the guarantee says otherwise than plan and transcript; None when it agrees.
+
+    Args:
+        plan: plan.json.
+        claim: the guarantee as it was written.
+        event: all that the transcript charges.
+        accountant: which one answers for that event here.
+    """
+    charged = sampling_words(event)
+    if not is_plan(plan):
+        if claim.sampler != charged and not {claim.sampler, charged} <= _SAME:
+            return f"its sampler is not what the transcript charges: {charged}"
+        return None
+    try:
+        planned = _sampler(plan)
+    except (SordinoError, KeyError, TypeError, ValueError):
+        return "plan.json says nothing of how batches are drawn"
+    if claim.sampler != planned:
+        return f"its sampler is not the plan's: {planned}"
+    if claim.accountant != accountant:
+        return f"its accountant is not the one that answers for the transcript: {accountant}"
+    missing = [caveat for caveat in _caveats(plan) if caveat not in claim.caveats]
+    return f"it leaves out that {missing[0]}" if missing else None
+
+
+def _sampler(plan: Mapping[str, object]) -> str:
+    """How batches are drawn, worked out from plan.json without the training code."""
+    rate = plan["sample_rate"]
+    if not isinstance(rate, int | float):
+        return "Poisson sampling at planned rates"
+    noise = plan.get("noise")
+    if isinstance(noise, Mapping):
+        participation = participation_from_dict(noise["participation"])
+        if isinstance(participation, CyclicPoisson):
+            return CyclicPoissonSampling(groups=participation.groups, sample_rate=rate).words
+        return FixedEpochs(steps_per_epoch=max(1, round(1 / rate))).words
+    return PoissonSampling(sample_rate=rate).words if plan["poisson_sampling"] else _SHUFFLED
+
+
+_SHUFFLED = "shuffled epochs without amplification"
+
+
+def _caveats(plan: Mapping[str, object]) -> list[str]:
+    """What every guarantee of this plan must say."""
+    added = plan["neighboring_relation"] == NeighboringRelation.ADD_OR_REMOVE_ONE.value
+    said = {
+        "noise_multiplier is 0: for debugging only": plan["noise_multiplier"] == 0,
+        "the size of the data set is treated as public": plan.get("dataset_size_is_public") is True,
+        "records keep their numbers when one is added or removed": plan.get("noise") is not None and added,
+        "secure noise holds to the last bit with microbatch_size=1": plan.get("secure_noise") is True,
+    }
+    return [caveat for caveat, applies in said.items() if applies]
