@@ -118,20 +118,20 @@ class DiscreteGaussianTransform:
     decays: bool = False
 
     @property
-    def _square(self) -> float:
+    def square(self) -> float:
         ratio = self.sensitivity / self.stddev
         return ratio * ratio
 
-    def _fraction(self, lam: float) -> tuple[float, float]:
+    def fraction(self, lam: float) -> tuple[float, float]:
         """λS modulo 1 in [−½, ½], and its rounding error."""
         place = lam * self.sensitivity
         return math.remainder(place, 1.0), 2 * UNIT_ROUNDOFF * place
 
     def moments(self, lam: float, *, certified: bool = True) -> Moments:  # noqa: ARG002
         """K with its rounding error; where λS has no fraction left in doubles, the error is all that θ can move."""
-        square = self._square
+        square = self.square
         continuous = lam * (lam + 1) * square / 2
-        fraction, off = self._fraction(lam)
+        fraction, off = self.fraction(lam)
         if self.stddev >= 1:
             terms = _reciprocal_terms(self.stddev)
             k = np.arange(1, terms.size + 1)
@@ -140,7 +140,7 @@ class DiscreteGaussianTransform:
             slope = 4 * math.pi * float(terms @ k)
             mean, variance = (lam + 0.5) * square, square
         else:
-            x, weights = self._near(fraction)
+            x, weights = self.near(fraction)
             moved = self._log_theta(fraction) - self._log_theta(0.0)
             slope = 0.5 / self.stddev**2
             # x counts from the whole number next to −λS: L = S²(λ + ½)/σ² − S(x + f)/σ² with f the fraction.
@@ -151,7 +151,7 @@ class DiscreteGaussianTransform:
         error = 16 * UNIT_ROUNDOFF * (continuous + abs(moved) + 1e-3 * min(1.0, continuous)) + widest
         return Moments(log_mgf=max(0.0, continuous + moved), error=error, mean=mean, variance=max(variance, 1e-300))
 
-    def _near(self, fraction: float) -> tuple[FloatArray, FloatArray]:
+    def near(self, fraction: float) -> tuple[FloatArray, FloatArray]:
         """Whole numbers near 0, and their shares of θ(f); for σ < 1."""
         x = np.arange(-14, 15, dtype=np.float64)
         exponent = -((x + fraction) ** 2) / (2 * self.stddev**2)
@@ -185,10 +185,10 @@ class DiscreteGaussianLine:
     def characteristic(self, u: FloatArray) -> tuple[ComplexArray, FloatArray]:
         """Σ_k e^{−½σ²(v − 2πk)²} e^{−2πikλS} around k = v/2π with v = uS/σ², or the few atoms where σ < 1."""
         one = self.transform
-        fraction, off = one._fraction(self.lam)
-        offset = u * ((self.lam + 0.5) * one._square - self.moments.mean)
+        fraction, off = one.fraction(self.lam)
+        offset = u * ((self.lam + 0.5) * one.square - self.moments.mean)
         if one.stddev < 1:
-            x, weights = one._near(fraction)
+            x, weights = one.near(fraction)
             place = -(x + fraction) * one.sensitivity / one.stddev**2
             phi = np.exp(1j * np.multiply.outer(u, place)) @ weights.astype(np.complex128)
             reach = float(np.max(np.abs(place)))

@@ -94,7 +94,7 @@ def _atoms(law: object) -> tuple[FloatArray, FloatArray, float] | None:
         return np.array(law.losses), np.array(law.masses), law.infinite
     if isinstance(law, SampledLaw) and isinstance(law.base, AtomicLaw) and law.base.infinite == 0:
         losses, p = np.array(law.base.losses), np.array(law.base.masses)
-        carried = np.array([law._forward(float(loss)) for loss in losses])
+        carried = np.array([law.forward(float(loss)) for loss in losses])
         if not np.all(np.isfinite(carried)):
             return None
         mixed = (1 - law.sample_rate) * p * np.exp(-losses) + law.sample_rate * p if law.removing else p

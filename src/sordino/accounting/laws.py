@@ -258,7 +258,8 @@ class SampledLaw:
         """Removing keeps q of it; adding hides it behind P₀'s share in Q."""
         return self.sample_rate * self.base.infinite if self.removing else 0.0
 
-    def _forward(self, loss: float) -> float:
+    def forward(self, loss: float) -> float:
+        """The sampled loss of a loss ℓ of the base."""
         sign = 1.0 if self.removing else -1.0
         inner = sign * loss
         if inner > 700:
@@ -277,15 +278,15 @@ class SampledLaw:
     def support(self) -> tuple[float, float]:
         """The base's ends, carried over; the top of adding is its bound −log(1−q) when P₀ has infinite losses."""
         low, high = self.base.support
-        top = self._forward(high)
+        top = self.forward(high)
         if not self.removing and self.base.infinite > 0:
             top = -math.log1p(-self.sample_rate) if self.sample_rate < 1 else math.inf
-        return self._forward(low), top
+        return self.forward(low), top
 
     @property
     def atoms(self) -> tuple[float, ...]:
         """The base's atoms, carried over."""
-        carried = tuple(self._forward(atom) for atom in self.base.atoms)
+        carried = tuple(self.forward(atom) for atom in self.base.atoms)
         return carried if self.removing or self.base.infinite == 0 else (*carried, self.support[1])
 
     def _mix(self, pair: tuple[FloatArray, FloatArray], extra: FloatArray | float) -> tuple[FloatArray, FloatArray]:

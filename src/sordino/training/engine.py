@@ -15,12 +15,13 @@ from sordino import checks
 from sordino.clipping import Clipping
 from sordino.definitions import Guarantee, NeighboringRelation
 from sordino.errors import InvalidArgument, NotOffered
-from sordino.events import Event
+from sordino.events import Event, Nothing, compose
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
 from sordino.schedules import Schedule
 from sordino.training.bills.adaptive import AdaptiveBudget, AdaptiveRun
 from sordino.training.bills.charges import Charges
+from sordino.training.bills.target import EpsilonTarget
 from sordino.training.drop_in.attached import Attached, Loop, claim_of
 from sordino.training.drop_in.engine_checkpoint import load_checkpoint, name_alike, save_checkpoint
 from sordino.training.drop_in.engine_plan import calibrated, check_budget, check_together, delta_of, engine_plan
@@ -253,6 +254,7 @@ class PrivacyEngine:
         criterion: Criterion | None = None,
         public_batch: object = None,
         public_records: Sequence[object] | None = None,
+        exceed_target: bool = False,
         noise_generator: None = None,
         grad_sample_mode: str = "hooks",
         wrap_model: bool = True,
@@ -260,11 +262,14 @@ class PrivacyEngine:
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
         """`make_private` with the least noise for which `epochs` epochs stay within (target_epsilon, target_delta).
 
-        Guarantee: `get_epsilon(target_delta)` is at most `target_epsilon` after `epochs` epochs.
+        Guarantee: `get_epsilon(target_delta)` is at most `target_epsilon`: what the engine charged before, and what
+        other models of it have yet to charge within targets of their own, is part of it; the last call's target is
+        that of the engine. A batch beyond it raises `BudgetExceeded` before a record is read.
 
         `target_epsilon` is > 0 and never exceeded by rounding, `target_delta` in (0, 1), `epochs` ≥ 1 passes over the
-        loader; `noise` "auto" takes independent or correlated noise, whichever leaves less in the model's position. The
-        other arguments, returns and errors are those of `make_private`.
+        loader; `noise` "auto" takes independent or correlated noise, whichever leaves less in the model's position.
+        `exceed_target` True goes on past the epochs, and `get_epsilon` grows beyond the target. The other arguments,
+        returns and errors are those of `make_private`; an engine that has spent the target raises `BudgetExceeded`.
         """
         check_options(batch_first, noise_generator, grad_sample_mode, loss_reduction, wrap_model, rand_on_empty)
         check_own_objects(module, optimizer, data_loader)
@@ -285,7 +290,16 @@ class PrivacyEngine:
             units=units,
             secure=self._secure,
         )
-        plan = calibrated(plan, target_epsilon, noise=noise, accountant=self._accountant)
+        check_together(plan, self._plans, budgeted=self._adaptive is not None)
+        target = EpsilonTarget(
+            epsilon=checks.positive(target_epsilon=target_epsilon),
+            delta=plan.delta,
+            relation=plan.neighboring_relation,
+            accountant=self._accountant,
+        )
+        earlier = [self.event(), *(attached.meter.remaining() for attached in self._attached)]
+        before = compose([event for event in earlier if not isinstance(event, Nothing)])
+        plan = calibrated(plan, target, noise=noise, before=before)
         loop = Loop(
             module=module,
             optimizer=optimizer,
@@ -298,10 +312,20 @@ class PrivacyEngine:
             units=units,
             performance=self._performance,
         )
-        return self._attach(plan, loop, steps=steps)
+        checks.one_of((True, False), exceed_target=exceed_target)
+        made = self._attach(plan, loop, steps=steps, target=None if exceed_target else target)
+        for attached in self._attached:
+            attached.meter.retarget(target)
+        return made
 
     def _attach(
-        self, plan: Plan, loop: Loop, *, steps: int, adaptive: AdaptiveRun | None = None
+        self,
+        plan: Plan,
+        loop: Loop,
+        *,
+        steps: int,
+        adaptive: AdaptiveRun | None = None,
+        target: EpsilonTarget | None = None,
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
         check_together(plan, [*self.journal.plans, *self._plans], budgeted=self._adaptive is not None)
         earlier = self._charges.runs() if self.journal.path is not None else ()
@@ -314,6 +338,7 @@ class PrivacyEngine:
             ledger=self._ledger,
             adaptive=adaptive,
             journal=self.journal,
+            target=target,
         )
         name_alike(self)
         if adaptive is not None:

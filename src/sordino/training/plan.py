@@ -235,14 +235,16 @@ class Plan:
             return draft._with_best_noise(target_epsilon)
         return draft.with_noise_for(target_epsilon)
 
-    def with_noise_for(self, target_epsilon: float, *, accountant: str = "auto") -> Self:
+    def with_noise_for(self, target_epsilon: float, *, accountant: str = "auto", before: Event | None = None) -> Self:
         """This plan with the least noise whose ε, by the accountant named, is at most `target_epsilon` > 0.
 
-        A schedule of the noise keeps its shape.
+        A schedule of the noise keeps its shape. With `before`, something that was charged already, both together stay
+        within the target.
         """
+        earlier = [] if before is None else [before]
         shape = self.noise_multiplier if isinstance(self.noise_multiplier, Schedule) else 1.0
         factor = accounting.calibrate_noise_multiplier(
-            lambda factor: replace(self, noise_multiplier=scaled(shape, factor)).event(),
+            lambda factor: compose([*earlier, replace(self, noise_multiplier=scaled(shape, factor)).event()]),
             target_epsilon=checks.positive(target_epsilon=target_epsilon),
             target_delta=self.delta,
             relation=self.neighboring_relation,

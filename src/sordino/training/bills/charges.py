@@ -20,9 +20,11 @@ class Charges:
 
     def __init__(self) -> None:
         self._history: list[tuple[Event, int]] = []
+        self.unplanned = 0
 
-    def add(self, event: Event, times: int = 1) -> None:
-        """Charge `event`, `times` times."""
+    def add(self, event: Event, times: int = 1, *, planned: bool = False) -> None:
+        """Charge `event`, `times` times. `unplanned` counts those that no target was calibrated for."""
+        self.unplanned += 0 if planned else times
         if self._history and self._history[-1][0] == event:
             self._history[-1] = (event, self._history[-1][1] + times)
         else:
@@ -32,6 +34,11 @@ class Charges:
         """Everything charged so far, as one event."""
         return compose([SelfComposed(event=event, count=times) for event, times in self._history])
 
+    @property
+    def count(self) -> int:
+        """How many events were charged."""
+        return sum(times for _, times in self._history)
+
     def runs(self) -> tuple[tuple[Event, int], ...]:
         """The charges in order: each event, and how often it came in a row."""
         return tuple(self._history)
@@ -39,7 +46,7 @@ class Charges:
     def copy(self) -> "Charges":
         """The same charges, to go on from."""
         other = Charges()
-        other._history = list(self._history)
+        other._history, other.unplanned = list(self._history), self.unplanned
         return other
 
     def state_dict(self) -> dict[str, object]:

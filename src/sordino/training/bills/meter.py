@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 from sordino.errors import UnprivateStep
-from sordino.events import Event, Nothing
+from sordino.events import Event, Nothing, compose
 from sordino.ledger import Account, Reservation
 from sordino.training.bills.adaptive import AdaptiveRun
 from sordino.training.bills.charges import Charges
 from sordino.training.bills.prepaid import Prepaid
 from sordino.training.bills.spending import charged_at
+from sordino.training.bills.target import EpsilonTarget
 from sordino.training.plan import Plan
 
 __all__ = ["Meter"]
@@ -28,6 +29,7 @@ class Meter:
         steps: logical batches an epoch.
         adaptive: chooses each step's values under a budget.
         journal: writes a batch down: its number, what it charges, and the ledger's receipt.
+        target: what the engine's charges must stay within; None has no end.
 
     Raises:
         BudgetExceeded: when it is made: `plan`, or its relation or unit, do not fit the ledger's account.
@@ -43,7 +45,10 @@ class Meter:
         steps: int,
         adaptive: AdaptiveRun | None = None,
         journal: Callable[[int, Event, str | None], None] | None = None,
+        target: EpsilonTarget | None = None,
     ) -> None:
+        self._target, self._fitting, self._known = target, 0, -1
+        self._unplanned = charges.unplanned
         self._plan, self._ledger, self._adaptive = plan, ledger, adaptive
         self._journal = journal
         self._budget_receipt: str | None = None
@@ -71,6 +76,7 @@ class Meter:
 
         Raises:
             UnprivateStep: the noise has no more steps.
+            BudgetExceeded: the batch does not fit the target; nothing is charged.
         """
         self.prepare()
         number = self.reached
@@ -81,6 +87,8 @@ class Meter:
             )
         if self._adaptive is not None and not self._adaptive.admit(number):
             return None
+        if self._every_batch or begins_epoch:
+            self._check_target(number)
         self._place = 0 if begins_epoch else self._place + 1
         event, receipt = Nothing(), None
         if self._every_batch or begins_epoch:
@@ -89,7 +97,7 @@ class Meter:
         if self._journal is not None:
             self._journal(number, event, receipt or self._budget_receipt)
         if not isinstance(event, Nothing):
-            self._charges.add(event)
+            self._charges.add(event, planned=self._is_planned(number))
         self.reached = number + 1
         return number
 
@@ -118,6 +126,39 @@ class Meter:
         """
         self.reached = max(self.reached, step)
         self._first, self._repeats = self.reached, repeats
+
+    def remaining(self) -> Event:
+        """What the target's plan has still to charge: nothing without a target."""
+        plan = self._plan
+        if self._target is None or self.reached >= plan.steps:
+            return Nothing()
+        if plan.is_scheduled or plan.mechanism is not None:
+            return compose([self._event_at(step) for step in range(self.reached, plan.steps)])
+        return plan.event(plan.steps - self.reached)
+
+    def retarget(self, target: EpsilonTarget) -> None:
+        """Go over to the target of a later model of the engine, which was calibrated for what is left here as well."""
+        if self._target is not None:
+            self._target, self._fitting, self._unplanned = target, 0, self._charges.unplanned
+
+    def _is_planned(self, number: int) -> bool:
+        return self._target is not None and number < self._plan.steps
+
+    def _check_target(self, number: int) -> None:
+        """Refuse a batch beyond the target. Several are looked at together, so that few ask the accountant."""
+        if self._target is None or isinstance(self._event_at(number), Nothing):
+            return
+        charged = self._charges.count
+        if self._is_planned(number) and self._charges.unplanned == self._unplanned:
+            # The target was calibrated for these steps, together with those that other models have planned.
+            return
+        if charged != self._known or not self._fitting:
+            ahead = self._coming() if self._every_batch else 1
+            events = [self._event_at(step) for step in range(number, number + max(1, ahead))]
+            self._fitting = self._target.fitting(self._charges, events)
+        if not self._fitting:
+            raise self._target.refusal()
+        self._fitting, self._known = self._fitting - 1, charged + 1
 
     def _coming(self) -> int:
         epoch = self._steps - self._place

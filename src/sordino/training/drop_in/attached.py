@@ -19,6 +19,7 @@ from sordino.randomness import Randomness
 from sordino.training.bills.adaptive import KEPT, AdaptiveRun, Admitted
 from sordino.training.bills.charges import Charges
 from sordino.training.bills.meter import Meter
+from sordino.training.bills.target import EpsilonTarget
 from sordino.training.drop_in.journal import Journal
 from sordino.training.drop_in.optimizer_fields import OptimizerFields
 from sordino.training.drop_in.proving import set_probe
@@ -151,6 +152,7 @@ class Loop:
         ledger: Account | Reservation | None,
         adaptive: AdaptiveRun | None,
         journal: Journal,
+        target: EpsilonTarget | None = None,
     ) -> tuple[Attached, PrivateLoader]:
         """Hook the private step to module and optimizer, and make the loader; after a refusal all is as it was."""
         alone = self.performance.is_one_by_one
@@ -195,6 +197,7 @@ class Loop:
                     steps=steps,
                     adaptive=adaptive,
                     journal=partial(journal.charge, model) if ranks.is_first else None,
+                    target=target,
                 )
             )
             loader = PrivateLoader(

@@ -10,8 +10,10 @@ from sordino import checks
 from sordino.clipping import Clipping, ProjectedClipping, clipping_called
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
+from sordino.events import Event, Nothing
 from sordino.schedules import Schedule
 from sordino.training.bills.adaptive import AdaptiveBudget
+from sordino.training.bills.target import EpsilonTarget
 from sordino.training.noise import CorrelatedNoise
 from sordino.training.plan import Plan
 from sordino.training.records.loader import population_of
@@ -82,12 +84,17 @@ def engine_plan(
 
 
 def calibrated(
-    plan: Plan, target_epsilon: float, *, noise: CorrelatedNoise | Literal["auto"] | None, accountant: str
+    plan: Plan, target: EpsilonTarget, *, noise: CorrelatedNoise | Literal["auto"] | None, before: Event
 ) -> Plan:
-    """`plan` with the least noise for `target_epsilon` by the accountant; "auto" also chooses its correlation."""
+    """`plan` with the least noise that stays within `target` on top of `before`; "auto" also chooses its correlation.
+
+    Raises:
+        BudgetExceeded: `before` alone reaches the target.
+    """
+    target.check_left(before)
     if noise == "auto":
         best = Plan.for_epsilon(
-            target_epsilon=target_epsilon,
+            target_epsilon=target.epsilon,
             delta=plan.delta,
             sample_rate=plan.sample_rate,
             steps=plan.steps,
@@ -100,7 +107,8 @@ def calibrated(
             noise="auto",
         )
         plan = replace(plan, noise=best.noise)
-    return plan.with_noise_for(target_epsilon, accountant=accountant)
+    earlier = None if isinstance(before, Nothing) else before
+    return plan.with_noise_for(target.epsilon, accountant=target.accountant, before=earlier)
 
 
 def delta_of(budget: AdaptiveBudget | None, delta: float | None = None) -> float:
