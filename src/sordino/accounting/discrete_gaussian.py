@@ -119,6 +119,7 @@ class DiscreteGaussianTransform:
 
     @property
     def square(self) -> float:
+        """μ² = S²/σ²."""
         ratio = self.sensitivity / self.stddev
         return ratio * ratio
 
