@@ -218,6 +218,14 @@ def test_a_report_is_part_of_the_run_once_it_lies_there(published, tmp_path):
     assert {"files", "anchor"} <= set(failed(folder, later.head))
 
 
+def test_what_the_command_writes_into_a_run_belongs_to_it(tmp_path):
+    _module(tmp_path / "run")
+    for form in ("html", "md", "json"):
+        assert CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--format", form]).exit_code == 0
+        assert verify(tmp_path / "run").passed
+    assert (tmp_path / "run" / "report.md").is_file()
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -109,6 +109,7 @@ def report(
         raise InvalidArgument("evaluate must name records when an option of an evaluation is given, got none.")
     reports = [read(folder, ledger=ledger) for folder in folders]
     files = _write(reports, form, _target(out_file, run, form, several=len(paths) > 1))
+    folders[0].vouch(*(Path(file) for file in files.values()))
     out = Output(as_json=as_json)
     _finish(out, reports, files)
     silent = {one.name: one.missing for one in reports if one.missing}
