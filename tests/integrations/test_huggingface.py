@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from sordino import RunFolder, accounting, verify
-from sordino.errors import BudgetExceeded, InvalidArgument, SordinoError
+from sordino.errors import BudgetExceeded, InvalidArgument, SordinoError, UnprivateStep
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
 from sordino.integrations.huggingface import PrivacyArguments, PrivateTrainer
 from sordino.integrations.record_losses import record_losses
@@ -372,6 +372,19 @@ def test_the_models_own_mean_over_tokens_is_refused(tmp_path):
 
     with pytest.raises(SordinoError):
         trainer(tmp_path, record_loss=coupled).train()
+
+
+def test_a_callback_that_goes_on_past_the_planned_steps_does_not_exceed_the_target(tmp_path):
+    class Longer(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = False
+
+    private = PrivacyArguments(target_epsilon=2.0, delta=1e-5)
+    made = trainer(tmp_path, privacy=private, max_steps=3, callbacks=[Longer()])
+    with pytest.raises(UnprivateStep, match="target_epsilon was planned"):
+        made.train()
+    assert made.state.global_step == 3
+    assert made.guarantee().epsilon <= 2.0
 
 
 @pytest.mark.parametrize("given", [{}, {"target_epsilon": 1.0, "noise_multiplier": 1.0}, {"target_epsilon": 0.0}])

@@ -157,3 +157,15 @@ def test_going_back_to_an_older_checkpoint_does_not_exceed_the_target(tmp_path):
     with pytest.raises(BudgetExceeded):
         train(parts, 4)
     assert resumed.get_epsilon(DELTA) <= 3.0
+
+
+def test_engines_that_take_turns_on_one_run_folder_keep_the_target(tmp_path):
+    one = PrivacyEngine(run_folder=tmp_path / "run")
+    first = private(one, nn.Linear(8, 3), target=2.0, epochs=3)
+    train(first, 1)
+    other = PrivacyEngine(run_folder=tmp_path / "run")
+    train(private(other, nn.Linear(8, 3), target=2.0, epochs=3), 3)
+    with pytest.raises(BudgetExceeded):
+        train(first, 1)
+    assert other.get_epsilon(DELTA) <= 2.0
+    assert one.get_epsilon(DELTA) == pytest.approx(other.get_epsilon(DELTA))

@@ -200,6 +200,23 @@ def test_the_hash_of_the_transcript_alone_does_not_stand_for_the_run(published):
     assert "anchor" in failed(place, chain)
 
 
+@pytest.mark.parametrize(
+    "name", ["metrics.json", "loss_curve.json", "evaluations.json", "report.html", "more/model.bin"]
+)
+def test_the_hash_of_a_transcript_does_not_stand_for_what_lies_beside_it(published, tmp_path, name):
+    folder = tmp_path / "run"
+    shutil.copytree(published[0], folder)
+    for file in RunFolder.open(folder).files():
+        if file not in ("plan.json", "run.json", "transcript.jsonl", "environment.json"):
+            (folder / file).unlink()
+    (folder / "manifest.json").unlink()
+    chain = RunFolder.open(folder).chain_head
+    assert "anchor" not in failed(folder, chain)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("{}\n")
+    assert "anchor" in failed(folder, chain)
+
+
 def test_a_report_is_part_of_the_run_once_it_lies_there(published, tmp_path):
     from sordino.report import write
 

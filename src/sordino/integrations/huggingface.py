@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from sordino.definitions import Guarantee
-from sordino.errors import InvalidArgument, SordinoError
+from sordino.errors import InvalidArgument, SordinoError, UnprivateStep
 from sordino.integrations.arguments import PrivacyArguments, noise_for
 from sordino.integrations.logical_batches import LogicalBatch, LogicalBatches
 from sordino.integrations.record_losses import Labels, decoder_inputs, is_causal, predicts_numbers, record_losses
@@ -103,7 +103,7 @@ class PrivateTrainer(Trainer):
         # One item of our loader is a whole logical batch: the stock loop has nothing to accumulate or to clip.
         args.gradient_accumulation_steps, args.max_grad_norm, args.ignore_data_skip = 1, 0.0, True
         self._record_loss, self._begins_at, self._is_private_step = record_loss, 0, False
-        self._run_folder = run_folder
+        self._run_folder, self._steps_left = run_folder, cast("int | None", None)
         self.engine = PrivacyEngine(ledger=ledger, delta=privacy.delta, gradients=privacy.gradients)
         super().__init__(model=model, args=args, **trainer)  # pyright: ignore[reportArgumentType]
 
@@ -204,6 +204,7 @@ class PrivateTrainer(Trainer):
         an_epoch = len(loader)
         steps = self.args.max_steps if self.args.max_steps > 0 else math.ceil(self.args.num_train_epochs * an_epoch)
         coming = max(1, steps - self._begins_at)
+        self._steps_left = None if self.privacy.target_epsilon is None else coming
         records = len(cast("Sized", loader.dataset))
         return noise_for(self.privacy, self.engine, steps=coming, sample_rate=1 / an_epoch, records=records)
 
@@ -220,6 +221,13 @@ class PrivateTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: object, num_items_in_batch: object = None) -> Tensor:
         """Forward and backward of all chunks; the optimizer's own step, which follows, completes the logical batch."""
         del num_items_in_batch
+        if self._steps_left is not None:
+            if self._steps_left == 0:
+                raise UnprivateStep(
+                    "training must end with the steps that target_epsilon was planned for, got one more (a callback "
+                    "that goes on). Raise max_steps or num_train_epochs instead."
+                )
+            self._steps_left -= 1
         model.train()
         batch, total, chunks = cast("LogicalBatch", inputs), torch.zeros((), device=self.args.device), 0
         for chunk in batch:

@@ -16,6 +16,9 @@ __all__ = ["Chain", "check_anchor", "check_checkpoint", "check_files", "check_mo
 
 _LENGTH = 8  # bytes of the header's length, at the start of a safetensors file
 _LARGEST_HEADER = 100_000_000
+# What lies in a folder while its run goes on; all else says what came of it.
+_UNFINISHED = {"checkpoint.safetensors", "environment.json", "plan.json", "run.json", "transcript.jsonl"}
+_UNFINISHED |= {f".{name}.draft" for name in _UNFINISHED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,5 +169,11 @@ def check_anchor(run: RunFolder, chain: Chain | None, head: str, files: Item) ->
             "the hash is one of the transcript, which stands for no model, metrics or guarantee; publish the hash that "
             "`sordino verify --anchor` prints for the finished run",
         )
+    beside = sorted(set(run.files()) - _UNFINISHED)
+    if beside:
+        return failed(
+            "anchor",
+            f"the hash is one of the transcript, and does not stand for what lies beside it: {', '.join(beside)}",
+        )
     words = f"{later} lines came after it" if later else "the chain ends with the published hash"
-    return passed("anchor", f"{words}; the run did not finish, and nothing was released beside its transcript")
+    return passed("anchor", f"{words}; the run did not finish: the hash stands for plan.json, run.json and transcript")

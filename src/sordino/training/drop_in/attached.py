@@ -192,7 +192,7 @@ class Loop:
                 lambda: Meter(
                     plan,
                     charges=charges,
-                    ready=session.check_attached,
+                    ready=partial(_ready, session, journal if ranks.is_first else None),
                     ledger=ledger if ranks.is_first else None,
                     steps=steps,
                     adaptive=adaptive,
@@ -228,6 +228,13 @@ class Loop:
             fields.show()
         attached = Attached(number=number, plan=plan, session=session, meter=meter, adaptive=adaptive, fields=fields)
         return attached, loader
+
+
+def _ready(session: Session, journal: Journal | None) -> None:
+    """Raise when no batch may be given out; know what others have charged to the run folder before asking for one."""
+    session.check_attached()
+    if journal is not None:
+        journal.catch_up()
 
 
 def _records_each(units: Units | None) -> int:

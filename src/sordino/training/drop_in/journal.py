@@ -335,6 +335,11 @@ class Journal:
         self._models.append(made)
         return made
 
+    def catch_up(self) -> None:
+        """Charge what another engine of this process has written to the run folder since."""
+        if self._path is not None:
+            self._folder()
+
     def charge(self, model: JournaledModel, step: int, event: Event, receipt: str | None) -> None:
         """Write a step; call it before its records are read."""
         if not self.is_set:
