@@ -15,6 +15,7 @@ from sordino.errors import CoupledRecords, UnprivateStep
 from sordino.randomness import Randomness
 from sordino.training import Performance, generators
 from sordino.training.generators import PrivateGenerators, owned_generators, private_generators
+from sordino.training.probing.determinism import random_state_kept
 
 RECORDS, FEATURES = 24, 5
 
@@ -371,8 +372,9 @@ class MaskedByRecord(nn.Dropout):
 
     def forward(self, hidden):
         secret = torch.rand([])
-        key = (hidden.detach().double().sum(1, keepdim=True) + secret) * torch.arange(1, hidden.shape[1] + 1)
-        return hidden * ((1e4 * key) % 1 < 0.5)
+        key = (hidden.detach().double().tanh().sum(1, keepdim=True) + secret) * torch.arange(1, hidden.shape[1] + 1)
+        # Smooth: rounding, which is another one in batches of another size, decides nothing.
+        return hidden * (1 + torch.sin(10 * key)).to(hidden.dtype)
 
 
 @pytest.mark.parametrize("way", [by_fit, by_loop], ids=["fit", "loop"])
@@ -481,6 +483,22 @@ def test_two_loops_at_a_time_keep_to_secret_states():
     seed(9)
     assert found == draws()[:4]
     assert not generators._OPEN
+
+
+def test_a_loop_that_is_collected_within_a_probe_puts_the_users_states_back_after_it():
+    seed(7)
+    expected = draws()
+    seed(7)
+    loop = PrivateGenerators(stream())
+    with random_state_kept():
+        with random_state_kept():
+            seed(1)
+            wanted = draws()
+            seed(1)
+            loop.close()
+            assert draws() == wanted
+        assert draws() not in (wanted, expected)
+    assert draws() == expected
 
 
 def test_a_batch_taken_out_of_its_loop_still_draws_secret_numbers():
@@ -607,6 +625,11 @@ def masks_of_weights(hidden):
     return torch.rand(hidden.shape[1]) < 0.5
 
 
+def part_of_a_table(hidden):
+    # Of 3 · 5 · 7 · 11 · 16 numbers: records of any such number divide it.
+    return torch.rand(1155, hidden.shape[1])[0] < 0.5
+
+
 def row_drop(hidden):
     return torch.rand(len(hidden), 1) < 0.5
 
@@ -656,7 +679,7 @@ def test_a_model_that_seeds_is_refused(train, draw):
         train(draw)
 
 
-SHARED = [layer_drop, layer_drop_by_python, layer_drop_by_numpy, masks_of_weights]
+SHARED = [layer_drop, layer_drop_by_python, layer_drop_by_numpy, masks_of_weights, part_of_a_table]
 
 
 @TRAININGS
@@ -671,6 +694,19 @@ def test_a_draw_for_all_rows_is_refused_where_batches_are_split(train, draw):
 @pytest.mark.parametrize("draw", SHARED)
 def test_the_advice_for_draws_for_all_rows_works(train, draw, microbatch_size):
     train(draw, microbatch_size)
+
+
+@TRAININGS
+@pytest.mark.parametrize("microbatch_size", [1, 2])
+def test_draws_are_looked_for_in_batches_no_larger_than_trainings(train, microbatch_size):
+    sizes = []
+
+    def noting_masks(hidden):
+        sizes.append(len(hidden))
+        return masks(hidden)
+
+    train(noting_masks, microbatch_size)
+    assert max(sizes) == microbatch_size
 
 
 @TRAININGS

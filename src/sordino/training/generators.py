@@ -25,14 +25,21 @@ from numpy import random as numpy_random
 from sordino.errors import UnprivateStep
 from sordino.randomness import Randomness, Stream
 
-__all__ = ["BatchGenerators", "PrivateGenerators", "check_not_seeded", "owned_generators", "private_generators"]
+__all__ = [
+    "BatchGenerators",
+    "PrivateGenerators",
+    "check_not_seeded",
+    "owned_generators",
+    "private_generators",
+    "states_undisturbed",
+]
 
 # A Mersenne Twister has 624 words of 32 bits.
 _WORDS = 624
 # Words of secret bits for the seed and counter of an accelerator's generator, and for a generator of the user's own.
 _DEVICE_WORDS, _OWN_WORDS = 4, 8
 
-_OPEN: "list[PrivateGenerators]" = []
+_OPEN: "list[PrivateGenerators | _Undisturbed]" = []
 
 
 class PrivateGenerators:
@@ -109,6 +116,32 @@ def private_generators(stream: Stream, own: Sequence[object] = ()) -> Iterator[N
         check_not_seeded()
     finally:
         generators.close()
+
+
+class _Undisturbed:
+    """Keeps what puts the user's states back until a block is over."""
+
+    are_intact = True
+
+    def __init__(self) -> None:
+        self._restore: dict[int, Callable[[], object]] = {}
+
+
+@contextmanager
+def states_undisturbed() -> Iterator[None]:
+    """Run a block in which an abandoned loop that is collected puts no states back: they come back after the block."""
+    kept = _Undisturbed()
+    _OPEN.append(kept)
+    try:
+        yield
+    finally:
+        _OPEN.remove(kept)
+        outer = next((other for other in reversed(_OPEN) if isinstance(other, _Undisturbed)), None)
+        if outer is not None:
+            outer._restore |= kept._restore
+        else:
+            for restore in kept._restore.values():
+                restore()
 
 
 class BatchGenerators:

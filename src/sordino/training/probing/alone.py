@@ -81,7 +81,16 @@ def check_records(
     """
 
     def look_at_draws() -> None:
-        check_draws(model, recorder, records, run, reduction=reduction, public_batch=public_batch, is_split=is_split)
+        check_draws(
+            model,
+            recorder,
+            records,
+            run,
+            reduction=reduction,
+            public_batch=public_batch,
+            is_split=is_split,
+            size=size,
+        )
 
     try:
         _check_gradients(

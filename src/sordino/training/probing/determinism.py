@@ -11,6 +11,8 @@ from numpy import random as numpy_random
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sordino.training.generators import states_undisturbed
+
 __all__ = ["Chance", "GENERATORS", "WithoutChance", "generators_used", "random_state_kept", "random_states"]
 
 GENERATORS = ("torch", "python", "numpy")
@@ -28,8 +30,15 @@ _TORCH_LEFT, _TORCH_NEXT, _TORCH_WORDS, _WORDS = slice(8, 12), slice(16, 24), 24
 @contextmanager
 def random_state_kept() -> Iterator[None]:
     """The random states of torch (every device in use), numpy and Python after the block are those before it."""
-    python, numpy = random.getstate(), numpy_random.get_state()  # noqa: NPY002
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    # An abandoned loop's states would otherwise come back in the midst of it.
+    with states_undisturbed(), _states_kept(devices):
+        yield
+
+
+@contextmanager
+def _states_kept(devices: list[int]) -> Iterator[None]:
+    python, numpy = random.getstate(), numpy_random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices):
         try:
             yield

@@ -19,14 +19,14 @@ from sordino.errors import CoupledRecords, SordinoError
 from sordino.gradients import GradientCapture, Recorder
 from sordino.training.probing.determinism import Chance, random_states
 from sordino.training.probing.observation import Observer
-from sordino.training.probing.probe import without_traces
+from sordino.training.probing.probe import ProbeSize, without_traces
 from sordino.training.probing.synthetic import INTEGER_PATTERNS, SyntheticRecords
 from sordino.training.structure import tensors_in
 
 __all__ = ["check_draws"]
 
-# A number of rows that is seldom a factor of other sizes; with few public records the largest such number they allow.
-_ROWS = (11, 7, 5, 3)
+# The most rows that training's batches and the public records allow, of these.
+_ROWS = (11, 7, 5, 3, 2)
 # Seeds that no model uses by itself.
 _SEEDS = (736_878_701, 736_878_702)
 # A layer that is dropped half of the time is met both ways all but once in 4096 times.
@@ -42,6 +42,7 @@ def check_draws(
     reduction: str = "none",
     public_batch: object = None,
     is_split: bool = False,
+    size: ProbeSize | None = None,
 ) -> None:
     """Refuse random numbers that are not secret, or that tie the records of a microbatch to each other.
 
@@ -56,12 +57,13 @@ def check_draws(
         public_batch: records to use instead of synthetic ones.
         is_split: whether a logical batch may come in several microbatches of more than one record, or in several
             processes.
+        size: how many records at once.
 
     Raises:
         CoupledRecords: a generator of the model's own, a seed, or a number for all records of a microbatch.
     """
     with without_traces(model):
-        look = _Look(recorder, run, reduction, records, list(tensors_in(public_batch)))
+        look = _Look(recorder, run, reduction, records, list(tensors_in(public_batch)), size or ProbeSize())
         first = look.drawn(_SEEDS[0])
         if first is None or not (first.used.any() or first.of_torch):
             return
@@ -78,11 +80,12 @@ def check_draws(
                 "random generators must not be seeded in model and loss, got a new seed: a record's numbers would "
                 "follow from its place in the batch. Leave it out; seed before training."
             )
-        if not is_split or not isinstance(recorder, GradientCapture):
+        # Each record has draws of its own where the model gets one at a time.
+        if not is_split or look.rows == 1:
             return
         fewer = look.drawn(_SEEDS[0], rows=look.rows - 1)
         may_share = fewer is not None and (first.used & _equal(first.after, fewer.after)).any()
-        if first.is_shared or (may_share and look.matters()):
+        if first.is_shared(fewer) or (may_share and look.matters()):
             raise CoupledRecords(
                 "random numbers in model and loss must be drawn for each record where batches are split into "
                 "microbatches or over processes, got a draw that all rows share: which records share it depends on how "
@@ -114,8 +117,9 @@ class _Draws(TorchDispatchMode):
 
     def __init__(self, rows: int, seed: int) -> None:
         super().__init__()
-        self._rows, self._seed = rows, seed
-        self.of_torch = self.of_own = self.was_seeded = self.is_shared = False
+        self.rows, self._seed = rows, seed
+        self.of_torch = self.of_own = self.was_seeded = False
+        self.sizes: list[int] = []
         self.used = np.zeros(2, dtype=bool)
         self.after: list[np.ndarray] = []
         self.norms: Tensor | None = None
@@ -134,8 +138,15 @@ class _Draws(TorchDispatchMode):
             self.of_own |= any(generator.initial_seed() != self._seed for generator in given)
             self.was_seeded |= torch.initial_seed() != self._seed
             first = next(iter(tensors_in(found)), None)
-            self.is_shared |= first is not None and first.numel() % self._rows != 0
+            self.sizes += [] if first is None else [first.numel()]
         return found
+
+    def is_shared(self, fewer: "_Draws | None") -> bool:
+        """Whether a draw is not as many times as large as one with fewer records as there are more records."""
+        if fewer is not None and len(fewer.sizes) == len(self.sizes):
+            pairs = zip(self.sizes, fewer.sizes, strict=True)
+            return any(size * fewer.rows != other * self.rows for size, other in pairs)
+        return any(size % self.rows for size in self.sizes)
 
 
 class _Look:
@@ -146,10 +157,12 @@ class _Look:
         reduction: str,
         structure: object,
         example: Sequence[Tensor],
+        size: ProbeSize,
     ) -> None:
         self._recorder, self._run, self._reduction = recorder, run, reduction
         self._structure, self._example = structure, example
-        most = min((len(tensor) - 1 for tensor in example if tensor.dim()), default=_ROWS[0])
+        self._two_passes = size.two_passes
+        most = min([size.records, *(len(tensor) - 1 for tensor in example if tensor.dim())])
         self.rows = next((rows for rows in _ROWS if rows <= most), 1) if isinstance(recorder, GradientCapture) else 1
         self._given = next((tensor.size(0) for tensor in tensors_in(structure) if tensor.dim()), 0)
 
@@ -188,8 +201,8 @@ class _Look:
         before = random_states()[1:]
         with draws:
             if isinstance(self._recorder, GradientCapture):
-                observer = Observer(self._recorder, self._run, self._reduction)
-                draws.norms = observer.observe(batch, torch.ones(1, rows), chance=chance).norms
+                observer = Observer(self._recorder, self._run, self._reduction, two_passes=self._two_passes)
+                draws.norms = observer.observe(batch, torch.ones(1, rows), chance=chance, large=True).norms
             else:
                 with self._recorder.recording(1), torch.enable_grad():
                     self._run(batch).sum().backward()
