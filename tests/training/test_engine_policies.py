@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from sordino import PrivacyEngine, accounting
+from sordino import PrivacyEngine, accounting, verify
 from sordino.clipping import (
     AdaClip,
     AutomaticClipping,
@@ -21,10 +21,10 @@ from sordino.clipping import (
 )
 from sordino.definitions import PrivacyUnit
 from sordino.errors import BudgetExceeded, InvalidArgument, UnknownSampler, UnprivateStep
-from sordino.events import Composed, Gaussian, SelfComposed
+from sordino.events import Composed, Gaussian, PoissonSampled, SelfComposed, compose
 from sordino.ledger import Ledger
 from sordino.mechanisms.correlated import CyclicPoisson, EveryEpoch, optimal_banded
-from sordino.schedules import Linear
+from sordino.schedules import Cosine, Exponential, Linear, Listed, Stepped
 from sordino.training import AdaptiveBudget, CorrelatedNoise, StepChoice, Units, microbatches
 
 STEPS = 12
@@ -483,3 +483,33 @@ def test_a_budget_is_all_that_its_engine_spends():
     engine = private(network(), Counted())[0]
     with pytest.raises(InvalidArgument, match="budget must be all that its engine spends"):
         private(network(), Counted(), engine=engine, budget=budget())
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Listed(values=(2.0, 1.5, 1.25, 1.0)),
+        Stepped(start=2.0, factor=0.5, every=2),
+        Linear(start=2.0, end=1.0, over=3),
+        Exponential(start=2.0, end=1.0, over=3),
+        Cosine(start=2.0, end=1.0, over=3),
+    ],
+)
+def test_noise_and_bound_follow_a_schedule_in_a_loop_of_ones_own(schedule, tmp_path):
+    data = TensorDataset(torch.ones(32, 4))
+    engine = PrivacyEngine(run_folder=tmp_path / "run")
+    parts = private(nn.Linear(4, 2), data, engine=engine, noise_multiplier=schedule, max_grad_norm=schedule)
+    take(parts)
+    leaves = [PoissonSampled(sample_rate=0.25, event=Gaussian(noise_multiplier=schedule.value(k))) for k in range(4)]
+    assert engine.event() == compose(leaves)
+    if isinstance(schedule, Listed):
+        with pytest.raises(InvalidArgument, match="List more"):
+            take(parts)
+        assert engine.event() == compose(leaves)
+    engine.detach()
+    assert verify(tmp_path / "run").passed
+
+
+def test_a_schedule_over_the_whole_of_a_loop_without_an_end_is_refused():
+    with pytest.raises(InvalidArgument, match="over"):
+        private(nn.Linear(4, 2), TensorDataset(torch.ones(32, 4)), noise_multiplier=Linear(start=2.0, end=1.0))

@@ -9,9 +9,11 @@ import shutil
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 from patterned import DELTA, made_up, seeded
+from sordino import PrivacyEngine
 from sordino.cli import app
 from sordino.recipes import pipeline_called
 from sordino.runs import RunFolder
@@ -265,3 +267,37 @@ def test_a_claim_that_plan_and_steps_do_not_bear_out_is_caught_without_any_hash(
     found = {item.name: item.status for item in verify(run).items}
     assert found["guarantee"] == "fail"
     assert found["files"] == "pass"
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])
+def test_models_with_rates_of_their_own_are_claimed_and_verified_together(tmp_path, order):
+    engine = PrivacyEngine(run_folder=tmp_path / "run")
+    data = TensorDataset(torch.ones(64, 3), torch.zeros(64, dtype=torch.long))
+    made = []
+    for rate in (0.25, 0.5, 0.75):
+        model = torch.nn.Linear(3, 2)
+        made.append(
+            engine.make_private(
+                module=model,
+                optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+                data_loader=DataLoader(data, batch_size=16),
+                noise_multiplier=1.0,
+                max_grad_norm=1.0,
+                sample_rate=rate,
+            )
+        )
+    for number in order:
+        model, optimizer, loader = made[number]
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    engine.detach()
+    run = RunFolder.open(tmp_path / "run")
+    assert verify(run).passed
+    body = json.loads((run.path / "guarantee.json").read_text())
+    run._put_json("guarantee.json", body | {"sampler": "Poisson sampling at rate 0.75"})
+    run._put_json(
+        "guarantee.json", json.loads((run.path / "guarantee.json").read_text()) | {"sentence": run.guarantee.sentence()}
+    )
+    assert verify(run).item("guarantee").status == "fail"

@@ -39,6 +39,11 @@ class Chain:
         return any(isinstance(entry, Segment) and entry.seeded for entry in self.entries)
 
     @property
+    def plans(self) -> tuple[Mapping[str, object], ...]:
+        """What segments state in place of plan.json, in order."""
+        return tuple(entry.plan for entry in self.entries if isinstance(entry, Segment) and entry.plan is not None)
+
+    @property
     def last_plan(self) -> Mapping[str, object] | None:
         """What the last segment states in place of plan.json, or None."""
         segments = [entry for entry in self.entries if isinstance(entry, Segment)]

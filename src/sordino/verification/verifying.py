@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sordino import accounting
@@ -80,7 +80,7 @@ def _numbers(folder: RunFolder, chain: Chain) -> list[Item]:
     ends = folder.meta.get("open_ended") is not True
     items = [_check_plan(plan, chain, ends) if budget is None else check_requests(plan, budget, chain.lines, ends)]
     # What is claimed at the end is claimed as the last segment planned it.
-    plan = chain.last_plan or plan
+    plans, plan = [plan, *chain.plans], chain.last_plan or plan
     try:
         claim = folder.guarantee
         delta = float(str(plan["delta"])) if claim is None else claim.delta
@@ -96,7 +96,7 @@ def _numbers(folder: RunFolder, chain: Chain) -> list[Item]:
     elif budget is not None:
         items.append(check_claim(plan, budget, claim, folder.sentence, interval))
     else:
-        items.append(_check_guarantee(plan, claim, folder.sentence, interval, chain.lines))
+        items.append(_check_guarantee(plan, plans, claim, folder.sentence, interval, chain.lines))
     return [*items, _check_second(event, delta, relation, claim, interval)]
 
 
@@ -136,7 +136,12 @@ def _check_plan(plan: Mapping[str, object], chain: Chain, ends: bool) -> Item:
 
 
 def _check_guarantee(
-    plan: Mapping[str, object], claim: Guarantee | None, sentence: str, interval: Interval, lines: tuple[Line, ...]
+    plan: Mapping[str, object],
+    plans: Sequence[Mapping[str, object]],
+    claim: Guarantee | None,
+    sentence: str,
+    interval: Interval,
+    lines: tuple[Line, ...],
 ) -> Item:
     told = [line.epsilon for line in lines if line.epsilon is not None]
     if told and told != sorted(told):
@@ -150,7 +155,7 @@ def _check_guarantee(
         return failed("guarantee", "its sentence says something else than its numbers")
     if not _close(claim.epsilon, interval.upper):
         return failed("guarantee", f"it states ε = {claim.epsilon:.9g}, and the transcript gives {interval.upper:.9g}")
-    differing = wrong_words(plan, claim, compose([line.event for line in lines]), interval.accountant)
+    differing = wrong_words(plans, claim, compose([line.event for line in lines]), interval.accountant)
     if differing is not None:
         return failed("guarantee", differing)
     return passed("guarantee", f"ε = {claim.epsilon:.6g} at δ = {claim.delta:g} follows from the transcript")

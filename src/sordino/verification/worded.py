@@ -1,7 +1,7 @@
 """Whether a guarantee's words are those of its run: sampler, accountant and caveats (floor 6)."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sordino.definitions import Guarantee, NeighboringRelation
 from sordino.errors import SordinoError
@@ -14,31 +14,31 @@ from sordino.wording import sampling_words
 __all__ = ["wrong_words"]
 
 
-def wrong_words(plan: Mapping[str, object], claim: Guarantee, event: Event, accountant: str) -> str | None:
-    """What the guarantee says otherwise than plan and transcript; None when it agrees.
+def wrong_words(plans: Sequence[Mapping[str, object]], claim: Guarantee, event: Event, accountant: str) -> str | None:
+    """What the guarantee says otherwise than plans and transcript; None when it agrees.
 
     Args:
-        plan: plan.json.
+        plans: plan.json, and what segments state in its place.
         claim: the guarantee as it was written.
         event: all that the transcript charges.
         accountant: which one answers for that event here.
     """
     charged = sampling_words(event)
-    if not is_plan(plan):
+    if not all(map(is_plan, plans)):
         # Stages, estimators and loops of one's own: no rate may be named that no step charged.
         named = set(re.findall(r"(?<!cyclic )Poisson sampling at rate [\d.e+-]*\d", claim.sampler))
         if any(words not in charged for words in named):
             return f"its sampler is not what the transcript charges: {charged}"
         return None
     try:
-        planned = _sampler(plan)
+        planned = dict.fromkeys(map(_sampler, plans))
     except (SordinoError, KeyError, TypeError, ValueError):
         return "plan.json says nothing of how batches are drawn"
-    if claim.sampler != planned:
-        return f"its sampler is not the plan's: {planned}"
+    if sorted(claim.sampler.split(", ")) != sorted(", ".join(planned).split(", ")):
+        return f"its sampler is not the plan's: {', '.join(planned)}"
     if claim.accountant != accountant:
         return f"its accountant is not the one that answers for the transcript: {accountant}"
-    missing = [caveat for caveat in _caveats(plan) if caveat not in claim.caveats]
+    missing = [caveat for plan in plans for caveat in _caveats(plan) if caveat not in claim.caveats]
     return f"it leaves out that {missing[0]}" if missing else None
 
 

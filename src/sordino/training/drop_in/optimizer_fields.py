@@ -41,7 +41,11 @@ class OptimizerFields:
         """Set the attributes to the values of the coming step."""
         for name, advice in _ADVICE.items():
             setattr(self._optimizer, name, _Missing(name, advice))
-        step = self._plan.at(self._last_step() + 1)
+        try:
+            step = self._plan.at(self._last_step() + 1)
+        except InvalidArgument:
+            # A schedule that is written out has ended: the values of its last step stay.
+            return
         self._values = {
             "noise_multiplier": step.noise_multiplier,
             "max_grad_norm": step.max_grad_norm,
