@@ -42,7 +42,7 @@ CLIPPINGS = [
     FlatClipping(),
     GlobalClipping(threshold=2.0),
     GroupedClipping(by="layer"),
-    GroupedClipping(by=(("a",), ("b", "c")), shares="proportional", inner=PsacClipping()),
+    GroupedClipping(by=(("a",), ("b", "c")), weights="proportional", inner=PsacClipping()),
     ProjectedClipping(projections=50),
     PsacClipping(),
     QuantileClipping(count_noise=30.0, inner=GroupedClipping(by="parameter")),

@@ -11,7 +11,7 @@ from sordino import Performance, Plan, PrivacyEngine, fit
 from sordino.clipping import AdaClip, AutomaticClipping, FlatClipping, GroupedClipping, QuantileClipping
 from sordino.errors import InvalidArgument, PrivacyError, UncapturedParameter
 from sordino.gradients import GradientCapture
-from sordino.gradients.passes import TwoPasses, _bits
+from sordino.gradients.passes import TwoPasses, fingerprint
 from sordino.gradients.rules.rule import Use
 from sordino.randomness import Randomness
 from training.memory_models import MODELS, RECORDS, Repeated, batch_for, gradients
@@ -173,10 +173,10 @@ def test_passes_that_see_the_same_numbers_at_other_places_are_refused(change):
 @pytest.mark.parametrize("size", [9, 501, 20_011])
 def test_a_fingerprint_tells_places_and_signs(dtype, size):
     values = (3 * torch.randn(size, generator=torch.Generator().manual_seed(0))).to(dtype)
-    prints = {int(_bits(one)) for one in (values, -values, values.flip(0), values.roll(1), values + (values == 0))}
+    prints = {int(fingerprint(one)) for one in (values, -values, values.flip(0), values.roll(1), values + (values == 0))}
     assert len(prints) == 4 + bool((values == 0).any())
-    assert int(_bits(values.clone())) in prints
-    assert int(_bits(torch.cat([values, values])[size:])) == int(_bits(values))
+    assert int(fingerprint(values.clone())) in prints
+    assert int(fingerprint(torch.cat([values, values])[size:])) == int(fingerprint(values))
 
 
 def recorded(model, run):

@@ -30,6 +30,7 @@ _POINTS = (1 << 12, 1 << 18)  # the first lattice and the largest
 _RESOLUTION = 1e-9  # of ε on one lattice, relative
 _LARGEST_EPSILON = 1e15
 _NARROW = 5e-4
+_EXACT = 1e-9
 _LARGEST_LAWS = 64
 _LEFT_OUT = 1e3
 _BEYOND = 3e4
@@ -131,7 +132,8 @@ def pld_epsilon(laws: Sequence[LawStep], delta: float, *, floor: float = 0.0) ->
     refusal: AccountingError | None = None
     points, most = _POINTS
     done = 256
-    while math.isinf(best[1]) or best[1] - best[0] > _NARROW * best[1]:
+    # A lattice is finer than the largest losses, unless these leave no room at all.
+    while math.isinf(best[1]) or best[1] - best[0] > _EXACT * best[1]:
         try:
             lower, upper = _composed(laws, _steps(laws, points, tail), math.log(delta))
             high = _upper_end(upper, delta, best)

@@ -57,8 +57,8 @@ def test_private_records_carry_a_banner_and_need_strangers(tmp_path):
         "columns": [{"name": "age", "type": "numeric", "low": 0, "high": 100}],
     }
     (tmp_path / "schema.json").write_text(json.dumps(schema))
-    for name in ("people", "others"):
-        rows = "\n".join(f"{20 + k % 60},{'high' if k % 7 < 3 else 'low'}" for k in range(200))
+    for name, first in (("people", 20), ("others", 21)):
+        rows = "\n".join(f"{first + k % 60},{'high' if k % 7 < 3 else 'low'}" for k in range(200))
         (tmp_path / f"{name}.csv").write_text(f"age,income\n{rows}\n")
     files = ["--schema", str(tmp_path / "schema.json")]
     people, run = str(tmp_path / "people.csv"), str(tmp_path / "run")
