@@ -43,6 +43,7 @@ CLIPPINGS = [
     GlobalClipping(threshold=2.0),
     GroupedClipping(by="layer"),
     GroupedClipping(by=(("a",), ("b", "c")), weights="proportional", inner=PsacClipping()),
+    GroupedClipping(by="parameter", weights=(0.5, 0.25)),
     ProjectedClipping(projections=50),
     PsacClipping(),
     QuantileClipping(count_noise=30.0, inner=GroupedClipping(by="parameter")),

@@ -173,7 +173,9 @@ def test_passes_that_see_the_same_numbers_at_other_places_are_refused(change):
 @pytest.mark.parametrize("size", [9, 501, 20_011])
 def test_a_fingerprint_tells_places_and_signs(dtype, size):
     values = (3 * torch.randn(size, generator=torch.Generator().manual_seed(0))).to(dtype)
-    prints = {int(fingerprint(one)) for one in (values, -values, values.flip(0), values.roll(1), values + (values == 0))}
+    prints = {
+        int(fingerprint(one)) for one in (values, -values, values.flip(0), values.roll(1), values + (values == 0))
+    }
     assert len(prints) == 4 + bool((values == 0).any())
     assert int(fingerprint(values.clone())) in prints
     assert int(fingerprint(torch.cat([values, values])[size:])) == int(fingerprint(values))
@@ -285,7 +287,6 @@ def in_a_loop(memory, step, *, microbatch_size=None, criterion=None):
         criterion=criterion,
     )
     for x, y in loader:
-        torch.manual_seed(len(x))
         step(model, x, y)
         optimizer.step()
     engine.detach()

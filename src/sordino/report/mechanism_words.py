@@ -47,7 +47,8 @@ def clipping_words(body: object) -> str | None:
         case "grouped":
             by = body.get("by")
             of = f"each {by}" if isinstance(by, str) else f"{len(by) if isinstance(by, list) else 'some'} named groups"
-            return f"{inner} of {of}, {body.get('shares')} bounds"
+            weights = body.get("weights")
+            return f"{inner} of {of}, {weights if isinstance(weights, str) else 'given'} bounds"
         case "quantile":
             return f"{inner} at the private {shown(body.get('quantile'))} quantile"
         case "adaclip":

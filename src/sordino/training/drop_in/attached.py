@@ -24,6 +24,7 @@ from sordino.training.drop_in.journal import Journal
 from sordino.training.drop_in.optimizer_fields import OptimizerFields
 from sordino.training.drop_in.proving import set_probe
 from sordino.training.drop_in.session import Session
+from sordino.training.drop_in.trainable import check_trainable
 from sordino.training.fitting.display import DIAGNOSED
 from sordino.training.loops.criterion import Criterion
 from sordino.training.performance import Performance
@@ -170,6 +171,7 @@ class Loop:
         public_batch = self.public_batch
         if public_batch is None and self.public_records is not None:
             public_batch = self.data_loader.collate_fn(copy.deepcopy(list(self.public_records)))
+        check_trainable(self.module, self.optimizer)
         fields = OptimizerFields(self.optimizer, plan, lambda: session.step.last_step)
         try:
             session = Session(
