@@ -214,6 +214,15 @@ def test_a_claim_below_its_budget_fails(tmp_path):
     assert "it states ε = 0.6" in verify(run.path).item("guarantee").detail
 
 
+@pytest.mark.parametrize("change", [{"sampler": "none"}, {"accountant": "pld"}, {"caveats": ()}])
+def test_a_claim_in_other_words_than_its_budget_fails(tmp_path, change):
+    run_until(None, tmp_path / "run", the_plan=plan(steps=2))
+    run = RunFolder.open(tmp_path / "run")
+    assert verify(run.path).item("guarantee").status == "pass"
+    run.write_guarantee(replace(run.guarantee, **change))
+    assert verify(run.path).item("guarantee").status == "fail"
+
+
 def test_a_ledger_pays_once_for_a_run_and_its_resumes(tmp_path):
     account = Ledger(tmp_path / "privacy.db").declare("records", epsilon=1.2, delta=3e-5)
     with pytest.raises(Crash):

@@ -5,7 +5,7 @@ really done is composed by an accountant that knows nothing of filters: it must 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sordino import checks
@@ -16,6 +16,7 @@ from sordino.errors import InvalidArgument, SordinoError
 from sordino.events import ApproximateDP, Event, Gaussian, PoissonSampled, ProjectedGaussian, ZeroConcentratedDP
 from sordino.runs import Line
 from sordino.verification.items import Item, failed, passed
+from sordino.verification.worded import wrong_budget_words
 
 __all__ = ["Budget", "budget_of", "check_claim", "check_requests"]
 
@@ -52,6 +53,12 @@ class Budget:
             case _:
                 assert self.order is not None
                 return RenyiFilter(**options, order=self.order)
+
+    @property
+    def words(self) -> str:
+        """The filter as a guarantee names it."""
+        named = {"gaussian": "Gaussian filter", "zcdp": "zCDP filter"}
+        return named.get(self.filter) or f"Rényi filter of order {self.order:g}"
 
     def is_held_by(self, event: Event) -> bool:
         """Whether a ledger's charge of `event` pays for all of it."""
@@ -127,6 +134,7 @@ def _is_request(event: Event, plan: Mapping[str, object]) -> bool:
 
 def check_claim(
     plan: Mapping[str, object],
+    plans: Sequence[Mapping[str, object]],
     budget: Budget,
     claim: Guarantee | None,
     sentence: str,
@@ -135,7 +143,8 @@ def check_claim(
     """Whether the run claims its budget, and what it did comes to no more.
 
     Args:
-        plan: plan.json.
+        plan: what the last segment planned.
+        plans: plan.json, and what segments state in its place.
         budget: what was fixed before the first step.
         claim: guarantee.json.
         sentence: the claim in words, as it was written.
@@ -155,4 +164,7 @@ def check_claim(
             return failed("guarantee", f"{name} is not the plan's")
     if sentence != claim.sentence():
         return failed("guarantee", "its sentence says something else than its numbers")
+    differing = wrong_budget_words(plans, claim, budget.words)
+    if differing is not None:
+        return failed("guarantee", differing)
     return passed("guarantee", told)

@@ -94,7 +94,7 @@ def _numbers(folder: RunFolder, chain: Chain) -> list[Item]:
     if claim is not None and chain.seeded and not any("not for release" in caveat for caveat in claim.caveats):
         items.append(failed("guarantee", "its noise came from a chosen seed, and it does not say so"))
     elif budget is not None:
-        items.append(check_claim(plan, budget, claim, folder.sentence, interval))
+        items.append(check_claim(plan, plans, budget, claim, folder.sentence, interval))
     else:
         items.append(_check_guarantee(plan, plans, claim, folder.sentence, interval, chain.lines))
     return [*items, _check_second(event, delta, relation, claim, interval)]

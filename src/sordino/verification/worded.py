@@ -11,7 +11,7 @@ from sordino.sampling import CyclicPoissonSampling, FixedEpochs, PoissonSampling
 from sordino.verification.planned import is_plan
 from sordino.wording import sampling_words
 
-__all__ = ["wrong_words"]
+__all__ = ["wrong_budget_words", "wrong_words"]
 
 
 def wrong_words(plans: Sequence[Mapping[str, object]], claim: Guarantee, event: Event, accountant: str) -> str | None:
@@ -40,6 +40,33 @@ def wrong_words(plans: Sequence[Mapping[str, object]], claim: Guarantee, event: 
         return f"its accountant is not the one that answers for the transcript: {accountant}"
     missing = [caveat for plan in plans for caveat in _caveats(plan) if caveat not in claim.caveats]
     return f"it leaves out that {missing[0]}" if missing else None
+
+
+def wrong_budget_words(plans: Sequence[Mapping[str, object]], claim: Guarantee, accountant: str) -> str | None:
+    """What the guarantee of a run under a budget says otherwise than its plans; None when it agrees.
+
+    Args:
+        plans: plan.json, and what segments state in its place.
+        claim: the guarantee as it was written.
+        accountant: the budget's filter, in words.
+    """
+    is_full = plans[-1]["sample_rate"] == 1 and not any(isinstance(value, Mapping) for value in _planned(plans[-1]))
+    sampler = "full batches" if is_full else "Poisson sampling at rates chosen under the filter"
+    if claim.sampler != sampler:
+        return f"its sampler is not the budget's: {sampler}"
+    if claim.accountant != accountant:
+        return f"its accountant is not the budget's: {accountant}"
+    wanted = [*(caveat for plan in plans for caveat in _caveats(plan)), _KEPT]
+    missing = [caveat for caveat in wanted if caveat not in claim.caveats]
+    return f"it leaves out that {missing[0]}" if missing else None
+
+
+def _planned(plan: Mapping[str, object]) -> list[object]:
+    """What may change from step to step."""
+    return [plan.get(name) for name in ("noise_multiplier", "max_grad_norm", "sample_rate", "expected_batch_size")]
+
+
+_KEPT = "ε is a budget that a filter kept: the noise of each step was chosen on the way"
 
 
 def _sampler(plan: Mapping[str, object]) -> str:
