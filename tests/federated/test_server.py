@@ -21,6 +21,7 @@ from sordino.federated import (
     fed_yogi,
     simulate,
 )
+from sordino.federated.updates import clipped_update
 from sordino.gradients import Contributions
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
@@ -323,9 +324,12 @@ def test_numbers_count_alike_whatever_holds_them(given):
     assert torch.equal(found.weight, exact.weight)
 
 
-@pytest.mark.parametrize("kind", [np.int8, np.int64, np.uint16, np.bool_, torch.int64, torch.bool])
+WHOLE = [np.int8, np.int64, np.uint16, np.bool_, torch.int64, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("kind", WHOLE)
 def test_whole_numbers_count_too(kind):
-    one = torch.ones(1, 3, dtype=kind) if isinstance(kind, torch.dtype) else np.ones((1, 3), dtype=kind)
+    one = torch.ones(1, 3).to(kind) if isinstance(kind, torch.dtype) else np.ones((1, 3), dtype=kind)
     exact, _ = one_round([update(1, 1, 1)], plan(**QUIET))
     found, _ = one_round([{"weight": one}], plan(**QUIET))
     assert torch.equal(found.weight, exact.weight)
@@ -484,3 +488,9 @@ def test_leaving_a_round_puts_the_users_states_back():
     with pytest.raises(Stop):
         run()
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_client_clips_numbers_of_eight_bits_too(kind):
+    clipped = clipped_update({"weight": torch.ones(1, 4).to(kind)}, max_update_norm=1.0)
+    assert torch.allclose(clipped["weight"], torch.full((1, 4), 0.5, dtype=torch.float64))

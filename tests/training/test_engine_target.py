@@ -169,3 +169,12 @@ def test_engines_that_take_turns_on_one_run_folder_keep_the_target(tmp_path):
         train(first, 1)
     assert other.get_epsilon(DELTA) <= 2.0
     assert one.get_epsilon(DELTA) == pytest.approx(other.get_epsilon(DELTA))
+
+
+def test_the_advice_past_the_epochs_goes_on_with_a_larger_target():
+    engine, model = PrivacyEngine(), nn.Linear(8, 3)
+    with pytest.raises(BudgetExceeded, match=r"after detach\(\).*larger target_epsilon"):
+        train(private(engine, model, target=1.0), 3)
+    engine.detach()
+    train(private(engine, model, target=2.0), 2)
+    assert 1.98 < engine.get_epsilon(DELTA) <= 2.0

@@ -69,7 +69,8 @@ def _as_tensor(value: object) -> Tensor:
         tensor = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=") if has_torch else np.float64))
     if tensor.is_complex():
         raise InvalidArgument("update must hold real numbers, got complex ones. Send their parts.")
-    return tensor if tensor.is_floating_point() else tensor.double()
+    # Types of eight bits hold numbers and have no arithmetic.
+    return tensor if tensor.is_floating_point() and tensor.element_size() > 1 else tensor.double()
 
 
 def shared_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

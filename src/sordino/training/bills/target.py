@@ -67,6 +67,7 @@ class EpsilonTarget:
         """What is raised instead of a batch that does not fit."""
         return BudgetExceeded(
             f"target_epsilon must cover every batch, got {self.epsilon:g} at δ = {self.delta:g} and one batch more "
-            "than fits: the epochs it was made for are over. Stop training here, call make_private_with_epsilon with "
-            "more epochs, or pass exceed_target=True, where get_epsilon tells what was spent."
+            "than fits: the epochs it was made for are over. Stop training here; or go on after detach() and "
+            "make_private_with_epsilon with a larger target_epsilon. From the start, more epochs= give more noise a "
+            "step, and exceed_target=True no end, where get_epsilon tells what was spent."
         )
