@@ -101,6 +101,21 @@ class UnmaskedAttention(Attention):
         return self.head(self.body(self.table(ids)).masked_fill((ids == 0)[..., None], 0).sum(1))
 
 
+class FirstHalf(MaskedMean):
+    def forward(self, ids):
+        return super().forward(ids[:, : ids.shape[1] // 2])
+
+
+class OfOneLength(MaskedMean):
+    def forward(self, ids):
+        return super().forward(ids) * (2 if ids.shape[1] == max(LENGTHS) else 1)
+
+
+class OfSomeRecords(MaskedMean):
+    def forward(self, ids):
+        return super().forward(ids) * torch.where(ids[:, :1] == 7, ids.shape[1], 1)
+
+
 def private(model, data, collate, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     return PrivacyEngine().make_private(
@@ -142,6 +157,9 @@ DEPENDENT = {
     "state behind padding": LastState,
     "length as a feature": LengthAsAFeature,
     "attention without a mask": UnmaskedAttention,
+    "half of the positions": FirstHalf,
+    "a length that comes": OfOneLength,
+    "a token that some records have": OfSomeRecords,
 }
 
 
@@ -204,6 +222,32 @@ def test_where_padding_matters_a_later_batch_of_another_length_is_refused_when_i
     assert next(steps) == 1
     with pytest.raises(CoupledRecords, match="public length"):
         next(steps)
+
+
+class LaterLength(MaskedMean):
+    def forward(self, ids):
+        return super().forward(ids) * (2 if ids.shape[1] == 9 else 1)
+
+
+@pytest.mark.parametrize("criterion", [None, F.cross_entropy])
+def test_a_length_that_comes_later_is_tried_then(criterion):
+    data = Sentences((6, 7, 5, 7, 9, 8, 9, 5))
+    steps = train(*private(LaterLength(), data, collate, microbatch_size=4, criterion=criterion))
+    with pytest.raises(CoupledRecords, match="public length"):
+        list(steps)
+
+
+@pytest.mark.parametrize("microbatch_size", [1, 2])
+def test_lengths_are_tried_in_batches_no_larger_than_trainings(microbatch_size):
+    sizes = []
+
+    class Noting(MaskedMean):
+        def forward(self, ids):
+            sizes.append(len(ids))
+            return super().forward(ids)
+
+    list(train(*private(Noting(), Sentences(), collate, microbatch_size=microbatch_size)))
+    assert max(sizes) == microbatch_size
 
 
 def by_the_length(model, ids, labels):

@@ -61,17 +61,17 @@ class PrivateGenerators:
         stream.fill(bits.data)
         seed, bits = bits[:2], bits[2:]
         # What puts each generator's state back; and the seeds by which torch's show that nobody seeded them since.
-        self._restore: dict[int, Callable[[], object]] = {}
+        self.restores: dict[int, Callable[[], object]] = {}
         self._seeds: dict[int, tuple[torch.Generator, int]] = {}
         _OPEN.append(self)
         cpu = torch.default_generator
-        self._restore[id(cpu)] = partial(cpu.set_state, cpu.get_state())
+        self.restores[id(cpu)] = partial(cpu.set_state, cpu.get_state())
         cpu.set_state(_torch_state(bits[:_WORDS], seed))
-        self._restore[id(_NUMPY)] = _numpy_replaced(bits[_WORDS : 2 * _WORDS])
-        self._restore[id(_PYTHON)] = _python_replaced(bits[2 * _WORDS : 3 * _WORDS])
+        self.restores[id(_NUMPY)] = _numpy_replaced(bits[_WORDS : 2 * _WORDS])
+        self.restores[id(_PYTHON)] = _python_replaced(bits[2 * _WORDS : 3 * _WORDS])
         bits = bits[3 * _WORDS :]
         for device in devices:
-            self._restore[id(device)] = partial(device.set_state, device.get_state())
+            self.restores[id(device)] = partial(device.set_state, device.get_state())
             key, counter = bits[:_DEVICE_WORDS].copy().view(np.uint64).tolist()
             device.manual_seed(key)
             # The counter starts anywhere: 60 more bits that nobody knows.
@@ -79,7 +79,7 @@ class PrivateGenerators:
             bits = bits[_DEVICE_WORDS:]
         self._seeds = {id(generator): (generator, generator.initial_seed()) for generator in (cpu, *devices)}
         for generator in own:
-            self._restore[id(generator)] = _own_replaced(generator, bits[:_OWN_WORDS])
+            self.restores[id(generator)] = _own_replaced(generator, bits[:_OWN_WORDS])
             bits = bits[_OWN_WORDS:]
 
     @property
@@ -95,9 +95,9 @@ class PrivateGenerators:
         del _OPEN[place]
         if place < len(_OPEN):
             # What was opened later gives back what there was before both.
-            _OPEN[place]._restore |= self._restore
+            _OPEN[place].restores |= self.restores
             return
-        for key, restore in self._restore.items():
+        for key, restore in self.restores.items():
             generator, seed = self._seeds.get(key, (None, 0))
             if generator is None or generator.initial_seed() == seed:
                 restore()
@@ -124,7 +124,7 @@ class _Undisturbed:
     are_intact = True
 
     def __init__(self) -> None:
-        self._restore: dict[int, Callable[[], object]] = {}
+        self.restores: dict[int, Callable[[], object]] = {}
 
 
 @contextmanager
@@ -138,9 +138,9 @@ def states_undisturbed() -> Iterator[None]:
         _OPEN.remove(kept)
         outer = next((other for other in reversed(_OPEN) if isinstance(other, _Undisturbed)), None)
         if outer is not None:
-            outer._restore |= kept._restore
+            outer.restores |= kept.restores
         else:
-            for restore in kept._restore.values():
+            for restore in kept.restores.values():
                 restore()
 
 

@@ -476,7 +476,9 @@ class _Run:
         marks = public_marks(self._model)
         known = self._probed.get(marks)
         again = known is not None and known >= records
-        if batch is None or (again and not proves_again(self._chunks)):
+        padding = self._source.padding
+        is_new_length = padding is not None and bool(padding.untried)
+        if batch is None or (again and not proves_again(self._chunks) and not is_new_length):
             return
         # A larger batch is rare, and rarer if there is room above it.
         most = largest_batch(self._plan, self._performance.chunk_size, processes=self._ranks.count)
@@ -484,6 +486,12 @@ class _Run:
         self._probed[marks] = max(known or 0, most)
         made_up = map_tensors(lambda tensor: tensor.to(self._device), batch)
         size = self._performance.chunk_size
+        extent = ProbeSize(
+            records=most,
+            two_passes=self._performance.memory == "two-pass",
+            again=again,
+            is_thorough=self._chunks > _SMALL_AGAIN,
+        )
         try:
             check_records(
                 self._model,
@@ -495,12 +503,7 @@ class _Run:
                 as_in_a_batch=self._refusal is not None,
                 is_split=self._ranks.count > 1 or (size is not None and 1 < size < len(self._source)),
                 advises=not self._may_go_one_by_one(),
-                size=ProbeSize(
-                    records=most,
-                    two_passes=self._performance.memory == "two-pass",
-                    again=again,
-                    is_thorough=self._chunks > _SMALL_AGAIN,
-                ),
+                size=extent,
             )
         except PrivacyError as refusal:
             if self._refusal is not None:
@@ -512,7 +515,7 @@ class _Run:
             self._probed.clear()
             self._probe(batch, records)
             _LOG.warning(_ONE_BY_ONE, refusal.args[0])
-        check_padding(self._source.padding, self._model, self._recorder, made_up, self._loss_of)
+        check_padding(padding, self._model, self._recorder, made_up, self._loss_of, size=extent)
 
     def _loss_of(self, batch: object) -> Tensor:
         return self._loss(self._model, *cast("tuple[object, ...]", batch))

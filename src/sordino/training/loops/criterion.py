@@ -212,6 +212,7 @@ def _probe(
         run,
         reduction=options.reduction,
         public_batch=options.public_batch,
+        size=options.size,
     )
 
 

@@ -175,13 +175,18 @@ class Following:
         """
         marks = public_marks(self._module)
         is_known = marks in self._marks
-        if is_known and not proves_again(self._batches):
+        if is_known and not proves_again(self._batches) and not self._has_new_length:
             return
         if not is_known:
             self._known.clear()
         if prove is not None:
             prove(self._batches if is_known else 0)
         self._marks.add(marks)
+
+    @property
+    def _has_new_length(self) -> bool:
+        """Whether a batch came that is padded to a length at which nothing was tried."""
+        return self.padding is not None and bool(self.padding.untried)
 
     # --- forward -------------------------------------------------------------------------------------------------
 
@@ -248,7 +253,7 @@ class Following:
         tape.check(loss)
         form, late = tape.form(loss)
         numbers, known = tape.numbers(loss), self._known.get(form)
-        if known is None or known.meet(late, numbers, self._rows):
+        if known is None or known.meet(late, numbers, self._rows) or self._has_new_length:
             # Forgotten meanwhile: what is refused stays unknown.
             self._known.pop(form, None)
             times = 0 if known is None or known.has_grown else known.times

@@ -5,7 +5,7 @@ every record the same gradient whatever the length: attention masks, masked mean
 checked on synthetic records, padded less and more.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,18 +15,22 @@ from sordino.errors import CoupledRecords, SordinoError
 from sordino.gradients import GradientCapture, Recorder
 from sordino.training.probing.determinism import WithoutChance
 from sordino.training.probing.observation import Observation, Observer
-from sordino.training.probing.probe import without_traces
-from sordino.training.probing.synthetic import INTEGER_PATTERNS, SyntheticRecords
+from sordino.training.probing.probe import ProbeSize, without_traces
+from sordino.training.probing.synthetic import INTEGER_PATTERNS, Poison, SyntheticRecords
 from sordino.training.structure import map_tensors, tensors_in
 
 __all__ = ["PaddedTensor", "Padding", "check_padding", "padding_refusal"]
+
+_Lengths = tuple[tuple[int, ...], ...]
 
 _RECORDS = 4
 # Another length goes through other kernels: rounding, far below what one position of padding does to a mean.
 _ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4}
 _ROUNDING_HALF = 5e-2
 # One position more, and much more. A position table may end before.
-_LONGER: tuple[Callable[[int], int], ...] = (lambda n: n + 1, lambda n: 2 * n + 16)
+_Grown = Callable[[int, int, int], int]
+"""The number of a padded tensor, that of one of its padded dimensions, and its size ↦ a larger size."""
+_LONGER: tuple[_Grown, ...] = (lambda _, __, n: n + 1, lambda _, __, n: 2 * n + 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +81,32 @@ class Padding:
     Attributes:
         may_vary: whether model and loss were checked to be independent of the padded length; None before a check.
         varies: whether a batch of another length has been read.
+        untried: lengths of batches that were read, of each padded tensor, which the next check tries.
     """
 
     tensors: Mapping[int, PaddedTensor]
     may_vary: bool | None = field(default=None, init=False)
     varies: bool = field(default=False, init=False)
+    untried: "list[_Lengths]" = field(default_factory=list[tuple[tuple[int, ...], ...]], init=False)
+    _met: "set[_Lengths]" = field(default_factory=set[tuple[tuple[int, ...], ...]], init=False)
+
+    def meet(self, batch: object) -> None:
+        """A batch of another length than the first was read: models may treat long batches in another way.
+
+        Raises:
+            CoupledRecords: the length matters.
+        """
+        self.varies = True
+        lengths = tuple(
+            tuple(tensor.shape[dim] for dim in self.tensors[place].dims)
+            for place, tensor in enumerate(tensors_in(batch))
+            if place in self.tensors
+        )
+        if self.may_vary is False:
+            raise padding_refusal()
+        if lengths not in self._met:
+            self._met.add(lengths)
+            self.untried.append(lengths)
 
 
 def padding_refusal() -> CoupledRecords:
@@ -103,6 +128,7 @@ def check_padding(
     *,
     reduction: str = "none",
     public_batch: object = None,
+    size: ProbeSize | None = None,
 ) -> None:
     """Decide whether batches may be padded to their longest record, by synthetic records padded less and more.
 
@@ -116,6 +142,7 @@ def check_padding(
         run: batch ↦ loss, as for `check_records_are_independent`.
         reduction: "none", "mean" or "sum".
         public_batch: records to use instead of synthetic ones.
+        size: how many records at once.
 
     Raises:
         CoupledRecords: the length matters, and a batch of another length was read already.
@@ -123,37 +150,78 @@ def check_padding(
     if padding is None or padding.may_vary is False:
         return
     if not isinstance(recorder, GradientCapture):
-        padding.may_vary = True
+        padding.may_vary, padding.untried = True, []
         return
-    observer = Observer(recorder, run, reduction)
+    size = size or ProbeSize()
+    thorough = padding.may_vary is None or not size.again
+    look = _Look(padding, recorder, run, reduction, records, list(tensors_in(public_batch)), size)
+    grown, padding.untried = [*_LONGER, *map(_to, padding.untried)], []
     with without_traces(model), WithoutChance():
-        padding.may_vary = _is_independent_of_length(padding, observer, records, list(tensors_in(public_batch)))
+        padding.may_vary = look.is_independent_of_length(grown, thorough=thorough)
     if padding.varies and not padding.may_vary:
         raise padding_refusal()
 
 
-def _is_independent_of_length(padding: Padding, observer: Observer, records: object, example: list[Tensor]) -> bool:
-    rows = next((tensor.size(0) for tensor in tensors_in(records) if tensor.dim()), 0)
-    weights = torch.linspace(0.5, 1.0, _RECORDS)[None]
-    for pattern in INTEGER_PATTERNS:
-        synthetic = SyntheticRecords(records, rows=rows, count=_RECORDS, pattern=pattern, example=example)
-        batch = _of_different_lengths(padding, synthetic.batch(range(_RECORDS)))
-        shown = _observed(observer, batch, weights)
+def _to(lengths: _Lengths) -> "_Grown":
+    """Every padded tensor as long as in a batch that was read, or as it is where that is longer."""
+    return lambda number, dim, size: max(size, lengths[number][dim])
+
+
+class _Look:
+    def __init__(
+        self,
+        padding: Padding,
+        capture: GradientCapture,
+        run: Callable[[object], Tensor],
+        reduction: str,
+        records: object,
+        example: list[Tensor],
+        size: ProbeSize,
+    ) -> None:
+        self._padding, self._records, self._example = padding, records, example
+        self._observer = Observer(capture, run, reduction, two_passes=size.two_passes)
+        self._count = max(1, min(_RECORDS, size.records))
+        self._weights = torch.linspace(0.5, 1.0, self._count)[None]
+
+    def is_independent_of_length(self, grown: "Sequence[_Grown]", *, thorough: bool) -> bool:
+        """Whether some synthetic records have the same losses and gradients whatever the length."""
+        rows = next((tensor.size(0) for tensor in tensors_in(self._records) if tensor.dim()), 0)
+        for pattern in INTEGER_PATTERNS:
+            synthetic = SyntheticRecords(
+                self._records, rows=rows, count=self._count, pattern=pattern, example=self._example
+            )
+            found = self._tried(synthetic, None, grown)
+            if found is None:
+                continue
+            for poison in self._poisons(synthetic, thorough=thorough):
+                found = found and self._tried(synthetic, poison, grown) is not False
+            return found
+        return False
+
+    def _poisons(self, synthetic: SyntheticRecords, *, thorough: bool) -> Iterator[Poison]:
+        """Ids that all differ, and those that the code compares with."""
+        kinds = ["range", *(list(self._observer.singled.integers) if thorough else ())]
+        for place in synthetic.places(floating=False) if not self._example else ():
+            if place in self._padding.tensors:
+                yield from (Poison(integers=kind, place=place) for kind in kinds)
+
+    def _tried(self, synthetic: SyntheticRecords, poison: Poison | None, grown: "Sequence[_Grown]") -> bool | None:
+        """None where model and loss don't run on these records."""
+        poisons = {} if poison is None else dict.fromkeys(range(self._count), poison)
+        batch = _of_different_lengths(self._padding, synthetic.batch(range(self._count), poisons), self._count)
+        shown = _observed(self._observer, batch, self._weights)
         if shown is None or not shown.finite or not shown.scale(0):
-            continue
-        longer = [_observed(observer, _grown(padding, batch, length), weights) for length in _LONGER]
+            return None
+        longer = [_observed(self._observer, _grown(self._padding, batch, one), self._weights) for one in grown]
         tried = [other for other in longer if other is not None]
-        if not tried:
-            return False
-        tolerance = _ROUNDING.get(observer.dtype, _ROUNDING_HALF)
-        return all(_same(shown, other, tolerance) for other in tried)
-    return False
+        tolerance = _ROUNDING.get(self._observer.dtype, _ROUNDING_HALF)
+        return bool(tried) and all(_same(shown, other, tolerance) for other in tried)
 
 
 def _observed(observer: Observer, batch: object, weights: Tensor) -> Observation | None:
     """None where the code does not run on such a batch."""
     try:
-        return observer.observe(batch, weights)
+        return observer.observe(batch, weights, large=True)
     except SordinoError:
         raise
     except Exception:
@@ -168,23 +236,27 @@ def _same(one: Observation, other: Observation, tolerance: float) -> bool:
     return torch.allclose(one.losses, other.losses, rtol=tolerance, atol=tolerance * float(one.losses.abs().max()))
 
 
-def _of_different_lengths(padding: Padding, batch: object) -> object:
-    """Record r ends r positions before the batch does; one is not padded at all."""
+def _of_different_lengths(padding: Padding, batch: object, count: int) -> object:
+    """Every record ends so many positions before the batch does; of several, one is not padded at all."""
     for place, tensor in enumerate(tensors_in(batch)):
         if place in padding.tensors:
-            for record in range(_RECORDS):
-                padding.tensors[place].shortened(tensor, record, record)
+            for record in range(count):
+                padding.tensors[place].shortened(tensor, record, record if count > 1 else 1)
     return batch
 
 
-def _grown(padding: Padding, batch: object, length: Callable[[int], int]) -> object:
-    places = iter(range(len(list(tensors_in(batch)))))
+def _grown(padding: Padding, batch: object, length: _Grown) -> object:
+    places, numbers = iter(range(len(list(tensors_in(batch))))), iter(range(len(padding.tensors)))
 
     def grown(tensor: Tensor) -> Tensor:
         known = padding.tensors.get(next(places))
         if known is None:
             return tensor
-        shape = [length(size) if dim in known.dims else size for dim, size in enumerate(tensor.shape)]
+        number = next(numbers)
+        shape = [
+            length(number, known.dims.index(dim), size) if dim in known.dims else size
+            for dim, size in enumerate(tensor.shape)
+        ]
         return known.padded(tensor, shape)
 
     return map_tensors(grown, batch)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sordino.errors import CoupledRecords, RecordCountMismatch
-from sordino.training.probing.padding import Padding, padding_refusal
+from sordino.training.probing.padding import Padding
 from sordino.training.structure import is_leaf, parts_of, rebuild, tensors_in
 
 __all__ = ["Layout", "layout_of", "same", "stretched"]
@@ -131,9 +131,7 @@ class Layout:
             return
         if padding is None or not self._differs_in_length(batch, records, padding):
             raise stretched()
-        if padding.may_vary is False:
-            raise padding_refusal()
-        padding.varies = True
+        padding.meet(batch)
 
     def _differs_in_length(self, batch: object, records: int, padding: Padding) -> bool:
         if not self.matches(batch, records, any_length=True):
