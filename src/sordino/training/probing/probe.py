@@ -604,7 +604,8 @@ class _Probe:
         kinds: list[Poison | None] = [Poison(floats=_EXTREME), Poison(floats=-_EXTREME)]
         if not self._large.places(floating=True):
             # Those that the code compares with come last.
-            kinds = [*dict.fromkeys(kind for kind in self._ran[::-1] if kind.place is None)][:_PARTS]
+            kinds = []
+            kinds += list(dict.fromkeys(kind for kind in self._ran[::-1] if kind.place is None))[:_PARTS]
         if number % 5 == 4 or not kinds:
             return None
         # NaN hides thresholds: it is in one of the experiments only.
