@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from gradients.tiny_models import CASES, RECORDS, TOKENS, text
 from oracles import clipped_sum, per_record_gradients, relative_error, squared_norms, weighted_sums
 from sordino import PrivacyEngine
-from sordino.errors import CoupledRecords
 from sordino.gradients import GradientCapture
 
 C = 0.05
@@ -251,13 +250,22 @@ def test_the_models_own_loss_is_exact_with_a_public_number_of_tokens(reduction):
     assert_exact(CASES["GPT-2"].model(), loss, text(), loss_reduction=reduction)
 
 
-def test_the_models_own_loss_over_the_tokens_of_the_batch_is_refused():
-    def loss(model, batch):
+def test_the_models_own_loss_divides_by_all_positions():
+    """Its labels of −100 add nothing, and no record's padding scales another's gradient."""
+
+    def own(model, batch):
         ids, mask, labels = batch
         return model(input_ids=ids, attention_mask=mask, labels=labels).loss
 
-    with pytest.raises(CoupledRecords, match="not ignored couples them"):
-        engine_sum(CASES["GPT-2"].model(), loss, text())
+    def by_record(model, batch):
+        ids, mask, labels = batch
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
+        losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels[:, 1:], reduction="none")
+        return (losses.sum(1) / ids.shape[1]).mean()
+
+    assert bool((text()[2] == -100).any())
+    expected = clipped_sum(per_record_gradients(CASES["GPT-2"].model(), by_record, text()), C)
+    assert error(engine_sum(CASES["GPT-2"].model(), own, text()), expected) <= 1e-5
 
 
 def compiled(how):

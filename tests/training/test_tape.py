@@ -195,8 +195,13 @@ class Loss(nn.Module):
     def forward(self, ids, labels):
         scores = self.head(self.embed(ids))
         losses = F.cross_entropy(scores.transpose(1, 2), labels, reduction="none")
-        whole = F.cross_entropy(scores.flatten(0, 1), labels.flatten())
-        return {"loss": losses.mean(1).mean() if self.reduction == "records" else whole, "scores": scores}
+        valid = (labels > 3).float()
+        reduced = {
+            "records": losses.mean(1).mean(),
+            "tokens": F.cross_entropy(scores.flatten(0, 1), labels.flatten()),
+            "valid tokens": (losses * valid).sum() / valid.sum(),
+        }
+        return {"loss": reduced[self.reduction], "scores": scores}
 
 
 class Sentences(Dataset):
@@ -209,9 +214,10 @@ class Sentences(Dataset):
 
 
 def test_a_module_that_returns_its_own_loss_is_probed_as_a_whole():
-    one_step(lambda m, b: m(**b)["loss"], model=Loss("records"), records=Sentences())
-    with pytest.raises(CoupledRecords, match="targets"):
-        one_step(lambda m, b: m(**b)["loss"], model=Loss("tokens"), records=Sentences())
+    for reduction in ("records", "tokens"):
+        one_step(lambda m, b: m(**b)["loss"], model=Loss(reduction), records=Sentences())
+    with pytest.raises(CoupledRecords):
+        one_step(lambda m, b: m(**b)["loss"], model=Loss("valid tokens"), records=Sentences())
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
