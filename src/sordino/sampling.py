@@ -30,7 +30,9 @@ __all__ = [
     "Sampling",
     "ShuffledEpochs",
     "VaryingPoissonSampling",
+    "even_borders",
     "split",
+    "split_evenly",
 ]
 
 
@@ -321,3 +323,20 @@ def split(indices: np.ndarray, *, step: int, microbatch_size: int | None = None)
         Chunk(step=step, chunk=number, is_last=number == last, indices=indices[start : start + size])
         for number, start in enumerate(starts)
     )
+
+
+def split_evenly(indices: np.ndarray, *, step: int, parts: int) -> tuple[Chunk, ...]:
+    """One logical batch in exactly `parts` ≥ 1 chunks, whose sizes differ by at most one and may be 0.
+
+    Guarantee: the number of chunks does not depend on the records.
+    """
+    borders = even_borders(len(indices), parts)
+    return tuple(
+        Chunk(step=step, chunk=number, is_last=number == parts - 1, indices=indices[start:end])
+        for number, (start, end) in enumerate(borders)
+    )
+
+
+def even_borders(records: int, parts: int) -> list[tuple[int, int]]:
+    """Where `parts` stretches of `records` begin and end, as equal as can be."""
+    return [(records * part // parts, records * (part + 1) // parts) for part in range(parts)]

@@ -36,9 +36,10 @@ def counter(library, records, **options):
     return library.make_private(model, optimizer=optimizer, max_grad_norm=10.0, **options)
 
 
-def test_two_loops_with_a_break_are_two_steps_on_the_ledger(library):
+def test_loops_that_break_off_after_a_part_go_on_with_its_batch_and_each_batch_is_on_the_ledger(library):
     private = counter(library, 8, data=one_hot(8), microbatch_size=4, noise_multiplier=1.0)
-    for _ in range(2):
+    # Two parts a batch.
+    for _ in range(3):
         for batch in private.loader:
             counting(private, batch, 8)
             break

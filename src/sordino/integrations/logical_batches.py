@@ -16,6 +16,8 @@ class LogicalBatches:
     """
 
     def __init__(self, loader: PrivateLoader) -> None:
+        # The parts of a batch are gone through here, whole: nothing outside counts them.
+        loader.split_by_size()
         self._loader = loader
         self.dataset, self.batch_size = loader.dataset, loader.batch_size
 

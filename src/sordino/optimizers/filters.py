@@ -92,7 +92,7 @@ class Attached:
         mine = False
         for hook in _hooks(optimizer):
             mine = mine or _attached(hook) is self
-            if mine and _attached(hook) is None:
+            if mine and _attached(hook) is None and not getattr(hook, "only_looks", False):
                 raise InvalidArgument(
                     f"{type(self.rule).__name__} must be attached after make_private and other hooks of the optimizer, "
                     "got one that was attached before. Call attach later."

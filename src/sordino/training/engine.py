@@ -4,6 +4,7 @@ Module and optimizer come back as the very objects that went in, with hooks; onl
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
@@ -327,6 +328,9 @@ class PrivacyEngine:
         adaptive: AdaptiveRun | None = None,
         target: EpsilonTarget | None = None,
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
+        if loop.units is not None and loop.microbatch_size is not None:
+            # How many parts a batch has follows from the number of records, which that of units says nothing of.
+            plan = replace(plan, dataset_size_is_public=True)
         check_together(plan, [*self.journal.plans, *self._plans], budgeted=self._adaptive is not None)
         earlier = self._charges.runs() if self.journal.path is not None else ()
         attached, loader = loop.attach(

@@ -2,7 +2,8 @@
 
     g̃ = (Σ_chunks Σ_i min(1, C/‖g_i‖) g_i + N(0, (z·Δ)² I)) / expected_batch_size    (Abadi et al. 2016, algorithm 1)
 
-The sum is held until its last chunk; what is abandoned before is thrown away, and its step number is not used again.
+The sum is held until its last chunk; what is abandoned before is thrown away, and its step number is not used again,
+unless the very same batch is begun again before noise was drawn for it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +72,7 @@ class PrivateStep:
         self._step: int | None = None
         self._now: StepPlan | None = None
         self._next_chunk = 0
-        self._last_step = after_step
+        self._last_step = self._noised = after_step
         self._first_step = after_step + 1
         self._sums: dict[nn.Parameter, Tensor] = {}
         self._summed: list[nn.Parameter] = []
@@ -115,6 +116,15 @@ class PrivateStep:
     def expects(self, chunk: Chunk) -> bool:
         """Whether `chunk` continues the open logical batch: every chunk before it is in the sum."""
         return self.is_open and chunk.step == self._step and chunk.chunk == self._next_chunk
+
+    def begin_again(self, step: int) -> None:
+        """Let the logical batch `step`, which was abandoned before its noise was drawn, be begun once more."""
+        if step == self._last_step and step > self._noised and not self.is_open:
+            self._last_step = step - 1
+
+    def taken(self, step: int) -> int:
+        """How many parts of logical batch `step` are in the open sum."""
+        return self._next_chunk if self._step == step else 0
 
     def recording(self, chunk: Chunk, *, scale: float = 1.0) -> AbstractContextManager[object]:
         """Capture the forward and backward of one chunk; opens the logical batch with its first chunk.
@@ -259,6 +269,7 @@ class PrivateStep:
         noise = mechanism if self._stream is None else self._stream
         now, totals = self._now, self._totals() if self.shards is None else []
         assert now is not None
+        self._noised = self._step
         if self.add_up_ is not None:
             self.add_up_([*totals, *beside, *self.bounds.held()])
         if self.shards is not None:

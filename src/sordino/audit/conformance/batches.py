@@ -189,7 +189,8 @@ def _abandoned(library: Library) -> None:
 @case(BATCHES, "an abandoned batch is charged")
 def _charged(library: Library) -> None:
     spent = []
-    for loops in (1, 2):
+    # A library may go on with the other half of the batch in the second loop; the third one needs another batch.
+    for loops in (1, 3):
         private = _counter(library, 8, microbatch_size=4, noise_multiplier=1.0)
         for _ in range(loops):
             for (batch,) in private.loader:
@@ -212,6 +213,17 @@ def _once(library: Library) -> None:
             counts = _count(private, batch, 10)
             if counts is not None and float(counts.max()) > 1:
                 raise Wrong("a record counts twice")
+
+
+@case(BATCHES, "refused: a batch is left out for its number of records", expects="refusal")
+def _left_out(library: Library) -> None:
+    private = _counter(library, 32, DataLoader(TensorDataset(torch.eye(32)), batch_size=16))
+    for _ in range(20):
+        for (batch,) in private.loader:
+            if len(batch) < 17:
+                continue
+            _count(private, batch, 16)
+    raise Wrong("the number of steps tells how many records there are")
 
 
 @case(BATCHES, "N and N + 1 records have the same noise and divisor, bit for bit")

@@ -1,7 +1,8 @@
 """One model under an engine (floor 3): its session, its meter, its budget; what a checkpoint keeps of them."""
 
 import copy
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -32,7 +33,7 @@ from sordino.training.plan import Plan
 from sordino.training.probing.probe import ProbeSize
 from sordino.training.processes.ranks import Ranks, inner, ranks_here, shapes_of
 from sordino.training.records.loader import PrivateLoader, population_of
-from sordino.training.records.sizes import largest_batch, substitutes
+from sordino.training.records.sizes import batch_bound, largest_batch, substitutes
 from sordino.training.records.units import Units
 
 __all__ = ["Attached", "Loop", "claim_of"]
@@ -218,6 +219,9 @@ class Loop:
                 public_batch=public_batch,
                 numbers=meter if adaptive is not None or plan.noise is not None else None,
                 units=self.units,
+                largest=self._largest(plan, adaptive, ranks),
+                taken=session.parts_taken,
+                leave_out=session.leave_out,
             )
             most = largest_batch(plan, microbatch_size, records_each=_records_each(self.units), processes=ranks.count)
             size = ProbeSize(records=most, two_passes=self.performance.memory == "two-pass")
@@ -230,6 +234,21 @@ class Loop:
             fields.show()
         attached = Attached(number=number, plan=plan, session=session, meter=meter, adaptive=adaptive, fields=fields)
         return attached, loader
+
+    def _largest(self, plan: Plan, adaptive: AdaptiveRun | None, ranks: Ranks) -> Callable[[int], int]:
+        """Of a step's number, how many records a batch of it hardly ever exceeds, by what is public."""
+        reach = population_of(self.data_loader)
+        # With units the plan names the size of the data set as public.
+        public = len(reach) if plan.dataset_size_is_public else None
+        at = plan.at if adaptive is None else adaptive.at
+
+        def largest(step: int) -> int:
+            now = at(step)
+            mean = now.expected_batch_size if public is None else public * now.sample_rate
+            whole = batch_bound(mean, public) if plan.poisson_sampling else math.ceil(mean)
+            return math.ceil(whole / ranks.count)
+
+        return largest
 
 
 def _ready(session: Session, journal: Journal | None) -> None:

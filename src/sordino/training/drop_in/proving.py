@@ -2,7 +2,14 @@
 
 from sordino.gradients import OneByOne
 from sordino.training.drop_in.session import Session
-from sordino.training.loops.criterion import Criterion, ProbeOptions, check_criterion, check_taped_loss, try_forward
+from sordino.training.loops.criterion import (
+    Criterion,
+    ProbeOptions,
+    check_arguments,
+    check_criterion,
+    check_taped_loss,
+    try_forward,
+)
 from sordino.training.probing.probe import ProbeSize
 from sordino.training.records.loader import PrivateLoader
 
@@ -57,4 +64,7 @@ def set_probe(
         session.verify_module_with(
             lambda times: check_criterion(session.module, session.capture, criterion, structure, options_for(times)),
             criterion,
+            lambda tape, given, times: check_arguments(
+                session.module, session.capture, tape, given, criterion, structure, options_for(times)
+            ),
         )

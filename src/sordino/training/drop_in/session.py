@@ -4,6 +4,7 @@ The module and the optimizer stay the user's objects. Three hooks do everything:
 forward, and before the optimizer's step. Chunks come from the loader, which calls `hand_out`.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ from sordino.training.plan import Plan
 from sordino.training.probing.determinism import random_states
 from sordino.training.probing.padding import Padding
 from sordino.training.processes.ranks import Ranks
+from sordino.training.records.loader import left_out
 from sordino.training.records.units import UnitChunk
 from sordino.training.step import PrivateStep
 from sordino.training.structure import leaves_in, map_tensors, tensors_in
@@ -93,21 +95,28 @@ class Session:
         self._following = Following(module)
         leave_untraced()
         self._chunk: Chunk | None = None
+        # The part that was given last; and the same, until it is in the sum.
         self._handed: Chunk | None = None
+        self._given: Chunk | None = None
         self._rows = 0
         self._texts: dict[int, object] = {}
-        self._settings = Settings(optimizer)
+        self._settings = Settings(optimizer, self._following.carried)
         self._calls: list[_Call] = []
         self._claimed: list[nn.Parameter] = []
         self._started = self._backward = self._busy = self._detached = False
         # In secret states while a batch is under way; and the user's states when its loop ended before its step.
         self._generators = BatchGenerators(randomness, rank=self._ranks.number)
         self._states_left: list[np.ndarray] | None = None
+        self._has_trained = self._has_left_out = False
         self._capture_held(after_step=-1)
         self._ranks.scatter()
         for parameter in module.parameters():
             parameter.grad = None
-        self._step_handle = optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs))
+        self._step_handles = [
+            optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs)),
+            optimizer.register_step_pre_hook(_LastHook(self._after_hooks)),
+            optimizer.register_step_post_hook(lambda *_: self._settings.stepped()),
+        ]
 
     def follow_padding(self, padding: Padding | None) -> None:
         """Treat the lengths of padded tensors as values of the batch: they follow its longest record."""
@@ -123,15 +132,20 @@ class Session:
         """
         self._following.prove, self._following.try_forward = verify, try_forward
 
-    def verify_module_with(self, verify: Callable[[int], None], criterion: Criterion | None = None) -> None:
+    def verify_module_with(
+        self, verify: Callable[[int], None], criterion: Criterion | None = None, verify_arguments: Prove | None = None
+    ) -> None:
         """Have module and loss proved by `verify` before the first training forward.
 
         Args:
             verify: called with how many batches came since it was called before, 0 for a new state of the module;
                 raises when module or criterion couples records.
             criterion: compared with the gradients that the loop sends to the module's output.
+            verify_arguments: called with the tape of a batch and the place of the module's arguments on it; raises when
+                what the loop made of the batch couples records.
         """
         self._verify_module, self._following.criterion = verify, criterion
+        self._following.prove_arguments = verify_arguments
 
     @property
     def processes(self) -> int:
@@ -143,7 +157,8 @@ class Session:
         self._detached = True
         self._generators.close()
         self._release_held()
-        self._step_handle.remove()
+        for handle in self._step_handles:
+            handle.remove()
         release(self._claimed)
 
     # --- parameters ----------------------------------------------------------------------------------------------
@@ -163,6 +178,8 @@ class Session:
         self.capture = self._performance.recorder(self.module, self._ranks.whole(self._held), own_loop=True)
         self._following.passes = self.capture.backward if self._performance.memory == "two-pass" else None
         self.step = self._new_step(after_step)
+        # Shards come and go in other memory; their module is left to the looks at its values.
+        self._settings.watch(self.module if self._ranks.shards is None else None)
         before = RootHook(self._before_forward, self.module)
         after = RootHook(lambda _args, _kwargs, output: self._after_forward(output), self.module, self._after_copy)
         # Outside the capture's own hooks on the root: the recording starts before they look for it.
@@ -209,6 +226,21 @@ class Session:
                 "not be private. Call make_private again, or train on your own DataLoader if you want no privacy."
             )
 
+    def parts_taken(self) -> int | None:
+        """How many parts of the logical batch at hand are in its sum; None when its step was taken or there is none."""
+        chunk = self._given
+        return None if chunk is None or self._detached else self.step.taken(chunk.step)
+
+    def leave_out(self) -> None:
+        """The loop asks for the next batch without a step on the present one: it may look, but not train as well.
+
+        Raises:
+            UnprivateStep: the module was called in training mode before.
+        """
+        if self._has_trained:
+            raise left_out()
+        self._has_left_out = True
+
     def hand_out(self, chunk: Chunk, batch: object, rows: int) -> object:
         """Make `chunk` the current one, and return `batch` as the user gets it. An unfinished step is given up.
 
@@ -223,21 +255,24 @@ class Session:
         if self.step.is_open and not self.step.expects(chunk):
             self.step.abandon()
         self.capture.discard()
-        skipped, self._chunk = self._chunk is not None and self._started, None
-        if skipped:
-            self._following.refuse_skipped()
-        self._settings.look(begins=chunk.chunk == 0)
+        self.step.begin_again(chunk.step)
+        # Hooks between ours (filters of the private gradient) may change the gradient; this one comes last.
+        _step_hooks(self.optimizer).move_to_end(self._step_handles[1].id)
+        self._chunk = None
+        self._settings.look(begins=chunk.chunk == 0, rows=rows)
         if chunk.chunk == 0 and self._held_changed():
             self._release_held()
-            self._capture_held(after_step=self.step.last_step)
+            self._capture_held(after_step=min(self.step.last_step, chunk.step - 1))
         if chunk.chunk == 0:
             self._ranks.gather()
-        self._chunk, self._handed, self._rows = chunk, chunk, rows
+        self._chunk = self._handed = self._given = chunk
+        self._rows = rows
         self._started = self._backward = False
         self._texts = texts_in(batch)
         batch = self._following.begin(batch, rows, self._on_backward)
         mark(batch, (chunk.step, chunk.chunk))
         self._generators.open(chunk.step, chunk.chunk)
+        self._following.mark_chance()
         self._states_left = None
         return batch
 
@@ -259,6 +294,7 @@ class Session:
                 "of next(iter(loader)), or step inside the loop."
             )
         self._generators.open(chunk.step, chunk.chunk, again=True)
+        self._following.mark_chance()
 
     def _current(self, call: _Call) -> Chunk:
         """The chunk that a training forward belongs to."""
@@ -266,7 +302,8 @@ class Session:
         if chunk is None:
             raise UnprivateStep(
                 "module must be called in training mode on batches of the private loader only, got a call without "
-                "one, or after the step on it. Take the next batch first; for evaluation use module.eval()."
+                "one, or after the step on it. Take the next batch first; for evaluation use module.eval(). Public "
+                "records take part in the loss of a private batch, as many as it has: module(engine.public(records))."
             )
         here = (chunk.step, chunk.chunk)
         given = list(tensors_in((call.args, call.kwargs)))
@@ -283,6 +320,8 @@ class Session:
                 "elsewhere: records that the loader did not draw are not accounted for. Move preprocessing to the data "
                 "set or collate_fn; mark public or invented inputs with engine.public(tensor)."
             )
+        if self._has_left_out:
+            raise left_out()
         return chunk
 
     def _comes_from_batch(self, given: list[Tensor], call: _Call) -> bool:
@@ -308,14 +347,14 @@ class Session:
         return None
 
     def _start(self, chunk: Chunk, call: _Call) -> None:
-        if self._started:
-            return
-        tape, attempt = self._following.tape, self._following.try_forward
-        if tape is not None and attempt is not None:
+        tape, attempt, verify = self._following.tape, self._following.try_forward, self._verify_module
+        if tape is not None and attempt is not None and not self._started:
             self._put_to_proof(lambda: attempt(tape, call.args, call.kwargs))
             self._following.try_forward = None
-        verify = self._verify_module
         self._following.prove_state(None if verify is None else lambda times: self._put_to_proof(lambda: verify(times)))
+        if self._started:
+            return
+        self._has_trained = True
         self.step.start(chunk, rows=self._rows, scale=float(self._rows) if self._mean else 1.0)
         self._started = True
 
@@ -412,13 +451,23 @@ class Session:
         finally:
             self._generators.close()
 
+    def _after_hooks(self) -> None:
+        """Other hooks ran since the private gradient was made: no setting changed, and nothing came from a batch."""
+        if next(reversed(_step_hooks(self.optimizer))) != self._step_handles[1].id:
+            raise UnprivateStep(
+                "hooks of the optimizer must not be registered between a batch and optimizer.step, got one that runs "
+                "after the private gradient was made and may change it. Register it before the batch is taken."
+            )
+        self._settings.check_hooks([parameter.grad for parameter in self._held])
+
     def _finish(self, chunk: Chunk) -> None:
-        self._following.check_step()
+        self._following.check_step(self._put_to_proof)
         if self._held_changed():
             raise UnprivateStep(
                 "optimizer must hold the same parameters in forward and step, got a change in between. Add parameter "
                 "groups between a step and the next batch."
             )
+        self._settings.check()
         self._busy = True
         try:
             if isinstance(self.step.bounds, UnitSums) and isinstance(chunk, UnitChunk):
@@ -431,10 +480,29 @@ class Session:
         for parameter in self.module.parameters():
             parameter.grad = None
         if chunk.is_last:
+            # From here on its noise is drawn: the batch can't be given again.
+            self._given = None
             self.step.finish()
             if self._adaptive is not None:
                 self._adaptive.learn(self._held, self.step.released_norm)
         self._following.end()
+
+
+class _LastHook:
+    """Called before a step, after all other hooks; it changes no gradient."""
+
+    only_looks = True
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self, *_: object) -> None:
+        """Called by torch."""
+        self._call()
+
+
+def _step_hooks(optimizer: Optimizer) -> "OrderedDict[int, object]":
+    return vars(optimizer)["_optimizer_step_pre_hooks"]
 
 
 def _same(one: list[nn.Parameter], other: list[nn.Parameter]) -> bool:

@@ -1,12 +1,13 @@
 """The loss of a drop-in loop, put to the independence probe (floor 3): followed on a tape, or given as a function."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from sordino.errors import InvalidArgument, RecordCountMismatch, SordinoError
+from sordino.errors import CoupledRecords, InvalidArgument, RecordCountMismatch, SordinoError
 from sordino.gradients import GradientCapture, Recorder
 from sordino.training.loops.arrival import Criterion
 from sordino.training.loops.calls import map_values
@@ -20,7 +21,7 @@ from sordino.training.probing.probe import ProbeSize, refuse_renormalised_tables
 from sordino.training.probing.synthetic import INTEGER_PATTERNS, Poison, SyntheticRecords
 from sordino.training.structure import tensors_in
 
-__all__ = ["Criterion", "ProbeOptions", "check_criterion", "check_taped_loss", "try_forward"]
+__all__ = ["Criterion", "ProbeOptions", "check_arguments", "check_criterion", "check_taped_loss", "try_forward"]
 
 _ALONE = 'Or, if the loss takes every record by itself, train one record at a time: gradients="one-by-one".'
 # Repetitions of a proof take a small batch at first, a large one later.
@@ -78,14 +79,79 @@ def check_taped_loss(
         return tape.replay(loss, inputs, records=inputs[place].size(0))
 
     place = _first_with_rows(structure)
+    _with_outsiders(tape, check)
+
+
+def check_arguments(
+    module: nn.Module,
+    capture: Recorder,
+    tape: Tape,
+    arguments: int,
+    criterion: Criterion,
+    structure: object,
+    options: ProbeOptions,
+) -> None:
+    """Probe the declared criterion of what the module gives on the arguments that the loop made of its batch.
+
+    Args:
+        module: in the mode in which it will be trained.
+        capture: its hooks, with no recording in use.
+        tape: notes of the batch.
+        arguments: where the module's arguments are on the tape.
+        criterion: the declared loss.
+        structure: a batch with no rows.
+        options: reduction, and which records to use.
+    """
+
+    def check() -> None:
+        _probe(module, capture, (structure, tape.outside_inputs()), run, options)
+
+    def run(batch: object) -> Tensor:
+        inputs = list(tensors_in(batch))
+        made = tape.replay_all([arguments], inputs, records=inputs[place].size(0))[arguments]
+        args, kwargs = cast("tuple[tuple[object, ...], dict[str, object]]", made)
+        own = cast("tuple[Sequence[object], object]", batch)[0]
+        return _criterion_of(criterion, module(*args, **kwargs), cast("Tensor", own[-1]))
+
+    place = _first_with_rows(structure)
+    _with_outsiders(tape, check)
+
+
+def _with_outsiders(tape: Tape, check: Callable[[], None]) -> None:
+    """Check a loss with tensors from outside: as rows of records where they may be that, then as constants."""
     try:
         check()
     except SordinoError as refusal:
         # What came from outside the batch with a row a record may be a constant whose size fits by chance.
-        if not tape.outside_inputs() or refusal.__cause__ is None:
+        failed = refusal.__cause__ is not None
+        if not tape.outside_inputs() or not failed:
+            if tape.has_bound_rows and (failed or isinstance(refusal, RecordCountMismatch)):
+                raise _of_rows() from refusal
             raise
         tape.outside_is_constant = True
         check()
+
+
+def _of_rows() -> CoupledRecords:
+    return CoupledRecords(
+        "rows of records must be made of the batch, got a tensor from elsewhere with one row per record whose rows "
+        "differ (weights, labels, noise, public records): they follow from the place in the batch, or from other "
+        "records, so that one record more or less changes what all others do. Put them into the data set, draw them "
+        "with torch's generator in the loop (torch.rand_like(x)), or make all rows the same."
+    )
+
+
+def _criterion_of(criterion: Criterion, output: object, target: Tensor) -> Tensor:
+    try:
+        return criterion(output, target)  # pyright: ignore[reportArgumentType]
+    except (TypeError, AttributeError) as failure:
+        if isinstance(output, Tensor):
+            raise
+        raise InvalidArgument(
+            f"criterion must be a function of what the module returns, got a failure on {type(output).__name__}. Let "
+            "it take its part of that (lambda out, target: loss(out.logits, target)), or leave criterion= out: the "
+            "loss of the loop is then followed."
+        ) from failure
 
 
 def try_forward(
@@ -176,7 +242,7 @@ def check_criterion(
                 "batch must be (inputs…, target) for criterion= to be called on it, got another structure. Leave "
                 "criterion out; the loss is then followed from the first batch."
             )
-        return criterion(module(*batch[:-1]), batch[-1])
+        return _criterion_of(criterion, module(*batch[:-1]), batch[-1])
 
     _probe(module, capture, structure, run, options)
 

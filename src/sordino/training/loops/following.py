@@ -12,7 +12,7 @@ from sordino.errors import CoupledRecords, UnprivateStep
 from sordino.gradients import Recorder
 from sordino.training.loops.arrival import Arrival, Criterion, tensors_within
 from sordino.training.loops.carried import Carried
-from sordino.training.loops.forms import ProvedForm, proves_again, public_marks
+from sordino.training.loops.forms import ModuleMarks, ProvedForm, proves_again, public_marks
 from sordino.training.loops.tape import Tape, not_followed
 from sordino.training.loops.taped import TapedTensor, not_noting
 from sordino.training.probing.losses import PublicDivisor
@@ -29,6 +29,8 @@ Prove = Callable[[Tape, int, int], None]
 TryForward = Callable[[Tape, tuple[object, ...], Mapping[str, object]], None]
 """Tries the module on made-up records in place of the arguments of its first call, or raises."""
 
+# So many states of the module are remembered.
+_MOST = 1024
 # The module's values are compared in this many first batches, and then whenever their number is a power of two.
 _FIRST = 3
 
@@ -98,22 +100,36 @@ class Following:
         prove: proves a loss of the loop; None with a declared criterion.
         try_forward: tries the module on made-up records before its first real forward; None with a criterion.
         criterion: the declared criterion.
+        prove_arguments: with a criterion, proves what the module was called on.
         passes: runs both backward passes of a loss that takes two; None for one.
         padding: how batches follow their longest record, or None.
+        carried: what the loop carries from batch to batch.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.prove: Prove | None = None
         self.try_forward: TryForward | None = None
         self.criterion: Criterion | None = None
+        self.prove_arguments: Prove | None = None
         self.passes: Callable[[Callable[[bool], object]], object] | None = None
         self.padding: Padding | None = None
         self.tape: Tape | None = None
         self._module = module
         self._rows = self._batches = 0
-        self._carried = Carried(module)
+        self.carried = Carried(module)
+        # Forms of losses that were proved, and states of the module in which something was.
         self._known: dict[Hashable, ProvedForm] = {}
-        self._marks: set[Hashable] = set()
+        # With a criterion, where the arguments of the module's calls are on the tape.
+        self._given: list[int] = []
+        # Whether the loop drew random numbers for the batch: state of torch's generator, looked at around forwards.
+        self._has_drawn = False
+        self._chance: Hashable = None
+        self._states: dict[ModuleMarks, int] = {}
+        self._proved: set[int] = set()
+        # The module's state before the first training forward of the batch, and after the last one.
+        self._before: ModuleMarks | None = None
+        self._after: Hashable = None
+        self._state = 0
         self._is_proved = False
         self._target: Tensor | None = None
         self._arrivals: list[Arrival] = []
@@ -130,8 +146,8 @@ class Following:
         if self.criterion is not None and self._batches <= _FIRST and isinstance(batch, tuple | list):
             last = batch[-1]
             self._target = last.clone() if isinstance(last, Tensor) else None
-        self.tape = Tape(records=rows, on_backward=on_backward, carried=self._carried)
-        self.tape.may_leave = self._carried.is_left()
+        self.tape = Tape(records=rows, on_backward=on_backward, carried=self.carried)
+        self.tape.may_leave = self.carried.is_left()
         self.tape.passes = None if self.passes is None else self._run_passes
         return self.tape.inputs(batch, padded=() if self.padding is None else self.padding.tensors)
 
@@ -148,40 +164,54 @@ class Following:
 
     def end(self) -> None:
         """The batch is over."""
-        self._arrivals, self._target, self._outputs = [], None, set()
+        self._arrivals, self._target, self._outputs, self._before = [], None, set(), None
+        self._given, self._has_drawn = [], False
         if self.tape is not None:
             self.tape.close()
             self.tape = None
 
-    def refuse_skipped(self) -> None:
-        """A batch's step was left out.
-
-        Raises:
-            UnprivateStep: numbers of the batch were read, and may be the reason.
-        """
-        if self.tape is not None and self.tape.was_read:
-            raise UnprivateStep(
-                "optimizer.step must follow every batch on which the module was called, got a batch left out after "
-                "numbers were read from it (.item(), float(), numpy): leaving a batch out because of its loss lets one "
-                "record undo all others. A record whose loss is not finite counts for nothing; step on every batch. To "
-                "gather several batches, ask for a larger one and pass microbatch_size."
-            )
-
     def prove_state(self, prove: Callable[[int], None] | None) -> None:
-        """Before a training forward: a state that the module was in before (modes, frozen parts, attributes) is known.
+        """Before a training forward: a state that the module was in before (modes, hooks, attributes) is known.
 
         Args:
-            prove: proves module and criterion; without one the losses have to be proved again.
+            prove: proves module and criterion; without one losses are proved in every state of the module.
+
+        Raises:
+            UnprivateStep: the module was in another state in an earlier forward of the batch, or is now.
         """
-        marks = public_marks(self._module)
-        is_known = marks in self._marks
-        if is_known and not proves_again(self._batches) and not self._has_new_length:
-            return
-        if not is_known:
+        before, marks = self._before, public_marks(self._module)
+        if before is None and len(self._states) > _MOST:
+            self._states.clear()
+            self._proved.clear()
             self._known.clear()
-        if prove is not None:
-            prove(self._batches if is_known else 0)
-        self._marks.add(marks)
+        if before is not None and marks.modes == before.modes and marks.rest in {before.rest, self._after}:
+            return
+        if before is not None:
+            raise _another_state()
+        self._before, self._after = marks, marks.rest
+        self._state = self._states.setdefault(marks, len(self._states))
+        is_known = self._state in self._proved
+        if prove is None or (is_known and not proves_again(self._batches) and not self._has_new_length):
+            return
+        prove(self._batches if is_known else 0)
+        self._proved.add(self._state)
+
+    def _note_state(self) -> None:
+        """A forward pass of the module is over. What it changed in the module by itself, it may."""
+        if self._before is not None and self._state not in self._proved:
+            self._after = public_marks(self._module).rest
+
+    def _require_state(self) -> None:
+        """Before a proof: the module does what it did in the forward passes of the batch."""
+        before, marks = self._before, public_marks(self._module)
+        if before is None:
+            raise UnprivateStep(
+                "loss must come from model(batch), a call of the module that was made private, got one without it: its "
+                "layers or methods (model.encode(batch)) were called past its forward, where nothing is clipped. Let "
+                "forward do what the loop needs, for example by an argument: forward(batch, part='encode')."
+            )
+        if marks.modes != before.modes or marks.rest not in {before.rest, self._after}:
+            raise _another_state()
 
     @property
     def _has_new_length(self) -> bool:
@@ -192,6 +222,9 @@ class Following:
 
     def watch(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> ForwardWatch:
         """Watch the training forward that begins."""
+        if self.prove_arguments is not None and self.tape is not None:
+            self._given.append(self.tape.note_arguments(args, kwargs))
+        self._has_drawn = self._has_drawn or self._chance != _chance()
         self._attributes = frozenset(tensor_attributes(self._module))
         own = set(self._module.parameters())
         for tensor in tensors_in((args, dict(kwargs))):
@@ -214,6 +247,8 @@ class Following:
             output: what the module returned.
             compare: whether there are records whose gradients count.
         """
+        self._note_state()
+        self.mark_chance()
         if self.criterion is not None and self._target is not None and compare:
             self._arrivals.append(Arrival(self.criterion, output, self._target))
         if self.tape is not None:
@@ -235,6 +270,7 @@ class Following:
         self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, capture: Recorder
     ) -> object:
         """The output of a forward that is not trained: what it makes of the batch is still of the batch."""
+        self._note_state()
         tape = next(
             (tensor.tape for tensor in tensors_in((args, dict(kwargs))) if isinstance(tensor, TapedTensor)), None
         )
@@ -250,17 +286,39 @@ class Following:
         if prove is None:
             self._refuse_past_output(tape)
             return
-        tape.check(loss)
-        form, late = tape.form(loss)
-        numbers, known = tape.numbers(loss), self._known.get(form)
-        if known is None or known.meet(late, numbers, self._rows) or self._has_new_length:
-            # Forgotten meanwhile: what is refused stays unknown.
-            self._known.pop(form, None)
-            times = 0 if known is None or known.has_grown else known.times
-            put_to_proof(lambda: prove(tape, loss, times))
-            self._known[form] = known or ProvedForm(late=late, numbers=numbers, records=self._rows)
+        self._prove_value(tape, loss, prove, put_to_proof)
         tape.keep_constants()
         self._is_proved = True
+
+    def _prove_value(
+        self, tape: Tape, value: int, prove: Prove, put_to_proof: Callable[[Callable[[], None]], None]
+    ) -> None:
+        """Prove a loss, or arguments of the module, unless its form is known."""
+        tape.check(value)
+        rows = tape.rows_from_outside(value, by_chance=self._draws)
+        (made, late), numbers = tape.form(value), tape.numbers(value)
+        form = (self._state, made, rows)
+        known = self._known.get(form)
+        again = known is None or known.meet(late, numbers, self._rows) or not known.fits(tape.outside_shapes())
+        if again or self._has_new_length:
+            # Forgotten meanwhile: what is refused stays unknown.
+            self._known.pop(form, None)
+            self._require_state()
+            tape.outside_is_constant = False
+            times = 0 if known is None or known.has_grown else known.times
+            put_to_proof(lambda: prove(tape, value, times))
+            self._known[form] = known or ProvedForm(late=late, numbers=numbers, records=self._rows)
+            self._known[form].shapes = tape.outside_shapes() if tape.outside_is_constant else None
+            self._proved.add(self._state)
+
+    def mark_chance(self) -> None:
+        """What random numbers are drawn from here on, the loop draws."""
+        self._chance = _chance()
+
+    def _draws(self) -> bool:
+        """Whether random numbers were drawn for this batch, outside the module's forward passes."""
+        self._has_drawn = self._has_drawn or self._chance != _chance()
+        return self._has_drawn
 
     def _refuse_past_output(self, tape: Tape) -> None:
         """With a criterion: refuse a loss that reaches the module past its outputs, or teaches something else."""
@@ -283,7 +341,7 @@ class Following:
         if self.prove is not None and (self.tape is None or not self.tape.is_passing):
             raise not_followed()
 
-    def check_step(self) -> None:
+    def check_step(self, put_to_proof: Callable[[Callable[[], None]], None]) -> None:
         """Before the step.
 
         Raises:
@@ -293,3 +351,23 @@ class Following:
             raise not_followed()
         for arrival in self._arrivals:
             arrival.check()
+        if self.prove_arguments is not None and self.tape is not None:
+            for given in self._given:
+                self._prove_value(self.tape, given, self.prove_arguments, put_to_proof)
+            self.tape.keep_constants()
+
+
+def _chance() -> Hashable:
+    """The state of torch's generators, without waiting for a device."""
+    states = [bytes(torch.get_rng_state().numpy())]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states += [bytes(generator.get_state().numpy()) for generator in torch.cuda.default_generators]
+    return tuple(states)
+
+
+def _another_state() -> UnprivateStep:
+    return UnprivateStep(
+        "module must be in one state from its first forward on a batch to loss.backward(), got another one (a hook, a "
+        "replaced forward, an attribute, a mode of the module or of torch): what it did can't be tried out again. "
+        "Change it between a step and the next batch, and pass what differs between two forwards as an argument."
+    )

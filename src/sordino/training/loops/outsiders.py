@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Outsider", "Outsiders", "counts_records", "memory_of", "says_nothing"]
+__all__ = ["Outsider", "Outsiders", "counts_records", "has_equal_rows", "memory_of", "says_nothing"]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -17,7 +17,8 @@ class Outsider:
         value: the tensor.
         place: of its first use on the tape.
         slot: on the tape, if it takes other values in a replay.
-        rowed: whether it has a row a record, and counts as an input.
+        rowed: whether it has as many rows as there are records.
+        is_free: whether its rows may be those of records: all alike, or drawn by chance within the batch.
         is_stale: whether values of an earlier batch were written into it.
     """
 
@@ -25,6 +26,7 @@ class Outsider:
     place: int
     slot: int | None = None
     rowed: bool = False
+    is_free: bool = True
     is_stale: bool = False
 
 
@@ -62,7 +64,8 @@ class Outsiders:
 
     def inputs(self, *, are_constant: bool) -> list[Outsider]:
         """Those that count as inputs of a replay: positions of records are made anew instead."""
-        return [one for one in self if one.rowed and not are_constant and not counts_records(one.value)]
+        chosen = [one for one in self if one.rowed and one.is_free and not are_constant]
+        return [one for one in chosen if not counts_records(one.value)]
 
     def late(self, place: int) -> list[Outsider]:
         """Those that were first used after `place`."""
@@ -75,7 +78,15 @@ class Outsiders:
         if not found.rowed:
             # It is written to later on; what it holds by now was written by the real batch.
             return torch.ones_like(value)
-        return value.clone() if is_constant else torch.arange(records, device=value.device, dtype=value.dtype)
+        if is_constant or not (found.is_free or counts_records(value)):
+            return value.clone()
+        return torch.arange(records, device=value.device, dtype=value.dtype)
+
+
+def has_equal_rows(value: Tensor) -> bool:
+    """Whether all its rows are the same."""
+    rows = value.detach()
+    return bool(((rows == rows[:1]) | ((rows != rows) & (rows[:1] != rows[:1]))).all())
 
 
 def memory_of(tensor: Tensor) -> int:

@@ -15,7 +15,15 @@ from sordino.errors import CoupledRecords, UnprivateStep
 from sordino.training.loops.calls import Call, Slot, Stale, map_values, targets_of
 from sordino.training.loops.carried import Carried
 from sordino.training.loops.leaving import Leaving
-from sordino.training.loops.outsiders import Outsider, Outsiders, memory_of, says_nothing
+from sordino.training.loops.outsiders import (
+    Outsider,
+    Outsiders,
+    counts_records,
+    has_equal_rows,
+    memory_of,
+    says_nothing,
+)
+from sordino.training.loops.provenance import is_public
 from sordino.training.loops.sizing import sized_by_values
 from sordino.training.loops.tainted import TaintedFloat, TaintedInt, untainted
 from sordino.training.loops.taped import TapedTensor, not_noting, plain, scaler_refusal
@@ -89,6 +97,26 @@ class Tape(Leaving):
         self._outsiders.clear()
         self.loss = None
         self._nodes.clear()
+
+    def note_arguments(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> int:
+        """Note what a module is called on, and return its place: a replay gives (args, kwargs) there."""
+        with not_noting():
+            given = list(tensors_in((args, dict(kwargs))))
+            slot = self._new_slot()
+            self._calls.append(
+                Call(
+                    function=_arguments,
+                    args=map_values(self._noted, args),
+                    kwargs=map_values(self._noted, dict(kwargs)),
+                    results=(slot,),
+                    place=self._next_place(),
+                    grad_enabled=torch.is_grad_enabled(),
+                    autocast=None,
+                    is_number=True,
+                    is_broken=any(self._is_broken(tensor) for tensor in given),
+                )
+            )
+        return slot
 
     def note(
         self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
@@ -234,9 +262,41 @@ class Tape(Leaving):
         finally:
             self.is_passing = False
 
+    @property
+    def has_bound_rows(self) -> bool:
+        """Whether a tensor from outside has as many rows as there are records, and they may not be those of records."""
+        return any(one.rowed and not one.is_free for one in self._outsiders)
+
+    def outside_shapes(self) -> Hashable:
+        """The shapes of all tensors from outside with as many rows as there are records."""
+        return tuple(one.value.shape for one in self._outsiders if one.rowed)
+
     def outside_inputs(self) -> tuple[Tensor, ...]:
         """The structure, with no rows, of the inputs that did not come with the batch."""
         return tuple(one.value[:0] for one in self._outsiders.inputs(are_constant=self.outside_is_constant))
+
+    def rows_from_outside(self, wanted: int, *, by_chance: Callable[[], bool]) -> Hashable:
+        """Look at the tensors from outside with as many rows as there are records: whose rows are they?
+
+        Rows that are all alike, or drawn by chance within the batch, may belong to records. Others follow from the
+        place in the batch, from other records, or from nothing that is known: they may stand for themselves, as a
+        table does whose size fits by chance, and a replay shows whether they do.
+
+        Args:
+            wanted: the place of a value.
+            by_chance: whether random numbers were drawn for the batch outside the module.
+
+        Returns:
+            What was found of each that the value depends on: a proof is one for the same.
+        """
+        rowed = [one for one in self._outsiders if one.rowed and not counts_records(one.value)]
+        if not rowed:
+            return ()
+        used = {leaf.number for call in self._needed_for([wanted]) for leaf in call.inputs() if isinstance(leaf, Slot)}
+        rowed = [one for one in rowed if one.slot in used]
+        for one in rowed:
+            one.is_free = has_equal_rows(one.value) or by_chance()
+        return tuple(True if one.is_free else (one.value.shape, one.value.dtype) for one in rowed)
 
     def form(self, loss: int) -> tuple[Hashable, tuple[float, ...]]:
         """What leads to the loss, without values; and the constants in it that may have been made from bare values."""
@@ -305,7 +365,9 @@ class Tape(Leaving):
         by_slot = {one.slot: one.value for one in late}
         for leaf in inputs:
             value = by_slot.get(leaf.number) if isinstance(leaf, Slot) else leaf
-            if any(value is one.value for one in late) and isinstance(value, Tensor) and not says_nothing(value):
+            if not isinstance(value, Tensor) or is_public(value):
+                continue  # What was declared public is, whenever it was made.
+            if any(value is one.value for one in late) and not says_nothing(value):
                 raise CoupledRecords(
                     "loss must be made of torch tensors, got a tensor from elsewhere after values of the batch were "
                     "read (.item(), float(), numpy, lists): it may have been computed from other records. Stay with "
@@ -360,6 +422,10 @@ class Tape(Leaving):
                 needed.update(slots)
                 memory.update(self._memory[slot] for slot in slots if slot in self._memory)
         return kept[::-1]
+
+
+def _arguments(*args: object, **kwargs: object) -> tuple[tuple[object, ...], dict[str, object]]:
+    return args, kwargs
 
 
 def not_followed() -> UnprivateStep:

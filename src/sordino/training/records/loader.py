@@ -3,9 +3,13 @@
 A logical batch is drawn once, whole, and charged before its first chunk is fetched. Its chunk travels inside the item
 through worker processes and `collate_fn`; the user sees plain batches. When no record was drawn, the user's loop runs
 on made-up records that count for nothing.
+
+Which batches are stepped, and how many a loop counts, must not follow from the records: a batch that was not stepped is
+not left out, but comes again, and a batch has as many parts whatever was drawn (docs/proofs/private-step.md).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+import copy
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Protocol, cast
 
 import numpy as np
@@ -27,16 +31,19 @@ from torch.utils.data.distributed import DistributedSampler
 from sordino import checks
 from sordino.errors import CoupledRecords, InvalidArgument, NotOffered, UnknownSampler, UnprivateStep
 from sordino.randomness import Randomness, Stream
-from sordino.sampling import Chunk, split
+from sordino.sampling import Chunk, split, split_evenly
 from sordino.training.generators import owned_generators, private_generators
 from sordino.training.records.collation import Collation
+from sordino.training.records.sizes import parts_of
 from sordino.training.records.source import collated, readable, refuse_repeats
 from sordino.training.records.units import Units, UnitTable
 from sordino.training.structure import map_tensors
 
-__all__ = ["PrivateLoader", "population_of"]
+__all__ = ["PrivateLoader", "left_out", "population_of"]
 
 _DECLARE = "Use a DataLoader with shuffle=True or False over the data set"
+# How often a batch that was not stepped is given again.
+_AGAIN = 3
 
 
 class _Sampling(Protocol):
@@ -55,11 +62,37 @@ class _Numbers(Protocol):
     def left(self) -> int | None: ...
 
 
+class _Open:
+    """A logical batch that was begun, and the part of it that was given last.
+
+    Args:
+        step: its number.
+        draw: its number among the draws.
+    """
+
+    def __init__(self, step: int, draw: int) -> None:
+        self.step, self.draw = step, draw
+        self.place, self._times = -1, 0
+
+    def give(self, place: int) -> None:
+        """Part `place` is given, maybe again.
+
+        Raises:
+            UnprivateStep: it was given too often, and never stepped.
+        """
+        self._times = self._times + 1 if place == self.place else 0
+        self.place = place
+        if self._times > _AGAIN:
+            raise left_out()
+
+
 class PrivateLoader:
     """Iterates over one epoch of private batches; ``len`` is the number of logical batches an epoch.
 
     Guarantee: every logical batch is an independent draw of `sampling`; `charge` is called once for each, before
-    its first record is fetched for the user, whatever becomes of the batch afterwards. `collate_fn` was shown to make
+    its first record is fetched for the user, whatever becomes of the batch afterwards. No batch is given before the
+    one before it was stepped: `leave_out` refuses it in one and the same loop, and a later loop gets the same batch.
+    With `largest` the number of parts of a batch does not depend on the records. `collate_fn` was shown to make
     each row of a batch from its own record; of the records, building the loader reads only the first one's structure.
 
     Args:
@@ -68,6 +101,8 @@ class PrivateLoader:
         steps: logical batches an epoch, ≥ 1.
         microbatch_size: most records in one chunk; None hands every logical batch out whole.
         randomness: source of the draws.
+        largest: of a draw's number, what its batch's records exceed hardly ever, from public numbers; None splits a
+            batch by its size.
         charge: called before a logical batch is touched with whether it begins an epoch; returns its step number, or
             None when there is no budget for it: the epoch then ends.
         hand_out: called with each chunk, its batch and the batch's number of rows; returns the batch as the user gets
@@ -80,6 +115,8 @@ class PrivateLoader:
         rank: this process's number among them.
         numbers: where batches must be drawn in the order in which they are charged, what numbers them.
         units: which records belong together: units are drawn, and their records handed out.
+        taken: how many parts of the batch at hand were stepped, None when all were; by default all that were given.
+        leave_out: called when a loop asks for more without a step on what it got; may raise.
 
     Raises:
         CoupledRecords: `collate_fn` lets records touch each other, by values or by padding to the longest.
@@ -103,6 +140,9 @@ class PrivateLoader:
         rank: int = 0,
         numbers: _Numbers | None = None,
         units: Units | None = None,
+        largest: Callable[[int], int] | None = None,
+        taken: Callable[[], int | None] | None = None,
+        leave_out: Callable[[], None] | None = None,
     ) -> None:
         indices = population_of(data_loader)
         if units is None:
@@ -131,11 +171,16 @@ class PrivateLoader:
         self.empty_batch = collation.layout.empty
         self._substitutes = checks.integer(1, substitutes=substitutes)
         substitute = collation.substitute(substitutes, public_batch)
-        records = _ChunkDataset(dataset, self.collate_fn, indices, substitute)
+        self._records = _ChunkDataset(dataset, self.collate_fn, indices, substitute)
         self._ends_step, self._epochs = True, 0
-        self._chunks = _Chunks(sampling, len(indices), self._steps, microbatch_size, randomness, table, share, rank)
+        self._open: _Open | None = None
+        self._taken = self._all_given if taken is None else taken
+        self._leave_out = leave_out
+        self._chunks = _Chunks(
+            sampling, len(indices), self._steps, microbatch_size, randomness, table, share, largest, rank
+        )
         self._loader: DataLoader[object] = DataLoader(
-            records,
+            self._records,
             batch_size=None,
             sampler=self._chunks,
             collate_fn=_unchanged,
@@ -153,12 +198,15 @@ class PrivateLoader:
 
     def __iter__(self) -> Iterator[object]:
         self._epochs += 1
-        steps = self._steps
+        epoch, begun = self._epochs, self._begun()
+        if begun is not None:
+            yield from self._go_on(begun)
+        steps = self._steps - (begun is not None)
         if self._numbers is not None:
             self._chunks.next_draw = self._numbers.reached
             # The last epoch of a run with a fixed number of steps may be short; one more batch is refused.
-            steps = min(steps, max(1, steps if self._numbers.left is None else self._numbers.left))
-        epoch = self._epochs
+            left = steps if self._numbers.left is None else self._numbers.left
+            steps = min(steps, left if begun is not None else max(1, left))
         # Workers are seeded with a number that is drawn here.
         with private_generators(self._randomness.stream("workers", step=epoch, rank=self._rank)):
             items = iter(self._loader)
@@ -179,14 +227,63 @@ class PrivateLoader:
                         "loader must be read by one loop at a time with correlated noise or a budget, got a second "
                         "one: a step's batch is the one of its number. Finish one loop first."
                     )
-                is_last = self._ends_step = drawn.is_last
-                rows = drawn.records or self._substitutes
-                self._layout.check(batch, rows, self.padding)
+                if drawn.chunk == 0:
+                    self._open = _Open(step, drawn.step)
+                is_last = drawn.is_last
                 chunk = drawn.at_step(step)
-                try:
-                    yield self._hand_out(chunk, batch, rows)
-                finally:
-                    self._let_go(chunk)
+                yield from self._give(chunk, batch)
+                # After the last one nothing more is given.
+                if not is_last or place < steps - 1:
+                    self._require_step(chunk)
+
+    def _begun(self) -> _Open | None:
+        """The batch that an earlier loop began and did not step to its end."""
+        return None if self._open is None or self._taken() is None else self._open
+
+    def _go_on(self, begun: _Open) -> Iterator[object]:
+        """The parts of a batch that were not stepped, read anew: the loop may have written into what it got."""
+        drawn, records = self._chunks.parts(begun.draw), copy.copy(self._records)
+        for part in drawn[self._taken() :]:
+            chunk, batch = records[part]
+            here = chunk.at_step(begun.step)
+            yield from self._give(here, batch)
+            if not chunk.is_last or self._steps > 1:
+                self._require_step(here)
+
+    def _give(self, chunk: Chunk, batch: object) -> Iterator[object]:
+        """The batch of a part, as the loop gets it, and then the end of what the loop does with it."""
+        assert self._open is not None
+        self._open.give(chunk.chunk)
+        self._ends_step = chunk.is_last
+        rows = chunk.records or self._substitutes
+        self._layout.check(batch, rows, self.padding)
+        try:
+            yield self._hand_out(chunk, batch, rows)
+        finally:
+            self._let_go(chunk)
+
+    def _require_step(self, chunk: Chunk) -> None:
+        """Refuse the next batch, or part, before the present one was stepped."""
+        taken, place = self._taken(), chunk.chunk
+        mine = self._open is not None and self._open.step == chunk.step
+        if mine and taken is not None and taken <= place:
+            if self._leave_out is None:
+                raise left_out()
+            self._leave_out()
+            self._open = None if chunk.is_last else self._open
+        elif (taken is not None and not (mine and taken == place + 1)) or (taken is None and not chunk.is_last):
+            raise UnprivateStep(
+                "loader must be read by one loop at a time, got a second one in the middle of a batch. Finish one loop "
+                "first."
+            )
+
+    def _all_given(self) -> int | None:
+        """What was stepped, for a loader that nobody tells."""
+        return None if self._open is None or self._ends_step else self._open.place + 1
+
+    def split_by_size(self) -> None:
+        """Split batches by their size alone: for a loop that takes whole batches and never ends between two parts."""
+        self._chunks.largest = None
 
     @property
     def batch_sampler(self) -> object:
@@ -221,6 +318,7 @@ class _Chunks:
         randomness: Randomness,
         table: UnitTable | None,
         share: Callable[[np.ndarray], np.ndarray] | None,
+        largest: Callable[[int], int] | None,
         rank: int,
     ) -> None:
         self._sampling, self._table, self._share, self._rank = sampling, table, share, rank
@@ -228,6 +326,7 @@ class _Chunks:
         self._steps = steps
         self._microbatch_size = microbatch_size
         self._randomness = randomness
+        self.largest = largest
         self.next_draw = 0
 
     def __iter__(self) -> Iterator[tuple[Chunk, bytes]]:
@@ -239,15 +338,31 @@ class _Chunks:
             population=self._population, first_step=first, steps=self._steps, randomness=self._randomness
         )
         for draw, drawn in enumerate(batches, start=first):
-            indices = drawn if self._share is None else self._share(drawn)
-            size = self._microbatch_size
-            if self._table is not None:
-                chunks: Iterable[Chunk] = self._table.chunks(indices, step=draw, microbatch_size=size)
-            else:
-                chunks = split(indices, step=draw, microbatch_size=size)
-            for chunk in chunks:
-                stream = self._randomness.stream("records", step=draw, tensor=chunk.chunk, rank=self._rank)
-                yield chunk, stream.integers64(4).tobytes()
+            for chunk in self._split(drawn, draw):
+                yield chunk, self._key(chunk, draw)
+
+    def parts(self, draw: int) -> Sequence[tuple[Chunk, bytes]]:
+        """The parts of a draw that was made before, with the keys that they had."""
+        batches = self._sampling.batches(
+            population=self._population, first_step=draw, steps=1, randomness=self._randomness
+        )
+        return [(chunk, self._key(chunk, draw)) for chunk in self._split(next(iter(batches)), draw)]
+
+    def _key(self, chunk: Chunk, draw: int) -> bytes:
+        """The key of the random numbers that reading the records of a part may take."""
+        stream = self._randomness.stream("records", step=draw, tensor=chunk.chunk, rank=self._rank)
+        return stream.integers64(4).tobytes()
+
+    def _split(self, drawn: np.ndarray, draw: int) -> Sequence[Chunk]:
+        indices = drawn if self._share is None else self._share(drawn)
+        size, largest, table = self._microbatch_size, self.largest, self._table
+        if table is None and (size is None or largest is None):
+            return split(indices, step=draw, microbatch_size=size)
+        records = len(indices) if table is None else int(table.sizes[indices].sum())
+        parts = 1 if size is None else parts_of(max(1, records) if largest is None else largest(draw), size)
+        if table is not None:
+            return tuple(table.chunks(indices, step=draw, parts=parts))
+        return split_evenly(indices, step=draw, parts=parts)
 
 
 class _ChunkDataset(Dataset[tuple[Chunk, object]]):
@@ -310,6 +425,19 @@ def _owners(units: Units, dataset: object) -> np.ndarray:
     return of
 
 
+def left_out() -> UnprivateStep:
+    """What is raised when a loop does not step on every batch that it was given."""
+    return UnprivateStep(
+        "optimizer.step must follow every batch of the private loader before the next one is taken, got a batch left "
+        "out (continue, break, an exception, a loop that only looked at batches): which ones are left out may follow "
+        "from the records, from their number too, and the number of steps would tell. A batch without records comes as "
+        "made-up ones, and a record whose gradient is not finite counts for nothing, so none need be left out. To "
+        "gather several batches, use a larger one with microbatch_size; for evaluation, a DataLoader of your own. "
+        "After an interruption a new loop gives the same batch again, a few times; then call engine.detach() and "
+        "make_private anew: what was spent stays counted."
+    )
+
+
 def _unchanged(item: object) -> object:
     return item
 
@@ -326,6 +454,11 @@ def population_of(data_loader: DataLoader[object]) -> np.ndarray | range:
     Raises:
         UnknownSampler: the loader draws in a way whose event isn't known, or could draw a record twice an epoch.
     """
+    if isinstance(data_loader, PrivateLoader):
+        raise UnknownSampler(
+            "data_loader must be your own DataLoader, got a private loader that make_private returned. Keep the "
+            "DataLoader under a name of its own (it is not changed) and pass it again."
+        )
     if not isinstance(data_loader, DataLoader) or type(data_loader).__iter__ is not DataLoader.__iter__:
         raise UnknownSampler(
             f"data_loader must be a torch DataLoader, got {type(data_loader).__name__}. Pass the loader you would "

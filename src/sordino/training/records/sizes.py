@@ -5,11 +5,13 @@ from collections.abc import Sized
 
 from sordino.training.plan import Plan
 
-__all__ = ["largest_batch", "steps_per_epoch", "substitutes"]
+__all__ = ["batch_bound", "largest_batch", "parts_of", "steps_per_epoch", "substitutes"]
 
 # So many steps of a schedule are looked at, and so many standard deviations of a batch's size: more come in one of
 # thirty thousand batches.
 _LOOKED_AT, _DEVIATIONS = 256, 4.0
+# A batch is larger than `batch_bound` with at most this probability.
+_SELDOM = 1e-6
 
 
 def steps_per_epoch(data_loader: Sized, sample_rate: float | None) -> int:
@@ -46,3 +48,28 @@ def largest_batch(plan: Plan, microbatch_size: int | None, *, records_each: int 
     spread = _DEVIATIONS * math.sqrt(expected) if plan.poisson_sampling else 0.0
     most = max(1, math.ceil((expected + spread) * records_each / processes))
     return most if microbatch_size is None else min(most, microbatch_size)
+
+
+def batch_bound(mean: float, most: int | None = None) -> int:
+    """How many records a batch drawn by chance has at most, all but once in a million batches.
+
+    Bernstein's bound for a sum of independent draws, P[b ≥ μ + s] ≤ exp(−s² / 2(μ + s/3)).
+
+    Args:
+        mean: expected number of records μ ≥ 0, public.
+        most: what no batch can exceed, public; None for nothing.
+
+    Returns:
+        An integer ≥ 1.
+    """
+    log = -math.log(_SELDOM)
+    bound = math.ceil(mean + log / 3 + math.sqrt(log * log / 9 + 2 * mean * log))
+    return max(1, bound if most is None else min(bound, most))
+
+
+def parts_of(largest: int, microbatch_size: int) -> int:
+    """Parts of every logical batch: as many whatever was drawn, so that a loop that counts them learns nothing.
+
+    A larger batch than `largest` still comes in as many parts, each with a record more.
+    """
+    return math.ceil(largest / microbatch_size)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sordino import checks
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, LossShapeError
-from sordino.sampling import Chunk
+from sordino.sampling import Chunk, even_borders
 from sordino.training.plan import Plan
 from sordino.training.records.source import Source
 
@@ -144,20 +144,19 @@ class UnitTable:
         self.starts = np.cumsum(counts) - counts
         self.sizes = counts if units.most_records is None else np.minimum(counts, units.most_records)
 
-    def chunks(self, drawn: np.ndarray, *, step: int, microbatch_size: int | None) -> Iterator[UnitChunk]:
-        """The records of the drawn units, in parts of `microbatch_size`; no records are one empty part."""
+    def chunks(self, drawn: np.ndarray, *, step: int, parts: int = 1) -> Iterator[UnitChunk]:
+        """The records of the drawn units in exactly `parts` parts of nearly equal size, which may be empty."""
         sizes = self.sizes[drawn]
         turns = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         records = self.order[np.repeat(self.starts[drawn], sizes) + turns]
         weights = np.repeat(1 / np.maximum(sizes, 1) if self.units.combine == "mean" else np.ones(len(sizes)), sizes)
-        owners, size = np.repeat(drawn, sizes), max(1, len(records) if microbatch_size is None else microbatch_size)
-        starts = range(0, len(records), size) if len(records) else range(1)
-        for number, start in enumerate(starts):
-            part = slice(start, start + size)
+        owners = np.repeat(drawn, sizes)
+        for number, (start, end) in enumerate(even_borders(len(records), parts)):
+            part = slice(start, end)
             yield UnitChunk(
                 step=step,
                 chunk=number,
-                is_last=number == len(starts) - 1,
+                is_last=number == parts - 1,
                 indices=records[part],
                 units=owners[part],
                 weights=weights[part],

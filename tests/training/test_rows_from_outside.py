@@ -1,0 +1,239 @@
+"""Rows of records from outside the batch, and what a loop makes of the batch before a declared criterion."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from loops import ce, dropout, mlp, train
+from sordino.errors import CoupledRecords, InvalidArgument, PrivacyError, UnknownSampler, UnprivateStep
+from sordino.training.engine import PrivacyEngine
+
+GENERATOR = torch.Generator().manual_seed(9)
+POOL, LABELS = torch.randn(64, 6, generator=GENERATOR), torch.randint(0, 3, (64,), generator=GENERATOR)
+
+
+def losses(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def seeded(rows):
+    """The same numbers every time; the generator is as it was."""
+    before = torch.get_rng_state()
+    torch.manual_seed(5)
+    noise = torch.randn(rows, 6)
+    torch.set_rng_state(before)
+    return noise
+
+
+def by_the_batch(x):
+    return (x - x.mean(0)) / x.std(0)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    standardised = torch.jit.script(by_the_batch)
+
+
+def weighted(weight):
+    return lambda model, batch, state: (weight(batch) * losses(model, batch)).mean()
+
+
+def moved(noise):
+    return lambda model, batch, state: F.cross_entropy(model(batch[0] + noise(batch)), batch[1])
+
+
+BY_PLACE = {
+    "a ramp of weights": weighted(lambda b: torch.linspace(0, 1, len(b[0]))),
+    "a ramp from numpy": weighted(lambda b: torch.from_numpy(np.linspace(0, 1, len(b[0]), dtype=np.float32))),
+    "positions": weighted(lambda b: torch.arange(len(b[0])) / 10.0),
+    "every second record": weighted(lambda b: torch.tensor([float(place % 2) for place in range(len(b[0]))])),
+    "the first four records": weighted(lambda b: torch.arange(len(b[0])) < 4),
+    "weights of a pool": weighted(lambda b: POOL[: len(b[0]), 0].sigmoid()),
+    "noise of a pool": moved(lambda b: POOL[: len(b[0])]),
+    "seeded noise": moved(lambda b: seeded(len(b[0]))),
+    "other records": lambda m, b, s: ce(m, b) + F.mse_loss(m(b[0]), POOL[: len(b[0]), :3]),
+    "labels by place": lambda m, b, s: F.cross_entropy(m(b[0]), torch.arange(len(b[0])) % 3),
+    "labels of others": lambda m, b, s: F.cross_entropy(m(b[0]), LABELS[: len(b[0])]),
+    "a compiled script": weighted(lambda b: standardised(b[0])[:, 0].sigmoid()),
+}
+BY_CHANCE_OR_ALIKE = {
+    "ones": weighted(lambda b: torch.ones(len(b[0]))),
+    "one number": lambda m, b, s: F.mse_loss(m(b[0])[:, 0], torch.full((len(b[0]),), 0.3)),
+    "drawn noise": moved(lambda b: torch.randn(len(b[0]), 6)),
+    "noise like the batch": moved(lambda b: torch.randn_like(b[0])),
+    "drawn weights": weighted(lambda b: torch.rand(len(b[0]))),
+    "drawn steps": weighted(lambda b: torch.randint(1, 10, (len(b[0]),)).float()),
+    "weights of classes": weighted(lambda b: torch.tensor([1.0, 2.0, 3.0])[b[1]]),
+    "places to look at": lambda m, b, s: -F.log_softmax(m(b[0]), 1)[torch.arange(len(b[1])), b[1]].mean(),
+}
+for size in range(4, 13):  # As large as some batch.
+    BY_CHANCE_OR_ALIKE[f"a table of {size}"] = weighted(lambda b, size=size: torch.linspace(0.5, 1, size)[b[1]])
+
+
+@pytest.mark.parametrize("model", [mlp, dropout])
+@pytest.mark.parametrize("name", BY_PLACE)
+def test_rows_that_follow_from_the_place_or_from_others_are_refused(name, model):
+    with pytest.raises(PrivacyError):
+        train(BY_PLACE[name], model)
+
+
+@pytest.mark.parametrize("name", BY_CHANCE_OR_ALIKE)
+def test_rows_that_are_alike_or_drawn_go_on(name):
+    train(BY_CHANCE_OR_ALIKE[name], dropout)
+
+
+def test_rows_are_looked_at_in_every_batch():
+    def loop(model, batch, state):
+        state["step"] = state.get("step", 0) + 1
+        rows = len(batch[0])
+        weight = torch.ones(rows) if state["step"] < 3 else torch.linspace(0, 1, rows)
+        return (weight * losses(model, batch)).mean()
+
+    with pytest.raises(CoupledRecords, match="elsewhere"):
+        train(loop, mlp)
+
+
+# --- public rows --------------------------------------------------------------------------------------------------
+
+
+def critic(rows_of):
+    model, engine = nn.Linear(4, 1), PrivacyEngine()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, _, loader = engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        data_loader=DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=16),
+    )
+    generator, loss = nn.Linear(2, 4), nn.BCEWithLogitsLoss()
+    for (x,) in loader:
+        real = model(x).squeeze(1)
+        one = loss(real, torch.full((x.size(0),), 1.0))
+        assert f"{real.mean().item():.2f}"
+        fake = model(engine.public(rows_of(generator, len(x)))).squeeze(1)
+        (one + loss(fake, torch.full((x.size(0),), 0.0))).backward()
+        optimizer.step()
+
+
+def test_public_rows_that_are_drawn_take_part_also_after_a_metric():
+    critic(lambda generator, rows: generator(torch.randn(rows, 2)).detach())
+
+
+def test_public_rows_in_the_order_of_the_batch_are_refused():
+    with pytest.raises(CoupledRecords, match="elsewhere"):
+        critic(lambda generator, rows: POOL[:rows, :4])
+
+
+# --- before a criterion -------------------------------------------------------------------------------------------
+
+
+def hooked(x):
+    return 0.7 * x + 0.3 * x.flip(0)
+
+
+BEFORE = {
+    "standardised": lambda x, s: (x - x.mean(0)) / x.std(0),
+    "mixed up": lambda x, s: hooked(x),
+    "largest value": lambda x, s: x / x.abs().max(),
+    "numbers": lambda x, s: x - x.mean().item(),
+    "shuffled": lambda x, s: x[torch.randperm(len(x))],
+    "noise of a pool": lambda x, s: x + POOL[: len(x)],
+    "in place": lambda x, s: x.sub_(x.mean(0)),
+    "an earlier batch": lambda x, s: x - s.setdefault("mean", x.mean(0)),
+    "through numpy": lambda x, s: x - torch.from_numpy(x.numpy().mean(0)),
+}
+UNTIL_LATER = ("standardised", "in place", "noise of a pool")
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_what_a_loop_makes_of_the_batch_before_a_criterion_is_proved(name):
+    def loop(model, batch, state):
+        return F.cross_entropy(model(BEFORE[name](batch[0], state)), batch[1])
+
+    with pytest.raises(PrivacyError):
+        train(loop, mlp, criterion=F.cross_entropy)
+
+
+@pytest.mark.parametrize("name", UNTIL_LATER)
+def test_it_is_proved_in_every_batch(name):
+    def loop(model, batch, state):
+        state["step"] = state.get("step", 0) + 1
+        x = batch[0] if state["step"] < 5 else BEFORE[name](batch[0], state)
+        return F.cross_entropy(model(x), batch[1])
+
+    with pytest.raises(PrivacyError):
+        train(loop, mlp, steps=6, criterion=F.cross_entropy, sample_rate=1 / 8, expected_batch_size=3.0)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda x: x,
+        lambda x: 2 * x - 0.5,
+        lambda x: x + torch.randn_like(x),
+        lambda x: F.dropout(x, 0.2),
+        lambda x: x.double().float().view(x.size(0), 6),
+        lambda x: x / x.norm(dim=1, keepdim=True),
+    ],
+)
+def test_preparations_by_record_go_on_with_a_criterion(prepare):
+    train(lambda m, b, s: F.cross_entropy(m(prepare(b[0])), b[1]), mlp, criterion=F.cross_entropy)
+
+
+# --- what is said -------------------------------------------------------------------------------------------------
+
+
+class Outputs:
+    def __init__(self, logits):
+        self.logits = logits
+
+
+class WithOutputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return Outputs(self.layer(x))
+
+
+def test_a_criterion_that_wants_another_output_is_told_so_and_the_advice_works():
+    def loop(model, batch, state):
+        return F.cross_entropy(model(batch[0]).logits, batch[1])
+
+    with pytest.raises(InvalidArgument, match=r"Outputs.*logits"):
+        train(loop, WithOutputs, criterion=F.cross_entropy)
+    train(loop, WithOutputs, criterion=lambda out, target: F.cross_entropy(out.logits, target))
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.b(self.a(x).tanh())
+
+
+def test_a_loop_that_calls_parts_past_the_forward_is_told_to_call_the_model():
+    with pytest.raises(UnprivateStep, match=r"model\(batch\)"):
+        train(lambda m, b, s: F.cross_entropy(m.b(m.a(b[0]).tanh()), b[1]), Encoder)
+    train(ce, Encoder)
+
+
+def test_a_private_loader_is_not_made_private_again_and_the_message_says_what_is():
+    model = mlp()
+    loader = DataLoader(TensorDataset(torch.randn(24, 6), torch.randint(0, 3, (24,))), batch_size=8)
+    given = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "module": model}
+    optimizer, engine = torch.optim.SGD(model.parameters(), lr=0.1), PrivacyEngine()
+    _, _, private = engine.make_private(optimizer=optimizer, data_loader=loader, **given)
+    engine.detach()
+    with pytest.raises(UnknownSampler, match="pass it again"):
+        engine.make_private(optimizer=optimizer, data_loader=private, **given)
+    engine.make_private(optimizer=optimizer, data_loader=loader, **given)
