@@ -603,3 +603,17 @@ def test_a_capture_and_one_record_at_a_time_agree_record_by_record():
     with capture.recording(RECORDS):
         losses(model, x, y).sum().backward()
     assert torch.allclose(torch.cat(squares), capture.squared_norms(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,)])
+def test_a_tensor_outside_the_model_that_would_learn_is_refused(shape):
+    temperature = torch.ones(shape, requires_grad=True)
+
+    def loss(model, x, y):
+        return F.cross_entropy(model(x) * temperature, y, reduction="none")
+
+    plan = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=1.0, steps=1, expected_batch_size=8.0, delta=1e-5)
+    data = (torch.randn(8, 4), torch.randint(0, 3, (8,)))
+    with pytest.raises(UncapturedParameter, match="outside"):
+        fit(nn.Linear(4, 3), loss, data, plan, progress=False, performance=Performance(gradients="one-by-one"))
+    assert temperature.grad is None

@@ -41,7 +41,7 @@ def in_checkpoint() -> bool:
     """Whether a checkpointed block runs, for the first time or again in the backward pass."""
     if torch._C._current_graph_task_id() != -1:  # pyright: ignore[reportPrivateUsage]
         return True
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore[reportPrivateUsage]
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     pack = hooks[0] if hooks is not None else None
     return getattr(pack, "__module__", None) == _CHECKPOINTS or (not torch.is_grad_enabled() and in_reentrant_forward())
 

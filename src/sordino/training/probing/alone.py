@@ -23,7 +23,7 @@ from sordino.errors import (
 from sordino.gradients import GradientCapture, OneByOne, Recorder
 from sordino.training.probing.determinism import Chance, WithoutChance
 from sordino.training.probing.draws import check_draws
-from sordino.training.probing.observation import foreign_leaves, learner_outside
+from sordino.training.probing.observation import backward_into_the_module, foreign_leaves, learner_outside
 from sordino.training.probing.probe import (
     ProbeSize,
     check_records_are_independent,
@@ -259,6 +259,7 @@ class _Alone:
     ) -> None:
         self._recorder, self._run, self._reduction = recorder, run, reduction
         self._own = set(model.parameters())
+        self._outside: list[Tensor] = []
         self._structure, self._rows, self._example = records, rows, example
         self._made_up, self._first = self._workable()
 
@@ -289,10 +290,14 @@ class _Alone:
         with self._recorder.recording(1), torch.enable_grad():
             loss = self._run(batch)
             self._check(loss, records)
-            for leaf in foreign_leaves(loss.sum()):
-                if leaf not in self._own and isinstance(leaf, nn.Parameter):
+            total = loss.sum()
+            outside = [leaf for leaf in foreign_leaves(total) if leaf not in self._own]
+            for leaf in outside:
+                # What is still there for the next record is no tensor of one record.
+                if isinstance(leaf, nn.Parameter) or any(leaf is other for other in self._outside):
                     raise learner_outside(leaf)
-            loss.sum().backward()
+            self._outside = outside
+            backward_into_the_module(total, total.backward, records=records)
         scale = float(records) if self._reduction == "mean" else 1.0
         gradients: dict[nn.Parameter, Tensor] = {}
         for found, _ in self._recorder.per_record_gradients():

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sordino.errors import CoupledRecords, SordinoError
 from sordino.gradients import GradientCapture, Recorder
 from sordino.training.probing.determinism import Chance, random_states
-from sordino.training.probing.observation import Observer
+from sordino.training.probing.observation import Observer, backward_into_the_module
 from sordino.training.probing.probe import ProbeSize, without_traces
 from sordino.training.probing.synthetic import INTEGER_PATTERNS, SyntheticRecords
 from sordino.training.structure import tensors_in
@@ -205,7 +205,8 @@ class _Look:
                 draws.norms = observer.observe(batch, torch.ones(1, rows), chance=chance, large=True).norms
             else:
                 with self._recorder.recording(1), torch.enable_grad():
-                    self._run(batch).sum().backward()
+                    total = self._run(batch).sum()
+                    backward_into_the_module(total, total.backward, records=rows)
                 self._recorder.discard()
         draws.after = random_states()[1:]
         draws.used = ~_equal(before, draws.after)

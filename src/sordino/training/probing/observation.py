@@ -23,6 +23,7 @@ __all__ = [
     "Observation",
     "Observer",
     "PastOutputs",
+    "backward_into_the_module",
     "foreign_leaves",
     "learner_outside",
     "past_outputs",
@@ -281,16 +282,10 @@ class Observer:
         return loss
 
     def _backward(self, total: Tensor, count: int) -> None:
-        # Leaves of the capture's own get no gradient; another tensor that gets one learns.
-        others = [leaf for leaf in foreign_leaves(total) if not isinstance(leaf, nn.Parameter)]
-        before = [leaf.grad for leaf in others]
-        if total.requires_grad:
+        def run() -> None:
             self._capture.backward(lambda again: total.backward(retain_graph=again))
-        for leaf, gradient in zip(others, before, strict=True):
-            got, leaf.grad = leaf.grad, gradient
-            by_record = leaf.dim() > 0 and leaf.size(0) == count
-            if got is not gradient and got is not None and bool(got.any()) and not by_record:
-                raise learner_outside(leaf)
+
+        backward_into_the_module(total, run, records=count)
 
     def _check_parameters(self, total: Tensor) -> None:
         names = self._capture.uncaptured_uses(total)
@@ -356,6 +351,26 @@ class _Norms:
         self.norms = squared_bounds.sum(0).sqrt()
         chosen = self._weights[:1] if len(self._weights) else torch.zeros(1, self._weights.size(1))
         return chosen.to(squared_bounds.device, squared_bounds.dtype)
+
+
+def backward_into_the_module(total: Tensor, run: Callable[[], object], *, records: int) -> None:
+    """Run a backward pass of `total`; tensors outside the module keep the gradients that they had.
+
+    Raises:
+        UncapturedParameter: such a tensor learns, one without a row for each record.
+    """
+    # Leaves of the capture's own get no gradient.
+    others = [leaf for leaf in foreign_leaves(total) if not isinstance(leaf, nn.Parameter)]
+    before = [leaf.grad for leaf in others]
+    if total.requires_grad:
+        run()
+    found = [leaf.grad for leaf in others]
+    for leaf, gradient in zip(others, before, strict=True):
+        leaf.grad = gradient
+    for leaf, gradient, got in zip(others, before, found, strict=True):
+        by_record = leaf.dim() > 0 and leaf.size(0) == records
+        if got is not gradient and got is not None and bool(got.any()) and not by_record:
+            raise learner_outside(leaf)
 
 
 def learner_outside(leaf: Tensor) -> UncapturedParameter:
