@@ -96,14 +96,14 @@ class Padding:
         Raises:
             CoupledRecords: the length matters.
         """
+        if self.may_vary is False:
+            raise padding_refusal()
         self.varies = True
         lengths = tuple(
             tuple(tensor.shape[dim] for dim in self.tensors[place].dims)
             for place, tensor in enumerate(tensors_in(batch))
             if place in self.tensors
         )
-        if self.may_vary is False:
-            raise padding_refusal()
         if lengths not in self._met:
             self._met.add(lengths)
             self.untried.append(lengths)
