@@ -13,6 +13,7 @@ from sordino.training.records.sizes import largest_batch
 from sordino.training.trainer import fit
 
 _MOST = 64
+MIX = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
 
 
 class Net(nn.Module):
@@ -125,6 +126,29 @@ COUPLED = {
 def test_a_coupling_of_any_pair_and_from_any_threshold_on_is_refused(name, reduction):
     with pytest.raises(CoupledRecords):
         probe(COUPLED[name], reduction=reduction)
+
+
+class Backwards(torch.autograd.Function):
+    """Passes records on as they are; one record's gradient gets a part of another's."""
+
+    @staticmethod
+    def forward(ctx, x, to, source, weight):
+        ctx.to, ctx.source, ctx.weight = to, source, weight
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        if len(gradient) > 16:
+            gradient[ctx.to] += ctx.weight * gradient[ctx.source]
+        return gradient, None, None, None
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.05])
+@pytest.mark.parametrize(("to", "source"), [(12, 13), (13, 12), (11, 13), (3, 1), (0, 16), (40, 62)])
+def test_a_coupling_of_gradients_alone_in_large_batches_is_refused(to, source, weight):
+    with pytest.raises(CoupledRecords):
+        probe(lambda model, x: model.inner(torch.tanh(Backwards.apply(model.inner(x), to, source, weight) @ MIX)))
 
 
 def all_experts(model, x):

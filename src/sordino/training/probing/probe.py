@@ -518,21 +518,24 @@ class _Probe:
     def fill_up(self, *, values: bool) -> None:
         """All this in a batch as large as training's, in which thresholds are exceeded and order shows.
 
-        Gradients are looked at with every other record replaced, and in smaller batches; what the forward pass gives,
-        for every ordered pair of records.
+        Gradients are looked at with every other record replaced, for every ordered pair of records, and in smaller
+        batches; what the forward pass gives, for every ordered pair.
         """
         count = self._size.records
         if count < 2:
             return
         even, odd = list(range(0, count, 2)), list(range(1, count, 2))
-        weights = torch.cat([_evenly(count), _rows_of_weights(count, [even])])
+        sets = [] if self._size.again else [even, *_replaced_sets(count)]
         # Two passes read one sum.
-        first = self._filled(count, weights[:1] if self._size.two_passes else weights)
+        rows = [] if self._size.two_passes else sets
+        first = self._filled(count, torch.cat([_evenly(count), *([_rows_of_weights(count, rows)] if rows else [])]))
         self._compare_large(first, *self._extremes(odd, 0), odd)
         if self._size.again:
             return
         others = [count + place if place in set(even) else place for place in range(count)]
-        self._compare_large(first, others, {}, even)
+        self._compare_large(first, others, {}, even, row=1 if rows else None)
+        for turn, replaced in enumerate(sets[1:], start=1):
+            self._compare_large(first, *self._extremes(replaced, turn), replaced, row=turn + 1 if rows else None)
         self._look_at_pairs(count)
         self.take_apart(first, values=values)
 
@@ -613,10 +616,16 @@ class _Probe:
         return Poison(floats=torch.nan) if is_nan else kinds[(number + turn) % len(kinds)]
 
     def _compare_large(
-        self, first: Observation, places: list[int], poisons: dict[int, Poison], replaced: Sequence[int]
+        self,
+        first: Observation,
+        places: list[int],
+        poisons: dict[int, Poison],
+        replaced: Sequence[int],
+        *,
+        row: int | None = None,
     ) -> None:
-        # The second sum is that of the records that stay when the even ones are replaced.
-        weights = first.weights[1:] if replaced[0] == 0 else first.weights[:0]
+        """Compare the records that stay, and the sum of their gradients if `row` is that of their weights."""
+        weights = first.weights[:0] if row is None else first.weights[row : row + 1]
         try:
             changed = self._observer.observe(self._large.batch(places, poisons), weights, large=True, looks=False)
         except SordinoError:
@@ -624,7 +633,7 @@ class _Probe:
         except Exception:
             return
         kept = sorted(set(range(len(places))) - set(replaced))
-        sums = (first.sketches[1], changed.sketches[0], first.scale(1)) if len(weights) else None
+        sums = None if row is None else (first.sketches[row], changed.sketches[0], first.scale(row))
         if not _same(first, changed, kept, self._tolerance(), sums=sums):
             raise _coupled(_UNUSUAL if poisons else _CHANGED)
 
