@@ -8,7 +8,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sordino.errors import CoupledRecords, LossShapeError, RecordCountMismatch, UncapturedParameter, UnsupportedModule
+from sordino.errors import (
+    CoupledRecords,
+    LossShapeError,
+    PrivacyError,
+    RecordCountMismatch,
+    UncapturedParameter,
+    UnsupportedModule,
+)
 from sordino.gradients import GradientCapture
 from sordino.training.probing.determinism import Chance, WithoutChance, random_state_kept
 from sordino.training.probing.probe import check_records_are_independent
@@ -163,7 +170,7 @@ def test_a_buffer_that_changes_is_named_and_put_back():
         return m.inner(x)
 
     model = Wrapped(count, seen=torch.zeros(()))
-    with pytest.raises(CoupledRecords, match="seen"):
+    with pytest.raises(PrivacyError, match="seen"):
         probe(model)
     assert float(model.seen) == 0
 
@@ -174,7 +181,7 @@ def test_a_buffer_that_is_replaced_is_named_and_put_back():
         return m.inner(x)
 
     model = Wrapped(remember, last=torch.ones(4))
-    with pytest.raises(CoupledRecords, match="last"):
+    with pytest.raises(PrivacyError, match="last"):
         probe(model)
     assert torch.equal(model.last, torch.ones(4))
 

@@ -103,9 +103,10 @@ class Fingerprint:
         Raises:
             UnsupportedModule: named by `label`.
         """
-        if _buffer_versions(module) != self._buffers:
+        changed = {name for name, *_ in {*_buffer_versions(module)} ^ {*self._buffers}}
+        if changed:
             raise UnsupportedModule(
-                f"{label} must leave its buffers alone in training, got a changed buffer. "
+                f"{label} must leave its buffers alone in training, got a change of {', '.join(sorted(changed))}. "
                 "Statistics of records can't be stored without noise: call .eval() on it or replace it."
             )
 

@@ -221,7 +221,8 @@ def try_forward(
                 # What fails on made-up records is told with the loss, or doesn't take such values.
                 try:
                     call(made_up, poison)
-                    if poison is None and isinstance(capture, GradientCapture):
+                    # Texts have no made-up stand-ins: their number is that of the batch.
+                    if poison is None and given and isinstance(capture, GradientCapture):
                         capture_once(made_up)
                 except SordinoError:
                     raise
