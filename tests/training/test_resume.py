@@ -15,7 +15,7 @@ from torch import nn
 
 from sordino import accounting
 from sordino.clipping import QuantileClipping
-from sordino.errors import CoupledRecords, InvalidArgument
+from sordino.errors import InvalidArgument, UnsupportedModule
 from sordino.events import SelfComposed
 from sordino.ledger import Ledger
 from sordino.randomness import Randomness
@@ -279,7 +279,7 @@ def _charged(account):
 
 
 def test_a_failure_before_the_first_step_leaves_no_folder(tmp_path):
-    with pytest.raises(CoupledRecords, match="made-up records"):
+    with pytest.raises(UnsupportedModule, match="made-up records"):
         fit(nn.Linear(9, 2), losses, DATA, PLAN, run=tmp_path / "run", progress=False)
     assert os.listdir(tmp_path) == []
 

@@ -205,7 +205,7 @@ class Calls:
         if is_free or self._following.is_discarding:
             # What it computes has nothing to do with records, or is thrown away.
             frame = Frame(site=site, switched=[], captured={}, whole=False, before=None)
-        elif site.is_model and not captured and self._following.watches():
+        elif site.is_model and not captured and self._following.watches(args, kwargs):
             frame = self._follow_model(site, recording, args, kwargs)
         elif captured and (site.tapped or site.rule is None):
             # The parameters stay on: a use that the tap doesn't see must be noticed.

@@ -118,10 +118,13 @@ class Following:
         """Whether the call in progress will be made once more."""
         return self._tap is not None and self._tap.is_discarding
 
-    def watches(self) -> bool:
-        """Whether the whole model is followed in this recording."""
+    def watches(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
+        """Whether the whole model is followed in this recording.
+
+        A model that is called without tensors (on texts) makes those of the records by itself.
+        """
         count = self._recordings
-        if in_compiled():
+        if in_compiled() or not any(isinstance(leaf, Tensor) for leaf in tree_flatten((args, dict(kwargs)))[0]):
             return False
         return self._is_needed or count & (count - 1) == 0
 
