@@ -33,7 +33,7 @@ from sordino.gradients.rules.parts import Part, direct_rule, parts_rule
 from sordino.gradients.rules.rule import LayerRule, Use
 from sordino.gradients.sites import Site
 
-__all__ = ["MARK", "BareTap", "FollowedCall"]
+__all__ = ["BareTap", "FollowedCall", "MARK"]
 
 _Args = tuple[object, ...]
 _Kwargs = dict[str, object]

@@ -24,7 +24,7 @@ from sordino.training.bills.charges import Charges
 from sordino.training.plan import Plan
 from sordino.training.processes.ranks import ranks_here
 
-__all__ = ["RUN_FOLDERS", "Journal", "JournaledModel", "find_run_folder", "next_run_folder"]
+__all__ = ["Journal", "JournaledModel", "RUN_FOLDERS", "find_run_folder", "next_run_folder"]
 
 RUN_FOLDERS = "sordino-runs"
 """Folder of the run folders beside another library's checkpoints."""

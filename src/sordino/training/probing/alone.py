@@ -33,7 +33,7 @@ from sordino.training.probing.probe import (
 from sordino.training.probing.synthetic import INTEGER_PATTERNS, Poison, SyntheticRecords
 from sordino.training.structure import tensors_in
 
-__all__ = ["NOT_CAPTURED", "is_not_captured", "check_one_by_one", "check_records"]
+__all__ = ["NOT_CAPTURED", "check_one_by_one", "check_records", "is_not_captured"]
 
 NOT_CAPTURED = (UncapturedParameter, RecordCountMismatch, UnsupportedModule)
 """Refusals of a capture that one record at a time may answer; what couples records is none of them."""
