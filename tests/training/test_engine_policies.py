@@ -141,11 +141,14 @@ def test_cycles_are_charged_ahead_and_a_ledger_is_asked_for_the_whole_run(tmp_pa
 
 
 def test_two_loops_over_one_loader_are_refused_with_correlated_noise():
-    loader = private(nn.Linear(1, 1), identified(), noise=CYCLES)[3]
-    one, two = iter(loader), iter(loader)
+    parts = private(nn.Linear(1, 1), identified(), noise=CYCLES)
+    one, two = iter(parts[3]), iter(parts[3])
     next(one)
+    (ids,) = next(two)
+    parts[1](ids).square().sum(1).mean().backward()
+    parts[2].step()
     next(two)
-    with pytest.raises(UnprivateStep, match="one loop at a time"):
+    with pytest.raises(UnprivateStep):
         next(one)
 
 

@@ -178,10 +178,12 @@ def readable(dataset: Dataset[object], places: list[int]) -> tuple[list[int], li
     """Which of `places` can be read, by their position in the list, and their items.
 
     A record whose code raises counts as a record that is not there, as one without a finite gradient does: neither is
-    it told which, nor that there is one.
+    it told which, nor that there is one. What the machine raises (a file or memory that is not there) ends the run.
     """
     try:
         return list(range(len(places))), fetched(dataset, places)
+    except (OSError, MemoryError):
+        raise
     except Exception:  # noqa: S110 (the record at fault is looked for below)
         pass
     found: list[int] = []
@@ -189,6 +191,8 @@ def readable(dataset: Dataset[object], places: list[int]) -> tuple[list[int], li
     for position, place in enumerate(places):
         try:
             item = fetched(dataset, [place])[0]
+        except (OSError, MemoryError):
+            raise
         except Exception:  # noqa: S112
             continue
         found.append(position)
@@ -219,6 +223,8 @@ def _tried(collate: Callable[[list[object]], object], items: list[object]) -> tu
     """The batch, and whether there is one. Items are copied: a second attempt must find them as they were."""
     try:
         return collate(list(items)), True
+    except (OSError, MemoryError):
+        raise
     except Exception:
         return None, False
 
