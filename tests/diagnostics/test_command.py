@@ -60,6 +60,10 @@ def test_without_public_test_records_nothing_is_measured(tmp_path):
     assert result.exit_code == 2
     assert "test must be" in result.stderr
     # A public test file is enough; no twin is trained on private records.
-    shown = call("diagnose", run, "--data", people, *files, "--test", people, "--json", "--steps", "2")
+    public = tmp_path / "public.csv"
+    public.write_text(
+        "age,income\n" + "\n".join(f"{25 + k % 50},{'high' if k % 5 < 2 else 'low'}" for k in range(60)) + "\n"
+    )
+    shown = call("diagnose", run, "--data", people, *files, "--test", str(public), "--json", "--steps", "2")
     assert shown.exit_code == 0, shown.stderr
     assert json.loads(shown.stdout)["subgroups"] == []

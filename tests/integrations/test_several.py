@@ -158,9 +158,9 @@ def test_accelerate(tmp_path):
     for one in (0, 1):
         absurd_noise_destroys(little[one], absurd[one])
     charged_once(tmp_path, charged, several.accelerated(tmp_path, ledger="one"), refused)
-    # One process goes on where two stopped.
+    # One process goes on where two stopped, and pays for the four steps that the resumed ones took in the same folder.
     on = several.accelerated(tmp_path, resume="state-1", epochs=1)
-    assert on["epsilon"] == pytest.approx(epsilon_of(12), rel=1e-9)
+    assert on["epsilon"] == pytest.approx(epsilon_of(16), rel=1e-9)
 
 
 def test_lightning(tmp_path):

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from sordino.definitions import FIXED_SEED, PrivacyUnit
-from sordino.errors import PrivacyError, SordinoError, UnsupportedModule
+from sordino.errors import CoupledRecords, PrivacyError, SordinoError, UnsupportedModule
 from sordino.gradients import GradientCapture, Recorder
 from sordino.ledger import Account, Reservation
 from sordino.randomness import Randomness
@@ -506,6 +506,8 @@ class _Run:
                 size=extent,
             )
         except PrivacyError as refusal:
+            if isinstance(refusal, CoupledRecords):
+                raise  # the cause of both refusals
             if self._refusal is not None:
                 raise type(self._refusal)(f"{self._refusal.args[0]} {_NOT_ALONE} {refusal.args[0]}") from refusal
             if not is_not_captured(refusal) or not self._may_go_one_by_one():

@@ -134,7 +134,7 @@ def _evaluated(library: Library) -> None:
         raise Wrong("its buffers changed")
 
 
-@case(COUPLING, "ignored tokens of one record do not change the others in a mean over all tokens", expects="refusal")
+@case(COUPLING, "ignored tokens of one record do not change the others in a mean over all tokens")
 def _ignored_tokens(library: Library) -> None:
     loss = Loss(mean=lambda model, batch: _LARGE * _token_mean(model, batch))
     records = (_TOKENS[0], torch.cat([torch.zeros(1, 4, dtype=torch.int64), _TOKENS[1][1:]]))
