@@ -1,5 +1,6 @@
 """What scripts written for Opacus leave in: understood, or refused by name with what to write."""
 
+import copy
 import math
 import sys
 from types import ModuleType
@@ -163,8 +164,67 @@ def test_what_opacus_wrapped_is_refused_by_name():
         PrivacyEngine().make_private(**{**given, "data_loader": loader})
 
 
+@pytest.mark.parametrize("name", ["batch_sampler", "sampler", "sample_rate", "generator"])
+def test_names_of_other_loaders_say_what_to_write(name):
+    _, _, loader = PrivacyEngine().make_private(**parts())
+    with pytest.raises(NotOffered, match=name):
+        getattr(loader, name)
+    assert not hasattr(loader, name)
+    assert copy.copy(loader).dataset is loader.dataset
+
+
 def test_a_memory_manager_around_the_loader_is_told_of_microbatch_size():
     _, _, loader = PrivacyEngine().make_private(**parts())
     with pytest.raises(NotOffered, match="microbatch_size"):
         loader.batch_sampler  # noqa: B018
-    assert not hasattr(loader, "batch_sampler")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_the_loader_that_came_back_is_taken_like_the_users_own(same):
+    """Run after run over the loader of the run before, on one engine and on one engine each."""
+    given, engine = parts(), PrivacyEngine()
+    own, epsilons = given["data_loader"], []
+    for _ in range(3):
+        engine = engine if same else PrivacyEngine()
+        given |= parts(data_loader=given["data_loader"])
+        model, optimizer, given["data_loader"] = engine.make_private(**given)
+        assert given["data_loader"].own_loader is own
+        train(model, optimizer, given["data_loader"])
+        epsilons.append(engine.get_epsilon(1e-5))
+        alone, again = PrivacyEngine(), parts(data_loader=own)
+        for _ in range(len(epsilons) if same else 1):
+            train(*alone.make_private(**{**again, **parts(data_loader=own)}))
+        assert epsilons[-1] == alone.get_epsilon(1e-5)
+    assert (epsilons[0] < epsilons[1] < epsilons[2]) is same
+
+
+def test_a_target_over_a_loader_that_came_back_counts_what_was_spent():
+    engine, given = PrivacyEngine(), parts()
+    del given["noise_multiplier"]
+    targeted = {
+        "target_epsilon": 3.0,
+        "target_delta": 1e-5,
+        "epochs": 1,
+    }
+    model, optimizer, loader = engine.make_private_with_epsilon(**given, **targeted)
+    train(model, optimizer, loader)
+    spent = engine.get_epsilon(1e-5)
+    given |= parts(data_loader=loader)
+    del given["noise_multiplier"]
+    model, optimizer, loader = engine.make_private_with_epsilon(**given, **{**targeted, "target_epsilon": 5.0})
+    train(model, optimizer, loader)
+    assert spent < engine.get_epsilon(1e-5) <= 5.0
+
+
+def test_an_earlier_model_goes_on_beside_a_later_one_over_its_loader():
+    engine, given = PrivacyEngine(), parts()
+    first = engine.make_private(**given)
+    second = engine.make_private(**parts(data_loader=first[2]))
+    for (x, y), (a, b) in zip(first[2], second[2], strict=True):
+        for (model, optimizer, _), batch, labels in ((first, x, y), (second, a, b)):
+            F.cross_entropy(model(batch), labels).backward()
+            optimizer.step()
+    twice = PrivacyEngine()
+    for _ in range(2):
+        train(*twice.make_private(**parts()))
+    assert engine.get_epsilon(1e-5) == twice.get_epsilon(1e-5)

@@ -39,7 +39,7 @@ from sordino.training.loops.provenance import mark_public
 from sordino.training.noise import CorrelatedNoise
 from sordino.training.performance import Gradients, Memory, Performance
 from sordino.training.plan import Plan
-from sordino.training.records.loader import PrivateLoader
+from sordino.training.records.loader import PrivateLoader, own_loader
 from sordino.training.records.sizes import steps_per_epoch
 from sordino.training.records.units import Units
 from sordino.training.step_plan import StepPlan
@@ -156,7 +156,8 @@ class PrivacyEngine:
         Args:
             module: in training mode when you train; called on the loader's batches.
             optimizer: holds the parameters to train, all of them `module`'s.
-            data_loader: a DataLoader with a map-style data set, with or without shuffling.
+            data_loader: a DataLoader with a map-style data set, with or without shuffling. Of a loader that
+                `make_private` returned, the DataLoader that it was made from is taken.
             noise_multiplier: noise standard deviation over the sensitivity of the clipped sum, ≥ 0, or a schedule of
                 it over the steps; 0 is for debugging (ε = ∞).
             max_grad_norm: clipping norm > 0 of one record's gradient, or a schedule of it. With clipping="per_layer"
@@ -197,6 +198,7 @@ class PrivacyEngine:
             UnsupportedModule: a layer mixes records.
             CoupledRecords: `collate_fn`, `criterion` or the module couples records.
         """
+        data_loader = own_loader(data_loader)
         check_own_objects(module, optimizer, data_loader)
         norm, method = norm_and_clipping(max_grad_norm, clipping)
         if budget is not None:
@@ -273,6 +275,7 @@ class PrivacyEngine:
         returns and errors are those of `make_private`; an engine that has spent the target raises `BudgetExceeded`.
         """
         check_options(batch_first, noise_generator, grad_sample_mode, loss_reduction, wrap_model, rand_on_empty)
+        data_loader = own_loader(data_loader)
         check_own_objects(module, optimizer, data_loader)
         norm, method = norm_and_clipping(max_grad_norm, clipping)
         steps = steps_per_epoch(data_loader, sample_rate)

@@ -39,8 +39,18 @@ from sordino.training.records.source import collated, readable, refuse_repeats
 from sordino.training.records.units import Units, UnitTable
 from sordino.training.structure import map_tensors
 
-__all__ = ["PrivateLoader", "left_out", "population_of"]
+__all__ = ["PrivateLoader", "left_out", "own_loader", "population_of"]
 
+# What loaders elsewhere have, and what to write here.
+_NOT_OFFERED = {
+    "batch_sampler": (
+        "Of BatchMemoryManager or wrap_data_loader leave the wrapper out, iterate over the loader itself, and pass "
+        "microbatch_size=, the largest physical batch, to make_private"
+    ),
+    "generator": "Leave it out: draws are keyed by run and step; PrivacyEngine(seed=…, reproducible=True) repeats them",
+    "sample_rate": "Write 1 / len(loader), the probability that a record joins a batch",
+    "sampler": "Leave set_epoch and the like out: every epoch draws new batches, on all processes alike",
+}
 _DECLARE = "Use a DataLoader with shuffle=True or False over the data set"
 # How often a batch that was not stepped is given again.
 _AGAIN = 3
@@ -148,6 +158,7 @@ class PrivateLoader:
         if units is None:
             refuse_repeats(data_loader.dataset)
         table = None if units is None else UnitTable(units, _owners(units, data_loader.dataset)[np.asarray(indices)])
+        self.own_loader = data_loader
         self.dataset = data_loader.dataset
         self.batch_size = data_loader.batch_size
         self.collate_fn = data_loader.collate_fn
@@ -285,17 +296,11 @@ class PrivateLoader:
         """Split batches by their size alone: for a loop that takes whole batches and never ends between two parts."""
         self._chunks.largest = None
 
-    @property
-    def batch_sampler(self) -> object:
-        """Not offered: what splits the loader's batches elsewhere is `microbatch_size` here.
-
-        Raises:
-            NotOffered: always; ``hasattr`` is False.
-        """
-        raise NotOffered(
-            "loader must be iterated directly, got a use of its batch_sampler (BatchMemoryManager, wrap_data_loader). "
-            "Leave that out and pass microbatch_size=, the largest physical batch, to make_private."
-        )
+    def __getattr__(self, name: str) -> object:
+        """Names of other loaders: `NotOffered` with what to write instead, so that ``hasattr`` is False."""
+        if name in _NOT_OFFERED:
+            raise NotOffered(f"loader must be used by its own names, got {name}. {_NOT_OFFERED[name]}.")
+        raise AttributeError(f"'PrivateLoader' object has no attribute {name!r}")
 
     @property
     def ends_step(self) -> bool:
@@ -438,6 +443,11 @@ def left_out() -> UnprivateStep:
     )
 
 
+def own_loader(data_loader: DataLoader[object]) -> DataLoader[object]:
+    """The user's own `DataLoader`: of a `PrivateLoader` the one that it was made from, anything else as it is."""
+    return data_loader.own_loader if isinstance(data_loader, PrivateLoader) else data_loader
+
+
 def _unchanged(item: object) -> object:
     return item
 
@@ -454,15 +464,10 @@ def population_of(data_loader: DataLoader[object]) -> np.ndarray | range:
     Raises:
         UnknownSampler: the loader draws in a way whose event isn't known, or could draw a record twice an epoch.
     """
-    if isinstance(data_loader, PrivateLoader):
-        raise UnknownSampler(
-            "data_loader must be your own DataLoader, got a private loader that make_private returned. Keep the "
-            "DataLoader under a name of its own (it is not changed) and pass it again."
-        )
     if not isinstance(data_loader, DataLoader) or type(data_loader).__iter__ is not DataLoader.__iter__:
         raise UnknownSampler(
             f"data_loader must be a torch DataLoader, got {type(data_loader).__name__}. Pass the loader you would "
-            "train with; one that make_private returned already draws private batches."
+            "train with."
         )
     dataset = data_loader.dataset
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
