@@ -629,6 +629,7 @@ ONE_BY_ONE = frozenset(
         "Mamba",
         "FalconMamba",
         "Bamba",
+        "RecurrentGemma",
         "Phi-MoE",
         "GraniteMoE",
         "DBRX",
@@ -645,7 +646,6 @@ ONE_BY_ONE = frozenset(
         "ProphetNet",
         "Swin",
         "Swin v2",
-        "Hiera",
         "TimeSformer",
         "Perceiver, text",
         "WavLM",
@@ -663,3 +663,10 @@ REFUSED: dict[str, str] = {
     "SigLIP": "a loss that compares the records of a batch",
 }
 """What can't be private as it is, with the reason."""
+
+REASONS: dict[str, str] = {
+    "stores ranges of activations in buffers": "must not change in a training forward pass",
+    "batch normalization": "BatchNorm2d",
+    "a loss that compares the records of a batch": "compares the records of a batch",
+}
+"""What a refusal says for each reason."""

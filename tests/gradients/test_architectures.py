@@ -1,11 +1,13 @@
 """transformers' architectures in `fit` as they are: every record's own gradient, or a refusal with its reason."""
 
+from pathlib import Path
+
 import peft
 import pytest
 import torch
 from torch import nn
 
-from gradients.architectures import ARCHITECTURES, ONE_BY_ONE, RECORDS, REFUSED, Architecture
+from gradients.architectures import ARCHITECTURES, ONE_BY_ONE, REASONS, RECORDS, REFUSED, Architecture
 from oracles import clipped_sum
 from sordino import Performance, Plan, fit
 from sordino.errors import PrivacyError
@@ -68,7 +70,7 @@ def assert_outcome(name: str) -> None:
     entry = ARCHITECTURES[name]
     if name in REFUSED:
         for performance in (None, Performance(gradients="one-by-one")):
-            with pytest.raises(PrivacyError):
+            with pytest.raises(PrivacyError, match=REASONS[REFUSED[name]]):
                 by_fit(entry.build(), entry, performance)
         return
     got, way = by_fit(entry.build(), entry)
@@ -104,6 +106,22 @@ def test_the_list_is_long_enough_and_nearly_all_of_it_is_exact() -> None:
     assert len(ARCHITECTURES) >= 100
     assert set(REFUSED) | ONE_BY_ONE <= set(ARCHITECTURES)
     assert len(REFUSED) / len(ARCHITECTURES) <= 0.08
+
+
+def test_the_guide_tells_the_list() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "layers.md").read_text()
+    rows = {
+        "exact by the capture": [name for name in ARCHITECTURES if name not in ONE_BY_ONE and name not in REFUSED],
+        "exact, one record at a time, chosen by `fit`": [name for name in ARCHITECTURES if name in ONE_BY_ONE],
+        "refused": [f"{name}: {reason}" for name, reason in REFUSED.items()],
+    }
+    assert f"builds {len(ARCHITECTURES)} architectures" in text
+    for outcome, names in rows.items():
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| {outcome} ({len(names)})")]
+        told = row.split("|")[2].strip()
+        assert sorted(told.split("; " if outcome == "refused" else ", ")) == sorted(
+            names if outcome == "refused" else ", ".join(names).split(", ")
+        )
 
 
 # --- parts of a model ---------------------------------------------------------------------------------------------
