@@ -53,7 +53,7 @@ def test_records_taken_from_the_data_itself_are_refused(criterion):
     for features, _ in loader:
         chosen = torch.randperm(64)[: len(features)]
         with pytest.raises(UnprivateStep, match="elsewhere"):
-            model(FEATURES[chosen])
+            model(FEATURES[chosen]).sum().backward()
         break
     assert torch.equal(model.weight, before)
 
@@ -65,7 +65,7 @@ def test_another_loaders_batches_beside_the_private_ones_are_refused(criterion):
     for (features, _), (others, _) in zip(loader, other, strict=True):
         model(features)
         with pytest.raises(UnprivateStep, match="elsewhere"):
-            model(others)
+            model(others).sum().backward()
         break
 
 
@@ -122,7 +122,7 @@ def test_texts_of_another_batch_are_refused(criterion):
     for batch in loader:
         model(batch["text"]) if criterion is None else None
         with pytest.raises(UnprivateStep, match="elsewhere"):
-            model([f"text number {place}" for place in range(len(batch["text"]))])
+            model([f"text number {place}" for place in range(len(batch["text"]))]).sum().backward()
         break
 
 

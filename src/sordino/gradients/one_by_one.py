@@ -5,7 +5,7 @@ needed, and nothing has to be known of where a tensor holds the records. A hook 
 soon as it has arrived, so that no raw one is left in ``.grad``.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -52,6 +52,9 @@ class OneByOne(Recorder):
         only_backward: refuse a record whose gradient was also handed out by ``torch.autograd.grad``: in a loop of the
             user's own nobody may hold it.
 
+    Attributes:
+        allows: whether a backward pass that has reached a parameter is one of the record's loss; None allows every one.
+
     Raises:
         InvalidArgument: a listed parameter is not the model's, or somebody's hook would see the gradients first.
         UnsupportedModule: a layer stores what it sees of the records, or a parameter is complex.
@@ -87,6 +90,7 @@ class OneByOne(Recorder):
         self.model = model
         self.names = {parameter: named[parameter] for parameter in wanted}
         self._only_backward, self._is_trial = only_backward, is_trial
+        self.allows: Callable[[], bool] | None = None
         self._record: _Record | None = None
         self._handles: list[RemovableHandle] = []
         self._hooked: dict[nn.Parameter, str] = {}
@@ -152,6 +156,15 @@ class OneByOne(Recorder):
             raise UncapturedParameter(
                 "module must be trained on private batches only, got an ordinary backward pass outside of a batch. "
                 "Call detach() first, or train on the batches that the private loader gives."
+            )
+        if self.allows is not None and not self.allows():
+            self.discard()
+            raise UncapturedParameter(
+                "module must be trained by loss.backward() on the loss of the current batch only, got a backward pass of "
+                "something else that reached its parameters: torch.autograd.grad on them, a forward in evaluation mode, "
+                "a layer called or a parameter used past the module's forward, or a loss made by a custom autograd "
+                "function. Make one loss of torch functions from what module(batch) returns; for gradients of inputs "
+                "use torch.autograd.grad in evaluation mode."
             )
         self._record.arriving += 1
 

@@ -7,6 +7,7 @@ forward, and before the optimizer's step. Chunks come from the loader, which cal
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino.errors import InvalidArgument, UnprivateStep
+from sordino.gradients import OneByOne
 from sordino.randomness import Randomness
 from sordino.sampling import Chunk
 from sordino.training.bills.adaptive import AdaptiveRun
@@ -43,13 +45,18 @@ __all__ = ["Session"]
 
 @dataclass(kw_only=True)
 class _Call:
-    """A running forward pass of the root module: for training, free (no gradients), or put aside (evaluation)."""
+    """A running forward pass of the root module: for training, free (no gradients), or put aside.
+
+    Put aside are evaluation, and predictions in training mode on anything but the current batch; `untrained` says why
+    no backward pass may go through such a prediction.
+    """
 
     kind: str
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
     recording: object = None
     watch: ForwardWatch | None = None
+    untrained: str | None = None
 
 
 class Session:
@@ -177,6 +184,10 @@ class Session:
         claim(owned, self.optimizer)
         self.capture = self._performance.recorder(self.module, self._ranks.whole(self._held), own_loop=True)
         self._following.passes = self.capture.backward if self._performance.memory == "two-pass" else None
+        if isinstance(self.capture, OneByOne):
+            # Nothing but the loss of the batch at hand may reach the parameters: no layer tells its gradient from others.
+            self._following.is_one_by_one = True
+            self.capture.allows = lambda: self._busy or self._following.is_passing
         self.step = self._new_step(after_step)
         # Shards come and go in other memory; their module is left to the looks at its values.
         self._settings.watch(self.module if self._ranks.shards is None else None)
@@ -286,43 +297,45 @@ class Session:
         """See that the forward pass on `chunk` draws secret numbers, and that the loop drew no others for it."""
         if self._generators.are_open:
             check_not_seeded()
-            return
-        if self._states_left is None or not all(map(np.array_equal, self._states_left, random_states())):
+        elif not self._open_again(chunk):
             raise UnprivateStep(
                 "random numbers for a batch must be drawn while its loop runs, got some drawn after its end, which "
                 "follow from a record's place in the batch. Write `batches = iter(loader)` and `next(batches)` instead "
                 "of next(iter(loader)), or step inside the loop."
             )
+
+    def _open_again(self, chunk: Chunk) -> bool:
+        """Go on with secret numbers for a batch whose loop has ended, if none were drawn since."""
+        if self._states_left is None or not all(map(np.array_equal, self._states_left, random_states())):
+            return False
         self._generators.open(chunk.step, chunk.chunk, again=True)
         self._following.mark_chance()
+        return True
 
-    def _current(self, call: _Call) -> Chunk:
-        """The chunk that a training forward belongs to."""
+    def _untrained(self, call: _Call) -> str | None:
+        """Why a forward in training mode is no part of a private step; None for one on the current batch."""
         chunk = self._chunk
         if chunk is None:
-            raise UnprivateStep(
-                "module must be called in training mode on batches of the private loader only, got a call without "
-                "one, or after the step on it. Take the next batch first; for evaluation use module.eval(). Public "
-                "records take part in the loss of a private batch, as many as it has: module(engine.public(records))."
+            return (
+                "without a batch, or after the step on it. Take the next batch first. Public records take part in the "
+                "loss of a private batch, as many as it has: module(engine.public(records))."
             )
         here = (chunk.step, chunk.chunk)
         given = list(tensors_in((call.args, call.kwargs)))
         # A copy loses its tag, but what a taped tensor became is still on its tape.
         elsewhere = any(tensor.tape is not self._following.tape for tensor in given if isinstance(tensor, TapedTensor))
         if elsewhere or any(place_of(tensor) not in {None, here} for tensor in given):
-            raise UnprivateStep(
-                "module must be called on the batch that the loader gave last, got an earlier or later one. Let "
-                "nothing fetch batches ahead of the loop; the DataLoader's own workers may."
+            return (
+                "on an earlier or later batch than the loader gave last. Let nothing fetch batches ahead of the loop; "
+                "the DataLoader's own workers may."
             )
         if not self._comes_from_batch(given, call):
-            raise UnprivateStep(
-                "module must be called on the loader's batch or on what torch functions made of it, got tensors from "
-                "elsewhere: records that the loader did not draw are not accounted for. Move preprocessing to the data "
-                "set or collate_fn; mark public or invented inputs with engine.public(tensor)."
+            return (
+                "on tensors from elsewhere: records that the loader did not draw are not accounted for. Call the module "
+                "on the loader's batch or on what torch functions made of it, move preprocessing to the dataset or "
+                "collate_fn, and mark public or synthetic inputs with engine.public(tensor)."
             )
-        if self._has_left_out:
-            raise left_out()
-        return chunk
+        return None
 
     def _comes_from_batch(self, given: list[Tensor], call: _Call) -> bool:
         """Whether some input is known to be of this batch, or public. Others beside it (noise, positions) are free."""
@@ -335,13 +348,23 @@ class Session:
         kind = "free" if self._busy or not torch.is_grad_enabled() else "train" if self.module.training else "aside"
         call = _Call(kind=kind, args=args, kwargs=kwargs)
         self._calls.append(call)
+        chunk = self._chunk
         if kind == "train":
-            chunk = self._current(call)
+            call.untrained = self._untrained(call)
+        if kind == "train" and call.untrained is None and chunk is not None:
+            if self._has_left_out:
+                raise left_out()
             self._check_generators(chunk)
             self._start(chunk, call)
             call.watch = self._following.watch(args, kwargs)
-        elif kind == "aside":
-            call.recording = self.capture.set_aside()
+        elif not self._busy:
+            if torch.is_grad_enabled():
+                call.kind, call.recording = "aside", self.capture.set_aside()
+            self._following.begin_beside()
+            if call.untrained is not None:
+                call.watch = self._following.watch_beside()
+                if chunk is not None and not self._generators.are_open:
+                    self._open_again(chunk)
         if any(isinstance(tensor, TapedTensor) for tensor in tensors_in((args, kwargs))):
             return map_tensors(plain, args), map_tensors(plain, kwargs)
         return None
@@ -365,8 +388,9 @@ class Session:
         if call.watch is not None:
             self._end_watch(call.watch, failed=output is None)
         chunk = self._chunk
-        if call.kind != "train" and not self._busy and output is not None:
-            return self._following.beside(call.args, call.kwargs, output, self.capture)
+        if call.kind != "train" and not self._busy:
+            self._following.mark_chance()
+            return None if output is None else self._beside(call, output)
         if call.kind != "train" or output is None or chunk is None:
             return None
         output, tracked = self._following.outputs(call.args, call.kwargs, output, bool(chunk.records))
@@ -375,6 +399,26 @@ class Session:
         # An output without a tensor that we can see is trusted to be used: a step without backward is only noise.
         self._backward = self._backward or not tracked
         return output
+
+    def _beside(self, call: _Call, output: object) -> object:
+        """The output of a forward pass that is not trained."""
+        if call.untrained is not None and any(parameter.requires_grad for parameter in self.module.parameters()):
+            refuse = partial(self._refuse_untrained, call.untrained)
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(refuse)
+        return self._following.beside(call.args, call.kwargs, output, self.capture)
+
+    def _refuse_untrained(self, why: str, _gradient: Tensor) -> None:
+        """A gradient hook for the outputs of a training forward on anything but the current batch."""
+        if self._detached or self._busy:
+            return
+        self._chunk = None
+        raise UnprivateStep(
+            "backward pass must go through training forwards on the private loader's batch only, got one through a "
+            f"forward {why} A prediction needs no backward pass; for gradients of inputs call module.eval() before the "
+            "forward."
+        )
 
     def _end_watch(self, watch: ForwardWatch, *, failed: bool) -> None:
         if failed:

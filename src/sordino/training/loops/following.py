@@ -46,12 +46,14 @@ class ForwardWatch:
     Args:
         module: the root.
         values: whether to compare values, or only what torch's own counts tell.
+        is_private: whether mean losses are of private records.
     """
 
-    def __init__(self, module: nn.Module, *, values: bool) -> None:
+    def __init__(self, module: nn.Module, *, values: bool, is_private: bool = True) -> None:
         self._state = ModuleState(module, values=values)
         self._stack = ExitStack()
-        self._stack.enter_context(PublicDivisor())
+        if is_private:
+            self._stack.enter_context(PublicDivisor())
 
     def close(self) -> None:
         """End the watch without looking: the forward pass failed."""
@@ -102,6 +104,7 @@ class Following:
         criterion: the declared criterion.
         prove_arguments: with a criterion, proves what the module was called on.
         passes: runs both backward passes of a loss that takes two; None for one.
+        is_one_by_one: whether gradients are taken from the parameters, whatever sends them there.
         padding: how batches follow their longest record, or None.
         carried: what the loop carries from batch to batch.
     """
@@ -112,10 +115,11 @@ class Following:
         self.criterion: Criterion | None = None
         self.prove_arguments: Prove | None = None
         self.passes: Callable[[Callable[[bool], object]], object] | None = None
+        self.is_one_by_one = False
         self.padding: Padding | None = None
         self.tape: Tape | None = None
         self._module = module
-        self._rows = self._batches = 0
+        self._rows = self._batches = self._beside = 0
         self.carried = Carried(module)
         # Forms of losses that were proved, and states of the module in which something was.
         self._known: dict[Hashable, ProvedForm] = {}
@@ -266,6 +270,16 @@ class Following:
         noted = output if self.tape is None else self.tape.note(self._module, args, kwargs, output)
         return noted, tracked
 
+    def begin_beside(self) -> None:
+        """A forward begins that is not trained: what it draws, the loop does not draw."""
+        if self.tape is not None:
+            self._draws()
+
+    def watch_beside(self) -> ForwardWatch:
+        """Watch a forward in training mode that is not trained: it may store nothing either."""
+        self._beside += 1
+        return ForwardWatch(self._module, values=compares_values(self._beside - 1), is_private=False)
+
     def beside(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, capture: Recorder
     ) -> object:
@@ -286,6 +300,8 @@ class Following:
         if prove is None:
             self._refuse_past_output(tape)
             return
+        if tape.is_weighted:
+            return  # Not followed: what arrives at the module's outputs is refused.
         self._prove_value(tape, loss, prove, put_to_proof)
         tape.keep_constants()
         self._is_proved = True
@@ -329,8 +345,16 @@ class Following:
             raise not_followed()
         own = set(self._module.parameters())
         for leaf in found.leaves:
+            if leaf in own and self.is_one_by_one:
+                raise not_followed()
             if leaf not in own and not (leaf.dim() and leaf.size(0) == self._rows):
                 raise learner_outside(leaf)
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether a backward pass runs from losses of the batch that were looked at."""
+        tape = self.tape
+        return tape is not None and (tape.is_passing or (self.prove is None and tape.is_weighted))
 
     def arrived(self) -> None:
         """A gradient has arrived at the module's outputs.

@@ -50,6 +50,7 @@ class Tape(Leaving):
 
     Attributes:
         is_passing: whether a backward pass is running from losses that `on_backward` has seen.
+        is_weighted: whether one is running from several numbers, weighted by the loop.
         outside_is_constant: whether tensors that did not come with the batch are the same for all batches; by default
             one with a row a record counts as an input.
         may_leave: whether tensors without notes that hold values of records are within the loop's reach.
@@ -66,7 +67,7 @@ class Tape(Leaving):
         self, records: int, on_backward: Callable[["Tape", int], None], carried: Carried | None = None
     ) -> None:
         super().__init__(records, Carried() if carried is None else carried)
-        self.is_passing = self.outside_is_constant = False
+        self.is_passing = self.is_weighted = self.outside_is_constant = False
         self._on_backward = on_backward
         self._inputs: list[int] = []
         self._outsiders = Outsiders(records, self._new_slot)
@@ -249,18 +250,21 @@ class Tape(Leaving):
 
     # --- backward ------------------------------------------------------------------------------------------------
 
-    def backward(self, losses: Sequence[TapedTensor], run: Callable[[bool], object]) -> object:
+    def backward(
+        self, losses: Sequence[TapedTensor], run: Callable[[bool], object], *, is_weighted: bool = False
+    ) -> object:
         """Let the owner of the tape look at the losses, then run the backward pass, or both where it takes two."""
-        for loss in losses:
-            if self._is_broken(loss):
-                raise not_followed()
-            self.loss = loss
-            self._on_backward(self, loss.slot)
-        self.is_passing = True
+        self.is_weighted = is_weighted
         try:
-            return run(False) if self.passes is None else self.passes(run)
+            for loss in losses:
+                if not is_weighted and self._is_broken(loss):
+                    raise not_followed()
+                self.loss = loss
+                self._on_backward(self, loss.slot)
+            self.is_passing = not is_weighted
+            return run(False) if self.passes is None or is_weighted else self.passes(run)
         finally:
-            self.is_passing = False
+            self.is_passing = self.is_weighted = False
 
     @property
     def has_bound_rows(self) -> bool:

@@ -40,7 +40,9 @@ class Notes(Protocol):
         """Note a call and return its result as taped tensors."""
         ...
 
-    def backward(self, losses: Sequence["TapedTensor"], run: Callable[[bool], object]) -> object:
+    def backward(
+        self, losses: Sequence["TapedTensor"], run: Callable[[bool], object], *, is_weighted: bool = False
+    ) -> object:
         """Run a backward pass after a look at the losses; `run` is called with whether its graph must be kept."""
         ...
 
@@ -108,9 +110,9 @@ def _backward(
             return function(*given, **named)
 
     own = [loss for loss in losses if isinstance(loss, TapedTensor) and loss.tape is tape]
-    if len(own) != len(losses) or any(True for _ in tensors_in(weights)):
+    if len(own) != len(losses):
         return run(False)
-    return tape.backward(own, run)
+    return tape.backward(own, run, is_weighted=any(True for _ in tensors_in(weights)))
 
 
 def _retaining(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
