@@ -441,7 +441,7 @@ def test_raw_gradients_cannot_be_read_in_a_loop_of_ones_own():
     before = copy.deepcopy(model.state_dict())
     x, y = next(iter(loader))
     loss = F.cross_entropy(model(x), y)
-    with pytest.raises(UncapturedParameter, match="loss.backward"):
+    with pytest.raises(UncapturedParameter, match=r"loss\.backward"):
         torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
     with pytest.raises(PrivacyError):
         loss.backward()

@@ -90,7 +90,7 @@ def test_a_prediction_with_dropout_may_come_between_a_look_and_its_training():
     optimizer.step()
 
 
-# --- backward passes --------------------------------------------------------------------------------------------------
+# --- backward passes ------------------------------------------------------------------------------------------------
 
 
 def no_batch(model, optimizer, loader):
@@ -182,7 +182,7 @@ def test_gradients_go_through_a_frozen_model_in_training_mode():
         assert not torch.equal(before, generator.weight)
 
 
-# --- what a prediction leaves behind -----------------------------------------------------------------------------------
+# --- what a prediction leaves behind --------------------------------------------------------------------------------
 
 
 class Collecting(nn.Module):
@@ -252,7 +252,7 @@ def test_what_a_prediction_draws_frees_no_rows_from_outside(grad, mode):
         break
 
 
-# --- one record at a time ----------------------------------------------------------------------------------------------
+# --- one record at a time -------------------------------------------------------------------------------------------
 
 
 def evaluated(model):

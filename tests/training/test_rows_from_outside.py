@@ -237,3 +237,140 @@ def test_a_private_loader_is_not_made_private_again_and_the_message_says_what_is
     with pytest.raises(UnknownSampler, match="pass it again"):
         engine.make_private(optimizer=optimizer, data_loader=private, **given)
     engine.make_private(optimizer=optimizer, data_loader=loader, **given)
+
+
+# --- rows that the batch is written into ----------------------------------------------------------------------------
+
+
+def target_of(write, make=torch.zeros):
+    def loop(model, batch, state):
+        target = make(len(batch[1]), 3)
+        made = write(target, batch[1], state)
+        return F.mse_loss(model(batch[0]), target if made is None else made)
+
+    return loop
+
+
+def put_by_index(target, labels, state):
+    target[torch.arange(len(labels)), labels] = 1
+
+
+def put_by_mask(target, labels, state):
+    target[labels == 0] = torch.tensor([1.0, 0.5, 0.0])
+
+
+def copied(target, labels, state):
+    target.copy_(F.one_hot(labels, 3))
+
+
+def added_twice(target, labels, state):
+    target.scatter_(1, labels[:, None], 0.5)
+    return target.add_(F.one_hot(labels, 3), alpha=0.5)
+
+
+def read_before(target, labels, state):
+    before = target + labels[:, None]
+    target.scatter_(1, labels[:, None], 1.0)
+    return before + target
+
+
+def kept_and_emptied(_target, labels, state):
+    kept = state.setdefault("kept", {}).setdefault(len(labels), torch.zeros(len(labels), 3))
+    kept.zero_()
+    kept[torch.arange(len(labels)), labels] = 1
+    return kept
+
+
+ROWS_WRITTEN = {
+    "an index": target_of(put_by_index),
+    "scatter_": target_of(lambda t, y, s: t.scatter_(1, y[:, None], 1.0)),
+    "index_put_": target_of(lambda t, y, s: t.index_put_((torch.arange(len(y)), y), torch.tensor(1.0))),
+    "copy_": target_of(copied),
+    "a mask": target_of(put_by_mask),
+    "other constants": target_of(put_by_index, lambda *shape: torch.full(shape, 0.1)),
+    "two writes": target_of(added_twice),
+    "a read before": target_of(read_before),
+    "memory that is used again": target_of(kept_and_emptied),
+    "drawn rows": target_of(put_by_index, torch.rand),
+}
+
+
+@pytest.mark.parametrize("name", ROWS_WRITTEN)
+def test_equal_rows_that_the_batch_is_written_into_are_rows_of_records(name):
+    train(ROWS_WRITTEN[name], mlp, steps=6)
+
+
+def ramp(target):
+    return torch.linspace(0, 1, target.numel()).view_as(target)
+
+
+def ramp_after(target, labels, state):
+    target[labels == 0] = 1.0
+    target.add_(ramp(target))
+
+
+def ramp_between(target, labels, state):
+    target[labels == 0] = 1.0
+    target.add_(ramp(target))
+    target[labels == 1] = 0.5
+
+
+def ramp_past_the_version(target, labels, state):
+    target[labels == 0] = 1.0
+    target.data.add_(ramp(target))
+
+
+def ramp_by_numpy(target, labels, state):
+    target[labels == 0] = 1.0
+    target.numpy()[:] += ramp(target).numpy()
+
+
+def ramp_through_a_view(target, labels, state):
+    view = target[:, 0]
+    target[labels == 0] = 1.0
+    view.add_(torch.linspace(0, 1, len(view)))
+
+
+def ramp_before(target, labels, state):
+    target.add_(ramp(target))
+    target[labels == 0] = 1.0
+
+
+def shares(target, labels, state):
+    target[torch.arange(len(labels)), labels] = 1
+    return target / target.sum(0)
+
+
+def others_written(target, labels, state):
+    target.scatter_(1, labels.flip(0)[:, None], 1.0)
+
+
+def mean_written(target, labels, state):
+    target += F.one_hot(labels, 3).float().mean(0)
+    return target
+
+
+def kept_from_before(_target, labels, state):
+    kept = state.setdefault("kept", {}).setdefault(len(labels), torch.zeros(len(labels), 3))
+    kept += F.one_hot(labels, 3)
+    return kept.clone()
+
+
+ROWS_SPOILED = [
+    ramp_after,
+    ramp_between,
+    ramp_past_the_version,
+    ramp_by_numpy,
+    ramp_through_a_view,
+    ramp_before,
+    shares,
+    others_written,
+    mean_written,
+    kept_from_before,
+]
+
+
+@pytest.mark.parametrize("write", ROWS_SPOILED)
+def test_rows_that_something_else_is_written_into_as_well_are_refused(write):
+    with pytest.raises(PrivacyError):
+        train(target_of(write), mlp, steps=12)

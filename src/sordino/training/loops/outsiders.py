@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sordino.training.probing.state import fingerprint_of
+
 __all__ = ["Outsider", "Outsiders", "counts_records", "has_equal_rows", "memory_of", "says_nothing"]
 
 
@@ -20,6 +22,9 @@ class Outsider:
         rowed: whether it has as many rows as there are records.
         is_free: whether its rows may be those of records: all alike, or drawn by chance within the batch.
         is_stale: whether values of an earlier batch were written into it.
+
+    Attributes:
+        first_row: what each row was before the batch was written into them, if all were alike.
     """
 
     value: Tensor
@@ -28,6 +33,37 @@ class Outsider:
     rowed: bool = False
     is_free: bool = True
     is_stale: bool = False
+    first_row: Tensor | None = None
+    # Version and fingerprint after the batch was written into it; None before.
+    _written: tuple[int, Tensor | None] | None = None
+
+    def begin_write(self) -> None:
+        """Values of the batch are about to be written into it: look at what it is without them."""
+        if self._written is None:
+            self.is_stale = self.is_stale and bool((self.value != 0).any())
+            self.first_row = self.value[:1].detach().clone() if self.rowed and has_equal_rows(self.value) else None
+        elif not self._is_untouched():
+            self.first_row = None
+
+    def end_write(self) -> None:
+        """They are written."""
+        self._written = self.value._version, fingerprint_of(self.value)
+
+    def has_free_rows(self) -> bool:
+        """Whether its rows are alike, or were before the batch was written into them and nothing else since."""
+        if self._written is None:
+            return has_equal_rows(self.value)
+        return self.first_row is not None and self._is_untouched()
+
+    def counts_records(self) -> bool:
+        """Whether it holds positions of records, by itself."""
+        return self._written is None and counts_records(self.value)
+
+    def _is_untouched(self) -> bool:
+        """Whether nobody wrote to it but calls that the tape has seen."""
+        version, bits = self._written or (-1, None)
+        now = None if bits is None else fingerprint_of(self.value)
+        return self.value._version == version and (bits is None or (now is not None and torch.equal(bits, now)))
 
 
 class Outsiders:
@@ -65,7 +101,7 @@ class Outsiders:
     def inputs(self, *, are_constant: bool) -> list[Outsider]:
         """Those that count as inputs of a replay: positions of records are made anew instead."""
         chosen = [one for one in self if one.rowed and one.is_free and not are_constant]
-        return [one for one in chosen if not counts_records(one.value)]
+        return [one for one in chosen if one.first_row is None and not one.counts_records()]
 
     def late(self, place: int) -> list[Outsider]:
         """Those that were first used after `place`."""
@@ -78,7 +114,10 @@ class Outsiders:
         if not found.rowed:
             # It is written to later on; what it holds by now was written by the real batch.
             return torch.ones_like(value)
-        if is_constant or not (found.is_free or counts_records(value)):
+        if found.first_row is not None and found.is_free:
+            rows = len(value) if is_constant else records
+            return found.first_row.expand(rows, *value.shape[1:]).clone()
+        if is_constant or not (found.is_free or found.counts_records()):
             return value.clone()
         return torch.arange(records, device=value.device, dtype=value.dtype)
 

@@ -18,8 +18,6 @@ from sordino.training.loops.leaving import Leaving
 from sordino.training.loops.outsiders import (
     Outsider,
     Outsiders,
-    counts_records,
-    has_equal_rows,
     memory_of,
     says_nothing,
 )
@@ -119,6 +117,20 @@ class Tape(Leaving):
             )
         return slot
 
+    def begin(self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """A call begins: what it writes to is looked at before."""
+        for target in self._outside_targets(function, args, kwargs):
+            self._outsider(target).begin_write()
+
+    def _outside_targets(
+        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> list[Tensor]:
+        """Tensors from outside into which the call writes values of the batch."""
+        targets = [one for one in targets_of(function, args, kwargs) if not isinstance(one, TapedTensor)]
+        given = tensors_in((args, dict(kwargs))) if targets else ()
+        tells = any(one.keeps_values for one in given if isinstance(one, TapedTensor))
+        return targets if tells else []
+
     def note(
         self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
     ) -> object:
@@ -136,18 +148,15 @@ class Tape(Leaving):
     def _written_to(
         self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> list[Tensor]:
-        """What the call changes in place; a tensor from outside then holds values of the batch."""
-        targets = targets_of(function, args, kwargs)
-        tells = targets and any(t.keeps_values for t in tensors_in((args, dict(kwargs))) if isinstance(t, TapedTensor))
-        for target in targets if tells else ():
-            if isinstance(target, TapedTensor):
-                continue
+        """What the call has changed in place; a tensor from outside then holds values of the batch."""
+        for target in self._outside_targets(function, args, kwargs):
             if self.is_open:
                 found = self._outsider(target)
                 found.slot = self._new_slot() if found.slot is None else found.slot
                 self._memory[found.slot] = memory_of(target)
+                found.end_write()
             self._carried.write(target)
-        return targets
+        return targets_of(function, args, kwargs)
 
     def _note_call(
         self,
@@ -282,7 +291,8 @@ class Tape(Leaving):
     def rows_from_outside(self, wanted: int, *, by_chance: Callable[[], bool]) -> Hashable:
         """Look at the tensors from outside with as many rows as there are records: whose rows are they?
 
-        Rows that are all alike, or drawn by chance within the batch, may belong to records. Others follow from the
+        Rows that are all alike, or were before the batch was written into them, or are drawn by chance within the batch,
+        may belong to records. Others follow from the
         place in the batch, from other records, or from nothing that is known: they may stand for themselves, as a
         table does whose size fits by chance, and a replay shows whether they do.
 
@@ -293,13 +303,13 @@ class Tape(Leaving):
         Returns:
             What was found of each that the value depends on: a proof is one for the same.
         """
-        rowed = [one for one in self._outsiders if one.rowed and not counts_records(one.value)]
+        rowed = [one for one in self._outsiders if one.rowed and not one.counts_records()]
         if not rowed:
             return ()
         used = {leaf.number for call in self._needed_for([wanted]) for leaf in call.inputs() if isinstance(leaf, Slot)}
         rowed = [one for one in rowed if one.slot in used]
         for one in rowed:
-            one.is_free = has_equal_rows(one.value) or by_chance()
+            one.is_free = one.has_free_rows() or by_chance()
         return tuple(True if one.is_free else (one.value.shape, one.value.dtype) for one in rowed)
 
     def form(self, loss: int) -> tuple[Hashable, tuple[float, ...]]:

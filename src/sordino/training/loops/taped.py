@@ -34,6 +34,10 @@ class Notes(Protocol):
     is_open: bool
     records: int
 
+    def begin(self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """A call begins; `note` follows."""
+        ...
+
     def note(
         self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
     ) -> object:
@@ -92,6 +96,8 @@ class TapedTensor(Tensor):
                 "hook may mix the gradients of records. Clipping by record makes clipping here needless."
             )
         with not_noting():
+            if tape.is_open:
+                tape.begin(func, args, kwargs)
             result = with_public_divisor(func, args, kwargs)
         return tape.note(func, args, kwargs, result)
 

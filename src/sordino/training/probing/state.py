@@ -15,7 +15,7 @@ from sordino.errors import CoupledRecords
 from sordino.gradients.passes import fingerprint
 from sordino.training.structure import tensors_in
 
-__all__ = ["ModuleState", "attributes_kept", "exports_by_hooks", "tensor_attributes"]
+__all__ = ["ModuleState", "attributes_kept", "exports_by_hooks", "fingerprint_of", "tensor_attributes"]
 
 _REMEDY = (
     "what a module stores of records is released without noise. Turn the statistics off, call .eval() on that layer, "
@@ -68,7 +68,7 @@ class ModuleState:
         value = bits = None
         if values:
             is_kept = tensor.requires_grad or tensor.nbytes <= self._room
-            bits = None if is_kept else _fingerprint(tensor)
+            bits = None if is_kept else fingerprint_of(tensor)
             if bits is None:
                 value = tensor.detach().clone()
                 self._room -= 0 if tensor.requires_grad else tensor.nbytes
@@ -113,8 +113,8 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
-def _fingerprint(tensor: Tensor) -> Tensor | None:
-    """None for a kind of tensor whose bits can't be read in place."""
+def fingerprint_of(tensor: Tensor) -> Tensor | None:
+    """A few numbers that tell a tensor's bits; None for a kind of tensor whose bits can't be read in place."""
     try:
         return fingerprint(tensor)
     except (RuntimeError, KeyError):
