@@ -160,11 +160,11 @@ class OneByOne(Recorder):
         if self.allows is not None and not self.allows():
             self.discard()
             raise UncapturedParameter(
-                "module must be trained by loss.backward() on the loss of the current batch only, got a backward pass of "
-                "something else that reached its parameters: torch.autograd.grad on them, a forward in evaluation mode, "
-                "a layer called or a parameter used past the module's forward, or a loss made by a custom autograd "
-                "function. Make one loss of torch functions from what module(batch) returns; for gradients of inputs "
-                "use torch.autograd.grad in evaluation mode."
+                "module must be trained by loss.backward() on the loss of the current batch only, got a backward pass "
+                "of something else that reached its parameters: torch.autograd.grad on them, a forward in evaluation "
+                "mode, a layer called or a parameter used past the module's forward, or a loss made by a custom "
+                "autograd function. Make one loss of torch functions from what module(batch) returns; for gradients of "
+                "inputs use torch.autograd.grad in evaluation mode."
             )
         self._record.arriving += 1
 

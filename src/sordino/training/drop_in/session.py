@@ -185,7 +185,7 @@ class Session:
         self.capture = self._performance.recorder(self.module, self._ranks.whole(self._held), own_loop=True)
         self._following.passes = self.capture.backward if self._performance.memory == "two-pass" else None
         if isinstance(self.capture, OneByOne):
-            # Nothing but the loss of the batch at hand may reach the parameters: no layer tells its gradient from others.
+            # Only the loss of the batch at hand may reach the parameters: no layer tells its gradient from others.
             self._following.is_one_by_one = True
             self.capture.allows = lambda: self._busy or self._following.is_passing
         self.step = self._new_step(after_step)
@@ -331,9 +331,9 @@ class Session:
             )
         if not self._comes_from_batch(given, call):
             return (
-                "on tensors from elsewhere: records that the loader did not draw are not accounted for. Call the module "
-                "on the loader's batch or on what torch functions made of it, move preprocessing to the dataset or "
-                "collate_fn, and mark public or synthetic inputs with engine.public(tensor)."
+                "on tensors from elsewhere: records that the loader did not draw are not accounted for. Call the "
+                "module on the loader's batch or on what torch functions made of it, move preprocessing to the dataset "
+                "or collate_fn, and mark public or synthetic inputs with engine.public(tensor)."
             )
         return None
 
