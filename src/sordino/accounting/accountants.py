@@ -8,7 +8,9 @@ from sordino.accounting.contour import Step, at_most, contour_delta, contour_eps
 from sordino.accounting.directions import directions
 from sordino.accounting.equal_steps import equal_steps_epsilon
 from sordino.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from sordino.accounting.hit_counts import HitCounts
 from sordino.accounting.interval import Interval
+from sordino.accounting.samples import gaussian_pairs
 from sordino.accounting.single_step import sampled_gaussian_delta, sampled_gaussian_epsilon
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
@@ -78,7 +80,7 @@ class Contour:
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """Exact formulas: Gaussians without sampling, and one step of a Poisson-sampled Gaussian.
+    """Exact formulas: Gaussians without sampling, one sampled Gaussian step, equal ones with hardly any noise.
 
     Guarantee:
         The interval is the formula's value with its rounding error.
@@ -91,20 +93,27 @@ class ClosedForm:
     automatic: bool = True
 
     def supports(self, event: Event, relation: NeighboringRelation) -> bool:
-        """One Gaussian after merging, or one Poisson-sampled Gaussian step (not under replace-one)."""
+        """One Gaussian after merging, one Poisson-sampled Gaussian step (not under replace-one), or `HitCounts`."""
         try:
-            return self._form(flatten(event, relation), relation) is not None
+            steps = flatten(event, relation)
+            return self._form(steps, relation) is not None or self._hit_counts(steps, relation) is not None
         except UnsupportedEvent:
             return False
 
     def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
         """ε by inverting the closed form."""
+        counts = self._hit_counts(flatten(event, relation), relation)
+        if counts is not None:
+            return worst(self.name, [counts.epsilon(delta)])
         rate, mu = self._require(event, relation)
         bounds = gaussian_epsilon(delta, mu) if rate == 1 else sampled_gaussian_epsilon(delta, rate, mu)
         return worst(self.name, [bounds])
 
     def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
         """δ by the closed form."""
+        counts = self._hit_counts(flatten(event, relation), relation)
+        if counts is not None:
+            return worst(self.name, [counts.delta(epsilon)])
         rate, mu = self._require(event, relation)
         bounds = gaussian_delta(epsilon, mu) if rate == 1 else sampled_gaussian_delta(epsilon, rate, mu)
         return worst(self.name, [bounds])
@@ -117,6 +126,15 @@ class ClosedForm:
                 "Use the contour accountant."
             )
         return form
+
+    @staticmethod
+    def _hit_counts(steps: Steps, relation: NeighboringRelation) -> HitCounts | None:
+        """Several equal sampled steps whose noise is hardly any."""
+        if len(steps.counts) != 1 or steps.counts[0][1] == 1:
+            return None
+        event, count = steps.counts[0]
+        pairs = gaussian_pairs(event, relation)
+        return None if pairs is None else HitCounts.of(pairs, count)
 
     @staticmethod
     def _form(steps: Steps, relation: NeighboringRelation) -> tuple[float, float] | None:

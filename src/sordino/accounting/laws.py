@@ -5,7 +5,7 @@ relative accuracy in both tails. `infinite` is the probability under P of an out
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ __all__ = [
 
 
 _LARGEST_LOSS = 700.0  # e^L must be a double
+_REACH = 14.0  # standard deviations beyond every component
 
 
 class Law(Protocol):
@@ -164,7 +165,7 @@ class MixtureLaw:
 
     pair: MixturePair
     infinite: float = 0.0
-    reach: float = 14.0
+    ends: tuple[float, float] | None = None
 
     @property
     def atoms(self) -> tuple[float, ...]:
@@ -173,11 +174,25 @@ class MixtureLaw:
 
     @property
     def support(self) -> tuple[float, float]:
-        """The losses of y within `reach` standard deviations of all components; what lies beyond is still counted."""
-        low = min(self.pair.upper.lowest, self.pair.lower.lowest) - self.reach
-        high = max(self.pair.upper.highest, self.pair.lower.highest) + self.reach
-        ends = self._loss(np.array([low, high]))
+        """The losses of y between `ends`, or near any component; what lies beyond is still counted."""
+        low = min(self.pair.upper.lowest, self.pair.lower.lowest) - _REACH
+        high = max(self.pair.upper.highest, self.pair.lower.highest) + _REACH
+        ends = self._loss(np.array((low, high) if self.ends is None else self.ends))
         return float(ends.min()), float(ends.max())
+
+    def cut(self, log_mass: float) -> "MixtureLaw":
+        """The law with ends beyond which P has no more than this mass, on each side."""
+        reach = _REACH + 26.0
+        bracket = self.pair.upper.lowest - reach, self.pair.upper.highest + reach
+        ends = []
+        for right in (False, True):
+            inner, outer = bracket if right else bracket[::-1]
+            for _ in range(30):
+                middle = (inner + outer) / 2
+                mass = float(self._mass(self.pair.upper, np.array([middle]), right)[0])
+                inner, outer = (inner, middle) if mass == 0 or math.log(mass) <= log_mass else (middle, outer)
+            ends.append(outer)
+        return replace(self, ends=(ends[0], ends[1]))
 
     def _loss(self, y: FloatArray) -> FloatArray:
         return self.pair.upper.log_density(y) - self.pair.lower.log_density(y)

@@ -54,25 +54,14 @@ def _cut(law: Law | AllocationLaw, log_mass: float) -> Law | AllocationLaw:
     if isinstance(law, FusedLaw):
         parts = [_cut(part, log_mass) for part in (law.positive, law.negative)]
         return replace(law, positive=parts[0], negative=parts[1])
-    if isinstance(law, AveragedLaw):
+    if isinstance(law, AveragedLaw | MixtureLaw):
         return law.cut(log_mass)
     if isinstance(law, SampledLaw):
         return replace(law, base=_cut(law.base, log_mass))
     if isinstance(law, DiscreteGaussianLaw):
         # P(|X| > tσ) < 2 e^{−t²/2} by the Gaussian's moments; more than that many deviations leave the doubles.
         return replace(law, reach=min(37.0, math.sqrt(2 * (1 - log_mass))))
-    if not isinstance(law, MixtureLaw):
-        return law
-    mixture = law.pair.upper
-    far = max(abs(mixture.highest), abs(mixture.lowest))
-    shares = [(part.weight, far - abs(part.shift)) for part in mixture.parts]
-    low, high = 1.0, 14.0
-    for _ in range(12):
-        middle = (low + high) / 2
-        mass = math.erfc((middle + far) / math.sqrt(2)) / 2
-        mass += sum(weight * math.erfc((middle + gap) / math.sqrt(2)) / 2 for weight, gap in shares)
-        low, high = (middle, high) if mass > 0 and math.log(mass) > log_mass else (low, middle)
-    return replace(law, reach=high)
+    return law
 
 
 def _support(law: Law | AllocationLaw, log_tail: float) -> tuple[float, float]:
