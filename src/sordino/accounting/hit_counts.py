@@ -1,15 +1,15 @@
 """Equal sampled Gaussian steps with hardly any noise, by the number of steps that use the record (floor 1).
 
-With one shift m in standard deviations and w(y) = 1 − q + q e^{my − m²/2}, let k of T steps use the record. Except with
-probability T Φ(−y₀) every step lies within y₀ of its own component, so that one of w's two terms is e^{−c} of the other,
-c = m²/2 − m y₀, and the loss is, up to T e^{−c}/min(q, 1 − q),
+With one shift m in standard deviations and w(y) = 1 − q + q e^{my − m²/2}, let k of T steps use the record. Except
+with probability T Φ(−y₀) every step lies within y₀ of its own component, so that one of w's two terms is e^{−c} of the
+other, c = m²/2 − m y₀, and the loss is, up to T e^{−c}/min(q, 1 − q),
 
     k(log q + m²/2) + (T − k) log(1 − q) + m√k N(0, 1)          removing,
     k(log q − log(1 − q) + m²/2) + m√k N(0, 1)                  replacing, with half the shift on each side.
 
-Given k that is a Gaussian mechanism's loss with μ = m√k, moved by a constant: δ(ε) is a binomial sum of its closed form.
-Where ε is 1e5 or more, the characteristic function decays far too slowly for the contour integral. Adding has losses of
-at most −log(1 − q) a step, and so δ = 0 from T times that on.
+Given k that is a Gaussian mechanism's loss with μ = m√k, moved by a constant: δ(ε) is a binomial sum of its closed
+form. Where ε is 1e5 or more, the characteristic function decays far too slowly for the contour integral. Adding has
+losses of at most −log(1 − q) a step, and so δ = 0 from T times that on.
 """
 
 import math
@@ -141,6 +141,7 @@ def _gaussian_curve(epsilon: FloatArray, mu: FloatArray) -> tuple[FloatArray, Fl
     relative = _SPECIAL_ERROR * (2 + np.abs(a) * (np.abs(epsilon / mu) + mu))
     density = np.exp(-a * a / 2) / math.sqrt(2 * math.pi)
     far = density * math.sqrt(math.pi / 2) * erfcx(b / math.sqrt(2))
-    near = np.where(a < 0, erfc(a / math.sqrt(2)) / 2, density * math.sqrt(math.pi / 2) * erfcx(np.abs(a) / math.sqrt(2)))
+    right = density * math.sqrt(math.pi / 2) * erfcx(np.abs(a) / math.sqrt(2))
+    near = np.where(a < 0, erfc(a / math.sqrt(2)) / 2, right)
     error = relative * (near + far)
     return np.clip(near - far - error, 0.0, 1.0), np.clip(near - far + error + 5e-324, 0.0, 1.0)

@@ -23,6 +23,7 @@ from sordino.accounting.transforms import UNIT_ROUNDOFF
 __all__ = ["LatticeLaw", "gathered", "lower_lattice", "spread", "upper_lattice"]
 
 _TAIL_ERROR = 32 * UNIT_ROUNDOFF  # relative error of a tail probability
+_OFFERS, _LEVELS = 6, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +89,129 @@ def upper_lattice(law: Law, step: float) -> LatticeLaw:
     return LatticeLaw(step=step, first=first, masses=masses, infinite=min(1.0, law.infinite + beyond * (1 + 1e-12)))
 
 
+@dataclass(frozen=True)
+class _Pieces:
+    """P- and Q-masses of pieces of the loss's range."""
+
+    p: FloatArray
+    q: FloatArray
+
+    def without(self, taken: FloatArray) -> "_Pieces":
+        """What is left when a share of each is taken away."""
+        return _Pieces(self.p * (1 - taken), self.q * (1 - taken))
+
+
 def lower_lattice(law: Law, step: float) -> LatticeLaw:
     """A lattice law whose δ is at most the law's at every ε, also after composition."""
     first, last = _span(law, step)
-    edges = step * (np.arange(first, last + 2, dtype=np.float64) - 0.5)
-    p, p_error, q, q_error = _differences(law, edges)
-    p, q = np.maximum(p - p_error, 0.0), q + q_error
+    halves = step / 2 * np.arange(2 * first - 1, 2 * last + 2, dtype=np.float64)
+    p, q = _lessened(law, halves)
+    shift = _heaviest(p, q, step * np.arange(first, last + 1, dtype=np.float64))
+    edges = halves - shift
+    if shift != 0:
+        p, q = _lessened(law, edges)
     beyond = float(law.upper(edges[-1:])[0][0]) * (1 - 1e-12)
-    return _merged(p, q, step, first, beyond, law.infinite)
+    # Half bins: `below` ends at its point and `above` begins there.
+    points = step * np.arange(first - 1, last + 1, dtype=np.float64) - shift
+    masses = np.zeros(points.size)
+    below, above = _Pieces(p[0::2], q[0::2]), _Pieces(p[1::2], q[1::2])
+    taken_below, taken_above = _balance(_lack(below, points[1:], step), _spare(above, points[1:]))
+    masses[1:] = taken_below * below.p + taken_above * above.p
+    # What is left lies between two points, with those above it or with wider and wider ranges as its partners.
+    below, above = below.without(taken_below), above.without(taken_above)
+    left = _Pieces(np.append(below.p[0], above.p), np.append(below.q[0], above.q))
+    left.p[1:-1] += below.p[1:]
+    left.q[1:-1] += below.q[1:]
+    for level in range(_LEVELS):
+        left = _offered(left, points, masses, step, 1 << level)
+    for _ in range(_LEVELS):
+        left = _lifted(left, points, masses, step)
+    masses += left.p
+    masses[-1] += beyond
+    masses *= 1 - 64 * UNIT_ROUNDOFF
+    return LatticeLaw(step=step, first=first - 1, masses=masses, infinite=law.infinite, shift=shift)
+
+
+def _offered(left: _Pieces, points: FloatArray, masses: FloatArray, step: float, width: int) -> _Pieces:
+    """Merges what is left in ranges of `width` points: half of it is offered to either side, again and again.
+
+    The masses merged are added to `masses` at every `width`-th point; what is then left is returned.
+    """
+    starts = np.arange(0, left.p.size, width)
+    ranges = _Pieces(np.add.reduceat(left.p, starts), np.add.reduceat(left.q, starts) * (1 + 2 * width * UNIT_ROUNDOFF))
+    at = points[starts]
+    lack = _lack(_Pieces(ranges.p[:-1], ranges.q[:-1]), at[1:], width * step)
+    spare = _spare(ranges, at)[1:]
+    rest = np.ones(starts.size)
+    merged = np.zeros(starts.size)
+    for _ in range(_OFFERS):
+        offered = rest / 2
+        below, above = _balance(offered[:-1] * lack, offered[1:] * spare)
+        below, above = below * offered[:-1], above * offered[1:]
+        merged[1:] += below * ranges.p[:-1] + above * ranges.p[1:]
+        rest[:-1] -= below
+        rest[1:] -= above
+    masses[starts] += merged
+    return left.without(1 - np.repeat(np.maximum(rest, 0.0), width)[: left.p.size])
+
+
+def _lifted(left: _Pieces, points: FloatArray, masses: FloatArray, step: float) -> _Pieces:
+    """Merges what is left below a point with mass that lies on the next point already; what is then left is returned.
+
+    The lowest losses have no partner below, and may find those above them taken.
+    """
+    lack = _lack(_Pieces(left.p[:-2], left.q[:-2]), points[1:-1], step)
+    spare = masses[2:] * (-math.expm1(-step) * (1 - 64 * UNIT_ROUNDOFF)) / 2
+    below, above = _balance(lack, spare)
+    below, above = np.where(left.p[:-2] > 0, below, 0.0), np.where(left.p[:-2] > 0, above, 0.0)
+    moved = above / 2 * masses[2:]
+    masses[2:] -= moved
+    masses[1:-1] += moved + below * left.p[:-2]
+    return left.without(np.append(below, (0.0, 0.0)))
+
+
+def _lessened(law: Law, edges: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """P-masses between edges, and Q-masses, each with its error on the unfavourable side."""
+    p, p_error, q, q_error = _differences(law, edges)
+    return np.maximum(p - p_error, 0.0), q + q_error
+
+
+def _heaviest(p: FloatArray, q: FloatArray, points: FloatArray) -> float:
+    """How far the points are moved down, so that one lies at the loss of a bin that has most of the mass; 0 if none."""
+    p_bin, q_bin = p[0::2] + p[1::2], q[0::2] + q[1::2]
+    at = int(np.argmax(p_bin))
+    if not (p_bin[at] > 0.5 and q_bin[at] > 0):
+        return 0.0
+    return float(points[at] + math.log(q_bin[at] / p_bin[at])) + 64 * UNIT_ROUNDOFF * (1 + abs(float(points[at])))
+
+
+def _raised(pieces: _Pieces, points: FloatArray) -> FloatArray:
+    """Q-masses times e^l."""
+    with np.errstate(divide="ignore"):
+        return np.exp(np.minimum(np.log(pieces.q) + points, 700.0))
+
+
+def _spare(pieces: _Pieces, points: FloatArray) -> FloatArray:
+    """A lower bound on p − q e^l ≥ 0 of pieces above their points."""
+    raised = _raised(pieces, points)
+    slack = 16 * UNIT_ROUNDOFF * (pieces.p + (1 + np.abs(points)) * raised)
+    return np.where(pieces.q > 0, np.maximum(pieces.p - raised - slack, 0.0), 0.0)
+
+
+def _lack(pieces: _Pieces, points: FloatArray, step: float) -> FloatArray:
+    """An upper bound on q e^l − p ≥ 0 of pieces at most a step below their points."""
+    raised = _raised(pieces, points)
+    slack = 16 * UNIT_ROUNDOFF * (pieces.p + (1 + np.abs(points)) * raised)
+    # Where the Q-mass is no double, the place says what it can be.
+    return np.where(pieces.q > 0, np.maximum(raised - pieces.p, 0.0), pieces.p * math.expm1(step)) + slack
+
+
+def _balance(lack: FloatArray, spare: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Shares of the pieces below and above each point that make one outcome of its loss or more, the largest."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        below = np.where(lack > 0, np.minimum(1.0, spare / lack * (1 - 8 * UNIT_ROUNDOFF)), 0.0)
+        above = np.where(spare > 0, np.minimum(1.0, lack / spare * (1 + 8 * UNIT_ROUNDOFF)), 1.0)
+    return np.where(below * lack <= above * spare, below, 0.0), above
 
 
 def _merged(

@@ -208,21 +208,30 @@ class MixtureLaw:
         )
         table = np.linspace(-60.0 - reach, 60.0 + reach, 1 << 14)
         values = sign * self._loss(table)
+        slopes = np.maximum(sign * self._slope(table), 1e-300)
         cell = np.searchsorted(values, sign * loss)
         left = np.clip(cell - 1, 0, table.size - 2)
         low, high = table[left], table[left + 1]
-        slope = np.maximum((values[left + 1] - values[left]) / (high - low), 1e-300)
-        position = low + np.clip((sign * loss - values[left]) / slope, 0.0, high - low)
-        # A fixed slope per narrow cell: each pass shrinks the residual by the cell's relative curvature.
-        for _ in range(8):
-            residual = sign * loss - sign * self._loss(position)
-            moved = np.clip(position + residual / slope, low, high)
-            settled = bool(np.all(np.abs(moved - position) <= 2e-16 * (1 + np.abs(position))))
+        # Newton's step from either end of a narrow cell, weighted towards the nearer one, and one more from there.
+        rise = np.maximum(values[left + 1] - values[left], 1e-300)
+        share = np.clip((sign * loss - values[left]) / rise, 0.0, 1.0)
+        ends = (
+            low + np.clip((sign * loss - values[left]) / slopes[left], 0.0, high - low),
+            high - np.clip((values[left + 1] - sign * loss) / slopes[left + 1], 0.0, high - low),
+        )
+        position = ends[0] * (1 - share) + ends[1] * share
+        for _ in range(4):
+            slope = np.maximum(sign * self._slope(position), 1e-300)
+            moved = np.clip(position + (sign * loss - sign * self._loss(position)) / slope, low, high)
+            settled = bool(np.all(np.abs(moved - position) <= 2e-9 * (1 + np.abs(position))))
             position = moved
-            if settled:
+            if settled:  # Newton's next step is of the square of this one
                 break
         position = np.where(cell == 0, -np.inf, position)
         return np.where(cell == table.size, np.inf, position)
+
+    def _slope(self, y: FloatArray) -> FloatArray:
+        return self.pair.upper.posterior_mean(y) - self.pair.lower.posterior_mean(y)
 
     def _closed_position(self, loss: FloatArray, weight: float, shift: float) -> FloatArray:
         """One component: |L| = log(1 − w + w e^t) with t = m y − m²/2, so t = log(1 + (e^{|L|} − 1)/w)."""

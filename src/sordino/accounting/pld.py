@@ -19,7 +19,7 @@ from sordino.accounting.lattice import LatticeLaw, lower_lattice, upper_lattice
 from sordino.accounting.law_directions import LawStep, law_directions
 from sordino.accounting.laws import AtomicLaw, FusedLaw, LaplaceLaw, Law, MixtureLaw, SampledLaw
 from sordino.accounting.projected import AveragedLaw
-from sordino.accounting.tilted import ComposedLattice, LatticeStep
+from sordino.accounting.tilted import LARGEST_WINDOW, ComposedLattice, LatticeStep
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import Event
@@ -135,6 +135,9 @@ def pld_epsilon(laws: Sequence[LawStep], delta: float, *, floor: float = 0.0) ->
             break
         done = points
         best = max(best[0], low - slack), min(best[1], high + slack)
+        # A composition takes as many more points as its steps do: a lattice that would be refused is not begun.
+        while most > 2 * done and max(lower.points, upper.points) * most > LARGEST_WINDOW * done:
+            most //= 2
         if best[1] - best[0] <= _NARROW * best[1] or best[1] <= floor or points >= most:
             break
         points = min(most, _finer(points, (best[1] - best[0]) / best[1]))
