@@ -77,7 +77,7 @@ class ByLightning(_Trainer):
 
 
 class ByHuggingFace(_Trainer):
-    """A model that returns one loss a record, handed on by record_loss."""
+    """A model that returns one loss a record, handed on by record_loss; a scalar by a compute_loss of one's own."""
 
     name = "Hugging Face Trainer"
 
@@ -86,8 +86,10 @@ class ByHuggingFace(_Trainer):
 
         from sordino.integrations.huggingface import PrivacyArguments, PrivateTrainer
 
-        # Who has no value for each record might hand on the scalar in their place.
-        each = loss.each or (lambda model, batch: loss.mean(model, batch).expand(len(batch[0])))
+        each = loss.each
+
+        def columns_of(inputs: dict[str, Tensor]) -> list[Tensor]:
+            return [inputs[f"column_{k}"] for k in range(len(batch))]
 
         class Named(nn.Module):
             def __init__(self) -> None:
@@ -95,14 +97,19 @@ class ByHuggingFace(_Trainer):
                 self.model = model
 
             def forward(self, **columns: Tensor) -> dict[str, Tensor]:
-                return {"losses": each(self.model, [columns[f"column_{k}"] for k in range(len(columns))])}
+                assert each is not None
+                return {"losses": each(self.model, columns_of(columns))}
+
+        class ByMean(PrivateTrainer):
+            def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
+                return loss.mean(model.model, columns_of(inputs))
 
         records = [
             {"labels": torch.tensor(0)} | {f"column_{k}": column[place] for k, column in enumerate(batch)}
             for place in range(len(batch[0]))
         ]
         with TemporaryDirectory() as folder:
-            PrivateTrainer(
+            (PrivateTrainer if each is not None else ByMean)(
                 Named(),
                 TrainingArguments(
                     folder,
@@ -116,7 +123,7 @@ class ByHuggingFace(_Trainer):
                     dataloader_pin_memory=False,
                 ),
                 privacy=PrivacyArguments(noise_multiplier=0.0, delta=1e-5, max_grad_norm=max_grad_norm),
-                record_loss=lambda outputs, labels: outputs["losses"],
+                record_loss=None if each is None else lambda outputs, labels: outputs["losses"],
                 train_dataset=records,
                 optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)),
             ).train()

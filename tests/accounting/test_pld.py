@@ -24,6 +24,7 @@ from sordino.events import (
     PoissonSampled,
     PureDP,
     RandomizedResponse,
+    ReplacementSampled,
     SelfComposed,
 )
 
@@ -32,6 +33,16 @@ ADD, REPLACE, ZERO = NeighboringRelation
 
 def sampled(q: float, sigma: float, steps: int) -> Event:
     return SelfComposed(event=PoissonSampled(sample_rate=q, event=Gaussian(noise_multiplier=sigma)), count=steps)
+
+
+def fixed(population: int, size: int, sigma: float, steps: int) -> Event:
+    step = FixedSizeSampled(population=population, size=size, event=Gaussian(noise_multiplier=sigma))
+    return SelfComposed(event=step, count=steps)
+
+
+def repeated(population: int, size: int, sigma: float, steps: int) -> Event:
+    step = ReplacementSampled(population=population, size=size, event=Gaussian(noise_multiplier=sigma))
+    return SelfComposed(event=step, count=steps)
 
 
 LAWS = {
@@ -87,6 +98,45 @@ def test_lattices_enclose_the_law_and_keep_q_at_most_one(event, relation):
             below = lower.infinite + np.sum(np.maximum(0, -np.expm1(target - lower.losses)) * lower.masses)
             assert below <= curve + 1e-14
             assert above >= curve - 1e-14
+
+
+@pytest.mark.parametrize(("q", "sigma"), [(1e-5, 1.0), (1e-3, 0.6), (0.1, 1.0), (0.5, 3.0)])
+@pytest.mark.parametrize("points", [60, 1000, 7919])
+def test_the_lattice_from_below_keeps_both_masses(q, sigma, points):
+    # What rounding down by a share of the step costs, T steps cost T times: the mean must be kept, not only bounded.
+    for law in laws_of(PoissonSampled(sample_rate=q, event=Gaussian(noise_multiplier=sigma)), ADD):
+        cut = law.cut(math.log(1e-15))
+        step = (cut.support[1] - cut.support[0]) / points
+        lower = lower_lattice(cut, step)
+        fine = upper_lattice(cut, (cut.support[1] - cut.support[0]) / 60_000)
+        means = [float(one.masses @ one.losses) for one in (lower, fine)]
+        spread = math.sqrt(float(fine.masses @ (fine.losses - means[1]) ** 2))
+        assert means[1] - (0.02 if step < spread / 2 else 0.3) * step <= means[0] <= means[1] + 1e-3 * step
+
+
+@pytest.mark.parametrize(
+    ("event", "relation", "wanted", "width"),
+    [
+        (fixed(10_000, 1, 1.0, 1_000_000), ZERO, 1e-5, 1e-3),
+        (fixed(60_000, 256, 1.1, 14_062), REPLACE, 1e-5, 5e-4),
+        (repeated(2900, 197, 5.08, 2), ADD, 1e-5, 1e-4),
+        (repeated(60_000, 256, 1.1, 1), ADD, 1e-5, 1e-4),
+        (sampled(1e-5, 1.0, 1_000_000), ADD, 1e-12, 1e-3),
+        (sampled(1e-5, 0.6, 10_000), ADD, 1e-12, 2e-3),
+    ],
+)
+def test_rare_and_displaced_records_have_narrow_intervals(event, relation, wanted, width):
+    answer = epsilon(event, wanted, relation=relation)
+    assert answer.accountant == "pld"
+    assert 0 < answer.width <= width * answer.upper
+
+
+def test_what_lies_far_beyond_is_cut_by_mass_and_not_by_the_farthest_component():
+    (law, _) = laws_of(ReplacementSampled(population=1000, size=30, event=Gaussian(noise_multiplier=1.0)), ADD)
+    cut = law.cut(math.log(1e-12))
+    assert cut.support[1] < law.support[1] / 3
+    assert float(cut.upper(np.array([cut.support[1]]))[0][0]) <= 1e-12
+    assert float(cut.lower(np.array([cut.support[0]]))[0][0]) <= 1e-12
 
 
 @settings(max_examples=6, deadline=None)

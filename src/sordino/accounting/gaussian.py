@@ -65,7 +65,10 @@ def gaussian_delta(epsilon: float, mu: float) -> tuple[float, float]:
         first, second = _normal_cdf(-a), math.exp(-a * a / 2) / math.sqrt(2 * math.pi) * _mills(b)
         if b < 0:
             first, second = _normal_cdf(-a), math.exp(epsilon) * _normal_cdf(-b)
-        error = relative * (first + second)
+        # Rounding of a moves Φ(−a) by no more than the density there.
+        moved = _SPECIAL_ERROR * (abs(epsilon / mu) + mu)
+        nearest = math.exp(-(max(0.0, abs(a) - moved) ** 2) / 2)
+        error = _SPECIAL_ERROR * 2 * first + moved * nearest + relative * second
         lower, upper = first - second - error, first - second + error
     else:
         density = math.exp(-a * a / 2) / math.sqrt(2 * math.pi)

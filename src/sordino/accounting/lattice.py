@@ -125,7 +125,7 @@ def lower_lattice(law: Law, step: float) -> LatticeLaw:
     for level in range(_LEVELS):
         left = _offered(left, points, masses, step, 1 << level)
     for _ in range(_LEVELS):
-        left = _lifted(left, points, masses, step)
+        left = _lowered(_lifted(left, points, masses, step), points, masses, step)
     masses += left.p
     masses[-1] += beyond
     masses *= 1 - 64 * UNIT_ROUNDOFF
@@ -168,6 +168,17 @@ def _lifted(left: _Pieces, points: FloatArray, masses: FloatArray, step: float) 
     masses[2:] -= moved
     masses[1:-1] += moved + below * left.p[:-2]
     return left.without(np.append(below, (0.0, 0.0)))
+
+
+def _lowered(left: _Pieces, points: FloatArray, masses: FloatArray, step: float) -> _Pieces:
+    """Merges what is left above a point with mass that lies on the point before; the highest losses have no others."""
+    lack = masses[:-1] * (math.expm1(step) * (1 + 64 * UNIT_ROUNDOFF)) / 2
+    below, above = _balance(lack, _spare(left, points)[1:])
+    below, above = np.where(left.p[1:] > 0, below, 0.0), np.where(left.p[1:] > 0, above, 0.0)
+    moved = below / 2 * masses[:-1]
+    masses[:-1] -= moved
+    masses[1:] += moved + above * left.p[1:]
+    return left.without(np.append(0.0, above))
 
 
 def _lessened(law: Law, edges: FloatArray) -> tuple[FloatArray, FloatArray]:
