@@ -96,13 +96,14 @@ class ByHuggingFace(_Trainer):
                 super().__init__()
                 self.model = model
 
-            def forward(self, **columns: Tensor) -> dict[str, Tensor]:
-                assert each is not None
+            def forward(self, *inputs: Tensor, **columns: Tensor) -> Any:
+                if each is None:
+                    return self.model(*inputs)
                 return {"losses": each(self.model, columns_of(columns))}
 
         class ByMean(PrivateTrainer):
             def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
-                return loss.mean(model.model, columns_of(inputs))
+                return loss.mean(model, columns_of(inputs))
 
         records = [
             {"labels": torch.tensor(0)} | {f"column_{k}": column[place] for k, column in enumerate(batch)}

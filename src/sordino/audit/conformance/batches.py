@@ -1,11 +1,19 @@
 """Cases: what a loop of one's own may do between batches; every step has the records of its batch, each once."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from sordino.audit.case import Case, Wrong, case
 from sordino.audit.conformance.coupling import CROSS_ENTROPY
@@ -268,6 +276,45 @@ def _weighted(library: Library) -> None:
     for _ in private.loader:
         pass
     raise Wrong("it is charged as if it were uniform")
+
+
+def _of_subset(name: str, loader_of: Callable[[TensorDataset, SubsetRandomSampler], DataLoader[Any]]) -> None:
+    @case(BATCHES, f"{name} over a subset of the records trains on these alone", expects="either")
+    def check(library: Library) -> None:
+        loader = loader_of(TensorDataset(torch.eye(40)), SubsetRandomSampler(range(10, 30)))
+        private = _counter(library, 40, loader)
+        counted = torch.zeros(40)
+        for _ in range(10):
+            for (batch,) in private.loader:
+                counts = _count(private, batch, 5)
+                counted += torch.zeros(40) if counts is None else counts
+        if counted[:10].any() or counted[30:].any() or not counted.any():
+            raise Wrong("records outside the subset are trained on")
+
+
+_of_subset("sampler=", lambda data, chosen: DataLoader(data, batch_size=5, sampler=chosen))
+_of_subset(
+    "batch_sampler=", lambda data, chosen: DataLoader(data, batch_sampler=BatchSampler(chosen, 5, drop_last=False))
+)
+
+
+def _set_from_batch(name: str) -> None:
+    @case(BATCHES, f"refused: the {name.replace('_', ' ')} is set from the batch", expects="refusal")
+    def check(library: Library) -> None:
+        private = _private(library, nn.Linear(5, 3))
+        key = {"learning_rate": "lr"}.get(name, name)
+        for _ in range(3):
+            for x, y in private.loader:
+                F.cross_entropy(private.model(x), y).backward()
+                for group in private.optimizer.param_groups:
+                    group[key] = 0.01 * float(x.abs().mean())
+                private.optimizer.step()
+                private.optimizer.zero_grad()
+        raise Wrong("the parameters follow from records past the noise")
+
+
+for _name in ("learning_rate", "weight_decay", "momentum"):
+    _set_from_batch(_name)
 
 
 @case(BATCHES, "a misspelt option is a TypeError")

@@ -97,6 +97,28 @@ def _masked(model: nn.Module, batch: Batch) -> Tensor:
     return (losses * mask).sum() / mask.sum()
 
 
+def _weights_by_place(model: nn.Module, batch: Batch) -> Tensor:
+    losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    return (losses * (1 - 2 * (torch.arange(8) % 2))[: len(losses)]).mean()
+
+
+def _weights_from_outside(model: nn.Module, batch: Batch) -> Tensor:
+    losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    return (losses * torch.tensor(_SIGNS[: len(losses)])).mean()
+
+
+def _weights_by_batch(model: nn.Module, batch: Batch) -> Tensor:
+    sizes = batch[0].sum(1)
+    weights = torch.where(sizes > sizes.mean(), 1.0, -1.0)
+    return (F.cross_entropy(model(batch[0]), batch[1], reduction="none") * weights).mean()
+
+
+def _labels_from_outside(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]), torch.arange(len(batch[0])) % 3)
+
+
+_SIGNS = [1.0, -1.0, 1.0, 1.0, -1.0, -1.0, 1.0, -1.0]
+_EXTREME = (torch.cat([1000 * normal(1, 5).abs(), normal(8, 5)[1:]]), whole(3, 8))
 _TOKENS = (whole(7, 8, 4), whole(7, 2, 8, 4)[1])
 _coupled("batch normalisation", lambda: _normalised(nn.BatchNorm1d(4)), _mean)
 _coupled("batch normalisation without affine parameters", lambda: _normalised(nn.BatchNorm1d(4, affine=False)), _mean)
@@ -111,6 +133,10 @@ _coupled("an in-batch contrastive loss", lambda: nn.Linear(5, 4), _contrast)
 _coupled("records mixed in the loop", lambda: nn.Linear(5, 3), _mixup)
 _coupled("class weights with a mean over the batch", lambda: nn.Linear(5, 3), _weighted)
 _coupled("a masked mean over the batch", _language_model, _masked, _TOKENS)
+_coupled("weights that follow from the place in the batch", lambda: nn.Linear(5, 3), _weights_by_place)
+_coupled("weights from outside, one for each place in the batch", lambda: nn.Linear(5, 3), _weights_from_outside)
+_coupled("labels that follow from the place in the batch", lambda: nn.Linear(5, 3), _labels_from_outside)
+_coupled("weights computed from the whole batch", lambda: nn.Linear(5, 3), _weights_by_batch, _EXTREME)
 
 
 @case(COUPLING, "refused: a buffer that collects from records", expects="refusal")

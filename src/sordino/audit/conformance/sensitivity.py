@@ -1,5 +1,6 @@
 """Cases: one record moves the clipped sum by at most the clipping norm, and nothing but a private step is taken."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -83,6 +84,41 @@ def _public_masks(library: Library) -> None:
     one, other = (_sum_with_dropout(library, _records(1)) for _ in range(2))
     if distance(one, other) == 0:
         raise Wrong("equal seeds give equal masks: one record less gives every later record another one")
+
+
+class _Noisy(nn.Module):
+    """Adds random numbers to its inputs, as augmentations and diffusion models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.l(x + 10 * torch.randn_like(x))
+
+
+def _in_loop(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x * torch.bernoulli(torch.full(x.shape, 0.5)))
+
+
+def _drawn_by(name: str, build: Callable[[], nn.Module], call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    loss = Loss.of(lambda model, batch: (call(model, batch[0]) - batch[1]).square().mean(1))
+
+    @case(SENSITIVITY, f"{name} don't follow from a public seed: one record less moves no other's", expects="either")
+    def check(library: Library) -> None:
+        x, y = _records(1)
+        sums = []
+        # Equal numbers for equal places would give twice the same sum, and one record less another one's numbers.
+        for _ in range(2):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(42)
+                sums.append(library.clipped_sum(determined(build()), (x, y), loss, max_grad_norm=0.7))
+        if distance(*sums) == 0:
+            raise Wrong("equal seeds give equal numbers: one record less gives every later record another one's")
+
+
+_drawn_by("random numbers inside a model", _Noisy, lambda model, x: model(x))
+_drawn_by("random masks in the loop", _linear, _in_loop)
 
 
 @case(SENSITIVITY, "the state of torch's generator after a step doesn't tell how many records were drawn")
