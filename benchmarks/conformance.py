@@ -151,6 +151,16 @@ class Opacus:
         private.engine.accountant.load_state_dict(interrupted.engine.accountant.state_dict())
         return private
 
+    def begin(self, folder: Path, model: nn.Module, data: Dataset, **options: Any) -> PrivateByOpacus:
+        """Its checkpoint of module, accountant and noise."""
+        private = self.make_private(model, data, **options)
+        if (folder / "checkpoint.pt").exists():
+            private.engine.load_checkpoint(path=folder / "checkpoint.pt", module=private.model)
+        return private
+
+    def save(self, private: PrivateByOpacus, folder: Path) -> None:
+        private.engine.save_checkpoint(path=folder / "checkpoint.pt", module=private.model)
+
     def clipped_sum(
         self, model: nn.Module, batch: Sequence[Tensor], loss: Loss, *, max_grad_norm: float
     ) -> list[Tensor]:

@@ -53,6 +53,7 @@ CANNOT_BE_SAID = {
     "noise has the declared scale in every tensor": OWN_LOOP,
     "noise is fresh in every step and coordinate": OWN_LOOP,
     "one record moves the sum by at most the clipping norm": OWN_LOOP,
+    "steps after the last checkpoint stay charged when a run goes on after a crash": BESIDE,
     "refused: a batch is left out for its number of records": OWN_LOOP,
     "batch_sampler= over a subset of the records trains on these alone": OWN_OPTION,
     "sampler= over a subset of the records trains on these alone": OWN_OPTION,

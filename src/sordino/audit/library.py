@@ -1,8 +1,10 @@
 """What the conformance cases ask of a library, and how this one answers by each of its paths (audit, floor 4)."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, cast, get_args, get_type_hints
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, cast, get_args, get_type_hints, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +18,9 @@ from sordino.training.plan import Performance, Plan
 from sordino.training.records.loader import PrivateLoader
 from sordino.training.trainer import fit
 
-__all__ = ["Batch", "Engine", "Fit", "InEngine", "Library", "Loss", "NotOffered", "Private", "paths"]
+__all__ = ["Batch", "Checkpointed", "Engine", "Fit", "InEngine", "Library", "Loss", "NotOffered", "Private", "paths"]
 
+_CHECKPOINT = "checkpoint.safetensors"
 # The columns of some records.
 Batch = Sequence[Tensor]
 
@@ -108,6 +111,19 @@ class Library(Protocol):
         ...
 
 
+@runtime_checkable
+class Checkpointed(Protocol):
+    """A library that saves its state to files; cases about crashes ask it."""
+
+    def begin(self, folder: Path, model: nn.Module, data: Dataset[Any], **options: object) -> Private:
+        """As `make_private`, with all files in `folder`: from the checkpoint that lies there, if there is one."""
+        ...
+
+    def save(self, private: Private, folder: Path) -> None:
+        """Write a checkpoint of what `begin` gave."""
+        ...
+
+
 @dataclass(kw_only=True)
 class InEngine:
     """A model that an engine of this library made private."""
@@ -167,6 +183,19 @@ class Engine:
         private = self.make_private(model, data, **cast("dict[str, Any]", options))
         private.engine.load_state_dict(cast("InEngine", interrupted).engine.state_dict())
         return private
+
+    def begin(self, folder: Path, model: nn.Module, data: Dataset[Any], **options: object) -> InEngine:
+        """An engine with a run folder, and its checkpoint."""
+        made = replace(self, new=partial(self.new, run_folder=folder / "run"))
+        private = made.make_private(model, data, **cast("dict[str, Any]", options))
+        if (folder / _CHECKPOINT).exists():
+            private.engine.load_checkpoint(path=folder / _CHECKPOINT, module=model, optimizer=private.optimizer)
+        return private
+
+    def save(self, private: Private, folder: Path) -> None:
+        """`PrivacyEngine.save_checkpoint`."""
+        kept = cast("InEngine", private)
+        kept.engine.save_checkpoint(path=folder / _CHECKPOINT, module=kept.model, optimizer=kept.optimizer)
 
     def clipped_sum(self, model: nn.Module, batch: Batch, loss: Loss, *, max_grad_norm: float) -> list[Tensor]:
         """One step of a loop over all records."""

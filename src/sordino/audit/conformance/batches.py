@@ -1,6 +1,8 @@
 """Cases: what a loop of one's own may do between batches; every step has the records of its batch, each once."""
 
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
@@ -15,10 +17,12 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from sordino.accounting import epsilon
 from sordino.audit.case import Case, Wrong, case
 from sordino.audit.conformance.coupling import CROSS_ENTROPY
-from sordino.audit.library import Library, Loss, Private
+from sordino.audit.library import Checkpointed, Library, Loss, NotOffered, Private
 from sordino.audit.made_up import determined, distance, exact_sum, length, normal, whole
+from sordino.events import Gaussian, PoissonSampled, SelfComposed
 
 __all__ = ["BATCHES"]
 
@@ -315,6 +319,40 @@ def _set_from_batch(name: str) -> None:
 
 for _name in ("learning_rate", "weight_decay", "momentum"):
     _set_from_batch(_name)
+
+
+def _steps(private: Private, count: int) -> None:
+    taken = 0
+    while taken < count:
+        for x, y in private.loader:
+            F.cross_entropy(private.model(x), y).backward()
+            private.optimizer.step()
+            private.optimizer.zero_grad()
+            taken += 1
+            if taken == count:
+                break
+
+
+@case(BATCHES, "steps after the last checkpoint stay charged when a run goes on after a crash")
+def _crashed(library: Library) -> None:
+    if not isinstance(library, Checkpointed):
+        raise NotOffered
+    options = {"batch_size": 2, "noise_multiplier": 1.0}
+    with TemporaryDirectory() as name:
+        folder, data = Path(name), TensorDataset(*_records())
+        private = library.begin(folder, nn.Linear(5, 3), data, **options)
+        _steps(private, 2)
+        library.save(private, folder)
+        _steps(private, 5)
+        del private  # the process ends
+        again = library.begin(folder, nn.Linear(5, 3), data, **options)
+        _steps(again, 1)
+        step = PoissonSampled(sample_rate=0.25, event=Gaussian(noise_multiplier=1.0))
+        least = epsilon(SelfComposed(event=step, count=8), 1e-5).lower
+        told = again.epsilon(1e-5)
+        again.detach()
+    if told < least * (1 - 1e-6):
+        raise Wrong("steps whose results were shown are forgotten")
 
 
 @case(BATCHES, "a misspelt option is a TypeError")
