@@ -265,8 +265,13 @@ def test_accuracy_calibration_and_groups_are_near_those_measured_without_noise()
     chances = np.stack([confidence, 1 - confidence], axis=1)
     labels = np.where(right, 0, 1)
     told = utility(chances, labels, public=True, groups={"sex": sexes})
+    # The intervals hold in 95 of 100 draws of noise; these are one draw, the same every time.
     found = private_utility(
-        lambda: (chances, labels, {"sex": sexes}), classes=("no", "yes"), groups={"sex": ("a", "b")}, epsilon=1.0
+        lambda: (chances, labels, {"sex": sexes}),
+        classes=("no", "yes"),
+        groups={"sex": ("a", "b")},
+        epsilon=1.0,
+        randomness=Randomness(seed=3, reproducible=True),
     )
     shown = paid_evaluation(found)
     whole = shown.shares[0]

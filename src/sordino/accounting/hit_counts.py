@@ -85,11 +85,13 @@ class HitCounts:
         """Counts k ≥ 1 with their probabilities, and the relative error of these."""
         from scipy.special import gammaln
 
-        total = self.count
-        k = np.arange(1, total + 1, dtype=np.float64)
+        total, smallest = self.count, math.log(_LOST * delta / self.count)
+        # P(K ≥ k) ≤ e^{−k} from e² times the mean on.
+        most = min(total, math.ceil(max(math.e**2 * total * self.rate, -smallest)))
+        k = np.arange(1, most + 1, dtype=np.float64)
         exponent = gammaln(total + 1) - gammaln(k + 1) - gammaln(total - k + 1)
         exponent += k * math.log(self.rate) + (total - k) * math.log1p(-self.rate)
-        kept = exponent > math.log(_LOST * delta / total)
+        kept = exponent > smallest
         size = float(gammaln(total + 1)) + total * (abs(math.log(self.rate)) + 1)
         return k[kept], np.exp(exponent[kept]), 64 * _UNIT * (1 + size)
 
@@ -120,7 +122,7 @@ class HitCounts:
         """Certified bounds on ε at δ, worse direction."""
         self._require(math.inf, delta)
         terms = self._terms(delta)
-        low, high = invert(lambda at: self._curve(at, terms, _LOST * delta), delta)
+        low, high = invert(lambda at: self._curve(at, terms, 2 * _LOST * delta), delta)
         self._require(low, delta)
         return low, high
 
@@ -128,7 +130,7 @@ class HitCounts:
         """Certified bounds on δ(ε), worse direction."""
         self._require(epsilon, 1.0)
         goal = 1e-30
-        low, high = self._curve(epsilon, self._terms(goal), _LOST * goal)
+        low, high = self._curve(epsilon, self._terms(goal), 2 * _LOST * goal)
         self._require(epsilon, high)
         return low, high
 

@@ -79,10 +79,9 @@ def _steps(laws: Sequence[LawStep], points: int, log_tail: float) -> float:
     supports = [_support(law.law, log_tail) for law in laws]
     widest = max(high - low for low, high in supports)
     step = max(widest, 1e-12) / points
-    atoms = sorted({abs(atom) for law in laws for atom in law.law.atoms if atom != 0})
-    if atoms:
-        step = atoms[0] / max(1, round(atoms[0] / step))
-    return step
+    # An atom far below a step would ask for as many points as it goes into the widest law.
+    atoms = [abs(atom) for law in laws for atom in law.law.atoms if abs(atom) >= step]
+    return min(atoms) / round(min(atoms) / step) if atoms else step
 
 
 def _composed(laws: Sequence[LawStep], step: float, log_delta: float) -> tuple[ComposedLattice, ComposedLattice]:

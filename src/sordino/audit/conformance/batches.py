@@ -337,9 +337,9 @@ def _steps(private: Private, count: int) -> None:
 def _crashed(library: Library) -> None:
     if not isinstance(library, Checkpointed):
         raise NotOffered
-    options = {"batch_size": 2, "noise_multiplier": 1.0}
+    options = {"batch_size": 8, "noise_multiplier": 1.0}
     with TemporaryDirectory() as name:
-        folder, data = Path(name), TensorDataset(*_records())
+        folder, data = Path(name), TensorDataset(normal(32, 5), whole(3, 32))
         private = library.begin(folder, nn.Linear(5, 3), data, **options)
         _steps(private, 2)
         library.save(private, folder)
