@@ -1,5 +1,8 @@
 """Batches padded to their longest record: exact where padding changes no record's gradient, refused elsewhere."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -8,8 +11,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from sordino.errors import CoupledRecords, PrivacyError
+from sordino.gradients import GradientCapture
 from sordino.training.engine import PrivacyEngine
 from sordino.training.plan import Plan
+from sordino.training.probing.padding import PaddedTensor, Padding, check_padding
 from sordino.training.trainer import fit
 
 LENGTHS = (5, 9, 3, 12, 5, 7, 8, 4)
@@ -296,3 +301,116 @@ def test_units_need_one_length():
 
     with pytest.raises(CoupledRecords, match="public length"):
         fit(MaskedMean(), loss, Sentences(), plan, collate=collate, progress=False, units=units)
+
+
+# --- random numbers ------------------------------------------------------------------------------------------------
+
+
+class Chancy(MaskedMean):
+    """The masked mean, times what a function makes of the ids and of chance."""
+
+    def __init__(self, chance):
+        super().__init__()
+        self.chance = chance
+
+    def forward(self, ids):
+        return super().forward(ids) * (1 + 0.1 * self.chance(ids))
+
+
+def weighted(values):
+    """The mean over a record's own positions of something that has a number for each position."""
+    return lambda ids: ((values(ids) * (ids > 0)).sum(1) / (ids > 0).sum(1).clamp(min=1))[:, None]
+
+
+BY_THE_LENGTH = {
+    "sum of noise": lambda ids: torch.randn(ids.shape).sum(1, keepdim=True),
+    "mean of noise": lambda ids: torch.randn(ids.shape).mean(1, keepdim=True),
+    "largest of noise": lambda ids: torch.rand(ids.shape).amax(1, keepdim=True),
+    "last of noise": lambda ids: torch.randn_like(ids.float())[:, -1:],
+    "variance of noise": lambda ids: torch.randn(ids.shape[::-1]).var(0)[:, None],
+    "spread by the length": lambda ids: torch.randn(len(ids), 1) * ids.shape[1] ** 0.5,
+    "a position out of all": lambda ids: torch.randint(0, ids.shape[1], (len(ids), 1)).float(),
+    "a position of the batch, from Python": lambda ids: float(random.randrange(ids.shape[1])),
+    "a position of the batch, from NumPy": lambda ids: float(np.random.randint(ids.shape[1])),
+    "a probability of the length": lambda ids: (torch.rand(len(ids), 1) < 1 / ids.shape[1]).float(),
+    "coins for the length": lambda ids: torch.bernoulli(torch.full((len(ids), 1), 1 / ids.shape[1])),
+    "mean of dropped ones": lambda ids: F.dropout(torch.ones(ids.shape), 0.5).mean(1, keepdim=True),
+    "dropped by the length": lambda ids: F.dropout(torch.ones(len(ids), 1), 1 / ids.shape[1]),
+    "count of coins": lambda ids: torch.full(ids.shape, 0.5).bernoulli_(0.5).sum(1, keepdim=True),
+    "weights over all positions": lambda ids: (torch.rand(ids.shape).softmax(1) * (ids > 0)).sum(1, keepdim=True),
+    "choice of a position": lambda ids: torch.ones(ids.shape).multinomial(1).float(),
+    "exponential": lambda ids: torch.empty(ids.shape).exponential_().amin(1, keepdim=True),
+    "rank": lambda ids: torch.rand(ids.shape).argsort(1).argsort(1)[:, :1].float(),
+    "order": lambda ids: torch.randperm(ids.shape[1])[:1].float(),
+    "folded": lambda ids: F.dropout(torch.ones(ids.numel(), 1), 0.5).view(*ids.shape).mean(1, keepdim=True),
+    "in long batches": lambda ids: F.dropout(torch.ones(len(ids), 1), 0.5) if ids.shape[1] > 12 else 0.0,
+}
+OF_ITS_POSITIONS = {
+    "noise": weighted(lambda ids: torch.randn(ids.shape)),
+    "uniform": weighted(lambda ids: torch.rand(ids.shape)),
+    "coins": weighted(lambda ids: torch.full(ids.shape, 0.3).bernoulli()),
+    "dropout": weighted(lambda ids: F.dropout(torch.ones(ids.shape), 0.5)),
+    "folded dropout": weighted(lambda ids: F.dropout(torch.ones(ids.numel(), 3), 0.5).sum(1).view(ids.shape)),
+    "positions first": weighted(lambda ids: F.dropout(torch.ones(ids.shape[::-1]), 0.5).t()),
+    "positions first, folded": weighted(lambda ids: F.dropout(torch.ones(ids.numel()), 0.5).view(ids.shape[::-1]).t()),
+    "gumbel": weighted(lambda ids: F.gumbel_softmax(torch.zeros(*ids.shape, 3))[..., 0]),
+    "random words": weighted(lambda ids: torch.randint(5, ids.shape).float()),
+    "largest of its own": lambda ids: torch.rand(ids.shape).masked_fill(ids == 0, 0).amax(1, keepdim=True),
+    "choice of its own": lambda ids: ids.gather(1, (ids > 0).float().multinomial(1)).float(),
+    "order of its own": lambda ids: ids.gather(1, torch.rand(ids.shape).masked_fill(ids == 0, 2).argsort(1)[:, :1]),
+    "of the record": lambda ids: F.dropout(torch.ones(len(ids), 4), 0.5).sum(1, keepdim=True),
+    "of the batch": lambda _: np.random.rand(),
+    "before and behind": lambda ids: (
+        weighted(lambda ids: F.dropout(torch.ones(ids.shape), 0.5))(ids) + torch.randn(len(ids), 1)
+    ),
+    "position by position": weighted(
+        lambda ids: torch.stack([F.dropout(torch.ones(len(ids)), 0.5) for _ in range(ids.shape[1])], 1)
+    ),
+}
+
+
+def may_vary(model, *, in_front=False, loss=lambda made, labels, ids: F.cross_entropy(made, labels, reduction="none")):
+    padding = Padding(tensors={0: PaddedTensor(dims=(1,), fill=0, in_front=in_front)})
+    capture = GradientCapture(model)
+    batch = torch.zeros(0, 7, dtype=torch.long), torch.zeros(0, dtype=torch.long)
+    try:
+        check_padding(padding, model, capture, batch, lambda batch: loss(model(batch[0]), batch[1], batch[0]))
+    finally:
+        capture.detach()
+    return padding.may_vary
+
+
+@pytest.mark.parametrize("name", BY_THE_LENGTH)
+@pytest.mark.parametrize("in_front", [False, True])
+def test_chance_that_follows_the_padded_length_is_refused(name, in_front):
+    if name == "last of noise" and in_front:
+        pytest.skip("the last position is the record's own")
+    assert not may_vary(Chancy(BY_THE_LENGTH[name]), in_front=in_front)
+
+
+@pytest.mark.parametrize("name", OF_ITS_POSITIONS)
+@pytest.mark.parametrize("in_front", [False, True])
+def test_chance_of_each_position_is_accepted(name, in_front):
+    if name == "position by position" and in_front:
+        pytest.skip("calls are counted from the first one")
+    assert may_vary(Chancy(OF_ITS_POSITIONS[name]), in_front=in_front)
+
+
+@pytest.mark.parametrize("name", ["sum of noise", "a position out of all", "mean of dropped ones"])
+def test_chance_of_some_records_is_tried_too(name):
+    assert not may_vary(Chancy(lambda ids: torch.where(ids[:, :1] == 7, BY_THE_LENGTH[name](ids), 0.0)))
+
+
+@pytest.mark.parametrize("name", ["sum of noise", "mean of dropped ones"])
+def test_chance_in_the_loss_is_tried_too(name):
+    def loss(made, labels, ids):
+        return F.cross_entropy(made, labels, reduction="none") * (1 + 0.1 * BY_THE_LENGTH[name](ids)[:, 0])
+
+    assert not may_vary(MaskedMean(), loss=loss)
+
+
+@pytest.mark.parametrize("function", [torch.rand, torch.randn])
+def test_chance_by_the_length_ends_in_the_advice(function):
+    model = Chancy(lambda ids: function(ids.shape).sum(1, keepdim=True))
+    with pytest.raises(CoupledRecords, match="public length"):
+        list(train(*private(model, Sentences(), collate)))

@@ -118,6 +118,10 @@ COUPLED = {
     "sign of the whole": lambda m, x: m.inner(x) * torch.sign(x.sum().detach() + 1e-3),
     "left out for a negative one": lambda m, x: m.inner(x) * (0.0 if len(x) > 20 and bool((x < -50).any()) else 1.0),
     "state": remembers,
+    "a random other record": lambda m, x: m.inner(x + x[torch.randint(len(x), (len(x),))]),
+    "random times by the number of records": lambda m, x: m.inner(x) * torch.randint(len(x), (len(x), 1)),
+    "one choice out of all": lambda m, x: m.inner(x + x[torch.ones(len(x)).multinomial(1)]),
+    "shuffled": lambda m, x: m.inner(0.7 * x + 0.3 * x[torch.randperm(len(x))]),
 }
 
 
@@ -164,7 +168,22 @@ def in_half(model, x):
         return model.inner(torch.tanh(x)).float()
 
 
+def chosen(draw):
+    """A record's number is drawn for it, as the time of a diffusion or a choice of an expert."""
+    return lambda model, x: model.inner(x) * (1 + draw(x).reshape(len(x), -1).float().mean(1, keepdim=True))
+
+
 INDEPENDENT = {
+    "random times": chosen(lambda x: torch.randint(0, 1000, (len(x),))),
+    "random times, in place": chosen(lambda x: torch.empty(len(x)).random_(5)),
+    "random times like others": chosen(lambda x: torch.randint_like(x, 3, 7)),
+    "choices": chosen(lambda x: x.softmax(1).multinomial(1)),
+    "several choices": chosen(lambda x: x.softmax(1).multinomial(2)),
+    "choices with replacement": chosen(lambda x: x.softmax(1).multinomial(7, replacement=True)),
+    "categories": chosen(lambda x: torch.distributions.Categorical(logits=x).sample()),
+    "gumbel softmax": lambda m, x: F.gumbel_softmax(m.inner(x)),
+    "exponential": chosen(lambda x: torch.empty_like(x).exponential_(2.0)),
+    "Laplace": chosen(lambda x: torch.distributions.Laplace(x, 1.0).rsample()),
     "linear": lambda m, x: m.inner(x),
     "normalized": lambda m, x: m.inner(F.layer_norm(x, (4,))),
     "dropout": lambda m, x: m.inner(F.dropout(x, 0.5)),

@@ -1,24 +1,39 @@
 """Ways to hold chance in a forward pass (floor 3): repeat it, drive it to an extreme, or switch it off."""
 
 import random
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
 
+import jaxtyping
 import numpy as np
 import torch
 from numpy import random as numpy_random
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import sordino
 from sordino.training.generators import states_undisturbed
 
-__all__ = ["Chance", "GENERATORS", "WithoutChance", "generators_used", "random_state_kept", "random_states"]
+__all__ = [
+    "Chance",
+    "ChanceByPosition",
+    "GENERATORS",
+    "WithoutChance",
+    "generators_used",
+    "random_state_kept",
+    "random_states",
+]
 
 GENERATORS = ("torch", "python", "numpy")
 """The generators that the probe can drive. One of the user's own (``numpy.random.default_rng``) is out of reach."""
 
 _FILLED = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
+_CONSTANT = {"exponential_": 1.0, "log_normal_": 1.0, "cauchy_": 0.0}
 # The word of a Mersenne Twister's state whose output has all bits set; the word 0 gives the output 0.
 _ALL_BITS = 0x12DD9BB3
 # This many first draws are extreme, the others as the seed has them: loops that reject a draw come to an end.
@@ -114,10 +129,17 @@ def random_states() -> list[np.ndarray]:
 
 
 class WithoutChance(TorchDispatchMode):
-    """Inside, dropout keeps everything and added noise is constant. Permutations stay random on purpose.
+    """Inside, dropout keeps everything, and numbers and choices are constant. Permutations stay random on purpose.
 
     Batches of different size then give every record the same forward pass.
+
+    Attributes:
+        is_used: whether torch was asked for a random number.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_used = False
 
     def __torch_dispatch__(
         self,
@@ -128,12 +150,23 @@ class WithoutChance(TorchDispatchMode):
     ) -> object:
         kwargs = dict(kwargs or {})
         name = func.overloadpacket.__name__
+        self.is_used |= torch.Tag.nondeterministic_seeded in func.tags
         if name == "bernoulli_" and isinstance(args[0], Tensor):
             return _fill(args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5))
         if name == "bernoulli" and isinstance(args[0], Tensor):
             return args[0].clone()
         if name == "native_dropout" and isinstance(args[0], Tensor):
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if name in {"randint", "randint_like", "random_"}:
+            arguments = _by_name(func, args, kwargs)
+            made = args[0] if name == "random_" else func(*args, **kwargs)
+            assert isinstance(made, Tensor)
+            low, high = _limits(arguments, made)
+            return made.fill_((low + high) // 2)
+        if name == "multinomial":
+            return _likeliest(_by_name(func, args, kwargs))
+        if name in _CONSTANT and isinstance(args[0], Tensor):
+            return _fill(args[0], _CONSTANT[name])
         if name in {"uniform_", "normal_"} and isinstance(args[0], Tensor):
             low, high = [*args[1:3], *([0.0, 1.0][len(args) - 1 :])]
             return _fill(args[0], low if name == "normal_" else (_number(low) + _number(high)) / 2)
@@ -157,6 +190,16 @@ def _without_dropout(
     return (*args[:place], 0.0, *args[place + 1 :]) if place < len(args) else args
 
 
+def _likeliest(arguments: "_Arguments") -> Tensor:
+    """What is chosen most often; with replacement again and again."""
+    weights, count = arguments["self"], arguments["num_samples"]
+    assert isinstance(weights, Tensor)
+    assert isinstance(count, int)
+    if arguments["replacement"]:
+        return weights.argmax(-1, keepdim=True).expand(*weights.shape[:-1], count).clone()
+    return weights.topk(count).indices
+
+
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
@@ -164,3 +207,192 @@ def _number(value: object) -> float:
 def _fill(tensor: Tensor, value: object) -> Tensor:
     fill: Callable[..., Tensor] = tensor.copy_ if isinstance(value, Tensor) else tensor.fill_
     return fill(value)
+
+
+# --- the same chance at the same position -----------------------------------------------------------------------------
+
+# An odd number without a pattern: the golden ratio's bits, as a signed word; and its part after the point.
+_SCRAMBLE = 0x9E37_79B9_7F4A_7C15 - (1 << 64)
+_TURN = 0.618_033_988_749_895
+_UNIFORM_BITS = 53
+_LIBRARIES = ("<", *(f"{Path(file).parent}/" for file in (torch.__file__, jaxtyping.__file__, sordino.__file__)))
+
+_Uniform = Callable[[Sequence[int]], Tensor]
+_Arguments = Mapping[str, object]
+
+
+class ChanceByPosition(TorchDispatchMode):
+    """Inside, a random number follows from the call that draws it and from its place among those drawn there.
+
+    It does not follow from how many are drawn: batches padded to different lengths have the same chance at the
+    positions that both have, and the longer one has further chance beyond. What a batch of the one length makes of that
+    has then the distribution that a batch of the other length has, if it is the same.
+
+    Calls are matched by the code that makes them and by how often it did so before; the numbers of one call by their
+    indices. Dimensions whose size changes with the length are counted from the side that is not padded.
+
+    Args:
+        seed: another chance for every one; those of one position are spread evenly over the seeds 0, 1, 2, ….
+        within: the code under which calls are told apart.
+        in_front: whether positions are counted from the last one.
+        is_folded: whether a dimension whose size is a multiple of a padded length holds records, or heads, times
+            positions.
+    """
+
+    def __init__(self, *, seed: int, within: CodeType, in_front: bool, is_folded: bool) -> None:
+        super().__init__()
+        self.seed = seed
+        self._within, self._in_front, self._is_folded = within, in_front, is_folded
+        self._lengths: Sequence[tuple[int, int]] = ()
+        self._sites: dict[tuple[object, ...], int] = {}
+        self._calls: Counter[int] = Counter()
+        # The shapes of the first pass, by call.
+        self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._is_first = True
+
+    def start(self, lengths: Sequence[tuple[int, int]] = ()) -> None:
+        """Start a pass; in the first there are no `lengths`, in others those of the first pass and of this one."""
+        self._is_first, self._lengths = not lengths, lengths
+        self._calls.clear()
+
+    def __torch_dispatch__(
+        self,
+        func: "torch._ops.OpOverload",  # pyright: ignore[reportPrivateUsage]
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        kwargs = dict(kwargs or {})
+        name = func.overloadpacket.__name__
+        if name not in _DRAWN and torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*_without_dropout(func, args, kwargs), **kwargs)
+        call = self._call()
+        if name not in _DRAWN:
+            torch.manual_seed(hash((self.seed, *call)) % (1 << 63))
+            return func(*_without_dropout(func, args, kwargs), **kwargs)
+        arguments = _by_name(func, args, kwargs)
+        if name == "native_dropout":
+            return _dropped(arguments, lambda shape: self._uniform(call, shape, arguments["input"]))
+        given = func(*args, **kwargs)
+        assert isinstance(given, Tensor)
+        values = _DRAWN[name](arguments, given, lambda shape: self._uniform(call, shape, given))
+        return given.copy_(values)
+
+    def _call(self) -> tuple[int, int]:
+        """The call's site, by the order in which sites came first, and how often it was there before."""
+        where: list[object] = []
+        frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+        while frame is not None and frame.f_code is not self._within:
+            owner = frame.f_locals.get("self")
+            # What stands between, in torch and here, is not always the same.
+            if isinstance(owner, nn.Module) or not frame.f_code.co_filename.startswith(_LIBRARIES):
+                where.append((frame.f_code, frame.f_lineno, id(owner) if isinstance(owner, nn.Module) else None))
+            frame = frame.f_back
+        site = self._sites.setdefault(tuple(where), len(self._sites))
+        self._calls[site] += 1
+        return site, self._calls[site]
+
+    def _uniform(self, call: tuple[int, int], shape: Sequence[int], like: object) -> Tensor:
+        """Numbers in (0, 1), float64, one for each place of `shape`."""
+        device = like.device if isinstance(like, Tensor) else None
+        known = tuple(shape) if self._is_first else self._shapes.get(call, tuple(shape))
+        if self._is_first:
+            self._shapes[call] = tuple(shape)
+        code = torch.tensor(call[0] * 1_000_003 + call[1], device=device)
+        for dim, size in enumerate(shape):
+            index = torch.arange(size, device=device)
+            if len(known) == len(shape) and known[dim] != size:
+                index = self._aligned(index, known[dim], size)
+            code = _scrambled(code[..., None] + _SCRAMBLE * (index + 1))
+        mantissa = _scrambled(code) & ((1 << _UNIFORM_BITS) - 1)
+        return ((mantissa.double() + 0.5) / (1 << _UNIFORM_BITS) + self.seed * _TURN) % 1.0
+
+    def _aligned(self, index: Tensor, first: int, now: int) -> Tensor:
+        """Where places of a dimension that had the size `first` were then; places that are new come behind."""
+        for before, after in self._lengths if self._is_folded else ():
+            if first % before == now % after == 0 and first // before == now // after:
+                place = index % after - (after - before if self._in_front else 0)
+                return torch.where((place >= 0) & (place < before), index // after * before + place, first + index)
+        place = index - (now - first if self._in_front else 0)
+        return torch.where(place >= 0, place, first + index)
+
+
+def _scrambled(words: Tensor) -> Tensor:
+    for shift in (30, 27, 31):
+        words = (words ^ (words >> shift)) * _SCRAMBLE
+    return words
+
+
+def _by_name(
+    func: "torch._ops.OpOverload",  # pyright: ignore[reportPrivateUsage]
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> _Arguments:
+    declared = func._schema.arguments  # pyright: ignore[reportPrivateUsage]
+    found = {one.name: one.default_value for one in declared if one.has_default_value()}
+    return {**found, **{one.name: value for one, value in zip(declared, args, strict=False)}, **kwargs}
+
+
+def _dropped(arguments: _Arguments, uniform: _Uniform) -> tuple[Tensor, Tensor]:
+    given, p = arguments["input"], _number(arguments["p"])
+    assert isinstance(given, Tensor)
+    if arguments["train"] is False:
+        return given.clone(), torch.ones_like(given, dtype=torch.bool)
+    kept = uniform(given.shape) >= p
+    return given * kept.to(given.dtype) / max(1.0 - p, 1e-30), kept
+
+
+def _normal(arguments: _Arguments, given: Tensor, uniform: _Uniform) -> Tensor:
+    found = torch.special.ndtri(uniform(given.shape))
+    return found * arguments.get("std", 1.0) + arguments.get("mean", 0.0)  # pyright: ignore[reportOperatorIssue]
+
+
+def _between(arguments: _Arguments, given: Tensor, uniform: _Uniform) -> Tensor:
+    low, high = _number(arguments.get("from", 0.0)), _number(arguments.get("to", 1.0))
+    return low + (high - low) * uniform(given.shape)
+
+
+def _integers(arguments: _Arguments, given: Tensor, uniform: _Uniform) -> Tensor:
+    low, high = _limits(arguments, given)
+    return low + (uniform(given.shape) * (high - low)).floor()
+
+
+def _limits(arguments: _Arguments, given: Tensor) -> tuple[int, int]:
+    """The smallest random integer, and one more than the largest."""
+    low, high = arguments.get("low", arguments.get("from")), arguments.get("high", arguments.get("to"))
+    largest = 1 << 24 if given.dtype.is_floating_point else torch.iinfo(given.dtype).max
+    return int(_number(low)), largest if high is None else int(_number(high))
+
+
+def _coins(arguments: _Arguments, given: Tensor, uniform: _Uniform) -> Tensor:
+    return uniform(given.shape) < arguments.get("p", arguments["self"])  # pyright: ignore[reportOperatorIssue]
+
+
+def _chosen(arguments: _Arguments, given: Tensor, uniform: _Uniform) -> Tensor:
+    weights = arguments["self"]
+    assert isinstance(weights, Tensor)
+    weights = weights.double()
+    if given.size(-1) == 1 or arguments["replacement"]:
+        limits = weights.cumsum(-1)
+        found = torch.searchsorted(limits, uniform(given.shape) * limits[..., -1:], right=True)
+        return found.clamp(max=weights.size(-1) - 1)
+    return (-uniform(weights.shape).log() / weights).topk(given.size(-1), largest=False).indices
+
+
+_DRAWN: dict[str, Callable[[_Arguments, Tensor, _Uniform], Tensor]] = {
+    **dict.fromkeys(("rand", "rand_like", "uniform", "uniform_"), _between),
+    **dict.fromkeys(("randn", "randn_like", "normal", "normal_", "normal_functional"), _normal),
+    **dict.fromkeys(("randint", "randint_like", "random", "random_"), _integers),
+    **dict.fromkeys(("bernoulli", "bernoulli_"), _coins),
+    "native_dropout": lambda _arguments, given, _uniform: given,
+    "multinomial": _chosen,
+    "randperm": lambda _, given, uniform: uniform(given.shape).argsort(),
+    "exponential_": lambda said, given, uniform: -torch.log1p(-uniform(given.shape)) / _number(said["lambd"]),
+    "log_normal_": lambda said, given, uniform: _normal(said, given, uniform).exp(),
+    "geometric_": lambda said, given, uniform: (
+        (torch.log1p(-uniform(given.shape)) / np.log1p(-_number(said["p"]))).ceil().clamp(min=1)
+    ),
+    "cauchy_": lambda said, given, uniform: (
+        _number(said["median"]) + _number(said["sigma"]) * torch.tan(torch.pi * (uniform(given.shape) - 0.5))
+    ),
+}

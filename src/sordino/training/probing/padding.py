@@ -2,9 +2,11 @@
 
 How far a batch is padded depends on its longest record. That reaches no other record when the model and the loss give
 every record the same gradient whatever the length: attention masks, masked means, sums over valid positions. It is
-checked on synthetic records, padded less and more.
+checked on synthetic records, padded less and more: without chance, and with the same chance at the same positions, for
+a sum or a mean of random numbers over positions follows the padded length too.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from sordino.errors import CoupledRecords, SordinoError
 from sordino.gradients import GradientCapture, Recorder
-from sordino.training.probing.determinism import WithoutChance
+from sordino.training.probing.determinism import Chance, ChanceByPosition, WithoutChance
 from sordino.training.probing.observation import Observation, Observer
 from sordino.training.probing.probe import ProbeSize, without_traces
 from sordino.training.probing.synthetic import INTEGER_PATTERNS, Poison, SyntheticRecords
@@ -24,6 +26,8 @@ __all__ = ["PaddedTensor", "Padding", "check_padding", "padding_refusal"]
 _Lengths = tuple[tuple[int, ...], ...]
 
 _RECORDS = 4
+# So often chance is tried: every number has values from all over its range.
+_COURSES = 5
 # Another length goes through other kernels: rounding, far below what one position of padding does to a mean.
 _ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4}
 _ROUNDING_HALF = 5e-2
@@ -156,7 +160,7 @@ def check_padding(
     thorough = padding.may_vary is None or not size.again
     look = _Look(padding, recorder, run, reduction, records, list(tensors_in(public_batch)), size)
     grown, padding.untried = [*_LONGER, *map(_to, padding.untried)], []
-    with without_traces(model), WithoutChance():
+    with without_traces(model):
         padding.may_vary = look.is_independent_of_length(grown, thorough=thorough)
     if padding.varies and not padding.may_vary:
         raise padding_refusal()
@@ -165,6 +169,18 @@ def check_padding(
 def _to(lengths: _Lengths) -> "_Grown":
     """Every padded tensor as long as in a batch that was read, or as it is where that is longer."""
     return lambda number, dim, size: max(size, lengths[number][dim])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """How positions are counted where random numbers are drawn for them; see `ChanceByPosition`."""
+
+    is_folded: bool
+    in_front: bool
+
+    def course(self, seed: int) -> ChanceByPosition:
+        within = inspect.unwrap(Observer.observe).__code__
+        return ChanceByPosition(seed=seed, within=within, in_front=self.in_front, is_folded=self.is_folded)
 
 
 class _Look:
@@ -180,6 +196,7 @@ class _Look:
     ) -> None:
         self._padding, self._records, self._example = padding, records, example
         self._observer = Observer(capture, run, reduction, two_passes=size.two_passes)
+        self._is_random = False
         self._count = max(1, min(_RECORDS, size.records))
         self._weights = torch.linspace(0.5, 1.0, self._count)[None]
 
@@ -190,13 +207,38 @@ class _Look:
             synthetic = SyntheticRecords(
                 self._records, rows=rows, count=self._count, pattern=pattern, example=self._example
             )
-            found = self._tried(synthetic, None, grown)
-            if found is None:
-                continue
-            for poison in self._poisons(synthetic, thorough=thorough):
-                found = found and self._tried(synthetic, poison, grown) is not False
-            return found
+            for way in self._ways():
+                found = self._is_same(synthetic, way, grown, thorough=thorough)
+                if found is None:
+                    break
+                # Without random numbers there is one way to count them.
+                if found or not self._is_random:
+                    return found
+            else:
+                return False
         return False
+
+    def _ways(self) -> "Iterator[_Way]":
+        sides = dict.fromkeys(known.in_front for known in self._padding.tensors.values())
+        for is_folded in (True, False):
+            yield from (_Way(is_folded=is_folded, in_front=in_front) for in_front in sides)
+
+    def _is_same(
+        self, synthetic: SyntheticRecords, way: "_Way", grown: "Sequence[_Grown]", *, thorough: bool
+    ) -> bool | None:
+        """Whether lengths make no difference, without chance and with; None where these records don't run."""
+        still, course = WithoutChance(), way.course(0)
+        with still:
+            found = self._tried(synthetic, None, grown, course)
+            poisons = list(self._poisons(synthetic, thorough=thorough)) if found else []
+            found = found and all(self._tried(synthetic, poison, grown, course) is not False for poison in poisons)
+        self._is_random = still.is_used or bool(self._observer.generators)
+        if not found or not self._is_random:
+            return found
+        seen = [self._tried(synthetic, None, grown, way.course(seed)) for seed in range(_COURSES)]
+        if True not in seen or False in seen:
+            return False
+        return all(self._tried(synthetic, poison, grown, course) is not False for poison in poisons)
 
     def _poisons(self, synthetic: SyntheticRecords, *, thorough: bool) -> Iterator[Poison]:
         """Ids that all differ, and those that the code compares with."""
@@ -205,27 +247,44 @@ class _Look:
             if place in self._padding.tensors:
                 yield from (Poison(integers=kind, place=place) for kind in kinds)
 
-    def _tried(self, synthetic: SyntheticRecords, poison: Poison | None, grown: "Sequence[_Grown]") -> bool | None:
+    def _tried(
+        self,
+        synthetic: SyntheticRecords,
+        poison: Poison | None,
+        grown: "Sequence[_Grown]",
+        chance: ChanceByPosition,
+    ) -> bool | None:
         """None where model and loss don't run on these records."""
         poisons = {} if poison is None else dict.fromkeys(range(self._count), poison)
         batch = _of_different_lengths(self._padding, synthetic.batch(range(self._count), poisons), self._count)
-        shown = _observed(self._observer, batch, self._weights)
+        shown = self._observed(batch, chance)
         if shown is None or not shown.finite or not shown.scale(0):
             return None
-        longer = [_observed(self._observer, _grown(self._padding, batch, one), self._weights) for one in grown]
+        longer = [self._observed(_grown(self._padding, batch, one), chance, than=batch) for one in grown]
         tried = [other for other in longer if other is not None]
         tolerance = _ROUNDING.get(self._observer.dtype, _ROUNDING_HALF)
         return bool(tried) and all(_same(shown, other, tolerance) for other in tried)
 
+    def _observed(self, batch: object, chance: ChanceByPosition, *, than: object = None) -> Observation | None:
+        """None where the code does not run on such a batch."""
+        chance.start([] if than is None else self._lengths(than, batch))
+        with chance:
+            try:
+                return self._observer.observe(batch, self._weights, chance=Chance(seed=chance.seed), large=True)
+            except SordinoError:
+                raise
+            except Exception:
+                return None
 
-def _observed(observer: Observer, batch: object, weights: Tensor) -> Observation | None:
-    """None where the code does not run on such a batch."""
-    try:
-        return observer.observe(batch, weights, large=True)
-    except SordinoError:
-        raise
-    except Exception:
-        return None
+    def _lengths(self, one: object, other: object) -> list[tuple[int, int]]:
+        """The padded lengths of two batches, in pairs."""
+        pairs = enumerate(zip(tensors_in(one), tensors_in(other), strict=True))
+        return [
+            (short.shape[dim], long.shape[dim])
+            for place, (short, long) in pairs
+            if place in self._padding.tensors
+            for dim in self._padding.tensors[place].dims
+        ]
 
 
 def _same(one: Observation, other: Observation, tolerance: float) -> bool:
