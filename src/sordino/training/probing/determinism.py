@@ -16,7 +16,6 @@ from numpy import random as numpy_random
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import sordino
 from sordino.training.generators import states_undisturbed
 
 __all__ = [
@@ -215,7 +214,13 @@ def _fill(tensor: Tensor, value: object) -> Tensor:
 _SCRAMBLE = 0x9E37_79B9_7F4A_7C15 - (1 << 64)
 _TURN = 0.618_033_988_749_895
 _UNIFORM_BITS = 53
-_LIBRARIES = ("<", *(f"{Path(file).parent}/" for file in (torch.__file__, jaxtyping.__file__, sordino.__file__)))
+_LIBRARIES = (
+    "<",
+    *(
+        f"{place}/"
+        for place in (Path(torch.__file__).parent, Path(jaxtyping.__file__).parent, Path(__file__).parents[2])
+    ),
+)
 
 _Uniform = Callable[[Sequence[int]], Tensor]
 _Arguments = Mapping[str, object]

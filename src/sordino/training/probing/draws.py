@@ -73,7 +73,8 @@ def check_draws(
                 "seed that others know, a record's numbers follow from its place in the batch. Leave generator= out; "
                 "the global generators have secret states while a batch is processed."
             )
-        second = look.drawn(_SEEDS[1])
+        # torch's generators tell by themselves whether they were seeded.
+        second = look.drawn(_SEEDS[1]) if first.used.any() else None
         same = second is not None and (first.used & _equal(first.after, second.after)).any()
         if first.was_seeded or same:
             raise CoupledRecords(

@@ -1,7 +1,7 @@
 """One look at a model and loss on made-up records (floor 3): losses, gradient norms, a weighted sum of gradients."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,12 +54,14 @@ class Observation:
         sketches: for each row of weights, a random projection of the weighted sum of the records' gradients: two of
             them are as far apart as the sums, up to a factor near 1.
         weights: the rows of weights, on the CPU.
+        outputs: what the forward pass gave for each record, in a few numbers, as `Observer.look` tells it; or None.
     """
 
     losses: Tensor | None
     norms: Tensor
     sketches: tuple[Tensor, ...]
     weights: Tensor
+    outputs: Tensor | None = None
 
     @property
     def finite(self) -> bool:
@@ -98,6 +100,8 @@ class Observer:
         self._two_passes = two_passes
         self._own = set(capture.model.parameters())
         self._directions: dict[int, Tensor] = {}
+        # Outputs of the model, by their number, that no loss was made of so far.
+        self._idle: set[int] | None = None
         self.dtype = torch.float32
 
     def observe(
@@ -108,6 +112,7 @@ class Observer:
         chance: Chance | None = None,
         large: bool = False,
         looks: bool = True,
+        outputs: bool = False,
     ) -> Observation:
         """One forward and backward.
 
@@ -117,6 +122,7 @@ class Observer:
             chance: the course of random numbers.
             large: the batch is as large as one of training: spare memory where the step does.
             looks: look into operations and graph, which a smaller batch needn't have shown already.
+            outputs: also tell what the forward pass gave for each record.
 
         Raises:
             LossShapeError: the loss doesn't have the shape of its reduction.
@@ -132,8 +138,10 @@ class Observer:
             stack.enter_context(
                 self._capture.recording(count, scale=scale, taking=None if taking is None else taking.passes)
             )
+            noted = stack.enter_context(self._outputs_noted()) if outputs else None
             loss = self._loss(stack, batch, count, looks=looks)
             total = loss.sum()
+            rows = None if noted is None else self._rows(noted, loss, count)
             if looks:
                 self._check_parameters(total)
                 self._backward(total, count)
@@ -154,6 +162,7 @@ class Observer:
             norms=norms.cpu(),
             sketches=tuple(sketches),
             weights=weights,
+            outputs=rows,
         )
 
     def compare_with_autograd(self, batch: object, weights: Tensor, *, least: float = 0.0) -> None:
@@ -213,21 +222,35 @@ class Observer:
     def look(self, batch: object, count: int) -> Tensor:
         """What the forward pass gives for each record, in a few numbers: float64 on the CPU, shape (count, numbers).
 
-        They are made of the rows of the model's outputs, and of the losses where there is one for each record. Nothing
-        is captured, and no gradient computed.
+        They are made of the rows of the model's outputs, and of the losses where there is one for each record; not of
+        outputs that no loss was made of in `observe`. Nothing is captured, and no gradient computed.
         """
-        rows: list[Tensor] = []
+        Chance().start()
+        with self._outputs_noted() as noted, self._capture.ordinary(), PublicDivisor(), torch.no_grad():
+            loss = self._run(batch)
+        return self._rows(noted, loss, count)
+
+    @contextmanager
+    def _outputs_noted(self) -> Iterator[list[Tensor]]:
+        """The tensors that calls of the model return in the block."""
+        noted: list[Tensor] = []
 
         def note(_module: nn.Module, _args: object, output: object) -> None:
-            rows.extend(_in_few_numbers(tensor, count) for tensor in tensors_in(output) if _has_rows(tensor, count))
+            noted.extend(tensors_in(output))
 
-        Chance().start()
         handle = self._capture.model.register_forward_hook(note)
         try:
-            with self._capture.ordinary(), PublicDivisor(), torch.no_grad():
-                loss = self._run(batch)
+            yield noted
         finally:
             handle.remove()
+
+    def _rows(self, noted: Sequence[Tensor], loss: Tensor, count: int) -> Tensor:
+        if loss.requires_grad:
+            nodes = _nodes(loss) if len(noted) > 1 else None
+            idle = {number for number, one in enumerate(noted) if nodes and one.grad_fn and one.grad_fn not in nodes}
+            self._idle = idle if self._idle is None else self._idle & idle
+        used = (tensor for number, tensor in enumerate(noted) if number not in (self._idle or ()))
+        rows = [_in_few_numbers(tensor, count) for tensor in used if _has_rows(tensor, count)]
         if loss.shape == (count,):
             rows.append(loss.detach().cpu().double()[:, None])
         return torch.cat(rows, 1) if rows else torch.zeros(count, 0, dtype=torch.float64)
@@ -385,6 +408,18 @@ def learner_outside(leaf: Tensor) -> UncapturedParameter:
 def foreign_leaves(loss: Tensor) -> list[Tensor]:
     """The tensors that backward would write a ``.grad`` to, each once."""
     return past_outputs(loss, ()).leaves
+
+
+def _nodes(loss: Tensor) -> set[torch.autograd.graph.Node]:
+    """The graph of a loss."""
+    seen: set[torch.autograd.graph.Node] = set()
+    pending = [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            pending.extend(parent for parent, _ in node.next_functions)
+    return seen
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -211,7 +211,9 @@ class _Probe:
             made_up = self._made_up(self._count, pattern)
             try:
                 observed = self._observer.observe(made_up.batch(range(self._count)), self._weights)
-                again = self._observer.observe(made_up.batch(range(self._count, 2 * self._count)), self._weights[:0])
+                # Stand-ins are those of the first time.
+                others = made_up.batch(range(self._count, 2 * self._count))
+                again = observed if self._size.again else self._observer.observe(others, self._weights[:0])
             except SordinoError:
                 raise
             except Exception as error:
@@ -299,7 +301,7 @@ class _Probe:
 
     def replace_ordinary(self) -> None:
         """Other ordinary records in the places of some must leave the rest as they are."""
-        for row, replaced in enumerate(self._sets[:2]):
+        for row, replaced in enumerate(self._sets[: 1 if self._size.again else 2]):
             self._compare(row, self._replaced(replaced, {}, row=row), replaced, _CHANGED)
 
     def _replaced(self, replaced: Sequence[int], poisons: dict[int, Poison], *, row: int) -> Observation:
@@ -462,12 +464,12 @@ class _Probe:
                 "the loss does ('mean' or 'sum'), and divide by nothing that counts tokens, weights or records by hand"
             )
         self._compare_parts(first, parts, values=values, least=_VANISHING * least[1])
-        self._look_at_sizes(count)
+        self._look_at_sizes(count, None if self._observer.generators else first.outputs)
 
-    def _look_at_sizes(self, count: int) -> None:
+    def _look_at_sizes(self, count: int, whole: Tensor | None) -> None:
         """What the forward pass gives for a record, in batches of sizes between the halves."""
         with WithoutChance():
-            whole = self._observer.look(self._large.batch(range(count)), count)
+            whole = self._observer.look(self._large.batch(range(count)), count) if whole is None else whole
             sizes = sorted({count * eighths // 8 for eighths in _EIGHTHS} - {0, 1})
             parts = [(size, self._observer.look(self._large.batch(range(size)), size)) for size in sizes]
         for size, part in parts:
@@ -518,8 +520,8 @@ class _Probe:
     def fill_up(self, *, values: bool) -> None:
         """All this in a batch as large as training's, in which thresholds are exceeded and order shows.
 
-        Gradients are looked at with every other record replaced, for every ordered pair of records, and in smaller
-        batches; what the forward pass gives, for every ordered pair.
+        Gradients, and what the forward pass gives, are looked at with every other record replaced, for every ordered
+        pair of records, and in smaller batches.
         """
         count = self._size.records
         if count < 2:
@@ -529,32 +531,30 @@ class _Probe:
         # Two passes read one sum.
         rows = [] if self._size.two_passes else sets
         first = self._filled(count, torch.cat([_evenly(count), *([_rows_of_weights(count, rows)] if rows else [])]))
-        self._compare_large(first, *self._extremes(odd, 0), odd)
         if self._size.again:
+            self._compare_large(first, *self._extremes(odd, 0), odd)
             return
         others = [count + place if place in set(even) else place for place in range(count)]
         self._compare_large(first, others, {}, even, row=1 if rows else None)
         for turn, replaced in enumerate(sets[1:], start=1):
             self._compare_large(first, *self._extremes(replaced, turn), replaced, row=turn + 1 if rows else None)
-        self._look_at_pairs(count)
+        self._look_at_missing(first, sets[-1], len(sets))
         self.take_apart(first, values=values)
 
-    def _look_at_pairs(self, count: int) -> None:
-        """What the forward pass gives for a record must be the same whatever any other one holds."""
-        first = self._observer.look(self._large.batch(range(count)), count)
-        sets = _replaced_sets(count)
-        for row, replaced in enumerate(sets):
-            try:
-                changed = self._observer.look(
-                    self._large.batch(*self._extremes(replaced, row, last=row == len(sets) - 1)), count
-                )
-            except SordinoError:
-                raise
-            except Exception:  # noqa: S112
-                continue
-            kept = sorted(set(range(count)) - set(replaced))
-            if not _same_looks(first[kept], changed[kept], max(self._tolerance(), _NORMS)):
-                raise _coupled(_UNUSUAL)
+    def _look_at_missing(self, first: Observation, replaced: list[int], turn: int) -> None:
+        """What the forward pass gives for a record must be the same where some of the others are NaN, too."""
+        count = self._large.count
+        try:
+            changed = self._observer.look(self._large.batch(*self._extremes(replaced, turn, last=True)), count)
+        except SordinoError:
+            raise
+        except Exception:
+            return
+        kept = sorted(set(range(count)) - set(replaced))
+        if first.outputs is not None and not _same_looks(
+            first.outputs[kept], changed[kept], max(self._tolerance(), _NORMS)
+        ):
+            raise _coupled(_UNUSUAL)
 
     def _extremes(
         self, replaced: Sequence[int], turn: int, *, last: bool = False
@@ -577,7 +577,7 @@ class _Probe:
             records = self._made_up(count, pattern, diverse=diverse)
             try:
                 first = self._observer.observe(
-                    records.batch(range(count)), weights, large=True, looks=self._pattern is None
+                    records.batch(range(count)), weights, large=True, looks=self._pattern is None, outputs=True
                 )
             except SordinoError:
                 raise
@@ -627,12 +627,20 @@ class _Probe:
         """Compare the records that stay, and the sum of their gradients if `row` is that of their weights."""
         weights = first.weights[:0] if row is None else first.weights[row : row + 1]
         try:
-            changed = self._observer.observe(self._large.batch(places, poisons), weights, large=True, looks=False)
+            changed = self._observer.observe(
+                self._large.batch(places, poisons), weights, large=True, looks=False, outputs=True
+            )
         except SordinoError:
             raise
         except Exception:
             return
         kept = sorted(set(range(len(places))) - set(replaced))
+        if (
+            first.outputs is not None
+            and changed.outputs is not None
+            and not _same_looks(first.outputs[kept], changed.outputs[kept], max(self._tolerance(), _NORMS))
+        ):
+            raise _coupled(_UNUSUAL if poisons else _CHANGED)
         sums = None if row is None else (first.sketches[row], changed.sketches[0], first.scale(row))
         if not _same(first, changed, kept, self._tolerance(), sums=sums):
             raise _coupled(_UNUSUAL if poisons else _CHANGED)
