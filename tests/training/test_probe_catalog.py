@@ -249,6 +249,42 @@ def test_rounding_that_does_not_repeat_is_no_coupling_and_hides_none(coupling):
         probe(noisy(coupling))
 
 
+class Compared(nn.Module):
+    """Returns what it makes of each record, and of each pair of them, as two-tower models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x):
+        own = self.inner(x)
+        return own, own @ own.t()
+
+
+def compared(use, reduction):
+    torch.manual_seed(0)
+    model, batch = Compared(), (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
+    capture = GradientCapture(model)
+
+    def run(made_up):
+        losses = F.cross_entropy(model(made_up[0])[0], made_up[1], reduction="none")
+        losses = losses * (1 + 0.1 * use(model(made_up[0])[1])) if use else losses
+        return losses if reduction == "none" else losses.mean()
+
+    try:
+        check_records_are_independent(model, capture, batch, run, reduction=reduction, size=ProbeSize(records=20))
+    finally:
+        capture.detach()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_an_output_that_compares_records_matters_only_where_a_loss_is_made_of_it(reduction):
+    compared(None, reduction)
+    for use in (lambda pairs: pairs.tanh().mean(1), lambda pairs: pairs.detach().tanh().mean(1)):
+        with pytest.raises(CoupledRecords):
+            compared(use, reduction)
+
+
 # --- gradients that are captured in part ---------------------------------------------------------------------------
 
 
