@@ -217,6 +217,7 @@ def check_one_by_one(
 
     Raises:
         CoupledRecords: the module stores something or remembers, or a batch is not its records taken alone.
+        UnsupportedModule: model and loss don't run on one made-up record.
         LossShapeError: the loss is not one value of the record.
         UncapturedParameter: something outside the model would learn.
         InvalidArgument: no trained parameter takes part.
@@ -279,8 +280,9 @@ class _Alone:
                 continue
             if all(one.finite for one in seen):
                 return made_up, seen[1]
-        raise CoupledRecords(
-            "model and loss must run on a batch of one made-up record, got a failure on random features with labels 0 "
+        told = "got no finite loss and gradient on" if failure is None else f"got {type(failure).__name__} on"
+        raise UnsupportedModule(
+            f"model and loss must run on a batch of one made-up record, {told} random features with labels 0 "
             "and 1. A bare .squeeze() drops the records there: write .squeeze(1). Or pass public_batch=, five public "
             "or invented records that it runs on."
         ) from failure
