@@ -349,7 +349,7 @@ def _dropped(arguments: _Arguments, uniform: _Uniform) -> tuple[Tensor, Tensor]:
 
 def _normal(arguments: _Arguments, given: Tensor, uniform: _Uniform) -> Tensor:
     found = torch.special.ndtri(uniform(given.shape))
-    return found * arguments.get("std", 1.0) + arguments.get("mean", 0.0)  # pyright: ignore[reportOperatorIssue]
+    return found * arguments.get("std", 1.0) + arguments.get("mean", 0.0)
 
 
 def _between(arguments: _Arguments, given: Tensor, uniform: _Uniform) -> Tensor:
