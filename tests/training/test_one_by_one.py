@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 from functools import partial
 
 import pytest
@@ -619,3 +620,92 @@ def test_a_tensor_outside_the_model_that_would_learn_is_refused(shape):
     with pytest.raises(UncapturedParameter, match="outside"):
         fit(nn.Linear(4, 3), loss, data, plan, progress=False, performance=Performance(gradients="one-by-one"))
     assert temperature.grad is None
+
+
+# --- the advice of a refusal -----------------------------------------------------------------------------------------
+
+
+class FoldingNorm(nn.Module):
+    """As OPT: records and positions are folded into rows for the second half of a block."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        rows = x.reshape(-1, x.size(-1))
+        rows = rows + torch.relu(self.inner(self.norm(rows)))
+        return self.head(rows.view(x.shape).mean(1))
+
+
+def of_transformers(name):
+    transformers = pytest.importorskip("transformers")
+    size = {
+        "vocab_size": 20,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 16,
+    }
+    own = {
+        "OPT": {"ffn_dim": 12, "word_embed_proj_dim": 8, "dropout": 0.0},
+        "Mixtral": {"intermediate_size": 12, "num_key_value_heads": 1, "num_local_experts": 2},
+    }
+    config = getattr(transformers, f"{name}Config")(**size, **own[name])
+    return getattr(transformers, f"{name}ForCausalLM")(config).train()
+
+
+def next_tokens(model, batch):
+    (ids,) = batch
+    logits = model(input_ids=ids).logits[:, :-1].transpose(1, 2)
+    return F.cross_entropy(logits, ids[:, 1:], reduction="none").mean(1)
+
+
+def classes(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+TOKENS_OF_RECORDS = torch.randint(3, 20, (RECORDS, TOKENS), generator=torch.Generator().manual_seed(2))
+REFUSED = {
+    "OPT-like": (FoldingNorm, classes, data),
+    "Mixtral-like": (Routing, classes, data),
+    "OPT": (partial(of_transformers, "OPT"), next_tokens, lambda: (TOKENS_OF_RECORDS,)),
+    "Mixtral": (partial(of_transformers, "Mixtral"), next_tokens, lambda: (TOKENS_OF_RECORDS,)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_engine_that_a_refusal_names_trains_the_same_loop_exactly(name):
+    make, losses_of, of_records = REFUSED[name]
+    torch.manual_seed(3)
+    model = make()
+    before = copy.deepcopy(model)
+
+    def loop(engine, trained):
+        trained, optimizer, loader = engine.make_private(
+            module=trained,
+            optimizer=SGD(trained.parameters()),
+            data_loader=DataLoader(TensorDataset(*of_records()), batch_size=RECORDS),
+            noise_multiplier=0.0,
+            max_grad_norm=C,
+        )
+        for batch in loader:
+            losses_of(trained, batch).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with pytest.raises(RecordCountMismatch, match="one record at a time") as refusal:
+        loop(PrivacyEngine(), copy.deepcopy(model))
+    named = re.search(r"PrivacyEngine\(.*?\)", str(refusal.value))
+    assert named is not None
+    loop(eval(named.group(), {"PrivacyEngine": PrivacyEngine}), model)
+    # In single precision: grouped products of experts have no other.
+    total = [torch.zeros_like(parameter) for parameter in before.parameters()]
+    for place in range(RECORDS):
+        loss = losses_of(before, [tensor[place : place + 1] for tensor in of_records()]).sum()
+        gradients = torch.autograd.grad(loss, list(before.parameters()), allow_unused=True)
+        norm = sum(float(one.square().sum()) for one in gradients if one is not None) ** 0.5
+        for part, one in zip(total, gradients, strict=True):
+            if one is not None:
+                part += min(1.0, C / norm) * one
+    assert_close(moved(model, before), total)

@@ -23,7 +23,10 @@ from sordino.training.structure import tensors_in
 
 __all__ = ["Criterion", "ProbeOptions", "check_arguments", "check_criterion", "check_taped_loss", "try_forward"]
 
-_ALONE = 'Or, if the loss takes every record by itself, train one record at a time: gradients="one-by-one".'
+_ALONE = (
+    "Or, if the loss takes every record by itself, train one record at a time, with the loop as it is: "
+    'PrivacyEngine(gradients="one-by-one"), in a trainer PrivacyArguments(gradients="one-by-one").'
+)
 # Repetitions of a proof take a small batch at first, a large one later.
 _SMALL_AGAIN = 16
 

@@ -44,7 +44,10 @@ def is_not_captured(refusal: PrivacyError) -> bool:
     return isinstance(refusal, NOT_CAPTURED) or not isinstance(refusal.__cause__, SordinoError | None)
 
 
-_ADVICE = 'Or train one record at a time, which takes every model that runs on one: gradients="one-by-one".'
+_ADVICE = (
+    'Or train one record at a time, which takes every model that runs on one: Performance(gradients="one-by-one") in '
+    'sordino.fit, PrivacyEngine(gradients="one-by-one") in a loop, PrivacyArguments(gradients="one-by-one") in a trainer.'
+)
 _RECORDS = 4
 # The record whose gradient is compared before and after the others.
 _WATCHED = 1
