@@ -1,5 +1,10 @@
 """accelerate: its loop with private steps is that of the plain engine, bit by bit; what can't be private is refused."""
 
+import shutil
+import signal
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -11,8 +16,9 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
-from sordino import PrivacyEngine
+from sordino import NeighboringRelation, PrivacyEngine, accounting, verify
 from sordino.errors import InvalidArgument, PrivacyError
+from sordino.events import Gaussian, PoissonSampled, SelfComposed
 from sordino.integrations.accelerate import prepare_private
 
 OPTIONS = {"noise_multiplier": 0.8, "max_grad_norm": 0.5}
@@ -184,3 +190,160 @@ def test_the_engine_itself_refuses_what_accelerate_made_of_loader_and_optimizer(
     given.update({name: accelerator.prepare(given[name]) for name in names})
     with pytest.raises((PrivacyError, InvalidArgument)):
         engine().make_private(**given, **OPTIONS)
+
+
+# --- runs that never ended -------------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+import torch
+from accelerate import Accelerator
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from sordino import PrivacyEngine
+from sordino.integrations.accelerate import prepare_private
+
+place, steps, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+x = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+model = torch.nn.Linear(4, 2)
+accelerator = Accelerator(cpu=True, project_dir=place)
+model, optimizer, loader = prepare_private(
+    accelerator, PrivacyEngine(), module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    data_loader=DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=8), noise_multiplier=0.8,
+    max_grad_norm=0.5)
+for number, (x, y) in enumerate(loader):
+    accelerator.backward(F.cross_entropy(model(x), y))
+    optimizer.step()
+    optimizer.zero_grad()
+    if number + 1 == steps:
+        break
+if how == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if how == "raised":
+    raise KeyError("as in a script of the user's own")
+if how == "ended":
+    accelerator.end_training()
+"""
+
+
+def died(folder, steps, how):
+    """A script that trains for so many steps in a process of its own and saves no state."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder), str(steps), how], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == {"killed": -signal.SIGKILL, "raised": 1}.get(how, 0), done.stderr
+
+
+def under(folder, one=None, **options):
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    accelerator, one = Accelerator(cpu=True, project_dir=str(folder)), one or PrivacyEngine()
+    return accelerator, one, prepare_private(accelerator, one, **parts(), **(OPTIONS | options))
+
+
+def epsilon_of(steps):
+    event = SelfComposed(event=PoissonSampled(sample_rate=0.25, event=Gaussian(noise_multiplier=0.8)), count=steps)
+    return accounting.epsilon(event, 1e-5).upper
+
+
+@pytest.mark.parametrize("how", ["killed", "raised"])
+def test_a_run_that_died_before_its_first_state_is_charged_when_it_is_begun_again(how, tmp_path, caplog):
+    died(tmp_path, 3, how)
+    accelerator, one, made = under(tmp_path)
+    by_accelerate(accelerator, made)
+    assert "never ended" in caplog.text
+    assert one.get_epsilon(1e-5) == pytest.approx(epsilon_of(3 + 4), rel=1e-9)
+    accelerator.end_training()
+    runs = sorted((tmp_path / "sordino-runs").iterdir())
+    assert [path.name for path in runs] == ["1"]
+    assert verify(runs[0]).passed
+    # Whoever ended a run begins another one.
+    accelerator, one, made = under(tmp_path)
+    by_accelerate(accelerator, made)
+    assert one.get_epsilon(1e-5) == pytest.approx(epsilon_of(4), rel=1e-9)
+
+
+def test_a_run_that_died_twice_is_charged_twice(tmp_path):
+    died(tmp_path, 2, "killed")
+    died(tmp_path, 1, "killed")
+    accelerator, one, made = under(tmp_path)
+    by_accelerate(accelerator, made)
+    assert one.get_epsilon(1e-5) == pytest.approx(epsilon_of(2 + 1 + 4), rel=1e-9)
+
+
+def test_a_run_that_ended_or_still_goes_on_is_not_gone_on_with(tmp_path):
+    died(tmp_path, 2, "ended")
+    accelerator, first, made = under(tmp_path)
+    by_accelerate(accelerator, made)
+    other, second, theirs = under(tmp_path)
+    by_accelerate(other, theirs)
+    assert first.get_epsilon(1e-5) == second.get_epsilon(1e-5) == pytest.approx(epsilon_of(4), rel=1e-9)
+    assert len(list((tmp_path / "sordino-runs").iterdir())) == 3
+
+
+def test_a_state_of_another_run_may_be_loaded_beside_one_that_died(tmp_path):
+    accelerator, first, made = under(tmp_path)
+    by_accelerate(accelerator, made)
+    accelerator.save_state(str(tmp_path / "state"))
+    accelerator.end_training()
+    died(tmp_path, 2, "killed")
+    accelerator, second, made = under(tmp_path)
+    accelerator.load_state(str(tmp_path / "state"))
+    by_accelerate(accelerator, made)
+    assert second.get_epsilon(1e-5) == pytest.approx(epsilon_of(8), rel=1e-9)
+
+
+def test_a_run_that_died_under_another_relation_is_not_mixed_with_this_one(tmp_path):
+    died(tmp_path, 2, "killed")
+    accelerator, one, (model, _, loader) = under(tmp_path, neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    with pytest.raises(InvalidArgument, match="neighboring_relation"):
+        next(iter(loader))
+    assert one.get_epsilon(1e-5) == 0.0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_folder_that_was_deleted_is_an_error_while_it_is_needed_and_none_at_the_end(tmp_path):
+    accelerator, one, (model, optimizer, loader) = under(tmp_path)
+    batches = iter(loader)
+    x, y = next(batches)
+    accelerator.backward(F.cross_entropy(model(x), y))
+    optimizer.step()
+    shutil.rmtree(tmp_path / "sordino-runs")
+    for further in (
+        lambda: next(batches),
+        lambda: accelerator.save_state(str(tmp_path / "state")),
+        accelerator.end_training,
+        one.detach,
+    ):
+        with pytest.raises(InvalidArgument, match="run folder must stay"):
+            further()
+    assert one.get_epsilon(1e-5) == pytest.approx(epsilon_of(1), rel=1e-9)
+
+
+def test_a_deleted_run_folder_ends_a_process_without_a_traceback(tmp_path):
+    script = KILLED + "\nimport shutil; shutil.rmtree(place + '/sordino-runs')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), "2", "left"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+# --- the sampler that is named ----------------------------------------------------------------------------------------
+
+
+def test_a_model_that_was_never_stepped_names_no_sampler(tmp_path):
+    one = PrivacyEngine()
+    assert one.guarantee(1e-5).sampler == "none"
+    model, optimizer, loader = one.make_private(**parts(), **OPTIONS)
+    one.make_private(**parts() | {"data_loader": DataLoader(data(), batch_size=16)}, **OPTIONS)
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert one.guarantee(1e-5).sampler == "Poisson sampling at rate 0.25"
+    one.detach()
+    assert one.guarantee(1e-5).sampler == "Poisson sampling at rate 0.25"
+    second = PrivacyEngine()
+    second.make_private(**parts() | {"data_loader": DataLoader(data(), batch_size=16)}, **OPTIONS)
+    second.load_state_dict(one.state_dict())
+    assert second.guarantee(1e-5).sampler == "Poisson sampling at rate 0.25"

@@ -90,7 +90,9 @@ def prepare_private(
     ``accelerator.backward(loss)``, ``accelerator.accumulate(model)`` and ``accelerator.autocast()`` go on as they do;
     ``accelerator.clip_grad_norm_`` finds no gradient before the step and changes nothing. The engine has a run
     folder: the one that it was made with, or the next number in ``sordino-runs`` under ``project_dir``, or, without
-    one, beside the first state that is saved. ``accelerator.load_state`` goes on in the state's run folder: everything
+    one, beside the first state that is saved. A run under ``project_dir`` that never ended, killed before its first
+    state or without ``end_training``, is gone on with when a script begins anew without ``load_state``: all that it
+    charged is charged here too, and a warning says so. ``accelerator.load_state`` goes on in the state's run folder: everything
     in it is charged, also what came after the state. ``save_state`` and ``save_model`` write the guarantee beside the
     weights; ``end_training`` closes the run folder.
 
@@ -158,7 +160,7 @@ def _keep_run(accelerator: Accelerator, engine: PrivacyEngine) -> None:
     engines.append(engine)
     facts = {"training": {"trainer": "accelerate"}}
     if accelerator.project_dir is not None:
-        begin_run(engine, None, under=str(accelerator.project_dir), facts=facts)
+        begin_run(engine, None, under=str(accelerator.project_dir), facts=facts, joins=True)
 
     def save(_models: object, _weights: object, folder: str) -> None:
         if accelerator.is_main_process:

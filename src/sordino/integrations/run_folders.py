@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sordino.runs.claims import guarantee_body
 from sordino.runs.files import write_json
+from sordino.runs.opening import is_locked
 from sordino.training.drop_in.journal import RUN_FOLDERS, find_run_folder, next_run_folder
 from sordino.training.engine import PrivacyEngine
 from sordino.training.processes.ranks import ranks_here
@@ -14,7 +15,12 @@ __all__ = ["begin_run", "cut_off_run", "resume_run", "write_guarantee", "write_n
 
 
 def begin_run(
-    engine: PrivacyEngine, run_folder: str | Path | None, *, under: str | Path, facts: Mapping[str, object]
+    engine: PrivacyEngine,
+    run_folder: str | Path | None,
+    *,
+    under: str | Path,
+    facts: Mapping[str, object],
+    joins: bool = False,
 ) -> None:
     """Have the engine's steps written to `run_folder`, or to the next new one `under` a folder.
 
@@ -25,21 +31,27 @@ def begin_run(
         run_folder: as the user gave it.
         under: where the other library keeps its files.
         facts: public, for run.json.
+        joins: at the first step, go on in the last run folder `under` if its run never ended: it has shown what it has
+            shown, and whoever begins anew in its place goes on in its account.
     """
     if engine.journal.is_set:
         return
     if run_folder is not None:
         engine.journal.open(run_folder, **facts)
     else:
-        engine.journal.will_create(partial(next_run_folder, under), **facts)
+        cut_off = partial(cut_off_run, under) if joins else None
+        engine.journal.will_create(partial(next_run_folder, under), cut_off, **facts)
 
 
 def cut_off_run(under: str | Path) -> Path | None:
-    """The last run folder under a folder, when its run was killed: nobody has said yet what it cost; otherwise None."""
+    """The last run folder under a folder, when its run was killed: nobody has said yet what it cost; otherwise None.
+
+    A run that still goes on, in another process or in another engine of this one, was not killed.
+    """
     numbered = [path for path in (Path(under) / RUN_FOLDERS).glob("*") if path.name.isdecimal()]
     last = max(numbered, key=lambda path: int(path.name), default=None)
     is_cut_off = last is not None and (last / "run.json").is_file() and not (last / "guarantee.json").is_file()
-    return last if is_cut_off else None
+    return last if last is not None and is_cut_off and not is_locked(last) else None
 
 
 def resume_run(

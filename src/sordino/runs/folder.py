@@ -289,14 +289,18 @@ class RunFolder:
             self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Force the transcript to the disk, end it, and write the manifest. Other files may still be written."""
+        """Force the transcript to the disk, end it, and write the manifest. Other files may still be written.
+
+        A folder that was deleted meanwhile gets no manifest.
+        """
         if self._transcript is not None and self._follower is not None:
             self.sync()
             self._transcript.close()
             self._transcript = None
-            files = {name: fingerprint(self.path / name) for name in self.files()}
-            manifest = {"schema": 1, "head": self._follower.head, "lines": self._follower.lines, "files": files}
-            write_json(self.path / "manifest.json", manifest)
+            if self.path.is_dir():
+                files = {name: fingerprint(self.path / name) for name in self.files()}
+                manifest = {"schema": 1, "head": self._follower.head, "lines": self._follower.lines, "files": files}
+                write_json(self.path / "manifest.json", manifest)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

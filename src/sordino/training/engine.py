@@ -112,6 +112,8 @@ class PrivacyEngine:
         self._seed, self._reproducible, self._ledger = seed, reproducible, ledger
         self._attached: list[Attached] = []
         self._plans: list[Plan] = []
+        # Of models that were detached: those that took a batch.
+        self._stepped: list[Plan] = []
         self._adaptive: AdaptiveRun | None = None
         self._charges = Charges()
         self._delta = None if delta is None else checks.probability(zero=False, one=False, delta=delta)
@@ -378,6 +380,7 @@ class PrivacyEngine:
         self.close_run_folder()
 
     def _release(self) -> None:
+        self._stepped += _stepped(self._attached)
         for attached in self._attached:
             attached.detach()
         self._attached.clear()
@@ -454,6 +457,7 @@ class PrivacyEngine:
             self._charges,
             [*self.journal.plans, *self._plans],
             self._adaptive,
+            stepped=[*self.journal.plans, *self._stepped, *_stepped(self._attached)],
             delta=delta,
             accountant=accountant,
             reproducible=self._reproducible or self.journal.seeded,
@@ -520,3 +524,8 @@ class PrivacyEngine:
             one.start_at(checks.integer(0, step=step))
 
     save_checkpoint, load_checkpoint = save_checkpoint, load_checkpoint
+
+
+def _stepped(attached: Sequence[Attached]) -> list[Plan]:
+    """The plans of models that took a batch."""
+    return [one.plan for one in attached if one.meter.has_charged]

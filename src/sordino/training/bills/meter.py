@@ -66,7 +66,7 @@ class Meter:
             unit=plan.privacy_unit,
         )
         self.reached = self._place = self._first = 0
-        self._repeats, self._is_paid = False, False
+        self._repeats = self._is_paid = self.has_charged = False
 
     def __call__(self, begins_epoch: bool) -> int | None:
         """Charge a batch; under shuffled epochs the first of an epoch pays for all of it.
@@ -98,7 +98,7 @@ class Meter:
             self._journal(number, event, receipt or self._budget_receipt)
         if not isinstance(event, Nothing):
             self._charges.add(event, planned=self._is_planned(number))
-        self.reached = number + 1
+        self.reached, self.has_charged = number + 1, True
         return number
 
     @property

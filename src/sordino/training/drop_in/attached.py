@@ -35,6 +35,7 @@ from sordino.training.processes.ranks import Ranks, inner, ranks_here, shapes_of
 from sordino.training.records.loader import PrivateLoader, population_of
 from sordino.training.records.sizes import batch_bound, largest_batch, substitutes
 from sordino.training.records.units import Units
+from sordino.wording import sampling_words
 
 __all__ = ["Attached", "Loop", "claim_of"]
 
@@ -276,23 +277,31 @@ def claim_of(
     plans: list[Plan],
     adaptive: AdaptiveRun | None,
     *,
+    stepped: list[Plan],
     delta: float,
     accountant: str,
     reproducible: bool,
     diagnosed: bool = False,
 ) -> Guarantee:
-    """What holds for everything that an engine charged: the composition of its steps, or its budget."""
+    """What holds for everything that an engine charged: the composition of its steps, or its budget.
+
+    A plan that no batch was drawn for, one not in `stepped`, is named only where nothing was charged at all.
+    """
     relation = plans[-1].neighboring_relation if plans else NeighboringRelation.ADD_OR_REMOVE_ONE
     spent = accounting.epsilon(charges.event(), delta, relation=relation, accountant=accountant)
     caveats = [FIXED_SEED] if reproducible else []
     caveats += [DIAGNOSED] if diagnosed else []
-    caveats += [caveat for plan in plans for caveat in plan.guarantee(steps=0).caveats]
+    is_charged = not isinstance(charges.event(), Nothing)
+    named = stepped if is_charged else plans
+    caveats += [caveat for plan in named for caveat in plan.guarantee(steps=0).caveats]
     epsilon, name = spent.upper, spent.accountant
-    sampler = ", ".join(dict.fromkeys(plan.sampling.words for plan in plans)) or "none"
+    # Charges that were loaded without their plans say by themselves how batches were drawn.
+    loaded = sampling_words(charges.event()) if is_charged and not named else "none"
+    sampler = ", ".join(dict.fromkeys(plan.sampling.words for plan in named)) or loaded
     if adaptive is not None:
         name, sampler = adaptive.accountant, adaptive.words
         caveats.append(KEPT)
-        if not isinstance(charges.event(), Nothing):
+        if is_charged:
             epsilon = max(epsilon, _budget_at(adaptive, plans[-1], delta))
     return Guarantee(
         epsilon=epsilon,

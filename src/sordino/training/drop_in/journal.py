@@ -7,8 +7,10 @@ begun later holds them too.
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -29,6 +31,8 @@ __all__ = ["Journal", "JournaledModel", "RUN_FOLDERS", "find_run_folder", "next_
 RUN_FOLDERS = "sordino-runs"
 """Folder of the run folders beside another library's checkpoints."""
 
+
+_LOG = logging.getLogger(__name__)
 
 # Which journal of this process has a folder open: another one that needs it takes it over.
 _OPEN: "WeakValueDictionary[Path, Journal]" = WeakValueDictionary()
@@ -122,6 +126,7 @@ class Journal:
         self._models: list[JournaledModel] = []
         self._holder: dict[str, object] = {"folder": None, "process": os.getpid()}
         self._choose: Callable[[], Path] | None = None
+        self._cut_off: Callable[[], Path | None] | None = None
         self._path: Path | None = None
         self._facts: dict[str, object] = {}
         self._known = 0
@@ -142,16 +147,19 @@ class Journal:
         """Whether there is a folder, or one will be made before the first step."""
         return self._path is not None or self._choose is not None
 
-    def will_create(self, choose: Callable[[], Path], **facts: object) -> None:
+    def will_create(
+        self, choose: Callable[[], Path], cut_off: Callable[[], Path | None] | None = None, **facts: object
+    ) -> None:
         """Make a new folder where `choose` says, before the first step is charged, unless there is one already.
 
         Args:
             choose: called when the folder is made; again when another process was faster.
+            cut_off: called before; the folder of a run that never ended, to go on in instead, or None.
             **facts: public, for run.json.
         """
         self._facts |= {name: value for name, value in facts.items() if value is not None}
         if self._path is None:
-            self._choose = choose
+            self._choose, self._cut_off = choose, cut_off
 
     def open(self, path: str | Path, **facts: object) -> None:
         """Go on in an existing run folder, or make it before the first step; what it holds is charged here too.
@@ -230,6 +238,9 @@ class Journal:
 
     def _create(self) -> RunFolder:
         assert self._choose is not None
+        cut_off = None if self._cut_off is None else self._cut_off()
+        if cut_off is not None:
+            return self._join(cut_off)
         first = self._models[0]
         facts = {
             "id": Randomness().commitment,
@@ -251,6 +262,23 @@ class Journal:
         self._path = path
         self._hold(folder)
         self._budget = first.budget
+        for model in self._models:
+            self._known += model.flush(folder, diagnosed=self.diagnosed)
+        return folder
+
+    def _join(self, path: Path) -> RunFolder:
+        """Go on in the folder of a run that never ended: what it has charged is charged here too."""
+        self._path = path
+        try:
+            folder = self._resume()
+        except BaseException:
+            self._path = None
+            raise
+        _LOG.warning(
+            "going on in %s, whose run never ended: all that it charged is charged to this one too. For an account of "
+            "its own end each run, or name another folder.",
+            path,
+        )
         for model in self._models:
             self._known += model.flush(folder, diagnosed=self.diagnosed)
         return folder
@@ -288,17 +316,34 @@ class Journal:
                 f"run_folder must be one that an engine wrote, got {str(folder.path)!r}, which fit or a recipe wrote. "
                 "Choose another path."
             )
+        segments = folder.segments()
+        texts = [folder.plan, *(segment.plan for segment in segments if segment.plan is not None)]
+        plans = [Plan.from_json(json.dumps(body)) for body in texts]
+        self._check_same(folder, plans)
         for line in list(folder)[self._known :]:
             self._known += 1
             if not isinstance(line.event, Nothing):
                 self._charges.add(line.event)
-        segments = folder.segments()
-        texts = [folder.plan, *(segment.plan for segment in segments if segment.plan is not None)]
-        self.plans = [Plan.from_json(json.dumps(body)) for body in texts]
+        self.plans = plans
         self.seeded = self.seeded or any(segment.seeded for segment in segments)
         shown = folder.meta.get("diagnostics") is not None or any(segment.diagnosed for segment in segments)
         self.diagnosed = self.diagnosed or shown
         self._budget = folder.meta.get("budget")
+
+    def _check_same(self, folder: RunFolder, plans: Sequence[Plan]) -> None:
+        """Refuse a folder whose charges can't be told together with those of the models that are here already."""
+        for model in self._models:
+            for name in ("neighboring_relation", "privacy_unit"):
+                if any(getattr(plan, name) is not getattr(model.plan, name) for plan in plans):
+                    raise InvalidArgument(
+                        f"{name} must be that of the run folder {str(folder.path)!r}, got another. Choose the same, or "
+                        "another folder."
+                    )
+            if folder.meta.get("budget") != model.budget:
+                raise InvalidArgument(
+                    f"budget must be that of the run folder, {folder.meta.get('budget')}, got {model.budget}. Give the "
+                    "same AdaptiveBudget, or another run_folder."
+                )
 
     @property
     def run_id(self) -> object:
@@ -345,6 +390,7 @@ class Journal:
         if not self.is_set:
             model.note(step, event, receipt)
             return
+        self._check_there()
         folder = self._folder()
         reached = folder.reached(model.number)
         if step > reached:
@@ -353,6 +399,14 @@ class Journal:
             )
         model.write(folder, step, event, receipt, diagnosed=self.diagnosed)
         self._known += 1
+
+    def _check_there(self) -> None:
+        """Refuse to go on when the folder was deleted or moved: nobody could read what was charged."""
+        if self._path is not None and not (self._path / "transcript.jsonl").is_file():
+            raise InvalidArgument(
+                f"run folder must stay where it is until its run has ended, got none at {str(self._path)!r} any more. "
+                "Put it back; guarantee() still says what this engine has charged."
+            )
 
     def sync(self) -> None:
         """Have the disk hold all that was charged; call it before anything is shown or saved."""
@@ -364,6 +418,7 @@ class Journal:
         """What a checkpoint says of the run that it belongs to, in plain JSON types; the disk holds the run then."""
         if not self.is_set or (self._path is None and not self._models):
             return {"schema": 2, "run": None}
+        self._check_there()
         opened = cast("RunFolder | None", self._holder["folder"])
         folder = opened or (RunFolder.open(self._path) if self._path is not None else self._folder())
         folder.sync()
@@ -379,6 +434,7 @@ class Journal:
         """Write what was reached, and let others have the folder; it is opened again when a further step comes."""
         if self._path is None or not ranks_here().is_first:
             return
+        self._check_there()
         folder = self._folder()
         if model is not None:
             folder.save_model(cast("Mapping[str, object]", model))  # pyright: ignore[reportArgumentType]
@@ -454,4 +510,6 @@ def _close(holder: dict[str, object]) -> None:
     """At the end of the engine, in the process that opened the folder: a worker that was forked leaves it alone."""
     folder = cast("RunFolder | None", holder["folder"])
     if folder is not None and holder["process"] == os.getpid():
-        folder.close()
+        # A folder that is being deleted meanwhile, at the end of a process, is nobody's error.
+        with suppress(OSError):
+            folder.close()
