@@ -282,7 +282,7 @@ def test_a_run_that_ended_or_still_goes_on_is_not_gone_on_with(tmp_path):
 
 
 def test_a_state_of_another_run_may_be_loaded_beside_one_that_died(tmp_path):
-    accelerator, first, made = under(tmp_path)
+    accelerator, _, made = under(tmp_path)
     by_accelerate(accelerator, made)
     accelerator.save_state(str(tmp_path / "state"))
     accelerator.end_training()
@@ -295,7 +295,7 @@ def test_a_state_of_another_run_may_be_loaded_beside_one_that_died(tmp_path):
 
 def test_a_run_that_died_under_another_relation_is_not_mixed_with_this_one(tmp_path):
     died(tmp_path, 2, "killed")
-    accelerator, one, (model, _, loader) = under(tmp_path, neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    _, one, (_, _, loader) = under(tmp_path, neighboring_relation=NeighboringRelation.REPLACE_ONE)
     with pytest.raises(InvalidArgument, match="neighboring_relation"):
         next(iter(loader))
     assert one.get_epsilon(1e-5) == 0.0

@@ -92,9 +92,9 @@ def prepare_private(
     folder: the one that it was made with, or the next number in ``sordino-runs`` under ``project_dir``, or, without
     one, beside the first state that is saved. A run under ``project_dir`` that never ended, killed before its first
     state or without ``end_training``, is gone on with when a script begins anew without ``load_state``: all that it
-    charged is charged here too, and a warning says so. ``accelerator.load_state`` goes on in the state's run folder: everything
-    in it is charged, also what came after the state. ``save_state`` and ``save_model`` write the guarantee beside the
-    weights; ``end_training`` closes the run folder.
+    charged is charged here too, and a warning says so. ``accelerator.load_state`` goes on in the state's run folder:
+    everything in it is charged, also what came after the state. ``save_state`` and ``save_model`` write the guarantee
+    beside the weights; ``end_training`` closes the run folder.
 
     Guarantee: that of `PrivacyEngine.make_private`.
 

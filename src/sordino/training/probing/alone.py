@@ -45,8 +45,9 @@ def is_not_captured(refusal: PrivacyError) -> bool:
 
 
 _ADVICE = (
-    'Or train one record at a time, which takes every model that runs on one: Performance(gradients="one-by-one") in '
-    'sordino.fit, PrivacyEngine(gradients="one-by-one") in a loop, PrivacyArguments(gradients="one-by-one") in a trainer.'
+    "Or train one record at a time, which takes every model that runs on one: "
+    'Performance(gradients="one-by-one") in sordino.fit, PrivacyEngine(gradients="one-by-one") in a loop, '
+    'PrivacyArguments(gradients="one-by-one") in a trainer.'
 )
 _RECORDS = 4
 # The record whose gradient is compared before and after the others.
