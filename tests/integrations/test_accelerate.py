@@ -1,5 +1,7 @@
 """accelerate: its loop with private steps is that of the plain engine, bit by bit; what can't be private is refused."""
 
+import fcntl
+import os
 import shutil
 import signal
 import subprocess
@@ -279,6 +281,19 @@ def test_a_run_that_ended_or_still_goes_on_is_not_gone_on_with(tmp_path):
     by_accelerate(other, theirs)
     assert first.get_epsilon(1e-5) == second.get_epsilon(1e-5) == pytest.approx(epsilon_of(4), rel=1e-9)
     assert len(list((tmp_path / "sordino-runs").iterdir())) == 3
+
+
+def test_a_run_that_another_process_has_open_is_not_passed_over(tmp_path):
+    """Workers of a killed process outlive it: its run may have died."""
+    died(tmp_path, 2, "killed")
+    lock = os.open(tmp_path / "sordino-runs" / "1", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _, one, (_, _, loader) = under(tmp_path)
+    with pytest.raises(InvalidArgument, match="open elsewhere"):
+        next(iter(loader))
+    os.close(lock)
+    next(iter(loader))
+    assert one.get_epsilon(1e-5) == pytest.approx(epsilon_of(2 + 1), rel=1e-9)
 
 
 def test_a_state_of_another_run_may_be_loaded_beside_one_that_died(tmp_path):

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from sordino.runs.claims import guarantee_body
 from sordino.runs.files import write_json
-from sordino.runs.opening import is_locked
-from sordino.training.drop_in.journal import RUN_FOLDERS, find_run_folder, next_run_folder
+from sordino.training.drop_in.journal import RUN_FOLDERS, find_run_folder, is_open_here, next_run_folder
 from sordino.training.engine import PrivacyEngine
 from sordino.training.processes.ranks import ranks_here
 
@@ -46,12 +45,13 @@ def begin_run(
 def cut_off_run(under: str | Path) -> Path | None:
     """The last run folder under a folder, when its run was killed: nobody has said yet what it cost; otherwise None.
 
-    A run that still goes on, in another process or in another engine of this one, was not killed.
+    A run that goes on in another engine of this process was not killed. One that another process has open may have been,
+    for its workers outlive it by some seconds: to go on in it is refused until they are gone.
     """
     numbered = [path for path in (Path(under) / RUN_FOLDERS).glob("*") if path.name.isdecimal()]
     last = max(numbered, key=lambda path: int(path.name), default=None)
     is_cut_off = last is not None and (last / "run.json").is_file() and not (last / "guarantee.json").is_file()
-    return last if last is not None and is_cut_off and not is_locked(last) else None
+    return last if last is not None and is_cut_off and not is_open_here(last) else None
 
 
 def resume_run(

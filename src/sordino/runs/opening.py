@@ -8,7 +8,7 @@ from sordino.errors import InvalidArgument
 from sordino.runs.files import write_bytes
 from sordino.runs.transcript import Follower
 
-__all__ = ["is_locked", "locked", "mend", "umask"]
+__all__ = ["locked", "mend", "umask"]
 
 
 def umask() -> int:
@@ -30,15 +30,6 @@ def locked(path: Path) -> int:
             "another engine in this one. Wait for its end; an engine lets go of it with detach()."
         ) from error
     return lock
-
-
-def is_locked(path: Path) -> bool:
-    """Whether somebody writes the run in a folder at this moment."""
-    try:
-        os.close(locked(path))
-    except InvalidArgument:
-        return True
-    return False
 
 
 def mend(transcript: Path, follower: Follower) -> None:

@@ -26,7 +26,7 @@ from sordino.training.bills.charges import Charges
 from sordino.training.plan import Plan
 from sordino.training.processes.ranks import ranks_here
 
-__all__ = ["Journal", "JournaledModel", "RUN_FOLDERS", "find_run_folder", "next_run_folder"]
+__all__ = ["Journal", "JournaledModel", "RUN_FOLDERS", "find_run_folder", "is_open_here", "next_run_folder"]
 
 RUN_FOLDERS = "sordino-runs"
 """Folder of the run folders beside another library's checkpoints."""
@@ -143,6 +143,11 @@ class Journal:
         return self._path
 
     @property
+    def is_writing(self) -> bool:
+        """Whether the folder is open, in the process that opened it."""
+        return self._holder["folder"] is not None and self._holder["process"] == os.getpid()
+
+    @property
     def is_set(self) -> bool:
         """Whether there is a folder, or one will be made before the first step."""
         return self._path is not None or self._choose is not None
@@ -196,7 +201,7 @@ class Journal:
                 self._path = None
                 raise
         else:
-            self.will_create(lambda: path, **facts)
+            self.will_create(lambda: path, None, **facts)
         return self._known_facts()
 
     def _known_facts(self) -> dict[str, object]:
@@ -440,6 +445,12 @@ class Journal:
             folder.save_model(cast("Mapping[str, object]", model))  # pyright: ignore[reportArgumentType]
         folder.write_guarantee(guarantee)
         self.let_go()
+
+
+def is_open_here(path: str | Path) -> bool:
+    """Whether an engine of this process has a run folder open."""
+    journal = _OPEN.get(Path(path).resolve())
+    return journal is not None and journal.is_writing
 
 
 def next_run_folder(root: str | Path) -> Path:
