@@ -45,8 +45,8 @@ def begin_run(
 def cut_off_run(under: str | Path) -> Path | None:
     """The last run folder under a folder, when its run was killed: nobody has said yet what it cost; otherwise None.
 
-    A run that goes on in another engine of this process was not killed. One that another process has open may have been,
-    for its workers outlive it by some seconds: to go on in it is refused until they are gone.
+    A run that goes on in another engine of this process was not killed. One that another process has open may have
+    been, for its workers outlive it by some seconds: to go on in it is refused until they are gone.
     """
     numbered = [path for path in (Path(under) / RUN_FOLDERS).glob("*") if path.name.isdecimal()]
     last = max(numbered, key=lambda path: int(path.name), default=None)
