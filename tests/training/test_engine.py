@@ -125,7 +125,7 @@ def test_a_copy_and_a_pickle_of_the_model_are_ordinary_models():
 
 
 def test_options_that_only_change_speed_elsewhere_are_accepted():
-    for mode in ("hooks", "functorch", "ew", "ghost"):
+    for mode in ("hooks", "functorch", "ew"):
         train(*private(grad_sample_mode=mode))
 
 

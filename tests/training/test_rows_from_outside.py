@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from loops import ce, dropout, mlp, train
-from sordino.errors import CoupledRecords, InvalidArgument, PrivacyError, UnknownSampler, UnprivateStep
+from sordino.errors import CoupledRecords, InvalidArgument, PrivacyError, UnprivateStep
 from sordino.training.engine import PrivacyEngine
 
 GENERATOR = torch.Generator().manual_seed(9)
@@ -225,18 +225,6 @@ def test_a_loop_that_calls_parts_past_the_forward_is_told_to_call_the_model():
     with pytest.raises(UnprivateStep, match=r"model\(batch\)"):
         train(lambda m, b, s: F.cross_entropy(m.b(m.a(b[0]).tanh()), b[1]), Encoder)
     train(ce, Encoder)
-
-
-def test_a_private_loader_is_not_made_private_again_and_the_message_says_what_is():
-    model = mlp()
-    loader = DataLoader(TensorDataset(torch.randn(24, 6), torch.randint(0, 3, (24,))), batch_size=8)
-    given = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "module": model}
-    optimizer, engine = torch.optim.SGD(model.parameters(), lr=0.1), PrivacyEngine()
-    _, _, private = engine.make_private(optimizer=optimizer, data_loader=loader, **given)
-    engine.detach()
-    with pytest.raises(UnknownSampler, match="pass it again"):
-        engine.make_private(optimizer=optimizer, data_loader=private, **given)
-    engine.make_private(optimizer=optimizer, data_loader=loader, **given)
 
 
 # --- rows that the batch is written into ----------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from sordino.training.drop_in.options import (
     check_own_objects,
     norm_and_clipping,
     not_offered,
+    with_old_signatures,
 )
 from sordino.training.loops.criterion import Criterion
 from sordino.training.loops.provenance import mark_public
@@ -92,6 +93,7 @@ class PrivacyEngine:
         Abadi et al. 2016, algorithm 1.
     """
 
+    @with_old_signatures
     def __init__(
         self,
         *,
@@ -123,6 +125,7 @@ class PrivacyEngine:
 
     # --- making private ------------------------------------------------------------------------------------------
 
+    @with_old_signatures
     def make_private(
         self,
         *,
@@ -156,7 +159,8 @@ class PrivacyEngine:
         with `noise` or `budget` a step of those.
 
         Args:
-            module: in training mode when you train; called on the loader's batches.
+            module: in training mode when you train; called on the loader's batches. A module that this engine made
+                private already is made private anew: what was spent stays counted, its earlier loader ends.
             optimizer: holds the parameters to train, all of them `module`'s.
             data_loader: a DataLoader with a map-style data set, with or without shuffling. Of a loader that
                 `make_private` returned, the DataLoader that it was made from is taken.
@@ -187,7 +191,7 @@ class PrivacyEngine:
             public_records: at least five public or invented items, as the data set would give them: for a `collate_fn`
                 that does not run on made-up items. They also serve as `public_batch`.
             noise_generator: must be None: the noise is keyed by run and step and can't be taken from outside.
-            grad_sample_mode: "hooks", "functorch", "ew" or "ghost": accepted, makes no difference.
+            grad_sample_mode: "hooks", "functorch" or "ew": accepted, makes no difference.
             wrap_model: must be True, which makes no difference: your own module comes back.
             rand_on_empty: accepted, makes no difference: an empty batch comes as synthetic records.
 
@@ -236,6 +240,7 @@ class PrivacyEngine:
         adaptive = None if budget is None else AdaptiveRun(budget, plan)
         return self._attach(plan, loop, steps=steps_per_epoch(data_loader, sample_rate), adaptive=adaptive)
 
+    @with_old_signatures
     def make_private_with_epsilon(
         self,
         *,
@@ -303,7 +308,8 @@ class PrivacyEngine:
             relation=plan.neighboring_relation,
             accountant=self._accountant,
         )
-        earlier = [self.event(), *(attached.meter.remaining() for attached in self._attached)]
+        others = [one for one in self._attached if one.session.module is not module]
+        earlier = [self.event(), *(one.meter.remaining() for one in others)]
         before = compose([event for event in earlier if not isinstance(event, Nothing)])
         plan = calibrated(plan, target, noise=noise, before=before)
         loop = Loop(
@@ -338,9 +344,13 @@ class PrivacyEngine:
             plan = replace(plan, dataset_size_is_public=True)
         check_together(plan, [*self.journal.plans, *self._plans], budgeted=self._adaptive is not None)
         earlier = self._charges.runs() if self.journal.path is not None else ()
+        place = self._place_of(loop.module)
+        if place < len(self._attached):
+            # The module is made private anew; its earlier loader gives no more batches.
+            self._attached[place].detach()
         attached, loader = loop.attach(
             plan,
-            number=len(self._attached),
+            number=place,
             steps=steps,
             randomness=self._new_randomness(),
             charges=self._charges,
@@ -354,9 +364,14 @@ class PrivacyEngine:
             for event, times in earlier:
                 adaptive.take_over(event, times)
         self._adaptive = adaptive
-        self._attached.append(attached)
+        self._attached[place:] = [attached, *self._attached[place + 1 :]]
         self._plans.append(plan)
         return loop.module, loop.optimizer, loader
+
+    def _place_of(self, module: nn.Module) -> int:
+        """Where the engine keeps `module`, or will keep it."""
+        places = (place for place, one in enumerate(self._attached) if one.session.module is module)
+        return next(places, len(self._attached))
 
     def _same_delta(self, delta: float) -> float:
         if self._delta not in (None, delta):

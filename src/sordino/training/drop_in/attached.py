@@ -22,6 +22,7 @@ from sordino.training.bills.charges import Charges
 from sordino.training.bills.meter import Meter
 from sordino.training.bills.target import EpsilonTarget
 from sordino.training.drop_in.journal import Journal
+from sordino.training.drop_in.module_fields import ModuleFields
 from sordino.training.drop_in.optimizer_fields import OptimizerFields
 from sordino.training.drop_in.proving import set_probe
 from sordino.training.drop_in.session import Session
@@ -50,7 +51,7 @@ class Attached:
         session: turns the user's steps into private ones.
         meter: charges and numbers the batches.
         adaptive: the budget that chooses each step's values, or None.
-        fields: what the optimizer shows of the coming step.
+        fields: what the optimizer shows of the coming step, and what the module has of other engines' modules.
     """
 
     number: int
@@ -58,11 +59,12 @@ class Attached:
     session: Session
     meter: Meter
     adaptive: AdaptiveRun | None
-    fields: OptimizerFields
+    fields: tuple[OptimizerFields, ModuleFields]
 
     def detach(self) -> None:
         """Give module and optimizer back as they were."""
-        self.fields.remove()
+        for fields in self.fields:
+            fields.remove()
         self.session.detach()
 
     def facts(self) -> dict[str, object]:
@@ -233,7 +235,8 @@ class Loop:
             raise
         if adaptive is None:
             fields.show()
-        attached = Attached(number=number, plan=plan, session=session, meter=meter, adaptive=adaptive, fields=fields)
+        given = fields, ModuleFields(self.module)
+        attached = Attached(number=number, plan=plan, session=session, meter=meter, adaptive=adaptive, fields=given)
         return attached, loader
 
     def _largest(self, plan: Plan, adaptive: AdaptiveRun | None, ranks: Ranks) -> Callable[[int], int]:

@@ -33,7 +33,8 @@ def check_trainable(module: nn.Module, optimizer: Optimizer) -> None:
         )
     if is_claimed(module.parameters()):
         raise InvalidArgument(
-            "module must not be private already, got one that is. Call detach() on the engine that made it so."
+            "module must not be private already, got one that is. Give it to that engine's make_private again, whose ε "
+            "adds up, or call detach() on that engine."
         )
 
 

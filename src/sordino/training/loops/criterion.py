@@ -121,18 +121,21 @@ def check_arguments(
 
 
 def _with_outsiders(tape: Tape, check: Callable[[], None]) -> None:
-    """Check a loss with tensors from outside: as rows of records where they may be that, then as constants."""
-    try:
-        check()
-    except SordinoError as refusal:
-        # What came from outside the batch with a row a record may be a constant whose size fits by chance.
-        failed = refusal.__cause__ is not None
-        if not tape.outside_inputs() or not failed:
-            if tape.has_bound_rows and (failed or isinstance(refusal, RecordCountMismatch)):
+    """Check a loss with tensors from outside: as rows of records where they may be that, then read in other ways."""
+    *others, last = tape.outside_readings()
+    for reading in (*others, last):
+        tape.outside = reading
+        try:
+            check()
+            return
+        except SordinoError as refusal:
+            # What came from outside the batch with a row a record may be a constant whose size fits by chance.
+            failed = refusal.__cause__ is not None
+            if failed and reading != last:
+                continue
+            if reading == "rows" and tape.has_bound_rows and (failed or isinstance(refusal, RecordCountMismatch)):
                 raise _of_rows() from refusal
             raise
-        tape.outside_is_constant = True
-        check()
 
 
 def _of_rows() -> CoupledRecords:

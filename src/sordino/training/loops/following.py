@@ -320,11 +320,11 @@ class Following:
             # Forgotten meanwhile: what is refused stays unknown.
             self._known.pop(form, None)
             self._require_state()
-            tape.outside_is_constant = False
+            tape.outside = "rows"
             times = 0 if known is None or known.has_grown else known.times
             put_to_proof(lambda: prove(tape, value, times))
             self._known[form] = known or ProvedForm(late=late, numbers=numbers, records=self._rows)
-            self._known[form].shapes = tape.outside_shapes() if tape.outside_is_constant else None
+            self._known[form].shapes = tape.outside_shapes() if tape.outside == "constants" else None
             self._proved.add(self._state)
 
     def mark_chance(self) -> None:

@@ -18,6 +18,7 @@ from sordino.training.loops.leaving import Leaving
 from sordino.training.loops.outsiders import (
     Outsider,
     Outsiders,
+    Reading,
     memory_of,
     says_nothing,
 )
@@ -49,8 +50,8 @@ class Tape(Leaving):
     Attributes:
         is_passing: whether a backward pass is running from losses that `on_backward` has seen.
         is_weighted: whether one is running from several numbers, weighted by the loop.
-        outside_is_constant: whether tensors that did not come with the batch are the same for all batches; by default
-            one with a row a record counts as an input.
+        outside: how tensors that did not come with the batch are read; by default one with a row a record counts as an
+            input.
         may_leave: whether tensors without notes that hold values of records are within the loop's reach.
         loss: the tensor whose backward pass is running or about to.
         passes: runs the backward passes that a loss takes, given one that is called with whether its graph must be
@@ -65,7 +66,8 @@ class Tape(Leaving):
         self, records: int, on_backward: Callable[["Tape", int], None], carried: Carried | None = None
     ) -> None:
         super().__init__(records, Carried() if carried is None else carried)
-        self.is_passing = self.is_weighted = self.outside_is_constant = False
+        self.is_passing = self.is_weighted = False
+        self.outside: Reading = "rows"
         self._on_backward = on_backward
         self._inputs: list[int] = []
         self._outsiders = Outsiders(records, self._new_slot)
@@ -281,12 +283,16 @@ class Tape(Leaving):
         return any(one.rowed and not one.is_free for one in self._outsiders)
 
     def outside_shapes(self) -> Hashable:
-        """The shapes of all tensors from outside with as many rows as there are records."""
-        return tuple(one.value.shape for one in self._outsiders if one.rowed)
+        """The shapes of all tensors from outside that are as long as there are records."""
+        return tuple(one.value.shape for one in self._outsiders if one.rowed or one.column is not None)
+
+    def outside_readings(self) -> list[Reading]:
+        """How tensors from outside may be read, the likeliest first."""
+        return self._outsiders.readings()
 
     def outside_inputs(self) -> tuple[Tensor, ...]:
         """The structure, with no rows, of the inputs that did not come with the batch."""
-        return tuple(one.value[:0] for one in self._outsiders.inputs(are_constant=self.outside_is_constant))
+        return tuple(one.value[:0] for one in self._outsiders.inputs(self.outside))
 
     def rows_from_outside(self, wanted: int, *, by_chance: Callable[[], bool]) -> Hashable:
         """Look at the tensors from outside with as many rows as there are records: whose rows are they?
@@ -304,13 +310,15 @@ class Tape(Leaving):
             What was found of each that the value depends on: a proof is one for the same.
         """
         rowed = [one for one in self._outsiders if one.rowed and not one.counts_records()]
-        if not rowed:
+        filled = [one for one in self._outsiders if one.column is not None and not one.rowed]
+        if not rowed and not filled:
             return ()
         used = {leaf.number for call in self._needed_for([wanted]) for leaf in call.inputs() if isinstance(leaf, Slot)}
         rowed = [one for one in rowed if one.slot in used]
         for one in rowed:
             one.is_free = one.has_free_rows() or by_chance()
-        return tuple(True if one.is_free else (one.value.shape, one.value.dtype) for one in rowed)
+        found = [True if one.is_free else (one.value.shape, one.value.dtype) for one in rowed]
+        return (*found, *(one.is_filled() for one in filled if one.slot in used))
 
     def form(self, loss: int) -> tuple[Hashable, tuple[float, ...]]:
         """What leads to the loss, without values; and the constants in it that may have been made from bare values."""
@@ -405,7 +413,7 @@ class Tape(Leaving):
 
     def replay_all(self, wanted: Sequence[int], inputs: Sequence[Tensor], *, records: int) -> dict[int, object]:
         """`replay` for several values at once, by place."""
-        rowed = self._outsiders.inputs(are_constant=self.outside_is_constant)
+        rowed = self._outsiders.inputs(self.outside)
         places = [*self._inputs, *(one.slot for one in rowed if one.slot is not None)]
         if len(places) != len(inputs):
             raise UnprivateStep(
@@ -415,7 +423,7 @@ class Tape(Leaving):
         values: dict[int, object] = dict(zip(places, inputs, strict=True))
         for one in self._outsiders:
             if one.slot is not None and one.slot not in values:
-                values[one.slot] = self._outsiders.start_of(one, records, is_constant=self.outside_is_constant)
+                values[one.slot] = self._outsiders.start_of(one, records, self.outside)
 
         def value_of(noted: object) -> object:
             return values[noted.number] if isinstance(noted, Slot) else noted

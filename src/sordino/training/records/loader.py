@@ -51,6 +51,11 @@ _NOT_OFFERED = {
     "sample_rate": "Write 1 / len(loader), the probability that a record joins a batch",
     "sampler": "Leave set_epoch and the like out: every epoch draws new batches, on all processes alike",
 }
+# The user's options that keep their meaning, or have none here.
+_OPTIONS = frozenset(
+    {"drop_last", "multiprocessing_context", "persistent_workers", "pin_memory", "prefetch_factor", "timeout"}
+    | {"worker_init_fn"}
+)
 _DECLARE = "Use a DataLoader with shuffle=True or False over the data set"
 # How often a batch that was not stepped is given again.
 _AGAIN = 3
@@ -297,7 +302,10 @@ class PrivateLoader:
         self._chunks.largest = None
 
     def __getattr__(self, name: str) -> object:
-        """Names of other loaders: `NotOffered` with what to write instead, so that ``hasattr`` is False."""
+        """The user's options; for other names of loaders `NotOffered` with what to write, and ``hasattr`` is False."""
+        own = vars(self).get("own_loader")
+        if own is not None and name in _OPTIONS:
+            return getattr(own, name)
         if name in _NOT_OFFERED:
             raise NotOffered(f"loader must be used by its own names, got {name}. {_NOT_OFFERED[name]}.")
         raise AttributeError(f"'PrivateLoader' object has no attribute {name!r}")
