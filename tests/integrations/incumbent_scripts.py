@@ -1345,7 +1345,7 @@ def grad_scaler(PrivacyEngine, changed=False):
 
 @refused(
     "Class weights, `CrossEntropyLoss(weight=…)`",
-    "independent of each other",
+    "loss must not divide by the class weights",
     '`losses = F.cross_entropy(…, weight=weight, reduction="none")`, then `losses.mean()`',
     "the mean divides by the weights of the batch's labels: one label scales every other gradient",
 )

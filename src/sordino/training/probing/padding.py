@@ -119,7 +119,8 @@ def padding_refusal() -> CoupledRecords:
         "collate_fn must not pad to the longest record of the batch unless padding changes no record's loss or "
         "gradient, got a batch of another length for a model and loss in which it does. Give the model a mask "
         "(attention_mask) and divide within each record by its own valid positions, or pad and cut each record to a "
-        "public length (padding='max_length', truncation=True)."
+        "public length (padding='max_length', truncation=True). Or train one record at a time, each at its own length: "
+        'gradients="one-by-one".'
     )
 
 
