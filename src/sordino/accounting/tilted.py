@@ -62,7 +62,8 @@ def _thinned(law: LatticeLaw) -> LatticeLaw:
     if factor < 2:
         return law
     size = -(-law.masses.size // factor)
-    masses = np.bincount(np.arange(law.masses.size) // factor, weights=law.masses, minlength=size)
+    masses = np.zeros(size)
+    masses += np.bincount(np.arange(law.masses.size) // factor, weights=law.masses, minlength=size)
     return LatticeLaw(step=law.step * factor, first=0, masses=masses, infinite=0.0, shift=-law.losses[factor // 2])
 
 
