@@ -369,7 +369,7 @@ def test_batch_normalization_is_refused_where_it_stores_statistics_and_exact_whe
 
     with pytest.raises(UnsupportedModule):
         fit(build(), losses, data(), plan(), progress=False, performance=ALONE)
-    with pytest.raises(UnsupportedModule):
+    with pytest.raises(CoupledRecords):
         fit(build(track_running_stats=False), losses, data(), plan(), progress=False)
     model = build(track_running_stats=False)
     before = copy.deepcopy(model)
