@@ -238,7 +238,8 @@ class Observer:
         def note(_module: nn.Module, _args: object, output: object) -> None:
             noted.extend(tensors_in(output))
 
-        handle = self._capture.model.register_forward_hook(note)
+        # Before the capture's own, which must stay the last where the model itself holds parameters.
+        handle = self._capture.model.register_forward_hook(note, prepend=True)
         try:
             yield noted
         finally:
