@@ -1,11 +1,30 @@
-"""Shapes and types in the signatures of the tensor rooms are checked while the tests run, and only then.
+"""Shapes and types in the signatures of gradients, clipping and mechanisms are checked by their own tests.
 
+The checks cost more than the functions: whole trainings (integrations, recipes, the command line, ...) run without.
 Property tests have no deadline: how long an example takes says how busy the machine is.
 """
 
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
-from jaxtyping import install_import_hook
+from jaxtyping import config, install_import_hook
 
 install_import_hook(["sordino.gradients", "sordino.clipping", "sordino.mechanisms"], "typechecking.check")
 settings.register_profile("sordino", deadline=None)
 settings.load_profile("sordino")
+
+_CHECKED = {"gradients", "clipping", "mechanisms", "sabotage"}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _start_without_shape_checks():
+    config.update("jaxtyping_disable", True)
+
+
+@pytest.fixture(autouse=True)
+def _shape_checks_where_they_are_tested(request):
+    folder = Path(request.path).relative_to(Path(__file__).parent).parts[0]
+    config.update("jaxtyping_disable", folder not in _CHECKED)
+    yield
+    config.update("jaxtyping_disable", True)

@@ -69,7 +69,13 @@ def build(name):
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.EstimatorCheckFailedWarning")
-@pytest.mark.parametrize("name", room.__all__)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in {"WhitenedLogisticRegression", "DPClassifier"} else ())
+        for name in room.__all__
+    ],
+)
 def test_scikit_learns_checks_pass_but_for_the_named_exemptions(name):
     exempt = EVERYWHERE | EXEMPT.get(name, {})
     results = check_estimator(build(name), expected_failed_checks=exempt, on_fail=None)

@@ -166,6 +166,7 @@ def test_adapters_with_gradient_checkpointing_are_exact():
     assert_captured_exactly(model, case.losses, case.batch())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["GPT-2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("BERT", "Llama", "ViT"))]
 )

@@ -259,6 +259,7 @@ def test_diagnostics_show_losses_on_the_terminal_only_and_the_guarantee_says_so(
     assert "not covered" in made.guarantee().sentence()
 
 
+@pytest.mark.slow
 def test_going_back_to_an_older_checkpoint_pays_for_what_newer_ones_showed(tmp_path):
     trainer(tmp_path, save_strategy="steps", save_steps=2, max_steps=6).train()
     again = trainer(tmp_path, max_steps=6)
@@ -298,6 +299,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_its_bill(tmp_path):
         trainer(tmp_path, max_steps=8).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
+@pytest.mark.slow
 def test_training_on_goes_on_the_same_bill(tmp_path):
     made = trainer(tmp_path, max_steps=2)
     made.train()
@@ -447,6 +449,7 @@ def test_a_training_begun_anew_has_a_run_of_its_own_unless_the_one_before_was_ki
     assert third.guarantee().epsilon == pytest.approx(epsilon_of(3 + 2), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_its_run_folder_is_refused_and_found_where_it_is_named(tmp_path):
     trainer(tmp_path / "out", save_strategy="steps", save_steps=2, max_steps=4).train()
     shutil.move(tmp_path / "out" / "sordino-runs", tmp_path / "elsewhere")
@@ -458,6 +461,7 @@ def test_a_checkpoint_without_its_run_folder_is_refused_and_found_where_it_is_na
     assert named.guarantee().epsilon == pytest.approx(epsilon_of(4 + 2), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_folder_older_than_its_checkpoint_is_refused(tmp_path):
     trainer(tmp_path, save_strategy="steps", save_steps=2, max_steps=4).train()
     transcript = tmp_path / "sordino-runs" / "1" / "transcript.jsonl"

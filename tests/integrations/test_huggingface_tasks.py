@@ -162,6 +162,7 @@ def test_smoothing_is_that_of_the_stock_trainer_one_record_at_a_time():
         assert ours.tolist() == pytest.approx(theirs, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_smoothing_is_used(tmp_path):
     seen = []
     for smoothing in (0.0, 0.5):
@@ -336,6 +337,7 @@ def test_the_collator_of_language_models_on_records_of_one_length(tmp_path):
     assert made.guarantee().epsilon == pytest.approx(epsilon_of(2, rate=1 / 3), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_collator_of_sequence_to_sequence_on_records_of_one_length(tmp_path):
     model = t5()
     collator = T.DataCollatorForSeq2Seq(tokenizer(), model=model)

@@ -60,7 +60,9 @@ def check(found):
     assert claim.epsilon == found["epsilon"]
 
 
-@pytest.mark.parametrize("library", NEEDS)
+@pytest.mark.parametrize(
+    "library", [pytest.param(name, marks=() if name == "own_loop" else pytest.mark.slow) for name in NEEDS]
+)
 def test_killed_anywhere_and_resumed_all_that_was_read_is_charged(library, tmp_path):
     asked = [[{"place": place, "count": count}, {}] for place in killed.PLACES for count in (1, 5)]
     asked += [[{"place": "records read", "count": 8}, {"place": "after a line", "count": 4}, {}]]

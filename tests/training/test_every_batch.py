@@ -221,8 +221,7 @@ def parts(count, steps, *, before=None, **options):
     return found, engine
 
 
-@pytest.mark.parametrize("rate", [0.25, 0.9, 1.0])
-@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize(("rate", "size"), [(0.25, 3), (0.9, 1), (1.0, 8)])
 def test_every_batch_has_as_many_parts_whatever_was_drawn(rate, size):
     public = {"sample_rate": rate, "expected_batch_size": 12.0, "microbatch_size": size}
     counts = {count for n in (15, 16, 17) for count in parts(n, 6, **public)[0]}
