@@ -25,11 +25,11 @@ import numpy as np
 import torch
 
 from sordino import data
-from sordino.data import DataSet, Records
-from sordino.data.records import fixed_order
-from sordino.randomness import Randomness
-from sordino.recipes import PIPELINES, Pipeline, pipeline_called
-from sordino.report import utility
+from sordino.data import DatasetSplits, Records
+from sordino.data.schema import fixed_order
+from sordino.randomness import KeyedRNG
+from sordino.recipes import RECIPES, Recipe, get_recipe
+from sordino.report import compute_utility
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -43,16 +43,16 @@ KEY = ("recipe", "data", "epsilon", "setting", "seed")
 
 
 def measured(
-    pipeline: Pipeline, dataset: DataSet, name: str, *, epsilon: float | None, setting: str | None, seed: int
+    pipeline: Recipe, dataset: DatasetSplits, name: str, *, epsilon: float | None, setting: str | None, seed: int
 ) -> Row:
     """One run and what it reached on the test records, which are public."""
     started = time.process_time()
-    randomness = Randomness(seed=seed, reproducible=True)
+    randomness = KeyedRNG(seed=seed, reproducible=True)
     fitted = pipeline.fit(dataset, epsilon=epsilon, setting=setting, delta=DELTA, randomness=randomness)
     seconds = time.process_time() - started
     test = dataset.test
     assert test is not None
-    found = utility(fitted.predict_proba(test), test.labels, public=dataset.public)
+    found = compute_utility(fitted.predict_proba(test), test.labels, public=dataset.public)
     return {
         "recipe": pipeline.name,
         "data": name,
@@ -81,7 +81,7 @@ def commit() -> str:
     return asked.stdout.strip() or "unknown"
 
 
-def held_out(dataset: DataSet) -> DataSet:
+def held_out(dataset: DatasetSplits) -> DatasetSplits:
     """The training records without a sixth of them, and that sixth in place of the test records."""
     order = fixed_order(len(dataset.train))
     cut = len(order) - len(order) // HELD_OUT
@@ -112,7 +112,7 @@ def keep(name: str, rows: Sequence[Row]) -> None:
 
 
 def run(name: str, sets: Sequence[str], epsilons: Sequence[float], settings: Sequence[str], seeds: int) -> None:
-    pipeline = pipeline_called(name)
+    pipeline = get_recipe(name)
     for title in sets or pipeline.data_sets:
         dataset = None
         for epsilon, setting in [*((one, None) for one in epsilons), *((None, one) for one in settings)]:
@@ -120,7 +120,7 @@ def run(name: str, sets: Sequence[str], epsilons: Sequence[float], settings: Seq
                 rows = kept(name)
                 if (name, title, epsilon, setting, seed) in {key(row) for row in rows}:
                     continue
-                dataset = data.load(title, keep_texts=True) if dataset is None else dataset
+                dataset = data.load_dataset(title, keep_texts=True) if dataset is None else dataset
                 row = measured(pipeline, dataset, title, epsilon=epsilon, setting=setting, seed=seed)
                 # Another process may have kept rows meanwhile.
                 keep(name, sorted({key(each): each for each in [*kept(name), row]}.values(), key=place))
@@ -130,9 +130,9 @@ def run(name: str, sets: Sequence[str], epsilons: Sequence[float], settings: Seq
 
 def validate(name: str, sets: Sequence[str], epsilons: Sequence[float], settings: Sequence[str], seeds: int) -> None:
     """The same on a held-out sixth of the training records: nothing is kept, and constants may be chosen by it."""
-    pipeline = pipeline_called(name)
+    pipeline = get_recipe(name)
     for title in sets or pipeline.data_sets:
-        dataset = held_out(data.load(title, keep_texts=True))
+        dataset = held_out(data.load_dataset(title, keep_texts=True))
         for epsilon, setting in [*((one, None) for one in epsilons), *((None, one) for one in settings)]:
             for seed in range(seeds):
                 sys.stdout.write(told(measured(pipeline, dataset, title, epsilon=epsilon, setting=setting, seed=seed)))
@@ -157,10 +157,10 @@ def place(row: Row) -> tuple[object, ...]:
 def page() -> str:
     """docs/results.md, from the rows that were kept."""
     published = json.loads((HERE / "published.json").read_text())
-    rows = [row for name in PIPELINES for row in kept(name)]
+    rows = [row for name in RECIPES for row in kept(name)]
     blocks = [(HERE / "results-intro.md").read_text().rstrip()]
     for uses in (False, True):
-        names = [name for name in PIPELINES if bool(pipeline_called(name).public_inputs) is uses]
+        names = [name for name in RECIPES if bool(get_recipe(name).public_inputs) is uses]
         chosen = [row for row in rows if row["recipe"] in names]
         if not chosen:
             continue
@@ -218,11 +218,11 @@ def figure(kind: Mapping[str, object], title: str, epsilon: float) -> str:
 
 def methods(rows: Sequence[Row]) -> str:
     lines = ["| recipe | constants | public inputs | made | command |", "|---|---|---|---|---|"]
-    for name in PIPELINES:
+    for name in RECIPES:
         own = [row for row in rows if row["recipe"] == name]
         if not own:
             continue
-        pipeline = pipeline_called(name)
+        pipeline = get_recipe(name)
         targets = " ".join(f"{number(e):g}" for e in dict.fromkeys(row["epsilon"] for row in own) if e is not None)
         fixed = " ".join(dict.fromkeys(str(row["setting"]) for row in own if row["setting"] is not None))
         command = f"./run bench accuracy --recipe {name}"
@@ -242,7 +242,7 @@ def number(value: object) -> float:
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--recipe", nargs="+", choices=list(PIPELINES), default=[])
+    parser.add_argument("--recipe", nargs="+", choices=list(RECIPES), default=[])
     parser.add_argument("--data", nargs="+", default=[], help="named data sets; those of the recipe if not given")
     parser.add_argument("--epsilon", nargs="*", type=float, default=list(EPSILONS))
     parser.add_argument("--setting", nargs="+", default=[], help="settings of the recipe that fix the noise")
@@ -255,7 +255,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
 def main(given: Iterable[str] | None = None) -> None:
     asked = arguments(None if given is None else list(given))
     if not asked.page:
-        for name in asked.recipe or PIPELINES:
+        for name in asked.recipe or RECIPES:
             work = validate if asked.validate else run
             work(name, asked.data, asked.epsilon, asked.setting, asked.seeds)
     if not asked.validate:

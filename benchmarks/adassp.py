@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sordino.estimators import LinearRegression
-from sordino.estimators.moments import AdaptiveStatistics
+from sordino.estimators.linear_statistics import AdaptiveStatistics
 from sordino.mechanisms import GaussianBudget
 
 EPSILONS = (0.1, 1.0, 10.0)

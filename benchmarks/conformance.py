@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from sordino.audit import CASES, Engine, Finding, Library, Loss, NotOffered
+from sordino.audit import CASES, CaseResult, ConformanceLoss, EngineLibrary, Library, NotSupported
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -98,13 +98,13 @@ class PrivateByOpacus:
 class OfModelAndBatch(nn.Module):
     """A case's loss in the form that ghost clipping takes: values per record, with a reduction."""
 
-    def __init__(self, loss: Loss) -> None:
+    def __init__(self, loss: ConformanceLoss) -> None:
         super().__init__()
         self.loss, self.reduction = loss, "mean"
 
     def forward(self, model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
         if self.loss.each is None:
-            raise NotOffered
+            raise NotSupported
         return self.loss.each(model, batch)
 
 
@@ -133,7 +133,7 @@ class Opacus:
         if self.mode == "ghost" or {"expected_batch_size", "sample_rate"} & {
             name for name, value in options.items() if value is not None
         }:
-            raise NotOffered
+            raise NotSupported
         size = options.pop("microbatch_size", None)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer
         generator = None if seed is None else torch.Generator().manual_seed(seed)
@@ -162,7 +162,7 @@ class Opacus:
         private.engine.save_checkpoint(path=folder / "checkpoint.pt", module=private.model)
 
     def clipped_sum(
-        self, model: nn.Module, batch: Sequence[Tensor], loss: Loss, *, max_grad_norm: float
+        self, model: nn.Module, batch: Sequence[Tensor], loss: ConformanceLoss, *, max_grad_norm: float
     ) -> list[Tensor]:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.SGD(trained, lr=0.0)
@@ -177,13 +177,13 @@ class Opacus:
         return [len(batch[0]) * (torch.zeros_like(p) if p.grad is None else p.grad) for p in trained]
 
     def _ghost_step(
-        self, model: nn.Module, data: Dataset, optimizer: Optimizer, loss: Loss, max_grad_norm: float
+        self, model: nn.Module, data: Dataset, optimizer: Optimizer, loss: ConformanceLoss, max_grad_norm: float
     ) -> None:
         """One step by the criterion that Opacus makes private."""
         from opacus import PrivacyEngine
 
         if loss.each is None:
-            raise NotOffered
+            raise NotSupported
         made: Any = PrivacyEngine().make_private(
             module=model,
             optimizer=optimizer,
@@ -199,7 +199,7 @@ class Opacus:
             stepper.step()
 
 
-def in_a_process(library: Library, case: str) -> Finding:
+def in_a_process(library: Library, case: str) -> CaseResult:
     """The case in a process of its own: a crash of the process, or no end, is a finding too."""
     ours, theirs = multiprocessing.get_context("fork").Pipe()
     process = multiprocessing.get_context("fork").Process(target=_send, args=(theirs, library, case))
@@ -215,22 +215,22 @@ def in_a_process(library: Library, case: str) -> Finding:
         pass
     finally:
         process.join()
-    return Finding(case=case, verdict="wrong", passed=False, words=words)
+    return CaseResult(case=case, verdict="wrong", passed=False, words=words)
 
 
 def _send(end: Connection, library: Library, case: str) -> None:
     end.send(CASES[case].run(library))
 
 
-def rank(found: Finding) -> int:
+def rank(found: CaseResult) -> int:
     """Better findings come first."""
     order = ["right", "refused", "not offered", "wrong"]
     return order.index(found.verdict) + (0 if found.passed else 10)
 
 
-def by_opacus(case: str) -> tuple[str, Finding, dict[str, str]]:
+def by_opacus(case: str) -> tuple[str, CaseResult, dict[str, str]]:
     """The best mode's finding, that mode, and what each did that was tried."""
-    tried: dict[str, Finding] = {}
+    tried: dict[str, CaseResult] = {}
     for mode in MODES:
         tried[mode] = in_a_process(Opacus(mode), case)
         if tried[mode].passed and tried[mode].verdict != "not offered":
@@ -240,7 +240,7 @@ def by_opacus(case: str) -> tuple[str, Finding, dict[str, str]]:
     return best, tried[best], {mode: words(found) for mode, found in tried.items()}
 
 
-def words(found: Finding) -> str:
+def words(found: CaseResult) -> str:
     if found.verdict == "not offered":
         return "–"
     said = f"{found.verdict}: {found.words}" if found.words else found.verdict
@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
     for case in CASES:
         if only not in case:
             continue
-        own = in_a_process(Engine(), case)
+        own = in_a_process(EngineLibrary(), case)
         found[case] = {"sordino": {"found": words(own), "passed": own.passed}}
         if has_opacus:
             mode, best, tried = by_opacus(case)

@@ -11,7 +11,7 @@ and were chosen on the last 10 000 training records; accuracy is that of the 10 
 the most wanted first, and a row that is there is not run again: a benchmark that was cut off goes on.
 
 The same seed deals the same records, draws the same cohorts and the same noise for every way, so ways are compared
-seed by seed. "dynamic" spends the same ε over rounds of unequal noise, `least_noise(influence(…))`.
+seed by seed. "dynamic" spends the same ε over rounds of unequal noise, `optimal_noise_schedule(influence(…))`.
 """
 
 import argparse
@@ -28,12 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sordino import Randomness
+from sordino import KeyedRNG
 from sordino.clipping import QuantileClipping
-from sordino.data import load
+from sordino.data import load_dataset
 from sordino.definitions import PrivacyUnit
-from sordino.federated import LocalTraining, clients_from, fed_avgm, simulate
-from sordino.schedules import influence, least_noise
+from sordino.federated import LocalTraining, fed_avgm, simulate, split_clients
+from sordino.schedules import noise_influence, optimal_noise_schedule
 from sordino.training import Plan
 
 HERE = Path(__file__).parent
@@ -142,7 +142,7 @@ def plan_for(row: Row, chosen: Settings) -> Plan:
     clipping = QuantileClipping(quantile=0.5, learning_rate=0.2, count_noise=USERS * chosen.rate / 10)
     shape = None
     if row.noise == "dynamic":
-        shape = least_noise(influence(chosen.rounds, condition_number=CONDITION), budget=1.0)
+        shape = optimal_noise_schedule(noise_influence(chosen.rounds, condition_number=CONDITION), budget=1.0)
     return Plan.for_epsilon(
         target_epsilon=row.epsilon, clipping=clipping, max_grad_norm=chosen.bound, noise_shape=shape, **values
     )
@@ -153,7 +153,7 @@ def run(data: tuple[Pair, Pair], row: Row, chosen: Settings) -> dict[str, object
     (x, y), (test_x, test_y) = data
     torch.manual_seed(row.seed)
     model = MODELS[row.model]()
-    clients = clients_from((x, y), users_of(y.numpy(), row.split, row.seed), count=USERS)
+    clients = split_clients((x, y), users_of(y.numpy(), row.split, row.seed), count=USERS)
     plan = plan_for(row, chosen)
     start = time.process_time()
     result = simulate(
@@ -163,7 +163,7 @@ def run(data: tuple[Pair, Pair], row: Row, chosen: Settings) -> dict[str, object
         plan,
         local=LocalTraining(learning_rate=chosen.local_rate, epochs=1, batch_size=chosen.local_batch),
         optimizer=lambda parameters: fed_avgm(parameters, learning_rate=chosen.server_rate),
-        randomness=Randomness(seed=row.seed, reproducible=True),
+        randomness=KeyedRNG(seed=row.seed, reproducible=True),
         together=32 if row.model == "logistic" else 1,
     )
     with torch.no_grad():
@@ -285,7 +285,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if args.page:
         return page()
-    found = load("mnist")
+    found = load_dataset("mnist")
     assert found.test is not None
     data = (found.train.tensors(), found.test.tensors())
     if args.quick or args.validate is not None:

@@ -35,10 +35,10 @@ from steps.text import bert_mini, checkpointed
 from steps.ways import Step, peers, plain_step, private_step
 from torch import nn
 
-from sordino.training.performance import Memory
+from sordino.training.plan import ClippingMode
 
 RESULTS = Path(__file__).parent / "results"
-MODES: tuple[str, ...] = get_args(Memory)
+MODES: tuple[str, ...] = get_args(ClippingMode)
 _STEPS = 2
 # Smaller peaks, in megabytes, have no ratio: they are pages that the process had already, or not.
 _LEAST = 1.0

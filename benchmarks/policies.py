@@ -34,15 +34,22 @@ from sordino.clipping import (
     QuantileClipping,
 )
 from sordino.optimizers import AdamBC, DebiasedMomentum, Kalman, LowPass
-from sordino.schedules import Listed, excess_risk_bound, influence, least_noise, noise_to_signal, uniform_noise
-from sordino.training import LearnedPolicy, estimate_influence, exponential_influence, learn_policy
+from sordino.schedules import (
+    ListSchedule,
+    constant_noise_schedule,
+    excess_risk_bound,
+    noise_influence,
+    noise_to_signal,
+    optimal_noise_schedule,
+)
+from sordino.training import LearnedSchedule, estimate_influence, exponential_influence, learn_schedule
 
 HERE = Path(__file__).parent
 
 
 def schedules(
     make: Callable[[Tensor], nn.Module], public: tuple[Tensor, Tensor], plan: Plan, rate: float, size: dict[str, int]
-) -> dict[str, tuple[Plan, float | Listed]]:
+) -> dict[str, tuple[Plan, float | ListSchedule]]:
     """Noise of one budget Σ σ⁻², spent in several ways."""
     sigma = plan.at(0).noise_multiplier
     budget = plan.steps / sigma**2
@@ -55,7 +62,7 @@ def schedules(
         perturbation=plan.at(0).gradient_noise,
         places=size["places"],
     )
-    learned: LearnedPolicy = learn_policy(
+    learned: LearnedSchedule = learn_schedule(
         make(public[0]),
         losses,
         tuple(part[:200] for part in public),
@@ -66,11 +73,14 @@ def schedules(
         learning_rate=rate,
         rounds=size["rounds"],
     )
-    shapes: dict[str, tuple[Listed, float | Listed]] = {
-        "uniform": (uniform_noise(plan.steps, budget=budget), rate),
-        "closed form, κ = 20": (least_noise(influence(plan.steps, condition_number=20.0), budget=budget), rate),
-        "measured on public data": (least_noise(measured, budget=budget), rate),
-        "measured, one rate": (least_noise(exponential_influence(measured), budget=budget), rate),
+    shapes: dict[str, tuple[ListSchedule, float | ListSchedule]] = {
+        "uniform": (constant_noise_schedule(plan.steps, budget=budget), rate),
+        "closed form, κ = 20": (
+            optimal_noise_schedule(noise_influence(plan.steps, condition_number=20.0), budget=budget),
+            rate,
+        ),
+        "measured on public data": (optimal_noise_schedule(measured, budget=budget), rate),
+        "measured, one rate": (optimal_noise_schedule(exponential_influence(measured), budget=budget), rate),
         "learned noise": (learned.noise_shape(), rate),
         "learned noise and rate": (learned.noise_shape(), learned.learning_rate_schedule()),
     }

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from sordino.gradients import GradientCapture
-from sordino.mechanisms.gaussian import standard_normal
-from sordino.mechanisms.grid_sum import GridSumMechanism
-from sordino.randomness import Randomness
-from sordino.sampling import split
+from sordino.mechanisms.integer_noise import GridSumMechanism
+from sordino.mechanisms.tensor_noise import standard_normal
+from sordino.randomness import KeyedRNG
+from sordino.sampling import split_into_microbatches
 from sordino.training.plan import Plan
 from sordino.training.step import PrivateStep
 
@@ -59,10 +59,12 @@ def stepper(model: nn.Module, x: Tensor, y: Tensor, *, secure: bool, alone: bool
         delta=1e-5,
         secure_noise=secure,
     )
-    step = PrivateStep(GradientCapture(model), plan, Randomness())
+    step = PrivateStep(GradientCapture(model), plan, KeyedRNG())
 
     def work() -> None:
-        for chunk in split(np.arange(len(x)), step=step.last_step + 1, microbatch_size=1 if alone else None):
+        for chunk in split_into_microbatches(
+            np.arange(len(x)), step=step.last_step + 1, microbatch_size=1 if alone else None
+        ):
             index = torch.from_numpy(chunk.indices)
             with step.recording(chunk):
                 nn.functional.cross_entropy(model(x[index]), y[index], reduction="sum").backward()
@@ -75,7 +77,7 @@ def stepper(model: nn.Module, x: Tensor, y: Tensor, *, secure: bool, alone: bool
 def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
-    randomness = Randomness()
+    randomness = KeyedRNG()
     mechanism = GridSumMechanism(noise_multiplier=1.0, record_norm=1.0, dimension=10**6)
     pairs = [
         (

@@ -28,7 +28,7 @@ from steps.cases import Case, cases
 from steps.clock import CLOCKS, machine, seconds
 from steps.ways import Step, compiled_step, peers, plain_step, private_step
 
-from sordino.training import kept_memory
+from sordino.training import retain_freed_memory
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -79,7 +79,7 @@ def measure(
         else:
             names.append(name)
             steps.append(step)
-    memory = kept_memory if keep else nullcontext
+    memory = retain_freed_memory if keep else nullcontext
     with memory():
         for step in steps:
             seconds(step, 2)

@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 
-from sordino.data import load
+from sordino.data import load_dataset
 from sordino.estimators import LogisticRegression
-from sordino.recipes import table
+from sordino.recipes import make_tabular_task
 from sordino.tuning import PrivateRandomSearch
 
 RATES, NORMS = (1.0, 4.0, 16.0, 64.0, 256.0), (0.05, 0.15, 0.25, 0.5)
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--target-epsilon", type=float, default=1.0)
     parser.add_argument("--mean", type=float, default=20.0)
     given = parser.parse_args()
-    rows = table(load("adult"))
+    rows = make_tabular_task(load_dataset("adult"))
     (X, y), test = rows.train, rows.test
     assert test is not None
     fixed = {}

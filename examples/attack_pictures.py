@@ -10,36 +10,36 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino import Plan, Randomness, accounting, data, fit
+from sordino import KeyedRNG, Plan, accounting, data, fit
 from sordino.audit.attacks import (
     Federation,
     Protection,
-    draw_roc,
     impersonate,
     invert_by_direction,
     invert_by_matching,
     label_from_sign,
     membership_report,
-    plain_training,
+    plot_roc,
     privatized_gradient,
     psnr,
     shared_gradient,
     ssim,
+    standard_training,
 )
-from sordino.definitions import round_up
-from sordino.events import Gaussian, NoPrivacy
+from sordino.definitions import format_upper_bound
+from sordino.events import Gaussian, NonPrivate
 
 NOISE, DELTA, SHAPE = 0.5, 1e-5, (1, 28, 28)
 
 
-def seeded(seed: int) -> Randomness:
+def seeded(seed: int) -> KeyedRNG:
     """Pictures that come out alike each time; a seed that is known protects nobody."""
-    return Randomness(seed=seed, reproducible=True)
+    return KeyedRNG(seed=seed, reproducible=True)
 
 
 def test_records() -> tuple[Tensor, Tensor]:
     """MNIST's test digits."""
-    test = data.load("mnist").test
+    test = data.load_dataset("mnist").test
     assert test is not None
     return test.tensors()
 
@@ -105,7 +105,7 @@ def gradients(out: Path, digits: int) -> dict[str, float]:
             print(f"digit {int(y)}, {name}: PSNR {found[f'{name} {k}']:.1f} dB, SSIM {likeness:.2f}")
     event = Gaussian(noise_multiplier=NOISE)
     epsilon, most = accounting.epsilon(event, DELTA).upper, accounting.reconstruction_bound(event, 0.001)
-    print(f"The private gradient: ({round_up(epsilon)}, {DELTA:g})-differentially private: unit one example.")
+    print(f"The private gradient: ({format_upper_bound(epsilon)}, {DELTA:g})-differentially private: unit one example.")
     print(f"A record that is guessed with chance 0.1 % is reconstructed with chance {100 * most:.1f} % at most.")
     save(rows, out / "gradient-leak.png", ["original", "from its gradient", "private: matching", "private: direction"])
     return found
@@ -113,7 +113,7 @@ def gradients(out: Path, digits: int) -> dict[str, float]:
 
 def members(out: Path, records: int) -> dict[str, float]:
     """ROC curves of every attack on a model with and without privacy, 20 % of whose labels are chance."""
-    features, labels = data.load("mnist").train.tensors()
+    features, labels = data.load_dataset("mnist").train.tensors()
     generator = torch.Generator().manual_seed(0)
     chance = torch.randint(0, 10, (3 * records,), generator=generator)
     labels = torch.where(torch.rand(3 * records, generator=generator) < 0.2, chance, labels[: 3 * records])
@@ -126,7 +126,7 @@ def members(out: Path, records: int) -> dict[str, float]:
     def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(model(x), y, reduction="none")
 
-    train = plain_training(build, steps=400, batch_size=64, randomness=seeded(1))
+    train = standard_training(build, steps=400, batch_size=64, randomness=seeded(1))
     plan = Plan.for_epsilon(
         target_epsilon=2.0, delta=1e-4, sample_rate=0.1, steps=100, max_grad_norm=1.0, expected_batch_size=records / 10
     )
@@ -141,7 +141,7 @@ def members(out: Path, records: int) -> dict[str, float]:
     )
     settings = {"population": parts[2], "train_reference": train, "references": 16, "public": True}
     bare = membership_report(
-        train(*parts[0]), *parts[:2], event=NoPrivacy(reason="none"), randomness=seeded(3), **settings
+        train(*parts[0]), *parts[:2], event=NonPrivate(reason="none"), randomness=seeded(3), **settings
     )
     kept = membership_report(
         private.model, *parts[:2], event=plan.event(), claim=private.guarantee, randomness=seeded(3), **settings
@@ -149,7 +149,7 @@ def members(out: Path, records: int) -> dict[str, float]:
     found = {}
     for name, words, report in (("open", "without privacy", bare), ("private", "trained privately", kept)):
         out.mkdir(parents=True, exist_ok=True)
-        draw_roc(report, out / f"members-{name}.png", title=f"Members of an MNIST model, {words}")
+        plot_roc(report, out / f"members-{name}.png", title=f"Members of an MNIST model, {words}")
         for attack in report.attacks:
             rate = attack.roc.at(0.01)
             found[f"{name} {attack.name}"] = rate.value
@@ -164,11 +164,11 @@ def members(out: Path, records: int) -> dict[str, float]:
 
 def federated(out: Path, rounds: int) -> dict[str, float]:
     """What the attacker paints of the victim's digit 3, under three kinds of protection."""
-    features, labels = data.load("mnist").train.tensors()
+    features, labels = data.load_dataset("mnist").train.tensors()
     others, other_labels = test_records()
     x, y, target = features[:8000], labels[:8000], 3
     torch.manual_seed(0)
-    judge = plain_training(
+    judge = standard_training(
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)),
         steps=600,
         randomness=seeded(5),

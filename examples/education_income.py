@@ -32,7 +32,7 @@ class View:
     one_hot: list[list[int]]
 
 
-def views(adult: data.DataSet) -> tuple[View, View]:
+def views(adult: data.DatasetSplits) -> tuple[View, View]:
     """Years of education alone, and every column but the categories of education, which say the years again."""
     assert adult.schema is not None
     start, years, columns, groups = 0, 0, [], []
@@ -65,7 +65,7 @@ def models(
     }
 
 
-def accuracies(adult: data.DataSet, view: View, epsilons: list[float]) -> dict[str, list[float]]:
+def accuracies(adult: data.DatasetSplits, view: View, epsilons: list[float]) -> dict[str, list[float]]:
     """Accuracy on the public test records of each way at each ε; the last row is not private."""
     assert adult.test is not None
     x, y = adult.train.features[:, view.columns], adult.train.labels
@@ -83,7 +83,7 @@ def accuracies(adult: data.DataSet, view: View, epsilons: list[float]) -> dict[s
 
 
 def slopes(
-    adult: data.DataSet, view: View, epsilons: list[float], repeats: int
+    adult: data.DatasetSplits, view: View, epsilons: list[float], repeats: int
 ) -> dict[str, list[tuple[float, float]]]:
     """Percentage points that a year of education adds to the share of high incomes: mean and deviation of fits.
 
@@ -169,7 +169,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--targets", type=int, default=200)
     chosen = parser.parse_args(arguments)
-    adult = data.load("adult")
+    adult = data.load_dataset("adult")
 
     best = {}
     for view in views(adult):

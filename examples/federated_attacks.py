@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino import Plan, Randomness, data
+from sordino import KeyedRNG, Plan, data
 from sordino.audit.attacks import (
     Federation,
     Impersonator,
     gradient_of_update,
     invert_by_matching,
     label_from_sign,
-    plain_training,
     psnr,
+    standard_training,
 )
 from sordino.definitions import PrivacyUnit
-from sordino.federated import LocalPrivacy, LocalTraining, PrivateServer, difference
+from sordino.federated import LocalPrivacy, LocalTraining, PrivateServer, model_update
 
 EPSILON, DELTA = 8.0, 1e-5
 ARMS = ("none", "local", "server")
@@ -37,9 +37,9 @@ _STEPS = {"none": 200, "local": 60, "server": 60}
 Records = tuple[Tensor, Tensor]
 
 
-def seeded(seed: int) -> Randomness:
+def seeded(seed: int) -> KeyedRNG:
     """Pictures that come out alike each time; a seed that is known protects nobody."""
-    return Randomness(seed=seed, reproducible=True)
+    return KeyedRNG(seed=seed, reproducible=True)
 
 
 def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def seen(arm: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int) -> dict
     with PrivateServer(shared, plan, population=COHORT, randomness=seeded(seed + 2)) as server:
         for cohort in server.rounds():
             server.finish_round(cohort, ((client, update if client == 0 else zero) for client in range(COHORT)))
-    moved = difference(shared, dict(model.named_parameters()))
+    moved = model_update(shared, dict(model.named_parameters()))
     return {name: COHORT * value for name, value in moved.items()}
 
 
@@ -108,7 +108,7 @@ def inverted(arm: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int, ste
 
 def record(out: Path, digits: int) -> dict[str, float]:
     """Each digit, the mean digit, and what comes out of the client's update in the three arms: PSNR in dB."""
-    test = data.load("mnist").test
+    test = data.load_dataset("mnist").test
     assert test is not None
     features, labels = test.tensors()
     torch.manual_seed(0)
@@ -211,11 +211,11 @@ def dealt(
 
 def class_(out: Path, rounds: int) -> dict[str, float]:
     """What the attacker paints of the digit 3, which one client alone has: the share that a judge takes for a 3."""
-    found_data = data.load("mnist")
+    found_data = data.load_dataset("mnist")
     assert found_data.test is not None
     (features, labels), (others, other_labels) = found_data.train.tensors(), found_data.test.tensors()
     torch.manual_seed(0)
-    judge = plain_training(
+    judge = standard_training(
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)),
         steps=600,
         randomness=seeded(5),

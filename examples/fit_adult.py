@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import Plan, data, fit
-from sordino.training.averaging import TailAverage
+from sordino.training.averaging import TailWeightAverage
 
 
 class RowNorm(nn.Module):
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("--steps", type=int, default=100)
     chosen = parser.parse_args(arguments)
 
-    adult = data.load("adult")
+    adult = data.load_dataset("adult")
     x, y = adult.train.tensors()
     plan = Plan.for_epsilon(
         target_epsilon=chosen.epsilon,
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> float:
         (x, y),
         plan,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=8.0, momentum=0.9, nesterov=True),
-        averaging=TailAverage(),
+        averaging=TailWeightAverage(),
     )
 
     assert adult.test is not None

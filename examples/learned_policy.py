@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import Plan, data, fit
-from sordino.training import LearnedPolicy, learn_policy
+from sordino.training import LearnedSchedule, learn_schedule
 
 
 def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def digits(pair: tuple[int, int], count: int, small: bool) -> tuple[Tensor, Tens
         y = torch.randint(2, (count,), generator=generator)
         x = torch.randn(count, 196, generator=generator) + 0.3 * (2 * y[:, None] - 1)
         return 2 * nn.functional.normalize(x, dim=1), y
-    x, y = data.load("mnist").train.tensors()
+    x, y = data.load_dataset("mnist").train.tensors()
     keep = ((y == pair[0]) | (y == pair[1])).nonzero().flatten()[:count]
     x = nn.functional.avg_pool2d(x[keep].reshape(-1, 1, 28, 28).float(), 2).flatten(1)
     return 2 * nn.functional.normalize(x, dim=1), (y[keep] == pair[1]).long()
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     }
     uniform = Plan.for_epsilon(**common, dataset_size_is_public=True)
 
-    learned = learn_policy(
+    learned = learn_schedule(
         nn.Linear(196, 2),
         losses,
         digits((4, 6), 200, chosen.small),
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         learning_rate=chosen.learning_rate,
         rounds=chosen.rounds,
     )
-    policy = LearnedPolicy.from_json(learned.to_json())  # what would be saved and taken elsewhere
+    policy = LearnedSchedule.from_json(learned.to_json())  # what would be saved and taken elsewhere
     dynamic = Plan.for_epsilon(**common, dataset_size_is_public=True, noise_shape=policy.noise_shape())
     rates = policy.learning_rate_schedule()
 

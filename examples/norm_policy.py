@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from sordino import Plan, data, fit
-from sordino.optimizers import LowPass, settle
-from sordino.training import AdaptiveBudget, Released
+from sordino.optimizers import LowPass, restore_parameters
+from sordino.training import AdaptiveBudget, ReleasedStatistics
 
 
 def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -31,18 +31,18 @@ def digits(pair: tuple[int, int], count: int, small: bool) -> tuple[Tensor, Tens
         y = torch.randint(2, (count,), generator=generator)
         x = torch.randn(count, 196, generator=generator) + 0.3 * (2 * y[:, None] - 1)
         return 2 * nn.functional.normalize(x, dim=1), y
-    x, y = data.load("mnist").train.tensors()
+    x, y = data.load_dataset("mnist").train.tensors()
     keep = ((y == pair[0]) | (y == pair[1])).nonzero().flatten()[:count]
     x = nn.functional.avg_pool2d(x[keep].reshape(-1, 1, 28, 28).float(), 2).flatten(1)
     return 2 * nn.functional.normalize(x, dim=1), (y[keep] == pair[1]).long()
 
 
-def follows(slope: float, plan: Plan) -> Callable[[int, Released], float]:
+def follows(slope: float, plan: Plan) -> Callable[[int, ReleasedStatistics], float]:
     """σ_t = √(steps left / budget left) · (norm / first norm)^slope: only what was released goes in."""
     whole = plan.steps / plan.at(0).noise_multiplier ** 2  # Σ σ⁻²
     first: list[float] = []
 
-    def choose(step: int, released: Released) -> float:
+    def choose(step: int, released: ReleasedStatistics) -> float:
         even = math.sqrt((plan.steps - step) / max(released.remaining * whole, 1e-12))
         norm = released.last_clipped_norm
         if norm is None or norm <= 0:
@@ -66,7 +66,7 @@ def train(
         LowPass().attach(optimizer)
     budget = None if slope is None else AdaptiveBudget(epsilon=epsilon, choose=follows(slope, plan), norm_share=0.05)
     result = fit(model, losses, records, plan, optimizer=optimizer, progress=False, budget=budget)
-    settle(optimizer)
+    restore_parameters(optimizer)
     with torch.no_grad():
         return float(losses(model, *records).mean()), result.guarantee.sentence()
 

@@ -8,9 +8,9 @@ import argparse
 import torch
 from torch import nn
 
-from sordino import Plan, PrivateStep, Randomness
+from sordino import KeyedRNG, Plan, PrivateStep
 from sordino.gradients import GradientCapture
-from sordino.sampling import split
+from sordino.sampling import split_into_microbatches
 
 
 def main(arguments: list[str] | None = None) -> float:
@@ -34,12 +34,12 @@ def main(arguments: list[str] | None = None) -> float:
         expected_batch_size=400.0,
         delta=1e-5,
     )
-    randomness = Randomness()
+    randomness = KeyedRNG()
     step = PrivateStep(GradientCapture(model), plan, randomness)
 
     for number in range(plan.steps):
         batch = plan.sampling.draw(population=len(x), step=number, randomness=randomness)
-        for chunk in split(batch, step=number, microbatch_size=256):
+        for chunk in split_into_microbatches(batch, step=number, microbatch_size=256):
             rows = torch.from_numpy(chunk.indices)
             with step.recording(chunk):
                 nn.functional.cross_entropy(model(x[rows]), y[rows], reduction="sum").backward()

@@ -8,22 +8,22 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sordino import accounting
-from sordino.audit.library import Engine, InEngine, Private
+from sordino.audit.conformance.framework import EngineLibrary, EngineTraining, PrivateTraining
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
+from sordino.training.fit import fit
 from sordino.training.plan import Plan
-from sordino.training.trainer import fit
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
-class Sordino(Engine):
+class Sordino(EngineLibrary):
     """This library, with floating-point or with secure noise."""
 
-    def make_private_with_epsilon(self, model: nn.Module, loader: DataLoader, **options: Any) -> InEngine:
+    def make_private_with_epsilon(self, model: nn.Module, loader: DataLoader, **options: Any) -> EngineTraining:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         engine = self.new()
         parts = engine.make_private_with_epsilon(module=model, optimizer=optimizer, data_loader=loader, **options)
-        return InEngine(model=parts[0], optimizer=parts[1], loader=parts[2], engine=engine)
+        return EngineTraining(model=parts[0], optimizer=parts[1], loader=parts[2], engine=engine)
 
     def fit(self, model: nn.Module, tensors: Sequence[Tensor], loss: Callable[..., Tensor], **options: Any) -> None:
         """Train natively: ``loss(model, *batch)`` has one value per record."""
@@ -37,7 +37,7 @@ class Sordino(Engine):
         return accounting.epsilon(SelfComposed(event=step, count=steps), delta).upper
 
 
-def one_step(private: Private, loss: Loss) -> list[Tensor]:
+def one_step(private: PrivateTraining, loss: Loss) -> list[Tensor]:
     """The gradients that the optimizer saw in one logical batch."""
     for batch in private.loader:
         private.optimizer.zero_grad()
@@ -48,7 +48,7 @@ def one_step(private: Private, loss: Loss) -> list[Tensor]:
     return [p.grad.clone() for p in held(private) if p.grad is not None]
 
 
-def held(private: Private) -> list[nn.Parameter]:
+def held(private: PrivateTraining) -> list[nn.Parameter]:
     return [p for group in private.optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 

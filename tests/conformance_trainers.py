@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sordino.audit import Loss, NotOffered
+from sordino.audit import ConformanceLoss, NotSupported
 from sordino.errors import SordinoError
 
 
@@ -16,13 +16,13 @@ class _Trainer:
     refusals: tuple[type[Exception], ...] = (SordinoError,)
 
     def make_private(self, model: nn.Module, data: Any, **options: object) -> Any:
-        raise NotOffered
+        raise NotSupported
 
     def resumed(self, interrupted: Any, model: nn.Module, data: Any, **options: object) -> Any:
-        raise NotOffered
+        raise NotSupported
 
     def clipped_sum(
-        self, model: nn.Module, batch: Sequence[Tensor], loss: Loss, *, max_grad_norm: float
+        self, model: nn.Module, batch: Sequence[Tensor], loss: ConformanceLoss, *, max_grad_norm: float
     ) -> list[Tensor]:
         """One step on all records; what the optimizer saw times their number."""
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -37,7 +37,7 @@ class _Trainer:
         self.train(model, batch, loss, optimizer, max_grad_norm)
         return [len(batch[0]) * gradient for gradient in seen[: len(trained)]]
 
-    def train(self, model: nn.Module, batch: Any, loss: Loss, optimizer: Any, max_grad_norm: float) -> None:
+    def train(self, model: nn.Module, batch: Any, loss: ConformanceLoss, optimizer: Any, max_grad_norm: float) -> None:
         raise NotImplementedError
 
 
@@ -46,7 +46,7 @@ class ByLightning(_Trainer):
 
     name = "Lightning"
 
-    def train(self, model: nn.Module, batch: Any, loss: Loss, optimizer: Any, max_grad_norm: float) -> None:
+    def train(self, model: nn.Module, batch: Any, loss: ConformanceLoss, optimizer: Any, max_grad_norm: float) -> None:
         import lightning as L
 
         from sordino.integrations.lightning import PrivacyArguments, PrivacyCallback
@@ -81,7 +81,7 @@ class ByHuggingFace(_Trainer):
 
     name = "Hugging Face Trainer"
 
-    def train(self, model: nn.Module, batch: Any, loss: Loss, optimizer: Any, max_grad_norm: float) -> None:
+    def train(self, model: nn.Module, batch: Any, loss: ConformanceLoss, optimizer: Any, max_grad_norm: float) -> None:
         from transformers import TrainingArguments
 
         from sordino.integrations.huggingface import PrivacyArguments, PrivateTrainer

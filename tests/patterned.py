@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from sordino.data import DataSet, Records
-from sordino.randomness import Randomness
+from sordino.data import DatasetSplits, Records
+from sordino.randomness import KeyedRNG
 
 __all__ = ["DELTA", "made_up", "seeded"]
 
@@ -18,7 +18,7 @@ def made_up(shape=(1, 4, 4), *, n=600, classes=3, seed=0):
     features = 0.7 * patterns[labels] + 0.3 * generator.random((2 * n, *shape))
     parts = (slice(0, n), slice(n, None))
     train, test = (Records(features[rows].astype(np.float32), labels[rows].astype(np.int64)) for rows in parts)
-    return DataSet(
+    return DatasetSplits(
         name="patterns",
         train=train,
         test=test,
@@ -31,4 +31,4 @@ def made_up(shape=(1, 4, 4), *, n=600, classes=3, seed=0):
 
 
 def seeded(seed=0):
-    return Randomness(seed=seed, reproducible=True)
+    return KeyedRNG(seed=seed, reproducible=True)

@@ -5,9 +5,8 @@ from html.parser import HTMLParser
 
 from sordino import accounting
 from sordino.definitions import Guarantee
-from sordino.events import Gaussian, PoissonSampled, SelfComposed
+from sordino.events import Gaussian, PoissonSampled, SelfComposed, describe_sampling
 from sordino.runs import Metric, RunFolder
-from sordino.wording import sampling_words
 
 STEP = Gaussian(noise_multiplier=25.0)
 SAMPLED = PoissonSampled(sample_rate=0.02, event=Gaussian(noise_multiplier=3.0))
@@ -105,7 +104,7 @@ def make(
             run.append(step=step, event=event, epsilon=0.01 * (step + 1) if told else None)
     if epsilon is not None:
         run.write_guarantee(
-            Guarantee(epsilon=epsilon, delta=1e-5, accountant="closed_form", sampler=sampling_words(event))
+            Guarantee(epsilon=epsilon, delta=1e-5, accountant="closed_form", sampler=describe_sampling(event))
         )
     run.write_metrics(PUBLIC if metrics is None else metrics)
     return run

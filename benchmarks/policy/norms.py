@@ -19,10 +19,10 @@ from torch import nn
 from policy.training import base_plan, digits, losses, mean_of, network, table, trained
 from sordino.clipping import Clipping, FlatClipping, ProjectedClipping
 from sordino.gradients import GradientCapture
-from sordino.randomness import Randomness
-from sordino.sampling import split
+from sordino.randomness import KeyedRNG
+from sordino.sampling import split_into_microbatches
 from sordino.training import PrivateStep
-from sordino.training.sums.jl import ProjectedSums
+from sordino.training.special_accumulators import ProjectedAccumulator
 
 
 def ways_of_norms(size: dict[str, int]) -> dict[str, Clipping]:
@@ -79,14 +79,14 @@ def one(way: str, width: int) -> dict[str, float]:
     count = int(way.rpartition(" ")[2]) if way != "exact" else 0
     clipping = ProjectedClipping(projections=count) if count else FlatClipping()
     capture = GradientCapture(model)
-    private = PrivateStep(capture, replace(base_plan(records, 1.0, 8), clipping=clipping), Randomness())
+    private = PrivateStep(capture, replace(base_plan(records, 1.0, 8), clipping=clipping), KeyedRNG())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ends: list[float] = []
 
     def step() -> None:
         ends.append(time.perf_counter())
-        (chunk,) = split(np.arange(records), step=len(ends))
-        if isinstance(private.bounds, ProjectedSums):
+        (chunk,) = split_into_microbatches(np.arange(records), step=len(ends))
+        if isinstance(private.bounds, ProjectedAccumulator):
             private.begin(chunk)
             private.add_sums(chunk, private.bounds.sums(losses, batch, records=records))
         else:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from sordino import Plan, data, fit
 from sordino.clipping import Clipping
-from sordino.optimizers import GradientFilter, settle
-from sordino.randomness import Randomness
-from sordino.schedules import Listed
+from sordino.optimizers import GradientFilter, restore_parameters
+from sordino.randomness import KeyedRNG
+from sordino.schedules import ListSchedule
 
 DELTA = 1e-5
 Task = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -24,7 +24,7 @@ def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def digits(pair: tuple[int, int], count: int) -> Task:
-    mnist = data.load("mnist")
+    mnist = data.load_dataset("mnist")
 
     def part(split: object) -> tuple[Tensor, Tensor]:
         x, y = split.tensors()  # type: ignore[attr-defined]
@@ -36,7 +36,7 @@ def digits(pair: tuple[int, int], count: int) -> Task:
 
 
 def adult(count: int) -> tuple[Task, tuple[Tensor, Tensor]]:
-    loaded = data.load("adult")
+    loaded = data.load_dataset("adult")
     x, y = loaded.train.tensors()
     x = 2 * nn.functional.normalize(x.float(), dim=1)
     tx, ty = loaded.test.tensors()
@@ -62,17 +62,17 @@ def trained(
     plan: Plan,
     *,
     seed: int,
-    rate: float | Listed,
+    rate: float | ListSchedule,
     optimizer: Optimizers | None = None,
     rule: GradientFilter | None = None,
 ) -> dict[str, float]:
     """One private run: last training loss, test accuracy, seconds a step."""
     (x, y), (tx, ty) = task
     model = make(x)
-    first = rate.values[0] if isinstance(rate, Listed) else rate
+    first = rate.values[0] if isinstance(rate, ListSchedule) else rate
     made = (optimizer or partial(torch.optim.SGD, lr=first))(list(model.parameters()))
     scheduler = None
-    if isinstance(rate, Listed):
+    if isinstance(rate, ListSchedule):
         scheduler = torch.optim.lr_scheduler.LambdaLR(made, rate.relative(plan.steps))
     if rule is not None:
         rule.attach(made)
@@ -86,10 +86,10 @@ def trained(
         scheduler=scheduler,
         progress=False,
         on_step=lambda _: ends.append(time.perf_counter()),
-        randomness=Randomness(seed=seed, reproducible=True),
+        randomness=KeyedRNG(seed=seed, reproducible=True),
     )
     seconds = (ends[-1] - ends[0]) / (len(ends) - 1)
-    settle(made)
+    restore_parameters(made)
     with torch.no_grad():
         loss = float(losses(model, x, y).mean())
         accuracy = float((model(tx).argmax(1) == ty).float().mean())

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sordino.clipping import FlatClipping, GroupedClipping
 from sordino.gradients import GradientCapture
-from sordino.randomness import Randomness
-from sordino.sampling import Chunk
-from sordino.training import Performance, Plan, PrivateStep
-from sordino.training.fitting.compiled import CompiledStep
-from sordino.training.performance import Memory
-from sordino.training.sums.bounds import Bounds
+from sordino.randomness import KeyedRNG
+from sordino.sampling import Microbatch
+from sordino.training import PerformanceOptions, Plan, PrivateStep
+from sordino.training.accumulators import ClippedSumAccumulator
+from sordino.training.compiled_step import CompiledStep
+from sordino.training.plan import ClippingMode
 from steps.cases import Case
 
 __all__ = ["Step", "compiled_step", "peers", "plain_step", "private_step"]
@@ -46,7 +46,7 @@ def plain_step(case: Case) -> Step:
     return step
 
 
-def plan_for(case: Case, noise_multiplier: float = 1.0, *, memory: Memory = "fast") -> Plan:
+def plan_for(case: Case, noise_multiplier: float = 1.0, *, memory: ClippingMode = "fast") -> Plan:
     return Plan(
         clipping=GroupedClipping() if memory == "block" else FlatClipping(),
         noise_multiplier=noise_multiplier,
@@ -58,18 +58,20 @@ def plan_for(case: Case, noise_multiplier: float = 1.0, *, memory: Memory = "fas
     )
 
 
-def private_step(case: Case, *, noise_multiplier: float = 1.0, memory: Memory = "fast", autotune: bool = False) -> Step:
+def private_step(
+    case: Case, *, noise_multiplier: float = 1.0, memory: ClippingMode = "fast", autotune: bool = False
+) -> Step:
     """What `fit` does for one logical batch after it was drawn; "block" clips every layer apart."""
     model = case.build().train()
     optimizer = optimizer_of(model)
-    capture = Performance(memory=memory, autotune=autotune).recorder(model, model.parameters())
+    capture = PerformanceOptions(memory=memory, autotune=autotune).recorder(model, model.parameters())
     plan = plan_for(case, noise_multiplier, memory=memory)
-    private = PrivateStep(capture, plan, Randomness(), memory=memory)
+    private = PrivateStep(capture, plan, KeyedRNG(), memory=memory)
     number = 0
 
     def step() -> None:
         nonlocal number
-        chunk = Chunk(step=number, chunk=0, is_last=True, indices=np.arange(case.records))
+        chunk = Microbatch(step=number, chunk=0, is_last=True, indices=np.arange(case.records))
         with private.recording(chunk):
             private.backward(case.losses(model))
         private.add(chunk)
@@ -87,13 +89,13 @@ def compiled_step(case: Case) -> Step:
     optimizer = optimizer_of(model)
     capture, plan, number = GradientCapture(model), plan_for(case), 0
     compiled = CompiledStep(capture, plan, lambda model, x, y: case.losses_of(model(x), y))
-    private = PrivateStep(capture, plan, Randomness())
+    private = PrivateStep(capture, plan, KeyedRNG())
 
     def step() -> None:
         nonlocal number
-        chunk = Chunk(step=number, chunk=0, is_last=True, indices=np.arange(case.records))
+        chunk = Microbatch(step=number, chunk=0, is_last=True, indices=np.arange(case.records))
         private.begin(chunk)
-        assert isinstance(private.bounds, Bounds)
+        assert isinstance(private.bounds, ClippedSumAccumulator)
         sums = compiled.sums(private.bounds, case.batch)
         assert sums is not None
         private.add_sums(chunk, sums)

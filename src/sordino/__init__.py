@@ -11,20 +11,20 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from sordino.lazy_names import lazy_names
+from sordino.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from sordino import accounting, data, estimators, events, recipes, report
     from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
     from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, PrivacyError, SordinoError
     from sordino.gradients import per_record
-    from sordino.randomness import Randomness
+    from sordino.randomness import KeyedRNG
     from sordino.runs import RunFolder
     from sordino.sampling import PoissonSampling
     from sordino.training.engine import PrivacyEngine
-    from sordino.training.plan import Performance, Plan
+    from sordino.training.fit import FitResult, fit
+    from sordino.training.plan import PerformanceOptions, Plan
     from sordino.training.step import PrivateStep
-    from sordino.training.trainer import FitResult, fit
     from sordino.verification import verify
 
 __version__ = "0.1.0"
@@ -34,16 +34,16 @@ __all__ = [
     "FitResult",
     "Guarantee",
     "InvalidArgument",
+    "KeyedRNG",
     "MissingDeclaration",
     "NeighboringRelation",
-    "Performance",
+    "PerformanceOptions",
     "Plan",
     "PoissonSampling",
     "PrivacyEngine",
     "PrivacyError",
     "PrivacyUnit",
     "PrivateStep",
-    "Randomness",
     "RunFolder",
     "SordinoError",
     "__version__",
@@ -60,22 +60,22 @@ __all__ = [
 
 _HOMES = {
     "BudgetExceeded": "errors",
-    "FitResult": "training.trainer",
+    "FitResult": "training.fit",
     "Guarantee": "definitions",
     "InvalidArgument": "errors",
     "MissingDeclaration": "errors",
     "NeighboringRelation": "definitions",
-    "Performance": "training.plan",
+    "PerformanceOptions": "training.plan",
     "Plan": "training.plan",
     "PoissonSampling": "sampling",
     "PrivacyEngine": "training.engine",
     "PrivacyError": "errors",
     "PrivacyUnit": "definitions",
     "PrivateStep": "training.step",
-    "Randomness": "randomness",
+    "KeyedRNG": "randomness",
     "RunFolder": "runs",
     "SordinoError": "errors",
-    "fit": "training.trainer",
+    "fit": "training.fit",
     "per_record": "gradients",
     "verify": "verification",
 }

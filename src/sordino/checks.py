@@ -1,4 +1,4 @@
-"""The one form of argument check (floor 0): ``positive(noise_multiplier=x)`` returns x or raises.
+"""The one form of argument check: ``positive(noise_multiplier=x)`` returns x or raises.
 
 Every function takes exactly one keyword argument, whose name becomes the name in the message:
 ``<name> must be <constraint>, got <value>. <hint>.``
@@ -19,17 +19,17 @@ def _single(argument: dict[str, object]) -> tuple[str, object]:
     return next(iter(argument.items()))
 
 
-def _refuse(name: str, constraint: str, value: object, hint: str) -> InvalidArgument:
+def _raise_invalid(name: str, constraint: str, value: object, hint: str) -> InvalidArgument:
     return InvalidArgument(f"{name} must be {constraint}, got {value!r}.{' ' + hint if hint else ''}")
 
 
 def _real(name: str, value: object, constraint: str, hint: str) -> float:
     # Asking an abstract class takes longer than the rest of a check.
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
-        raise _refuse(name, constraint, value, hint)
+        raise _raise_invalid(name, constraint, value, hint)
     number = float(value)
     if math.isnan(number):
-        raise _refuse(name, constraint, value, hint)
+        raise _raise_invalid(name, constraint, value, hint)
     return number
 
 
@@ -38,7 +38,7 @@ def positive(*, hint: str = "", **argument: object) -> float:
     name, value = _single(argument)
     number = _real(name, value, "a finite number > 0", hint)
     if not 0 < number < math.inf:
-        raise _refuse(name, "a finite number > 0", value, hint)
+        raise _raise_invalid(name, "a finite number > 0", value, hint)
     return number
 
 
@@ -47,7 +47,7 @@ def non_negative(*, hint: str = "", **argument: object) -> float:
     name, value = _single(argument)
     number = _real(name, value, "a finite number ≥ 0", hint)
     if not 0 <= number < math.inf:
-        raise _refuse(name, "a finite number ≥ 0", value, hint)
+        raise _raise_invalid(name, "a finite number ≥ 0", value, hint)
     return number
 
 
@@ -57,7 +57,7 @@ def in_range(low: float, high: float, *, hint: str = "", **argument: object) -> 
     constraint = f"a number in [{low:g}, {high:g}]"
     number = _real(name, value, constraint, hint)
     if not low <= number <= high:
-        raise _refuse(name, constraint, value, hint)
+        raise _raise_invalid(name, constraint, value, hint)
     return number
 
 
@@ -67,7 +67,7 @@ def probability(*, zero: bool = True, one: bool = True, hint: str = "", **argume
     constraint = f"a number in {'[' if zero else '('}0, 1{']' if one else ')'}"
     number = _real(name, value, constraint, hint)
     if not 0 <= number <= 1 or (number == 0 and not zero) or (number == 1 and not one):
-        raise _refuse(name, constraint, value, hint)
+        raise _raise_invalid(name, constraint, value, hint)
     return number
 
 
@@ -76,10 +76,10 @@ def integer(low: int | None = None, *, hint: str = "", **argument: object) -> in
     name, value = _single(argument)
     constraint = "an integer" if low is None else f"an integer ≥ {low}"
     if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
-        raise _refuse(name, constraint, value, hint)
+        raise _raise_invalid(name, constraint, value, hint)
     number = int(value)
     if low is not None and number < low:
-        raise _refuse(name, constraint, value, hint)
+        raise _raise_invalid(name, constraint, value, hint)
     return number
 
 
@@ -87,5 +87,5 @@ def one_of(choices: Collection[object], *, hint: str = "", **argument: object) -
     """One of the listed values."""
     name, value = _single(argument)
     if value not in choices:
-        raise _refuse(name, "one of " + ", ".join(map(str, choices)), value, hint)
+        raise _raise_invalid(name, "one of " + ", ".join(map(str, choices)), value, hint)
     return value

@@ -1,4 +1,4 @@
-"""What is promised (floor 0): the neighbouring relation, the unit, and the guarantee that names both.
+"""What is promised: the neighbouring relation, the unit, and the guarantee that names both.
 
 Example:
     >>> from sordino.definitions import Guarantee
@@ -14,9 +14,9 @@ from enum import StrEnum
 from sordino import checks
 from sordino.errors import InvalidArgument
 
-__all__ = ["FIXED_SEED", "Guarantee", "NeighboringRelation", "PrivacyUnit", "round_up"]
+__all__ = ["FIXED_SEED_CAVEAT", "Guarantee", "NeighboringRelation", "PrivacyUnit", "format_upper_bound"]
 
-FIXED_SEED = "fixed seed: not for release"
+FIXED_SEED_CAVEAT = "fixed seed: not for release"
 """The caveat of all that was made with a chosen seed: no guarantee against whoever knows it."""
 
 
@@ -63,11 +63,11 @@ class PrivacyUnit(StrEnum):
         return f"one {self.value}"
 
 
-def round_up(value: float, digits: int = 2) -> str:
+def format_upper_bound(value: float, digits: int = 2) -> str:
     """`value` with `digits` decimals, never rounded below itself: a printed ε must not understate.
 
     Example:
-        >>> round_up(1.001), round_up(1.0), round_up(float("inf"))
+        >>> format_upper_bound(1.001), format_upper_bound(1.0), format_upper_bound(float("inf"))
         ('1.01', '1.00', '∞')
     """
     if math.isinf(value):
@@ -112,7 +112,7 @@ class Guarantee:
 
     def sentence(self) -> str:
         """One line with ε, δ, unit, relation, sampler, accountant and any caveats."""
-        head = f"(ε = {round_up(self.epsilon)}, δ = {self.delta:g})"
+        head = f"(ε = {format_upper_bound(self.epsilon)}, δ = {self.delta:g})"
         claim = f"{head}-differentially private" if self.is_private else f"{head}: NOT private"
         line = (
             f"{claim}: unit {self.unit.words}, neighbours {self.relation.words}, "

@@ -1,4 +1,4 @@
-"""The exceptions of the library (floor 0).
+"""The exceptions of the library.
 
 ```
 SordinoError
@@ -11,7 +11,7 @@ SordinoError
 │   ├── CoupledRecords         one record's loss or gradient depends on another record
 │   ├── RecordCountMismatch    a captured tensor's leading dimension is not the number of records
 │   ├── LossShapeError         the loss is not one value per record
-│   ├── UnprivateStep          an optimizer step without a private gradient
+│   ├── NonPrivateStep          an optimizer step without a private gradient
 │   └── UnknownSampler         a sampling scheme with no known event
 ├── BudgetExceeded             the step or the run would spend more than the budget
 ├── UnsupportedEvent           this accountant has no sound answer for this event
@@ -34,13 +34,13 @@ __all__ = [
     "LedgerError",
     "LossShapeError",
     "MissingDeclaration",
+    "NonPrivateStep",
     "NotOffered",
     "PrivacyError",
     "RecordCountMismatch",
     "SordinoError",
     "UncapturedParameter",
     "UnknownSampler",
-    "UnprivateStep",
     "UnsupportedEvent",
     "UnsupportedModule",
 ]
@@ -107,7 +107,7 @@ class LossShapeError(PrivacyError):
     section = "one-loss-per-record"
 
 
-class UnprivateStep(PrivacyError):
+class NonPrivateStep(PrivacyError):
     """An optimizer was stepped without a private gradient for this batch."""
 
     section = "one-step-per-batch"

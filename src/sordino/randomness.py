@@ -1,16 +1,16 @@
-"""The one place noise and sampling randomness come from (floor 0).
+"""The one place noise and sampling randomness come from.
 
-A `Randomness` holds a 256-bit master key, drawn from the operating system. Every use asks for a stream by
+A `KeyedRNG` holds a 256-bit master key, drawn from the operating system. Every use asks for a stream by
 name: (purpose, step, tensor, rank). The stream's own key is a keyed hash of the master key and that name, and
 its bits are AES-256 in counter mode, so streams are independent, any stream can be made without the others,
 and no state is shared between threads or processes. ``torch.manual_seed`` has no part in it.
 
-A resumed run makes a new `Randomness`, hence a new key: no noise value is ever used twice. A forked process goes on
+A resumed run makes a new `KeyedRNG`, hence a new key: no noise value is ever used twice. A forked process goes on
 with other streams than its parent and its siblings: every stream's name holds a mark of the process that asks for it.
 
 Example:
-    >>> from sordino.randomness import Randomness
-    >>> first, second = Randomness(), Randomness()
+    >>> from sordino.randomness import KeyedRNG
+    >>> first, second = KeyedRNG(), KeyedRNG()
     >>> bool((first.stream("noise", step=0).uniform(4) == second.stream("noise", step=0).uniform(4)).any())
     False
 
@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from sordino import checks
 from sordino.errors import InvalidArgument
 
-__all__ = ["Randomness", "Stream"]
+__all__ = ["KeyedRNG", "RandomStream"]
 
 _KEY_BYTES = 32
 _BLOCK_BYTES = 16
@@ -69,7 +69,7 @@ def _encryptor(key: bytes, position: int = 0) -> CipherContext:
     return encryptor
 
 
-class Stream:
+class RandomStream:
     """An endless stream of secret random bits, read in order; in a forked child it goes on with other bits."""
 
     def __init__(self, key: bytes, *, position: int = 0) -> None:
@@ -86,10 +86,10 @@ class Stream:
             part = view[start : start + len(_ZEROS)]
             encryptor.update_into(_ZEROS[: len(part)], part)
 
-    def ahead(self, count: int) -> "Stream":
+    def ahead(self, count: int) -> "RandomStream":
         """Another reader of this stream, `count` bytes further on; this one stays where it is."""
         self._leave_parent()
-        return Stream(self._key, position=self._position + checks.integer(0, count=count))
+        return RandomStream(self._key, position=self._position + checks.integer(0, count=count))
 
     def skip(self, count: int) -> None:
         """Go `count` bytes further on."""
@@ -123,7 +123,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Randomness:
+class KeyedRNG:
     """The master key of one run, and the streams made from it.
 
     Args:
@@ -159,7 +159,7 @@ class Randomness:
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("Randomness can't be pickled or copied: a copy would repeat its noise. Make a new one.")
 
-    def shared(self, exchange: Callable[[bytes], bytes]) -> "Randomness":
+    def shared(self, exchange: Callable[[bytes], bytes]) -> "KeyedRNG":
         """The same randomness in all processes of one run: its key is what `exchange` makes of this one's.
 
         Whoever holds the key can take the noise off again: it may only travel between processes that hold the records.
@@ -167,7 +167,7 @@ class Randomness:
         Args:
             exchange: this object's key ↦ the key that all processes agree on, 32 bytes.
         """
-        other = Randomness(seed=self.seed, reproducible=self.reproducible)
+        other = KeyedRNG(seed=self.seed, reproducible=self.reproducible)
         object.__setattr__(other, "_key", exchange(self._key))
         return other
 
@@ -178,7 +178,7 @@ class Randomness:
         text = b"" if mark == self._home else mark.encode()
         return hashlib.blake2b(text, key=self._key, digest_size=_KEY_BYTES, person=b"sordino-commit").hexdigest()
 
-    def stream(self, purpose: str, *, step: int, tensor: int = 0, rank: int = 0) -> Stream:
+    def stream(self, purpose: str, *, step: int, tensor: int = 0, rank: int = 0) -> RandomStream:
         """The stream named by (purpose, step, tensor, rank); the same name gives the same bits again.
 
         In a process that was forked after this object was made, the name gives other bits.
@@ -186,12 +186,14 @@ class Randomness:
         mark = _mark()
         forked = "" if mark == self._home else f"\x00{mark}"
         name = f"{purpose}\x00{step}\x00{tensor}\x00{rank}{forked}".encode()
-        return Stream(hashlib.blake2b(name, key=self._key, digest_size=_KEY_BYTES, person=b"sordino-stream").digest())
+        return RandomStream(
+            hashlib.blake2b(name, key=self._key, digest_size=_KEY_BYTES, person=b"sordino-stream").digest()
+        )
 
-    def fresh(self, purpose: str) -> Stream:
+    def fresh(self, purpose: str) -> RandomStream:
         """A stream that this object hands out only once: for draws that have no step number of their own.
 
         Everyone who holds this object shares one counter, and a forked process has other streams, so no two releases
-        made with one `Randomness` ever use the same bits.
+        made with one `KeyedRNG` ever use the same bits.
         """
         return self.stream(f"\x00{purpose}", step=next(self._count))

@@ -1,13 +1,13 @@
-"""How batches are drawn (floor 1). A sampler yields batches *and* knows the event that accounts for them.
+"""How batches are drawn. A sampler yields batches *and* knows the event that accounts for them.
 
 A logical batch is drawn once, whole, then split into chunks of `microbatch_size` records, which only bounds
 memory. Step number, chunk number and `is_last` travel inside the chunk.
 
 Example:
-    >>> from sordino.randomness import Randomness
+    >>> from sordino.randomness import KeyedRNG
     >>> sampler = PoissonSampling(sample_rate=0.5)
-    >>> indices = sampler.draw(population=6, step=0, randomness=Randomness(seed=1, reproducible=True))
-    >>> [chunk.is_last for chunk in split(indices, step=0, microbatch_size=2)][-1]
+    >>> indices = sampler.draw(population=6, step=0, randomness=KeyedRNG(seed=1, reproducible=True))
+    >>> [chunk.is_last for chunk in split_into_microbatches(indices, step=0, microbatch_size=2)][-1]
     True
 """
 
@@ -20,24 +20,24 @@ import numpy as np
 
 from sordino import checks
 from sordino.events import Event, PoissonSampled
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
 __all__ = [
-    "Chunk",
     "CyclicPoissonSampling",
-    "FixedEpochs",
+    "FixedBatchSampling",
+    "Microbatch",
     "PoissonSampling",
-    "Sampling",
-    "ShuffledEpochs",
-    "VaryingPoissonSampling",
+    "Sampler",
+    "ScheduledPoissonSampling",
+    "ShuffledSampling",
     "even_borders",
-    "split",
     "split_evenly",
+    "split_into_microbatches",
 ]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Chunk:
+class Microbatch:
     """A part of one logical batch.
 
     Args:
@@ -57,11 +57,11 @@ class Chunk:
         """Number of records in the chunk. Under Poisson sampling it is private."""
         return len(self.indices)
 
-    def only(self, places: list[int]) -> "Chunk":
+    def only(self, places: list[int]) -> "Microbatch":
         """The same chunk with only some of its records, by their places in it."""
         return replace(self, indices=self.indices[places])
 
-    def at_step(self, step: int) -> "Chunk":
+    def at_step(self, step: int) -> "Microbatch":
         """The same chunk as a part of batch number `step`."""
         return replace(self, step=step)
 
@@ -98,12 +98,12 @@ class PoissonSampling:
         """How many times `event` is spent in `steps` steps: once a step."""
         return steps
 
-    def batches(self, *, population: int, first_step: int, steps: int, randomness: Randomness) -> Iterator[np.ndarray]:
+    def batches(self, *, population: int, first_step: int, steps: int, randomness: KeyedRNG) -> Iterator[np.ndarray]:
         """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
         for step in range(first_step, first_step + steps):
             yield self.draw(population=population, step=step, randomness=randomness)
 
-    def draw(self, *, population: int, step: int, randomness: Randomness) -> np.ndarray:
+    def draw(self, *, population: int, step: int, randomness: KeyedRNG) -> np.ndarray:
         """Sorted int64 indices, shape (b,), of the records in batch `step` out of `population` records.
 
         The gaps between successes of a Bernoulli(q) sequence are geometric: P[gap > k] = (1 − q)ᵏ, so
@@ -128,7 +128,7 @@ class PoissonSampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VaryingPoissonSampling:
+class ScheduledPoissonSampling:
     """Poisson sampling whose rate is planned step by step: the dynamic batch size.
 
     Guarantee: batch t is drawn as by ``PoissonSampling(rate(t))``, and costs what that says. The rates are fixed before
@@ -149,12 +149,12 @@ class VaryingPoissonSampling:
         """How many events are spent in `steps` steps: one a step."""
         return steps
 
-    def batches(self, *, population: int, first_step: int, steps: int, randomness: Randomness) -> Iterator[np.ndarray]:
+    def batches(self, *, population: int, first_step: int, steps: int, randomness: KeyedRNG) -> Iterator[np.ndarray]:
         """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
         for step in range(first_step, first_step + steps):
             yield self.draw(population=population, step=step, randomness=randomness)
 
-    def draw(self, *, population: int, step: int, randomness: Randomness) -> np.ndarray:
+    def draw(self, *, population: int, step: int, randomness: KeyedRNG) -> np.ndarray:
         """Sorted int64 indices of the records in batch `step`."""
         return PoissonSampling(sample_rate=self.rate(step)).draw(
             population=population, step=step, randomness=randomness
@@ -162,7 +162,7 @@ class VaryingPoissonSampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShuffledEpochs:
+class ShuffledSampling:
     """Each epoch shuffles the records and deals them into `steps_per_epoch` disjoint batches of nearly equal size.
 
     Guarantee: a record is in exactly one batch of an epoch, so when each batch is one ``event``, a whole epoch is one
@@ -195,11 +195,11 @@ class ShuffledEpochs:
         """How many times `event` is spent in `steps` steps without a break: once for each epoch begun."""
         return math.ceil(steps / self.steps_per_epoch)
 
-    def draw(self, *, population: int, step: int, randomness: Randomness) -> np.ndarray:
+    def draw(self, *, population: int, step: int, randomness: KeyedRNG) -> np.ndarray:
         """Sorted int64 indices of the records in batch `step`."""
         return next(self.batches(population=population, first_step=step, steps=1, randomness=randomness))
 
-    def batches(self, *, population: int, first_step: int, steps: int, randomness: Randomness) -> Iterator[np.ndarray]:
+    def batches(self, *, population: int, first_step: int, steps: int, randomness: KeyedRNG) -> Iterator[np.ndarray]:
         """Batches `first_step`, …; epoch e holds the steps from e · `steps_per_epoch`. Sorted int64 indices."""
         population = checks.integer(0, population=population)
         epoch, order = -1, np.empty(0, dtype=np.int64)
@@ -256,12 +256,12 @@ class CyclicPoissonSampling:
         """How many times `event` is spent in `steps` steps: once for each cycle begun."""
         return math.ceil(steps / self.groups)
 
-    def batches(self, *, population: int, first_step: int, steps: int, randomness: Randomness) -> Iterator[np.ndarray]:
+    def batches(self, *, population: int, first_step: int, steps: int, randomness: KeyedRNG) -> Iterator[np.ndarray]:
         """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
         for step in range(first_step, first_step + steps):
             yield self.draw(population=population, step=step, randomness=randomness)
 
-    def draw(self, *, population: int, step: int, randomness: Randomness) -> np.ndarray:
+    def draw(self, *, population: int, step: int, randomness: KeyedRNG) -> np.ndarray:
         """Sorted int64 indices of the records in batch `step`."""
         group = step % self.groups
         members = max(0, math.ceil((checks.integer(0, population=population) - group) / self.groups))
@@ -269,7 +269,7 @@ class CyclicPoissonSampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedEpochs:
+class FixedBatchSampling:
     """Record number i is in batch i mod `steps_per_epoch` of every epoch: the same batches in the same order.
 
     When: noise is correlated over an epoch's steps, and nothing should be claimed from sampling. Nothing is random, so
@@ -300,39 +300,43 @@ class FixedEpochs:
         """How many times `event` is spent in `steps` steps when they are independent: once for each epoch begun."""
         return math.ceil(steps / self.steps_per_epoch)
 
-    def batches(self, *, population: int, first_step: int, steps: int, randomness: Randomness) -> Iterator[np.ndarray]:
+    def batches(self, *, population: int, first_step: int, steps: int, randomness: KeyedRNG) -> Iterator[np.ndarray]:
         """Batches `first_step`, `first_step` + 1, …, `steps` of them."""
         for step in range(first_step, first_step + steps):
             yield self.draw(population=population, step=step, randomness=randomness)
 
-    def draw(self, *, population: int, step: int, randomness: Randomness) -> np.ndarray:  # noqa: ARG002
+    def draw(self, *, population: int, step: int, randomness: KeyedRNG) -> np.ndarray:  # noqa: ARG002
         """Sorted int64 indices of the records in batch `step`."""
         population = checks.integer(0, population=population)
         return np.arange(step % self.steps_per_epoch, population, self.steps_per_epoch, dtype=np.int64)
 
 
-Sampling: TypeAlias = PoissonSampling | VaryingPoissonSampling | ShuffledEpochs | CyclicPoissonSampling | FixedEpochs
+Sampler: TypeAlias = (
+    PoissonSampling | ScheduledPoissonSampling | ShuffledSampling | CyclicPoissonSampling | FixedBatchSampling
+)
 
 
-def split(indices: np.ndarray, *, step: int, microbatch_size: int | None = None) -> tuple[Chunk, ...]:
+def split_into_microbatches(
+    indices: np.ndarray, *, step: int, microbatch_size: int | None = None
+) -> tuple[Microbatch, ...]:
     """The chunks of one logical batch; an empty batch is one empty chunk, since it is a real step."""
     size = len(indices) if microbatch_size is None else checks.integer(1, microbatch_size=microbatch_size)
     starts = range(0, len(indices), max(size, 1)) if len(indices) else range(1)
     last = len(starts) - 1
     return tuple(
-        Chunk(step=step, chunk=number, is_last=number == last, indices=indices[start : start + size])
+        Microbatch(step=step, chunk=number, is_last=number == last, indices=indices[start : start + size])
         for number, start in enumerate(starts)
     )
 
 
-def split_evenly(indices: np.ndarray, *, step: int, parts: int) -> tuple[Chunk, ...]:
+def split_evenly(indices: np.ndarray, *, step: int, parts: int) -> tuple[Microbatch, ...]:
     """One logical batch in exactly `parts` ≥ 1 chunks, whose sizes differ by at most one and may be 0.
 
     Guarantee: the number of chunks does not depend on the records.
     """
     borders = even_borders(len(indices), parts)
     return tuple(
-        Chunk(step=step, chunk=number, is_last=number == parts - 1, indices=indices[start:end])
+        Microbatch(step=step, chunk=number, is_last=number == parts - 1, indices=indices[start:end])
         for number, (start, end) in enumerate(borders)
     )
 

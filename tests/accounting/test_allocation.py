@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from sordino.accounting import advantage, delta, epsilon, true_positive_rate, without_amplification
-from sordino.accounting.allocation import AllocationLaw, allocation_lattices
-from sordino.accounting.allocation_moments import adding_moment, removing_moment
-from sordino.accounting.law_directions import LawStep
-from sordino.accounting.pld import pld_delta
+from sordino.accounting import delta, epsilon, membership_advantage, true_positive_rate, without_amplification
+from sordino.accounting.pld import RepeatedPLD, pld_delta
+from sordino.accounting.pld_discretized import RandomAllocationPLD, allocation_lattices
+from sordino.accounting.rdp import adding_moment, removing_moment
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError
 from sordino.events import Composed, Event, Gaussian, Laplace, RandomAllocation, SelfComposed
@@ -43,8 +42,8 @@ def exact_for_two_steps(at: float, m: float, removing: bool) -> float:
 @pytest.mark.parametrize(("m", "at"), [(0.25, 0.1), (1.0, 0.0), (1.0, 1.0), (1.5, 2.5)])
 def test_two_steps_are_a_double_integral(m, at, removing):
     truth = exact_for_two_steps(at, m, removing)
-    law = AllocationLaw(steps=2, shift=m, removing=removing)
-    lower, upper = pld_delta([LawStep(law=law, count=1)], at)
+    law = RandomAllocationPLD(steps=2, shift=m, removing=removing)
+    lower, upper = pld_delta([RepeatedPLD(law=law, count=1)], at)
     assert lower <= truth * (1 + 1e-9) + 1e-15
     assert truth * (1 - 1e-9) - 1e-15 <= upper
     assert upper <= 1.003 * truth + 1e-9
@@ -53,7 +52,7 @@ def test_two_steps_are_a_double_integral(m, at, removing):
 
 
 def test_the_loss_from_above_keeps_its_mass_and_the_one_from_below_has_no_more():
-    lower, upper = allocation_lattices(AllocationLaw(steps=50, shift=0.8, removing=True), 1e-3, math.log(1e-9))
+    lower, upper = allocation_lattices(RandomAllocationPLD(steps=50, shift=0.8, removing=True), 1e-3, math.log(1e-9))
     assert upper.masses.sum() + upper.infinite == pytest.approx(1, abs=1e-5)
     assert lower.masses.sum() <= 1
     assert lower.masses.sum() == pytest.approx(1, abs=1e-3)
@@ -93,7 +92,7 @@ def test_allocation_composes_with_other_mechanisms_and_bounds_attacks():
     alone = epsilon(Gaussian(noise_multiplier=3.0), 1e-6)
     assert epsilon(both, 1e-6).lower > alone.upper
     assert epsilon(both, 1e-6).upper < epsilon(Composed(events=(both, allocated(100, 1.0))), 1e-6).lower
-    assert advantage(allocated(100, 1.0)).upper == delta(allocated(100, 1.0), 0.0).upper
+    assert membership_advantage(allocated(100, 1.0)).upper == delta(allocated(100, 1.0), 0.0).upper
     assert (
         0.01 < true_positive_rate(allocated(100, 1.0), 0.01) < true_positive_rate(Gaussian(noise_multiplier=1.0), 0.01)
     )

@@ -9,16 +9,16 @@ import random
 import pytest
 
 from sordino.accounting import (
-    ConcentratedFilter,
-    ConcentratedOdometer,
-    GaussianFilter,
+    GDPFilter,
     Interval,
-    RenyiFilter,
+    RDPFilter,
+    ZCDPFilter,
+    ZCDPOdometer,
     delta,
     epsilon,
     renyi_divergence,
 )
-from sordino.accounting.registry import ACCOUNTANTS
+from sordino.accounting.api import ACCOUNTANTS
 from sordino.definitions import NeighboringRelation
 from sordino.errors import SordinoError
 from sordino.events import (
@@ -28,7 +28,6 @@ from sordino.events import (
     DiscreteGaussian,
     DiscreteLaplace,
     Event,
-    FixedSizeSampled,
     Gaussian,
     GroupPoissonSampled,
     Laplace,
@@ -37,7 +36,8 @@ from sordino.events import (
     PureDP,
     RandomAllocation,
     RandomizedResponse,
-    ReplacementSampled,
+    SampledWithoutReplacement,
+    SampledWithReplacement,
     SelfComposed,
     TruncatedPoissonSampled,
     ZeroConcentratedDP,
@@ -92,8 +92,8 @@ class Any:
                 inner,
                 PoissonSampled(sample_rate=rate, event=inner),
                 PoissonSampled(sample_rate=rate, event=Gaussian(noise_multiplier=self.noise())),
-                FixedSizeSampled(population=population, size=size, event=inner),
-                ReplacementSampled(population=population, size=size, event=inner),
+                SampledWithoutReplacement(population=population, size=size, event=inner),
+                SampledWithReplacement(population=population, size=size, event=inner),
                 GroupPoissonSampled(sample_rate=rate, group_size=3, event=inner),
                 TruncatedPoissonSampled(sample_rate=rate, population=population, largest=size, event=inner),
                 RandomAllocation(steps=size, participations=1, epochs=2, event=inner),
@@ -129,14 +129,14 @@ def test_every_question_has_an_answer_or_an_error_of_the_librarys_own(seed):
     divergence = asked(lambda: renyi_divergence(event, 1 + at, relation=relation))
     assert divergence is None or divergence >= 0
     for make in (
-        lambda: ConcentratedFilter(epsilon=at, delta=wanted, relation=relation),
-        lambda: GaussianFilter(epsilon=at, delta=wanted, relation=relation),
-        lambda: RenyiFilter(epsilon=at, delta=wanted, order=1 + given.between(1e-6, 1e8), relation=relation),
+        lambda: ZCDPFilter(epsilon=at, delta=wanted, relation=relation),
+        lambda: GDPFilter(epsilon=at, delta=wanted, relation=relation),
+        lambda: RDPFilter(epsilon=at, delta=wanted, order=1 + given.between(1e-6, 1e8), relation=relation),
     ):
         rule = asked(make)
         if rule is not None:
             assert asked(lambda rule=rule: rule.admit(event)) in {True, False, None}
-    odometer = asked(lambda: ConcentratedOdometer(delta=wanted, relation=relation))
+    odometer = asked(lambda: ZCDPOdometer(delta=wanted, relation=relation))
     told = None if odometer is None else asked(lambda: odometer.charge(event))
     assert told is None or told >= 0
 

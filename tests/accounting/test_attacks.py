@@ -6,14 +6,20 @@ import numpy as np
 import pytest
 
 from sordino import accounting
-from sordino.accounting import advantage, best_gaussian, reconstruction_bound, trade_off, true_positive_rate
+from sordino.accounting import (
+    fit_gaussian_trade_off,
+    membership_advantage,
+    reconstruction_bound,
+    trade_off_curve,
+    true_positive_rate,
+)
 from sordino.errors import InvalidArgument
 from sordino.events import (
     Event,
     Gaussian,
     Laplace,
-    NoPrivacy,
-    Nothing,
+    NonPrivate,
+    NoOp,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
@@ -50,19 +56,19 @@ def test_randomised_response_is_its_two_by_two_table():
     p = math.e / (1 + math.e)
     event = RandomizedResponse(epsilon=1.0, categories=2)
     assert true_positive_rate(event, 1 - p) == pytest.approx(p, rel=1e-4)
-    assert advantage(event).upper == pytest.approx(2 * p - 1, rel=1e-9)
+    assert membership_advantage(event).upper == pytest.approx(2 * p - 1, rel=1e-9)
     assert true_positive_rate(PureDP(epsilon=1.0), 1e-3) == pytest.approx(math.e * 1e-3, rel=1e-3)
 
 
 def test_nothing_reveals_nothing_and_no_privacy_everything():
-    assert true_positive_rate(Nothing(), 0.05) == pytest.approx(0.05)
-    assert true_positive_rate(NoPrivacy(reason="printed"), 0.05) == 1
-    assert advantage(NoPrivacy(reason="printed")).upper == 1
+    assert true_positive_rate(NoOp(), 0.05) == pytest.approx(0.05)
+    assert true_positive_rate(NonPrivate(reason="printed"), 0.05) == 1
+    assert membership_advantage(NonPrivate(reason="printed")).upper == 1
 
 
 def test_the_trade_off_curve_is_convex_decreasing_and_above_no_attack_at_all():
     rates = list(np.linspace(0.05, 0.9, 12))
-    curve = trade_off(sampled(0.05, 1.0, 50), rates)
+    curve = trade_off_curve(sampled(0.05, 1.0, 50), rates)
     assert curve == sorted(curve, reverse=True)
     assert np.all(np.diff(curve, 2) >= -1e-6)
     assert all(0 <= value <= 1 - rate + 1e-12 for value, rate in zip(curve, rates, strict=True))
@@ -80,7 +86,7 @@ def test_the_trade_off_curve_is_convex_decreasing_and_above_no_attack_at_all():
 )
 def test_one_rate_searched_over_epsilon_is_as_good_as_a_whole_curve_and_no_better_than_exact(event):
     rates = [float(rate) for rate in np.geomspace(1e-4, 0.9, 25)]
-    for rate, missed in list(zip(rates, trade_off(event, rates), strict=True))[2::8]:
+    for rate, missed in list(zip(rates, trade_off_curve(event, rates), strict=True))[2::8]:
         # Both are bounds; the curve's shares its ε among rates and lies within a few percent.
         searched = true_positive_rate(event, rate)
         assert searched <= (1 - missed) * (1 + 1e-3)
@@ -90,9 +96,9 @@ def test_one_rate_searched_over_epsilon_is_as_good_as_a_whole_curve_and_no_bette
 def test_advantage_is_the_largest_gap_of_the_trade_off_curve():
     event = sampled(0.1, 1.2, 40)
     rates = [float(rate) for rate in np.linspace(0.02, 0.6, 24)]
-    gaps = [1 - missed - rate for rate, missed in zip(rates, trade_off(event, rates), strict=True)]
-    assert max(gaps) <= advantage(event).upper + 1e-9
-    assert max(gaps) == pytest.approx(advantage(event).upper, rel=0.02)
+    gaps = [1 - missed - rate for rate, missed in zip(rates, trade_off_curve(event, rates), strict=True)]
+    assert max(gaps) <= membership_advantage(event).upper + 1e-9
+    assert max(gaps) == pytest.approx(membership_advantage(event).upper, rel=0.02)
 
 
 def test_reconstruction_is_never_below_the_prior_and_grows_with_it():
@@ -103,10 +109,10 @@ def test_reconstruction_is_never_below_the_prior_and_grows_with_it():
 
 
 def test_a_gaussian_is_its_own_best_fit_and_laplace_has_regret():
-    fit = best_gaussian(Gaussian(noise_multiplier=0.8))
+    fit = fit_gaussian_trade_off(Gaussian(noise_multiplier=0.8))
     assert fit.mu == pytest.approx(1.25, rel=1e-6)
     assert fit.regret < 1e-6
-    assert best_gaussian(Laplace(noise_multiplier=1.0)).regret > 1e-3
+    assert fit_gaussian_trade_off(Laplace(noise_multiplier=1.0)).regret > 1e-3
 
 
 @pytest.mark.parametrize("fpr", [0.0, 1.0, -0.1, math.nan])
@@ -134,6 +140,6 @@ def test_the_privacy_profile_bounds_delta_from_above_and_closely(event):
 
 
 def test_where_the_contour_integral_refuses_attacks_are_still_bounded():
-    found = 1 - accounting.trade_off(SLOWLY_DECAYING, [k / 10 for k in range(1, 10)])[0]
+    found = 1 - accounting.trade_off_curve(SLOWLY_DECAYING, [k / 10 for k in range(1, 10)])[0]
     spent = accounting.delta(SLOWLY_DECAYING, 0.05).upper
     assert 0.1 <= found <= math.exp(0.05) * 0.1 + spent + 0.002

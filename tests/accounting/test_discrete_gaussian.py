@@ -9,8 +9,8 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from sordino.accounting import delta, epsilon, epsilons, renyi_divergence
-from sordino.accounting.discrete_gaussian import DiscreteGaussianLaw, DiscreteGaussianTransform
+from sordino.accounting import delta, epsilon, epsilon_by_accountant, renyi_divergence
+from sordino.accounting.discrete_gaussian import DiscreteGaussianPLD, DiscreteGaussianTransform
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import Composed, DiscreteGaussian, Gaussian, PoissonSampled, SelfComposed
 
@@ -126,7 +126,7 @@ def test_epsilon_is_never_below_the_truth_however_small_delta_is(stddev, sensiti
     answer = epsilon(noise(stddev, sensitivity), wanted)
     assert answer.lower <= truth * (1 + mp.mpf(10) ** -12)
     assert truth * (1 - mp.mpf(10) ** -12) <= answer.upper
-    for name, upper in epsilons(noise(stddev, sensitivity), wanted).items():
+    for name, upper in epsilon_by_accountant(noise(stddev, sensitivity), wanted).items():
         assert truth * (1 - mp.mpf(10) ** -12) <= upper, name
     if wanted > 1e-240:
         assert answer.upper <= truth * (1 + mp.mpf(10) ** -3)
@@ -139,7 +139,7 @@ def test_compositions_are_not_cut_either(stddev, steps, wanted):
     answer = epsilon(event, wanted)
     assert answer.lower <= truth * (1 + mp.mpf(10) ** -12)
     assert truth * (1 - mp.mpf(10) ** -12) <= answer.upper <= truth * (1 + mp.mpf(10) ** -3)
-    assert all(truth * (1 - mp.mpf(10) ** -12) <= upper for upper in epsilons(event, wanted).values())
+    assert all(truth * (1 - mp.mpf(10) ** -12) <= upper for upper in epsilon_by_accountant(event, wanted).values())
 
 
 @pytest.mark.parametrize(("stddev", "at"), [(1.0, 3.0), (1.0, 18.0), (0.5, 30.0), (3.0, 7.0), (1.0, 36.0)])
@@ -154,7 +154,7 @@ def test_delta_is_right_far_out(stddev, at):
 def test_a_sample_is_not_cut_either(rate, stddev, wanted):
     truth = true_epsilon(stddev, 1, mp.mpf(wanted), rate=rate)
     event = PoissonSampled(sample_rate=rate, event=noise(stddev))
-    assert all(truth * (1 - mp.mpf(10) ** -12) <= upper for upper in epsilons(event, wanted).values())
+    assert all(truth * (1 - mp.mpf(10) ** -12) <= upper for upper in epsilon_by_accountant(event, wanted).values())
     assert epsilon(event, wanted).upper <= truth * (1 + mp.mpf(10) ** -3)
 
 
@@ -188,7 +188,7 @@ def test_beside_a_gaussian_the_contour_answers_with_what_the_lattice_says():
 
 @pytest.mark.parametrize(("stddev", "sensitivity"), [(1.3, 2), (0.4, 1), (40.0, 9)])
 def test_tails_have_full_relative_accuracy(stddev, sensitivity):
-    law = DiscreteGaussianLaw(stddev=stddev, sensitivity=sensitivity, reach=36.0)
+    law = DiscreteGaussianPLD(stddev=stddev, sensitivity=sensitivity, reach=36.0)
     p = masses(stddev, math.ceil(50 * stddev) + sensitivity)
     for deviations in (0, 3, 10, 25, 35):
         edge = -math.floor(deviations * stddev)
@@ -204,9 +204,9 @@ def test_tails_have_full_relative_accuracy(stddev, sensitivity):
 
 def test_widths_beyond_a_list_are_answered_by_moments():
     wide = noise(1e6, 3)
-    found = epsilons(wide, 1e-30)
+    found = epsilon_by_accountant(wide, 1e-30)
     assert {"rdp", "zcdp"} <= set(found)
     continuous = epsilon(Gaussian(noise_multiplier=1e6 / 3), 1e-30).upper
     assert all(upper >= continuous * (1 - 1e-6) for upper in found.values())
     with pytest.raises(UnsupportedEvent, match="stddev"):
-        DiscreteGaussianLaw(stddev=1e6, sensitivity=3)
+        DiscreteGaussianPLD(stddev=1e6, sensitivity=3)

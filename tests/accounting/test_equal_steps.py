@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sordino.accounting import epsilon, for_group, from_dp_event, to_dp_event
-from sordino.accounting.composition import flatten
-from sordino.accounting.contour import at_most, contour_epsilon
-from sordino.accounting.directions import directions
-from sordino.accounting.equal_steps import equal_steps_epsilon
+from sordino.accounting import epsilon, from_dp_event, group_privacy_event, to_dp_event
+from sordino.accounting.base import flatten
+from sordino.accounting.contour import certifies_delta_bound, contour_epsilon
+from sordino.accounting.contour_equal_steps import equal_steps_epsilon
+from sordino.accounting.event_mgfs import mgf_directions
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, UnsupportedEvent
 from sordino.events import (
@@ -22,7 +22,7 @@ from sordino.events import (
     GroupPoissonSampled,
     PoissonSampled,
     PureDP,
-    Selection,
+    RepeatAndSelect,
     SelfComposed,
 )
 
@@ -34,7 +34,7 @@ def sampled(q: float, sigma: float, count: int) -> SelfComposed:
 
 
 def long_way(q: float, sigma: float, count: int, delta: float) -> list[tuple[float, float]]:
-    return [contour_epsilon(steps, delta) for steps in directions(flatten(sampled(q, sigma, count), ADD), ADD)]
+    return [contour_epsilon(steps, delta) for steps in mgf_directions(flatten(sampled(q, sigma, count), ADD), ADD)]
 
 
 @settings(max_examples=25, deadline=None)
@@ -75,12 +75,12 @@ def test_typical_runs_take_the_short_way_and_five_percent_less_noise_is_another_
 
 
 def test_a_direction_is_passed_over_only_when_it_is_proved_to_cost_less():
-    removing, adding = directions(flatten(sampled(0.01, 4.0, 10_000), ADD), ADD)
+    removing, adding = mgf_directions(flatten(sampled(0.01, 4.0, 10_000), ADD), ADD)
     truth = contour_epsilon(adding, 1e-5)
-    assert at_most(adding, 1.001 * truth[1], 1e-5)
-    assert not at_most(adding, 0.999 * truth[0], 1e-5)
-    assert not at_most(removing, 0.999 * contour_epsilon(removing, 1e-5)[0], 1e-5)
-    assert not at_most(adding, 0.0, 1e-5)
+    assert certifies_delta_bound(adding, 1.001 * truth[1], 1e-5)
+    assert not certifies_delta_bound(adding, 0.999 * truth[0], 1e-5)
+    assert not certifies_delta_bound(removing, 0.999 * contour_epsilon(removing, 1e-5)[0], 1e-5)
+    assert not certifies_delta_bound(adding, 0.0, 1e-5)
 
 
 def test_a_list_is_as_good_as_a_tuple_of_events():
@@ -105,7 +105,7 @@ def binomial(size: int, rate: float, sigma: float) -> GaussianMixture:
 def test_a_binomial_distance_is_a_group_of_records(size, truth):
     # Ganesh 2024: q = .01, σ = 1, T = 2000, δ = 1e-6.
     mixture = epsilon(SelfComposed(event=binomial(size, 0.01, 1.0), count=2000), 1e-6)
-    group = epsilon(for_group(sampled(0.01, 1.0, 2000), size), 1e-6)
+    group = epsilon(group_privacy_event(sampled(0.01, 1.0, 2000), size), 1e-6)
     assert mixture.upper == pytest.approx(group.upper, rel=1e-8)
     assert mixture.upper == pytest.approx(truth, rel=1e-8)
 
@@ -147,8 +147,8 @@ def test_a_random_distance_is_refused_under_replace_one_and_with_probabilities_t
 
 def test_random_stopping_triples_a_pure_guarantee():
     # Liu and Talwar 2019, theorem 3.1: a geometric number of runs; Papernot and Steinke 2022: (2 + η)ε.
-    def best(event: PureDP | ApproximateDP, shape: float) -> Selection:
-        return Selection(event=event, distribution="negative_binomial", mean=100.0, shape=shape)
+    def best(event: PureDP | ApproximateDP, shape: float) -> RepeatAndSelect:
+        return RepeatAndSelect(event=event, distribution="negative_binomial", mean=100.0, shape=shape)
 
     assert epsilon(best(PureDP(epsilon=1.0), 1.0), 1e-9).upper <= 3.0 + 1e-12
     assert epsilon(best(PureDP(epsilon=1.0), 0.5), 1e-9).upper <= 2.5 + 1e-12

@@ -7,29 +7,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.accounting import (
-    ConcentratedFilter,
     Interval,
+    ZCDPFilter,
     calibrate_noise_multiplier,
     calibrate_steps,
-    concentrated_rho,
     delta,
     epsilon,
-    epsilons,
+    epsilon_by_accountant,
     renyi_divergence,
     to_dp_event,
     true_positive_rate,
+    zcdp_rho,
 )
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, InvalidArgument, UnsupportedEvent
 from sordino.events import (
     Composed,
     Event,
-    FixedSizeSampled,
     Gaussian,
     Laplace,
-    NoPrivacy,
-    Nothing,
+    NonPrivate,
+    NoOp,
     PoissonSampled,
+    SampledWithoutReplacement,
     SelfComposed,
 )
 
@@ -51,7 +51,7 @@ PARAMETERS = {
 
 
 def test_the_headline_case_by_both_accountants():
-    answers = epsilons(sampled(0.01, 4.0, 10_000), 1e-5)
+    answers = epsilon_by_accountant(sampled(0.01, 4.0, 10_000), 1e-5)
     assert answers["contour"] == pytest.approx(0.94687, abs=5e-6)
     assert answers["rdp"] == pytest.approx(1.0355, abs=2e-4)
 
@@ -94,7 +94,7 @@ def test_composition_is_counted_however_it_is_written(q, sigma, k):
     written = [
         SelfComposed(event=step, count=100 * k),
         Composed(events=(SelfComposed(event=step, count=100),) * k),
-        SelfComposed(event=Composed(events=(step, Nothing(), SelfComposed(event=step, count=k - 1))), count=100),
+        SelfComposed(event=Composed(events=(step, NoOp(), SelfComposed(event=step, count=k - 1))), count=100),
     ]
     answers = {epsilon(event, 1e-6).upper for event in written}
     assert len(answers) == 1
@@ -142,19 +142,19 @@ def test_replace_one_on_a_poisson_sample_lies_between_half_and_full_shift():
 
 
 def test_nothing_is_free_and_no_protection_is_infinite():
-    assert epsilon(Nothing(), 1e-5) == Interval(lower=0.0, upper=0.0, accountant="exact")
-    assert math.isinf(epsilon(NoPrivacy(reason="printed"), 1e-5).lower)
-    assert math.isinf(epsilon(Composed(events=(sampled(0.1, 1.0), NoPrivacy(reason="printed"))), 1e-5).upper)
+    assert epsilon(NoOp(), 1e-5) == Interval(lower=0.0, upper=0.0, accountant="exact")
+    assert math.isinf(epsilon(NonPrivate(reason="printed"), 1e-5).lower)
+    assert math.isinf(epsilon(Composed(events=(sampled(0.1, 1.0), NonPrivate(reason="printed"))), 1e-5).upper)
     assert math.isinf(epsilon(sampled(0.1, 0.0, 3), 1e-5).upper)
-    assert delta(NoPrivacy(reason="printed"), 5.0).upper == 1.0
-    assert epsilon(SelfComposed(event=NoPrivacy(reason="printed"), count=0), 1e-5).upper == 0
-    assert epsilon(PoissonSampled(sample_rate=0.0, event=NoPrivacy(reason="printed")), 1e-5).upper == 0
+    assert delta(NonPrivate(reason="printed"), 5.0).upper == 1.0
+    assert epsilon(SelfComposed(event=NonPrivate(reason="printed"), count=0), 1e-5).upper == 0
+    assert epsilon(PoissonSampled(sample_rate=0.0, event=NonPrivate(reason="printed")), 1e-5).upper == 0
 
 
 @pytest.mark.parametrize("target", [0.3, 0.5, 0.9, 0.999999, 1.0])
 def test_a_large_delta_never_gives_a_negative_epsilon(target):
     for event in (sampled(0.001, 100.0, 1), sampled(0.01, 1.0, 1000), Gaussian(noise_multiplier=3.0)):
-        for value in [epsilon(event, target).upper, *epsilons(event, target).values()]:
+        for value in [epsilon(event, target).upper, *epsilon_by_accountant(event, target).values()]:
             assert value >= 0
 
 
@@ -174,7 +174,7 @@ def test_a_sample_of_a_sample_is_a_smaller_sample():
 
 def test_an_event_without_a_sound_answer_is_refused():
     unknown = PoissonSampled(
-        sample_rate=0.1, event=FixedSizeSampled(population=10, size=2, event=Gaussian(noise_multiplier=1.0))
+        sample_rate=0.1, event=SampledWithoutReplacement(population=10, size=2, event=Gaussian(noise_multiplier=1.0))
     )
     with pytest.raises(UnsupportedEvent):
         epsilon(unknown, 1e-5)
@@ -203,7 +203,7 @@ def test_calibrated_noise_never_exceeds_the_target_and_wastes_little(q, steps, g
 
 def test_calibration_refuses_what_no_noise_can_reach():
     with pytest.raises(AccountingError):
-        calibrate_noise_multiplier(lambda z: NoPrivacy(reason="x"), target_epsilon=1.0, target_delta=1e-5)
+        calibrate_noise_multiplier(lambda z: NonPrivate(reason="x"), target_epsilon=1.0, target_delta=1e-5)
 
 
 def test_at_delta_zero_the_largest_losses_add_up_and_a_gaussian_makes_it_infinite():
@@ -244,14 +244,14 @@ def test_a_relation_given_by_name_is_that_relation(name):
     "question",
     [
         lambda one: epsilon(Gaussian(noise_multiplier=1.0), 1e-5, relation=one),
-        lambda one: epsilons(Gaussian(noise_multiplier=1.0), 1e-5, relation=one),
+        lambda one: epsilon_by_accountant(Gaussian(noise_multiplier=1.0), 1e-5, relation=one),
         lambda one: delta(Gaussian(noise_multiplier=1.0), 1.0, relation=one),
         lambda one: true_positive_rate(Gaussian(noise_multiplier=1.0), 0.1, relation=one),
         lambda one: renyi_divergence(Gaussian(noise_multiplier=1.0), 2.0, relation=one),
-        lambda one: concentrated_rho(Gaussian(noise_multiplier=1.0), one),
+        lambda one: zcdp_rho(Gaussian(noise_multiplier=1.0), one),
         lambda one: to_dp_event(Gaussian(noise_multiplier=1.0), relation=one),
-        lambda one: ConcentratedFilter(epsilon=1.0, delta=1e-5, relation=one),
-        lambda one: calibrate_steps(lambda _: Nothing(), target_epsilon=1.0, target_delta=1e-5, relation=one),
+        lambda one: ZCDPFilter(epsilon=1.0, delta=1e-5, relation=one),
+        lambda one: calibrate_steps(lambda _: NoOp(), target_epsilon=1.0, target_delta=1e-5, relation=one),
     ],
 )
 def test_a_relation_that_does_not_exist_is_refused(question):

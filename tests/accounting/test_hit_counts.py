@@ -5,11 +5,10 @@ import math
 import pytest
 
 from sordino.accounting import calibrate_noise_multiplier, delta, epsilon
-from sordino.accounting.hit_counts import HitCounts
-from sordino.accounting.single_step import remove_direction_delta, sampled_gaussian_epsilon
+from sordino.accounting.closed_form import HitCounts, remove_direction_delta, sampled_gaussian_epsilon
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import Event, FixedSizeSampled, Gaussian, PoissonSampled, SelfComposed
+from sordino.events import Event, Gaussian, PoissonSampled, SampledWithoutReplacement, SelfComposed
 
 ADD, REPLACE, ZERO = NeighboringRelation
 
@@ -58,7 +57,7 @@ def test_one_step_is_the_formula(rate, shift, wanted):
 
 def test_a_fixed_size_sample_moves_twice_as_far():
     event = SelfComposed(
-        event=FixedSizeSampled(population=100, size=5, event=Gaussian(noise_multiplier=0.06)), count=50
+        event=SampledWithoutReplacement(population=100, size=5, event=Gaussian(noise_multiplier=0.06)), count=50
     )
     assert epsilon(event, 1e-5) == epsilon(sampled(0.05, 0.03, 50), 1e-5)
 

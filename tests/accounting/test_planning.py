@@ -10,8 +10,8 @@ from sordino.accounting import (
     calibrate_sample_rate,
     calibrate_steps,
     epsilon,
-    for_group,
     from_dp_event,
+    group_privacy_event,
     marginal_epsilon,
     to_dp_event,
     without_amplification,
@@ -22,14 +22,14 @@ from sordino.events import (
     Composed,
     DiscreteLaplace,
     Event,
-    FixedSizeSampled,
     Gaussian,
     Laplace,
-    NoPrivacy,
-    Nothing,
+    NonPrivate,
+    NoOp,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
+    SampledWithoutReplacement,
     SelfComposed,
     ShuffledEpochs,
     ZeroConcentratedDP,
@@ -48,7 +48,7 @@ def test_calibrated_steps_fit_and_one_more_does_not():
     assert epsilon(sampled(0.02, 1.5, steps + 1), 1e-5).upper > 2.0
     assert calibrate_steps(lambda t: SelfComposed(event=Gaussian(noise_multiplier=0.5), count=t), **GOAL) == 0
     with pytest.raises(AccountingError):
-        calibrate_steps(lambda t: Nothing(), **GOAL)
+        calibrate_steps(lambda t: NoOp(), **GOAL)
 
 
 def test_a_calibrated_sample_rate_fits_and_a_slightly_larger_one_does_not():
@@ -57,7 +57,7 @@ def test_a_calibrated_sample_rate_fits_and_a_slightly_larger_one_does_not():
     assert epsilon(sampled(rate * (1 + 1e-4), 1.2, 500), 1e-5).upper > 2.0
     assert calibrate_sample_rate(lambda q: sampled(q, 500.0, 10), **GOAL) == 1.0
     with pytest.raises(AccountingError):
-        calibrate_sample_rate(lambda q: NoPrivacy(reason="x"), **GOAL)
+        calibrate_sample_rate(lambda q: NonPrivate(reason="x"), **GOAL)
 
 
 def test_a_calibrated_batch_size_is_the_rate_times_the_population():
@@ -78,22 +78,29 @@ def test_one_more_epoch_costs_what_the_longer_run_costs_more():
     cost = marginal_epsilon(base, more, 1e-5)
     assert cost == pytest.approx(epsilon(sampled(0.01, 1.0, 1100), 1e-5).upper - epsilon(base, 1e-5).upper)
     assert 0 < cost < epsilon(more, 1e-5).upper
-    assert math.isinf(marginal_epsilon(base, NoPrivacy(reason="x"), 1e-5))
+    assert math.isinf(marginal_epsilon(base, NonPrivate(reason="x"), 1e-5))
 
 
 def test_without_amplification_every_record_takes_part():
-    event = Composed(events=(sampled(0.01, 4.0, 10), FixedSizeSampled(population=9, size=3, event=PureDP(epsilon=1.0))))
+    event = Composed(
+        events=(sampled(0.01, 4.0, 10), SampledWithoutReplacement(population=9, size=3, event=PureDP(epsilon=1.0)))
+    )
     plain = without_amplification(event)
     assert plain == Composed(events=(SelfComposed(event=Gaussian(noise_multiplier=4.0), count=10), PureDP(epsilon=1.0)))
 
 
 def test_groups_scale_sensitivity_and_refuse_what_has_no_rule():
-    assert for_group(ZeroConcentratedDP(rho=0.1), 3) == ZeroConcentratedDP(rho=0.1 * 9)
-    assert for_group(DiscreteLaplace(scale=4.0, sensitivity=1), 2) == DiscreteLaplace(scale=4.0, sensitivity=2)
-    single, group = epsilon(sampled(0.02, 2.0, 200), 1e-6), epsilon(for_group(sampled(0.02, 2.0, 200), 3), 1e-6)
+    assert group_privacy_event(ZeroConcentratedDP(rho=0.1), 3) == ZeroConcentratedDP(rho=0.1 * 9)
+    assert group_privacy_event(DiscreteLaplace(scale=4.0, sensitivity=1), 2) == DiscreteLaplace(
+        scale=4.0, sensitivity=2
+    )
+    single, group = (
+        epsilon(sampled(0.02, 2.0, 200), 1e-6),
+        epsilon(group_privacy_event(sampled(0.02, 2.0, 200), 3), 1e-6),
+    )
     assert group.lower > 2 * single.upper
     with pytest.raises(UnsupportedEvent):
-        for_group(ShuffledEpochs(epochs=1, steps_per_epoch=2, event=Gaussian(noise_multiplier=1.0)), 2)
+        group_privacy_event(ShuffledEpochs(epochs=1, steps_per_epoch=2, event=Gaussian(noise_multiplier=1.0)), 2)
 
 
 @pytest.mark.parametrize("relation", [NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE])
@@ -103,9 +110,9 @@ def test_events_survive_the_way_to_dp_accounting_and_back(relation):
         events=(
             sampled(0.01, 2.0, 10),
             Laplace(noise_multiplier=3.0),
-            FixedSizeSampled(population=100, size=10, event=Gaussian(noise_multiplier=1.0)),
-            NoPrivacy(reason="NonPrivateDpEvent"),
-            Nothing(),
+            SampledWithoutReplacement(population=100, size=10, event=Gaussian(noise_multiplier=1.0)),
+            NonPrivate(reason="NonPrivateDpEvent"),
+            NoOp(),
             ZeroConcentratedDP(rho=0.25),
         )
     )

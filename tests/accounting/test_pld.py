@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.accounting import delta, epsilon
-from sordino.accounting.lattice import lower_lattice, upper_lattice
-from sordino.accounting.law_directions import laws_of
+from sordino.accounting.pld import event_plds
+from sordino.accounting.pld_discretized import optimistic_discretization, pessimistic_discretization
 from sordino.definitions import NeighboringRelation
 from sordino.events import (
     ApproximateDP,
@@ -17,14 +17,14 @@ from sordino.events import (
     DiscreteGaussian,
     DiscreteLaplace,
     Event,
-    FixedSizeSampled,
     Gaussian,
     GroupPoissonSampled,
     Laplace,
     PoissonSampled,
     PureDP,
     RandomizedResponse,
-    ReplacementSampled,
+    SampledWithoutReplacement,
+    SampledWithReplacement,
     SelfComposed,
 )
 
@@ -36,12 +36,12 @@ def sampled(q: float, sigma: float, steps: int) -> Event:
 
 
 def fixed(population: int, size: int, sigma: float, steps: int) -> Event:
-    step = FixedSizeSampled(population=population, size=size, event=Gaussian(noise_multiplier=sigma))
+    step = SampledWithoutReplacement(population=population, size=size, event=Gaussian(noise_multiplier=sigma))
     return SelfComposed(event=step, count=steps)
 
 
 def repeated(population: int, size: int, sigma: float, steps: int) -> Event:
-    step = ReplacementSampled(population=population, size=size, event=Gaussian(noise_multiplier=sigma))
+    step = SampledWithReplacement(population=population, size=size, event=Gaussian(noise_multiplier=sigma))
     return SelfComposed(event=step, count=steps)
 
 
@@ -50,7 +50,7 @@ LAWS = {
     "laplace": Laplace(noise_multiplier=2.0),
     "poisson gaussian": PoissonSampled(sample_rate=0.1, event=Gaussian(noise_multiplier=0.8)),
     "poisson laplace": PoissonSampled(sample_rate=0.2, event=Laplace(noise_multiplier=1.5)),
-    "fixed size": FixedSizeSampled(population=100, size=10, event=Gaussian(noise_multiplier=3.0)),
+    "fixed size": SampledWithoutReplacement(population=100, size=10, event=Gaussian(noise_multiplier=3.0)),
     "group": GroupPoissonSampled(sample_rate=0.05, group_size=3, event=Gaussian(noise_multiplier=2.0)),
     "response": RandomizedResponse(epsilon=1.0, categories=4),
     "pure": PureDP(epsilon=0.7),
@@ -67,7 +67,7 @@ def all_laws() -> list:
 
 @pytest.mark.parametrize(("event", "relation"), all_laws())
 def test_a_law_is_a_pair_of_distributions_with_the_stated_likelihood_ratio(event, relation):
-    for law in laws_of(event, relation):
+    for law in event_plds(event, relation):
         low, high = law.support
         edges = np.linspace(low - 0.1, high + 0.1, 4001)
         p_above, q_above = law.upper(edges)
@@ -85,9 +85,9 @@ def test_a_law_is_a_pair_of_distributions_with_the_stated_likelihood_ratio(event
 
 @pytest.mark.parametrize(("event", "relation"), all_laws())
 def test_lattices_enclose_the_law_and_keep_q_at_most_one(event, relation):
-    for law in laws_of(event, relation):
+    for law in event_plds(event, relation):
         step = (law.support[1] - law.support[0]) / 500
-        upper, lower = upper_lattice(law, step), lower_lattice(law, step)
+        upper, lower = pessimistic_discretization(law, step), optimistic_discretization(law, step)
         assert upper.masses.sum() + upper.infinite == pytest.approx(1, abs=1e-9)
         assert (upper.masses * np.exp(-upper.losses)).sum() <= 1 + 1e-9
         assert lower.masses.sum() + lower.infinite <= 1 + 1e-12
@@ -104,11 +104,11 @@ def test_lattices_enclose_the_law_and_keep_q_at_most_one(event, relation):
 @pytest.mark.parametrize("points", [60, 1000, 7919])
 def test_the_lattice_from_below_keeps_both_masses(q, sigma, points):
     # What rounding down by a share of the step costs, T steps cost T times: the mean must be kept, not only bounded.
-    for law in laws_of(PoissonSampled(sample_rate=q, event=Gaussian(noise_multiplier=sigma)), ADD):
+    for law in event_plds(PoissonSampled(sample_rate=q, event=Gaussian(noise_multiplier=sigma)), ADD):
         cut = law.cut(math.log(1e-15))
         step = (cut.support[1] - cut.support[0]) / points
-        lower = lower_lattice(cut, step)
-        fine = upper_lattice(cut, (cut.support[1] - cut.support[0]) / 60_000)
+        lower = optimistic_discretization(cut, step)
+        fine = pessimistic_discretization(cut, (cut.support[1] - cut.support[0]) / 60_000)
         means = [float(one.masses @ one.losses) for one in (lower, fine)]
         spread = math.sqrt(float(fine.masses @ (fine.losses - means[1]) ** 2))
         assert means[1] - (0.02 if step < spread / 2 else 0.3) * step <= means[0] <= means[1] + 1e-3 * step
@@ -132,7 +132,7 @@ def test_rare_and_displaced_records_have_narrow_intervals(event, relation, wante
 
 
 def test_what_lies_far_beyond_is_cut_by_mass_and_not_by_the_farthest_component():
-    (law, _) = laws_of(ReplacementSampled(population=1000, size=30, event=Gaussian(noise_multiplier=1.0)), ADD)
+    (law, _) = event_plds(SampledWithReplacement(population=1000, size=30, event=Gaussian(noise_multiplier=1.0)), ADD)
     cut = law.cut(math.log(1e-12))
     assert cut.support[1] < law.support[1] / 3
     assert float(cut.upper(np.array([cut.support[1]]))[0][0]) <= 1e-12
@@ -176,12 +176,16 @@ def test_infinite_losses_are_added_up():
 
 
 def test_a_fixed_size_sample_under_add_or_remove_is_poisson_with_half_the_noise():
-    fixed = SelfComposed(event=FixedSizeSampled(population=100, size=5, event=Gaussian(noise_multiplier=4.0)), count=50)
+    fixed = SelfComposed(
+        event=SampledWithoutReplacement(population=100, size=5, event=Gaussian(noise_multiplier=4.0)), count=50
+    )
     assert epsilon(fixed, 1e-5).upper == pytest.approx(epsilon(sampled(0.05, 2.0, 50), 1e-5).upper, rel=1e-9)
 
 
 def test_a_fixed_size_sample_under_replace_one_costs_at_least_either_kind_of_step():
-    event = SelfComposed(event=FixedSizeSampled(population=100, size=5, event=Gaussian(noise_multiplier=2.0)), count=20)
+    event = SelfComposed(
+        event=SampledWithoutReplacement(population=100, size=5, event=Gaussian(noise_multiplier=2.0)), count=20
+    )
     answer = epsilon(event, 1e-5, relation=REPLACE)
     assert answer.accountant == "pld"
     assert answer.upper >= epsilon(sampled(0.05, 2.0, 20), 1e-5).lower

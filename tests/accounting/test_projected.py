@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, optimize, stats
 
 from sordino import accounting
-from sordino.accounting.projected import distances
+from sordino.accounting.pld_mechanisms import distances
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
 from sordino.events import Gaussian, PoissonSampled, ProjectedGaussian, SelfComposed, from_json, to_json

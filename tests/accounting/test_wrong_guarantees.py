@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from sordino.accounting import epsilon, epsilons, renyi_divergence
-from sordino.accounting.amplification import sampled_epsilon
+from sordino.accounting import epsilon, epsilon_by_accountant, renyi_divergence
+from sordino.accounting.base import sampled_epsilon
 from sordino.definitions import NeighboringRelation
 from sordino.events import (
     ApproximateDP,
@@ -17,7 +17,7 @@ from sordino.events import (
     PureDP,
     RandomAllocation,
     RandomizedResponse,
-    Selection,
+    RepeatAndSelect,
     SelfComposed,
 )
 
@@ -37,7 +37,9 @@ def _two_outcomes_divergence(p: float, q: float, mean: float, order: float) -> f
 @pytest.mark.parametrize("mean", [1e-3, 0.1, 0.5, 0.99, 1.0, 3.0])
 @pytest.mark.parametrize("size", [0.01, 0.3, 1.5])
 def test_a_selection_among_few_runs_is_never_cheaper_than_nothing(mean, size):
-    event = Selection(event=RandomizedResponse(epsilon=size, categories=2), distribution="poisson", mean=mean, shape=0)
+    event = RepeatAndSelect(
+        event=RandomizedResponse(epsilon=size, categories=2), distribution="poisson", mean=mean, shape=0
+    )
     p = 1 / (1 + math.exp(-size))
     for order in (1.2, 2.0, 5.0, 40.0):
         truth = max(_two_outcomes_divergence(*pair, mean, order) for pair in ((p, 1 - p), (1 - p, p)))
@@ -45,8 +47,8 @@ def test_a_selection_among_few_runs_is_never_cheaper_than_nothing(mean, size):
 
 
 def test_selections_with_a_small_mean_add_up():
-    rare = Selection(event=Gaussian(noise_multiplier=100.0), distribution="poisson", mean=0.01, shape=0)
-    assert 0 < epsilon(rare, 1e-5).upper < epsilons(SelfComposed(event=rare, count=100), 1e-5)["rdp"]
+    rare = RepeatAndSelect(event=Gaussian(noise_multiplier=100.0), distribution="poisson", mean=0.01, shape=0)
+    assert 0 < epsilon(rare, 1e-5).upper < epsilon_by_accountant(SelfComposed(event=rare, count=100), 1e-5)["rdp"]
 
 
 def test_a_sample_does_not_amplify_the_pure_loss_of_a_replaced_record():
@@ -89,7 +91,7 @@ def test_answers_are_the_same_whatever_numpy_is_told_to_do_with_underflow():
     gaussian = Gaussian(noise_multiplier=1.0)
     for event in (
         RandomAllocation(steps=10, participations=1, epochs=2, event=gaussian),
-        Selection(event=gaussian, distribution="negative_binomial", mean=5.0, shape=1.0),
+        RepeatAndSelect(event=gaussian, distribution="negative_binomial", mean=5.0, shape=1.0),
     ):
         with np.errstate(all="raise"):
             found = epsilon(event, 1e-5)

@@ -10,25 +10,25 @@ from scipy import integrate, optimize, stats
 from sordino.accounting import epsilon as accounted
 from sordino.accounting import true_positive_rate
 from sordino.audit import (
-    EventFamily,
-    GaussianFamily,
-    Guesses,
-    Trials,
+    CanaryGuesses,
+    EventTradeOffFamily,
+    GaussianTradeOffFamily,
+    MembershipTrials,
     clopper_pearson,
     gaussian_mu,
     gaussian_multi_run,
-    guess,
-    multi_run_curve,
+    guess_canaries,
+    make_trials,
+    multi_run_trade_off_bound,
     normal_pair_epsilon,
-    one_run,
-    one_run_curve,
+    one_run_lower_bound,
     one_run_p_value,
-    one_shot,
-    trials,
+    one_run_trade_off_bound,
+    one_shot_estimate,
 )
 from sordino.errors import InvalidArgument
 from sordino.events import Gaussian, PoissonSampled
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
 # Computed apart from this code and cross-checked with a public implementation: m, r, v, δ, ε at 95 %.
 ONE_RUN = [
@@ -73,22 +73,22 @@ MANY = [
 
 
 def tally(m, r, v):
-    return Guesses(canaries=m, guesses=r, correct=v)
+    return CanaryGuesses(canaries=m, guesses=r, correct=v)
 
 
 @pytest.mark.parametrize(("m", "r", "v", "delta", "epsilon"), ONE_RUN)
 def test_one_run_gives_the_golden_values(m, r, v, delta, epsilon):
-    assert one_run(tally(m, r, v), delta=delta).epsilon == pytest.approx(epsilon, abs=1e-3)
+    assert one_run_lower_bound(tally(m, r, v), delta=delta).epsilon == pytest.approx(epsilon, abs=1e-3)
 
 
 @pytest.mark.parametrize(("m", "r", "v", "epsilon"), CURVE)
 def test_one_run_with_a_gaussian_family_gives_the_golden_values(m, r, v, epsilon):
-    assert one_run_curve(tally(m, r, v), delta=1e-5).epsilon == pytest.approx(epsilon, abs=1e-3)
+    assert one_run_trade_off_bound(tally(m, r, v), delta=1e-5).epsilon == pytest.approx(epsilon, abs=1e-3)
 
 
 @pytest.mark.parametrize(("n", "fp", "fn", "cp", "mu", "gdp"), MANY)
 def test_many_runs_give_the_golden_values(n, fp, fn, cp, mu, gdp):
-    found = Trials(without=n, false_positives=fp, including=n, false_negatives=fn)
+    found = MembershipTrials(without=n, false_positives=fp, including=n, false_negatives=fn)
     assert clopper_pearson(found, delta=1e-5).epsilon == pytest.approx(cp, abs=1e-3)
     assert gaussian_mu(found) == pytest.approx(mu, abs=1e-3)
     assert gaussian_multi_run(found, delta=1e-5).epsilon == pytest.approx(gdp, abs=1e-3)
@@ -115,37 +115,39 @@ def test_the_published_p_values_come_out():
 
 def test_the_bound_is_where_the_p_value_crosses_and_no_smaller_epsilon_is_kept():
     found, delta = tally(1000, 100, 90), 1e-3
-    bound = one_run(found, delta=delta).epsilon
+    bound = one_run_lower_bound(found, delta=delta).epsilon
     below = [one_run_p_value(found, epsilon=one, delta=delta) for one in np.linspace(0, bound - 1e-5, 200)]
     assert max(below) <= 0.05 + 1e-12
     assert one_run_p_value(found, epsilon=bound + 1e-4, delta=delta) > 0.05
 
 
 def test_errors_of_many_runs_are_bounded_as_the_binomial_law_says():
-    found = Trials(without=200, false_positives=7, including=300, false_negatives=20)
+    found = MembershipTrials(without=200, false_positives=7, including=300, false_negatives=20)
     for rate, wrong, runs in zip(found.rates(0.95), (7, 20), (200, 300), strict=True):
         assert stats.binom.cdf(wrong, runs, rate) == pytest.approx(0.025, rel=1e-9)
 
 
 def test_an_event_family_of_gaussians_is_the_gaussian_family_up_to_its_lines():
-    family = EventFamily(event=lambda factor: Gaussian(noise_multiplier=factor), name="Gaussian")
+    family = EventTradeOffFamily(event=lambda factor: Gaussian(noise_multiplier=factor), name="Gaussian")
     for found in (tally(1000, 100, 90), tally(1000, 200, 150)):
-        exact = one_run_curve(found, delta=1e-5).epsilon
-        assert exact * 0.97 < one_run_curve(found, delta=1e-5, family=family).epsilon <= exact * (1 + 1e-6)
-    many = Trials(without=1000, false_positives=100, including=1000, false_negatives=100)
+        exact = one_run_trade_off_bound(found, delta=1e-5).epsilon
+        assert exact * 0.97 < one_run_trade_off_bound(found, delta=1e-5, family=family).epsilon <= exact * (1 + 1e-6)
+    many = MembershipTrials(without=1000, false_positives=100, including=1000, false_negatives=100)
     exact = gaussian_multi_run(many, delta=1e-5).epsilon
-    assert exact * 0.97 < multi_run_curve(many, delta=1e-5, family=family).epsilon <= exact * (1 + 1e-6)
-    assert multi_run_curve(many, delta=1e-5, family=GaussianFamily()).epsilon == pytest.approx(exact, rel=1e-4)
+    assert exact * 0.97 < multi_run_trade_off_bound(many, delta=1e-5, family=family).epsilon <= exact * (1 + 1e-6)
+    assert multi_run_trade_off_bound(many, delta=1e-5, family=GaussianTradeOffFamily()).epsilon == pytest.approx(
+        exact, rel=1e-4
+    )
 
 
 def test_a_subsampled_family_says_what_the_accountant_says_at_strength_one():
     def event(factor):
         return PoissonSampled(sample_rate=0.8, event=Gaussian(noise_multiplier=factor))
 
-    family = EventFamily(event=event, name="DP-SGD")
+    family = EventTradeOffFamily(event=event, name="DP-SGD")
     assert family.epsilon(1.0, 1e-5) == accounted(event(1.0), 1e-5).lower
-    many = Trials(without=500, false_positives=100, including=500, false_negatives=100)
-    bound = multi_run_curve(many, delta=1e-5, family=family).epsilon
+    many = MembershipTrials(without=500, false_positives=100, including=500, false_negatives=100)
+    bound = multi_run_trade_off_bound(many, delta=1e-5, family=family).epsilon
     # At that strength the best attack, by the accountant's own search, reaches these error rates and hardly better
     # ones; the family covers both directions at once, so it may ask for a little more.
     strength = optimize.brentq(lambda one: accounted(event(1 / one), 1e-5).lower - bound, 0.3, 6.0, rtol=1e-6)
@@ -170,12 +172,12 @@ def test_the_epsilon_of_two_normal_laws_is_where_the_integral_of_their_differenc
 def one_run_nulls(method, mu, *, runs, m=200, r=40):
     """Whether each of `runs` bounds on ideal Gaussian scores is above the truth."""
     generator = np.random.default_rng(0)
-    truth = GaussianFamily().epsilon(mu, 1e-5) if mu else 0.0
+    truth = GaussianTradeOffFamily().epsilon(mu, 1e-5) if mu else 0.0
     known = {}
     above = 0
     for _ in range(runs):
         present = generator.random(m) < 0.5
-        found = guess(generator.normal(size=m) + mu * present, present, above=r // 2, below=r // 2)
+        found = guess_canaries(generator.normal(size=m) + mu * present, present, above=r // 2, below=r // 2)
         if found not in known:
             known[found] = method(found)
         above += known[found] > truth
@@ -184,10 +186,10 @@ def one_run_nulls(method, mu, *, runs, m=200, r=40):
 
 def many_nulls(method, mu, *, runs, n=200):
     generator = np.random.default_rng(1)
-    truth = GaussianFamily().epsilon(mu, 1e-5) if mu else 0.0
+    truth = GaussianTradeOffFamily().epsilon(mu, 1e-5) if mu else 0.0
     above = 0
     for _ in range(runs):
-        above += method(trials(generator.normal(mu, size=n), generator.normal(size=n))) > truth
+        above += method(make_trials(generator.normal(mu, size=n), generator.normal(size=n))) > truth
     return above / runs
 
 
@@ -195,8 +197,8 @@ def many_nulls(method, mu, *, runs, n=200):
 @pytest.mark.parametrize(
     "method",
     [
-        lambda found: one_run(found, delta=1e-5).epsilon,
-        lambda found: one_run_curve(found, delta=1e-5).epsilon,
+        lambda found: one_run_lower_bound(found, delta=1e-5).epsilon,
+        lambda found: one_run_trade_off_bound(found, delta=1e-5).epsilon,
     ],
     ids=["one run", "one run, curve"],
 )
@@ -210,7 +212,7 @@ def test_one_run_is_above_the_truth_in_at_most_the_promised_share(method, mu):
     [
         lambda found: clopper_pearson(found, delta=1e-5).epsilon,
         lambda found: gaussian_multi_run(found, delta=1e-5).epsilon,
-        lambda found: multi_run_curve(found, delta=1e-5, family=GaussianFamily()).epsilon,
+        lambda found: multi_run_trade_off_bound(found, delta=1e-5, family=GaussianTradeOffFamily()).epsilon,
     ],
     ids=["Clopper-Pearson", "Gaussian", "curve"],
 )
@@ -223,7 +225,7 @@ def test_the_best_of_many_thresholds_without_paying_for_it_is_caught_by_the_same
     for _ in range(200):
         scores, present = generator.normal(size=200), generator.random(200) < 0.5
         best = max(
-            one_run_p_value(guess(scores, present, above=k, below=k), epsilon=0, delta=0) <= 0.05
+            one_run_p_value(guess_canaries(scores, present, above=k, below=k), epsilon=0, delta=0) <= 0.05
             for k in range(5, 100, 5)
         )
         above += best
@@ -235,10 +237,12 @@ def test_a_strong_attack_shows_a_good_part_of_the_truth():
     found = []
     for _ in range(20):
         present = generator.random(1000) < 0.5
-        found.append(guess(generator.normal(size=1000) + present, present, above=50, below=50))
+        found.append(guess_canaries(generator.normal(size=1000) + present, present, above=50, below=50))
     # Published medians for μ = 1 (ε = 4.377): 1.626 and 2.456.
-    assert np.median([one_run(one, delta=1e-5).epsilon for one in found]) == pytest.approx(1.626, abs=0.25)
-    assert np.median([one_run_curve(one, delta=1e-5).epsilon for one in found]) == pytest.approx(2.456, abs=0.35)
+    assert np.median([one_run_lower_bound(one, delta=1e-5).epsilon for one in found]) == pytest.approx(1.626, abs=0.25)
+    assert np.median([one_run_trade_off_bound(one, delta=1e-5).epsilon for one in found]) == pytest.approx(
+        2.456, abs=0.35
+    )
 
 
 # ── the estimate ────────────────────────────────────────────────────────────────────────────────────────────
@@ -253,8 +257,8 @@ def one_release(noise_multiplier, canaries, dimension=20_000):
 
 
 def test_the_one_shot_estimate_is_near_the_truth_and_has_an_interval():
-    estimate = one_shot(one_release(1.0, 300), dimension=20_000, delta=1e-6, randomness=Randomness())
-    truth = GaussianFamily().epsilon(1.0, 1e-6)
+    estimate = one_shot_estimate(one_release(1.0, 300), dimension=20_000, delta=1e-6, randomness=KeyedRNG())
+    truth = GaussianTradeOffFamily().epsilon(1.0, 1e-6)
     assert truth - 1 < estimate.epsilon < truth + 2
     assert estimate.interval[0] < estimate.epsilon < estimate.interval[1]
     assert "not a bound" in str(estimate)
@@ -273,8 +277,8 @@ def test_normal_noise_multipliers_of_one_three_and_ten_come_back():
 
 def test_scores_that_are_no_numbers_and_ties_do_not_depend_on_what_was_in():
     present = np.array([True, False, True, False])
-    first = guess([1.0, math.nan, math.nan, 1.0], present, above=2, below=2)
-    second = guess([1.0, math.nan, math.nan, 1.0], ~present, above=2, below=2)
+    first = guess_canaries([1.0, math.nan, math.nan, 1.0], present, above=2, below=2)
+    second = guess_canaries([1.0, math.nan, math.nan, 1.0], ~present, above=2, below=2)
     assert first.correct + second.correct == 4
 
 
@@ -283,13 +287,13 @@ def test_scores_that_are_no_numbers_and_ties_do_not_depend_on_what_was_in():
     [
         lambda: tally(10, 11, 3),
         lambda: tally(10, 5, 6),
-        lambda: Trials(without=10, false_positives=11, including=10, false_negatives=0),
-        lambda: guess([1.0, 2.0], [True], above=1, below=0),
-        lambda: guess([1.0, 2.0], [True, False], above=2, below=1),
-        lambda: trials([1.0], [2.0]),
-        lambda: one_run(tally(10, 5, 5), delta=1.0),
-        lambda: one_run(tally(10, 5, 5), delta=0.0, confidence=1.0),
-        lambda: one_shot([1.0, 2.0], dimension=3, delta=1e-5),
+        lambda: MembershipTrials(without=10, false_positives=11, including=10, false_negatives=0),
+        lambda: guess_canaries([1.0, 2.0], [True], above=1, below=0),
+        lambda: guess_canaries([1.0, 2.0], [True, False], above=2, below=1),
+        lambda: make_trials([1.0], [2.0]),
+        lambda: one_run_lower_bound(tally(10, 5, 5), delta=1.0),
+        lambda: one_run_lower_bound(tally(10, 5, 5), delta=0.0, confidence=1.0),
+        lambda: one_shot_estimate([1.0, 2.0], dimension=3, delta=1e-5),
     ],
 )
 def test_impossible_counts_are_refused(make):
@@ -298,7 +302,7 @@ def test_impossible_counts_are_refused(make):
 
 
 def test_the_ceiling_is_what_a_perfect_attack_shows():
-    bound = one_run(tally(1000, 100, 80), delta=0)
+    bound = one_run_lower_bound(tally(1000, 100, 80), delta=0)
     assert bound.ceiling == pytest.approx(3.4930, abs=1e-3)
     # q^r = α, solved apart.
     alone = optimize.brentq(lambda one: 100 * math.log(1 / (1 + math.exp(-one))) - math.log(0.05), 0.1, 10)

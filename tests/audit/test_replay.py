@@ -10,7 +10,6 @@ from sordino.audit import replay
 from sordino.cli.replay_cases import cases
 from sordino.mechanisms import (
     AboveThreshold,
-    ArrayGaussianMechanism,
     ExponentialMechanism,
     GaussianMechanism,
     LaplaceMechanism,
@@ -19,12 +18,13 @@ from sordino.mechanisms import (
     PrivateMean,
     PrivateQuantile,
     PrivateSum,
-    RandomizedResponse,
+    RandomizedResponseMechanism,
+    TensorGaussianMechanism,
     ThresholdedHistogram,
-    budget,
+    make_budget,
 )
-from sordino.mechanisms.releases import recording_releases
-from sordino.randomness import Randomness
+from sordino.mechanisms.base import observe_releases
+from sordino.randomness import KeyedRNG
 
 CASES = list(cases())
 SLOW = {
@@ -40,7 +40,7 @@ NEIGHBOURS = [[*D, 1.0], [*D, 0.0], D[:-1]]
 
 
 def key():
-    return Randomness(seed=1, reproducible=True)
+    return KeyedRNG(seed=1, reproducible=True)
 
 
 @pytest.mark.parametrize(
@@ -66,17 +66,22 @@ def laplace(value, sensitivity=1.0):
 
 
 def gaussian(value, sensitivity=1.0):
-    mechanism = ArrayGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=sensitivity, randomness=key())
+    mechanism = GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=sensitivity, randomness=key())
     return mechanism.release(value)
 
 
 HONEST = {
     "sum": lambda d: laplace(sum(d)),
-    "count and sum": lambda d: (PrivateCount(budget=budget(epsilon=1.0), randomness=key()).release(d), laplace(sum(d))),
-    "mean": lambda d: PrivateMean(budget=budget(epsilon=1.0), bounds=(0.0, 1.0), randomness=key()).release(d),
-    "bounded sum": lambda d: PrivateSum(budget=budget(epsilon=1.0), bounds=(0.0, 1.0), randomness=key()).release(d),
+    "count and sum": lambda d: (
+        PrivateCount(budget=make_budget(epsilon=1.0), randomness=key()).release(d),
+        laplace(sum(d)),
+    ),
+    "mean": lambda d: PrivateMean(budget=make_budget(epsilon=1.0), bounds=(0.0, 1.0), randomness=key()).release(d),
+    "bounded sum": lambda d: PrivateSum(budget=make_budget(epsilon=1.0), bounds=(0.0, 1.0), randomness=key()).release(
+        d
+    ),
     "histogram": lambda d: PrivateHistogram(
-        budget=budget(epsilon=1.0), edges=(0.0, 0.5, 1.0), randomness=key()
+        budget=make_budget(epsilon=1.0), edges=(0.0, 0.5, 1.0), randomness=key()
     ).release(d),
     "quantile": lambda d: PrivateQuantile(epsilon=1.0, quantile=0.5, bounds=(0.0, 1.0), randomness=key()).release(d),
     "choice": lambda d: ExponentialMechanism(epsilon=1.0, sensitivity=1.0, randomness=key()).release(
@@ -110,7 +115,9 @@ def test_every_mechanism_is_seen_and_an_honest_use_passes(name):
 
 def test_local_answers_are_forced_too():
     def pipeline(d):
-        return RandomizedResponse(epsilon=1.0, categories=(0, 1), randomness=key()).release([round(x) for x in d])
+        return RandomizedResponseMechanism(epsilon=1.0, categories=(0, 1), randomness=key()).release(
+            [round(x) for x in d]
+        )
 
     assert replay(pipeline, [0, 1, 1], [[1, 1, 1], [0, 0, 1]]).passed
 
@@ -143,22 +150,22 @@ def test_a_leak_is_named(name):
 
 
 def test_noise_that_was_left_out_or_halved_is_named(monkeypatch):
-    add_noise = GaussianMechanism.add_noise_
+    add_noise = TensorGaussianMechanism.add_noise_
     values = torch.ones(500)
 
     def pipeline(d):
         sums = sum(d) * values.clone() / 500**0.5
-        GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=1.0).add_noise_([sums], randomness=key(), step=0)
+        TensorGaussianMechanism(noise_multiplier=2.0, l2_sensitivity=1.0).add_noise_([sums], randomness=key(), step=0)
         return sums
 
     assert replay(pipeline, D, NEIGHBOURS).passed
 
     def halved(self, tensors, **named):
-        with recording_releases(_Deaf()):
-            add_noise(GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0), tensors, **named)
+        with observe_releases(_Deaf()):
+            add_noise(TensorGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0), tensors, **named)
 
     for broken, kind in ((lambda self, tensors, **named: None, "no noise"), (halved, "noise scale")):
-        monkeypatch.setattr(GaussianMechanism, "add_noise_", _recorded(broken))
+        monkeypatch.setattr(TensorGaussianMechanism, "add_noise_", _recorded(broken))
         assert {violation.kind for violation in replay(pipeline, D, NEIGHBOURS).violations} == {kind}
 
 
@@ -168,12 +175,12 @@ class _Deaf:
 
 
 def _recorded(broken):
-    from sordino.mechanisms.releases import recordable
+    from sordino.mechanisms.base import observable_release
 
     def add_noise_(self, tensors, **named):
         return broken(self, tensors, **named)
 
-    return recordable(add_noise_)
+    return observable_release(add_noise_)
 
 
 # ── the observer ────────────────────────────────────────────────────────────────────────────────────────────
@@ -191,14 +198,14 @@ class Counting:
 def test_nobody_is_asked_outside_the_block_and_outer_releases_hide_inner_ones():
     observer = Counting()
     quantile = HONEST["quantile"]
-    with recording_releases(observer):
+    with observe_releases(observer):
         quantile(D)
     quantile(D)
     assert observer.seen == [("PrivateQuantile", "release")]
 
 
 def test_an_observer_does_not_change_what_is_drawn():
-    with recording_releases(Counting()):
+    with observe_releases(Counting()):
         seen = gaussian(np.arange(5.0))
     assert (seen == gaussian(np.arange(5.0))).all()
 
@@ -224,4 +231,4 @@ def test_a_release_is_one_call_more_when_nobody_listens():
     release = type(mechanism).release
     bare = calls_of(lambda: release.__wrapped__(mechanism, 1.0))
     assert "LaplaceMechanism.release" in bare
-    assert calls_of(lambda: release(mechanism, 1.0)) == ["recordable.<locals>.release", *bare]
+    assert calls_of(lambda: release(mechanism, 1.0)) == ["observable_release.<locals>.release", *bare]

@@ -6,15 +6,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sordino.audit import audit
+from sordino.audit import audit_training
 from sordino.clipping import FlatClipping
 from sordino.errors import InvalidArgument
-from sordino.mechanisms import GaussianMechanism
-from sordino.randomness import Randomness
+from sordino.mechanisms import TensorGaussianMechanism
+from sordino.randomness import KeyedRNG
 from sordino.sampling import PoissonSampling
 from sordino.training.plan import Plan
 
-add_noise, draw = GaussianMechanism.add_noise_, PoissonSampling.draw
+add_noise, draw = TensorGaussianMechanism.add_noise_, PoissonSampling.draw
 
 
 def data(records=200):
@@ -42,12 +42,12 @@ def plan(**options):
 
 def audited(the_plan=None, *, seed=1, **options):
     torch.manual_seed(0)
-    return audit(
+    return audit_training(
         nn.Linear(4, 2),
         losses,
         data(),
         the_plan or plan(),
-        randomness=Randomness(seed=seed, reproducible=True),
+        randomness=KeyedRNG(seed=seed, reproducible=True),
         progress=False,
         **options,
     )
@@ -92,7 +92,7 @@ def test_records_are_told_apart_where_the_model_is_wide_and_the_noise_small():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 500, generator=generator)
     torch.manual_seed(0)
-    found = audit(
+    found = audit_training(
         nn.Linear(500, 2),
         losses,
         (x, (x[:, 0] > 0).long()),
@@ -100,7 +100,7 @@ def test_records_are_told_apart_where_the_model_is_wide_and_the_noise_small():
         canaries="mislabelled",
         count=60,
         guesses=20,
-        randomness=Randomness(seed=1, reproducible=True),
+        randomness=KeyedRNG(seed=1, reproducible=True),
         progress=False,
     )
     assert found.bound.correct >= 18
@@ -124,12 +124,12 @@ def test_your_own_records_are_canaries():
 
 
 def half_the_noise(self, tensors, *, randomness, step, rank=0):
-    weaker = GaussianMechanism(noise_multiplier=0.5 * self.noise_multiplier, l2_sensitivity=self.l2_sensitivity)
+    weaker = TensorGaussianMechanism(noise_multiplier=0.5 * self.noise_multiplier, l2_sensitivity=self.l2_sensitivity)
     add_noise(weaker, tensors, randomness=randomness, step=step, rank=rank)
 
 
 def test_half_the_noise_is_rejected_by_the_bound_and_by_a_check(monkeypatch):
-    monkeypatch.setattr(GaussianMechanism, "add_noise_", half_the_noise)
+    monkeypatch.setattr(TensorGaussianMechanism, "add_noise_", half_the_noise)
     found = audited()
     assert found.claim_rejected
     assert failed(found) == {"noise has the declared variance"}
@@ -141,10 +141,12 @@ def failed(found):
 
 def test_noise_that_is_a_twentieth_too_weak_fails_a_check(monkeypatch):
     def weaker(self, tensors, *, randomness, step, rank=0):
-        other = GaussianMechanism(noise_multiplier=0.95 * self.noise_multiplier, l2_sensitivity=self.l2_sensitivity)
+        other = TensorGaussianMechanism(
+            noise_multiplier=0.95 * self.noise_multiplier, l2_sensitivity=self.l2_sensitivity
+        )
         add_noise(other, tensors, randomness=randomness, step=step, rank=rank)
 
-    monkeypatch.setattr(GaussianMechanism, "add_noise_", weaker)
+    monkeypatch.setattr(TensorGaussianMechanism, "add_noise_", weaker)
     found = audited(plan(steps=30))
     assert failed(found) == {"noise has the declared variance"}
     assert not found.claim_rejected  # one run shows no such small difference
@@ -154,7 +156,7 @@ def test_repeated_noise_fails_a_check(monkeypatch):
     def repeated(self, tensors, *, randomness, step, rank=0):
         add_noise(self, tensors, randomness=randomness, step=0, rank=rank)
 
-    monkeypatch.setattr(GaussianMechanism, "add_noise_", repeated)
+    monkeypatch.setattr(TensorGaussianMechanism, "add_noise_", repeated)
     assert "noise is new in every step" in failed(audited())
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from patterned import made_up
-from sordino.recipes.logistic_pixels import LOGISTIC_SGD
 from sordino.recipes.models import logistic
-from sordino.recipes.network import Network, network
+from sordino.recipes.network_recipes import LOGISTIC_SGD
+from sordino.recipes.stages import NetworkSpec, network_recipe
 
 ROOT = Path(__file__).parents[2]
-QUICK = Network(build=logistic, batch_size=None, steps=5, max_grad_norm=1.0, learning_rate=4.0, momentum=0.0)
+QUICK = NetworkSpec(build=logistic, batch_size=None, steps=5, max_grad_norm=1.0, learning_rate=4.0, momentum=0.0)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def bench(tmp_path):
 
 
 def quick():
-    return replace(LOGISTIC_SGD, prepare=lambda task: network(task, QUICK))
+    return replace(LOGISTIC_SGD, prepare=lambda task: network_recipe(task, QUICK))
 
 
 def test_a_row_holds_what_the_page_needs_and_can_be_repeated(bench):
@@ -56,7 +56,7 @@ def test_rows_that_are_there_are_not_run_again(bench, monkeypatch):
         }
 
     monkeypatch.setitem(inside, "measured", measured)
-    monkeypatch.setitem(inside, "data", type("Data", (), {"load": staticmethod(lambda *_, **__: made_up())}))
+    monkeypatch.setitem(inside, "data", type("Data", (), {"load_dataset": staticmethod(lambda *_, **__: made_up())}))
     bench["run"]("adult-mlp", ["adult"], [2.0, 1.0], [], 2)
     bench["run"]("adult-mlp", ["adult"], [1.0, 3.0], [], 2)
     assert asked == [(2.0, 0), (2.0, 1), (1.0, 0), (1.0, 1), (3.0, 0), (3.0, 1)]

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from sordino.accounting import epsilon
 from sordino.cli import app
-from sordino.cli.figures import first_steps, number_of_steps
-from sordino.events import Composed, Gaussian, Nothing, PoissonSampled, SelfComposed, to_json
+from sordino.cli.plots import first_steps, number_of_steps
+from sordino.events import Composed, Gaussian, NoOp, PoissonSampled, SelfComposed, to_json
 from sordino.runs import RunFolder
 
 HEAVY = ("torch", "matplotlib", "pandas", "sklearn", "transformers", "sqlalchemy", "scipy.stats", "scipy.optimize")
@@ -201,7 +201,7 @@ def test_the_first_steps_of_a_run_are_as_many_as_asked_for(blocks, count):
 
 
 def flatten_count(event):
-    return 0 if event == Nothing() else number_of_steps(event)
+    return 0 if event == NoOp() else number_of_steps(event)
 
 
 @pytest.mark.parametrize("target", [0.1, 1.0, 8.0])

@@ -8,9 +8,9 @@ import torch
 from typer.testing import CliRunner
 
 from sordino.cli import app
-from sordino.cli.replay_cases import Case
-from sordino.mechanisms import GaussianMechanism, LaplaceMechanism
-from sordino.randomness import Randomness
+from sordino.cli.replay_cases import ReplayCase
+from sordino.mechanisms import LaplaceMechanism, TensorGaussianMechanism
+from sordino.randomness import KeyedRNG
 
 
 def run(*arguments):
@@ -51,13 +51,15 @@ def test_a_run_is_audited_by_its_own_plan_and_its_report_says_so(trained, table)
 
 
 def test_half_the_noise_ends_with_exit_code_1(monkeypatch, table):
-    add_noise = GaussianMechanism.add_noise_
+    add_noise = TensorGaussianMechanism.add_noise_
 
     def half(self, tensors, **named):
-        weaker = GaussianMechanism(noise_multiplier=0.5 * self.noise_multiplier, l2_sensitivity=self.l2_sensitivity)
+        weaker = TensorGaussianMechanism(
+            noise_multiplier=0.5 * self.noise_multiplier, l2_sensitivity=self.l2_sensitivity
+        )
         add_noise(weaker, tensors, **named)
 
-    monkeypatch.setattr(GaussianMechanism, "add_noise_", half)
+    monkeypatch.setattr(TensorGaussianMechanism, "add_noise_", half)
     result = run(*table, "--epsilon", "4", "--delta", "1e-4", "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
@@ -89,7 +91,7 @@ def test_a_run_has_its_own_epsilon(trained):
 
 
 def _laplace(table):
-    key = Randomness(seed=1, reproducible=True)
+    key = KeyedRNG(seed=1, reproducible=True)
     return LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, randomness=key).release(float(len(table[0])))
 
 
@@ -99,8 +101,8 @@ def _leaky(table):
 
 DATA = (np.zeros((3, 1)), np.zeros(3))
 NEIGHBOURS = ((np.ones((4, 1)), np.zeros(4)),)
-HONEST = Case(name="honest", pipeline=_laplace, data=DATA, neighbours=NEIGHBOURS)
-LEAKY = Case(name="leaky", pipeline=_leaky, data=DATA, neighbours=NEIGHBOURS)
+HONEST = ReplayCase(name="honest", pipeline=_laplace, data=DATA, neighbours=NEIGHBOURS)
+LEAKY = ReplayCase(name="leaky", pipeline=_leaky, data=DATA, neighbours=NEIGHBOURS)
 
 
 @pytest.mark.parametrize(("name", "code"), [("HONEST", 0), ("LEAKY", 1)])
@@ -132,9 +134,9 @@ def test_a_library_of_ones_own_is_tried_and_a_failure_is_exit_code_1(monkeypatch
     import sys
     import types
 
-    from sordino.audit import Fit
+    from sordino.audit import FitLibrary
 
-    class Unclipped(Fit):
+    class Unclipped(FitLibrary):
         def clipped_sum(self, model, batch, loss, *, max_grad_norm):
             return [1e6 * len(batch[0]) * torch.ones_like(parameter) for parameter in model.parameters()]
 

@@ -8,16 +8,24 @@ from typer.testing import CliRunner
 
 from sordino import accounting
 from sordino.cli import app
-from sordino.cli.comparison_figure import draw
-from sordino.data import load
+from sordino.cli.plots import plot_comparison
+from sordino.data import load_dataset
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument
-from sordino.estimators.rehearsal import rehearse
-from sordino.events import Nothing, compose
+from sordino.estimators.base import dry_run_events
+from sordino.events import NoOp, compose
 from sordino.ledger import Ledger
-from sordino.recipes.comparing import Cell, Comparison, compare, share
-from sordino.recipes.methods import METHODS, applicable, method_called, non_private
-from sordino.recipes.tables import table
+from sordino.recipes.tabular import (
+    TABULAR_METHODS,
+    Comparison,
+    MethodResult,
+    compare_private,
+    compare_public,
+    get_method,
+    make_tabular_task,
+    non_private_scores,
+    supported_methods,
+)
 from sordino.runs import RunFolder
 
 SCHEMA = {
@@ -115,16 +123,16 @@ def test_wrong_use_of_compare_is_one_line_with_exit_code_two(people, arguments, 
 
 
 def test_a_share_is_what_the_accountant_composes_to_the_budget(people):
-    rows = table(load("people.csv", schema="schema.json", test="public.csv"))
-    chosen = [method_called(name) for name in QUICK]
-    found = share(rows, chosen, epsilon=1.0, delta=1e-5)
+    rows = make_tabular_task(load_dataset("people.csv", schema="schema.json", test="public.csv"))
+    chosen = [get_method(name) for name in QUICK]
+    found = compare_private(rows, chosen, epsilon=1.0, delta=1e-5)
     events = [event for cell in found.cells for event in cell.events]
     assert accounting.epsilon(compose(events), 1e-5).upper == pytest.approx(found.total.epsilon)
     assert found.total.epsilon <= 1.0
     with pytest.raises(InvalidArgument, match="table must be public for a grid"):
-        compare(rows, chosen, epsilons=[1.0], delta=1e-5)
+        compare_public(rows, chosen, epsilons=[1.0], delta=1e-5)
     with pytest.raises(InvalidArgument, match="table must be public to be trained on without privacy"):
-        non_private(rows)
+        non_private_scores(rows)
 
 
 def test_a_comparison_of_private_records_is_charged_to_the_account_at_once(people):
@@ -140,14 +148,14 @@ def test_a_comparison_of_private_records_is_charged_to_the_account_at_once(peopl
 
 
 def test_tables_state_facts_from_the_schema_alone():
-    adult = load("adult")
-    rows = table(adult)
+    adult = load_dataset("adult")
+    rows = make_tabular_task(adult)
     assert rows.facts.columns == 104
     assert rows.facts.population == 30162
     assert sum(map(len, rows.facts.one_hot)) + 5 == 104
     longest = max(float((row**2).sum()) ** 0.5 for row in rows.train[0][:2000])
     assert longest <= rows.facts.data_norm
-    hours = table(adult, target="hours-per-week")
+    hours = make_tabular_task(adult, target="hours-per-week")
     assert hours.facts.target_bounds == (1, 99)
     assert hours.facts.columns == 105
     assert hours.train[1].min() >= 1
@@ -155,21 +163,21 @@ def test_tables_state_facts_from_the_schema_alone():
     for group in hours.facts.one_hot:
         assert set(hours.train[0][:500][:, list(group)].sum(axis=1)) <= {0.0, 1.0}
     with pytest.raises(InvalidArgument, match="target must be"):
-        table(adult, target="sex")
+        make_tabular_task(adult, target="sex")
 
 
 def test_every_method_can_be_priced_for_every_table_it_suits():
-    adult = load("adult")
+    adult = load_dataset("adult")
     for target in (None, "age"):
-        facts = table(adult, target=target).facts
-        assert len(applicable(facts)) >= 6
-        for method in applicable(facts):
+        facts = make_tabular_task(adult, target=target).facts
+        assert len(supported_methods(facts)) >= 6
+        for method in supported_methods(facts):
             if method.name in {"dp-gd", "dp-sgd", "network"}:
                 continue  # a rehearsal of theirs takes steps; the contract tests have them
-            events, _ = rehearse(method.estimator(facts, epsilon=1.0, delta=1e-5), facts.columns)
+            events, _ = dry_run_events(method.estimator(facts, epsilon=1.0, delta=1e-5), facts.columns)
             assert 0.9 < accounting.epsilon(compose(list(events)), 1e-5).upper <= 1 + 1e-9
     with pytest.raises(InvalidArgument, match="model must suit the table"):
-        METHODS["svm"].estimator(table(adult, target="age").facts, epsilon=1.0, delta=1e-5)
+        TABULAR_METHODS["svm"].estimator(make_tabular_task(adult, target="age").facts, epsilon=1.0, delta=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +228,7 @@ def test_the_charge_is_written_before_a_record_is_read(people, monkeypatch):
     def failing(estimator, rows):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sordino.recipes.methods.fit_to", failing)
+    monkeypatch.setattr("sordino.recipes.tabular.fit_to", failing)
     result = call(
         "train", "people.csv", "--schema", "schema.json", "--epsilon", "1", "--model", "adassp", "--out", "run"
     )
@@ -232,19 +240,19 @@ def test_the_charge_is_written_before_a_record_is_read(people, monkeypatch):
 @pytest.mark.parametrize("measure", ["accuracy", "rmse"])
 def test_pictures_are_drawn_for_one_and_for_many_epsilons(tmp_path, budgets, measure):
     cells = [
-        Cell(
+        MethodResult(
             method=name,
             epsilon=budget,
             scores=(0.5 + place / 50, 0.6),
-            events=(Nothing(),),
+            events=(NoOp(),),
             relation="add_or_remove_one",
         )
-        for place, name in enumerate(METHODS)
+        for place, name in enumerate(TABULAR_METHODS)
         for budget in budgets
     ]
     total = Guarantee(epsilon=1.0, delta=1e-5, accountant="contour", sampler="none")
     others = {"linear": 0.7, "trees": 0.8, "nothing": 0.5} if len(budgets) > 1 else {}
     for name in ("a.png", "a.svg"):
         found = Comparison(measure=measure, cells=tuple(cells), total=total)
-        draw(found, others, title="people: income", delta=1e-5, path=tmp_path / name)
+        plot_comparison(found, others, title="people: income", delta=1e-5, path=tmp_path / name)
         assert (tmp_path / name).stat().st_size > 5000

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from sordino import PrivacyEngine
 from sordino.cli import app
 from sordino.runs import RunFolder
-from sordino.training.loss_curve import LossCurve
+from sordino.training.fit import fit
+from sordino.training.noisy_releases import LossRelease
 from sordino.training.plan import Plan
-from sordino.training.trainer import fit
 from sordino.verification import verify
 
 PLAN = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.1, steps=6, expected_batch_size=6.0, delta=1e-5)
@@ -65,11 +65,11 @@ def settled(text):
     return re.sub(r"\d+:\d\d:\d\d|-:--:--|\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
-@pytest.mark.parametrize("curve", [None, LossCurve(bound=2.0)], ids=["plain", "with a loss curve"])
+@pytest.mark.parametrize("curve", [None, LossRelease(bound=2.0)], ids=["plain", "with a loss curve"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_fit_says_and_writes_the_same_for_neighbours(tmp_path, capfd, caplog, seed, curve):
     """The seed fixes the batches, so that only the records differ."""
-    from sordino.randomness import Randomness
+    from sordino.randomness import KeyedRNG
 
     seen = {}
     for name, data in neighbours().items():
@@ -83,7 +83,7 @@ def test_fit_says_and_writes_the_same_for_neighbours(tmp_path, capfd, caplog, se
             run=tmp_path / name.replace(" ", "-"),
             checkpoint_every=2,
             on_step=done.append,
-            randomness=Randomness(seed=seed, reproducible=True),
+            randomness=KeyedRNG(seed=seed, reproducible=True),
         )
         folder = tmp_path / name.replace(" ", "-")
         out, err = capfd.readouterr()

@@ -12,9 +12,9 @@ from sordino.clipping import (
     GroupedClipping,
     PsacClipping,
     QuantileClipping,
-    clipping_called,
     clipping_from_dict,
     clipping_to_dict,
+    get_clipping,
 )
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
@@ -139,7 +139,7 @@ def test_bounds_rise_while_too_many_are_clipped_and_fall_while_too_few():
         (lambda: GroupedClipping(inner=QuantileClipping(count_noise=10.0)), "inner"),
         (lambda: QuantileClipping(count_noise=1.0, inner=QuantileClipping(count_noise=1.0)), "inner"),
         (lambda: QuantileClipping(count_noise=1.0, quantile=1.0), "quantile"),
-        (lambda: clipping_called("hard"), "clipping"),
+        (lambda: get_clipping("hard"), "clipping"),
         (lambda: clipping_from_dict({"kind": "hard"}), "clipping"),
         (lambda: clipping_from_dict({"kind": "flat", "extra": 1}), "flat"),
     ],

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from sordino.audit import CASES, Engine, Fit, NotOffered, Wrong, paths
-from sordino.audit.case import Case
+from sordino.audit import CASES, ConformanceFailure, EngineLibrary, FitLibrary, NotSupported, library_paths
+from sordino.audit.conformance.framework import Case
 
 QUICK = {"engine", "fit"}
 PAIRS = [
     pytest.param(path, name, id=f"{path}: {name}", marks=() if path in QUICK else pytest.mark.slow)
-    for path in paths()
+    for path in library_paths()
     for name in CASES
 ]
 
@@ -23,7 +23,7 @@ def _no_compiled_leftovers():
 
 @pytest.mark.parametrize(("path", "name"), PAIRS)
 def test_a_case_comes_out_as_it_should(path, name):
-    found = CASES[name].run(paths()[path])
+    found = CASES[name].run(library_paths()[path])
     assert found.passed, found
     if CASES[name].expects == "refusal":
         assert found.verdict in {"refused", "not offered"}, "ours refuses what could be harmless by luck"
@@ -31,18 +31,18 @@ def test_a_case_comes_out_as_it_should(path, name):
 
 def test_every_way_of_computing_has_a_path():
     assert {"engine", "engine, secure noise", "fit", "fit, secure noise", "fit, lean memory", "fit, compiled"} <= set(
-        paths()
+        library_paths()
     )
 
 
 @pytest.mark.parametrize("memory", ["lean", "block", "two-pass"])
 def test_where_memory_is_spared_sums_are_computed_and_not_refused(memory):
-    found = CASES["exact: one row of position ids for all records"].run(paths()[f"fit, {memory} memory"])
+    found = CASES["exact: one row of position ids for all records"].run(library_paths()[f"fit, {memory} memory"])
     assert found.verdict == "right"
 
 
 def verdict(check, *, expects="right"):
-    return Case(name="one", expects=expects, check=check).run(Engine())
+    return Case(name="one", expects=expects, check=check).run(EngineLibrary())
 
 
 def raises(error):
@@ -53,17 +53,17 @@ def raises(error):
 
 
 def test_what_goes_wrong_in_a_case_is_told_apart():
-    refusal = Engine().refusals[0]("no")
+    refusal = EngineLibrary().refusals[0]("no")
     assert verdict(lambda _: None).passed
-    assert verdict(raises(Wrong("2 C"))).words == "2 C"
-    assert not verdict(raises(Wrong("2 C")), expects="refusal").passed
+    assert verdict(raises(ConformanceFailure("2 C"))).words == "2 C"
+    assert not verdict(raises(ConformanceFailure("2 C")), expects="refusal").passed
     assert not verdict(raises(refusal)).passed
     assert verdict(raises(refusal), expects="either").passed
     assert verdict(raises(ValueError("x")), expects="refusal").words == "crash: ValueError"
-    assert verdict(raises(NotOffered())).passed
+    assert verdict(raises(NotSupported())).passed
 
 
-class Unclipped(Fit):
+class Unclipped(FitLibrary):
     """Adds gradients up as they are."""
 
     def clipped_sum(self, model, batch, loss, *, max_grad_norm):
@@ -82,5 +82,5 @@ def test_a_library_that_does_not_clip_fails_every_case_that_measures_the_sum():
 
 
 def test_a_loop_of_ones_own_is_not_offered_by_fit():
-    with pytest.raises(NotOffered):
-        Fit().make_private(nn.Linear(1, 1), [])
+    with pytest.raises(NotSupported):
+        FitLibrary().make_private(nn.Linear(1, 1), [])

@@ -11,8 +11,8 @@ from conformance_adapter import clipped_sum, distance
 from sordino import PrivacyEngine
 from sordino.errors import InvalidArgument
 from sordino.gradients import GradientCapture
-from sordino.randomness import Randomness
-from sordino.sampling import split
+from sordino.randomness import KeyedRNG
+from sordino.sampling import split_into_microbatches
 from sordino.training import Plan, PrivateStep
 
 
@@ -51,8 +51,8 @@ def gradient_and_noise(plan):
         torch.manual_seed(0)
         model = nn.Linear(100, 50)
         here = replace(plan, noise_multiplier=noise_multiplier)
-        step = PrivateStep(GradientCapture(model), here, Randomness())
-        (chunk,) = split(torch.arange(4).numpy(), step=0)
+        step = PrivateStep(GradientCapture(model), here, KeyedRNG())
+        (chunk,) = split_into_microbatches(torch.arange(4).numpy(), step=0)
         with step.recording(chunk):
             (size * model(torch.ones(4, 100))).sum().backward()
         step.add(chunk)

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from conformance_adapter import one_step
+from sordino.training.fit import fit
 from sordino.training.plan import Plan
-from sordino.training.trainer import fit
 
 
 class Sequences(Dataset):

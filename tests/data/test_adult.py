@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import sordino.data as data
-from sordino.data.schema import Category
+from sordino.data.schema import CategoricalColumn
 
 
 @pytest.fixture(scope="module")
 def adult():
-    return data.load("adult")
+    return data.load_dataset("adult")
 
 
 def test_adult_has_the_published_sizes(adult):
@@ -34,7 +34,7 @@ def test_every_adult_value_is_in_the_declared_codebook(adult):
     for column in adult.schema.columns:
         block = np.concatenate([part.features[:, start : start + column.width] for part in (adult.train, adult.test)])
         start += column.width
-        if isinstance(column, Category):
+        if isinstance(column, CategoricalColumn):
             assert np.array_equal(block.sum(axis=1), np.ones(len(block)))
     assert start == adult.schema.width() == len(adult.schema.feature_names)
 

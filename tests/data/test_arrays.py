@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sordino.data import ArraySchema, Numeric, Schema, load
+from sordino.data import ArraySchema, NumericColumn, Schema, load_dataset
 from sordino.data.arrays import read_idx, to_images
 from sordino.errors import InvalidArgument, MissingDeclaration
 
@@ -86,7 +86,7 @@ def test_numbers_outside_the_declared_range_are_clipped_and_nan_is_the_middle():
 def test_a_pair_of_idx_files_is_a_data_set(tmp_path):
     (tmp_path / "my-images-idx3-ubyte").write_bytes(idx_bytes(np.arange(12, dtype=np.uint8).reshape(3, 2, 2)))
     (tmp_path / "my-labels-idx1-ubyte").write_bytes(idx_bytes(np.array([1, 0, 9], dtype=np.uint8)))
-    found = load(tmp_path / "my-images-idx3-ubyte", schema=ArraySchema(labels=("no", "yes")))
+    found = load_dataset(tmp_path / "my-images-idx3-ubyte", schema=ArraySchema(labels=("no", "yes")))
     assert found.train.features.shape == (2, 1, 2, 2)
     assert found.train.labels.tolist() == [1, 0]
     assert not found.public
@@ -95,10 +95,10 @@ def test_a_pair_of_idx_files_is_a_data_set(tmp_path):
 def test_images_without_a_label_file_are_refused(tmp_path):
     (tmp_path / "my-images-idx3-ubyte").write_bytes(idx_bytes(np.zeros((1, 2, 2), dtype=np.uint8)))
     with pytest.raises(InvalidArgument, match="my-labels-idx1-ubyte"):
-        load(tmp_path / "my-images-idx3-ubyte", schema=ArraySchema(labels=("no", "yes")))
+        load_dataset(tmp_path / "my-images-idx3-ubyte", schema=ArraySchema(labels=("no", "yes")))
     (tmp_path / "pictures.idx").write_bytes(idx_bytes(np.zeros((1, 2, 2), dtype=np.uint8)))
     with pytest.raises(MissingDeclaration, match="labels"):
-        load(tmp_path / "pictures.idx", schema=ArraySchema(labels=("no", "yes")))
+        load_dataset(tmp_path / "pictures.idx", schema=ArraySchema(labels=("no", "yes")))
 
 
 def saved(folder, **arrays):
@@ -109,17 +109,17 @@ def saved(folder, **arrays):
 def test_an_npz_file_needs_a_declared_range_and_labels(tmp_path):
     path = saved(tmp_path, x=np.array([[0.0, 4.0], [np.nan, 8.0]]), y=np.array([0, 1]))
     with pytest.raises(MissingDeclaration, match="range of the numbers and the labels"):
-        load(path)
-    found = load(path, schema=ArraySchema(labels=("a", "b"), low=0, high=4))
+        load_dataset(path)
+    found = load_dataset(path, schema=ArraySchema(labels=("a", "b"), low=0, high=4))
     assert found.train.features.tolist() == [[0, 1], [0.5, 1]]
     (tmp_path / "s.json").write_text('{"array": {"low": 0, "high": 4}, "labels": ["a", "b"]}')
-    assert load(path, schema=tmp_path / "s.json").train.features.tolist() == found.train.features.tolist()
+    assert load_dataset(path, schema=tmp_path / "s.json").train.features.tolist() == found.train.features.tolist()
 
 
 def test_a_public_npz_sample_gives_range_and_labels(tmp_path):
     path = saved(tmp_path, x=np.array([[0.0, 4.0], [2.0, 8.0]]), y=np.array([0, 5]))
     np.savez(tmp_path / "sample.npz", features=np.array([[0.0, 4.0]]), labels=np.array([1]))
-    found = load(path, public_schema_from=tmp_path / "sample.npz")
+    found = load_dataset(path, public_schema_from=tmp_path / "sample.npz")
     assert found.train.features.tolist() == [[0, 1]]
     assert found.labels == ("0", "1")
 
@@ -139,19 +139,19 @@ def test_a_public_npz_sample_gives_range_and_labels(tmp_path):
 )
 def test_an_npz_file_of_another_form_is_refused(tmp_path, arrays):
     with pytest.raises(InvalidArgument, match=r"a\.npz"):
-        load(saved(tmp_path, **arrays), schema=ArraySchema(labels=("a", "b")))
+        load_dataset(saved(tmp_path, **arrays), schema=ArraySchema(labels=("a", "b")))
 
 
 def test_the_kind_of_schema_must_fit_the_kind_of_file(tmp_path):
-    table = Schema(columns=(Numeric(name="age", low=0, high=1),), target="y", labels=("a", "b"))
+    table = Schema(columns=(NumericColumn(name="age", low=0, high=1),), target="y", labels=("a", "b"))
     with pytest.raises(InvalidArgument, match="array file"):
-        load(saved(tmp_path, x=np.zeros((1, 1)), y=np.zeros(1, dtype=int)), schema=table)
+        load_dataset(saved(tmp_path, x=np.zeros((1, 1)), y=np.zeros(1, dtype=int)), schema=table)
     with pytest.raises(InvalidArgument, match="columns of a table"):
-        load(tmp_path / "a.csv", schema=ArraySchema(labels=("a", "b")))
+        load_dataset(tmp_path / "a.csv", schema=ArraySchema(labels=("a", "b")))
 
 
 def test_a_single_array_is_no_npz_file(tmp_path):
     with (tmp_path / "a.npz").open("wb") as file:
         np.save(file, np.zeros((2, 2)))
     with pytest.raises(InvalidArgument, match="readable array file"):
-        load(tmp_path / "a.npz", schema=ArraySchema(labels=("a", "b")))
+        load_dataset(tmp_path / "a.npz", schema=ArraySchema(labels=("a", "b")))

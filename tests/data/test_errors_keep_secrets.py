@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sordino.data import ArraySchema, Category, Numeric, Records, Schema, load
+from sordino.data import ArraySchema, CategoricalColumn, NumericColumn, Records, Schema, load_dataset
 from sordino.errors import InvalidArgument, SordinoError
 
 SECRET = "Zq7secret"
 SCHEMA = Schema(
-    columns=(Numeric(name="age", low=0, high=100), Category(name="job", categories=("clerk", "sales"))),
+    columns=(NumericColumn(name="age", low=0, high=100), CategoricalColumn(name="job", categories=("clerk", "sales"))),
     target="income",
     labels=("low", "high"),
 )
@@ -34,7 +34,7 @@ def said(problem):
 def attempt(path, **arguments):
     """Load; whatever is refused must be refused by the library's own exception, without the secret."""
     try:
-        return load(path, **arguments)
+        return load_dataset(path, **arguments)
     except SordinoError as problem:
         quoted = said(problem)
     assert SECRET not in quoted
@@ -61,7 +61,7 @@ def test_no_error_about_a_csv_file_quotes_it(tmp_path, body, encoding):
 def test_a_malformed_row_does_not_stop_the_others(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(f"age,job,income\n25,clerk,low\n{SECRET},{SECRET},{SECRET},{SECRET}\n75,sales,high\n")
-    found = load(path, schema=SCHEMA)
+    found = load_dataset(path, schema=SCHEMA)
     assert found.train.labels.tolist() == [0, 1]
 
 
@@ -104,7 +104,7 @@ def test_no_error_about_a_damaged_file_quotes_it(tmp_path, cut, kind):
 def test_no_error_about_a_pickled_array_quotes_or_runs_it(tmp_path):
     np.savez(tmp_path / "t.npz", x=np.array([[SECRET], [3]], dtype=object), y=np.array([0, 1]))
     with pytest.raises(InvalidArgument) as caught:
-        load(tmp_path / "t.npz", schema=ARRAYS)
+        load_dataset(tmp_path / "t.npz", schema=ARRAYS)
     assert SECRET not in said(caught.value)
 
 

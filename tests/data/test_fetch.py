@@ -8,10 +8,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from sordino.data import available, get, load, show
-from sordino.data.catalogue import CATALOGUE, RemoteFile
-from sordino.data.fetch import fetch_file, matches, unavailable
-from sordino.data.places import cache_folder, find
+from sordino.data import describe_dataset, download_dataset, list_datasets, load_dataset
+from sordino.data.catalog import CATALOG, RemoteFile, cache_folder, fetch_file, find, matches, unavailable
 from sordino.errors import InvalidArgument
 
 CONTENT = bytes(range(256)) * 4000
@@ -103,7 +101,7 @@ def test_a_folder_that_cannot_be_made_is_reported(address, tmp_path):
 
 
 def test_the_offline_refusal_names_files_checksums_and_place():
-    for item in CATALOGUE.values():
+    for item in CATALOG.values():
         said = str(unavailable(item, ["no network"]))
         assert str(cache_folder(item.name)) in said
         assert "SORDINO_DATA" in said
@@ -114,7 +112,7 @@ def test_the_offline_refusal_names_files_checksums_and_place():
 
 
 def test_every_checksum_has_the_form_of_one():
-    for item in CATALOGUE.values():
+    for item in CATALOG.values():
         assert all(len(bytes.fromhex(file.sha256)) == 32 for file in item.files)
         assert all(file.urls for file in item.files)
         if item.files:
@@ -122,19 +120,19 @@ def test_every_checksum_has_the_form_of_one():
 
 
 def test_adult_is_always_here():
-    assert (get("adult") / "adult-train.csv.xz").is_file()
-    assert available()[0].present
-    assert show("adult").schema == load("adult").schema
+    assert (download_dataset("adult") / "adult-train.csv.xz").is_file()
+    assert list_datasets()[0].present
+    assert describe_dataset("adult").schema == load_dataset("adult").schema
 
 
 def test_an_unknown_name_is_refused():
-    for ask in (get, show):
+    for ask in (download_dataset, describe_dataset):
         with pytest.raises(InvalidArgument, match="one of adult, mnist"):
             ask("mnits")
 
 
 def test_the_declared_folder_comes_before_the_cache(tmp_path, monkeypatch):
-    wanted = CATALOGUE["mnist"]
+    wanted = CATALOG["mnist"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("SORDINO_DATA", raising=False)
     assert find(wanted) is None
@@ -150,7 +148,7 @@ def test_the_declared_folder_comes_before_the_cache(tmp_path, monkeypatch):
     assert found is not None
     assert found.origin == "SORDINO_DATA"
     assert [path.parent.name for path in found.files] == ["mnist"] * 4
-    assert get("mnist") == tmp_path / "data" / "mnist"
+    assert download_dataset("mnist") == tmp_path / "data" / "mnist"
     (tmp_path / "data" / "mnist" / "t10k-labels-idx1-ubyte").unlink()
     found = find(wanted)
     assert found is not None
@@ -161,8 +159,8 @@ def test_a_lossy_copy_is_listed_under_its_own_name(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("SORDINO_DATA", str(tmp_path))
     (tmp_path / "cifar10_jpeg.bin.xz").write_bytes(b"")
-    assert show("cifar10").info.title == "CIFAR-10 (JPEG)"
+    assert describe_dataset("cifar10").info.title == "CIFAR-10 (JPEG)"
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"")
-    assert show("cifar10").info.title == "CIFAR-10"
-    assert all(info.to_dict()["name"] == info.name for info in available())
-    assert show("cifar10").to_dict()["files"]
+    assert describe_dataset("cifar10").info.title == "CIFAR-10"
+    assert all(info.to_dict()["name"] == info.name for info in list_datasets())
+    assert describe_dataset("cifar10").to_dict()["files"]

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sordino.data import Category, MappedArrays, Numeric, Schema, load, mapped_table
+from sordino.data import CategoricalColumn, MappedArrays, NumericColumn, Schema, load_dataset, mapped_table
 from sordino.data.tables import iterate_columns
 from sordino.errors import InvalidArgument
 
 SCHEMA = Schema(
-    columns=(Numeric(name="age", low=0, high=100), Category(name="town", categories=("A", "B", "C"))),
+    columns=(NumericColumn(name="age", low=0, high=100), CategoricalColumn(name="town", categories=("A", "B", "C"))),
     target="ill",
     labels=("no", "yes"),
 )
@@ -49,7 +49,7 @@ def written(folder: Path, kind: str) -> Path:
 @pytest.mark.parametrize("rows", [7, 1 << 16])
 def test_a_table_on_disk_holds_what_it_holds_in_memory(tmp_path, kind, rows):
     path = written(tmp_path, kind)
-    whole = load(path, schema=SCHEMA).train
+    whole = load_dataset(path, schema=SCHEMA).train
     mapped = mapped_table(path, schema=SCHEMA, folder=tmp_path / "mapped", rows=rows)
     assert len(mapped) == len(whole)
     features, labels = zip(*mapped.__getitems__(range(len(mapped))), strict=True)
@@ -118,7 +118,7 @@ def test_a_table_that_breaks_off_leaves_no_records_behind(tmp_path, monkeypatch)
             seen.append([file.stat().st_size for file in (tmp_path / "mapped").iterdir()])
             raise InvalidArgument("column must be readable, got a broken page. Repair the file.")
 
-    monkeypatch.setattr("sordino.data.mapped.iterate_columns", broken)
+    monkeypatch.setattr("sordino.data.arrays.iterate_columns", broken)
     with pytest.raises(InvalidArgument, match="broken page"):
         mapped_table(written(tmp_path, ".csv"), schema=SCHEMA, folder=tmp_path / "mapped", rows=100)
     assert len(seen) == 1

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sordino import Plan, PrivacyEngine, fit
-from sordino.data import MappedArrays, Numeric, Schema, mapped_table
+from sordino.data import MappedArrays, NumericColumn, Schema, mapped_table
 from sordino.errors import InvalidArgument, UnknownSampler
 
 EXPECTED = 40
@@ -126,7 +126,7 @@ def test_pages_of_a_file_are_let_go(tmp_path):
 
 def test_parquet_is_encoded_in_constant_memory(tmp_path):
     """Four times the rows, the same memory, in Python and in Arrow; both hold a few row groups."""
-    schema = Schema(columns=(Numeric(name="age", low=0, high=100),), target="ill", labels=("no", "yes"))
+    schema = Schema(columns=(NumericColumn(name="age", low=0, high=100),), target="ill", labels=("no", "yes"))
     peaks = []
     usual = pa.default_memory_pool()
     for groups in (8, 32):

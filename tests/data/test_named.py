@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sordino.data import available, hashed_features, load
-from sordino.data.images import read_cifar_binary, read_cifar_jpeg
-from sordino.data.records import fixed_order
-from sordino.data.text import read_imdb
+from sordino.data import hashed_features, list_datasets, load_dataset
+from sordino.data.readers import read_cifar_binary, read_cifar_jpeg, read_imdb
+from sordino.data.schema import fixed_order
 from sordino.errors import DataUnavailable, InvalidArgument
 
-PRESENT = {info.name: info.present for info in available()}
+PRESENT = {info.name: info.present for info in list_datasets()}
 
 
 def needs(name):
@@ -37,8 +36,8 @@ def needs(name):
     ],
 )
 def test_a_named_image_set_has_its_published_shape_and_statistics(name, mean, deviation):
-    info = {info.name: info for info in available()}[name]
-    found = load(name)
+    info = {info.name: info for info in list_datasets()}[name]
+    found = load_dataset(name)
     assert found.public
     for part, shape in ((found.train, info.train_shape), (found.test, info.test_shape)):
         assert part.features.shape == shape
@@ -55,14 +54,14 @@ def test_a_named_image_set_has_its_published_shape_and_statistics(name, mean, de
 
 @needs("mnist")
 def test_mnist_has_its_published_class_counts():
-    found = load("mnist")
+    found = load_dataset("mnist")
     assert np.bincount(found.test.labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 
 
 @pytest.mark.slow
 @needs("imdb")
 def test_imdb_is_balanced_and_its_features_say_something():
-    found = load("imdb", keep_texts=True)
+    found = load_dataset("imdb", keep_texts=True)
     assert found.train.features.shape == found.test.features.shape == (25000, 4096)
     for part in (found.train, found.test):
         assert np.bincount(part.labels).tolist() == [12500, 12500]
@@ -185,16 +184,16 @@ def test_a_hashed_width_must_be_an_integer_above_one():
 
 
 def test_a_set_with_files_of_another_size_is_refused(tmp_path, monkeypatch):
-    from sordino.data.catalogue import CATALOGUE
+    from sordino.data.catalog import CATALOG
 
     monkeypatch.setenv("SORDINO_DATA", str(tmp_path))
     (tmp_path / "mnist").mkdir()
-    for name in CATALOGUE["mnist"].layouts[0].files:
+    for name in CATALOG["mnist"].layouts[0].files:
         rank = 3 if "idx3" in name else 1
         header = bytes([0, 0, 8, rank]) + b"\0\0\0\x01" * rank
         (tmp_path / "mnist" / name.removesuffix(".gz")).write_bytes(header + b"\x05")
     with pytest.raises(DataUnavailable, match="must have the shapes"):
-        load("mnist")
+        load_dataset("mnist")
 
 
 def test_the_fixed_order_is_a_permutation_that_mixes():

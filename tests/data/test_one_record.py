@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sordino.data import ArraySchema, Category, Numeric, Schema, load, mapped_table
-from sordino.data import lines as rule
+from sordino.data import ArraySchema, CategoricalColumn, NumericColumn, Schema, load_dataset, mapped_table
+from sordino.data import tables as rule
 from sordino.errors import InvalidArgument
 
 SCHEMA = Schema(
-    columns=(Numeric(name="age", low=0, high=100), Category(name="job", categories=("clerk", "sales"))),
+    columns=(NumericColumn(name="age", low=0, high=100), CategoricalColumn(name="job", categories=("clerk", "sales"))),
     target="income",
     labels=("low", "high"),
 )
@@ -34,7 +34,7 @@ def rows(records):
 def loaded(folder, lines, *, name="t.csv", header=HEADER, pack=bytes, end=b"\n"):
     path = folder / name
     path.write_bytes(pack(header + b"".join(line + end for line in lines)))
-    return rows(load(path, schema=SCHEMA).train)
+    return rows(load_dataset(path, schema=SCHEMA).train)
 
 
 HOSTILE = {
@@ -124,9 +124,9 @@ def test_line_ends_and_a_missing_last_one_make_no_difference(tmp_path, end):
     expected = loaded(tmp_path, ORDINARY)
     assert loaded(tmp_path, ORDINARY, end=end) == expected
     (tmp_path / "t.csv").write_bytes(HEADER.strip() + end + end.join(ORDINARY))
-    assert rows(load(tmp_path / "t.csv", schema=SCHEMA).train) == expected
+    assert rows(load_dataset(tmp_path / "t.csv", schema=SCHEMA).train) == expected
     (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbf" + HEADER + b"\n\r\n".join(ORDINARY))
-    assert rows(load(tmp_path / "t.csv", schema=SCHEMA).train) == expected
+    assert rows(load_dataset(tmp_path / "t.csv", schema=SCHEMA).train) == expected
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_header_that_is_none_is_refused_by_its_fault(tmp_path, monkeypatch, he
     monkeypatch.setattr(rule, "LONGEST_LINE", 64 if said.startswith("at most") else 1 << 24)
     (tmp_path / "t.csv").write_bytes(header)
     with pytest.raises(InvalidArgument, match=said):
-        load(tmp_path / "t.csv", schema=SCHEMA)
+        load_dataset(tmp_path / "t.csv", schema=SCHEMA)
 
 
 def test_cells_of_several_lines_are_read_and_hold_nothing_of_their_neighbors(tmp_path):
@@ -251,7 +251,7 @@ def test_a_strange_value_of_a_parquet_column_changes_no_other_record(tmp_path, k
         pq.write_table(pa.table(fields | {place: pa.array(values, type_)}), tmp_path / "t.parquet", row_group_size=2)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            whole = rows(load(tmp_path / "t.parquet", schema=SCHEMA).train)
+            whole = rows(load_dataset(tmp_path / "t.parquet", schema=SCHEMA).train)
             mapped = mapped_table(tmp_path / "t.parquet", schema=SCHEMA, folder=tmp_path / "m", rows=3)
         assert [(*map(float, row), int(label)) for row, label in mapped.__getitems__(range(len(mapped)))] == whole
         return whole
@@ -270,7 +270,7 @@ def test_a_text_column_with_bytes_that_are_no_text_stops_nothing(tmp_path):
         fields = {"age": [20, 20], "job": ["clerk", "clerk"], "income": ["low", "low"], place: broken}
         for name, column in (("plain", broken), ("dictionary", broken.cast(pa.binary()).dictionary_encode())):
             pq.write_table(pa.table(fields | {place: column}), tmp_path / f"{name}.parquet")
-            found = load(tmp_path / f"{name}.parquet", schema=SCHEMA).train
+            found = load_dataset(tmp_path / f"{name}.parquet", schema=SCHEMA).train
             assert len(found) == (0 if place == "income" else 2)
 
 
@@ -280,7 +280,7 @@ def test_a_nested_or_dated_column_is_refused_by_its_type(tmp_path):
             fields = {"age": [1, 2], "job": ["clerk", None], "income": ["low", "low"], place: column}
             pq.write_table(pa.table(fields), tmp_path / "t.parquet")
             with pytest.raises(InvalidArgument, match=f"column {place!r}.*must hold numbers, texts or booleans"):
-                load(tmp_path / "t.parquet", schema=SCHEMA)
+                load_dataset(tmp_path / "t.parquet", schema=SCHEMA)
 
 
 # --- arrays ----------------------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_a_missing_label_of_an_array_leaves_one_record_out(tmp_path, label):
     np.savez(tmp_path / "t.npz", x=x, y=np.array([0, 1, 0, label, 1, 1]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = load(tmp_path / "t.npz", schema=schema).train
+        found = load_dataset(tmp_path / "t.npz", schema=schema).train
     assert found.labels.tolist() == [0, 1, 0, 1, 1]
     np.testing.assert_allclose(found.features, np.delete(x, 3, axis=0), rtol=1e-6)
 
@@ -305,7 +305,7 @@ def test_a_strange_number_of_an_array_changes_its_record_only(tmp_path, value):
     np.savez(tmp_path / "t.npz", x=x, y=np.array([True, False, True]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = load(tmp_path / "t.npz", schema=ArraySchema(labels=("a", "b"), low=0, high=1)).train
+        found = load_dataset(tmp_path / "t.npz", schema=ArraySchema(labels=("a", "b"), low=0, high=1)).train
     assert found.labels.tolist() == [1, 0, 1]
     assert found.features[[0, 2]].tolist() == [[0.25] * 4] * 2
     assert np.isfinite(found.features).all()
@@ -315,7 +315,7 @@ def test_arrays_of_objects_and_texts_are_refused_by_their_type(tmp_path):
     for labels in (np.array([0, None]), np.array(["a", "b"])):
         np.savez(tmp_path / "t.npz", x=np.zeros((2, 2)), y=labels)
         with pytest.raises(InvalidArgument, match=r"t\.npz"):
-            load(tmp_path / "t.npz", schema=ArraySchema(labels=("a", "b"), low=0, high=1))
+            load_dataset(tmp_path / "t.npz", schema=ArraySchema(labels=("a", "b"), low=0, high=1))
 
 
 # --- what a cell says ------------------------------------------------------------------------------------------------
@@ -348,42 +348,46 @@ def test_a_number_written_as_text_is_read_cell_by_cell(tmp_path, kind, cell, fea
         column = pa.array([cell, "20"])
         column = column.dictionary_encode() if kind == "dictionary" else column
         pq.write_table(pa.table({"age": column, "job": ["clerk"] * 2, "income": ["low"] * 2}), tmp_path / "t.parquet")
-    found = load(tmp_path / ("t.csv" if kind == "csv" else "t.parquet"), schema=SCHEMA).train
+    found = load_dataset(tmp_path / ("t.csv" if kind == "csv" else "t.parquet"), schema=SCHEMA).train
     np.testing.assert_allclose(found.features[:, 0], [feature, -0.6], atol=1e-6)
 
 
 def test_booleans_are_numbers_where_numbers_are_declared_and_texts_where_categories_are(tmp_path):
     truth = [True, False, None]
     schema = Schema(
-        columns=(Numeric(name="a", low=0, high=1), Category(name="b", categories=("true", "false"))),
+        columns=(NumericColumn(name="a", low=0, high=1), CategoricalColumn(name="b", categories=("true", "false"))),
         target="y",
         labels=("false", "true"),
     )
     pq.write_table(pa.table({"a": truth, "b": truth, "y": [True, False, True]}), tmp_path / "t.parquet")
-    found = load(tmp_path / "t.parquet", schema=schema).train
+    found = load_dataset(tmp_path / "t.parquet", schema=schema).train
     assert found.features.tolist() == [[1, 1, 0], [-1, 0, 1], [0, 0, 0]]
     assert found.labels.tolist() == [1, 0, 1]
 
 
 def test_numbers_are_categories_at_their_own_precision(tmp_path):
     schema = Schema(
-        columns=(Category(name="a", categories=("0.1", "2", str(2**53 + 1))),), target="y", labels=("0", "1")
+        columns=(CategoricalColumn(name="a", categories=("0.1", "2", str(2**53 + 1))),), target="y", labels=("0", "1")
     )
     expected = [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
     for type_ in (pa.float32(), pa.float64()):
         pq.write_table(pa.table({"a": pa.array([0.1, 2.0, None], type_), "y": [0, 1, 0]}), tmp_path / "t.parquet")
-        assert load(tmp_path / "t.parquet", schema=schema).train.features.tolist() == expected
+        assert load_dataset(tmp_path / "t.parquet", schema=schema).train.features.tolist() == expected
     pq.write_table(pa.table({"a": [2**53 + 1, 2, 2**53], "y": [0, 1, 0]}), tmp_path / "t.parquet")
-    assert load(tmp_path / "t.parquet", schema=schema).train.features.tolist() == [[0, 0, 1], [0, 1, 0], [0, 0, 0]]
+    assert load_dataset(tmp_path / "t.parquet", schema=schema).train.features.tolist() == [
+        [0, 0, 1],
+        [0, 1, 0],
+        [0, 0, 0],
+    ]
 
 
 def test_a_public_sample_reads_cells_by_the_same_rule(tmp_path):
     (tmp_path / "sample.csv").write_text('a,b,y\n"10%",True,10\n"1,250",False,9\n')
     (tmp_path / "private.csv").write_text('a,b,y\n"630",True,9\n')
-    found = load(tmp_path / "private.csv", target="y", public_schema_from=tmp_path / "sample.csv")
+    found = load_dataset(tmp_path / "private.csv", target="y", public_schema_from=tmp_path / "sample.csv")
     assert found.schema.columns == (
-        Numeric(name="a", low=10, high=1250),
-        Category(name="b", categories=("False", "True")),
+        NumericColumn(name="a", low=10, high=1250),
+        CategoricalColumn(name="b", categories=("False", "True")),
     )
     assert found.labels == ("9", "10")
     assert found.train.features.tolist() == [[0, 0, 1]]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sordino.data.adult import FILES
 from sordino.data.pack_adult import pack
+from sordino.data.readers import FILES
 from sordino.errors import DataUnavailable
 
 RAW = Path(os.environ.get("SORDINO_DATA", "")) / "adult"

@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sordino.cli.app import app
-from sordino.data import ArraySchema, Category, DataSet, Numeric, Records, Schema, load
+from sordino.data import ArraySchema, CategoricalColumn, DatasetSplits, NumericColumn, Records, Schema, load_dataset
 from sordino.errors import InvalidArgument
 
 SCHEMA = Schema(
-    columns=(Numeric(name="age", low=0, high=100), Category(name="job", categories=("clerk", "sales"))),
+    columns=(NumericColumn(name="age", low=0, high=100), CategoricalColumn(name="job", categories=("clerk", "sales"))),
     target="income",
     labels=("low", "high"),
 )
@@ -83,23 +83,23 @@ def test_the_private_file_is_no_public_file(tmp_path, what):
     private.write_text(TEXT)
     copy = COPIES[what](tmp_path, private)
     with pytest.raises(InvalidArgument, match="test must be a file of other, public records"):
-        load(private, schema=SCHEMA, test=copy)
+        load_dataset(private, schema=SCHEMA, test=copy)
     with pytest.raises(InvalidArgument, match="public_schema_from must be a file of other, public records"):
-        load(private, target="income", public_schema_from=copy)
+        load_dataset(private, target="income", public_schema_from=copy)
 
 
 def test_a_compressed_private_file_is_known_in_the_open(tmp_path):
     (tmp_path / "private.csv.gz").write_bytes(gzip.compress(TEXT.encode()))
     (tmp_path / "open.csv").write_text(TEXT)
     with pytest.raises(InvalidArgument, match="test must be a file of other"):
-        load(tmp_path / "private.csv.gz", schema=SCHEMA, test=tmp_path / "open.csv")
+        load_dataset(tmp_path / "private.csv.gz", schema=SCHEMA, test=tmp_path / "open.csv")
 
 
 def test_other_records_of_the_same_number_and_labels_are_taken(tmp_path):
     (tmp_path / "private.csv").write_text(TEXT)
     (tmp_path / "test.csv").write_text(TEXT.replace("30,clerk", "31,clerk", 1))
-    assert len(load(tmp_path / "private.csv", schema=SCHEMA, test=tmp_path / "test.csv").test) == 50
-    found = load(tmp_path / "private.csv", target="income", public_schema_from=tmp_path / "test.csv")
+    assert len(load_dataset(tmp_path / "private.csv", schema=SCHEMA, test=tmp_path / "test.csv").test) == 50
+    found = load_dataset(tmp_path / "private.csv", target="income", public_schema_from=tmp_path / "test.csv")
     assert found.schema.origin == "public_sample"
 
 
@@ -110,18 +110,18 @@ def test_arrays_are_compared_too(tmp_path):
     np.savez_compressed(tmp_path / "b.npz", features=x[::-1], labels=y[::-1].astype(float))
     np.savez(tmp_path / "c.npz", x=x + 1, y=y)
     with pytest.raises(InvalidArgument, match="test must be a file of other"):
-        load(tmp_path / "a.npz", schema=schema, test=tmp_path / "b.npz")
+        load_dataset(tmp_path / "a.npz", schema=schema, test=tmp_path / "b.npz")
     with pytest.raises(InvalidArgument, match="public_schema_from must be a file of other"):
-        load(tmp_path / "a.npz", public_schema_from=tmp_path / "b.npz")
-    assert len(load(tmp_path / "a.npz", schema=schema, test=tmp_path / "c.npz").test) == 6
+        load_dataset(tmp_path / "a.npz", public_schema_from=tmp_path / "b.npz")
+    assert len(load_dataset(tmp_path / "a.npz", schema=schema, test=tmp_path / "c.npz").test) == 6
 
 
 def test_the_training_records_are_no_test_records():
     records = Records(features=np.zeros((2, 1), dtype=np.float32), labels=np.array([0, 1]))
     facts = {"name": "x", "train": records, "labels": ("a", "b"), "source": "", "licence": "", "schema": None}
     with pytest.raises(InvalidArgument, match="private training records themselves"):
-        DataSet(test=records, public=False, **facts)
-    assert DataSet(test=records, public=True, **facts).test is records
+        DatasetSplits(test=records, public=False, **facts)
+    assert DatasetSplits(test=records, public=True, **facts).test is records
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.data import ArraySchema, Category, Numeric, Schema
+from sordino.data import ArraySchema, CategoricalColumn, NumericColumn, Schema
 from sordino.data.schema import read_schema
 from sordino.errors import InvalidArgument, MissingDeclaration
 
@@ -18,9 +18,9 @@ bounds = st.tuples(st.floats(-1e9, 1e9, allow_subnormal=False), st.floats(-1e9, 
 def schemas(draw):
     names = draw(st.lists(words, min_size=2, max_size=5, unique=True))
     columns = tuple(
-        Numeric(name=name, low=(pair := draw(bounds))[0], high=pair[1])
+        NumericColumn(name=name, low=(pair := draw(bounds))[0], high=pair[1])
         if draw(st.booleans())
-        else Category(name=name, categories=tuple(draw(st.lists(words, min_size=1, max_size=4, unique=True))))
+        else CategoricalColumn(name=name, categories=tuple(draw(st.lists(words, min_size=1, max_size=4, unique=True))))
         for name in names[1:]
     )
     labels = tuple(draw(st.lists(words, min_size=2, max_size=4, unique=True)))

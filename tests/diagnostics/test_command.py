@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sordino.cli import app
-from sordino.data import load
+from sordino.data import load_dataset
 from sordino.diagnostics import PUBLISHED
 
 
@@ -35,7 +35,7 @@ def test_the_document_holds_kernel_convergence_calibration_and_subgroups(run, tm
     assert {"test_ece", "test_mce"} <= set(body["metrics"]["private"])
     assert {"test_ece", "test_mce"} <= set(body["metrics"]["twin"])
     sexes = {row["value"]: row["records"] for row in body["subgroups"] if row["column"] == "sex"}
-    assert sum(sexes.values()) == len(load("adult").test)
+    assert sum(sexes.values()) == len(load_dataset("adult").test)
 
 
 def test_the_page_names_what_the_table_promises_in_vain(run):

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sordino.diagnostics import convergence, subgroup_gaps
+from sordino.diagnostics import measure_convergence, subgroup_gaps
 from sordino.errors import InvalidArgument
 from sordino.mechanisms import standard_normal
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
 
 def records():
@@ -22,14 +22,14 @@ def run(sigma, seed=3, steps=12):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
     before = [parameter.clone() for parameter in model.parameters()]
-    found = convergence(
+    found = measure_convergence(
         model,
         *records(),
         steps=steps,
         learning_rate=1.0,
         max_grad_norm=0.3,
         noise_multiplier=sigma,
-        randomness=Randomness(seed=seed, reproducible=True),
+        randomness=KeyedRNG(seed=seed, reproducible=True),
     )
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     return model, found
@@ -71,7 +71,7 @@ def test_all_arms_start_alike_and_clipping_slows_more_than_little_noise():
 
 def test_noise_has_the_size_that_training_gives_it():
     features, labels = torch.zeros(10, 4), torch.zeros(10, dtype=torch.long)
-    found = convergence(
+    found = measure_convergence(
         nn.Linear(4, 2),
         features,
         labels,
@@ -80,9 +80,9 @@ def test_noise_has_the_size_that_training_gives_it():
         max_grad_norm=0.5,
         noise_multiplier=4.0,
         loss=lambda outputs, _: outputs[:, 0],
-        randomness=Randomness(seed=5, reproducible=True),
+        randomness=KeyedRNG(seed=5, reproducible=True),
     )
-    noise = standard_normal(2, Randomness(seed=5, reproducible=True).stream("convergence", step=0, tensor=1))
+    noise = standard_normal(2, KeyedRNG(seed=5, reproducible=True).stream("convergence", step=0, tensor=1))
     for noisy, plain in (("both", "clipping alone"), ("noise alone", "neither")):
         change = found.losses[noisy][1] - found.losses[plain][1]
         # learning rate · σC/n · the draw of the one bias that the loss reads

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from sordino.diagnostics import PUBLISHED, kernels, tangent_kernel
+from sordino.diagnostics import PUBLISHED, compute_kernels, measure_tangent_kernel
 from sordino.errors import InvalidArgument
 
 
@@ -20,12 +20,12 @@ def batch(count=7):
 
 
 def median_norm(model, features, labels):
-    return float(np.median(np.sqrt(kernels(model, features, labels).squared_norms().sum(axis=0))))
+    return float(np.median(np.sqrt(compute_kernels(model, features, labels).squared_norms().sum(axis=0))))
 
 
 def test_the_kernel_is_that_of_slow_autograd():
     model, (features, labels) = network().double(), batch()
-    found = kernels(model, features, labels)
+    found = compute_kernels(model, features, labels)
     rows = []
     for x in features.double():
         out = model(x[None])[0]
@@ -39,7 +39,7 @@ def test_the_kernel_is_that_of_slow_autograd():
 
 def test_gradient_norms_are_those_of_one_record_at_a_time():
     model, (features, labels) = network().double(), batch()
-    squares = kernels(model, features, labels).squared_norms()
+    squares = compute_kernels(model, features, labels).squared_norms()
     for row in range(7):
         loss = nn.functional.cross_entropy(model(features[row : row + 1].double()), labels[row : row + 1])
         slopes = torch.autograd.grad(loss, list(model.parameters()))
@@ -50,7 +50,7 @@ def test_gradient_norms_are_those_of_one_record_at_a_time():
 
 def test_every_predicted_slope_is_the_measured_one():
     model, (features, labels) = network(), batch()
-    table = tangent_kernel(model, features, labels, max_grad_norm=median_norm(model, features, labels))
+    table = measure_tangent_kernel(model, features, labels, max_grad_norm=median_norm(model, features, labels))
     assert [row.name for row in table.rows] == list(PUBLISHED)
     for row in table.rows:
         assert row.predicted == pytest.approx(row.measured, rel=1e-5, abs=1e-9)
@@ -60,7 +60,7 @@ def test_every_predicted_slope_is_the_measured_one():
 def test_what_holds_of_the_table_and_what_does_not():
     # More outputs than parameters: the kernel is singular, and unequal factors turn a flat direction downwards.
     model, (features, labels) = network(), batch(24)
-    table = tangent_kernel(model, features, labels, max_grad_norm=median_norm(model, features, labels))
+    table = measure_tangent_kernel(model, features, labels, max_grad_norm=median_norm(model, features, labels))
     none, flat, layers = table.row("none"), table.row("flat"), table.row("layer-wise")
     assert none.symmetric
     assert none.positive_form
@@ -82,7 +82,7 @@ def test_what_holds_of_the_table_and_what_does_not():
 
 def test_without_dropped_records_global_clipping_keeps_all_three():
     model, (features, labels) = network(), batch()
-    table = tangent_kernel(model, features, labels, max_grad_norm=1e3)
+    table = measure_tangent_kernel(model, features, labels, max_grad_norm=1e3)
     for row in table.rows:
         assert row.symmetric
         assert row.positive_form
@@ -97,7 +97,7 @@ def test_clipping_and_dropping_can_make_the_loss_rise():
         model.weight.zero_()
     features = torch.ones(10, 1)
     targets = torch.tensor([10.0] + [-1.0] * 9)
-    table = tangent_kernel(
+    table = measure_tangent_kernel(
         model,
         features,
         targets,
@@ -115,7 +115,7 @@ def test_a_frozen_layer_has_no_part_in_the_kernel_and_the_model_stays_as_it_was(
     model, (features, labels) = network(), batch()
     model[0].requires_grad_(False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    table = tangent_kernel(model, features, labels, max_grad_norm=0.3)
+    table = measure_tangent_kernel(model, features, labels, max_grad_norm=0.3)
     assert table.layers == ("2",)
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
@@ -125,11 +125,11 @@ def test_a_frozen_layer_has_no_part_in_the_kernel_and_the_model_stays_as_it_was(
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(InvalidArgument, match="one row a record"):
-        tangent_kernel(network(), torch.zeros(3, 4), torch.tensor([0]), max_grad_norm=1.0)
+        measure_tangent_kernel(network(), torch.zeros(3, 4), torch.tensor([0]), max_grad_norm=1.0)
     with pytest.raises(InvalidArgument, match="max_grad_norm"):
-        tangent_kernel(network(), *batch(), max_grad_norm=0.0)
+        measure_tangent_kernel(network(), *batch(), max_grad_norm=0.0)
     broken = network()
     with torch.no_grad():
         broken[0].weight.fill_(torch.nan)
     with pytest.raises(InvalidArgument, match="finite"):
-        tangent_kernel(broken, *batch(), max_grad_norm=1.0)
+        measure_tangent_kernel(broken, *batch(), max_grad_norm=1.0)

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
 
 @pytest.fixture
-def seeded() -> Callable[[int], Randomness]:
-    return lambda seed=0: Randomness(seed=seed, reproducible=True)
+def seeded() -> Callable[[int], KeyedRNG]:
+    return lambda seed=0: KeyedRNG(seed=seed, reproducible=True)
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ from sordino import accounting
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.estimators import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sordino.estimators.boosting import CyclicBoosting, _leaves
-from sordino.estimators.features import Feature, declared_features
+from sordino.estimators.hist_gradient_boosting import CyclicBoosting, Feature, _leaves, declared_features
 from sordino.estimators.losses import HuberResidual, Logistic, Softmax
 from sordino.events import SelfComposed, compose
-from sordino.mechanisms import GaussianBudget, PureBudget, budget
+from sordino.mechanisms import GaussianBudget, PureBudget, make_budget
 
 ADD, REPLACE, ZERO = NeighboringRelation
 INTERVALS = Feature(columns=(0,), edges=tuple(np.linspace(0, 1, 33)))
@@ -89,7 +88,7 @@ def test_the_noise_of_a_sum_is_that_of_all_releases_together(seeded, two_armed):
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (0.1, 1e-5), (1.0, 1e-5), (8.0, 1e-6)])
 @pytest.mark.parametrize("features", [1, 13])
 def test_histograms_and_sums_spend_what_is_declared(epsilon, delta, features):
-    mechanism = boosting(spent=budget(epsilon=epsilon, delta=delta), features=(INTERVALS,) * features, rounds=20)
+    mechanism = boosting(spent=make_budget(epsilon=epsilon, delta=delta), features=(INTERVALS,) * features, rounds=20)
     events = mechanism.events()
     assert len(events) == features + 1
     assert 0.999 * epsilon < accounting.epsilon(compose(events), delta).upper <= epsilon * (1 + 1e-9)
@@ -227,7 +226,7 @@ def test_noise_alone_never_makes_a_model_much_worse_than_none():
 
 @pytest.fixture(scope="module")
 def adult():
-    return sordino.data.load("adult")
+    return sordino.data.load_dataset("adult")
 
 
 def adult_model(adult, epsilon, **changes):

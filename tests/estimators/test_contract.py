@@ -15,7 +15,7 @@ from sordino import accounting
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.events import compose
-from sordino.training.processes import ranks
+from sordino.training import distributed
 
 COLUMNS = 3
 CLASSES = ("no", "yes")
@@ -323,7 +323,9 @@ def test_refusals_name_what_to_do():
 @pytest.mark.parametrize("name", ["LogisticRegression", "GaussianNB", "PCA", "DPClassifier"])
 def test_several_processes_are_refused_before_anything_is_charged(name, monkeypatch):
     """Each would fit anew, with noise and a bill of its own."""
-    monkeypatch.setattr(ranks, "ranks_here", lambda: ranks.Ranks(number=1, count=2))
+    monkeypatch.setattr(
+        distributed, "get_distributed_context", lambda: distributed.DistributedContext(number=1, count=2)
+    )
     estimator = build(name)
     with pytest.raises(InvalidArgument, match=f"{name} must be used in one process, got 2"):
         estimator.fit(np.zeros((100, COLUMNS)), np.array(CLASSES * 50))

@@ -18,13 +18,12 @@ from sordino.estimators import (
     LogisticRegression,
     StandardScaler,
 )
-from sordino.estimators.bounded_moments import BoundedMoments
+from sordino.estimators.linear_statistics import AdaptiveStatistics, LeastSquaresStatistics
 from sordino.estimators.losses import HuberResidual, Logistic, Softmax
-from sordino.estimators.moments import AdaptiveStatistics, LeastSquaresStatistics
-from sordino.estimators.objective import ObjectivePerturbation
-from sordino.estimators.output import OutputPerturbation
+from sordino.estimators.perturbation import ObjectivePerturbation, OutputPerturbation
+from sordino.estimators.preprocessing import BoundedMoments
 from sordino.events import compose
-from sordino.mechanisms import GaussianBudget, PureBudget, budget, gaussian_delta
+from sordino.mechanisms import GaussianBudget, PureBudget, gaussian_mechanism_delta, make_budget
 
 
 def spent(estimator, delta):
@@ -87,7 +86,7 @@ def test_the_curvature_with_respect_to_the_intercept_includes_the_penalty():
 @pytest.mark.parametrize("ends", [(100.0, 101.0), (-101.0, -100.0)])
 def test_a_class_sum_far_from_zero_is_centred_before_it_is_noised(ends):
     # Adding a record of 101 was taken to move a class's sum by u − l = 1.
-    moments = BoundedMoments(budget=budget(epsilon=1.0), lower=np.full(1, ends[0]), upper=np.full(1, ends[1]))
+    moments = BoundedMoments(budget=make_budget(epsilon=1.0), lower=np.full(1, ends[0]), upper=np.full(1, ends[1]))
     far = np.array([[ends[0]]]), np.array([[ends[1]]])
     for record in far:
         u = 2 * (record - ends[0]) - 1
@@ -107,7 +106,7 @@ def test_naive_bayes_does_not_force_its_counts_to_the_exact_number_of_records():
 def test_bounds_that_nearly_agree_are_not_replaced_by_the_loosest():
     # "All bounds equal" was decided with a tolerance: 5e-9 passed a bound of 1e-9.
     upper = np.array([1e-9, 1e-8])
-    moments = BoundedMoments(budget=budget(epsilon=1e6), lower=-upper, upper=upper)
+    moments = BoundedMoments(budget=make_budget(epsilon=1e6), lower=-upper, upper=upper)
     means = moments.release(np.full((1000, 2), 5e-9)).means
     assert means == pytest.approx([1e-9, 5e-9], rel=1e-3)
 
@@ -223,8 +222,12 @@ def published_profile(epsilon, strength, stddev):
     cost, half = abs(math.log(1 - 0.25 / strength)), 1 / (2 * stddev**2)
     rest = epsilon - cost
     if rest >= half:
-        return 2 * gaussian_delta(noise_multiplier=stddev, epsilon=rest)
-    return 1 - math.exp(rest - half) + 2 * math.exp(rest - half) * gaussian_delta(noise_multiplier=stddev, epsilon=half)
+        return 2 * gaussian_mechanism_delta(noise_multiplier=stddev, epsilon=rest)
+    return (
+        1
+        - math.exp(rest - half)
+        + 2 * math.exp(rest - half) * gaussian_mechanism_delta(noise_multiplier=stddev, epsilon=half)
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,8 +278,8 @@ def test_three_releases_are_calibrated_as_one():
     # AdaSSP at (1, 1e-6): 11.8518 each is (0.5956, 1e-6)-private as a whole; √3/μ with μ = 0.236704 is enough.
     whole = math.sqrt(3) / 11.8518
     assert whole == pytest.approx(0.14614, abs=1e-5)
-    assert gaussian_delta(noise_multiplier=1 / whole, epsilon=0.5956) == pytest.approx(1e-6, rel=2e-3)
-    spent = budget(epsilon=1.0, delta=1e-6)
+    assert gaussian_mechanism_delta(noise_multiplier=1 / whole, epsilon=0.5956) == pytest.approx(1e-6, rel=2e-3)
+    spent = make_budget(epsilon=1.0, delta=1e-6)
     assert isinstance(spent, GaussianBudget)
     assert 1 / spent.noise_multiplier == pytest.approx(0.236704, abs=1e-6)
     assert AdaptiveStatistics(budget=spent, dimension=3).stddev == pytest.approx(7.31736, rel=1e-4)

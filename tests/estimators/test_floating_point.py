@@ -8,8 +8,7 @@ import pytest
 
 import sordino.estimators as room
 from sordino.estimators import HistGradientBoostingClassifier, LinearSVC, LogisticRegression
-from sordino.estimators.base import PrivateEstimator
-from sordino.estimators.intake import unit_rows
+from sordino.estimators.base import PrivateEstimator, clip_rows
 
 HUGE = float(np.finfo(np.float64).max)
 EXTREME = [[HUGE, -HUGE], [HUGE, 5e-324], [5e-324, 5e-324], [1e200, 1e-200], [0.0, -HUGE]]
@@ -86,8 +85,8 @@ def test_unit_rows_are_at_most_one_long_for_every_float(norm):
     on_the_sphere = generator.normal(size=(500, 2))
     on_the_sphere *= norm / np.linalg.norm(on_the_sphere, axis=1, keepdims=True)
     rows = np.vstack([EXTREME, np.zeros((1, 2)), wild, on_the_sphere])
-    found = unit_rows(rows, norm).astype(np.longdouble)
+    found = clip_rows(rows, norm).astype(np.longdouble)
     assert np.isfinite(found).all()
     assert np.square(found).sum(axis=1).max() <= 1
-    assert np.allclose(unit_rows(0.4 * on_the_sphere, norm), 0.4 * on_the_sphere / norm, rtol=1e-14)
+    assert np.allclose(clip_rows(0.4 * on_the_sphere, norm), 0.4 * on_the_sphere / norm, rtol=1e-14)
     assert np.allclose(np.hypot(*found[:2].T), 1, rtol=1e-11)

@@ -10,7 +10,7 @@ from sordino import accounting
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.estimators import LinearRegression, LogisticRegression
-from sordino.estimators.inference import (
+from sordino.estimators.linear_statistics import (
     CurvatureInference,
     RegressionInference,
     normal_intervals,

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from sordino.estimators import minimiser as solver
+from sordino.estimators import perturbation as solver
 from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, SmoothMargin, Softmax
-from sordino.estimators.minimiser import minimiser
+from sordino.estimators.perturbation import newton_minimize
 
 LOSSES = [
     (Logistic(), (-1.0, 1.0)),
@@ -70,7 +70,7 @@ def test_the_minimiser_reaches_its_tolerance(loss, labels):
     targets = generator.choice(labels, size=400)
     linear = 3 * generator.normal(size=(4, loss.outputs))
     for strength in (1e-2, 1.0, 100.0):
-        found = minimiser(loss, rows, targets, linear=linear, regularization=strength, tolerance=1e-8)
+        found = newton_minimize(loss, rows, targets, linear=linear, regularization=strength, tolerance=1e-8)
         slope = rows.T @ loss.gradients(rows @ found, targets) + linear + strength * found
         assert np.linalg.norm(slope) <= 1e-8
 
@@ -92,7 +92,7 @@ def test_the_minimiser_is_scikit_learns():
     rows = generator.normal(size=(300, 5)) / 4
     labels = generator.integers(0, 3, size=300)
     peer = LogisticRegression(C=1 / 0.8, fit_intercept=False, tol=1e-10, max_iter=5000).fit(rows, labels)
-    ours = minimiser(
+    ours = newton_minimize(
         Softmax(outputs=3), rows, labels.astype(float), linear=np.zeros((5, 3)), regularization=0.8, tolerance=1e-9
     )
     assert pytest.approx(peer.coef_, abs=1e-5) == ours.T
@@ -102,12 +102,12 @@ def test_conjugate_gradients_find_the_same_minimiser(monkeypatch):
     generator = np.random.default_rng(3)
     rows, labels = generator.normal(size=(200, 6)) / 5, generator.integers(0, 3, size=200).astype(float)
     question = {"linear": np.ones((6, 3)), "regularization": 0.5, "tolerance": 1e-9}
-    dense = minimiser(Softmax(outputs=3), rows, labels, **question)
+    dense = newton_minimize(Softmax(outputs=3), rows, labels, **question)
     monkeypatch.setattr(solver, "_DENSE", 1)
-    assert minimiser(Softmax(outputs=3), rows, labels, **question) == pytest.approx(dense, abs=1e-8)
+    assert newton_minimize(Softmax(outputs=3), rows, labels, **question) == pytest.approx(dense, abs=1e-8)
 
 
 def test_where_rounding_forbids_the_tolerance_the_answer_is_zero_and_nothing_is_raised():
     rows = np.random.default_rng(4).normal(size=(500, 7)) / 8
-    found = minimiser(Logistic(), rows, np.ones(500), linear=np.ones((7, 1)), regularization=0.3, tolerance=1e-40)
+    found = newton_minimize(Logistic(), rows, np.ones(500), linear=np.ones((7, 1)), regularization=0.3, tolerance=1e-40)
     assert (found == 0).all()

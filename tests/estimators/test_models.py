@@ -27,7 +27,7 @@ LOOSE = {"epsilon": 200.0, "delta": 1e-3}
 
 @pytest.fixture(scope="module")
 def adult():
-    return sordino.data.load("adult")
+    return sordino.data.load_dataset("adult")
 
 
 def table(count=4000, columns=3, seed=0):

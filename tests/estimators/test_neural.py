@@ -13,9 +13,9 @@ from torch import nn
 
 from sordino.errors import CoupledRecords, InvalidArgument, MissingDeclaration, PrivacyError
 from sordino.estimators import DPClassifier, DPRegressor, MinMaxScaler
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 from sordino.training import Plan
-from sordino.training.trainer import fit
+from sordino.training.fit import fit
 
 DECLARED = {"epsilon": 4.0, "delta": 1e-5, "population": 400, "epochs": 5.0}
 SEEDED = {"random_state": 3, "reproducible": True}
@@ -50,7 +50,7 @@ def test_the_estimator_is_the_trainer_bit_for_bit():
         (torch.from_numpy(X.astype(np.float32)), torch.from_numpy(y)),
         plan,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.9, nesterov=True),
-        randomness=Randomness(seed=3, reproducible=True),
+        randomness=KeyedRNG(seed=3, reproducible=True),
         progress=False,
     )
     assert torch.equal(model.module_.weight, twin.weight)

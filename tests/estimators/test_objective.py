@@ -8,10 +8,9 @@ from scipy.special import expit
 
 from sordino.errors import InvalidArgument
 from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, SmoothMargin, Softmax
-from sordino.estimators.minimiser import minimiser
-from sordino.estimators.objective import ObjectivePerturbation, least_regularization
+from sordino.estimators.perturbation import ObjectivePerturbation, min_regularization, newton_minimize
 from sordino.events import ApproximateDP, PureDP
-from sordino.mechanisms import analytic_noise_multiplier, gaussian_delta
+from sordino.mechanisms import analytic_noise_multiplier, gaussian_mechanism_delta
 
 
 def log_density(weights, loss, records, strength, stddev):
@@ -46,7 +45,7 @@ def bound(loss, strength, stddev, epsilon):
     """What the proof page states."""
     general = loss.rank * math.log1p(loss.trace / (loss.rank * strength))
     cost = 0.0 if loss.flat_at_corners and strength * epsilon >= 1 else general
-    return loss.corners * gaussian_delta(noise_multiplier=stddev / loss.lipschitz, epsilon=epsilon - cost)
+    return loss.corners * gaussian_mechanism_delta(noise_multiplier=stddev / loss.lipschitz, epsilon=epsilon - cost)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,7 @@ def test_the_exact_delta_of_scalar_models_is_never_above_the_stated_one(loss, la
     tightest = 0.0
     for _ in range(60):
         epsilon, stddev = 10 ** generator.uniform(-1, 1), 10 ** generator.uniform(-0.5, 1)
-        strength = least_regularization(loss, epsilon, 0.5) * generator.choice([1.0, 1.0, 2.0])
+        strength = min_regularization(loss, epsilon, 0.5) * generator.choice([1.0, 1.0, 2.0])
         count = generator.integers(0, 4)
         records = [(generator.uniform(-1, 1), generator.choice(labels)) for _ in range(count)]
         new = (generator.choice([1.0, -1.0, generator.uniform(-1, 1)]), generator.choice(labels))
@@ -73,7 +72,7 @@ def test_the_exact_delta_of_scalar_models_is_never_above_the_stated_one(loss, la
 
 def test_for_the_logistic_loss_the_bound_is_nearly_reached_and_fails_for_weaker_regularisation():
     epsilon, stddev = 1.0, 2.0
-    plain = gaussian_delta(noise_multiplier=stddev, epsilon=epsilon)
+    plain = gaussian_mechanism_delta(noise_multiplier=stddev, epsilon=epsilon)
     enough = largest_delta(Logistic(), [], (1.0, 1.0), 1 / epsilon, stddev, epsilon, 200_001)
     assert 0.8 * plain < enough < plain
     assert largest_delta(Logistic(), [], (1.0, 1.0), 0.1 / epsilon, stddev, epsilon, 200_001) > 1.5 * plain
@@ -86,7 +85,7 @@ def test_the_exact_delta_of_a_softmax_is_never_above_the_stated_one(kind, classe
     generator = np.random.default_rng(6)
     for _ in range(6 if classes == 2 else 3):
         epsilon, stddev = 10 ** generator.uniform(-0.3, 0.7), 10 ** generator.uniform(-0.2, 0.7)
-        strength = least_regularization(loss, epsilon, 0.5)
+        strength = min_regularization(loss, epsilon, 0.5)
         records = [(generator.uniform(-1, 1), int(generator.integers(0, classes))) for _ in range(2)]
         exact = largest_delta(loss, records, (1.0, 0), strength, stddev, epsilon, points)
         assert exact <= bound(loss, strength, stddev, epsilon) * (1 + 1e-3) + 1e-9
@@ -166,7 +165,7 @@ def test_the_pure_noise_has_a_gamma_norm(seeded):
 
 def test_the_intercept_is_penalised_like_every_weight():
     # Otherwise the objective is not strongly convex and the proof is void.
-    pulled = minimiser(
+    pulled = newton_minimize(
         Logistic(), np.zeros((0, 3)), np.zeros(0), linear=np.eye(3)[:, 2:], regularization=4.0, tolerance=1e-9
     )
     assert pulled[:, 0] == pytest.approx([0.0, 0.0, -0.25])

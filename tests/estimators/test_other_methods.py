@@ -8,13 +8,12 @@ import pytest
 from sordino import accounting
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
-from sordino.estimators.bounded_moments import BoundedMoments
-from sordino.estimators.candidates import CandidateChoice
+from sordino.estimators.linear_statistics import AdaptiveStatistics, LeastSquaresStatistics, cross_moment
 from sordino.estimators.losses import HuberHinge, HuberResidual, Logistic, SmoothMargin, Softmax
-from sordino.estimators.moments import AdaptiveStatistics, LeastSquaresStatistics, cross_moment
-from sordino.estimators.output import OutputPerturbation
+from sordino.estimators.perturbation import CandidateSelection, OutputPerturbation
+from sordino.estimators.preprocessing import BoundedMoments
 from sordino.events import BoundedRange, compose
-from sordino.mechanisms import GaussianBudget, PureBudget, budget
+from sordino.mechanisms import GaussianBudget, PureBudget, make_budget
 
 ADD, REPLACE, ZERO = NeighboringRelation
 LOSSES = pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_no_neighbour_moves_sufficient_statistics_by_more_than_their_sensitiviti
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (0.5, 1e-6), (5.0, 1e-6)])
 def test_the_parts_of_sufficient_statistics_spend_what_is_declared(epsilon, delta):
-    spent = budget(epsilon=epsilon, delta=delta)
+    spent = make_budget(epsilon=epsilon, delta=delta)
     parts = [LeastSquaresStatistics(budget=spent, dimension=7)]
     if isinstance(spent, GaussianBudget):
         parts.append(AdaptiveStatistics(budget=spent, dimension=7))
@@ -110,7 +109,7 @@ def test_the_parts_of_sufficient_statistics_spend_what_is_declared(epsilon, delt
 
 def test_adassp_calibrated_as_a_whole_needs_the_known_noise():
     # (ε, δ) = (1, 1e-6): 7.31736 on each of three releases, where (ε/3, δ/3) a release takes 11.8518.
-    adaptive = AdaptiveStatistics(budget=budget(epsilon=1.0, delta=1e-6), dimension=4)
+    adaptive = AdaptiveStatistics(budget=make_budget(epsilon=1.0, delta=1e-6), dimension=4)
     assert adaptive.stddev == pytest.approx(7.31736, rel=1e-4)
     assert adaptive.statistics.cross.stddev == pytest.approx(7.31736, rel=1e-4)
     assert adaptive.eigenvalue.stddev == pytest.approx(7.31736, rel=1e-4)
@@ -147,7 +146,7 @@ def test_no_neighbour_moves_a_candidates_score_by_more_than_its_sensitivity(loss
     candidates = (
         np.random.default_rng(0).normal(size=(6, 3, loss.outputs)) * np.array([0, 1, 3, 9, 1, 1])[:, None, None]
     )
-    choice = CandidateChoice(loss=loss, epsilon=1.0, candidates=candidates, relation=relation)
+    choice = CandidateSelection(loss=loss, epsilon=1.0, candidates=candidates, relation=relation)
     largest = 0.0
     for rows, targets, row, target in unit_neighbours(3, labels):
         more = choice.scores(np.vstack([rows, row]), np.append(targets, target))
@@ -161,7 +160,7 @@ def test_no_neighbour_moves_a_candidates_score_by_more_than_its_sensitivity(loss
 
 def test_candidates_are_chosen_by_the_exponential_law(seeded):
     grid = np.array([[[-1.0]], [[0.0]], [[1.0]]])
-    choice = CandidateChoice(loss=Logistic(), epsilon=2.0, candidates=grid, randomness=seeded(0))
+    choice = CandidateSelection(loss=Logistic(), epsilon=2.0, candidates=grid, randomness=seeded(0))
     rows, targets = np.ones((3, 1)), np.ones(3)
     weights = np.exp(choice.scores(rows, targets))  # ε/(2Δ) = 1
     drawn = [float(choice.release(rows, targets)[0, 0]) for _ in range(3000)]
@@ -171,14 +170,16 @@ def test_candidates_are_chosen_by_the_exponential_law(seeded):
 
 def test_candidates_must_be_finite():
     with pytest.raises(InvalidArgument, match="candidates must be finite"):
-        CandidateChoice(loss=Logistic(), epsilon=1.0, candidates=np.full((2, 1, 1), np.inf))
+        CandidateSelection(loss=Logistic(), epsilon=1.0, candidates=np.full((2, 1, 1), np.inf))
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 @pytest.mark.parametrize("ends", [(100.0, 101.0), (-1e-9, 1e-9), (0.0, 50.0)])
 def test_moments_of_far_away_bounds_need_no_more_noise_than_those_around_zero(delta, ends, seeded):
     lower, upper = np.full(2, ends[0]), np.full(2, ends[1])
-    moments = BoundedMoments(budget=budget(epsilon=1.0, delta=delta), lower=lower, upper=upper, randomness=seeded(0))
+    moments = BoundedMoments(
+        budget=make_budget(epsilon=1.0, delta=delta), lower=lower, upper=upper, randomness=seeded(0)
+    )
     assert moments.sums.sensitivities == pytest.approx([1.0, 1.0, 0.5, 0.5])
     upper_end = accounting.epsilon(compose(moments.events()), delta).upper
     assert 0.999 < upper_end <= 1 + 1e-12

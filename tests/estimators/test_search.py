@@ -12,7 +12,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sordino import accounting
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration
 from sordino.estimators import DPClassifier, LinearRegression, LogisticRegression, PrivateGridSearch, Ridge
-from sordino.estimators.rehearsal import equal_shares, rehearse
+from sordino.estimators.base import dry_run_events, split_budget_equally
 from sordino.events import BoundedRange, compose
 from sordino.ledger import Ledger
 
@@ -185,10 +185,10 @@ def test_equal_shares_are_the_largest_that_the_accountant_allows():
     def build(epsilon, delta):
         return [classifier(epsilon=epsilon, delta=delta) for _ in range(9)]
 
-    kept = equal_shares(build, columns=3, epsilon=1.0, delta=1e-6)
-    events = [event for each in kept for event in rehearse(each, 3)[0]]
+    kept = split_budget_equally(build, columns=3, epsilon=1.0, delta=1e-6)
+    events = [event for each in kept for event in dry_run_events(each, 3)[0]]
     assert accounting.epsilon(compose(events), 1e-6).upper <= 1.0
-    larger = [event for each in build(kept[0].epsilon * 1.05, kept[0].delta) for event in rehearse(each, 3)[0]]
+    larger = [event for each in build(kept[0].epsilon * 1.05, kept[0].delta) for event in dry_run_events(each, 3)[0]]
     assert accounting.epsilon(compose(larger), 1e-6).upper > 1.0
 
 

@@ -12,8 +12,8 @@ import pytest
 import sordino.estimators as room
 from sordino.estimators.losses import HuberResidual
 from sordino.mechanisms import (
-    ArrayGaussianMechanism,
     DiscreteLaplaceMechanism,
+    GaussianMechanism,
     GridGaussianMechanism,
     KNormMechanism,
     PrivateCount,
@@ -53,7 +53,7 @@ CASES = [
     if not (extra.get("method") == "adassp" and delta == 0.0)
 ]
 KINDS = (
-    ArrayGaussianMechanism,
+    GaussianMechanism,
     DiscreteLaplaceMechanism,
     GridGaussianMechanism,
     KNormMechanism,

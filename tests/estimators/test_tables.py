@@ -6,7 +6,7 @@ import pytest
 
 from sordino.errors import InvalidArgument
 from sordino.estimators import KMeans, LinearRegression, LogisticRegression, StandardScaler
-from sordino.mechanisms.values import numeric
+from sordino.mechanisms.base import to_float_array
 
 
 class Kind:
@@ -83,7 +83,7 @@ def test_a_column_that_holds_no_numbers_is_refused_by_name_and_type(model, kind)
 @pytest.mark.parametrize("kind", NUMBERS, ids=str)
 def test_columns_of_numbers_and_booleans_are_read_and_what_is_missing_is_absent(kind):
     values = np.array([[1.0, True], [None, False], [2, 3.5]], dtype=object)
-    found = numeric(Frame({"a": NUMBERS[0], "b": kind}, values), "X")
+    found = to_float_array(Frame({"a": NUMBERS[0], "b": kind}, values), "X")
     np.testing.assert_array_equal(found, [[1.0, 1.0], [np.nan, 0.0], [2.0, 3.5]])
 
 
@@ -116,6 +116,6 @@ def test_rows_of_different_lengths_are_refused_without_their_number():
 
 def test_one_missing_entry_in_a_list_changes_its_record_only():
     rows = [[1.0, 2.0], [None, 3.0], [10**400, 1.0], [0.5, 0.5]]
-    found = numeric(rows, "X")
+    found = to_float_array(rows, "X")
     assert found[[0, 3]].tolist() == [[1.0, 2.0], [0.5, 0.5]]
     assert np.isnan(found[[1, 2], 0]).all()

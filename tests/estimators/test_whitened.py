@@ -5,7 +5,7 @@ import pytest
 
 from sordino.estimators import WhitenedLogisticRegression
 from sordino.events import Gaussian, SelfComposed
-from sordino.mechanisms import PrivateSecondMoment, budget
+from sordino.mechanisms import PrivateSecondMoment, make_budget
 
 
 def correlated(count, seed=0, columns=40):
@@ -24,7 +24,7 @@ def test_all_releases_together_are_the_one_gaussian_that_the_budget_buys():
     assert isinstance(moments, Gaussian)
     assert isinstance(descent, SelfComposed)
     assert isinstance(descent.event, Gaussian)
-    whole = budget(epsilon=1.3, delta=1e-5).noise_multiplier
+    whole = make_budget(epsilon=1.3, delta=1e-5).noise_multiplier
     spent = moments.noise_multiplier**-2 + descent.count * descent.event.noise_multiplier**-2
     assert spent == pytest.approx(whole**-2, rel=1e-12)
     assert moments.noise_multiplier**-2 == pytest.approx(0.3 * whole**-2, rel=1e-12)

@@ -13,7 +13,7 @@ from sordino import data
 from sordino.audit.attacks import gradient_of_update, psnr, shared_gradient
 from sordino.errors import DataUnavailable, InvalidArgument
 from sordino.federated import LocalTraining
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "federated_attacks.py"))
 
@@ -28,7 +28,7 @@ def test_one_step_of_a_client_sends_its_gradient():
     torch.manual_seed(0)
     model = EXAMPLE["sigmoid_network"](side=8)
     expected = shared_gradient(model, x[:5], y[:5])
-    order = Randomness().stream("order", step=0)
+    order = KeyedRNG().stream("order", step=0)
     update = LocalTraining(learning_rate=0.25).update(model, EXAMPLE["losses"], (x[:5], y[:5]), order=order)
     found = gradient_of_update(model, update, learning_rate=0.25)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
@@ -84,7 +84,7 @@ def test_with_privacy_for_clients_it_paints_what_it_paints_when_nobody_has_the_c
 @pytest.mark.slow
 def test_the_pictures_of_the_page_show_what_it_says(tmp_path):
     try:
-        data.load("mnist")
+        data.load_dataset("mnist")
     except DataUnavailable:
         pytest.skip("mnist is not on this machine")
     found = EXAMPLE["main"](["--out", str(tmp_path), "--show", "record", "class", "--digits", "1"])

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from sordino.definitions import NeighboringRelation
-from sordino.errors import BudgetExceeded, InvalidArgument, PrivacyError, UnprivateStep
-from sordino.federated import DistributedGaussian, DistributedServer, SimulatedSecureSum
-from sordino.federated.rotation import rotate, rotate_back, signs
+from sordino.errors import BudgetExceeded, InvalidArgument, NonPrivateStep, PrivacyError
+from sordino.federated import DistributedGaussian, DistributedServer, SimulatedSecureAggregation
+from sordino.federated.secure_aggregation import rotate, rotate_back, signs
 from sordino.ledger import Ledger
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
 
 def mechanism(width=50, **changes):
@@ -30,7 +30,7 @@ def mechanism(width=50, **changes):
 
 
 def seeded(seed):
-    return Randomness(seed=seed, reproducible=True)
+    return KeyedRNG(seed=seed, reproducible=True)
 
 
 def test_the_rotation_is_the_matrix_of_walsh_and_hadamard():
@@ -145,7 +145,7 @@ def test_a_modulus_without_room_is_refused():
 
 
 def test_masks_cancel_and_a_single_message_tells_nothing():
-    masks = SimulatedSecureSum(clients=[3, 5, 9], size=4000, bits=20, least=2, randomness=seeded(4))
+    masks = SimulatedSecureAggregation(clients=[3, 5, 9], size=4000, bits=20, least=2, randomness=seeded(4))
     messages = {client: np.full(4000, client, dtype=np.int64) for client in (3, 5, 9)}
     sent = {client: masks.mask(client, message) for client, message in messages.items()}
     assert set(masks.open(sent)) == {17}
@@ -172,12 +172,12 @@ def test_a_server_of_sums_learns_and_states_its_assumption(tmp_path):
         for cohort in server.rounds():
             asked = cohort.clients.tolist()
             assert len(set(asked)) == 8
-            masks = SimulatedSecureSum(clients=asked, size=chosen.size, bits=chosen.bits, least=6)
+            masks = SimulatedSecureAggregation(clients=asked, size=chosen.size, bits=chosen.bits, least=6)
             sent = {
                 client: masks.mask(
                     client,
                     chosen.encode(
-                        {"weight": goal - model.weight.detach()}, round_number=cohort.number, randomness=Randomness()
+                        {"weight": goal - model.weight.detach()}, round_number=cohort.number, randomness=KeyedRNG()
                     ),
                 )
                 for client in asked
@@ -188,7 +188,7 @@ def test_a_server_of_sums_learns_and_states_its_assumption(tmp_path):
     told = server.guarantee()
     assert "at least 6 clients" in told.sentence()
     assert told.relation is NeighboringRelation.REPLACE_SPECIAL
-    with pytest.raises(UnprivateStep):
+    with pytest.raises(NonPrivateStep):
         server.finish_round(cohort, masks.open(sent))
     small = ledger.declare(
         "few", epsilon=1.0, delta=1e-5, relation=NeighboringRelation.REPLACE_SPECIAL, unit="client", policy="zcdp"

@@ -17,13 +17,13 @@ from sordino.federated import (
     DistributedServer,
     LocalPrivacy,
     PrivateServer,
-    SimulatedSecureSum,
-    clients_from,
+    SimulatedSecureAggregation,
     fed_adam,
     fed_avg,
     simulate,
+    split_clients,
 )
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 from sordino.training import Plan
 
 
@@ -48,7 +48,7 @@ def line(width=3):
 
 def served(updates, chosen, *, optimizer=fed_avg, seed=1, model=None):
     """The server after all rounds in which client k sends `updates[k]`; None does not answer."""
-    key = Randomness(seed=seed, reproducible=True)
+    key = KeyedRNG(seed=seed, reproducible=True)
     server = PrivateServer(model or line(), chosen, population=len(updates), optimizer=optimizer, randomness=key)
     with server:
         for cohort in server.rounds():
@@ -92,7 +92,7 @@ def test_defect_3_a_client_whose_reported_size_is_a_lever_on_the_sensitivity():
     for records in (1, 100):
         x, y = torch.ones(99 + records, 3), torch.zeros(99 + records, 1)
         y[99:] = 1e6
-        clients = clients_from((x, y), [*range(99), *[99] * records], count=100)
+        clients = split_clients((x, y), [*range(99), *[99] * records], count=100)
         model = line()
         simulate(model, loss, clients, plan(expected_batch_size=100.0))
         moved.append(float(model.weight.detach().norm()) * 100)
@@ -163,7 +163,7 @@ def test_defect_5_a_sensitivity_beside_the_clip_and_a_formula_beyond_its_range(e
 @pytest.mark.parametrize(("factor", "good"), [(1.0, True), (1.05, False)])
 def test_defect_6_noise_that_is_logged_and_then_thrown_away(factor, good):
     """What leaves the client is the clipped update plus noise of the size that it states."""
-    local = LocalPrivacy(epsilon=8.0, delta=1e-5, max_update_norm=1.0, randomness=Randomness(seed=3, reproducible=True))
+    local = LocalPrivacy(epsilon=8.0, delta=1e-5, max_update_norm=1.0, randomness=KeyedRNG(seed=3, reproducible=True))
     given = {"weight": torch.full((1, 40_000), 1.0)}
     sent = local.privatize(given)["weight"].double()
     assert torch.equal(given["weight"], torch.ones(1, 40_000))
@@ -182,8 +182,10 @@ def test_defect_7_shares_of_noise_for_another_cohort_than_the_one_that_answers()
         cohort = next(server.rounds())
         asked = cohort.clients.tolist()
         assert len(asked) == 20
-        masks = SimulatedSecureSum(clients=asked, size=mechanism.size, bits=mechanism.bits, least=mechanism.honest)
-        message = mechanism.encode(update(0, 0, 1), round_number=0, randomness=Randomness())
+        masks = SimulatedSecureAggregation(
+            clients=asked, size=mechanism.size, bits=mechanism.bits, least=mechanism.honest
+        )
+        message = mechanism.encode(update(0, 0, 1), round_number=0, randomness=KeyedRNG())
         assert message.dtype == np.int64
         sent = {client: masks.mask(client, message) for client in asked[:15]}
         with pytest.raises(PrivacyError, match="at least 16"):

@@ -7,10 +7,10 @@ from torch import nn
 
 from sordino.definitions import PrivacyUnit
 from sordino.errors import BudgetExceeded
-from sordino.federated import LocalTraining, PrivateServer, clients_from, simulate
+from sordino.federated import LocalTraining, PrivateServer, simulate, split_clients
 from sordino.ledger import Ledger
-from sordino.mechanisms.correlated import MinSeparation, optimal_banded
-from sordino.randomness import Randomness
+from sordino.mechanisms.correlated import MinSeparation, optimize_banded
+from sordino.randomness import KeyedRNG
 from sordino.runs import RunFolder
 from sordino.training import CorrelatedNoise, Plan
 from sordino.verification import verify
@@ -33,7 +33,7 @@ def problem(seed=0):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(200, 3, generator=generator)
     y = (x @ torch.tensor([1.0, -2.0, 0.5]))[:, None]
-    return clients_from((x, y), np.arange(200) % 20, count=20)
+    return split_clients((x, y), np.arange(200) % 20, count=20)
 
 
 def loss(model, x, y):
@@ -88,7 +88,9 @@ def test_the_account_is_charged_and_refuses_what_does_not_fit(tmp_path):
 def test_noise_with_memory_takes_back_what_it_added_over_the_rounds():
     """DP-FTRL: fixed cohorts in turn, at least five rounds apart, and banded noise."""
     steps, bands = 20, 4
-    correlated = CorrelatedNoise(strategy=optimal_banded(bands, steps=steps), participation=MinSeparation(separation=4))
+    correlated = CorrelatedNoise(
+        strategy=optimize_banded(bands, steps=steps), participation=MinSeparation(separation=4)
+    )
     chosen = plan(
         sample_rate=0.2,
         steps=steps,
@@ -150,16 +152,16 @@ def test_the_proximal_term_holds_clients_back():
 
     def moved(local):
         torch.manual_seed(1)
-        update = local.update(nn.Linear(3, 1), loss, records, order=Randomness().stream("order", step=0))
+        update = local.update(nn.Linear(3, 1), loss, records, order=KeyedRNG().stream("order", step=0))
         return float(sum(value.square().sum() for value in update.values()))
 
     assert moved(held) < 0.5 * moved(free)
 
 
 def test_clients_without_records_move_nothing():
-    clients = clients_from((torch.ones(4, 3), torch.ones(4, 1)), [0, 0, 3, 3], count=5)
+    clients = split_clients((torch.ones(4, 3), torch.ones(4, 1)), [0, 0, 3, 3], count=5)
     assert [len(one[0]) for one in clients] == [2, 0, 0, 2, 0]
-    update = LocalTraining().update(nn.Linear(3, 1), loss, clients[1], order=Randomness().stream("order", step=0))
+    update = LocalTraining().update(nn.Linear(3, 1), loss, clients[1], order=KeyedRNG().stream("order", step=0))
     assert all(not value.any() for value in update.values())
 
 
@@ -167,14 +169,14 @@ def test_clients_without_records_move_nothing():
 def test_clients_side_by_side_move_as_one_after_the_other(norm):
     """Unequal clients, some without records, several epochs and the proximal term."""
     x, y = torch.randn(200, 3), torch.randn(200, 1)
-    clients = clients_from((x, y), np.arange(200) ** 2 % 23, count=23)
+    clients = split_clients((x, y), np.arange(200) ** 2 % 23, count=23)
     assert {len(one[0]) for one in clients} == {0, 9, 17, 18}
     local = LocalTraining(learning_rate=0.2, epochs=2, batch_size=9, proximal=0.5)
     found = []
     for together in (1, 5):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), norm(), nn.Tanh(), nn.Linear(4, 1))
-        key = Randomness(seed=7, reproducible=True)
+        key = KeyedRNG(seed=7, reproducible=True)
         before = {name: value.clone() for name, value in model.named_buffers()}
         simulate(model, loss, clients, plan(), local=local, together=together, randomness=key)
         assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())

@@ -10,7 +10,7 @@ from torch import nn
 from sordino import accounting
 from sordino.clipping import AdaClip, AutomaticClipping, GroupedClipping, ProjectedClipping, QuantileClipping
 from sordino.definitions import NeighboringRelation, PrivacyUnit
-from sordino.errors import InvalidArgument, UnprivateStep
+from sordino.errors import InvalidArgument, NonPrivateStep
 from sordino.events import Gaussian, PoissonSampled
 from sordino.federated import (
     DistributedGaussian,
@@ -23,10 +23,9 @@ from sordino.federated import (
 )
 from sordino.federated.updates import clipped_update
 from sordino.gradients import Contributions
-from sordino.randomness import Randomness
-from sordino.sampling import Chunk
-from sordino.training import LossCurve, Plan
-from sordino.training.processes import ranks
+from sordino.randomness import KeyedRNG
+from sordino.sampling import Microbatch
+from sordino.training import LossRelease, Plan, distributed
 
 
 def plan(**changes):
@@ -54,7 +53,7 @@ def one_round(updates, plan, *, model=None, seed=1, optimizer=fed_avg, populatio
         model,
         plan,
         population=len(updates) if population is None else population,
-        randomness=Randomness(seed=seed, reproducible=True),
+        randomness=KeyedRNG(seed=seed, reproducible=True),
         optimizer=optimizer,
     )
     with server:
@@ -188,15 +187,15 @@ def test_a_client_that_was_not_asked_or_answers_twice_loses_the_round():
 
 def test_a_round_is_finished_once_and_only_inside_the_block():
     server = PrivateServer(line(), plan(steps=2), population=4)
-    with pytest.raises(UnprivateStep, match="with block"):
+    with pytest.raises(NonPrivateStep, match="with block"):
         next(server.rounds())
     with server:
         rounds = server.rounds()
         first = next(rounds)
         server.finish_round(first, [])
-        with pytest.raises(UnprivateStep, match="rounds"):
+        with pytest.raises(NonPrivateStep, match="rounds"):
             server.finish_round(first, [])
-    with pytest.raises(UnprivateStep, match="with block"):
+    with pytest.raises(NonPrivateStep, match="with block"):
         server.finish_round(first, [])
 
 
@@ -246,7 +245,7 @@ def test_whole_number_noise_works_for_clients_too():
 
 
 def test_one_key_is_for_one_server():
-    key = Randomness()
+    key = KeyedRNG()
     PrivateServer(line(), plan(), population=4, randomness=key)
     with pytest.raises(InvalidArgument, match="fresh"):
         PrivateServer(line(), plan(), population=4, randomness=key)
@@ -364,7 +363,7 @@ def test_an_update_of_a_type_without_numbers_is_refused_by_its_type(given, said)
 
 def test_losses_can_not_be_bought_from_a_server():
     with pytest.raises(InvalidArgument, match="loss_curve"):
-        PrivateServer(line(), plan(loss_curve=LossCurve(bound=1.0)), population=4)
+        PrivateServer(line(), plan(loss_curve=LossRelease(bound=1.0)), population=4)
 
 
 def test_a_faster_mode_of_products_does_not_round_the_sum():
@@ -383,8 +382,8 @@ def test_a_stack_of_updates_has_all_that_clipping_asks_for_and_is_never_recorded
     asked = [name for name in vars(Contributions) if not name.startswith("_")]
     assert {"names", "trainable", "squared_bounds", "add_weighted_sums"} <= set(asked)
     assert all(hasattr(server._stack, name) for name in asked)
-    with pytest.raises(UnprivateStep, match="begin"):
-        server._step.recording(Chunk(step=0, chunk=0, is_last=True, indices=np.arange(2)))
+    with pytest.raises(NonPrivateStep, match="begin"):
+        server._step.recording(Microbatch(step=0, chunk=0, is_last=True, indices=np.arange(2)))
     assert not server._step.is_open
 
 
@@ -398,7 +397,9 @@ def test_several_processes_are_refused_before_anything_is_charged(tmp_path, monk
         lambda: simulate(line(), lambda m, x: m(x), [[torch.ones(1, 3)]] * 4, plan(), run=tmp_path / "run"),
         lambda: DistributedServer(line(), mechanism, rounds=1, delta=1e-5, population=20),
     ]
-    monkeypatch.setattr(ranks, "ranks_here", lambda: ranks.Ranks(number=1, count=2))
+    monkeypatch.setattr(
+        distributed, "get_distributed_context", lambda: distributed.DistributedContext(number=1, count=2)
+    )
     for make in makes:
         with pytest.raises(InvalidArgument, match="server must be used in one process, got 2"):
             make()
@@ -424,7 +425,7 @@ def dropout_clients(count=8):
 
 def by_simulation(clients, together=1, seed=None):
     model = dropping()
-    randomness = None if seed is None else Randomness(seed=seed, reproducible=True)
+    randomness = None if seed is None else KeyedRNG(seed=seed, reproducible=True)
     simulate(model, squares, clients, plan(noise_multiplier=0.0), together=together, randomness=randomness)
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
@@ -432,7 +433,7 @@ def by_simulation(clients, together=1, seed=None):
 def by_hand(clients, together=1, seed=None):
     del together
     model = dropping()
-    randomness = None if seed is None else Randomness(seed=seed, reproducible=True)
+    randomness = None if seed is None else KeyedRNG(seed=seed, reproducible=True)
     with PrivateServer(model, plan(noise_multiplier=0.0), population=len(clients), randomness=randomness) as server:
         for cohort in server.rounds():
             updates = []

@@ -9,7 +9,7 @@ from torch import nn
 
 from gradients.architectures import ARCHITECTURES, ONE_BY_ONE, REASONS, RECORDS, REFUSED, Architecture
 from oracles import clipped_sum
-from sordino import Performance, Plan, fit
+from sordino import PerformanceOptions, Plan, fit
 from sordino.errors import PrivacyError
 
 C = 0.05
@@ -47,7 +47,7 @@ def alone(model: nn.Module, entry: Architecture) -> list[torch.Tensor]:
     return clipped_sum([torch.stack(row).double() for row in zip(*rows, strict=True)], C)
 
 
-def by_fit(model: nn.Module, entry: Architecture, performance: Performance | None = None):
+def by_fit(model: nn.Module, entry: Architecture, performance: PerformanceOptions | None = None):
     """The clipped sum as `fit` makes it, and the way it took."""
     made: list[Keeping] = []
 
@@ -69,7 +69,7 @@ def error(got, wanted) -> float:
 def assert_outcome(name: str) -> None:
     entry = ARCHITECTURES[name]
     if name in REFUSED:
-        for performance in (None, Performance(gradients="one-by-one")):
+        for performance in (None, PerformanceOptions(gradients="one-by-one")):
             with pytest.raises(PrivacyError, match=REASONS[REFUSED[name]]):
                 by_fit(entry.build(), entry, performance)
         return
@@ -92,7 +92,7 @@ def test_an_architecture_is_exact_or_refused_with_its_reason(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Llama", "Mixtral", "BERT", "T5", "ViT", "ResNet"])
 def test_one_record_at_a_time_is_exact_for_whatever_runs_on_one(name: str) -> None:
-    entry, plain = ARCHITECTURES[name], Performance(gradients="one-by-one")
+    entry, plain = ARCHITECTURES[name], PerformanceOptions(gradients="one-by-one")
     if name in REFUSED:
         with pytest.raises(PrivacyError):
             by_fit(entry.build(), entry, plain)

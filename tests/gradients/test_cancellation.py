@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import oracles
 from sordino.clipping import FlatClipping
 from sordino.gradients import GradientCapture
-from sordino.gradients.rules.rounding import additions, product, unit
+from sordino.gradients.rules.base import additions, unit, weighted_product
 from strategies import seeds
 
 BOUND = 1.0
@@ -210,7 +210,7 @@ def test_products_in_pieces_are_products(positions, seed):
     expected = (left.double() * weights[:, None]).t() @ right.double()
     lengths = (left.double().abs() * weights[:, None]).t() @ right.double().abs()
     allowed = additions(positions) * unit(torch.float32) * lengths
-    assert bool(((product(left, right, weights) - expected).abs() <= allowed).all())
+    assert bool(((weighted_product(left, right, weights) - expected).abs() <= allowed).all())
 
 
 def test_a_bound_counts_every_record_of_no_cancellation_as_it_is():

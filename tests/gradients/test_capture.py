@@ -15,14 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 import oracles
 from sordino.clipping import FlatClipping
-from sordino.errors import (
-    InvalidArgument,
-    PrivacyError,
-    RecordCountMismatch,
-    UncapturedParameter,
-    UnsupportedModule,
-)
+from sordino.errors import InvalidArgument, PrivacyError, RecordCountMismatch, UncapturedParameter, UnsupportedModule
 from sordino.gradients import GradientCapture
+from sordino.gradients.interception import CAPTURING_NODES
 from strategies import seeds
 
 BOUND = 0.3
@@ -696,3 +691,17 @@ def test_no_single_record_contributes_more_than_the_bound(seed, bound, size, pos
     _, sums = clipped(capture, bound)
     contribution = sum(float(value.double().square().sum()) for value in sums.values()) ** 0.5
     assert contribution <= bound * (1 + 1e-6)
+
+
+def test_autograd_names_the_nodes_of_captured_layers_as_the_checks_expect():
+    model = nn.ModuleDict({"rnn": nn.RNN(3, 4), "linear": nn.Linear(4, 2)})
+    capture = GradientCapture(model)
+    with capture.recording(records=6):
+        outputs, _ = model["rnn"](torch.randn(5, 6, 3))
+        loss = model["linear"](outputs[-1]).sum()
+        seen, waiting = set(), [loss.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            seen.add(type(node).__name__)
+            waiting += [other for other, _ in node.next_functions if other is not None]
+    assert seen >= CAPTURING_NODES

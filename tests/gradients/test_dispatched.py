@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from oracles import per_record_gradients, relative_error, squared_norms
-from sordino import Performance, Plan, PrivacyEngine, fit
+from sordino import PerformanceOptions, Plan, PrivacyEngine, fit
 from sordino.errors import UnsupportedModule
 from sordino.gradients import GradientCapture
-from sordino.gradients.rules import rule_for
+from sordino.gradients.rules import get_rule
 
 RECORDS, TOKENS, WIDTH, CLASSES = 4, 5, 6, 3
 
@@ -92,10 +92,10 @@ def test_what_else_replaces_a_forward_is_not_taken_for_the_layers_own():
     add_hook_to_module(moved, AlignDevicesHook(execution_device="cpu"))
     add_hook_to_module(doubled, _Doubling())
     replaced.forward = lambda x: F.linear(x, replaced.weight) * 2
-    assert rule_for(plain) is not None
-    assert rule_for(moved) is rule_for(plain)
-    assert rule_for(doubled) is None
-    assert rule_for(replaced) is None
+    assert get_rule(plain) is not None
+    assert get_rule(moved) is get_rule(plain)
+    assert get_rule(doubled) is None
+    assert get_rule(replaced) is None
 
 
 @pytest.mark.parametrize("gradients", ["captured", "one-by-one", "auto"])
@@ -110,7 +110,7 @@ def test_an_offloaded_model_is_refused_by_name(gradients):
             (records(),),
             plan,
             progress=False,
-            performance=Performance(gradients=gradients),
+            performance=PerformanceOptions(gradients=gradients),
         )
     with pytest.raises(UnsupportedModule, match="meta device"):
         PrivacyEngine(gradients=gradients).make_private(

@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 from oracles import per_record_gradients, relative_error, squared_norms, weighted_sums
 from sordino.errors import PrivacyError
 from sordino.gradients import GradientCapture
-from sordino.gradients.early import Early
-from sordino.gradients.rules import rule as rule_module
+from sordino.gradients.backward_strategies import NormsInBackward
+from sordino.gradients.rules import base as rule_module
 from sordino.gradients.rules.linear import LinearRule
 from training.memory_models import MODELS, RECORDS, batch_for
 
@@ -60,7 +60,7 @@ def read(model, x, run, *, foreseen, groups=None):
     """Bounds and sums of a lean recording; norms are taken early for `foreseen` groups, late without."""
     capture = GradientCapture(model, lean=True)
     try:
-        with capture.recording(RECORDS, scale=0.5, taking=None if foreseen is None else Early(foreseen)):
+        with capture.recording(RECORDS, scale=0.5, taking=None if foreseen is None else NormsInBackward(foreseen)):
             run(model, x)
         bounds = capture.squared_bounds(groups)
         sums = {}
@@ -115,7 +115,7 @@ def test_a_kept_gradient_and_a_later_one_are_measured_together():
         model, lambda model, pair: squares(model, pair[0]) + squares(model, pair[1]), (x, later)
     )
     capture = GradientCapture(model, lean=True)
-    with capture.recording(RECORDS, taking=Early([list(model.parameters())])):
+    with capture.recording(RECORDS, taking=NormsInBackward([list(model.parameters())])):
         once(model, x)
         assert not capture.uses()[0].grads
         once(model, later)
@@ -130,7 +130,7 @@ def test_a_kept_gradient_and_a_later_one_are_measured_together():
 def test_what_was_kept_of_a_layer_is_gone_before_the_one_below_is_reached():
     model = nn.Sequential(nn.GroupNorm(2, 6), nn.ReLU(), nn.GroupNorm(3, 6))
     capture, kept = GradientCapture(model, lean=True), []
-    with capture.recording(RECORDS, taking=Early([list(model.parameters())])):
+    with capture.recording(RECORDS, taking=NormsInBackward([list(model.parameters())])):
         hidden = model[1](model[0](torch.randn(RECORDS, 6, 5)))
         hidden.register_hook(lambda _: kept.extend((use.saved, use.grads) for use in capture.uses()))
         model[2](hidden).square().sum().backward()
@@ -183,7 +183,7 @@ def test_a_rule_that_is_not_known_is_read_afterwards(monkeypatch):
     for rule in (LinearRule(), Own()):
         monkeypatch.setitem(rule_module._RULES, nn.Linear, rule)
         capture = GradientCapture(model, lean=True)
-        with capture.recording(RECORDS, taking=Early([list(model.parameters())])):
+        with capture.recording(RECORDS, taking=NormsInBackward([list(model.parameters())])):
             once(model, x)
         assert bool(capture.uses()[0].grads) == isinstance(rule, Own)
         capture.detach()
@@ -204,7 +204,7 @@ def test_the_gradients_of_records_can_be_read():
     model, x = Narrow(), batch_for("")
     exact = per_record_gradients(model, lambda model, batch: squares(model, *batch), (x,))
     capture = GradientCapture(model, lean=True)
-    with capture.recording(RECORDS, taking=Early([list(model.parameters())])):
+    with capture.recording(RECORDS, taking=NormsInBackward([list(model.parameters())])):
         once(model, x)
     found = [gradients for gradients, _ in capture.per_record_gradients()]
     for parameter, expected in zip(model.parameters(), exact, strict=True):
@@ -215,7 +215,7 @@ def test_the_gradients_of_records_can_be_read():
 def test_an_input_that_was_overwritten_is_refused_where_it_is_read_again():
     model, x = nn.Linear(6, 3), batch_for("")
     capture = GradientCapture(model, lean=True)
-    with capture.recording(RECORDS, taking=Early([list(model.parameters())])):
+    with capture.recording(RECORDS, taking=NormsInBackward([list(model.parameters())])):
         F.mse_loss(model(x), torch.zeros(RECORDS, 3)).backward()
     x.zero_()
     with pytest.raises(PrivacyError, match="in-place change"):

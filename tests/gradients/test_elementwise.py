@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from sordino.gradients import elementwise as module
-from sordino.gradients.elementwise import NUMPY, TORCH, elementwise
-from sordino.gradients.usual import recorded
+from sordino.gradients import recurrent_cells as module
+from sordino.gradients.numerics import tracing_graph
+from sordino.gradients.recurrent_cells import NUMPY, TORCH, elementwise
 
 
 def normal(*shape, seed=0, dtype=torch.float32):
@@ -59,7 +59,7 @@ def test_the_library_follows_from_type_and_size(monkeypatch):
     assert elementwise(normal(2).bfloat16(), 100) is TORCH
     assert elementwise(normal(2).to("meta"), 100) is TORCH
     assert elementwise(normal(2).as_subclass(Other), 100) is TORCH
-    with recorded():
+    with tracing_graph():
         assert elementwise(normal(2), 100) is TORCH
     monkeypatch.setattr(module, "_MOST", 99)
     assert elementwise(normal(2), 100) is TORCH

@@ -12,7 +12,7 @@ import oracles
 from sordino.clipping import FlatClipping
 from sordino.errors import RecordCountMismatch, UncapturedParameter, UnsupportedModule
 from sordino.gradients import GradientCapture
-from sordino.gradients.rules import recomputed
+from sordino.gradients.rules import composite
 
 BOUND = 0.3
 
@@ -293,8 +293,8 @@ class Sums(nn.Module):
 @pytest.mark.parametrize("apart", [False, True])
 def test_gradients_too_large_to_be_kept_give_the_sums_of_kept_ones_group_by_group(apart, monkeypatch):
     found = []
-    for entries in (recomputed.CHUNK_ENTRIES, 0):
-        monkeypatch.setattr(recomputed, "CHUNK_ENTRIES", entries)
+    for entries in (composite.CHUNK_ENTRIES, 0):
+        monkeypatch.setattr(composite, "CHUNK_ENTRIES", entries)
         model, sums = Sums(), {}
         groups = [[model.measured], [model.other]] if apart else [list(model.parameters())]
         capture = GradientCapture(model)

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from sordino.clipping import FlatClipping
 from sordino.errors import UncapturedParameter, UnsupportedModule
-from sordino.gradients import GradientCapture, products
-from sordino.gradients.graphs import StepGraphs, record_step
+from sordino.gradients import GradientCapture, numerics
+from sordino.gradients.step_graphs import StepGraphs, trace_step
 
 C = 0.05
 
@@ -25,7 +25,7 @@ def recorded(model: nn.Module, x: Tensor, y: Tensor, losses=None) -> tuple[Gradi
     capture = GradientCapture(model)
     groups = [list(model.parameters())]
     run = losses_of(model) if losses is None else losses
-    return capture, record_step(capture, run, (x, y), factors, groups, lambda graph, _: graph)
+    return capture, trace_step(capture, run, (x, y), factors, groups, lambda graph, _: graph)
 
 
 def engine_sums(capture: GradientCapture, losses, x: Tensor, y: Tensor) -> dict[nn.Parameter, Tensor]:
@@ -163,13 +163,13 @@ def test_a_use_outside_the_layers_is_refused_while_the_graph_is_recorded() -> No
 
 def test_a_recording_that_comes_first_in_a_process_tries_no_library_out(monkeypatch: pytest.MonkeyPatch) -> None:
     # Which library is faster is found out once in a process: never while operations are recorded.
-    products._is_faster.cache_clear()
+    numerics._is_faster.cache_clear()
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(products, "_maker", lambda: "Another")
+    monkeypatch.setattr(numerics, "_maker", lambda: "Another")
     model, x, y = nn.Linear(200, 300), torch.rand(40, 200), torch.randint(300, (40,))
     capture, graphs = recorded(model, x, y)
     try:
         assert graphs.run((x, y), torch.ones(40, dtype=torch.bool)) is not None
     finally:
         capture.detach()
-        products._is_faster.cache_clear()
+        numerics._is_faster.cache_clear()

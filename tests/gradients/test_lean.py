@@ -6,8 +6,8 @@ from torch import nn
 
 from sordino.errors import InvalidArgument, PrivacyError
 from sordino.gradients import GradientCapture
-from sordino.gradients.rules.cost import cheapest, convolution_kernel_costs, kernel_costs
-from sordino.training.plan import Performance
+from sordino.gradients.rules.base import cheapest_kernel, convolution_kernel_costs, kernel_costs
+from sordino.training.plan import PerformanceOptions
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ def test_last_sums_are_the_same_and_end_the_recording() -> None:
 
 
 def test_lean_kernels_keep_less() -> None:
-    assert cheapest(kernel_costs(16, 1024, 2048, 512)) == "stored"
-    assert cheapest(kernel_costs(16, 1024, 2048, 512, lean=True)) == "norm_only"
-    assert cheapest(kernel_costs(16, 128, 1024, 256)) == "stored"
-    assert cheapest(kernel_costs(16, 128, 1024, 256, lean=True)) == "ghost"
-    assert cheapest(kernel_costs(2, 256, 3072, 768)) == "ghost"
+    assert cheapest_kernel(kernel_costs(16, 1024, 2048, 512)) == "stored"
+    assert cheapest_kernel(kernel_costs(16, 1024, 2048, 512, lean=True)) == "norm_only"
+    assert cheapest_kernel(kernel_costs(16, 128, 1024, 256)) == "stored"
+    assert cheapest_kernel(kernel_costs(16, 128, 1024, 256, lean=True)) == "ghost"
+    assert cheapest_kernel(kernel_costs(2, 256, 3072, 768)) == "ghost"
     layer = {"records": 16, "pixels": None, "positions": 64, "channels": 256, "outputs": 256, "window": 9, "groups": 1}
-    assert cheapest(convolution_kernel_costs(**layer, lean=True)) == "norm_only"
+    assert cheapest_kernel(convolution_kernel_costs(**layer, lean=True)) == "norm_only"
 
 
 def test_other_memory_modes_are_refused_by_name() -> None:
     with pytest.raises(InvalidArgument, match="memory must be one of fast, lean, block"):
-        Performance(memory="tiny")  # pyright: ignore[reportArgumentType]
+        PerformanceOptions(memory="tiny")  # pyright: ignore[reportArgumentType]

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.gradients.numerics import full_precision, row_squared_norms
-from sordino.gradients.rules.cost import cheapest, convolution_kernel_costs, kernel_costs
+from sordino.gradients.rules.base import cheapest_kernel, convolution_kernel_costs, kernel_costs
 from strategies import record_counts, seeds
 
 
@@ -61,13 +61,13 @@ def test_reading_runs_in_full_precision_and_gives_the_users_setting_back(user):
 
 
 def test_the_cost_models_choose_by_shape():
-    assert cheapest(kernel_costs(32, 128, 768, 3072)) == "ghost"
-    assert cheapest(kernel_costs(16, 128, 8, 256)) == "stored"
-    assert cheapest(kernel_costs(2, 40, 32, 32)) == "norm_only"
-    assert cheapest(kernel_costs(16, 256, 768, 768)) == "stored"
-    assert cheapest(kernel_costs(16, 256, 768, 768, lean=True)) == "ghost"
+    assert cheapest_kernel(kernel_costs(32, 128, 768, 3072)) == "ghost"
+    assert cheapest_kernel(kernel_costs(16, 128, 8, 256)) == "stored"
+    assert cheapest_kernel(kernel_costs(2, 40, 32, 32)) == "norm_only"
+    assert cheapest_kernel(kernel_costs(16, 256, 768, 768)) == "stored"
+    assert cheapest_kernel(kernel_costs(16, 256, 768, 768, lean=True)) == "ghost"
     early = {"channels": 16, "outputs": 16, "window": 9, "groups": 1}
-    assert cheapest(convolution_kernel_costs(records=32, pixels=34**2, positions=32**2, **early)) == "stored"
+    assert cheapest_kernel(convolution_kernel_costs(records=32, pixels=34**2, positions=32**2, **early)) == "stored"
     late = {"channels": 512, "outputs": 512, "window": 9, "groups": 1}
-    assert cheapest(convolution_kernel_costs(records=32, pixels=36, positions=16, **late)) == "ghost"
-    assert cheapest(convolution_kernel_costs(records=32, pixels=None, positions=16, **late)) == "norm_only"
+    assert cheapest_kernel(convolution_kernel_costs(records=32, pixels=36, positions=16, **late)) == "ghost"
+    assert cheapest_kernel(convolution_kernel_costs(records=32, pixels=None, positions=16, **late)) == "norm_only"

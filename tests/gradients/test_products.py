@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from agreement import check
-from sordino.gradients import products
-from sordino.gradients.products import affine, affine_map, grams, per_record_product, transposed_product
+from sordino.gradients import numerics
+from sordino.gradients.numerics import affine, affine_map, grams, per_record_product, transposed_product
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
@@ -18,7 +18,7 @@ SIZES = [(3, 2, 5), (64, 200, 300), (200, 130, 257), (511, 96, 64), (130, 700, 3
 def library(request, monkeypatch):
     if request.param and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("no oneDNN in this torch")
-    monkeypatch.setattr(products, "_is_faster", lambda: request.param)
+    monkeypatch.setattr(numerics, "_is_faster", lambda: request.param)
 
 
 def normal(*shape, seed=0):
@@ -76,7 +76,7 @@ def test_a_map_is_the_same_for_any_number_of_rows(turned):
 def test_inner_products_that_are_half_mirrored_are_those_of_double_precision(positions, width):
     x = normal(positions, 3, width).transpose(0, 1)
     assert_product(grams(x), x, x.transpose(1, 2))
-    assert torch.equal(grams(x), grams(x).transpose(1, 2)) or positions**2 * width > 2 * products._LEAST
+    assert torch.equal(grams(x), grams(x).transpose(1, 2)) or positions**2 * width > 2 * numerics._LEAST
 
 
 @pytest.mark.usefixtures("library")
@@ -109,7 +109,7 @@ def outputs_squared(m, x):
     ],
 )
 def test_layers_are_exact_when_every_product_takes_the_library(make, shape, monkeypatch):
-    monkeypatch.setattr(products, "_LEAST", 0)
-    monkeypatch.setattr(products, "_ROWS", 2)
+    monkeypatch.setattr(numerics, "_LEAST", 0)
+    monkeypatch.setattr(numerics, "_ROWS", 2)
     torch.manual_seed(0)
     check(make(), outputs_squared, normal(*shape))

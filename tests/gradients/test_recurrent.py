@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from agreement import check, check_on_one_seed
 from sordino.errors import RecordCountMismatch, UncapturedParameter
-from sordino.gradients import GradientCapture, elementwise
+from sordino.gradients import GradientCapture, recurrent_cells
 from strategies import record_counts, seeds, sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
@@ -90,7 +90,7 @@ def test_a_packed_sequence_with_a_state_and_projection_is_exact():
 @pytest.mark.parametrize("library", ["torch", "numpy"])
 def test_both_libraries_of_the_loops_give_torchs_outputs_and_exact_gradients(make, library, monkeypatch):
     if library == "torch":
-        monkeypatch.setattr(elementwise, "_MOST", -1)
+        monkeypatch.setattr(recurrent_cells, "_MOST", -1)
     torch.manual_seed(0)
     layer = make(3, 4, num_layers=2, bidirectional=True, batch_first=True)
     lengths = torch.tensor([2, 5, 1, 4])

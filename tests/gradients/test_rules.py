@@ -10,7 +10,7 @@ from torch import nn
 
 import oracles
 from sordino.clipping import FlatClipping
-from sordino.gradients import GradientCapture, rule_for
+from sordino.gradients import GradientCapture, get_rule
 from strategies import record_counts, seeds, sizes
 
 TOLERANCE = 1e-5
@@ -19,7 +19,7 @@ TOLERANCE = 1e-5
 def check(model, *batch, bound=0.5, expect_rule=True):
     """Norms, clipped sums and the bound on one record's contribution, against the oracle."""
     if expect_rule is not None:
-        assert (rule_for(model) is not None) == expect_rule
+        assert (get_rule(model) is not None) == expect_rule
     torch.manual_seed(1)
     with torch.no_grad():
         cotangent = torch.randn_like(model(*batch)) if batch[0].shape[0] else None

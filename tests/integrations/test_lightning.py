@@ -16,7 +16,7 @@ from lightning.pytorch import callbacks, loggers
 from lightning.pytorch.strategies import DDPStrategy
 
 from sordino import RunFolder, accounting, verify
-from sordino.errors import BudgetExceeded, InvalidArgument, LossShapeError, PrivacyError, UnprivateStep
+from sordino.errors import BudgetExceeded, InvalidArgument, LossShapeError, NonPrivateStep, PrivacyError
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
 from sordino.integrations.lightning import PrivacyArguments, PrivacyCallback
 from sordino.ledger import Ledger
@@ -166,7 +166,7 @@ def test_a_training_that_grows_on_the_way_is_stopped_at_its_target():
 
     callback = PrivacyCallback(privacy(noise_multiplier=None, target_epsilon=2.0))
     made = trainer(callback, callbacks=[Longer()], max_epochs=2)
-    with pytest.raises(UnprivateStep, match="planned"):
+    with pytest.raises(NonPrivateStep, match="planned"):
         made.fit(Net(), DataLoader(data(), batch_size=16))
     assert callback.guarantee().epsilon <= 2.0
 
@@ -463,7 +463,7 @@ def test_the_account_pays_and_stops_the_run(tmp_path):
     ],
 )
 def test_settings_that_would_leak_are_refused_by_name(tmp_path, changes, name):
-    from sordino.integrations.lightning_settings import check_trainer
+    from sordino.integrations.lightning import check_trainer
 
     made = trainer(PrivacyCallback(privacy()), tmp_path, **changes)
     with pytest.raises(InvalidArgument, match=name):
@@ -484,7 +484,7 @@ def test_settings_that_would_leak_are_refused_by_name(tmp_path, changes, name):
     ],
 )
 def test_subclasses_of_callbacks_that_are_refused_are_refused(name):
-    from sordino.integrations.lightning_settings import check_trainer
+    from sordino.integrations.lightning import check_trainer
 
     kind = type("Own", (getattr(callbacks, name),), {"__init__": lambda self: None})
     made = trainer(PrivacyCallback(privacy()))
@@ -512,7 +512,7 @@ def test_a_training_step_that_no_charged_batch_asked_for_raises(hook, first):
     made = trainer(callback, callbacks=[Unseen(hook)])
     if first:
         made.callbacks.reverse()
-    with pytest.raises(UnprivateStep, match="training_step"):
+    with pytest.raises(NonPrivateStep, match="training_step"):
         made.fit(module, DataLoader(data(), batch_size=16))
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), before, strict=True))
     assert "training_step" not in vars(module)
@@ -611,8 +611,8 @@ class Guarded(Net):
     [
         (Manual, InvalidArgument, "automatic_optimization"),
         (Second, InvalidArgument, "LBFGS"),
-        (Closing, UnprivateStep, "twice"),
-        (Skipping, UnprivateStep, "left out"),
+        (Closing, NonPrivateStep, "twice"),
+        (Skipping, NonPrivateStep, "left out"),
         (NoLoss, LossShapeError, "training_step must return a loss"),
         (Summed, PrivacyError, ""),
         (Centred, PrivacyError, ""),

@@ -51,7 +51,7 @@ def test_every_public_name_of_opacus_is_on_the_page():
 OURS = {
     "sordino": ["PrivacyEngine", "PoissonSampling", "__version__"],
     "sordino.clipping": ["QuantileClipping", "GroupedClipping"],
-    "sordino.schedules": ["Exponential", "Stepped", "Listed"],
+    "sordino.schedules": ["ExponentialSchedule", "StepSchedule", "ListSchedule"],
     "sordino.gradients": ["layer_rule", "check_layer_rule"],
     "sordino.errors": ["UnsupportedModule", "UncapturedParameter", "CoupledRecords", "PrivacyError"],
     "sordino.accounting": [
@@ -76,10 +76,10 @@ def test_what_the_page_names_here_exists(room):
 
 @pytest.mark.parametrize("name", ["flat", "per_layer", "automatic", "psac", "global", "adaclip"])
 def test_ways_of_clipping_on_the_page_exist(name):
-    from sordino.clipping import clipping_called
+    from sordino.clipping import get_clipping
 
     assert f'`"{name}"`' in PAGE
-    assert clipping_called(name) is not None
+    assert get_clipping(name) is not None
 
 
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell", "MultiheadAttention"])
@@ -88,7 +88,7 @@ def test_torchs_own_layers_are_exact_in_place_of_replacements(kind):
     import torch
     from torch import nn
 
-    from sordino.audit import Engine, Loss
+    from sordino.audit import ConformanceLoss, EngineLibrary
 
     class Around(nn.Module):
         def __init__(self):
@@ -111,7 +111,7 @@ def test_torchs_own_layers_are_exact_in_place_of_replacements(kind):
             return (state[0] if kind == "LSTMCell" else state).sum(1)
 
     x = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(1))
-    loss = Loss.of(lambda model, batch: model(batch[0]).square())
+    loss = ConformanceLoss.of(lambda model, batch: model(batch[0]).square())
     model = Around()
     expected = [torch.zeros_like(p) for p in model.parameters()]
     for record in x:
@@ -121,6 +121,6 @@ def test_torchs_own_layers_are_exact_in_place_of_replacements(kind):
         norm = torch.sqrt(sum(g.double().square().sum() for g in gradients)).item()
         for total, gradient in zip(expected, gradients, strict=True):
             total += gradient * min(1.0, 0.7 / norm)
-    found = Engine().clipped_sum(Around(), (x,), loss, max_grad_norm=0.7)
+    found = EngineLibrary().clipped_sum(Around(), (x,), loss, max_grad_norm=0.7)
     for one, other in zip(found, expected, strict=True):
         assert torch.allclose(one, other, atol=2e-6)

@@ -11,7 +11,7 @@ import pytest
 from integrations import killed
 from sordino import RunFolder, accounting, verify
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
-from sordino.runs import Line
+from sordino.runs import TranscriptLine
 
 TESTS = Path(__file__).parent.parent
 NEEDS = {"huggingface": "transformers", "lightning": "lightning", "accelerate": "accelerate", "own_loop": "torch"}
@@ -44,7 +44,7 @@ def carried_out(library, folder, asked):
 
 
 def lines_of(found):
-    return [entry for entry in RunFolder.open(found["path"]).entries() if isinstance(entry, Line)]
+    return [entry for entry in RunFolder.open(found["path"]).entries() if isinstance(entry, TranscriptLine)]
 
 
 def check(found):

@@ -14,7 +14,7 @@ from integrations import several
 from sordino import accounting
 from sordino.errors import InvalidArgument
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
-from sordino.integrations.processes import check_count
+from sordino.integrations.trainer_support import check_count
 from sordino.ledger import Ledger
 
 pytestmark = [
@@ -218,7 +218,7 @@ def accelerator(kind="MULTI_CPU", processes=2, **sizes):
 )
 def test_launches_that_cannot_be_private_are_refused_by_name(monkeypatch, given, name):
     pytest.importorskip("accelerate", reason="accelerate is not installed")
-    from sordino.integrations.accelerated import check_launch
+    from sordino.integrations.accelerate import check_launch
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

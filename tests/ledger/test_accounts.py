@@ -12,9 +12,9 @@ from sordino.events import (
     ApproximateDP,
     Gaussian,
     Laplace,
-    NoPrivacy,
-    Nothing,
-    Parallel,
+    NonPrivate,
+    NoOp,
+    ParallelComposed,
     PoissonSampled,
     PureDP,
     SelfComposed,
@@ -83,7 +83,7 @@ def test_a_refusal_writes_nothing_and_a_smaller_charge_still_fits(account):
 
 def test_events_without_protection_are_refused(account):
     with pytest.raises(BudgetExceeded):
-        account.charge(NoPrivacy(reason="noise_multiplier is 0"))
+        account.charge(NonPrivate(reason="noise_multiplier is 0"))
     with pytest.raises(BudgetExceeded):
         account.charge(Gaussian(noise_multiplier=0.0))
 
@@ -117,7 +117,7 @@ def test_events_with_a_delta_of_their_own_share_an_eighth_of_delta(ledger):
 
 def test_parallel_events_cost_their_dearest_part(ledger):
     account = ledger.declare("parallel", epsilon=1.0, delta=0.0)
-    account.charge(Parallel(events=(PureDP(epsilon=0.3), PureDP(epsilon=0.7))))
+    account.charge(ParallelComposed(events=(PureDP(epsilon=0.3), PureDP(epsilon=0.7))))
     assert account.remaining().amount == pytest.approx(0.3)
 
 
@@ -154,7 +154,7 @@ def test_a_reservation_gives_only_what_was_reserved(account):
             with pytest.raises(BudgetExceeded, match="left of reservation"):
                 reservation.charge(event)
         reservation.charge(STEP)
-        assert reservation.left() == Nothing()
+        assert reservation.left() == NoOp()
     with pytest.raises(BudgetExceeded):
         reservation.charge(STEP)
 
@@ -272,11 +272,11 @@ def test_places_that_can_not_hold_a_ledger_are_refused(place):
 
 
 def test_network_file_systems_are_refused(tmp_path, monkeypatch):
-    from sordino.ledger import place
+    from sordino.ledger import store
 
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/home {tmp_path}/far nfs4 rw 0 0\n")
-    monkeypatch.setattr(place, "_MOUNTS", mounts)
+    monkeypatch.setattr(store, "_MOUNTS", mounts)
     Ledger(tmp_path / "near.db")
     with pytest.raises(InvalidArgument, match="nfs4"):
         Ledger(tmp_path / "far" / "privacy.db")

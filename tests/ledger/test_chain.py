@@ -7,7 +7,7 @@ import pytest
 from sordino.errors import BudgetExceeded, InvalidArgument, LedgerError
 from sordino.events import Gaussian, SelfComposed, to_json
 from sordino.ledger import Ledger
-from sordino.ledger.entries import Entry, sealed
+from sordino.ledger.store import LedgerEntry, sealed
 
 EVENT = Gaussian(noise_multiplier=10.0)
 
@@ -42,7 +42,7 @@ def rewritten(ledger, change):
     connection.close()
     previous, statements = "0" * 64, [("DELETE FROM sordino_ledger",)]
     for row in rows:
-        entry = sealed(Entry(**{**change(row), "previous": previous, "digest": ""}))
+        entry = sealed(LedgerEntry(**{**change(row), "previous": previous, "digest": ""}))
         previous = entry.digest
         marks = ", ".join("?" * len(names))
         statements.append((f"INSERT INTO sordino_ledger VALUES ({marks})", *(getattr(entry, name) for name in names)))
@@ -84,7 +84,7 @@ def test_a_changed_line_is_named(used, statement, line):
 
 def test_a_line_whose_digest_was_made_anew_breaks_the_next(used):
     entry = used.account("adult").history()[2]
-    forged = sealed(Entry(**{**entry.__dict__, "note": "forged", "digest": ""}))
+    forged = sealed(LedgerEntry(**{**entry.__dict__, "note": "forged", "digest": ""}))
     tamper(used, ("UPDATE sordino_ledger SET note = ?, digest = ? WHERE seq = 3", forged.note, forged.digest))
     with pytest.raises(LedgerError, match="line 4"):
         used.verify()

@@ -9,14 +9,13 @@ from scipy import integrate, stats
 from sordino import accounting
 from sordino.errors import BudgetExceeded
 from sordino.events import ApproximateDP, Composed, Gaussian, Laplace, PoissonSampled, RandomizedResponse, SelfComposed
-from sordino.ledger.budget import Budget
-from sordino.ledger.policies import RenyiOrders, added
+from sordino.ledger.policies import AccountBudget, RDPPolicy, add_costs
 
-BUDGET = Budget(epsilon=1.0, delta=1e-5)
+BUDGET = AccountBudget(epsilon=1.0, delta=1e-5)
 
 
 def test_gaussian_prices_are_the_textbook_moments():
-    rule = RenyiOrders(BUDGET)
+    rule = RDPPolicy(BUDGET)
     *moments, loss, own = rule.price(Gaussian(noise_multiplier=3.0))
     for lam, moment in zip(BUDGET.orders, moments, strict=True):
         assert moment == pytest.approx(lam * (lam + 1) / 18, rel=1e-12)
@@ -24,7 +23,7 @@ def test_gaussian_prices_are_the_textbook_moments():
 
 
 def test_prices_of_laplace_and_of_samples_bound_the_moments_by_quadrature():
-    rule = RenyiOrders(BUDGET)
+    rule = RDPPolicy(BUDGET)
     scale, sigma, rate = 2.0, 1.5, 0.05
 
     def worst(p, q, lam):
@@ -59,7 +58,7 @@ def test_prices_of_laplace_and_of_samples_bound_the_moments_by_quadrature():
 
 def test_limits_are_the_conversion_of_the_orders_share():
     # At the limit of an order, the Rényi bound at that order gives exactly the budget's ε at the order's share of δ.
-    rule = RenyiOrders(BUDGET)
+    rule = RDPPolicy(BUDGET)
     shares = [1 / 2, 1 / 4, 1 / 16, 1 / 16]
     assert sum(shares) + 1 / 8 == 1
     for lam, share, room in zip(BUDGET.orders, shares, rule.room(1.0), strict=True):
@@ -73,14 +72,14 @@ def largest(rule, total, make, high):
     low = 0.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if rule.fits(added(total, rule.price(make(middle)))) else (low, middle)
+        low, high = (middle, high) if rule.fits(add_costs(total, rule.price(make(middle)))) else (low, middle)
     return low
 
 
 def test_an_adversary_who_picks_the_order_by_what_was_seen_stays_within_the_budget():
     # First a Gaussian. Where its loss came out high, all that is left goes to randomised response (best at large
     # orders); where low, to a Gaussian (best at small ones). δ(ε) of the whole, by quadrature over the first output.
-    rule = RenyiOrders(BUDGET)
+    rule = RDPPolicy(BUDGET)
     mu = 0.13
     start = rule.price(Gaussian(noise_multiplier=1 / mu))
     pure = largest(rule, start, lambda a: RandomizedResponse(epsilon=a, categories=2), 2.0)

@@ -23,11 +23,11 @@ PROCESSES = 64
 
 DYING = """
 import sys, time
-from sordino.ledger.store import writing
-from sordino.ledger.balance import Balance
+from sordino.ledger.store import write_transaction
+from sordino.ledger.account import AccountState
 from sordino.events import Gaussian
-with writing(sys.argv[1], sys.argv[2]) as page:
-    Balance.of(page).charge(Gaussian(noise_multiplier=30.0), note="never committed", run="")
+with write_transaction(sys.argv[1], sys.argv[2]) as page:
+    AccountState.of(page).charge(Gaussian(noise_multiplier=30.0), note="never committed", run="")
     print("written", flush=True)
     time.sleep(600)
 """

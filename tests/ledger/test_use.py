@@ -18,10 +18,10 @@ from sordino.estimators import GaussianNB, LogisticRegression, StandardScaler
 from sordino.events import PoissonSampled, SelfComposed, compose
 from sordino.ledger import Account
 from sordino.runs import RunFolder
-from sordino.training.bills.prepaid import Prepaid
+from sordino.training.charging import BlockCharger
 from sordino.training.engine import PrivacyEngine
+from sordino.training.fit import fit
 from sordino.training.plan import Plan
-from sordino.training.trainer import fit
 
 PLAN = Plan(
     noise_multiplier=4.0, max_grad_norm=1.0, sample_rate=0.1, steps=40, expected_batch_size=6.0, delta=1e-5
@@ -268,7 +268,7 @@ class Counting:
 @pytest.mark.parametrize(("room", "coming"), [(10_000, 10_000), (9_999, 10_000), (1, 50), (0, 5), (37, 1000)])
 def test_paying_ahead_is_never_behind_and_reaches_the_cap(room, coming):
     purse = Counting(room)
-    prepaid = Prepaid(
+    prepaid = BlockCharger(
         purse, PLAN.step_event, note="", relation=PLAN.neighboring_relation, unit=PLAN.privacy_unit
     )  # fmt: skip
     done = 0

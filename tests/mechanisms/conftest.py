@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sordino.randomness import Randomness, Stream
+from sordino.randomness import KeyedRNG, RandomStream
 
 
 @pytest.fixture
-def seeded() -> Callable[[int], Randomness]:
+def seeded() -> Callable[[int], KeyedRNG]:
     """Fixed randomness: a test that passes once passes always."""
-    return lambda seed=0: Randomness(seed=seed, reproducible=True)
+    return lambda seed=0: KeyedRNG(seed=seed, reproducible=True)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def fits() -> Callable[..., float]:
     return p_value
 
 
-class ScriptedStream(Stream):
+class ScriptedStream(RandomStream):
     """A stream whose 64-bit words are given."""
 
     def __init__(self, words: Sequence[int]) -> None:

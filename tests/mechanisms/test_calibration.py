@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from sordino.errors import InvalidArgument
 from sordino.events import Gaussian, PureDP
 from sordino.mechanisms import (
-    ArrayGaussianMechanism,
     GaussianBudget,
+    GaussianMechanism,
     PureBudget,
     analytic_noise_multiplier,
-    budget,
     classical_noise_multiplier,
-    gaussian_delta,
+    gaussian_mechanism_delta,
+    make_budget,
 )
 
 
@@ -49,7 +49,7 @@ def test_the_analytic_calibration_is_on_the_safe_side_and_tight(log_epsilon, log
 def test_delta_agrees_with_eighty_digits(log_multiplier, log_epsilon):
     multiplier, epsilon = 10.0**log_multiplier, 10.0**log_epsilon
     exact = exact_delta(multiplier, epsilon)
-    got = gaussian_delta(noise_multiplier=multiplier, epsilon=epsilon)
+    got = gaussian_mechanism_delta(noise_multiplier=multiplier, epsilon=epsilon)
     assert got == pytest.approx(float(exact), rel=1e-9, abs=1e-300)
 
 
@@ -63,14 +63,14 @@ def test_the_classical_calibration_is_refused_from_epsilon_one_on():
         with pytest.raises(InvalidArgument, match="Use the analytic calibration"):
             classical_noise_multiplier(epsilon=epsilon, delta=1e-5)
     with pytest.raises(InvalidArgument, match="Use the analytic calibration"):
-        ArrayGaussianMechanism.for_budget(epsilon=2.0, delta=1e-5, l2_sensitivity=1.0, calibration="classical")
+        GaussianMechanism.for_budget(epsilon=2.0, delta=1e-5, l2_sensitivity=1.0, calibration="classical")
 
 
 def test_the_analytic_calibration_is_the_default():
-    built = ArrayGaussianMechanism.for_budget(epsilon=1.0, delta=1e-5, l2_sensitivity=2.0)
+    built = GaussianMechanism.for_budget(epsilon=1.0, delta=1e-5, l2_sensitivity=2.0)
     assert built.stddev == pytest.approx(2 * 3.730632, rel=1e-6)
     with pytest.raises(InvalidArgument, match="calibration must be one of"):
-        ArrayGaussianMechanism.for_budget(epsilon=1.0, delta=1e-5, l2_sensitivity=2.0, calibration="folklore")
+        GaussianMechanism.for_budget(epsilon=1.0, delta=1e-5, l2_sensitivity=2.0, calibration="folklore")
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, math.nan])
@@ -92,9 +92,9 @@ def test_shares_of_a_budget_add_up_to_it_and_never_to_more(size, weights):
 
 
 def test_a_budget_is_pure_without_delta_and_gaussian_with():
-    assert budget(epsilon=2.0).event() == PureDP(epsilon=2.0)
-    gaussian = budget(epsilon=1.0, delta=1e-5)
+    assert make_budget(epsilon=2.0).event() == PureDP(epsilon=2.0)
+    gaussian = make_budget(epsilon=1.0, delta=1e-5)
     assert isinstance(gaussian.event(), Gaussian)
-    assert gaussian_delta(noise_multiplier=gaussian.noise_multiplier, epsilon=1.0) <= 1e-5
+    assert gaussian_mechanism_delta(noise_multiplier=gaussian.noise_multiplier, epsilon=1.0) <= 1e-5
     with pytest.raises(InvalidArgument, match="weights"):
         gaussian.split()

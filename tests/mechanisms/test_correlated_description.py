@@ -10,33 +10,33 @@ from sordino.mechanisms.correlated import (
     BandedInverse,
     BinaryTree,
     CyclicPoisson,
-    EveryEpoch,
+    FixedEpochOrder,
     IndependentNoise,
     MinSeparation,
     SingleParticipation,
-    optimal_banded,
-    optimal_buffered,
-    optimal_dense,
+    optimize_banded,
+    optimize_buffered,
+    optimize_dense,
     participation_from_dict,
     participation_to_dict,
     strategy_from_dict,
     strategy_to_dict,
 )
-from sordino.mechanisms.correlated.strategies import fingerprint
+from sordino.mechanisms.correlated.strategies import strategy_digest
 
 STRATEGIES = [
     IndependentNoise(steps=12),
-    optimal_banded(5, steps=12),
+    optimize_banded(5, steps=12),
     BandedInverse.square_root(bands=4, steps=12),
-    optimal_buffered(3, steps=12),
+    optimize_buffered(3, steps=12),
     BinaryTree(steps=12),
-    optimal_dense(12),
+    optimize_dense(12),
 ]
 PARTICIPATIONS = [
     SingleParticipation(),
     MinSeparation(separation=3),
     MinSeparation(separation=3, participations=2),
-    EveryEpoch(steps_per_epoch=4),
+    FixedEpochOrder(steps_per_epoch=4),
     CyclicPoisson(groups=7, sample_rate=0.1),
 ]
 
@@ -45,13 +45,13 @@ PARTICIPATIONS = [
 def test_a_strategy_comes_back_from_json(strategy):
     back = strategy_from_dict(json.loads(json.dumps(strategy_to_dict(strategy))))
     assert type(back) is type(strategy)
-    assert fingerprint(back) == fingerprint(strategy)
+    assert strategy_digest(back) == strategy_digest(strategy)
     assert np.array_equal(back.matrix(), strategy.matrix())
 
 
 def test_fingerprints_tell_strategies_apart():
-    assert len({fingerprint(strategy) for strategy in STRATEGIES}) == len(STRATEGIES)
-    assert fingerprint(optimal_banded(5, steps=12)) != fingerprint(optimal_banded(5, steps=13))
+    assert len({strategy_digest(strategy) for strategy in STRATEGIES}) == len(STRATEGIES)
+    assert strategy_digest(optimize_banded(5, steps=12)) != strategy_digest(optimize_banded(5, steps=13))
 
 
 @pytest.mark.parametrize("participation", PARTICIPATIONS, ids=repr)

@@ -10,9 +10,9 @@ from sordino.mechanisms.correlated import (
     BinaryTree,
     IndependentNoise,
     mean_error,
-    optimal_banded,
-    optimal_buffered,
-    optimal_dense,
+    optimize_banded,
+    optimize_buffered,
+    optimize_dense,
     square_root_coefficients,
 )
 
@@ -31,12 +31,12 @@ def test_the_table_of_strategies_is_what_the_code_gives():
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([\d.]+) \| ([\d.]+|–) \|$", PAGE, flags=re.MULTILINE)
     makes = {
         "`IndependentNoise`": lambda n: IndependentNoise(steps=n),
-        "`optimal_banded(8, …)`": lambda n: optimal_banded(8, steps=n),
-        "`optimal_banded(64, …)`": lambda n: optimal_banded(64, steps=n),
+        "`optimize_banded(8, …)`": lambda n: optimize_banded(8, steps=n),
+        "`optimize_banded(64, …)`": lambda n: optimize_banded(64, steps=n),
         "`BinaryTree`": lambda n: BinaryTree(steps=n),
-        '`optimal_buffered(4, …, objective="mean")`': lambda n: optimal_buffered(4, steps=n, objective="mean"),
+        '`optimize_buffered(4, …, objective="mean")`': lambda n: optimize_buffered(4, steps=n, objective="mean"),
         "square root, all bands": lambda n: BandedToeplitz(coefficients=square_root_coefficients(n), steps=n),
-        "`optimal_dense`": optimal_dense,
+        "`optimize_dense`": optimize_dense,
     }
     assert {name for name, *_ in rows} == set(makes)
     for name, *written in rows:

@@ -11,16 +11,16 @@ from sordino.mechanisms.correlated import (
     BandedToeplitz,
     BinaryTree,
     BufferedToeplitz,
-    EveryEpoch,
+    FixedEpochOrder,
     IndependentNoise,
     MinSeparation,
     SingleParticipation,
     max_error,
     mean_error,
     noise_matrix,
-    optimal_banded,
-    optimal_buffered,
-    optimal_dense,
+    optimize_banded,
+    optimize_buffered,
+    optimize_dense,
     prefix_variances,
     sensitivity,
     square_root_coefficients,
@@ -77,7 +77,7 @@ def test_the_square_root_is_one_and_its_inverse_has_the_published_coefficients()
     [(64, 8, 2.663975), (256, 16, 3.637574), (1024, 16, 6.342793), (1024, 64, 4.065913)],
 )
 def test_optimal_bands_have_their_published_errors(steps, bands, mean):
-    strategy = optimal_banded(bands, steps=steps)
+    strategy = optimize_banded(bands, steps=steps)
     assert mean_error(strategy) == pytest.approx(mean, abs=6e-7)
     assert sensitivity(strategy, ONCE) == pytest.approx(1.0)
     if bands == 8:
@@ -86,14 +86,14 @@ def test_optimal_bands_have_their_published_errors(steps, bands, mean):
 
 @pytest.mark.parametrize(("buffers", "largest"), [(1, 3.850205), (2, 3.321261), (3, 3.269918), (4, 3.265380)])
 def test_optimal_buffers_have_their_published_errors(buffers, largest):
-    strategy = optimal_buffered(buffers, steps=1000)
+    strategy = optimize_buffered(buffers, steps=1000)
     assert strategy.buffers == buffers
     assert max_error(strategy) == pytest.approx(largest, abs=1.1e-6)
 
 
 @pytest.mark.parametrize(("steps", "epochs", "mean"), [(16, 1, 1.689406), (64, 1, 2.099869), (64, 4, 4.407855)])
 def test_dense_optima_are_as_good_as_the_published_ones(steps, epochs, mean):
-    strategy, participation = optimal_dense(steps, epochs=epochs), EveryEpoch(steps_per_epoch=steps // epochs)
+    strategy, participation = optimize_dense(steps, epochs=epochs), FixedEpochOrder(steps_per_epoch=steps // epochs)
     assert sensitivity(strategy, participation) == pytest.approx(1.0, abs=1e-9)
     # The published ones come from an iteration that was ended a little before the optimum.
     assert mean * (1 - 1e-5) < mean_error(strategy, participation) < mean + 6e-7
@@ -103,8 +103,8 @@ def test_several_participations_have_their_published_errors():
     participation = MinSeparation(separation=16, participations=4)
     assert sensitivity(square_root(64), participation) == pytest.approx(3.960620, abs=6e-7)
     assert mean_error(square_root(64), participation) == pytest.approx(5.713613, abs=6e-7)
-    assert sensitivity(optimal_banded(16, steps=64), participation) == pytest.approx(2.0)
-    assert mean_error(optimal_banded(16, steps=64), participation) == pytest.approx(4.700109, abs=6e-7)
+    assert sensitivity(optimize_banded(16, steps=64), participation) == pytest.approx(2.0)
+    assert mean_error(optimize_banded(16, steps=64), participation) == pytest.approx(4.700109, abs=6e-7)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ STRATEGIES = [
     BandedInverse(coefficients=(1.1, -0.5, -0.2), steps=40),
     BufferedToeplitz(decays=(0.9, 0.3), scales=(0.2, 0.1), steps=40),
     BinaryTree(steps=40),
-    optimal_dense(40),
+    optimize_dense(40),
 ]
 
 
@@ -184,7 +184,7 @@ def test_matrix_column_and_stream_are_one_strategy(strategy):
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 def test_no_neighbour_of_the_optimal_bands_is_better(objective, momentum):
     error = mean_error if objective == "mean" else max_error
-    best = optimal_banded(6, steps=50, objective=objective, momentum=momentum)
+    best = optimize_banded(6, steps=50, objective=objective, momentum=momentum)
     reference = error(best, momentum=momentum)
     generator = np.random.default_rng(0)
     for size in (1e-3, 1e-2, 1e-1):
@@ -194,16 +194,16 @@ def test_no_neighbour_of_the_optimal_bands_is_better(objective, momentum):
 
 
 def test_bands_fitted_to_momentum_are_better_for_it_than_others():
-    fitted = mean_error(optimal_banded(8, steps=200, momentum=0.9), momentum=0.9)
-    assert fitted < mean_error(optimal_banded(8, steps=200), momentum=0.9)
+    fitted = mean_error(optimize_banded(8, steps=200, momentum=0.9), momentum=0.9)
+    assert fitted < mean_error(optimize_banded(8, steps=200), momentum=0.9)
     assert fitted < mean_error(IndependentNoise(steps=200), momentum=0.9)
 
 
 def test_no_neighbour_of_the_optimal_buffers_is_better_for_several_participations():
     participation = MinSeparation(separation=20, participations=5)
-    best = optimal_buffered(2, steps=100, participation=participation, objective="mean")
+    best = optimize_buffered(2, steps=100, participation=participation, objective="mean")
     reference = mean_error(best, participation)
-    assert reference < mean_error(optimal_buffered(2, steps=100, objective="mean"), participation)
+    assert reference < mean_error(optimize_buffered(2, steps=100, objective="mean"), participation)
     generator = np.random.default_rng(0)
     for _ in range(30):
         decays = np.clip(np.asarray(best.decays) * (1 + 0.01 * generator.normal(size=2)), 0, 1)
@@ -213,8 +213,8 @@ def test_no_neighbour_of_the_optimal_buffers_is_better_for_several_participation
 
 
 def test_the_dense_optimum_beats_every_other_strategy():
-    best = mean_error(optimal_dense(64))
-    for other in (square_root(64), optimal_banded(64, steps=64), BinaryTree(steps=64), IndependentNoise(steps=64)):
+    best = mean_error(optimize_dense(64))
+    for other in (square_root(64), optimize_banded(64, steps=64), BinaryTree(steps=64), IndependentNoise(steps=64)):
         assert best < mean_error(other)
 
 
@@ -228,9 +228,9 @@ def test_the_dense_optimum_beats_every_other_strategy():
         lambda: BufferedToeplitz(decays=(1.1,), scales=(0.1,), steps=4),
         lambda: BufferedToeplitz(decays=(0.5, 0.5), scales=(0.1,), steps=4),
         lambda: BinaryTree(steps=0),
-        lambda: optimal_banded(5, steps=4),
-        lambda: optimal_banded(2, steps=4, objective="median"),
-        lambda: optimal_dense(10, epochs=3),
+        lambda: optimize_banded(5, steps=4),
+        lambda: optimize_banded(2, steps=4, objective="median"),
+        lambda: optimize_dense(10, epochs=3),
         lambda: prefix_variances(IndependentNoise(steps=4), momentum=1.0),
         lambda: prefix_variances(BinaryTree(steps=5000)),
     ],

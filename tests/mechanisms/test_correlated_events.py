@@ -9,24 +9,24 @@ import torch
 
 from sordino import accounting
 from sordino.errors import InvalidArgument
-from sordino.events import Composed, Gaussian, MatrixGaussian, Nothing, PoissonSampled, SelfComposed
+from sordino.events import Composed, Gaussian, MatrixGaussian, NoOp, PoissonSampled, SelfComposed
 from sordino.mechanisms.correlated import (
     BandedToeplitz,
     BinaryTree,
     CorrelatedGaussianMechanism,
     CyclicPoisson,
-    EveryEpoch,
+    FixedEpochOrder,
     IndependentNoise,
     MinSeparation,
     SingleParticipation,
     choose_correlated_noise,
     matrix_sensitivity,
-    optimal_banded,
-    optimal_buffered,
+    optimize_banded,
+    optimize_buffered,
     sensitivity,
     square_root_coefficients,
 )
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
 
 def mechanism(strategy, participation, noise_multiplier=2.0):
@@ -37,10 +37,10 @@ def mechanism(strategy, participation, noise_multiplier=2.0):
 
 @pytest.mark.parametrize(
     "participation",
-    [SingleParticipation(), MinSeparation(separation=5), EveryEpoch(steps_per_epoch=10)],
+    [SingleParticipation(), MinSeparation(separation=5), FixedEpochOrder(steps_per_epoch=10)],
     ids=repr,
 )
-@pytest.mark.parametrize("strategy", [optimal_banded(5, steps=40), BinaryTree(steps=40)], ids=lambda s: str(s.bands))
+@pytest.mark.parametrize("strategy", [optimize_banded(5, steps=40), BinaryTree(steps=40)], ids=lambda s: str(s.bands))
 def test_the_whole_run_costs_one_gaussian(strategy, participation):
     event = mechanism(strategy, participation).event()
     assert isinstance(event, MatrixGaussian)
@@ -66,25 +66,25 @@ def test_one_group_is_ordinary_poisson_sampling():
 
 
 def test_cycles_cost_one_sampled_gaussian_each():
-    run = mechanism(optimal_banded(7, steps=40), CyclicPoisson(groups=8, sample_rate=0.05))
+    run = mechanism(optimize_banded(7, steps=40), CyclicPoisson(groups=8, sample_rate=0.05))
     one = PoissonSampled(sample_rate=0.4, event=Gaussian(noise_multiplier=2.0))
     assert run.event() == SelfComposed(event=one, count=5)
     assert run.event(33) == SelfComposed(event=one, count=5)
     assert run.event(32) == SelfComposed(event=one, count=4)
-    whole = mechanism(optimal_banded(7, steps=40), CyclicPoisson(groups=20, sample_rate=0.05))
+    whole = mechanism(optimize_banded(7, steps=40), CyclicPoisson(groups=20, sample_rate=0.05))
     assert whole.event() == SelfComposed(event=Gaussian(noise_multiplier=2.0), count=2)
 
 
 @pytest.mark.parametrize(
     "strategy",
-    [optimal_banded(6, steps=24), optimal_buffered(2, steps=24), BandedToeplitz(coefficients=(1.0, 0.6), steps=24)],
+    [optimize_banded(6, steps=24), optimize_buffered(2, steps=24), BandedToeplitz(coefficients=(1.0, 0.6), steps=24)],
     ids=lambda s: type(s).__name__,
 )
 def test_the_best_attack_on_the_worst_record_has_the_power_that_the_event_states(strategy):
     # A record of one dimension in steps 0, 6, 12, 18, against 40 000 runs side by side. Its best test statistic is
     # the noisy release, whitened, along what the record adds to it; power is shift over deviation.
     run, runs = mechanism(strategy, MinSeparation(separation=6)), 40_000
-    stream, randomness, released = run.start(), Randomness(), []
+    stream, randomness, released = run.start(), KeyedRNG(), []
     for step in range(24):
         released.append(torch.zeros(runs, dtype=torch.float64))
         stream.add_noise_(released[-1:], randomness=randomness, step=step)
@@ -102,7 +102,7 @@ def test_the_best_attack_on_the_worst_record_has_the_power_that_the_event_states
 
 def test_more_bands_than_groups_are_refused_before_anything_is_drawn():
     with pytest.raises(InvalidArgument, match="at most groups"):
-        mechanism(optimal_banded(9, steps=40), CyclicPoisson(groups=8, sample_rate=0.05))
+        mechanism(optimize_banded(9, steps=40), CyclicPoisson(groups=8, sample_rate=0.05))
 
 
 def test_a_run_that_ends_early_costs_no_more():
@@ -111,17 +111,17 @@ def test_a_run_that_ends_early_costs_no_more():
     costs = [accounting.epsilon(run.event(steps), 1e-6).upper for steps in (0, 1, 10, 11, 25, 40)]
     assert costs[0] == 0
     assert costs == sorted(costs)
-    assert run.event(0) == Nothing()
+    assert run.event(0) == NoOp()
     assert run.event(40) == run.event()
     with pytest.raises(InvalidArgument, match="at most 40"):
         run.event(41)
 
 
 def test_another_continuation_of_one_state_is_on_the_bill():
-    run = mechanism(optimal_banded(8, steps=40), MinSeparation(separation=8))
+    run = mechanism(optimize_banded(8, steps=40), MinSeparation(separation=8))
     assert run.branch_event(10) == run.event()
-    assert run.branch_event(40) == Nothing()
-    cycles = mechanism(optimal_banded(8, steps=40), CyclicPoisson(groups=8, sample_rate=0.05))
+    assert run.branch_event(40) == NoOp()
+    cycles = mechanism(optimize_banded(8, steps=40), CyclicPoisson(groups=8, sample_rate=0.05))
     one = PoissonSampled(sample_rate=0.4, event=Gaussian(noise_multiplier=2.0))
     assert cycles.branch_event(24) == Composed(
         events=(Gaussian(noise_multiplier=2.0), SelfComposed(event=one, count=2))
@@ -130,7 +130,7 @@ def test_another_continuation_of_one_state_is_on_the_bill():
 
 def test_two_continuations_cost_at_most_two_runs_by_their_joint_law():
     # All rows of one run and the later rows again: the joint release is a Gaussian with the stacked matrix.
-    strategy, participation, cut = optimal_banded(6, steps=24), MinSeparation(separation=6), 10
+    strategy, participation, cut = optimize_banded(6, steps=24), MinSeparation(separation=6), 10
     matrix = strategy.matrix()
     stacked = np.vstack([matrix, matrix[cut:]])
     whole = sensitivity(strategy, participation)
@@ -202,7 +202,7 @@ def cycle_losses(matrix, groups, rate, noise, *, first):
 @pytest.mark.parametrize("first", [0, 2])
 def test_cycles_compose_exactly_when_bands_fit_into_groups_and_not_otherwise(first):
     noise = np.random.default_rng(0).normal(size=(12, 500))
-    fits, overlaps = optimal_banded(4, steps=12).matrix(), optimal_banded(6, steps=12).matrix()
+    fits, overlaps = optimize_banded(4, steps=12).matrix(), optimize_banded(6, steps=12).matrix()
     for matrix, agrees in ((fits, True), (overlaps, False)):
         whole, composed = (way(matrix, 4, 0.3, noise, first=first) for way in (losses, cycle_losses))
         assert np.allclose(whole, composed, atol=1e-10) == agrees

@@ -14,14 +14,14 @@ from sordino.mechanisms.correlated import (
     BinaryTree,
     CorrelatedGaussianMechanism,
     CyclicPoisson,
-    EveryEpoch,
+    FixedEpochOrder,
     MinSeparation,
     SingleParticipation,
     max_error,
     mean_error,
-    optimal_banded,
-    optimal_buffered,
-    optimal_dense,
+    optimize_banded,
+    optimize_buffered,
+    optimize_dense,
     prefix_variances,
     sensitivity,
     square_root_coefficients,
@@ -65,18 +65,21 @@ def check_noising(value, place):
 
 
 def check_banded(row):
-    check(row, errors(optimal_banded(row["bands"], steps=row["n"])), known=("n", "bands"))
+    check(row, errors(optimize_banded(row["bands"], steps=row["n"])), known=("n", "bands"))
 
 
 def check_dense(row):
     epochs = row.get("epochs", 1)
-    strategy, participation = optimal_dense(row["n"], epochs=epochs), EveryEpoch(steps_per_epoch=row["n"] // epochs)
+    strategy, participation = (
+        optimize_dense(row["n"], epochs=epochs),
+        FixedEpochOrder(steps_per_epoch=row["n"] // epochs),
+    )
     # The published ones come from an iteration that was ended a little before the optimum.
     assert row["rmse"] * (1 - 1e-5) < mean_error(strategy, participation) < row["rmse"] + ROUNDING
 
 
 def check_separation(row):
-    kinds = {"sqrt_toeplitz": square_root, "optimal_banded": partial(optimal_banded, row.get("bands", 0))}
+    kinds = {"sqrt_toeplitz": square_root, "optimal_banded": partial(optimize_banded, row.get("bands", 0))}
     kind = kinds[row["kind"]]
     strategy = kind(row["n"]) if row["kind"] == "sqrt_toeplitz" else kind(steps=row["n"])
     separation = row.get("separation", row.get("bands"))
@@ -85,7 +88,7 @@ def check_separation(row):
 
 
 def check_buffers(row):
-    check(row, errors(optimal_buffered(row["buffers"], steps=row["n"])), known=("n", "buffers"), rounding=1.1e-6)
+    check(row, errors(optimize_buffered(row["buffers"], steps=row["n"])), known=("n", "buffers"), rounding=1.1e-6)
 
 
 def check_tree(row):
@@ -112,7 +115,7 @@ def check_tradeoff(setting, bands):
     rate = setting["batch"] / setting["n"]
     mechanism = partial(
         CorrelatedGaussianMechanism,
-        strategy=optimal_banded(bands, steps=setting["steps"]),
+        strategy=optimize_banded(bands, steps=setting["steps"]),
         participation=CyclicPoisson(groups=bands, sample_rate=rate),
         l2_sensitivity=1.0,
     )
@@ -124,7 +127,7 @@ def check_tradeoff(setting, bands):
     # Their accountant is one on a lattice, which needs a little more noise than the exact one.
     assert setting["noise_multiplier_by_bands"][str(bands)] * (1 - 2e-3) < z
     assert z < setting["noise_multiplier_by_bands"][str(bands)] * (1 + 1e-5)
-    error = z * mean_error(optimal_banded(bands, steps=setting["steps"]))
+    error = z * mean_error(optimize_banded(bands, steps=setting["steps"]))
     assert error == pytest.approx(setting["prefix_rmse_by_bands"][str(bands)], abs=0.025)
 
 

@@ -20,20 +20,20 @@ from sordino.mechanisms.correlated import (
     MinSeparation,
     SingleParticipation,
     noise_matrix,
-    optimal_banded,
-    optimal_buffered,
-    optimal_dense,
+    optimize_banded,
+    optimize_buffered,
+    optimize_dense,
 )
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
 STEPS, SIZE = 24, 4000
 STRATEGIES = [
     IndependentNoise(steps=STEPS),
-    optimal_banded(5, steps=STEPS),
+    optimize_banded(5, steps=STEPS),
     BandedInverse.square_root(bands=4, steps=STEPS),
-    optimal_buffered(3, steps=STEPS),
+    optimize_buffered(3, steps=STEPS),
     BinaryTree(steps=STEPS),
-    optimal_dense(STEPS),
+    optimize_dense(STEPS),
 ]
 each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
 
@@ -66,7 +66,7 @@ def white(rows, stddev):
 @each_strategy
 def test_the_strategy_whitens_its_noise_and_a_deviation_5_percent_off_is_caught(strategy):
     mechanism = mechanism_with(strategy)
-    rows = strategy.matrix() @ noises(mechanism.start(), range(STEPS), Randomness())
+    rows = strategy.matrix() @ noises(mechanism.start(), range(STEPS), KeyedRNG())
     expected = 1.5 * mechanism.sensitivity * 2.0
     assert mechanism.stddev == pytest.approx(expected)
     assert white(rows, expected)
@@ -75,9 +75,9 @@ def test_the_strategy_whitens_its_noise_and_a_deviation_5_percent_off_is_caught(
 
 
 def test_another_strategy_does_not_whiten_it():
-    mechanism = mechanism_with(optimal_banded(5, steps=STEPS))
-    rows = noises(mechanism.start(), range(STEPS), Randomness())
-    for other in (optimal_banded(4, steps=STEPS), IndependentNoise(steps=STEPS), BinaryTree(steps=STEPS)):
+    mechanism = mechanism_with(optimize_banded(5, steps=STEPS))
+    rows = noises(mechanism.start(), range(STEPS), KeyedRNG())
+    for other in (optimize_banded(4, steps=STEPS), IndependentNoise(steps=STEPS), BinaryTree(steps=STEPS)):
         assert not white(other.matrix() @ rows, mechanism.stddev)
 
 
@@ -85,7 +85,7 @@ def test_scale_follows_the_sensitivity_of_the_participation():
     strategy = BandedToeplitz(coefficients=(1.0, 0.9, 0.8), steps=STEPS)
     for participation in (SingleParticipation(), MinSeparation(separation=2), MinSeparation(separation=6)):
         mechanism = mechanism_with(strategy, participation=participation)
-        rows = strategy.matrix() @ noises(mechanism.start(), range(STEPS), Randomness())
+        rows = strategy.matrix() @ noises(mechanism.start(), range(STEPS), KeyedRNG())
         assert white(rows, 3.0 * mechanism.sensitivity)
 
 
@@ -105,12 +105,12 @@ def test_the_stream_is_the_matrix_on_the_draws(strategy, seeded):
 @pytest.mark.parametrize("cut", [1, 9, 16])
 def test_a_run_that_goes_on_from_its_state_has_the_law_of_one_run(strategy, cut):
     mechanism, first = mechanism_with(strategy), mechanism_with(strategy).start()
-    before = noises(first, range(cut), Randomness())
+    before = noises(first, range(cut), KeyedRNG())
     text, blob = first.state_json(), save(first.state_tensors())
     second = mechanism.start()
     second.load_state(load(blob), text)
     assert second.next_step == cut
-    after = noises(second, range(cut, STEPS), Randomness())
+    after = noises(second, range(cut, STEPS), KeyedRNG())
     assert white(strategy.matrix() @ np.vstack([before, after]), mechanism.stddev)
 
 
@@ -118,17 +118,17 @@ def test_a_run_that_goes_on_from_its_state_has_the_law_of_one_run(strategy, cut)
 def test_a_run_that_lost_its_buffers_has_another_law(strategy):
     mechanism = mechanism_with(strategy)
     first, second = mechanism.start(), mechanism.start()
-    before = noises(first, range(15), Randomness())
+    before = noises(first, range(15), KeyedRNG())
     forgotten = {name: torch.zeros_like(value) for name, value in first.state_tensors().items()}
     second.load_state(forgotten, first.state_json())
-    after = noises(second, range(15, STEPS), Randomness())
+    after = noises(second, range(15, STEPS), KeyedRNG())
     assert not white(strategy.matrix() @ np.vstack([before, after]), mechanism.stddev)
 
 
 @each_strategy
 def test_a_restored_stream_goes_on_to_the_last_bit(strategy, seeded):
     first = mechanism_with(strategy).start()
-    noises(first, range(10), Randomness(), size=30)
+    noises(first, range(10), KeyedRNG(), size=30)
     restored = []
     for _ in range(2):
         stream = mechanism_with(strategy).start()
@@ -146,7 +146,7 @@ def test_autocast_around_a_step_leaves_its_bits_alone(strategy, seeded):
 
 
 def test_two_continuations_under_one_key_have_fresh_draws(seeded):
-    mechanism, randomness = mechanism_with(optimal_banded(5, steps=STEPS)), Randomness()
+    mechanism, randomness = mechanism_with(optimize_banded(5, steps=STEPS)), KeyedRNG()
     first = mechanism.start()
     noises(first, range(10), randomness)
     text, tensors = first.state_json(), first.state_tensors()
@@ -162,8 +162,8 @@ def test_two_continuations_under_one_key_have_fresh_draws(seeded):
 
 
 def test_steps_come_once_and_in_order():
-    mechanism = mechanism_with(optimal_banded(3, steps=4))
-    stream, randomness, row = mechanism.start(), Randomness(), torch.zeros(5)
+    mechanism = mechanism_with(optimize_banded(3, steps=4))
+    stream, randomness, row = mechanism.start(), KeyedRNG(), torch.zeros(5)
     with pytest.raises(PrivacyError, match="step must be 0"):
         stream.add_noise_([row], randomness=randomness, step=1)
     stream.add_noise_([row], randomness=randomness, step=0)
@@ -181,7 +181,7 @@ def test_steps_come_once_and_in_order():
 def test_an_abandoned_step_takes_its_noise_along():
     strategy = BufferedToeplitz(decays=(0.9,), scales=(0.5,), steps=2)
     mechanism = mechanism_with(strategy)
-    stream, randomness, row = mechanism.start(), Randomness(), torch.zeros(200_000)
+    stream, randomness, row = mechanism.start(), KeyedRNG(), torch.zeros(200_000)
     stream.pass_over([row], randomness=randomness, step=0)
     assert not row.any()
     stream.add_noise_([row], randomness=randomness, step=1)
@@ -190,13 +190,13 @@ def test_an_abandoned_step_takes_its_noise_along():
 
 
 def test_tensors_of_several_types_and_shapes_have_noise_of_their_own():
-    mechanism = mechanism_with(optimal_banded(3, steps=3), noise_multiplier=1.0, l2_sensitivity=1.0)
+    mechanism = mechanism_with(optimize_banded(3, steps=3), noise_multiplier=1.0, l2_sensitivity=1.0)
     stream = mechanism.start()
     makes = [((40, 50), torch.float32), ((2000,), torch.float64), ((), torch.float32), ((2000,), torch.bfloat16)]
     total = [torch.zeros(shape, dtype=torch.float64) for shape, _ in makes]
     for step in range(3):
         values = [torch.zeros(shape, dtype=dtype) for shape, dtype in makes]
-        stream.add_noise_(values, randomness=Randomness(), step=step)
+        stream.add_noise_(values, randomness=KeyedRNG(), step=step)
         assert [value.dtype for value in values] == [dtype for _, dtype in makes]
         total = [old + value.double() for old, value in zip(total, values, strict=True)]
     big = np.stack([total[place].flatten().numpy() for place in (0, 1, 3)])
@@ -206,25 +206,25 @@ def test_tensors_of_several_types_and_shapes_have_noise_of_their_own():
 
 
 def test_other_tensors_in_the_middle_of_a_run_are_refused():
-    stream = mechanism_with(optimal_banded(3, steps=3)).start()
-    stream.add_noise_([torch.zeros(3), torch.zeros(2)], randomness=Randomness(), step=0)
+    stream = mechanism_with(optimize_banded(3, steps=3)).start()
+    stream.add_noise_([torch.zeros(3), torch.zeros(2)], randomness=KeyedRNG(), step=0)
     for others in ([torch.zeros(3)], [torch.zeros(2), torch.zeros(3)], [torch.zeros(3), torch.zeros(2).double()]):
         with pytest.raises(InvalidArgument, match="sizes and types"):
-            stream.add_noise_(others, randomness=Randomness(), step=1)
+            stream.add_noise_(others, randomness=KeyedRNG(), step=1)
     assert stream.next_step == 1
 
 
 def test_states_of_other_runs_and_damaged_ones_are_refused():
-    mechanism = mechanism_with(optimal_banded(3, steps=8))
+    mechanism = mechanism_with(optimize_banded(3, steps=8))
     first = mechanism.start()
-    noises(first, range(4), Randomness(), size=6)
+    noises(first, range(4), KeyedRNG(), size=6)
     text, tensors = first.state_json(), first.state_tensors()
     others = (
-        mechanism_with(optimal_banded(4, steps=8)),
-        mechanism_with(optimal_banded(3, steps=9)),
-        mechanism_with(optimal_banded(3, steps=8), noise_multiplier=1.6),
-        mechanism_with(optimal_banded(3, steps=8), l2_sensitivity=1.0),
-        mechanism_with(optimal_banded(3, steps=8), participation=MinSeparation(separation=3)),
+        mechanism_with(optimize_banded(4, steps=8)),
+        mechanism_with(optimize_banded(3, steps=9)),
+        mechanism_with(optimize_banded(3, steps=8), noise_multiplier=1.6),
+        mechanism_with(optimize_banded(3, steps=8), l2_sensitivity=1.0),
+        mechanism_with(optimize_banded(3, steps=8), participation=MinSeparation(separation=3)),
     )
     for other in others:
         with pytest.raises(PrivacyError, match="belong to this mechanism"):
@@ -239,20 +239,20 @@ def test_states_of_other_runs_and_damaged_ones_are_refused():
 
 
 def test_a_state_from_before_the_first_step_is_a_start():
-    mechanism = mechanism_with(optimal_banded(3, steps=8))
+    mechanism = mechanism_with(optimize_banded(3, steps=8))
     stream = mechanism.start()
     stream.load_state({}, mechanism.start().state_json())
-    assert noises(stream, range(2), Randomness(), size=4).all()
+    assert noises(stream, range(2), KeyedRNG(), size=4).all()
 
 
 def test_a_stream_is_not_copied():
-    stream = mechanism_with(optimal_banded(3, steps=8)).start()
+    stream = mechanism_with(optimize_banded(3, steps=8)).start()
     for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="repeat"):
             duplicate(stream)
 
 
 def test_without_noise_nothing_is_added_and_steps_still_count():
-    stream = mechanism_with(optimal_banded(3, steps=8), noise_multiplier=0.0).start()
-    assert not noises(stream, range(3), Randomness(), size=4).any()
+    stream = mechanism_with(optimize_banded(3, steps=8), noise_multiplier=0.0).start()
+    assert not noises(stream, range(3), KeyedRNG(), size=4).any()
     assert stream.next_step == 3

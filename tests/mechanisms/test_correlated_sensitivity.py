@@ -14,12 +14,12 @@ from sordino.mechanisms.correlated import (
     BufferedToeplitz,
     CyclicPoisson,
     DenseStrategy,
-    EveryEpoch,
+    FixedEpochOrder,
     IndependentNoise,
     MinSeparation,
     SingleParticipation,
     matrix_sensitivity,
-    optimal_dense,
+    optimize_dense,
     sensitivity,
     square_root_coefficients,
     tree_sensitivity,
@@ -28,7 +28,7 @@ from sordino.mechanisms.correlated import (
 
 def patterns(participation, steps):
     """Every set of steps that the participation's words allow."""
-    if isinstance(participation, EveryEpoch):
+    if isinstance(participation, FixedEpochOrder):
         yield from (tuple(range(j, steps, participation.steps_per_epoch)) for j in range(participation.steps_per_epoch))
         return
     most = participation.most(steps)
@@ -54,8 +54,8 @@ PARTICIPATIONS = [
     MinSeparation(separation=3),
     MinSeparation(separation=3, participations=2),
     MinSeparation(separation=20),
-    EveryEpoch(steps_per_epoch=3),
-    EveryEpoch(steps_per_epoch=5),
+    FixedEpochOrder(steps_per_epoch=3),
+    FixedEpochOrder(steps_per_epoch=5),
 ]
 EXACT = {
     "independent": IndependentNoise(steps=10),
@@ -105,7 +105,7 @@ def test_records_of_many_dimensions_move_no_further():
 
 def test_the_two_searches_agree_with_the_closed_form_on_many_steps():
     strategy = BandedToeplitz(coefficients=square_root_coefficients(128), steps=128)
-    for participation in (MinSeparation(separation=16, participations=4), EveryEpoch(steps_per_epoch=32)):
+    for participation in (MinSeparation(separation=16, participations=4), FixedEpochOrder(steps_per_epoch=32)):
         closed, searched = sensitivity(strategy, participation), matrix_sensitivity(strategy.matrix(), participation)
         assert closed * (1 - 1e-12) <= searched <= closed * 1.01
 
@@ -169,7 +169,7 @@ def test_cycles_need_as_many_groups_as_bands():
     strategy = BandedToeplitz(coefficients=(0.6, 0.8), steps=10)
     assert sensitivity(strategy, CyclicPoisson(groups=2, sample_rate=0.1)) == pytest.approx(1.0)
     assert sensitivity(strategy, CyclicPoisson(groups=5, sample_rate=0.1)) == pytest.approx(1.0)
-    for other in (strategy, optimal_dense(10), BinaryTree(steps=10), BandedInverse.square_root(bands=2, steps=10)):
+    for other in (strategy, optimize_dense(10), BinaryTree(steps=10), BandedInverse.square_root(bands=2, steps=10)):
         with pytest.raises(InvalidArgument, match="bands must be at most groups"):
             sensitivity(other, CyclicPoisson(groups=1, sample_rate=0.1))
 
@@ -179,7 +179,7 @@ def test_cycles_need_as_many_groups_as_bands():
     [
         lambda: MinSeparation(separation=0),
         lambda: MinSeparation(separation=1, participations=0),
-        lambda: EveryEpoch(steps_per_epoch=0),
+        lambda: FixedEpochOrder(steps_per_epoch=0),
         lambda: CyclicPoisson(groups=0, sample_rate=0.1),
         lambda: CyclicPoisson(groups=11, sample_rate=0.1),
         lambda: CyclicPoisson(groups=2, sample_rate=0.0),

@@ -8,9 +8,16 @@ import pytest
 from scipy import stats
 
 from sordino.errors import InvalidArgument
-from sordino.mechanisms.exact import bernoulli_exp, discrete_gaussian, discrete_laplace, geometric, uniform_below
-from sordino.mechanisms.rounded_gaussian import rounded_gaussian
-from sordino.mechanisms.tail_table import geometric_at_inverse_e, half_normal_integer
+from sordino.mechanisms.samplers import (
+    bernoulli_exp,
+    discrete_gaussian,
+    discrete_laplace,
+    geometric,
+    geometric_at_inverse_e,
+    half_normal_integer,
+    rounded_gaussian,
+    uniform_below,
+)
 
 DRAWS = 60_000
 

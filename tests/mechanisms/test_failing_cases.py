@@ -12,11 +12,11 @@ from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.events import BoundedRange, PureDP
 from sordino.mechanisms import (
     AboveThreshold,
-    ArrayGaussianMechanism,
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
     ExponentialMechanism,
     GaussianBudget,
+    GaussianMechanism,
     GeneralizedExponentialMechanism,
     GeometricMechanism,
     GridGaussianMechanism,
@@ -31,13 +31,13 @@ from sordino.mechanisms import (
     PrivateSecondMoment,
     PrivateSum,
     PureBudget,
-    RandomizedResponse,
+    RandomizedResponseMechanism,
     ReportNoisyMax,
     analytic_noise_multiplier,
-    budget,
-    gaussian_delta,
+    gaussian_mechanism_delta,
+    make_budget,
 )
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
 PURE = PureBudget(epsilon=1.0)
 GAUSSIAN = GaussianBudget(noise_multiplier=1.0)
@@ -119,9 +119,9 @@ def test_p14_the_largest_score_is_the_one_that_is_found(seeded):
 
 def test_p16_the_classical_deviation_above_epsilon_one_is_refused_because_its_delta_is_false():
     classical = math.sqrt(2 * math.log(1.25 / 1e-5)) / 20
-    assert gaussian_delta(noise_multiplier=classical, epsilon=20.0) == pytest.approx(1.5e-3, rel=0.05)
+    assert gaussian_mechanism_delta(noise_multiplier=classical, epsilon=20.0) == pytest.approx(1.5e-3, rel=0.05)
     with pytest.raises(InvalidArgument, match="analytic"):
-        ArrayGaussianMechanism.for_budget(epsilon=20.0, delta=1e-5, l2_sensitivity=1.0, calibration="classical")
+        GaussianMechanism.for_budget(epsilon=20.0, delta=1e-5, l2_sensitivity=1.0, calibration="classical")
 
 
 def test_p17_replace_one_doubles_the_noise_and_leaves_the_multiplier():
@@ -169,7 +169,7 @@ def test_p22_the_noise_of_a_covariance_does_not_depend_on_the_data():
     # A "mechanism" that samples a Wishart or normal law around the data's own covariance is not private.
     def noise(rows):
         built = PrivateSecondMoment(
-            budget=GAUSSIAN, data_norm=1.0, columns=3, randomness=Randomness(seed=1, reproducible=True)
+            budget=GAUSSIAN, data_norm=1.0, columns=3, randomness=KeyedRNG(seed=1, reproducible=True)
         )
         return built.release(rows) - np.ldexp(built.exact(rows).astype(float), 2 * built._exponent)
 
@@ -205,7 +205,7 @@ def test_p25_laplace_scales_are_sensitivity_over_epsilon_not_the_reverse():
 @pytest.mark.parametrize("delta", [1e-10, 1e-6, 0.1])
 def test_p25_calibrators_return_the_safe_side(epsilon, delta):
     multiplier = analytic_noise_multiplier(epsilon=epsilon, delta=delta)
-    assert gaussian_delta(noise_multiplier=multiplier, epsilon=epsilon) <= delta
+    assert gaussian_mechanism_delta(noise_multiplier=multiplier, epsilon=epsilon) <= delta
 
 
 def everything(randomness):
@@ -215,7 +215,7 @@ def everything(randomness):
     shared = {"randomness": randomness}
     return [
         (LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, **shared), vector),
-        (ArrayGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, **shared), vector),
+        (GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, **shared), vector),
         (KNormMechanism(epsilon=1.0, sensitivity=1.0, norm=2, dimension=3, **shared), vector),
         (DiscreteLaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, dimension=3, **shared), vector),
         (DiscreteGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, dimension=3, **shared), vector),
@@ -232,7 +232,7 @@ def everything(randomness):
         (PermuteAndFlip(epsilon=1.0, sensitivity=1.0, **shared), vector),
         (GeneralizedExponentialMechanism(epsilon=1.0, sensitivities=(1.0, 2.0, 3.0), **shared), vector),
         (AboveThreshold(epsilon=1.0, sensitivity=1.0, threshold=0.0, **shared), vector),
-        (RandomizedResponse(epsilon=1.0, categories=(0.5, -0.5, 2.0), **shared), vector),
+        (RandomizedResponseMechanism(epsilon=1.0, categories=(0.5, -0.5, 2.0), **shared), vector),
     ]
 
 
@@ -272,7 +272,7 @@ def test_p27_columns_of_objects_neither_raise_nor_warn(seeded):
     ) == pytest.approx(3.0, abs=1e-3)
     assert PrivateHistogram(budget=PURE, edges=(0.0, 1.5, 3.0)).exact(column).tolist() == [1, 1]
     assert PrivateHistogram(budget=PURE, categories=("text", None)).exact(odd).tolist() == [1, 1]
-    assert len(RandomizedResponse(epsilon=1.0, categories=("text", None)).release(odd)) == 6
+    assert len(RandomizedResponseMechanism(epsilon=1.0, categories=("text", None)).release(odd)) == 6
 
 
 def test_p28_categories_are_declared_and_an_undeclared_one_is_no_error():
@@ -280,20 +280,25 @@ def test_p28_categories_are_declared_and_an_undeclared_one_is_no_error():
         PrivateHistogram(budget=PURE)
     histogram = PrivateHistogram(budget=PURE, categories=("yes", "no"))
     assert histogram.release(["maybe"] * 5).shape == (2,)
-    assert set(RandomizedResponse(epsilon=1.0, categories=("yes", "no")).release(["maybe"] * 50)) <= {"yes", "no"}
+    assert set(RandomizedResponseMechanism(epsilon=1.0, categories=("yes", "no")).release(["maybe"] * 50)) <= {
+        "yes",
+        "no",
+    }
 
 
 def test_p29_a_mechanism_keeps_nothing_of_the_data_it_has_seen(seeded):
     for mechanism, value in everything(seeded(8)):
         mechanism.release(value)
         before = {name: repr(kept) for name, kept in vars(mechanism).items()}
-        mechanism.release(np.asarray(value) * 0.25 if not isinstance(mechanism, RandomizedResponse) else value)
+        mechanism.release(np.asarray(value) * 0.25 if not isinstance(mechanism, RandomizedResponseMechanism) else value)
         assert {name: repr(kept) for name, kept in vars(mechanism).items()} == before
 
 
 def test_the_budget_of_epsilon_and_delta_is_the_one_that_is_spent():
-    bought = budget(epsilon=2.0, delta=1e-6)
-    assert gaussian_delta(noise_multiplier=bought.noise_multiplier, epsilon=2.0) == pytest.approx(1e-6, rel=1e-6)
+    bought = make_budget(epsilon=2.0, delta=1e-6)
+    assert gaussian_mechanism_delta(noise_multiplier=bought.noise_multiplier, epsilon=2.0) == pytest.approx(
+        1e-6, rel=1e-6
+    )
 
 
 def test_u_counts_are_unbiased(seeded):

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
 
 def words(stream):
@@ -16,24 +16,24 @@ def words(stream):
 
 
 def test_no_two_fresh_streams_of_one_randomness_are_equal():
-    randomness = Randomness()
+    randomness = KeyedRNG()
     drawn = [words(randomness.fresh(purpose)) for purpose in ("a", "b", "a", "a")]
     assert len(set(drawn)) == 4
 
 
 def test_fresh_streams_differ_from_named_ones():
-    randomness = Randomness(seed=1, reproducible=True)
+    randomness = KeyedRNG(seed=1, reproducible=True)
     named = {words(randomness.stream("a", step=step)) for step in range(5)}
     assert not named & {words(randomness.fresh("a")) for _ in range(5)}
 
 
 def test_a_seed_gives_the_same_fresh_streams_in_the_same_order():
-    first, second = (Randomness(seed=3, reproducible=True) for _ in range(2))
+    first, second = (KeyedRNG(seed=3, reproducible=True) for _ in range(2))
     assert [words(first.fresh("x")) for _ in range(3)] == [words(second.fresh("x")) for _ in range(3)]
 
 
 def test_threads_never_get_the_same_stream():
-    randomness, drawn = Randomness(), []
+    randomness, drawn = KeyedRNG(), []
 
     def draw():
         for _ in range(50):
@@ -51,8 +51,8 @@ def test_threads_never_get_the_same_stream():
 def test_a_forked_process_continues_with_noise_of_its_own():
     code = """
 import os
-from sordino.randomness import Randomness
-shared = Randomness()
+from sordino.randomness import KeyedRNG
+shared = KeyedRNG()
 reader, writer = os.pipe()
 if os.fork() == 0:
     os.write(writer, shared.fresh("x").integers64(4).tobytes())
@@ -67,5 +67,5 @@ assert child != shared.fresh("x").integers64(4).tobytes()
 
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_fresh_streams_are_uniform_words(count):
-    assert Randomness().fresh("x").integers64(count).shape == (count,)
-    assert np.all(Randomness().fresh("x").uniform(1000) < 1)
+    assert KeyedRNG().fresh("x").integers64(count).shape == (count,)
+    assert np.all(KeyedRNG().fresh("x").uniform(1000) < 1)

@@ -7,16 +7,15 @@ import pytest
 import torch
 from scipy import stats
 
-from sordino.mechanisms import GaussianMechanism, normal_draws, standard_normal, waiting_threads
-from sordino.mechanisms.normal_draws import add_normal_
-from sordino.mechanisms.waiting_threads import release_processors
-from sordino.randomness import Randomness, Stream
+from sordino.mechanisms import TensorGaussianMechanism, standard_normal, tensor_noise
+from sordino.mechanisms.tensor_noise import add_normal_, stop_idle_openmp_threads
+from sordino.randomness import KeyedRNG, RandomStream
 
 # Draws of one block.
 BLOCK = 1 << 17
 
 
-class ChosenWords(Stream):
+class ChosenWords(RandomStream):
     """A stream whose near bits are the words `value`; those far behind are its own."""
 
     def __init__(self, key, value, position=0):
@@ -86,14 +85,14 @@ def test_parts_and_threads_read_the_further_bits_of_their_own_places():
 
 
 def test_tensors_that_are_reached_another_way_get_the_draws_of_their_places(monkeypatch):
-    monkeypatch.setattr(normal_draws, "_SENT", 1000)
+    monkeypatch.setattr(tensor_noise, "_SENT", 1000)
     shapes = [(700,), (31, 50), (3, 5, 7), (), (0, 4), (40, 60), (2500,)]
 
     def drawn(*changed):
         tensors = [torch.zeros(shape) for shape in shapes]
         for number, change in changed:
             tensors[number] = change(tensors[number])
-        stream = Randomness(seed=1, reproducible=True).stream("test", step=0)
+        stream = KeyedRNG(seed=1, reproducible=True).stream("test", step=0)
         add_normal_(tensors, stream, stddev=2.0)
         return tensors, stream.uniform(1)
 
@@ -105,13 +104,13 @@ def test_tensors_that_are_reached_another_way_get_the_draws_of_their_places(monk
     for one, other in zip(plain, others, strict=True):
         torch.testing.assert_close(other.float(), one, rtol=1e-2 if other.dtype != torch.float32 else 0, atol=0)
     row = 2 * standard_normal(
-        sum(tensor.numel() for tensor in plain), Randomness(seed=1, reproducible=True).stream("test", step=0)
+        sum(tensor.numel() for tensor in plain), KeyedRNG(seed=1, reproducible=True).stream("test", step=0)
     )
     torch.testing.assert_close(torch.cat([tensor.flatten() for tensor in plain]), row, rtol=1e-6, atol=0)
 
 
 def test_radii_and_angles_of_small_and_of_usual_words_are_independent():
-    draws = standard_normal(4 * BLOCK, Randomness().stream("test", step=0)).double().view(-1, 2, BLOCK // 2)
+    draws = standard_normal(4 * BLOCK, KeyedRNG().stream("test", step=0)).double().view(-1, 2, BLOCK // 2)
     cosines, sines = draws[:, 0].flatten().numpy(), draws[:, 1].flatten().numpy()
     half = (cosines**2 + sines**2) / 2
     assert stats.kstest(half, "expon").pvalue > 1e-6
@@ -122,7 +121,7 @@ def test_radii_and_angles_of_small_and_of_usual_words_are_independent():
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_tensors_of_all_sizes_have_noise_of_one_scale_and_their_own(threads):
-    mechanism, randomness = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=1.0), Randomness()
+    mechanism, randomness = TensorGaussianMechanism(noise_multiplier=2.0, l2_sensitivity=1.0), KeyedRNG()
     sizes = [3, 70_000, 5 * BLOCK + 1, 11, 300_000, 40_000, 40_000]
     tensors = [torch.zeros(size) for size in sizes]
     before = torch.get_num_threads()
@@ -145,17 +144,17 @@ def test_torch_goes_on_after_its_threads_were_ended():
         torch.set_num_threads(2)
         expected = x @ x
         for _ in range(50):
-            release_processors()
+            stop_idle_openmp_threads()
             assert torch.equal(x @ x, expected)
-            release_processors()
-            release_processors()
+            stop_idle_openmp_threads()
+            stop_idle_openmp_threads()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
 
 
 def test_threads_are_ended_by_the_library_that_torch_has_loaded():
-    library = waiting_threads._openmp()
+    library = tensor_noise._openmp()
     if library is None:
         pytest.skip("torch has no OpenMP of its own here")
     assert library.omp_pause_resource_all(1) == 0

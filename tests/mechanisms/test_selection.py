@@ -11,12 +11,7 @@ from scipy import stats
 
 from sordino.errors import InvalidArgument
 from sordino.events import BoundedRange, PureDP
-from sordino.mechanisms import (
-    ExponentialMechanism,
-    GeneralizedExponentialMechanism,
-    PermuteAndFlip,
-    ReportNoisyMax,
-)
+from sordino.mechanisms import ExponentialMechanism, GeneralizedExponentialMechanism, PermuteAndFlip, ReportNoisyMax
 
 SCORES = (0.0, 1.0, 2.0)
 EXPONENTIAL = (0.186324, 0.307196, 0.506480)

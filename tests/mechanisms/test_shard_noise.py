@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sordino.errors import InvalidArgument
-from sordino.mechanisms import GaussianMechanism
-from sordino.mechanisms.shard_noise import Part, ShardNoise
-from sordino.randomness import Randomness
+from sordino.mechanisms import TensorGaussianMechanism
+from sordino.mechanisms.tensor_noise import ShardGaussianMechanism, ShardSlice
+from sordino.randomness import KeyedRNG
 
 # Around the number of draws that come as one block, 65,536, and the small ones that draw together.
 SHAPES = [(3, 5), (7,), (1,), (400, 333), (65_536,), (2, 2), (65_537,), (70_001, 2), ()]
@@ -24,20 +24,20 @@ def rows_of(tensor, rank, ranks):
     rows = tensor.shape[0] if tensor.dim() else 1
     each, width = -(-rows // ranks), tensor.numel() // rows
     first, last = min(rank * each, rows) * width, min((rank + 1) * each, rows) * width
-    return flat[first:last].clone(), Part(first=first, whole=tensor.numel())
+    return flat[first:last].clone(), ShardSlice(first=first, whole=tensor.numel())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_parts_get_the_noise_of_their_place_whatever_the_number_of_processes(dtype):
-    mechanism = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=0.7)
-    randomness = Randomness()
+    mechanism = TensorGaussianMechanism(noise_multiplier=2.0, l2_sensitivity=0.7)
+    randomness = KeyedRNG()
     expected = wholes(dtype)
     mechanism.add_noise_(expected, randomness=randomness, step=3)
     for ranks in (1, 2, 3, 5):
         found = []
         for rank in range(ranks):
             held = [rows_of(tensor, rank, ranks) for tensor in wholes(dtype)]
-            noise = ShardNoise(mechanism=mechanism, parts=tuple(part for _, part in held))
+            noise = ShardGaussianMechanism(mechanism=mechanism, parts=tuple(part for _, part in held))
             noise.add_noise_([tensor for tensor, _ in held], randomness=randomness, step=3)
             found.append([tensor for tensor, _ in held])
         for number, whole in enumerate(expected):
@@ -46,12 +46,12 @@ def test_parts_get_the_noise_of_their_place_whatever_the_number_of_processes(dty
 
 
 def test_noise_on_parts_has_its_variance_and_no_correlation_between_parts_or_steps():
-    mechanism = GaussianMechanism(noise_multiplier=1.5, l2_sensitivity=2.0)
-    randomness = Randomness()
+    mechanism = TensorGaussianMechanism(noise_multiplier=1.5, l2_sensitivity=2.0)
+    randomness = KeyedRNG()
     noise = []
     for step, rank in itertools.product(range(2), range(2)):
         held, part = rows_of(torch.zeros(200_000, 2), rank, 2)
-        ShardNoise(mechanism=mechanism, parts=(part,)).add_noise_([held], randomness=randomness, step=step)
+        ShardGaussianMechanism(mechanism=mechanism, parts=(part,)).add_noise_([held], randomness=randomness, step=step)
         noise.append(held.double() / 3.0)
     spread = (2 / len(noise[0])) ** 0.5
     for one in noise:
@@ -64,8 +64,9 @@ def test_noise_on_parts_has_its_variance_and_no_correlation_between_parts_or_ste
 
 
 def test_a_part_beyond_its_tensor_is_refused():
-    noise = ShardNoise(
-        mechanism=GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0), parts=(Part(first=3, whole=4),)
+    noise = ShardGaussianMechanism(
+        mechanism=TensorGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0),
+        parts=(ShardSlice(first=3, whole=4),),
     )
     with pytest.raises(InvalidArgument, match="parts must lie within"):
-        noise.add_noise_([torch.zeros(2)], randomness=Randomness(), step=0)
+        noise.add_noise_([torch.zeros(2)], randomness=KeyedRNG(), step=0)

@@ -12,15 +12,15 @@ from scipy import stats
 from sordino.errors import InvalidArgument
 from sordino.events import DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace, PureDP, ZeroConcentratedDP
 from sordino.mechanisms import (
-    ArrayGaussianMechanism,
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
+    GaussianMechanism,
     GeometricMechanism,
     GridGaussianMechanism,
     KNormMechanism,
     LaplaceMechanism,
 )
-from sordino.mechanisms.values import numeric
+from sordino.mechanisms.base import to_float_array
 
 COUNT = 80_000
 
@@ -43,7 +43,7 @@ def test_laplace_noise_has_scale_sensitivity_over_epsilon(seeded):
 
 
 def test_gaussian_noise_has_deviation_multiplier_times_sensitivity(seeded):
-    mechanism = ArrayGaussianMechanism(noise_multiplier=1.5, l2_sensitivity=2.0, randomness=seeded(2))
+    mechanism = GaussianMechanism(noise_multiplier=1.5, l2_sensitivity=2.0, randomness=seeded(2))
     two_armed(mechanism.release(np.zeros(COUNT)), "norm", 3.0)
     assert mechanism.event() == Gaussian(noise_multiplier=1.5)
 
@@ -217,7 +217,7 @@ def test_discrete_gaussian_vectors_pay_rounding_with_the_root_of_the_dimension()
     "build",
     [
         lambda r: LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, randomness=r),
-        lambda r: ArrayGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, randomness=r),
+        lambda r: GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, randomness=r),
         lambda r: KNormMechanism(epsilon=1.0, sensitivity=1.0, norm=2, dimension=6, randomness=r),
         lambda r: DiscreteLaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, dimension=6, randomness=r),
         lambda r: DiscreteGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, dimension=6, randomness=r),
@@ -266,7 +266,7 @@ def test_a_scalar_gives_a_scalar(seeded):
             lambda: DiscreteGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1, integers=True, granularity=0.5),
             "Integers live on the grid of step 1",
         ),
-        (lambda: ArrayGaussianMechanism(noise_multiplier=0.0, l2_sensitivity=1.0), "noise_multiplier must be"),
+        (lambda: GaussianMechanism(noise_multiplier=0.0, l2_sensitivity=1.0), "noise_multiplier must be"),
     ],
 )
 def test_wrong_parameters_are_refused_with_the_next_step(build, message):
@@ -298,6 +298,6 @@ def test_the_same_noise_never_comes_twice(seeded):
 )
 def test_an_object_that_is_no_finite_number_is_absent_and_stops_nothing(entry):
     values = np.array([1.0, entry, True, np.bool_(True), np.float16(2)], dtype=object)
-    found = numeric(values, "value")
+    found = to_float_array(values, "value")
     assert found[[0, 2, 3, 4]].tolist() == [1.0, 1.0, 1.0, 2.0]
     assert np.isnan(found[1])

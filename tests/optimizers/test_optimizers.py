@@ -9,7 +9,7 @@ from torch import nn
 
 from sordino import PrivacyEngine, fit
 from sordino.errors import InvalidArgument
-from sordino.optimizers import AdamBC, DebiasedMomentum, Kalman, LowPass, settle
+from sordino.optimizers import AdamBC, DebiasedMomentum, Kalman, LowPass, restore_parameters
 from sordino.training import Plan
 
 GRADIENTS = [1.0, -2.0, 0.5, 4.0, 0.0, 3.0]
@@ -81,7 +81,7 @@ def test_kalman_steps_from_where_it_was_by_a_gradient_taken_ahead():
     for _ in range(6):
         weight.grad = quadratic(weight)
         optimizer.step()
-    settle(optimizer)
+    restore_parameters(optimizer)
     place, before, estimate = np.array([1.0, 1.0]), np.array([1.0, 1.0]), None
     curvature, gain = np.array([1.0, 3.0]), 0.4
     for _ in range(6):
@@ -89,7 +89,7 @@ def test_kalman_steps_from_where_it_was_by_a_gradient_taken_ahead():
         estimate = noisy if estimate is None else (1 - gain) * estimate + gain * noisy
         before, place = place, place - 0.1 * estimate
     assert weight.detach().numpy() == pytest.approx(place, rel=1e-5)
-    settle(optimizer)
+    restore_parameters(optimizer)
     assert weight.detach().numpy() == pytest.approx(place, rel=1e-5)
 
 
@@ -103,7 +103,7 @@ def test_kalman_without_noise_tracks_the_gradient_exactly_on_a_quadratic():
         for _ in range(10):
             weight.grad = weight.detach() * torch.tensor([1.0, 3.0], dtype=torch.float64)
             optimizer.step()
-        settle(optimizer)
+        restore_parameters(optimizer)
         runs.append(weight.detach().clone())
     assert torch.allclose(runs[0], runs[1], rtol=1e-6)
 
@@ -189,7 +189,7 @@ def test_fit_and_a_loop_of_ones_own_filter_alike(inner, rule):
                     nn.functional.cross_entropy(model(x), y).backward()
                     optimizer.step()
             engine.detach()
-        settle(optimizer)
+        restore_parameters(optimizer)
         found.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
     assert torch.allclose(found[0], found[1], atol=1e-3)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from sordino.cli import app
-from sordino.recipes import PIPELINES
+from sordino.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
@@ -33,13 +33,13 @@ def test_the_blocks_of_the_page_run_one_after_the_other(tmp_path, monkeypatch):
 def test_the_list_has_every_recipe():
     result = CliRunner().invoke(app, ["recipes", "--json"])
     listed = json.loads(result.stdout)["recipes"]
-    assert [recipe["name"] for recipe in listed] == list(PIPELINES)
+    assert [recipe["name"] for recipe in listed] == list(RECIPES)
     shown = CliRunner().invoke(app, ["train", "adult", "--recipe", "list", "--json"])
     assert json.loads(shown.stdout) == json.loads(result.stdout)
 
 
 def test_every_recipe_is_on_the_page():
-    assert {name for name in PIPELINES if f"`{name}`" not in PAGE} == set()
+    assert {name for name in RECIPES if f"`{name}`" not in PAGE} == set()
 
 
 def test_a_setting_beside_a_recipe_is_refused():
@@ -50,7 +50,7 @@ def test_a_setting_beside_a_recipe_is_refused():
 
 def test_kept_results_are_on_the_page_and_have_the_fields_that_it_needs():
     bench = runpy.run_path(str(ROOT / "benchmarks" / "accuracy.py"))
-    for name in PIPELINES:
+    for name in RECIPES:
         for row in bench["kept"](name):
             assert row["recipe"] == name
             assert row["epsilon"] is None or row["epsilon_spent"] <= row["epsilon"]

@@ -1,20 +1,20 @@
 import pytest
 
-from sordino.data import DataSet, load
+from sordino.data import DatasetSplits, load_dataset
 from sordino.errors import DataUnavailable
-from sordino.recipes import accuracy, pipeline_called, recommend, train
+from sordino.recipes import accuracy, get_recipe, recommend_config, train_with_config
 
 pytestmark = pytest.mark.slow
 
 
-def on_this_machine(name: str) -> DataSet:
+def on_this_machine(name: str) -> DatasetSplits:
     try:
-        return load(name)
+        return load_dataset(name)
     except DataUnavailable:
         pytest.skip(f"{name} is not on this machine")
 
 
-# Each gate lies a percent or more below the lowest of the runs that `sordino.recipes.defaults` lists.
+# Each gate lies a percent or more below the lowest of the runs that `sordino.recipes.training_config` lists.
 @pytest.mark.parametrize(
     ("name", "model", "target_epsilon", "gate"),
     [
@@ -25,7 +25,7 @@ def on_this_machine(name: str) -> DataSet:
 )
 def test_the_recipe_reaches_its_accuracy(name: str, model: str, target_epsilon: float, gate: float) -> None:
     data = on_this_machine(name)
-    recipe = recommend(
+    recipe = recommend_config(
         model,
         shape=data.train.record_shape,
         classes=len(data.labels),
@@ -33,7 +33,7 @@ def test_the_recipe_reaches_its_accuracy(name: str, model: str, target_epsilon: 
         target_epsilon=target_epsilon,
         delta=1e-5,
     )
-    result = train(data, recipe, progress=False)
+    result = train_with_config(data, recipe, progress=False)
     assert data.test is not None
     assert result.guarantee.epsilon <= target_epsilon
     assert accuracy(result.model, data.test) >= gate
@@ -53,6 +53,6 @@ def test_the_recipe_reaches_its_accuracy(name: str, model: str, target_epsilon: 
 def test_the_pipeline_stays_above_its_floor(name: str, recipe: str, target_epsilon: float, floor: float) -> None:
     data = on_this_machine(name)
     assert data.test is not None
-    fitted = pipeline_called(recipe).fit(data, epsilon=target_epsilon, delta=1e-5)
+    fitted = get_recipe(recipe).fit(data, epsilon=target_epsilon, delta=1e-5)
     assert fitted.guarantee.epsilon <= target_epsilon
     assert fitted.accuracy(data.test) >= floor

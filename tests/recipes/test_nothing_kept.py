@@ -8,26 +8,26 @@ import pytest
 import torch
 
 from leftovers import RECORDS, found_in, found_in_folder, leaves, marked
-from sordino.data import DataSet, Records
-from sordino.data.adult import ADULT_SCHEMA
+from sordino.data import DatasetSplits, Records
+from sordino.data.readers import ADULT_SCHEMA
 from sordino.errors import DataUnavailable
-from sordino.recipes import PIPELINES, Pipeline, feature_cache, pipeline_called
-from sordino.recipes.feature_cache import once_a_block
-from sordino.recipes.frozen import Head, KeptFeatures, whitened_head
+from sordino.recipes import RECIPES, Recipe, feature_cache, get_recipe
+from sordino.recipes.recipe import once_a_block
+from sordino.recipes.transfer_recipes import CachedFeatures, Head, whitened_head
 
 # What takes minutes even on few records.
 SLOW = {"efficientnet", "lora", "patches", "scatter", "tanh-cnn", "wrn", "wrn-fast"}
 
 
 def records_for(name):
-    pipeline = pipeline_called(name)
+    pipeline = get_recipe(name)
     first = pipeline.data_sets[0]
     shape = {"adult": (104,), "imdb": (4096,), "cifar10": (3, 32, 32)}.get(first, (1, 28, 28))
     rows = np.abs(marked(int(np.prod(shape)), seed=5)).reshape(RECORDS, *shape)
     texts = tuple(f"review {k} says Zq{k:03d}x about a film" for k in range(RECORDS)) if pipeline.reads_texts else None
     classes = 10 if len(shape) == 3 else 2
     labels = np.arange(RECORDS) % classes
-    data = DataSet(
+    data = DatasetSplits(
         name="mine",
         train=Records(rows, labels, texts),
         test=None,
@@ -40,7 +40,7 @@ def records_for(name):
     return pipeline, data, [f"Zq{k:03d}x" for k in range(RECORDS)] if texts else []
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PIPELINES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RECIPES])
 def test_a_fitted_pipeline_holds_no_record(name, tmp_path):
     pipeline, data, texts = records_for(name)
     try:
@@ -66,12 +66,12 @@ class Means:
 
 def head_alone():
     """A pipeline with a private head on the features of a frozen model."""
-    return Pipeline(
+    return Recipe(
         name="head",
         words="head",
         data_sets=("mine",),
         prepare=lambda task: whitened_head(
-            task, Head(), columns=3, rows=lambda: KeptFeatures(Means(), settings="means"), model="means"
+            task, Head(), columns=3, rows=lambda: CachedFeatures(Means(), settings="means"), model="means"
         ),
         constants="none",
         chosen_on=(),

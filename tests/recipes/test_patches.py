@@ -3,11 +3,11 @@ import pytest
 import torch
 
 from recipes.test_scatter import images
-from sordino.data import DataSet
+from sordino.data import DatasetSplits
 from sordino.errors import InvalidArgument
-from sordino.mechanisms import budget
-from sordino.recipes import patches, pipeline_called
-from sordino.recipes.made_directions import MadeWhitening, main_directions
+from sordino.mechanisms import make_budget
+from sordino.recipes import get_recipe, scattering_recipes
+from sordino.recipes.scattering_recipes import SyntheticWhitening, principal_components
 
 
 def bars(count, shape=(3, 16, 16), seed=0):
@@ -16,7 +16,7 @@ def bars(count, shape=(3, 16, 16), seed=0):
 
 
 def a_set(records, test=None):
-    return DataSet(
+    return DatasetSplits(
         name="bars",
         train=records,
         test=test,
@@ -31,26 +31,26 @@ def a_set(records, test=None):
 @pytest.fixture
 def few(monkeypatch):
     """Fewer patches and made pictures, so that it is quick."""
-    monkeypatch.setattr(patches, "_PATCHES", 20)
-    monkeypatch.setattr(patches, "_PICTURES", 100)
-    for made in (patches._features, patches._whitening):
+    monkeypatch.setattr(scattering_recipes, "_PATCHES", 20)
+    monkeypatch.setattr(scattering_recipes, "_PICTURES", 100)
+    for made in (scattering_recipes._features, scattering_recipes._whitening):
         made.cache_clear()
     yield
-    for made in (patches._features, patches._whitening):
+    for made in (scattering_recipes._features, scattering_recipes._whitening):
         made.cache_clear()
 
 
 @pytest.mark.usefixtures("few")
 def test_bars_are_told_apart_and_the_bill_is_the_target():
-    fitted = pipeline_called("patches").fit(a_set(bars(1000)), epsilon=2.0, delta=1e-5)
+    fitted = get_recipe("patches").fit(a_set(bars(1000)), epsilon=2.0, delta=1e-5)
     assert fitted.accuracy(bars(200, seed=1)) > 0.9
     assert 1.99 < fitted.guarantee.epsilon <= 2.0
     assert fitted.complete
 
 
 def test_the_bill_is_the_one_gaussian_of_its_budget():
-    prepared, stated = pipeline_called("patches").plan(a_set(bars(300)), epsilon=1.0, delta=1e-5)
-    whole = budget(epsilon=1.0, delta=1e-5).noise_multiplier
+    prepared, stated = get_recipe("patches").plan(a_set(bars(300)), epsilon=1.0, delta=1e-5)
+    whole = make_budget(epsilon=1.0, delta=1e-5).noise_multiplier
     assert sum(charge.noise_multiplier**-2 for charge in prepared.charges) == pytest.approx(whole**-2, rel=1e-6)
     assert stated.epsilon == pytest.approx(1.0, rel=1e-6)
 
@@ -58,11 +58,11 @@ def test_the_bill_is_the_one_gaussian_of_its_budget():
 @pytest.mark.usefixtures("few")
 def test_features_are_those_of_a_picture_and_of_its_mirror_image_alone():
     pictures = torch.from_numpy(bars(20).features)
-    before = patches.patched(pictures)
-    torch.testing.assert_close(patches.patched(pictures.flip(-1)), before)
+    before = scattering_recipes.patched(pictures)
+    torch.testing.assert_close(scattering_recipes.patched(pictures.flip(-1)), before)
     changed = pictures.clone()
     changed[3] = torch.nan
-    after = patches.patched(changed)
+    after = scattering_recipes.patched(changed)
     assert torch.equal(after[[0, 1, 2, 4]], before[[0, 1, 2, 4]])
 
 
@@ -70,16 +70,16 @@ def test_features_are_those_of_a_picture_and_of_its_mirror_image_alone():
 def test_whitening_makes_all_directions_of_made_rows_alike(shape):
     made = torch.from_numpy(np.random.default_rng(0).normal(size=shape) * np.arange(1, shape[1] + 1)).float() + 5
     centred = torch.nn.functional.normalize(made - made.mean(0), dim=1)
-    axes = main_directions(centred, count=5, ridge=1e-6)
+    axes = principal_components(centred, count=5, ridge=1e-6)
     products = (centred @ axes).T @ (centred @ axes) / len(made)
     torch.testing.assert_close(products, torch.eye(5), rtol=1e-3, atol=1e-3)
-    rows = MadeWhitening.of(made, count=5, ridge=1e-6)(made)
+    rows = SyntheticWhitening.of(made, count=5, ridge=1e-6)(made)
     torch.testing.assert_close(rows, torch.nn.functional.normalize(centred @ axes, dim=1))
 
 
 def test_whitening_takes_each_row_by_itself_and_a_broken_one_is_zero():
     generator = np.random.default_rng(1)
-    whitening = MadeWhitening.of(torch.from_numpy(generator.random((30, 8))).float(), count=6, ridge=1.0)
+    whitening = SyntheticWhitening.of(torch.from_numpy(generator.random((30, 8))).float(), count=6, ridge=1.0)
     rows = torch.from_numpy(generator.random((10, 8))).float()
     before = whitening(rows)
     rows[2], rows[5] = torch.nan, torch.inf
@@ -92,4 +92,4 @@ def test_whitening_takes_each_row_by_itself_and_a_broken_one_is_zero():
 
 def test_pictures_in_grey_are_refused():
     with pytest.raises(InvalidArgument, match="3 channels"):
-        pipeline_called("patches").plan(a_set(bars(100, shape=(1, 16, 16))), epsilon=1.0, delta=1e-5)
+        get_recipe("patches").plan(a_set(bars(100, shape=(1, 16, 16))), epsilon=1.0, delta=1e-5)

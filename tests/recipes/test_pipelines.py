@@ -10,10 +10,10 @@ from sordino import accounting
 from sordino.errors import BudgetExceeded, InvalidArgument
 from sordino.events import Gaussian, PoissonSampled, compose, to_dict
 from sordino.ledger import Ledger
-from sordino.randomness import Randomness
-from sordino.recipes import PIPELINES, Payment, Pipeline, Prepared, Stage, pipeline_called
-from sordino.recipes.stages import FittedModule, pay_for, training_stage
-from sordino.report import write
+from sordino.randomness import KeyedRNG
+from sordino.recipes import RECIPES, PreparedRecipe, Recipe, Stage, StageCharger, get_recipe
+from sordino.recipes.stages import FittedModule, charge_stage, training_stage
+from sordino.report import write_report
 from sordino.runs import RunFolder
 from sordino.training import Plan
 from sordino.verification import verify
@@ -30,11 +30,11 @@ def two_stages(fit):
         fit(stages, records, payment)
         return FittedModule(module=nn.Sequential(nn.Flatten(), nn.Linear(16, 3)))
 
-    return Pipeline(
+    return Recipe(
         name="two",
         words="two stages",
         data_sets=("patterns",),
-        prepare=lambda task: Prepared(stages=stages, fit=run, training={}),
+        prepare=lambda task: PreparedRecipe(stages=stages, fit=run, training={}),
         constants="made up",
         chosen_on=(),
         guarantee="two Gaussians",
@@ -44,7 +44,7 @@ def two_stages(fit):
 
 def pays(stages, records, payment):
     for stage in stages:
-        pay_for(stage, payment)
+        charge_stage(stage, payment)
 
 
 # --- the frame -------------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def test_a_charge_that_was_not_planned_is_refused_before_anything_is_read():
 
 def test_a_pipeline_that_stops_early_guarantees_what_it_did_and_says_so():
     def first_only(stages, records, payment):
-        pay_for(stages[0], payment)
+        charge_stage(stages[0], payment)
 
     fitted = two_stages(first_only).fit(made_up(), setting="fixed", delta=DELTA)
     assert not fitted.complete
@@ -129,7 +129,7 @@ def test_a_failure_before_the_first_charge_leaves_no_folder_and_a_later_one_leav
         raise RuntimeError
 
     def fails_later(stages, records, payment):
-        pay_for(stages[0], payment)
+        charge_stage(stages[0], payment)
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -147,7 +147,7 @@ def test_a_transcript_of_stages_holds_together_and_makes_a_report(tmp_path):
     assert found.item("guarantee").status == "pass"
     assert found.item("second accountant").status in {"pass", "not checked"}
     run = RunFolder.open(tmp_path / "run")
-    write(run)
+    write_report(run)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "first, second" in page
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
@@ -202,7 +202,7 @@ def test_a_training_stage_must_charge_what_its_own_plan_asks_for(tmp_path):
 
 
 def test_a_payment_is_a_transcript_for_fit():
-    payment = Payment([Gaussian(noise_multiplier=1.0)], randomness=Randomness())
+    payment = StageCharger([Gaussian(noise_multiplier=1.0)], randomness=KeyedRNG())
     payment.append(step=0, event=Gaussian(noise_multiplier=1.0), epsilon=1.0)
     assert payment.complete
     with pytest.raises(InvalidArgument):
@@ -212,13 +212,13 @@ def test_a_payment_is_a_transcript_for_fit():
 # --- every pipeline of the list ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", RECIPES)
 def test_every_pipeline_says_what_it_is(name):
-    pipeline = pipeline_called(name)
+    pipeline = get_recipe(name)
     assert pipeline.name == name
     assert all((pipeline.words, pipeline.data_sets, pipeline.constants, pipeline.guarantee))
 
 
 def test_an_unknown_name_is_refused_with_those_there_are():
     with pytest.raises(InvalidArgument, match="pca-mlp"):
-        pipeline_called("nothing")
+        get_recipe("nothing")

@@ -5,14 +5,14 @@ import pytest
 import torch
 from torch import nn
 
-from sordino.data import DataSet, Records, load
+from sordino.data import DatasetSplits, Records, load_dataset
 from sordino.errors import InvalidArgument
 from sordino.events import Event
-from sordino.randomness import Randomness
-from sordino.recipes import MODELS, Recipe, accuracy, non_private_twin, recommend, train
+from sordino.randomness import KeyedRNG
+from sordino.recipes import MODELS, TrainingConfig, accuracy, non_private_baseline, recommend_config, train_with_config
 
 
-def recipe_for(model: str = "logistic", **changes: object) -> Recipe:
+def recipe_for(model: str = "logistic", **changes: object) -> TrainingConfig:
     facts: dict[str, object] = {
         "shape": (1, 28, 28),
         "classes": 10,
@@ -20,15 +20,15 @@ def recipe_for(model: str = "logistic", **changes: object) -> Recipe:
         "target_epsilon": 3.0,
         "delta": 1e-5,
     }
-    return recommend(model, **{**facts, **changes})  # pyright: ignore[reportArgumentType]
+    return recommend_config(model, **{**facts, **changes})  # pyright: ignore[reportArgumentType]
 
 
-def made_up(n: int = 400, *, public: bool = True) -> DataSet:
+def made_up(n: int = 400, *, public: bool = True) -> DatasetSplits:
     """Two classes that a plane tells apart."""
     generator = np.random.default_rng(0)
     features = generator.normal(size=(2 * n, 6)).astype(np.float32)
     labels = (features[:, 0] + features[:, 1] > 0).astype(np.int64)
-    return DataSet(
+    return DatasetSplits(
         name="plane",
         train=Records(features[:n], labels[:n]),
         test=Records(features[n:], labels[n:]),
@@ -74,8 +74,8 @@ def test_a_model_of_ones_own_gets_a_recipe() -> None:
     def tiny(shape: tuple[int, ...], classes: int) -> nn.Module:
         return nn.Linear(shape[0], classes)
 
-    recipe = recommend(tiny, shape=(6,), classes=2, population=400, target_epsilon=4.0, delta=1e-4, steps=3)
-    result = train(made_up(), recipe, progress=False)
+    recipe = recommend_config(tiny, shape=(6,), classes=2, population=400, target_epsilon=4.0, delta=1e-4, steps=3)
+    result = train_with_config(made_up(), recipe, progress=False)
     assert isinstance(result.model, nn.Linear)
     assert (recipe.model, result.steps) == ("tiny", 3)
 
@@ -91,8 +91,8 @@ class Lines:
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 def test_training_a_recipe_learns_and_charges_every_step(model: str) -> None:
     data, lines = made_up(3000), Lines()
-    recipe = recommend(model, shape=(6,), classes=2, population=3000, target_epsilon=2.0, delta=1e-4)
-    result = train(data, recipe, transcript=lines, progress=False)
+    recipe = recommend_config(model, shape=(6,), classes=2, population=3000, target_epsilon=2.0, delta=1e-4)
+    result = train_with_config(data, recipe, transcript=lines, progress=False)
     assert data.test is not None
     assert lines.steps == list(range(recipe.plan.steps))
     assert result.guarantee.epsilon <= 2.0
@@ -100,18 +100,18 @@ def test_training_a_recipe_learns_and_charges_every_step(model: str) -> None:
 
 
 def test_a_recipe_for_another_shape_is_refused() -> None:
-    recipe = recommend("logistic", shape=(7,), classes=2, population=400, target_epsilon=2.0, delta=1e-4)
+    recipe = recommend_config("logistic", shape=(7,), classes=2, population=400, target_epsilon=2.0, delta=1e-4)
     with pytest.raises(InvalidArgument, match="shape"):
-        train(made_up(), recipe, progress=False)
+        train_with_config(made_up(), recipe, progress=False)
 
 
 def test_the_twin_is_refused_for_private_data_and_learns_on_public_data() -> None:
-    recipe = recommend("logistic", shape=(6,), classes=2, population=400, target_epsilon=2.0, delta=1e-4)
+    recipe = recommend_config("logistic", shape=(6,), classes=2, population=400, target_epsilon=2.0, delta=1e-4)
     with pytest.raises(InvalidArgument, match="public"):
-        non_private_twin(made_up(public=False), recipe)
+        non_private_baseline(made_up(public=False), recipe)
     data = made_up()
     assert data.test is not None
-    assert accuracy(non_private_twin(data, recipe), data.test) > 0.95
+    assert accuracy(non_private_baseline(data, recipe), data.test) > 0.95
 
 
 def test_accuracy_is_the_share_of_right_labels_and_leaves_the_modes_alone() -> None:
@@ -133,9 +133,9 @@ def test_accuracy_is_the_share_of_right_labels_and_leaves_the_modes_alone() -> N
 
 def test_adult_at_epsilon_one_reaches_83_percent() -> None:
     # Five runs measured 84.7 to 84.9 %; the model without privacy about 84.7 %.
-    adult = load("adult")
-    recipe = recommend("logistic", shape=(104,), classes=2, population=30162, target_epsilon=1.0, delta=1e-5)
-    result = train(adult, recipe, progress=False, randomness=Randomness())
+    adult = load_dataset("adult")
+    recipe = recommend_config("logistic", shape=(104,), classes=2, population=30162, target_epsilon=1.0, delta=1e-5)
+    result = train_with_config(adult, recipe, progress=False, randomness=KeyedRNG())
     assert adult.test is not None
     assert result.guarantee.epsilon <= 1.0
     assert accuracy(result.model, adult.test) >= 0.83

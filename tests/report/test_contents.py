@@ -10,10 +10,10 @@ from reported_runs import EVERYTHING, PLAN, SAMPLED, SAMPLED_PLAN, STEP, STEPS, 
 from sordino import accounting
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
-from sordino.events import Gaussian, NoPrivacy, PoissonSampled, SelfComposed, ZeroConcentratedDP
+from sordino.events import Gaussian, NonPrivate, PoissonSampled, SelfComposed, ZeroConcentratedDP
 from sordino.ledger import Ledger
-from sordino.report import Audit, html, markdown, read
-from sordino.report.required import missing
+from sordino.report import Audit, build_report, render_html, render_markdown
+from sordino.report.build import missing_fields
 from sordino.runs import Metric, RunFolder
 
 HALF = PoissonSampled(sample_rate=0.5, event=STEP)
@@ -27,23 +27,23 @@ def status(report, words):
 def test_numbers_agree_with_the_accountant_asked_directly(tmp_path):
     event = SelfComposed(event=SAMPLED, count=STEPS)
     spent = accounting.epsilon(event, 1e-5)
-    report = read(make(tmp_path / "run", event=SAMPLED, plan=SAMPLED_PLAN, epsilon=spent.upper))
+    report = build_report(make(tmp_path / "run", event=SAMPLED, plan=SAMPLED_PLAN, epsilon=spent.upper))
     assert (report.accounting.interval.lower, report.accounting.interval.upper) == (spent.lower, spent.upper)
     bare = SelfComposed(event=Gaussian(noise_multiplier=3.0), count=STEPS)
     assert report.accounting.without_amplification == pytest.approx(accounting.epsilon(bare, 1e-5).upper, rel=1e-12)
     for rate, found in report.risk.found:
         exact = accounting.true_positive_rate(event, rate)
         assert exact * (1 - 1e-9) <= found <= exact * 1.02
-    assert report.risk.advantage == pytest.approx(accounting.advantage(event).upper, rel=1e-3)
+    assert report.risk.advantage == pytest.approx(accounting.membership_advantage(event).upper, rel=1e-3)
     for point, level in report.curves.profile[:: len(report.curves.profile) // 5]:
         assert level >= accounting.delta(event, point).lower
     for level in report.user_level:
-        group = accounting.for_group(event, level.size)
+        group = accounting.group_privacy_event(event, level.size)
         assert level.epsilon == accounting.epsilon(group, 1e-5).upper
 
 
 def test_mu_of_a_gaussian_run_is_exact(tmp_path):
-    curves = read(make(tmp_path / "run")).curves
+    curves = build_report(make(tmp_path / "run")).curves
     assert curves.gaussian_mu == pytest.approx(math.sqrt(STEPS) / 25.0, rel=1e-6)
     assert curves.gaussian_regret < 1e-9
 
@@ -51,7 +51,7 @@ def test_mu_of_a_gaussian_run_is_exact(tmp_path):
 def test_a_mechanism_of_which_only_rho_is_known_has_a_risk_from_epsilon_and_delta(tmp_path):
     event = ZeroConcentratedDP(rho=0.001)
     spent = accounting.epsilon(SelfComposed(event=event, count=STEPS), 1e-5).upper
-    risk = read(make(tmp_path / "run", event=event, epsilon=spent, told=False)).risk
+    risk = build_report(make(tmp_path / "run", event=event, epsilon=spent, told=False)).risk
     assert not risk.from_mechanism
     assert dict(risk.found)[0.01] == pytest.approx(math.exp(spent) * 0.01 + 1e-5)
 
@@ -59,7 +59,7 @@ def test_a_mechanism_of_which_only_rho_is_known_has_a_risk_from_epsilon_and_delt
 def test_replacing_and_adding_are_told_apart(tmp_path):
     spent = accounting.epsilon(SelfComposed(event=STEP, count=STEPS), 1e-5, relation=NeighboringRelation.REPLACE_ONE)
     run = make(tmp_path / "run", epsilon=None, plan={"neighboring_relation": "replace_one"})
-    report = read(run)
+    report = build_report(run)
     assert report.guarantee.epsilon == spent.upper
     assert "which of two given examples" in report.risk.question
 
@@ -111,7 +111,7 @@ def test_replacing_and_adding_are_told_apart(tmp_path):
     ],
 )
 def test_each_pitfall_is_found_absent_or_unknown(words, change, expected, tmp_path):
-    assert status(read(make(tmp_path / "run", **change)), words) == expected
+    assert status(build_report(make(tmp_path / "run", **change)), words) == expected
 
 
 @pytest.mark.parametrize(("bound", "expected"), [(0.3, "ok"), (3.0, "violated")])
@@ -121,9 +121,9 @@ def test_an_audit_is_held_against_the_claim(bound, expected, tmp_path):
         method="one run", canaries=1000, guesses=200, correct=150, alpha=0.05, epsilon_lower=bound, attacker="white box"
     )
     (run.path / "audit.json").write_text(audit.model_dump_json())
-    report = read(run)
+    report = build_report(run)
     assert status(report, "No audit") == expected
-    for text in (html(report), markdown(report)):
+    for text in (render_html(report), render_markdown(report)):
         assert f"ε ≥ {bound:.2f} with 95 % confidence" in text
         assert "1,000 canaries, 200 guesses, 150 right" in text
 
@@ -138,7 +138,7 @@ def resumed(path, key):
 
 
 def test_a_resumed_run_is_charged_for_repeated_steps_and_says_so(tmp_path):
-    report = read(resumed(tmp_path / "run", key="another"))
+    report = build_report(resumed(tmp_path / "run", key="another"))
     assert (report.process.segments, report.process.repeated_steps) == (2, 10)
     assert report.mechanism.steps_charged == STEPS + 10
     exact = accounting.epsilon(SelfComposed(event=STEP, count=STEPS + 10), 1e-5).upper
@@ -148,19 +148,19 @@ def test_a_resumed_run_is_charged_for_repeated_steps_and_says_so(tmp_path):
 
 
 def test_two_processes_with_one_key_are_not_for_release(tmp_path):
-    report = read(resumed(tmp_path / "run", key="k"))
+    report = build_report(resumed(tmp_path / "run", key="k"))
     assert status(report, "Resuming") == "violated"
     assert report.not_for_release == "Two processes of the run drew noise from the same key."
 
 
 def test_a_seed_is_found_wherever_it_is_told(tmp_path):
-    assert read(make(tmp_path / "segment", seeded=True)).not_for_release
-    assert read(make(tmp_path / "facts", meta={"reproducible": True})).not_for_release
+    assert build_report(make(tmp_path / "segment", seeded=True)).not_for_release
+    assert build_report(make(tmp_path / "facts", meta={"reproducible": True})).not_for_release
     run = make(tmp_path / "claim")
     caveats = ("fixed seed: not for release",)
     run.write_guarantee(dataclasses.replace(run.guarantee, caveats=caveats))
-    assert read(run).not_for_release == "The noise came from a chosen seed."
-    assert "chosen seed" in read(run).process.randomness
+    assert build_report(run).not_for_release == "The noise came from a chosen seed."
+    assert "chosen seed" in build_report(run).process.randomness
 
 
 def test_a_ledger_tells_what_else_was_spent(tmp_path):
@@ -173,20 +173,20 @@ def test_a_ledger_tells_what_else_was_spent(tmp_path):
         for step in range(2):
             run.append(step=step, event=STEP, epsilon=None, charge=digest)
     account.charge(Gaussian(noise_multiplier=20.0), run="after")
-    known = read(run, ledger=tmp_path / "privacy.db").composition
+    known = build_report(run, ledger=tmp_path / "privacy.db").composition
     assert (known.account, known.budget) == ("adult", 5.0)
     assert known.spent == account.spent().epsilon
     assert "1 charge came before its first, 1 charge after its last, from 2 other runs or uses" in known.text
     assert "1 charges" not in known.text
-    assert "was not given" in read(run).composition.text
+    assert "was not given" in build_report(run).composition.text
     with pytest.raises(InvalidArgument, match="ledger must hold charges of this run"):
-        read(make(tmp_path / "stranger"), ledger=tmp_path / "privacy.db")
+        build_report(make(tmp_path / "stranger"), ledger=tmp_path / "privacy.db")
 
 
 def test_what_is_missing_is_named_and_a_run_that_says_all_misses_nothing(tmp_path):
-    whole = read(make(tmp_path / "whole", meta=EVERYTHING))
+    whole = build_report(make(tmp_path / "whole", meta=EVERYTHING))
     assert whole.missing == ()
-    bare = read(make(tmp_path / "bare", key=None, plan={"max_grad_norm": None}))
+    bare = build_report(make(tmp_path / "bare", key=None, plan={"max_grad_norm": None}))
     assert "clipping norm" in bare.missing
     assert "processes and resumes" in bare.missing
     assert "tuning and choice of settings" in bare.missing
@@ -197,13 +197,13 @@ def test_what_is_missing_is_named_and_a_run_that_says_all_misses_nothing(tmp_pat
             "composition": whole.composition.model_copy(update={"text": None}),
             "touches": tuple(touch.model_copy(update={"text": None}) for touch in whole.touches),
         }[name]
-        assert missing(whole.model_copy(update={name: poorer}))
+        assert missing_fields(whole.model_copy(update={name: poorer}))
 
 
 def test_a_debug_run_is_not_for_release_and_a_run_without_noise_is_not_private(tmp_path):
-    assert read(make(tmp_path / "debug", meta={"debug": True})).not_for_release
-    event = NoPrivacy(reason="noise_multiplier is 0")
-    report = read(make(tmp_path / "bare", event=event, epsilon=math.inf, told=False))
+    assert build_report(make(tmp_path / "debug", meta={"debug": True})).not_for_release
+    event = NonPrivate(reason="noise_multiplier is 0")
+    report = build_report(make(tmp_path / "bare", event=event, epsilon=math.inf, told=False))
     assert report.not_for_release == "This run is not private."
     assert report.risk is None
     assert report.curves.profile == ()

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from reported_runs import make
 from sordino.cli import app
-from sordino.report import Audit, read
+from sordino.report import Audit, build_report
+from sordino.report.build import TOUCHES, registry_texts
 from sordino.report.registry import registry_yaml
-from sordino.report.stated import TOUCHES, registry_texts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
 
@@ -26,7 +26,7 @@ def test_the_audit_that_is_shown_is_read(tmp_path):
     (shown,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     run = make(tmp_path / "run")
     (run.path / "audit.json").write_text(shown)
-    assert read(run).audits == (Audit.model_validate(json.loads(shown)),)
+    assert build_report(run).audits == (Audit.model_validate(json.loads(shown)),)
 
 
 def test_every_option_of_the_command_is_on_the_page_and_the_reverse():
@@ -43,5 +43,5 @@ def test_every_fact_that_a_run_can_state_is_on_the_page(tmp_path):
     names = re.findall(r"`(\w+)`", row)[1:]
     said = {name: "Finance" if name == "sector" else "Industry" for name in names}
     assert registry_texts({"registry": said | {"unknown": "x"}}) == said
-    text = registry_yaml(read(make(tmp_path / "run", meta={"registry": said})))
+    text = registry_yaml(build_report(make(tmp_path / "run", meta={"registry": said})))
     assert "not stated" not in text.split("implementation:")[0]

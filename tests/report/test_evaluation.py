@@ -12,10 +12,10 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import BudgetExceeded, InvalidArgument
 from sordino.events import compose
 from sordino.ledger import Ledger
-from sordino.mechanisms.releases import recording_releases
-from sordino.randomness import Randomness
-from sordino.report import html, markdown, private_utility, read, utility
-from sordino.report.paid import paid_evaluation, share_interval, together
+from sordino.mechanisms.base import observe_releases
+from sordino.randomness import KeyedRNG
+from sordino.report import build_report, compute_utility, measure_private_utility, render_html, render_markdown
+from sordino.report.utility import joint_epsilon, proportion_interval, summarize_evaluation
 from sordino.runs import RunFolder
 from sordino.verification import verify
 
@@ -25,7 +25,7 @@ RELATIONS = list(NeighboringRelation)
 
 
 def made_up(count, *, seed=0):
-    stream = Randomness(seed=seed, reproducible=True).stream("evaluated", step=0)
+    stream = KeyedRNG(seed=seed, reproducible=True).stream("evaluated", step=0)
     scores = stream.uniform(3 * count).reshape(count, 3) + 0.05
     labels = (stream.uniform(count) * 3).astype(int)
     columns = {"sex": ["a" if part < 0.5 else "c" for part in stream.uniform(count)], "age": ["old"] * count}
@@ -46,8 +46,8 @@ class Listener:
 
 def exact(predictions, **options):
     listener = Listener()
-    with recording_releases(listener):
-        private_utility(lambda: predictions, classes=CLASSES, epsilon=1.0, groups=GROUPS, **options)
+    with observe_releases(listener):
+        measure_private_utility(lambda: predictions, classes=CLASSES, epsilon=1.0, groups=GROUPS, **options)
     return listener
 
 
@@ -110,7 +110,7 @@ def test_the_counts_are_those_of_a_slow_count():
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_the_noise_is_what_is_stated_and_another_would_have_been_seen(relation, delta):
     many = [str(number) for number in range(6000)]
-    found = private_utility(
+    found = measure_private_utility(
         lambda: (np.zeros((0, 2)), [], {"column": []}),
         classes=("no", "yes"),
         groups={"column": many},
@@ -133,7 +133,7 @@ def test_the_noise_is_what_is_stated_and_another_would_have_been_seen(relation, 
 @pytest.mark.parametrize("relation", RELATIONS, ids=lambda relation: relation.value)
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 0.0), (1.0, 0.0), (1.0, 1e-6), (0.2, 1e-9)])
 def test_what_is_charged_comes_to_the_price_and_hardly_less(epsilon, delta, relation):
-    found = private_utility(
+    found = measure_private_utility(
         lambda: made_up(5), classes=CLASSES, groups=GROUPS, epsilon=epsilon, delta=delta, relation=relation
     )
     spent = accounting.epsilon(found.event, delta, relation=relation).upper
@@ -153,27 +153,27 @@ def test_it_is_charged_and_noted_before_the_records_are_read(tmp_path):
         raise OSError("no such file")
 
     with pytest.raises(OSError, match="no such file"):
-        private_utility(reading, classes=CLASSES, epsilon=1.0, ledger=account, run=run)
+        measure_private_utility(reading, classes=CLASSES, epsilon=1.0, ledger=account, run=run)
     assert seen[-1].kind == "charge"
     assert seen[-1].digest == run.evaluations[0].charge
     assert verify(run, ledger=tmp_path / "privacy.db").item("evaluations").status == "pass"
-    report = read(run)
+    report = build_report(run)
     assert report.evaluations[0].shares == ()
-    assert "gave no answer" in markdown(report)
+    assert "gave no answer" in render_markdown(report)
 
 
 def test_what_does_not_fit_the_budget_reads_nothing(tmp_path):
     account = Ledger(tmp_path / "privacy.db").declare("held out", epsilon=0.5, delta=1e-5)
     run = make(tmp_path / "run")
     with pytest.raises(BudgetExceeded):
-        private_utility(lambda: pytest.fail("read"), classes=CLASSES, epsilon=1.0, ledger=account, run=run)
+        measure_private_utility(lambda: pytest.fail("read"), classes=CLASSES, epsilon=1.0, ledger=account, run=run)
     assert run.evaluations == ()
 
 
 def test_records_of_users_are_refused(tmp_path):
     run = make(tmp_path / "run", plan={"privacy_unit": "user"}, epsilon=None)
     with pytest.raises(InvalidArgument, match="user"):
-        private_utility(lambda: pytest.fail("read"), classes=CLASSES, epsilon=1.0, run=run)
+        measure_private_utility(lambda: pytest.fail("read"), classes=CLASSES, epsilon=1.0, run=run)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_records_of_users_are_refused(tmp_path):
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_read(options):
     with pytest.raises(InvalidArgument):
-        private_utility(lambda: pytest.fail("read"), **({"classes": CLASSES, "epsilon": 1.0} | options))
+        measure_private_utility(lambda: pytest.fail("read"), **({"classes": CLASSES, "epsilon": 1.0} | options))
 
 
 @pytest.mark.parametrize(
@@ -205,13 +205,13 @@ def test_what_makes_no_sense_is_refused_before_anything_is_read(options):
 )
 def test_what_is_no_prediction_is_refused_without_a_number_of_the_records(predictions):
     with pytest.raises(InvalidArgument) as caught:
-        private_utility(lambda: predictions, classes=CLASSES, groups=GROUPS, epsilon=1.0)
+        measure_private_utility(lambda: predictions, classes=CLASSES, groups=GROUPS, epsilon=1.0)
     assert "1" not in str(caught.value).replace("(records, 3)", "")
 
 
 def test_the_refusal_of_private_records_names_what_can_be_bought():
     with pytest.raises(InvalidArgument, match="private_utility"):
-        utility([[0.9, 0.1]], [0], public=False)
+        compute_utility([[0.9, 0.1]], [0], public=False)
 
 
 # ── what it says ────────────────────────────────────────────────────────────────────────────────────────────
@@ -222,14 +222,14 @@ def test_without_noise_the_interval_is_wilsons(right, wrong):
     total, z = right + wrong, 1.959963984540054
     middle = (right + z * z / 2) / (total + z * z)
     half = z / (total + z * z) * math.sqrt(right * wrong / total + z * z / 4)
-    low, high = share_interval(right, wrong, stddev=0.0)
+    low, high = proportion_interval(right, wrong, stddev=0.0)
     assert (low, high) == pytest.approx((max(0.0, middle - half), min(1.0, middle + half)), abs=1e-9)
 
 
 @pytest.mark.parametrize(("records", "share", "stddev"), [(400, 0.85, 10.0), (150, 0.6, 20.0), (2000, 0.97, 30.0)])
 @pytest.mark.parametrize("laplace", [False, True])
 def test_intervals_hold_the_true_share_and_those_that_forget_the_noise_do_not(records, share, stddev, laplace):
-    stream, times = Randomness(seed=7, reproducible=True).stream("coverage", step=0), 1500
+    stream, times = KeyedRNG(seed=7, reproducible=True).stream("coverage", step=0), 1500
     right = (stream.uniform(times * records).reshape(times, records) < share).sum(1)
     flat = stream.uniform(2 * times).reshape(times, 2)
     if laplace:
@@ -244,36 +244,36 @@ def test_intervals_hold_the_true_share_and_those_that_forget_the_noise_do_not(re
     covered = forgetful = 0
     for count, (one, other) in zip(right, noise, strict=True):
         counts = count + one, records - count + other
-        low, high = share_interval(*counts, stddev=stddev, width=width)
+        low, high = proportion_interval(*counts, stddev=stddev, width=width)
         covered += low <= share <= high
-        low, high = share_interval(max(counts[0], 0.0), max(counts[1], 0.0), stddev=0.0)
+        low, high = proportion_interval(max(counts[0], 0.0), max(counts[1], 0.0), stddev=0.0)
         forgetful += low <= share <= high
     assert covered / times > 0.935
     assert forgetful / times < 0.92
 
 
 def test_counts_that_say_nothing_give_the_whole_interval():
-    assert share_interval(-3, 2, stddev=10.0) == (0.0, 1.0)
-    assert share_interval(4, 3, stddev=10.0) == (0.0, 1.0)
+    assert proportion_interval(-3, 2, stddev=10.0) == (0.0, 1.0)
+    assert proportion_interval(4, 3, stddev=10.0) == (0.0, 1.0)
 
 
 def test_accuracy_calibration_and_groups_are_near_those_measured_without_noise():
-    stream = Randomness(seed=3, reproducible=True).stream("calibration", step=0)
+    stream = KeyedRNG(seed=3, reproducible=True).stream("calibration", step=0)
     confidence = 0.5 + 0.5 * stream.uniform(20_000)
     right = stream.uniform(20_000) < confidence - 0.1
     sexes = ["a" if part < 0.3 else "b" for part in stream.uniform(20_000)]
     chances = np.stack([confidence, 1 - confidence], axis=1)
     labels = np.where(right, 0, 1)
-    told = utility(chances, labels, public=True, groups={"sex": sexes})
+    told = compute_utility(chances, labels, public=True, groups={"sex": sexes})
     # The intervals hold in 95 of 100 draws of noise; these are one draw, the same every time.
-    found = private_utility(
+    found = measure_private_utility(
         lambda: (chances, labels, {"sex": sexes}),
         classes=("no", "yes"),
         groups={"sex": ("a", "b")},
         epsilon=1.0,
-        randomness=Randomness(seed=3, reproducible=True),
+        randomness=KeyedRNG(seed=3, reproducible=True),
     )
-    shown = paid_evaluation(found)
+    shown = summarize_evaluation(found)
     whole = shown.shares[0]
     assert whole.column == "all"
     assert abs(whole.accuracy - told["test_accuracy"].value) < 0.005
@@ -289,27 +289,29 @@ def test_accuracy_calibration_and_groups_are_near_those_measured_without_noise()
 
 def test_costs_add_up_unless_the_records_are_declared_disjoint(tmp_path):
     run = make(tmp_path / "run")
-    claim = read(run).guarantee.epsilon
+    claim = build_report(run).guarantee.epsilon
     trained = run.event()
-    first = private_utility(lambda: made_up(9), classes=CLASSES, epsilon=0.5, run=run, disjoint=True)
-    assert read(run).epsilon_together == pytest.approx(max(claim, 0.5))
-    second = private_utility(lambda: made_up(9), classes=CLASSES, epsilon=2.0, run=run)
+    first = measure_private_utility(lambda: made_up(9), classes=CLASSES, epsilon=0.5, run=run, disjoint=True)
+    assert build_report(run).epsilon_together == pytest.approx(max(claim, 0.5))
+    second = measure_private_utility(lambda: made_up(9), classes=CLASSES, epsilon=2.0, run=run)
     expected = accounting.epsilon(compose([trained, second.event]), 1e-5).upper
-    assert read(run).epsilon_together == pytest.approx(expected)
+    assert build_report(run).epsilon_together == pytest.approx(expected)
     assert max(claim, 2.0) < expected <= claim + 2.0
-    third = private_utility(lambda: made_up(9), classes=CLASSES, epsilon=9.0, run=run, disjoint=True)
+    third = measure_private_utility(lambda: made_up(9), classes=CLASSES, epsilon=9.0, run=run, disjoint=True)
     expected = accounting.epsilon(compose([first.event, third.event]), 1e-5).upper
-    assert read(run).epsilon_together == pytest.approx(expected)
+    assert build_report(run).epsilon_together == pytest.approx(expected)
     # A budget that was spent step by step: the claim stands, and pure costs are added to it.
     given = {"claimed": 5.0, "delta": 1e-5, "relation": NeighboringRelation.ADD_OR_REMOVE_ONE}
-    assert together([second], trained, **given) == pytest.approx(7.0, rel=1e-6)
+    assert joint_epsilon([second], trained, **given) == pytest.approx(7.0, rel=1e-6)
 
 
 def test_page_and_markdown_show_what_was_bought(tmp_path):
     run = make(tmp_path / "run", metrics={}, meta=EVERYTHING)
-    private_utility(lambda: made_up(300), classes=CLASSES, epsilon=3.0, groups=GROUPS, run=run, records="a clinic")
-    report = read(run)
-    page, text = html(report), markdown(report)
+    measure_private_utility(
+        lambda: made_up(300), classes=CLASSES, epsilon=3.0, groups=GROUPS, run=run, records="a clinic"
+    )
+    report = build_report(run)
+    page, text = render_html(report), render_markdown(report)
     for words in ("Measured on private records, and paid for", "a clinic", "training and evaluations together"):
         assert words in page
         assert words in text
@@ -324,7 +326,7 @@ def test_page_and_markdown_show_what_was_bought(tmp_path):
 def test_evaluations_survive_the_folder_and_verify(tmp_path):
     run = make(tmp_path / "run")
     found = [
-        private_utility(lambda: made_up(9), classes=CLASSES, groups=GROUPS, epsilon=1.0, delta=delta, run=run)
+        measure_private_utility(lambda: made_up(9), classes=CLASSES, groups=GROUPS, epsilon=1.0, delta=delta, run=run)
         for delta in (0.0, 1e-6)
     ]
     assert RunFolder.open(run.path).evaluations == tuple(found)
@@ -346,7 +348,7 @@ def test_evaluations_survive_the_folder_and_verify(tmp_path):
 )
 def test_an_evaluation_that_does_not_fit_its_price_is_caught(tmp_path, change):
     run = make(tmp_path / "run")
-    private_utility(lambda: made_up(9), classes=CLASSES, epsilon=1.0, run=run)
+    measure_private_utility(lambda: made_up(9), classes=CLASSES, epsilon=1.0, run=run)
     body = json.loads((run.path / "evaluations.json").read_text())
     body["evaluations"][0] |= change
     run._put_json("evaluations.json", body)
@@ -356,7 +358,7 @@ def test_an_evaluation_that_does_not_fit_its_price_is_caught(tmp_path, change):
 @pytest.mark.parametrize("place", [0.02, 0.5, 0.97])
 def test_one_flipped_bit_in_the_answers_is_caught(tmp_path, place):
     run = make(tmp_path / "run")
-    private_utility(lambda: made_up(9), classes=CLASSES, epsilon=1.0, run=run)
+    measure_private_utility(lambda: made_up(9), classes=CLASSES, epsilon=1.0, run=run)
     content = bytearray((run.path / "evaluations.json").read_bytes())
     content[int(place * (len(content) - 1))] ^= 1
     (run.path / "evaluations.json").write_bytes(bytes(content))
@@ -368,7 +370,7 @@ def test_a_charge_that_the_ledger_does_not_hold_is_caught(tmp_path):
     for name in ("one", "other"):
         Ledger(tmp_path / f"{name}.db").declare("held out", epsilon=3.0, delta=1e-5)
     account = Ledger(tmp_path / "one.db").account("held out")
-    private_utility(lambda: made_up(9), classes=CLASSES, epsilon=1.0, run=run, ledger=account)
+    measure_private_utility(lambda: made_up(9), classes=CLASSES, epsilon=1.0, run=run, ledger=account)
     assert verify(run).item("evaluations").status == "not checked"
     assert verify(run, ledger=tmp_path / "one.db").item("evaluations").status == "pass"
     assert verify(run, ledger=tmp_path / "other.db").item("evaluations").status == "fail"
@@ -378,7 +380,9 @@ def test_nothing_that_is_written_but_the_noisy_counts_depends_on_a_record(tmp_pa
     contents = []
     for number, count in enumerate((40, 41)):
         run = make(tmp_path / f"{number}" / "run")
-        private_utility(lambda count=count: made_up(count), classes=CLASSES, epsilon=1.0, groups=GROUPS, run=run)
+        measure_private_utility(
+            lambda count=count: made_up(count), classes=CLASSES, epsilon=1.0, groups=GROUPS, run=run
+        )
         body = json.loads((run.path / "evaluations.json").read_text())["evaluations"][0]
         for table in body["tables"]:
             table["right"], table["wrong"] = len(table["right"]), len(table["wrong"])

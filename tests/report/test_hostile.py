@@ -7,7 +7,14 @@ import pytest
 
 from reported_runs import EVERYTHING, Page, make
 from sordino.errors import InvalidArgument
-from sordino.report import comparison_html, comparison_markdown, html, markdown, read, registry_yaml
+from sordino.report import (
+    build_report,
+    registry_yaml,
+    render_comparison_html,
+    render_comparison_markdown,
+    render_html,
+    render_markdown,
+)
 from sordino.runs import Metric
 
 EVIL = (
@@ -48,12 +55,12 @@ def hostile(path):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    return read(hostile(tmp_path_factory.mktemp("hostile") / "a<b>&\"'c"))
+    return build_report(hostile(tmp_path_factory.mktemp("hostile") / "a<b>&\"'c"))
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_no_string_of_a_run_folder_becomes_a_tag_an_attribute_or_a_script(report, several):
-    page = comparison_html([report, report]) if several else html(report)
+    page = render_comparison_html([report, report]) if several else render_html(report)
     parsed = Page(page)
     assert parsed.tags.count("script") == parsed.tags.count("style") == 1
     assert "img" not in parsed.tags
@@ -66,7 +73,7 @@ def test_no_string_of_a_run_folder_becomes_a_tag_an_attribute_or_a_script(report
 
 @pytest.mark.parametrize("several", [False, True])
 def test_no_string_of_a_run_folder_means_anything_in_markdown(report, several):
-    text = comparison_markdown([report, report]) if several else markdown(report)
+    text = render_comparison_markdown([report, report]) if several else render_markdown(report)
     assert not re.search(r"<\w", text)
     assert not re.search(r"(?<!\\)\]\(javascript", text)
     for line in text.splitlines():
@@ -77,7 +84,7 @@ def test_no_string_of_a_run_folder_means_anything_in_markdown(report, several):
 
 
 def test_a_name_on_the_page_is_escaped_too(report):
-    page = html(report)
+    page = render_html(report)
     assert "a<b>" not in page
     assert "a&lt;b&gt;" in page
 
@@ -97,4 +104,4 @@ def test_an_audit_file_that_is_none_is_refused_without_repeating_it(text, tmp_pa
     run = make(tmp_path / "run")
     (run.path / "audit.json").write_text(text)
     with pytest.raises(InvalidArgument, match=r"audit\.json must"):
-        read(run)
+        build_report(run)

@@ -8,17 +8,16 @@ from hypothesis import strategies as st
 
 import sordino.report
 import sordino.report.charts
-import sordino.report.measured
-import sordino.report.numerals
-import sordino.report.parts
+import sordino.report.formatting
+import sordino.report.schema
+import sordino.report.utility
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
-from sordino.report import attack_bound
-from sordino.report.charts import ticks
-from sordino.report.figures import accuracy_chart, attack_charts, profile_chart, spent_chart
-from sordino.report.limits import advantage_bound, question
-from sordino.report.numerals import percent_up
-from sordino.report.parts import Curves, Point
+from sordino.report import max_true_positive_rate
+from sordino.report.charts import accuracy_chart, attack_charts, profile_chart, spent_chart, ticks
+from sordino.report.formatting import percent_up
+from sordino.report.interpretation import advantage_bound, question
+from sordino.report.schema import Curves, EpsilonPoint
 
 EPSILONS = st.floats(0, 30)
 DELTAS = st.floats(0, 1)
@@ -28,9 +27,9 @@ RATES = st.floats(0, 1)
 MODULES = [
     sordino.report,
     sordino.report.charts,
-    sordino.report.measured,
-    sordino.report.numerals,
-    sordino.report.parts,
+    sordino.report.utility,
+    sordino.report.formatting,
+    sordino.report.schema,
 ]
 
 
@@ -57,29 +56,31 @@ def slow_bound(epsilon, delta, rate):
 
 @given(EPSILONS, DELTAS, RATES)
 def test_the_bound_is_what_the_best_attack_on_the_worst_pair_achieves(epsilon, delta, rate):
-    bound = attack_bound(epsilon=epsilon, delta=delta, false_positive_rate=rate)
+    bound = max_true_positive_rate(epsilon=epsilon, delta=delta, false_positive_rate=rate)
     assert bound == pytest.approx(slow_bound(epsilon, delta, rate), rel=1e-9, abs=1e-9)
     assert bound >= rate - 1e-12
 
 
 def test_the_bound_follows_the_formula_at_small_rates():
-    assert attack_bound(epsilon=1.0, delta=1e-5, false_positive_rate=0.01) == pytest.approx(math.e * 0.01 + 1e-5)
+    assert max_true_positive_rate(epsilon=1.0, delta=1e-5, false_positive_rate=0.01) == pytest.approx(
+        math.e * 0.01 + 1e-5
+    )
 
 
 def test_without_privacy_everything_is_found():
-    assert attack_bound(epsilon=math.inf, delta=0.0, false_positive_rate=0.0) == 1.0
-    assert attack_bound(epsilon=800.0, delta=0.0, false_positive_rate=0.001) == 1.0
+    assert max_true_positive_rate(epsilon=math.inf, delta=0.0, false_positive_rate=0.0) == 1.0
+    assert max_true_positive_rate(epsilon=800.0, delta=0.0, false_positive_rate=0.001) == 1.0
 
 
 def test_a_rate_outside_the_unit_interval_is_refused():
     with pytest.raises(InvalidArgument, match="false_positive_rate"):
-        attack_bound(epsilon=1.0, delta=0.0, false_positive_rate=1.01)
+        max_true_positive_rate(epsilon=1.0, delta=0.0, false_positive_rate=1.01)
 
 
 @given(st.floats(0, 20), st.floats(0, 0.5))
 def test_the_advantage_is_the_best_over_all_rates(epsilon, delta):
     rates = [k / 2000 for k in range(2001)] + [(1 - delta) / (1 + math.exp(epsilon))]
-    best = max(attack_bound(epsilon=epsilon, delta=delta, false_positive_rate=r) - r for r in rates)
+    best = max(max_true_positive_rate(epsilon=epsilon, delta=delta, false_positive_rate=r) - r for r in rates)
     assert advantage_bound(epsilon=epsilon, delta=delta) == pytest.approx(best, abs=2e-9)
 
 
@@ -112,14 +113,14 @@ def test_ticks_reach_the_highest_value_in_even_steps(highest):
 
 def test_empty_charts_are_left_out():
     nothing = Curves(spent=(), profile=(), trade_off=(), gaussian_mu=None, gaussian_regret=None)
-    assert spent_chart([Point(steps=0, epsilon=0.0)], target=None) == ""
+    assert spent_chart([EpsilonPoint(steps=0, epsilon=0.0)], target=None) == ""
     assert accuracy_chart([]) == ""
     assert profile_chart(nothing, epsilon=1.0, delta=1e-5) == ""
     assert attack_charts(nothing) == ("", "")
 
 
 def test_charts_say_in_words_what_they_show():
-    drawn = spent_chart([Point(steps=0, epsilon=0.0), Point(steps=9, epsilon=0.501)], target=1.0)
+    drawn = spent_chart([EpsilonPoint(steps=0, epsilon=0.0), EpsilonPoint(steps=9, epsilon=0.501)], target=1.0)
     assert 'aria-label="Privacy spent over 9 steps, ending at ε = 0.51"' in drawn
     assert "target 1" in drawn
     assert "after 9 steps: ε = 0.51" in drawn
@@ -127,7 +128,7 @@ def test_charts_say_in_words_what_they_show():
 
 @pytest.mark.parametrize(("highest", "steps"), [(1e-6, 1), (0.3, 7), (5000.0, 10**6)])
 def test_every_point_and_every_mark_lies_inside_the_drawing(highest, steps):
-    curve = [Point(steps=round(steps * k / 10), epsilon=highest * k / 10) for k in range(11)]
+    curve = [EpsilonPoint(steps=round(steps * k / 10), epsilon=highest * k / 10) for k in range(11)]
     drawn = spent_chart(curve, target=highest * 1.2)
     for x, y in re.findall(r"([\d.]+),([\d.]+)", " ".join(re.findall(r' points="([^"]*)"', drawn))):
         assert 0 <= float(x) <= 400

@@ -7,13 +7,13 @@ from pathlib import Path
 from reported_runs import EVERYTHING, PUBLIC, make
 from sordino.definitions import NeighboringRelation
 from sordino.events import DiscreteLaplace, SelfComposed
-from sordino.report import comparison_markdown, markdown, read, utility
-from sordino.runs import Evaluation, LossPoint, NoisyTable, ReleasedLosses
+from sordino.report import build_report, compute_utility, render_comparison_markdown, render_markdown
+from sordino.runs import Evaluation, NoisyTable, ReleasedLoss, ReleasedLosses
 
 LOSSES = ReleasedLosses(
     bound=2.0,
     share=0.02,
-    points=tuple(LossPoint(step=step, loss=1.5 - 0.03 * step, stddev=0.02) for step in range(40)),
+    points=tuple(ReleasedLoss(step=step, loss=1.5 - 0.03 * step, stddev=0.02) for step in range(40)),
 )
 TABLES = (
     NoisyTable(name="all", values=("all",), right=(8400,), wrong=(1600,)),
@@ -47,28 +47,28 @@ def fixed(report):
 
 def test_the_markdown_report_is_as_it_was_read(tmp_path):
     chances = [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.44, 0.56]]
-    metrics = PUBLIC | utility(chances, [0, 0, 1, 0], public=True, groups={"sex": ["a", "a", "b", "b"]})
+    metrics = PUBLIC | compute_utility(chances, [0, 0, 1, 0], public=True, groups={"sex": ["a", "a", "b", "b"]})
     run = make(tmp_path / "adult-2026-01-31-1", meta=EVERYTHING, metrics=metrics)
     run.write_loss_curve(LOSSES)
     run.write_evaluations([EVALUATION, replace(EVALUATION, tables=None, disjoint=True, charge=None)])
-    text = markdown(fixed(read(run)))
+    text = render_markdown(fixed(build_report(run)))
     if os.environ.get("SORDINO_GOLDEN"):
         GOLDEN.write_text(text, encoding="utf-8")
     assert text == GOLDEN.read_text(encoding="utf-8")
 
 
 def test_a_run_that_is_not_for_release_says_so_first(tmp_path):
-    text = markdown(read(make(tmp_path / "run", meta={"reproducible": True})))
+    text = render_markdown(build_report(make(tmp_path / "run", meta={"reproducible": True})))
     assert text.splitlines()[2] == "> **NOT FOR RELEASE.** The noise came from a chosen seed."
 
 
 def test_what_is_not_stated_is_said_to_be(tmp_path):
-    text = markdown(read(make(tmp_path / "run")))
+    text = render_markdown(build_report(make(tmp_path / "run")))
     assert "| Preprocessing | *not stated* |" in text
 
 
 def test_runs_stand_side_by_side(tmp_path):
-    reports = [read(make(tmp_path / name)) for name in ("one", "two")]
-    text = comparison_markdown(reports)
+    reports = [build_report(make(tmp_path / name)) for name in ("one", "two")]
+    text = render_comparison_markdown(reports)
     assert "| | one | two |" in text
     assert "| accuracy: this model, private | 83.6 % | 83.6 % |" in text

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from reported_runs import make
 from sordino.errors import InvalidArgument
-from sordino.report import read, utility
-from sordino.report.measured import utility_of
+from sordino.report import build_report, compute_utility
+from sordino.report.utility import read_utility
 
 
 def slow_calibration(chances, labels, bins):
@@ -27,7 +27,7 @@ def test_calibration_errors_are_those_of_a_slow_count(records, classes, bins, se
     draw = np.random.default_rng(seed)
     chances = draw.dirichlet(np.ones(classes) * 0.7, size=records)
     labels = draw.integers(0, classes, size=records)
-    found = utility(chances, labels, public=True, bins=bins)
+    found = compute_utility(chances, labels, public=True, bins=bins)
     ece, mce = slow_calibration(chances.tolist(), labels.tolist(), bins)
     assert found["test_ece"].value == pytest.approx(ece, abs=1e-12)
     assert found["test_mce"].value == pytest.approx(mce, abs=1e-12)
@@ -38,36 +38,38 @@ def test_a_model_that_knows_what_it_knows_is_calibrated_and_one_that_boasts_is_n
     draw = np.random.default_rng(5)
     sure = draw.uniform(0.5, 1.0, size=40_000)
     labels = (draw.uniform(size=sure.size) > sure).astype(int)
-    honest = utility(np.stack([sure, 1 - sure], axis=1), labels, public=True)["test_ece"].value
+    honest = compute_utility(np.stack([sure, 1 - sure], axis=1), labels, public=True)["test_ece"].value
     boast = sure**0.3
-    proud = utility(np.stack([boast, 1 - boast], axis=1), labels, public=True)["test_ece"].value
+    proud = compute_utility(np.stack([boast, 1 - boast], axis=1), labels, public=True)["test_ece"].value
     assert honest < 0.01
     assert proud > 0.1
 
 
 def test_subgroups_are_measured_apart_and_survive_the_run_folder(tmp_path):
     chances = [[0.9, 0.1]] * 6
-    metrics = utility(chances, [0, 0, 1, 0, 1, 1], public=True, groups={"sex": ["a", "a", "a", "b: c", "b: c", "b: c"]})
-    shown = read(make(tmp_path / "run", metrics=metrics)).utility
+    metrics = compute_utility(
+        chances, [0, 0, 1, 0, 1, 1], public=True, groups={"sex": ["a", "a", "a", "b: c", "b: c", "b: c"]}
+    )
+    shown = build_report(make(tmp_path / "run", metrics=metrics)).utility
     assert [(group.column, group.value, group.records) for group in shown.subgroups] == [
         ("sex", "a", 3),
         ("sex", "b: c", 3),
     ]
     assert [round(group.accuracy, 6) for group in shown.subgroups] == [round(2 / 3, 6), round(1 / 3, 6)]
     assert all(group.lower < group.accuracy < group.upper for group in shown.subgroups)
-    assert shown == utility_of(metrics)
+    assert shown == read_utility(metrics)
 
 
 def test_the_interval_of_a_share_is_wilsons():
     # 7 of 10: Wilson 95 % interval (0.3968, 0.8922), by hand from the formula.
-    metrics = utility([[0.9, 0.1]] * 10, [0] * 7 + [1] * 3, public=True, groups={"g": ["x"] * 10})
-    (group,) = utility_of(metrics).subgroups
+    metrics = compute_utility([[0.9, 0.1]] * 10, [0] * 7 + [1] * 3, public=True, groups={"g": ["x"] * 10})
+    (group,) = read_utility(metrics).subgroups
     assert (group.lower, group.upper) == (pytest.approx(0.39677, abs=1e-4), pytest.approx(0.89221, abs=1e-4))
 
 
 def test_private_records_are_refused():
     with pytest.raises(InvalidArgument, match="public must be True"):
-        utility([[0.5, 0.5]], [0], public=False)
+        compute_utility([[0.5, 0.5]], [0], public=False)
 
 
 @pytest.mark.parametrize(
@@ -84,4 +86,4 @@ def test_private_records_are_refused():
 )
 def test_what_is_no_prediction_is_refused(chances, labels, groups, words):
     with pytest.raises(InvalidArgument, match=words):
-        utility(chances, labels, public=True, groups=groups)
+        compute_utility(chances, labels, public=True, groups=groups)

@@ -22,17 +22,17 @@ from sordino.mechanisms.correlated import (
     BandedToeplitz,
     BinaryTree,
     CyclicPoisson,
-    EveryEpoch,
+    FixedEpochOrder,
     IndependentNoise,
     MinSeparation,
     SingleParticipation,
-    optimal_buffered,
-    optimal_dense,
+    optimize_buffered,
+    optimize_dense,
 )
-from sordino.report import markdown, read
-from sordino.report.mechanism_words import clipping_words, noise_words, schedule_words
+from sordino.report import build_report, render_markdown
+from sordino.report.formatting import describe_clipping, describe_noise, describe_schedule
 from sordino.runs import RunFolder
-from sordino.schedules import Cosine, Exponential, Listed, Stepped, schedule_to_dict
+from sordino.schedules import CosineSchedule, ExponentialSchedule, ListSchedule, StepSchedule, schedule_to_dict
 from sordino.training import CorrelatedNoise, Plan
 
 CLIPPINGS = [
@@ -53,7 +53,7 @@ CLIPPINGS = [
 @pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.words)
 def test_a_clipping_method_has_the_words_that_it_gives_itself(clipping):
     body = json.loads(json.dumps(clipping_to_dict(clipping)))
-    assert clipping_words(body) == clipping.words
+    assert describe_clipping(body) == clipping.words
 
 
 def test_no_clipping_method_is_forgotten():
@@ -65,15 +65,18 @@ def test_no_clipping_method_is_forgotten():
 @pytest.mark.parametrize(
     ("schedule", "words"),
     [
-        (Exponential(start=6.0, end=3.0), "schedule exponential: start 6, end 3"),
-        (Stepped(start=1.0, factor=0.5, every=2), "schedule stepped: start 1, factor 0.5, every 2"),
-        (Cosine(start=1.0, end=0.5, over=10), "schedule cosine: start 1, end 0.5, over 10"),
-        (Listed(values=(1.0, 2.0)), "schedule listed: values 1, 2"),
-        (Listed(values=tuple(float(value) for value in range(1, 1001))), "schedule listed: 1,000 values, from 1 to"),
+        (ExponentialSchedule(start=6.0, end=3.0), "schedule exponential: start 6, end 3"),
+        (StepSchedule(start=1.0, factor=0.5, every=2), "schedule stepped: start 1, factor 0.5, every 2"),
+        (CosineSchedule(start=1.0, end=0.5, over=10), "schedule cosine: start 1, end 0.5, over 10"),
+        (ListSchedule(values=(1.0, 2.0)), "schedule listed: values 1, 2"),
+        (
+            ListSchedule(values=tuple(float(value) for value in range(1, 1001))),
+            "schedule listed: 1,000 values, from 1 to",
+        ),
     ],
 )
 def test_a_schedule_is_named_with_its_numbers_and_a_long_one_by_its_ends(schedule, words):
-    found = schedule_words(json.loads(json.dumps(schedule_to_dict(schedule))))
+    found = describe_schedule(json.loads(json.dumps(schedule_to_dict(schedule))))
     assert found.startswith(words)
     assert len(found) < 80
 
@@ -92,7 +95,7 @@ def test_a_schedule_is_named_with_its_numbers_and_a_long_one_by_its_ends(schedul
             "correlated, banded inverse, 3 bands; a record is in at most 2 steps, at least 4 apart",
         ),
         (
-            optimal_buffered(1, steps=8),
+            optimize_buffered(1, steps=8),
             MinSeparation(separation=4),
             "correlated, buffered Toeplitz, 1 buffer; a record's steps are at least 4 apart",
         ),
@@ -102,8 +105,8 @@ def test_a_schedule_is_named_with_its_numbers_and_a_long_one_by_its_ends(schedul
             "correlated, binary tree, refined from below; a record is in at most one step",
         ),
         (
-            optimal_dense(8),
-            EveryEpoch(steps_per_epoch=8),
+            optimize_dense(8),
+            FixedEpochOrder(steps_per_epoch=8),
             "correlated, dense matrix; a record is in one step of each epoch of 8, always the same",
         ),
         (
@@ -116,7 +119,7 @@ def test_a_schedule_is_named_with_its_numbers_and_a_long_one_by_its_ends(schedul
 )
 def test_correlated_noise_is_named_with_its_strategy_and_participation(strategy, participation, words):
     noise = json.loads(json.dumps(CorrelatedNoise(strategy=strategy, participation=participation).to_dict()))
-    assert noise_words({"noise": noise}, {}) == words
+    assert describe_noise({"noise": noise}, {}) == words
 
 
 def test_the_report_of_a_run_names_strategy_method_and_schedule(tmp_path):
@@ -128,7 +131,7 @@ def test_the_report_of_a_run_names_strategy_method_and_schedule(tmp_path):
     plans = {
         "correlated": Plan(noise_multiplier=2.0, sample_rate=0.1, noise=noise, **common),
         "scheduled": Plan(
-            noise_multiplier=Exponential(start=6.0, end=3.0),
+            noise_multiplier=ExponentialSchedule(start=6.0, end=3.0),
             sample_rate=1.0,
             clipping=GroupedClipping(by="layer"),
             **common,
@@ -137,7 +140,7 @@ def test_the_report_of_a_run_names_strategy_method_and_schedule(tmp_path):
     for name, plan in plans.items():
         with RunFolder.create(tmp_path / name, plan=plan.to_json()) as run:
             run.append(step=0, event=Gaussian(noise_multiplier=2.0), epsilon=None)
-    told = {name: markdown(read(RunFolder.open(tmp_path / name))) for name in plans}
+    told = {name: render_markdown(build_report(RunFolder.open(tmp_path / name))) for name in plans}
     assert "banded Toeplitz, 2 bands; a record is in at most one step of each cycle of 4" in told["correlated"]
     assert "flat clipping of each layer, equal bounds" in told["scheduled"]
     assert "schedule exponential: start 6, end 3" in told["scheduled"]

@@ -7,7 +7,7 @@ import yaml
 
 from reported_runs import EVERYTHING, TRUE_EPSILON, make
 from sordino.errors import InvalidArgument
-from sordino.report import read, registry_yaml
+from sordino.report import build_report, registry_yaml
 
 # From the public description of the registry's schema (opendp/deployments-registry-data): name, what it may hold,
 # whether it must be there. A tuple lists the words that are allowed.
@@ -130,7 +130,7 @@ SAID = {
 
 @pytest.mark.parametrize("said", [{}, SAID])
 def test_the_draft_is_an_entry_of_tier_three(said, tmp_path):
-    text = registry_yaml(read(make(tmp_path / "run", meta=EVERYTHING | {"registry": said})))
+    text = registry_yaml(build_report(make(tmp_path / "run", meta=EVERYTHING | {"registry": said})))
     found = check(yaml.safe_load(text))
     assert set(TIER_3) <= set(found)
     assert found["deployment.administrative.status"] == "Draft"
@@ -141,7 +141,7 @@ def test_the_draft_is_an_entry_of_tier_three(said, tmp_path):
 
 
 def test_what_the_curator_said_is_taken_over(tmp_path):
-    found = check(yaml.safe_load(registry_yaml(read(make(tmp_path / "run", meta={"registry": SAID})))))
+    found = check(yaml.safe_load(registry_yaml(build_report(make(tmp_path / "run", meta={"registry": SAID})))))
     assert found["url_slug"] == "income-model-1"
     assert found["deployment.basic.data_product_sector"] == "Finance"
     assert found["deployment.basic.data_curators"] == [
@@ -151,18 +151,18 @@ def test_what_the_curator_said_is_taken_over(tmp_path):
 
 
 def test_a_field_that_the_registry_does_not_know_fails_the_check(tmp_path):
-    body = yaml.safe_load(registry_yaml(read(make(tmp_path / "run"))))
+    body = yaml.safe_load(registry_yaml(build_report(make(tmp_path / "run"))))
     body["deployment"]["basic"]["colour"] = "red"
     with pytest.raises(AssertionError, match="no other fields"):
         check(body)
 
 
 def test_a_sector_that_the_registry_does_not_know_is_refused(tmp_path):
-    report = read(make(tmp_path / "run", meta={"registry": SAID | {"sector": "Alchemy"}}))
+    report = build_report(make(tmp_path / "run", meta={"registry": SAID | {"sector": "Alchemy"}}))
     with pytest.raises(InvalidArgument, match="sector"):
         registry_yaml(report)
 
 
 def test_a_run_that_is_not_for_release_has_no_entry(tmp_path):
     with pytest.raises(InvalidArgument, match="fit for release"):
-        registry_yaml(read(make(tmp_path / "run", meta={"reproducible": True})))
+        registry_yaml(build_report(make(tmp_path / "run", meta={"reproducible": True})))

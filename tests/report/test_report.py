@@ -9,15 +9,15 @@ from PIL import Image
 
 from reported_runs import EVERYTHING, PLAN, PUBLIC, STEP, STEPS, TRUE_EPSILON, Page, make
 from sordino.errors import InvalidArgument
-from sordino.events import NoPrivacy
-from sordino.report import Report, read, write
-from sordino.report.writing import html
+from sordino.events import NonPrivate
+from sordino.report import Report, build_report, write_report
+from sordino.report.render import render_html
 from sordino.runs import Metric, RunFolder
 
 
 def test_the_page_states_the_guarantee_with_all_it_takes_to_read_it(tmp_path):
     run = make(tmp_path / "run")
-    page = Page(html(read(run)))
+    page = Page(render_html(build_report(run)))
     assert run.guarantee.sentence() in page.text
     assert f"ε = {math.ceil(TRUE_EPSILON * 100) / 100:.2f}" in page.text
     for words in ("one example", "add or remove one", "full batches", "closed form"):
@@ -45,20 +45,20 @@ def test_the_page_states_the_guarantee_with_all_it_takes_to_read_it(tmp_path):
 
 
 def test_the_page_shows_public_accuracy_beside_the_twin(tmp_path):
-    text = Page(html(read(make(tmp_path / "run")))).text
+    text = Page(render_html(build_report(make(tmp_path / "run")))).text
     for words in ("this model, private 83.6 %", "its twin, not private 84.8 %", "always the commonest label 75.4 %"):
         assert words in text
 
 
 def test_the_page_names_what_is_not_covered(tmp_path):
-    text = Page(html(read(make(tmp_path / "run")))).text
+    text = Page(render_html(build_report(make(tmp_path / "run")))).text
     for words in ("choice of settings", "test records", "size of the data set", "floating point", "Other uses"):
         assert words in text
     assert "Not for release" not in text
 
 
 def test_the_page_needs_nothing_from_outside_and_may_load_nothing(tmp_path):
-    page = html(read(make(tmp_path / "run")))
+    page = render_html(build_report(make(tmp_path / "run")))
     parsed = Page(page)
     assert not {"link", "img", "iframe", "object", "embed"} & set(parsed.tags)
     assert parsed.tags.count("script") == parsed.tags.count("style") == 1
@@ -72,39 +72,41 @@ def test_the_page_needs_nothing_from_outside_and_may_load_nothing(tmp_path):
 
 def test_values_marked_private_appear_nowhere(tmp_path):
     metrics = {"test_accuracy": Metric(value=0.7312345, public=False), "x": Metric(value=12345.678, public=False)}
-    written = write(make(tmp_path / "run", metrics=metrics))
+    written = write_report(make(tmp_path / "run", metrics=metrics))
     everything = written.page.read_text() + json.dumps(written.report.to_dict())
     for trace in ("0.7312", "73.1 %", "12345", "12,345"):
         assert trace not in everything
     assert "2 measured values are marked private and not shown" in Page(written.page.read_text()).text
-    without = write(make(tmp_path / "other" / "run", metrics={}))
+    without = write_report(make(tmp_path / "other" / "run", metrics={}))
     assert without.picture.read_bytes() == written.picture.read_bytes()
 
 
 def test_a_claim_below_the_transcript_is_overruled(tmp_path):
-    report = read(make(tmp_path / "run", epsilon=0.5 * TRUE_EPSILON))
+    report = build_report(make(tmp_path / "run", epsilon=0.5 * TRUE_EPSILON))
     assert report.guarantee.epsilon == TRUE_EPSILON
-    text = Page(html(report)).text
+    text = Page(render_html(report)).text
     assert "the transcript says more than the run claimed" in text
     assert "gives a larger ε than was claimed" in text
 
 
 def test_a_run_that_did_not_finish_is_charged_for_the_steps_it_took(tmp_path):
-    report = read(make(tmp_path / "run", epsilon=None, metrics={}))
+    report = build_report(make(tmp_path / "run", epsilon=None, metrics={}))
     assert report.guarantee.epsilon == TRUE_EPSILON
     assert "did not finish" in report.guarantee.sentence
 
 
 def test_a_seeded_run_is_not_for_release(tmp_path):
-    written = write(make(tmp_path / "run", meta={"reproducible": True}))
+    written = write_report(make(tmp_path / "run", meta={"reproducible": True}))
     text = Page(written.page.read_text()).text
     assert "Not for release. The noise came from a chosen seed." in text
     assert "Anyone who knows the seed" in text
 
 
 def test_a_run_without_noise_promises_nothing(tmp_path):
-    event = NoPrivacy(reason="noise_multiplier is 0")
-    written = write(make(tmp_path / "run", epsilon=math.inf, event=event, told=False, plan={"noise_multiplier": 0.0}))
+    event = NonPrivate(reason="noise_multiplier is 0")
+    written = write_report(
+        make(tmp_path / "run", epsilon=math.inf, event=event, told=False, plan={"noise_multiplier": 0.0})
+    )
     text = Page(written.page.read_text()).text
     assert "Not for release. This run is not private." in text
     assert "ε = ∞" in text
@@ -114,9 +116,9 @@ def test_a_run_without_noise_promises_nothing(tmp_path):
 
 
 def test_the_curve_is_the_transcripts_own_or_else_computed(tmp_path):
-    told = read(make(tmp_path / "told")).curves.spent
+    told = build_report(make(tmp_path / "told")).curves.spent
     assert [(point.steps, point.epsilon) for point in told[:3]] == [(0, 0.0), (1, 0.01), (2, 0.02)]
-    computed = read(make(tmp_path / "silent", told=False)).curves.spent
+    computed = build_report(make(tmp_path / "silent", told=False)).curves.spent
     assert computed[0].steps == 0
     assert computed[-1].steps == STEPS
     assert computed[-1].epsilon == TRUE_EPSILON
@@ -128,25 +130,25 @@ def test_a_long_run_is_drawn_with_few_points_and_ends_at_its_last_step(tmp_path)
     with RunFolder.create(tmp_path / "run", plan=json.dumps(PLAN)) as run:
         for step in range(1000):
             run.append(step=step, event=STEP, epsilon=float(step))
-    curve = read(run).curves.spent
+    curve = build_report(run).curves.spent
     assert len(curve) <= 241
     assert (curve[-1].steps, curve[-1].epsilon) == (1000, 999.0)
 
 
 def test_a_run_without_steps_has_a_report(tmp_path):
     RunFolder.create(tmp_path / "run", plan=json.dumps(PLAN)).close()
-    report = write(RunFolder.open(tmp_path / "run")).report
+    report = write_report(RunFolder.open(tmp_path / "run")).report
     assert report.guarantee.epsilon == 0
 
 
 def test_a_plan_that_was_garbled_is_refused_by_name(tmp_path):
     with pytest.raises(InvalidArgument, match=r"plan\.json must hold"):
-        read(make(tmp_path / "run", epsilon=None, plan={"neighboring_relation": "cousins"}))
+        build_report(make(tmp_path / "run", epsilon=None, plan={"neighboring_relation": "cousins"}))
 
 
 def test_the_picture_is_a_wide_png_that_differs_with_what_was_measured(tmp_path):
-    first = write(make(tmp_path / "a" / "run"))
-    second = write(make(tmp_path / "b" / "run", metrics={}))
+    first = write_report(make(tmp_path / "a" / "run"))
+    second = write_report(make(tmp_path / "b" / "run", metrics={}))
     with Image.open(first.picture) as image:
         assert image.size == (1600, 900)
         colours = image.convert("RGB").getcolors(1 << 24)
@@ -156,26 +158,26 @@ def test_the_picture_is_a_wide_png_that_differs_with_what_was_measured(tmp_path)
 
 def test_a_report_can_be_written_elsewhere_and_again(tmp_path):
     run = make(tmp_path / "run")
-    written = write(run, folder=tmp_path / "elsewhere")
+    written = write_report(run, folder=tmp_path / "elsewhere")
     assert written.page.parent == written.picture.parent == tmp_path / "elsewhere"
     assert not (run.path / "report.html").exists()
-    again = write(run, folder=tmp_path / "elsewhere")
-    assert again.page.read_text() == html(written.report)
+    again = write_report(run, folder=tmp_path / "elsewhere")
+    assert again.page.read_text() == render_html(written.report)
 
 
-@pytest.mark.parametrize("event", [STEP, NoPrivacy(reason="noise_multiplier is 0")])
+@pytest.mark.parametrize("event", [STEP, NonPrivate(reason="noise_multiplier is 0")])
 def test_the_report_as_json_has_no_infinities_and_round_trips(event, tmp_path):
     epsilon = TRUE_EPSILON if event is STEP else math.inf
-    report = read(make(tmp_path / "run", event=event, epsilon=epsilon, meta=EVERYTHING))
+    report = build_report(make(tmp_path / "run", event=event, epsilon=epsilon, meta=EVERYTHING))
     body = report.to_dict()
     assert json.loads(json.dumps(body, allow_nan=False)) == body
     assert body["schema_version"] == 3
     assert Report.from_json(report.to_json()) == report
-    assert html(Report.from_json(report.to_json())) == html(report)
+    assert render_html(Report.from_json(report.to_json())) == render_html(report)
 
 
 def test_json_of_another_version_or_with_a_misspelt_field_is_refused_by_name(tmp_path):
-    body = read(make(tmp_path / "run")).to_dict()
+    body = build_report(make(tmp_path / "run")).to_dict()
     with pytest.raises(InvalidArgument, match="schema_version"):
         Report.from_json(json.dumps(body | {"schema_version": 1}))
     with pytest.raises(InvalidArgument, match="epsilom"):
@@ -187,8 +189,8 @@ def test_json_of_another_version_or_with_a_misspelt_field_is_refused_by_name(tmp
 def test_reports_are_made_without_torch(tmp_path):
     make(tmp_path / "run")
     code = (
-        "import sys; from sordino.report import write; from sordino.runs import RunFolder\n"
-        "write(RunFolder.open(sys.argv[1])); assert 'torch' not in sys.modules"
+        "import sys; from sordino.report import write_report; from sordino.runs import RunFolder\n"
+        "write_report(RunFolder.open(sys.argv[1])); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)
 
@@ -197,7 +199,7 @@ def test_a_bound_shared_by_many_steps_is_drawn_where_it_is_tight(tmp_path):
     with RunFolder.create(tmp_path / "run", plan=json.dumps(PLAN)) as run:
         for step in range(9):
             run.append(step=step, event=STEP, epsilon=float(step // 3 + 1))
-    assert [(point.steps, point.epsilon) for point in read(run).curves.spent] == [
+    assert [(point.steps, point.epsilon) for point in build_report(run).curves.spent] == [
         (0, 0.0),
         (3, 1.0),
         (6, 2.0),
@@ -207,7 +209,7 @@ def test_a_bound_shared_by_many_steps_is_drawn_where_it_is_tight(tmp_path):
 
 def test_a_cost_of_privacy_is_claimed_only_beside_a_twin(tmp_path):
     metrics = {name: metric for name, metric in PUBLIC.items() if name != "twin_test_accuracy"}
-    text = Page(html(read(make(tmp_path / "run", metrics=metrics)))).text
+    text = Page(render_html(build_report(make(tmp_path / "run", metrics=metrics)))).text
     assert "How well it predicts" in text
     assert "this model, private 83.6 %" in text
     assert "What privacy costs" not in text

@@ -14,7 +14,7 @@ from PIL import Image
 from reported_runs import EVERYTHING, PUBLIC, SAMPLED, SAMPLED_PLAN, make
 from sordino import accounting
 from sordino.events import SelfComposed
-from sordino.report import comparison_html, html, read, utility
+from sordino.report import build_report, compute_utility, render_comparison_html, render_html
 
 BROWSER = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(
@@ -61,19 +61,19 @@ def report(tmp_path_factory):
             ["one", "two", "a value with a very long name indeed"], size=600
         ).tolist()
     }
-    metrics = PUBLIC | utility(np.stack([sure, 1 - sure], axis=1), labels, public=True, groups=groups)
+    metrics = PUBLIC | compute_utility(np.stack([sure, 1 - sure], axis=1), labels, public=True, groups=groups)
     spent = accounting.epsilon(SelfComposed(event=SAMPLED, count=40), 1e-5).upper
     path = tmp_path_factory.mktemp("run") / "a-run-with-a-name-that-is-longer-than-a-telephone-is-wide-0123456789"
-    return read(make(path, epsilon=spent, event=SAMPLED, plan=SAMPLED_PLAN, meta=EVERYTHING, metrics=metrics))
+    return build_report(make(path, epsilon=spent, event=SAMPLED, plan=SAMPLED_PLAN, meta=EVERYTHING, metrics=metrics))
 
 
 @pytest.fixture(scope="module")
 def pages(report, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     texts = {
-        "single": html(report),
-        "seeded": html(report.model_copy(update={"not_for_release": "The noise came from a chosen seed."})),
-        "compared": comparison_html([report, report.model_copy(update={"name": "other"})]),
+        "single": render_html(report),
+        "seeded": render_html(report.model_copy(update={"not_for_release": "The noise came from a chosen seed."})),
+        "compared": render_comparison_html([report, report.model_copy(update={"name": "other"})]),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")

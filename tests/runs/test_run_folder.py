@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import sordino.runs
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, SordinoError
-from sordino.events import Gaussian, NoPrivacy, PoissonSampled, SelfComposed, compose
+from sordino.events import Gaussian, NonPrivate, PoissonSampled, SelfComposed, compose
 from sordino.runs import Metric, RunFolder
-from sordino.runs.environment import environment
+from sordino.runs.folder import environment
 
 STEP = PoissonSampled(sample_rate=0.01, event=Gaussian(noise_multiplier=4.0))
 EVENTS = st.builds(
@@ -76,7 +76,7 @@ def test_equal_steps_compose_into_one_counted_event(tmp_path):
 
 def test_an_infinite_epsilon_survives_the_round_trip(tmp_path):
     with make(tmp_path / "run") as run:
-        run.append(step=0, event=NoPrivacy(reason="noise_multiplier is 0"), epsilon=math.inf)
+        run.append(step=0, event=NonPrivate(reason="noise_multiplier is 0"), epsilon=math.inf)
         assert next(iter(run)).epsilon == math.inf
     assert "Infinity" not in (tmp_path / "run" / "transcript.jsonl").read_text()
 

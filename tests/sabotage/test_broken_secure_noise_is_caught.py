@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from sordino.audit import Engine, check_engine
-from sordino.audit.engine_checks import ENGINE_CHECKS
+from sordino.audit import EngineLibrary, check_engine
+from sordino.audit.conformance.engine_cases import ENGINE_CHECKS
 from sordino.clipping import FlatClipping
-from sordino.mechanisms.grid_sum import GridSumMechanism
-from sordino.training.sums.secure import IntegerSums
+from sordino.mechanisms.integer_noise import GridSumMechanism
+from sordino.training.special_accumulators import IntegerAccumulator
 
-noise, add, add_noise = GridSumMechanism.noise, IntegerSums.add, IntegerSums.add_noise_
+noise, add, add_noise = GridSumMechanism.noise, IntegerAccumulator.add, IntegerAccumulator.add_noise_
 grid_stddev, factors = GridSumMechanism.grid_stddev.fget, FlatClipping.factors
 
 
-ENGINE = Engine(secure_noise=True)
+ENGINE = EngineLibrary(secure_noise=True)
 
 
 def no_noise(self, count, stream):
@@ -39,8 +39,8 @@ SABOTAGE = {
     "5 % too little noise": (GridSumMechanism, "grid_stddev", property(lambda self: int(0.95 * grid_stddev(self)))),
     "noise of a float's unit": (GridSumMechanism, "grid_stddev", property(lambda self: grid_stddev(self) >> 29)),
     "one noise for all coordinates": (GridSumMechanism, "noise", one_noise_for_all_coordinates),
-    "noise reused": (IntegerSums, "add_noise_", noise_reused),
-    "records counted twice": (IntegerSums, "add", added_twice),
+    "noise reused": (IntegerAccumulator, "add_noise_", noise_reused),
+    "records counted twice": (IntegerAccumulator, "add", added_twice),
 }
 BROKEN_CLIPPING = {
     "no clipping": lambda self, squared_norms, *, max_grad_norm: torch.ones_like(squared_norms),

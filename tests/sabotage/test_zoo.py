@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from sordino.audit import Engine, check_engine
-from sordino.audit.engine_checks import ENGINE_CHECKS
+from sordino.audit import EngineLibrary, check_engine
+from sordino.audit.conformance.engine_cases import ENGINE_CHECKS
 from sordino.clipping import FlatClipping
-from sordino.mechanisms import GaussianMechanism
+from sordino.mechanisms import TensorGaussianMechanism
 from sordino.sampling import PoissonSampling
-from sordino.training.bills.charges import Charges
+from sordino.training import accumulators
+from sordino.training.accumulators import ClippedSumAccumulator
+from sordino.training.charging import ChargeLog
 from sordino.training.step import PrivateStep
-from sordino.training.sums import bounds
-from sordino.training.sums.bounds import Bounds
 
 PAGE = Path(__file__).parents[2] / "docs" / "auditing.md"
-add_noise, factors, draw = GaussianMechanism.add_noise_, FlatClipping.factors, PoissonSampling.draw
-add, finish, charge, finite = Bounds.add, PrivateStep.finish, Charges.add, bounds._finite
+add_noise, factors, draw = TensorGaussianMechanism.add_noise_, FlatClipping.factors, PoissonSampling.draw
+add, finish, charge, finite = ClippedSumAccumulator.add, PrivateStep.finish, ChargeLog.add, accumulators._finite
 
 NOISE = "noise has the declared scale in every tensor"
 FRESH = "noise is fresh in every step and coordinate"
@@ -35,7 +35,9 @@ CHARGED = "every step is charged"
 
 def scaled_noise(factor):
     def broken(self, tensors, *, randomness, step, rank=0):
-        weaker = GaussianMechanism(noise_multiplier=factor * self.noise_multiplier, l2_sensitivity=self.l2_sensitivity)
+        weaker = TensorGaussianMechanism(
+            noise_multiplier=factor * self.noise_multiplier, l2_sensitivity=self.l2_sensitivity
+        )
         add_noise(weaker, tensors, randomness=randomness, step=step, rank=rank)
 
     return broken
@@ -110,7 +112,7 @@ class Chunks:
         self._chunks_so_far += 1
 
 
-begin = Bounds.begin
+begin = ClippedSumAccumulator.begin
 
 
 class Realised:
@@ -171,43 +173,43 @@ def charged_once(self, event, times=1):
 
 
 ZOO = {
-    "no noise": ([(GaussianMechanism, "add_noise_", no_noise)], NOISE),
-    "half the noise": ([(GaussianMechanism, "add_noise_", scaled_noise(0.5))], NOISE),
-    "5 % too little noise": ([(GaussianMechanism, "add_noise_", scaled_noise(0.95))], NOISE),
-    "noise of the mean, on the sum": ([(GaussianMechanism, "add_noise_", noise_of_the_mean)], NOISE),
-    "a layer without noise": ([(GaussianMechanism, "add_noise_", last_layer_without_noise)], NOISE),
-    "the same noise in every step": ([(GaussianMechanism, "add_noise_", noise_reused)], FRESH),
-    "one noise for all coordinates": ([(GaussianMechanism, "add_noise_", one_noise_for_all_coordinates)], FRESH),
+    "no noise": ([(TensorGaussianMechanism, "add_noise_", no_noise)], NOISE),
+    "half the noise": ([(TensorGaussianMechanism, "add_noise_", scaled_noise(0.5))], NOISE),
+    "5 % too little noise": ([(TensorGaussianMechanism, "add_noise_", scaled_noise(0.95))], NOISE),
+    "noise of the mean, on the sum": ([(TensorGaussianMechanism, "add_noise_", noise_of_the_mean)], NOISE),
+    "a layer without noise": ([(TensorGaussianMechanism, "add_noise_", last_layer_without_noise)], NOISE),
+    "the same noise in every step": ([(TensorGaussianMechanism, "add_noise_", noise_reused)], FRESH),
+    "one noise for all coordinates": ([(TensorGaussianMechanism, "add_noise_", one_noise_for_all_coordinates)], FRESH),
     "no clipping": ([(FlatClipping, "factors", no_clipping)], SENSITIVITY),
     "twice the clipping norm": ([(FlatClipping, "factors", twice_the_norm)], SENSITIVITY),
     "norms whose root was taken twice": ([(FlatClipping, "factors", norms_not_square_rooted)], SENSITIVITY),
     "clipping of the mean": (
-        [(FlatClipping, "factors", no_clipping), (GaussianMechanism, "add_noise_", clip_of_the_sum)],
+        [(FlatClipping, "factors", no_clipping), (TensorGaussianMechanism, "add_noise_", clip_of_the_sum)],
         SENSITIVITY,
     ),
     "each layer clipped to C, counted as C together": (
         [(FlatClipping, "groups", each_layer_alone), (FlatClipping, "thresholds", the_whole_norm_for_each)],
         SENSITIVITY,
     ),
-    "records counted twice": ([(Bounds, "add", counted_twice)], SENSITIVITY),
+    "records counted twice": ([(ClippedSumAccumulator, "add", counted_twice)], SENSITIVITY),
     "records of a later micro-batch counted twice": (
-        [(Bounds, "add", Chunks.add), (Bounds, "begin", Chunks.begin)],
+        [(ClippedSumAccumulator, "add", Chunks.add), (ClippedSumAccumulator, "begin", Chunks.begin)],
         CHUNKS,
     ),
     "division by the realised batch size": (
-        [(Bounds, "add", Realised.add), (PrivateStep, "finish", Realised.finish)],
+        [(ClippedSumAccumulator, "add", Realised.add), (PrivateStep, "finish", Realised.finish)],
         DIVISOR,
     ),
     "shuffled batches called Poisson": ([(PoissonSampling, "draw", shuffled)], POISSON),
     "batches of a fixed size called Poisson": ([(PoissonSampling, "draw", fixed_size)], POISSON),
     "a higher sample rate than declared": ([(PoissonSampling, "draw", more_than_declared)], POISSON),
-    "a record that is no number passes": ([(bounds, "_finite", not_a_number_let_through)], BROKEN),
+    "a record that is no number passes": ([(accumulators, "_finite", not_a_number_let_through)], BROKEN),
     "the step is skipped for a record that is no number": (
-        [(bounds, "_finite", not_a_number_let_through), (GaussianMechanism, "add_noise_", step_skipped)],
+        [(accumulators, "_finite", not_a_number_let_through), (TensorGaussianMechanism, "add_noise_", step_skipped)],
         BROKEN,
     ),
     "noise replayed on resume": ([(secrets, "token_bytes", the_same_key)], RESUME),
-    "steps left off the bill": ([(Charges, "add", charged_once)], CHARGED),
+    "steps left off the bill": ([(ChargeLog, "add", charged_once)], CHARGED),
 }
 
 
@@ -220,7 +222,7 @@ def test_a_broken_mechanism_is_caught_by_its_named_check(name, monkeypatch):
     patches, named = ZOO[name]
     for owner, attribute, replacement in patches:
         monkeypatch.setattr(owner, attribute, replacement)
-    assert ENGINE_CHECKS[named].run(Engine()).verdict == "wrong"
+    assert ENGINE_CHECKS[named].run(EngineLibrary()).verdict == "wrong"
 
 
 def test_the_page_lists_the_zoo_and_every_check_catches_something():

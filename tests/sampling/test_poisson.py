@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from sordino.errors import InvalidArgument
 from sordino.events import Gaussian, PoissonSampled
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 from sordino.sampling import PoissonSampling
 
 GAUSSIAN = Gaussian(noise_multiplier=1.0)
 
 
 def masks(sample_rate, population, steps):
-    sampler, randomness = PoissonSampling(sample_rate=sample_rate), Randomness()
+    sampler, randomness = PoissonSampling(sample_rate=sample_rate), KeyedRNG()
     drawn = np.zeros((steps, population), dtype=bool)
     for step in range(steps):
         drawn[step, sampler.draw(population=population, step=step, randomness=randomness)] = True
@@ -53,7 +53,7 @@ def test_the_batch_size_is_binomial():
 )
 def test_a_batch_is_sorted_distinct_and_inside_the_data_set(population, sample_rate, step):
     sampler = PoissonSampling(sample_rate=sample_rate)
-    indices = sampler.draw(population=population, step=step, randomness=Randomness(seed=3, reproducible=True))
+    indices = sampler.draw(population=population, step=step, randomness=KeyedRNG(seed=3, reproducible=True))
     assert indices.dtype == np.int64
     assert (np.diff(indices) > 0).all()
     assert not len(indices) or (indices[0] >= 0 and indices[-1] < population)
@@ -74,14 +74,14 @@ def test_the_event_carries_the_rate_that_is_drawn():
 
 def test_the_same_seed_repeats_and_fresh_randomness_does_not():
     sampler = PoissonSampling(sample_rate=0.5)
-    seeded = [sampler.draw(population=200, step=7, randomness=Randomness(seed=1, reproducible=True)) for _ in range(2)]
+    seeded = [sampler.draw(population=200, step=7, randomness=KeyedRNG(seed=1, reproducible=True)) for _ in range(2)]
     assert np.array_equal(*seeded)
-    fresh = [sampler.draw(population=200, step=7, randomness=Randomness()) for _ in range(2)]
+    fresh = [sampler.draw(population=200, step=7, randomness=KeyedRNG()) for _ in range(2)]
     assert not np.array_equal(*fresh)
 
 
 def test_batches_are_the_draws_of_their_steps():
-    sampler, randomness = PoissonSampling(sample_rate=0.5), Randomness(seed=1, reproducible=True)
+    sampler, randomness = PoissonSampling(sample_rate=0.5), KeyedRNG(seed=1, reproducible=True)
     batches = list(sampler.batches(population=30, first_step=4, steps=3, randomness=randomness))
     for step, batch in zip((4, 5, 6), batches, strict=True):
         assert np.array_equal(batch, sampler.draw(population=30, step=step, randomness=randomness))

@@ -9,13 +9,13 @@ from scipy.optimize import minimize
 
 from sordino.errors import InvalidArgument
 from sordino.schedules import (
+    constant_noise_schedule,
     excess_risk_bound,
-    influence,
-    least_noise,
     momentum_influence,
+    noise_influence,
     noise_to_signal,
+    optimal_noise_schedule,
     optimal_steps,
-    uniform_noise,
 )
 
 
@@ -25,11 +25,15 @@ def budget_of(noise):
 
 @pytest.mark.parametrize(
     "weights",
-    [influence(12, condition_number=3.0), momentum_influence(12, condition_number=6.0, momentum=0.6), (0.3, 2.0, 0.01)],
+    [
+        noise_influence(12, condition_number=3.0),
+        momentum_influence(12, condition_number=6.0, momentum=0.6),
+        (0.3, 2.0, 0.01),
+    ],
 )
 def test_the_least_noise_is_what_a_numerical_minimiser_finds(weights):
     budget = 0.7
-    noise = least_noise(weights, budget=budget)
+    noise = optimal_noise_schedule(weights, budget=budget)
     assert math.isclose(budget_of(noise.values), budget, rel_tol=1e-12)
 
     def cost(logits):
@@ -44,7 +48,7 @@ def test_the_least_noise_is_what_a_numerical_minimiser_finds(weights):
 
 
 def test_noise_falls_by_the_fourth_root_of_gamma_each_step():
-    noise = least_noise(influence(20, condition_number=5.0), budget=1.0).values
+    noise = optimal_noise_schedule(noise_influence(20, condition_number=5.0), budget=1.0).values
     ratios = [later / earlier for earlier, later in itertools.pairwise(noise)]
     assert all(math.isclose(ratio, 0.8**0.25, rel_tol=1e-12) for ratio in ratios)
 
@@ -55,8 +59,8 @@ def test_noise_falls_by_the_fourth_root_of_gamma_each_step():
     noise=st.lists(st.floats(0.5, 20.0), min_size=1, max_size=30),
 )
 def test_no_schedule_of_the_same_budget_has_a_smaller_bound_than_the_least_noise(condition_number, alpha, noise):
-    weights = influence(len(noise), condition_number=condition_number, alpha=alpha)
-    best = least_noise(weights, budget=budget_of(noise)).values
+    weights = noise_influence(len(noise), condition_number=condition_number, alpha=alpha)
+    best = optimal_noise_schedule(weights, budget=budget_of(noise)).values
     given_bound = excess_risk_bound(noise, condition_number=condition_number, alpha=alpha)
     assert excess_risk_bound(best, condition_number=condition_number, alpha=alpha) <= given_bound * (1 + 1e-9)
 
@@ -67,8 +71,8 @@ def test_the_best_number_of_steps_has_the_smallest_bound_of_all(condition_number
     def bound(steps):
         if steps == 0:
             return 1.0
-        weights = influence(steps, condition_number=condition_number, alpha=alpha)
-        noise = least_noise(weights, budget=1.0) if dynamic else uniform_noise(steps, budget=1.0)
+        weights = noise_influence(steps, condition_number=condition_number, alpha=alpha)
+        noise = optimal_noise_schedule(weights, budget=1.0) if dynamic else constant_noise_schedule(steps, budget=1.0)
         return excess_risk_bound(noise.values, condition_number=condition_number, alpha=alpha)
 
     best = optimal_steps(condition_number=condition_number, alpha=alpha, dynamic=dynamic)
@@ -100,8 +104,8 @@ def test_noise_to_signal_is_the_published_ratio():
 
 def test_values_outside_their_range_are_refused_by_name():
     with pytest.raises(InvalidArgument, match="condition_number"):
-        influence(3, condition_number=1.0)
+        noise_influence(3, condition_number=1.0)
     with pytest.raises(InvalidArgument, match="influences"):
-        least_noise((), budget=1.0)
+        optimal_noise_schedule((), budget=1.0)
     with pytest.raises(InvalidArgument, match="momentum"):
         momentum_influence(3, condition_number=2.0, momentum=1.0)

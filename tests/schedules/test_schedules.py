@@ -6,23 +6,23 @@ from hypothesis import strategies as st
 
 from sordino.errors import InvalidArgument
 from sordino.schedules import (
-    Cosine,
-    Exponential,
-    Linear,
-    Listed,
-    Stepped,
-    scaled,
+    CosineSchedule,
+    ExponentialSchedule,
+    LinearSchedule,
+    ListSchedule,
+    StepSchedule,
+    scale_schedule,
     schedule_from_dict,
     schedule_to_dict,
-    value_at,
+    schedule_value,
 )
 
 SHAPES = [
-    Linear(start=2.0, end=1.0),
-    Exponential(start=1.0, end=4.0, over=5),
-    Cosine(start=3.0, end=0.5),
-    Stepped(start=1.0, factor=0.5, every=3),
-    Listed(values=tuple(1.0 + step / 7 for step in range(10))),
+    LinearSchedule(start=2.0, end=1.0),
+    ExponentialSchedule(start=1.0, end=4.0, over=5),
+    CosineSchedule(start=3.0, end=0.5),
+    StepSchedule(start=1.0, factor=0.5, every=3),
+    ListSchedule(values=tuple(1.0 + step / 7 for step in range(10))),
 ]
 
 
@@ -38,8 +38,8 @@ def test_a_schedule_survives_json(shape):
 
 
 def test_a_number_is_its_own_schedule():
-    assert value_at(2.5, 7) == 2.5
-    assert scaled(2.5, 2.0) == 5.0
+    assert schedule_value(2.5, 7) == 2.5
+    assert scale_schedule(2.5, 2.0) == 5.0
     assert schedule_from_dict(schedule_to_dict(2.5)) == 2.5
 
 
@@ -53,7 +53,7 @@ def test_a_way_begins_at_the_start_ends_at_the_end_and_stays_there(shape):
 
 
 def test_the_published_learning_rate_falls_from_a_tenth_to_52_thousandths_in_ten_epochs():
-    rate = Linear(start=0.1, end=0.052, over=1000)
+    rate = LinearSchedule(start=0.1, end=0.052, over=1000)
     assert math.isclose(rate.value(250), 0.088)
     assert rate.value(1000) == rate.value(10_000) == 0.052
     assert math.isclose(rate.relative()(1000), 0.52)
@@ -62,13 +62,13 @@ def test_the_published_learning_rate_falls_from_a_tenth_to_52_thousandths_in_ten
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: Linear(start=0.0, end=1.0), "start"),
-        (lambda: Cosine(start=1.0, end=-1.0), "end"),
-        (lambda: Exponential(start=1.0, end=1.0, over=0), "over"),
-        (lambda: Stepped(start=1.0, factor=0.0, every=1), "factor"),
-        (lambda: Listed(values=(1.0, math.nan)), "values"),
-        (lambda: Listed(values=(1.0,)).value(1), "values"),
-        (lambda: Linear(start=1.0, end=2.0).value(0), "over"),
+        (lambda: LinearSchedule(start=0.0, end=1.0), "start"),
+        (lambda: CosineSchedule(start=1.0, end=-1.0), "end"),
+        (lambda: ExponentialSchedule(start=1.0, end=1.0, over=0), "over"),
+        (lambda: StepSchedule(start=1.0, factor=0.0, every=1), "factor"),
+        (lambda: ListSchedule(values=(1.0, math.nan)), "values"),
+        (lambda: ListSchedule(values=(1.0,)).value(1), "values"),
+        (lambda: LinearSchedule(start=1.0, end=2.0).value(0), "over"),
         (lambda: schedule_from_dict({"schedule": "linear", "start": 1.0}), "schedule"),
         (lambda: schedule_from_dict({"schedule": "spiral"}), "schedule"),
     ],

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sordino import sweeps
 from sordino.cli import app
-from sordino.sweeps.settings import ARMS, CLIPPINGS
+from sordino.sweeps.config import ARMS, CLIPPINGS
 from sordino.sweeps.sweep import COURSES, MEASURES
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def test_every_option_of_the_command_is_on_the_page_and_the_reverse():
 
 
 def test_every_word_of_a_file_is_on_the_page():
-    from sordino.sweeps.settings import _CHECKS
+    from sordino.sweeps.config import _CHECKS
 
     for word in (*ARMS, *CLIPPINGS, *MEASURES, *COURSES, *_CHECKS):
         assert f"`{word}`" in PAGE or f'"{word}"' in PAGE, word
@@ -58,7 +58,7 @@ def test_every_sweep_has_its_picture_on_the_page(path):
     assert f"](pictures/sweeps-{path.stem}.png)" in PAGE
     picture = imread(ROOT / "docs" / "pictures" / f"sweeps-{path.stem}.png")
     assert np.var(picture[..., :3]) > 0.003
-    assert sweeps.read(path).title
+    assert sweeps.read_sweep(path).title
 
 
 def test_every_picture_of_a_sweep_comes_from_a_file():

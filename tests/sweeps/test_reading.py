@@ -34,7 +34,7 @@ def steps_event(sigma, rate, steps):
 
 
 def test_a_grid_is_every_combination_and_the_epsilon_of_a_cell_is_the_accountants():
-    sweep = sweeps.parse(GOOD + "max_grad_norm = [0.5, 2]\nseed = [0, 1]\n")
+    sweep = sweeps.parse_sweep(GOOD + "max_grad_norm = [0.5, 2]\nseed = [0, 1]\n")
     assert len(sweep.cells) == 8
     assert len({cell.key for cell in sweep.cells}) == 8
     for cell in sweep.cells:
@@ -45,7 +45,7 @@ def test_a_grid_is_every_combination_and_the_epsilon_of_a_cell_is_the_accountant
 
 
 def test_private_components_are_on_the_bill():
-    (cell, _) = sweeps.parse(changed("epochs = 3", "epochs = 3\npca = 20\npca_noise_multiplier = 5")).cells
+    (cell, _) = sweeps.parse_sweep(changed("epochs = 3", "epochs = 3\npca = 20\npca_noise_multiplier = 5")).cells
     both = compose([Gaussian(noise_multiplier=5.0), steps_event(1.0, 0.1, 30)])
     assert cell.epsilon == accounting.epsilon(both, 1e-5).upper
     bare = accounting.epsilon(steps_event(1.0, 0.1, 30), 1e-5).upper
@@ -55,7 +55,7 @@ def test_private_components_are_on_the_bill():
 def test_a_target_is_reached_and_not_exceeded_with_components_too():
     text = changed("noise_multiplier = [1.0, 2.0]", "target_epsilon = [0.7, 2.0]\npca = [0, 20]")
     text = text.replace("[base]", "[base]\npca_noise_multiplier = 12")
-    for cell in sweeps.parse(text).cells:
+    for cell in sweeps.parse_sweep(text).cells:
         goal = cell.told["target_epsilon"]
         assert goal * 0.995 < cell.epsilon <= goal
         event = steps_event(cell.plan.at(0).noise_multiplier, 0.1, 30)
@@ -66,8 +66,8 @@ def test_a_target_is_reached_and_not_exceeded_with_components_too():
 
 def test_cells_without_noise_or_clipping_have_no_epsilon():
     arms = '\narm = ["private", "noise without clipping", "clipping without noise", "neither"]\n'
-    found = {cell.settings.arm: [] for cell in sweeps.parse(GOOD + arms).cells}
-    for cell in sweeps.parse(GOOD + arms).cells:
+    found = {cell.settings.arm: [] for cell in sweeps.parse_sweep(GOOD + arms).cells}
+    for cell in sweeps.parse_sweep(GOOD + arms).cells:
         found[cell.settings.arm].append(cell)
     # Where σ has no part in the training, both of its values are one cell.
     assert {arm: len(cells) for arm, cells in found.items()} == {
@@ -86,7 +86,7 @@ def test_several_grids_share_their_base_and_equal_cells_are_one():
     text = changed("[grid]\nnoise_multiplier = [1.0, 2.0]", "noise_multiplier = 2.0\n")
     text += "[[grids]]\nnoise_multiplier = [1.0, 2.0]\n[[grids]]\nbatch_size = [200, 400]\n"
     text += '[[panels]]\nx = "noise_multiplier"\n[[panels]]\nx = "batch_size"\n'
-    sweep = sweeps.parse(text)
+    sweep = sweeps.parse_sweep(text)
     assert len(sweep.cells) == 3
     assert [[cell.settings.batch_size for cell in sweep.of(panel)] for panel in sweep.panels] == [
         [400, 400],
@@ -98,7 +98,7 @@ def test_several_grids_share_their_base_and_equal_cells_are_one():
 def test_a_recipe_fills_what_is_not_given():
     text = changed("batch_size = 400\nlearning_rate = 1.0\nepochs = 3\nmax_grad_norm = 1.0", 'recipe = "logistic"')
     text = text.replace("noise_multiplier = [1.0, 2.0]", "target_epsilon = [1.0, 4.0]\nmax_grad_norm = [0.5]")
-    low, high = sweeps.parse(text).cells
+    low, high = sweeps.parse_sweep(text).cells
     assert low.settings.batch_size == 4000
     assert low.settings.max_grad_norm == 0.5
     assert low.settings.learning_rate < high.settings.learning_rate
@@ -141,21 +141,21 @@ def test_a_recipe_fills_what_is_not_given():
 )
 def test_an_error_names_the_key_and_where_it_stands(text, words):
     with pytest.raises(InvalidArgument, match=words):
-        sweeps.parse(text)
+        sweeps.parse_sweep(text)
 
 
 def test_a_private_file_is_refused_before_it_is_looked_for():
     text = changed('name = "adult"', 'name = "patients.csv"')
     with pytest.raises(InvalidArgument, match=r"line 3, \[data\].* must be public.*sordino tune"):
-        sweeps.parse(text)
-    assert len(sweeps.parse(text.replace("records", 'public = true\ntest = "t.csv"\nrecords')).cells) == 2
+        sweeps.parse_sweep(text)
+    assert len(sweeps.parse_sweep(text.replace("records", 'public = true\ntest = "t.csv"\nrecords')).cells) == 2
     with pytest.raises(InvalidArgument, match=r"records .*must be declared"):
-        sweeps.parse(text.replace("records = 4000", "public = true"))
+        sweeps.parse_sweep(text.replace("records = 4000", "public = true"))
 
 
 def test_the_key_of_a_cell_follows_every_setting_and_the_data():
     keys = {
-        sweeps.parse(text).cells[0].key
+        sweeps.parse_sweep(text).cells[0].key
         for text in (
             GOOD,
             changed("1.0, 2.0", "1.1, 2.0"),
@@ -166,12 +166,12 @@ def test_the_key_of_a_cell_follows_every_setting_and_the_data():
         )
     }
     assert len(keys) == 6
-    assert sweeps.parse(GOOD).cells[0].key == sweeps.parse(changed("Adult", "Other")).cells[0].key
+    assert sweeps.parse_sweep(GOOD).cells[0].key == sweeps.parse_sweep(changed("Adult", "Other")).cells[0].key
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "sweeps").glob("*.toml")), ids=lambda path: path.stem)
 def test_the_sweeps_of_the_repository_can_be_planned(path):
-    sweep = sweeps.read(path)
+    sweep = sweeps.read_sweep(path)
     assert sweep.panels
     for cell in sweep.cells:
         assert (cell.guarantee(0) is None) == (cell.settings.arm != "private")
@@ -182,7 +182,7 @@ def test_the_sweeps_of_the_repository_can_be_planned(path):
 
 
 def test_panels_are_made_for_any_grid_that_names_none():
-    sweep = sweeps.parse(GOOD + 'max_grad_norm = [0.5, 2]\narm = ["private", "neither"]\nepochs = [0.7, 2]\n')
+    sweep = sweeps.parse_sweep(GOOD + 'max_grad_norm = [0.5, 2]\narm = ["private", "neither"]\nepochs = [0.7, 2]\n')
     (accuracy, epsilon) = sweep.panels
     assert (accuracy.x, accuracy.lines, epsilon.y) == ("noise_multiplier", "max_grad_norm", "epsilon")
     shown = sweep.of(accuracy)
@@ -191,6 +191,6 @@ def test_panels_are_made_for_any_grid_that_names_none():
 
 def test_a_length_in_epochs_is_compared_as_it_is_written():
     # 0.7 epochs are 7 steps of 400 records; 2.2 are 22.
-    sweep = sweeps.parse(GOOD.replace("epochs = 3", "epochs = 2.2") + "epochs = [0.77, 2.2]\n")
+    sweep = sweeps.parse_sweep(GOOD.replace("epochs = 3", "epochs = 2.2") + "epochs = [0.77, 2.2]\n")
     assert [cell.plan.steps for cell in sweep.cells] == [8, 22, 8, 22]
     assert {cell.value("epochs") for cell in sweep.cells} == {0.77, 2.2}

@@ -19,10 +19,10 @@ from sordino import accounting, sweeps
 from sordino.cli import app
 from sordino.errors import InvalidArgument
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
-from sordino.randomness import Randomness
-from sordino.sweeps import running
-from sordino.sweeps.models import directions
-from sordino.sweeps.tables import comma_separated, document, markdown
+from sordino.randomness import KeyedRNG
+from sordino.sweeps import runner
+from sordino.sweeps.results import comma_separated, document, markdown
+from sordino.sweeps.runner import directions
 
 TEXT = """title = "Adult, small"
 [data]
@@ -60,8 +60,8 @@ x = "arm"
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
-    sweep = sweeps.parse(TEXT, name="small")
-    return sweep, sweeps.run(sweep, folder), folder
+    sweep = sweeps.parse_sweep(TEXT, name="small")
+    return sweep, sweeps.run_sweep(sweep, folder), folder
 
 
 def lines(folder):
@@ -70,7 +70,7 @@ def lines(folder):
 
 def test_a_small_sweep_learns_and_more_noise_learns_less(small):
     sweep, outcomes, _ = small
-    rows = sweeps.rows(sweep, outcomes)
+    rows = sweeps.collect_rows(sweep, outcomes)
     assert len(rows) == 4
     accuracy = {(row.values["noise_multiplier"], row.values["max_grad_norm"]): row.mean("accuracy") for row in rows}
     assert accuracy[1.0, 1.0] > 0.8 > accuracy[500.0, 1.0]
@@ -83,7 +83,7 @@ def test_a_small_sweep_learns_and_more_noise_learns_less(small):
 
 def test_epsilon_in_every_table_is_the_accountants(small, tmp_path):
     sweep, outcomes, _ = small
-    rows = sweeps.rows(sweep, outcomes)
+    rows = sweeps.collect_rows(sweep, outcomes)
     body = document(sweep, rows)
     table = list(csv.DictReader(comma_separated(sweep, rows).splitlines()))
     for cell, told, line in zip(sweep.cells, body["cells"], table, strict=True):
@@ -99,10 +99,10 @@ def test_epsilon_in_every_table_is_the_accountants(small, tmp_path):
 def test_a_second_run_trains_nothing_and_a_changed_cell_alone_is_trained(small):
     sweep, outcomes, folder = small
     before, seen = lines(folder), []
-    assert sweeps.run(sweep, folder, on_cell=lambda cell, *_: seen.append(cell)) == outcomes
+    assert sweeps.run_sweep(sweep, folder, on_cell=lambda cell, *_: seen.append(cell)) == outcomes
     assert not seen
-    other = sweeps.parse(TEXT.replace("[1.0, 500.0]", "[1.0, 501.0]"), name="small")
-    sweeps.run(other, folder, on_cell=lambda cell, *_: seen.append(cell.told["noise_multiplier"]))
+    other = sweeps.parse_sweep(TEXT.replace("[1.0, 500.0]", "[1.0, 501.0]"), name="small")
+    sweeps.run_sweep(other, folder, on_cell=lambda cell, *_: seen.append(cell.told["noise_multiplier"]))
     assert seen == [501.0, 501.0]
     assert lines(folder)[: len(before)] == before
 
@@ -113,7 +113,7 @@ def test_a_torn_line_is_passed_over_and_its_cell_trained_again(small, tmp_path):
     whole = text.split("\n")[:4]
     (tmp_path / "cells.jsonl").write_text("\n".join(whole[:3]) + "\n" + whole[3][:100])
     seen = []
-    again = sweeps.run(sweep, tmp_path, on_cell=lambda cell, *_: seen.append(cell.key))
+    again = sweeps.run_sweep(sweep, tmp_path, on_cell=lambda cell, *_: seen.append(cell.key))
     assert seen == [json.loads(whole[3])["key"]]
     # The seed follows from the settings: the same cell comes to the same model.
     assert {key: outcome.accuracy for key, outcome in again.items()} == {
@@ -123,9 +123,9 @@ def test_a_torn_line_is_passed_over_and_its_cell_trained_again(small, tmp_path):
 
 
 def test_cells_that_protect_nobody_say_so_everywhere(tmp_path):
-    sweep = sweeps.parse(ARMS, name="arms")
-    outcomes = sweeps.run(sweep, tmp_path)
-    rows = sweeps.rows(sweep, outcomes)
+    sweep = sweeps.parse_sweep(ARMS, name="arms")
+    outcomes = sweeps.run_sweep(sweep, tmp_path)
+    rows = sweeps.collect_rows(sweep, outcomes)
     told = {cell["settings"]["arm"]: cell for cell in document(sweep, rows)["cells"]}
     for arm, cell in told.items():
         assert (cell["epsilon"] == "no guarantee") == (arm != "private")
@@ -147,17 +147,17 @@ def test_cells_that_protect_nobody_say_so_everywhere(tmp_path):
 
 def test_noise_without_clipping_has_the_stated_size(monkeypatch):
     # With gradients of zero the weights after one step are the noise alone: σ·C/B times the learning rate.
-    from sordino.sweeps import training
+    from sordino.sweeps import runner
 
     text = (
         ARMS.partition("[grid]")[0].replace("epochs = 5", "steps = 1").replace('"private"', '"noise without clipping"')
     )
-    (cell,) = sweeps.parse(text + "max_grad_norm = 3.0\n").cells
+    (cell,) = sweeps.parse_sweep(text + "max_grad_norm = 3.0\n").cells
     model = torch.nn.Linear(400, 100, bias=False)
     torch.nn.init.zeros_(model.weight)
-    monkeypatch.setattr(training, "losses", lambda model, x, y: 0 * model(x).sum(1))
+    monkeypatch.setattr(runner, "cross_entropy_per_record", lambda model, x, y: 0 * model(x).sum(1))
     records = (torch.ones(3000, 400), torch.zeros(3000, dtype=torch.long))
-    training._train_unclipped(cell, model, records, lambda step: None, Randomness())
+    runner._train_unclipped(cell, model, records, lambda step: None, KeyedRNG())
     wanted = 2.0 * 400.0 * 3.0 / 500
     entries = model.weight.detach().numpy()
     assert abs(entries.std() / wanted - 1) < 0.02
@@ -168,38 +168,38 @@ def test_components_are_those_of_the_records_when_noise_is_small_and_not_when_it
     rows = torch.zeros(2000, 6)
     rows[:1200, 2] = 1.0
     rows[1200:, 4] = 1.0
-    basis = directions(rows, noise_multiplier=1.0, randomness=Randomness())[:, :2]
+    basis = directions(rows, noise_multiplier=1.0, randomness=KeyedRNG())[:, :2]
     assert basis.shape == (6, 2)
     assert torch.allclose(basis.T @ basis, torch.eye(2, dtype=basis.dtype), atol=1e-9)
     assert basis[2, 0].abs() > 0.999
     assert basis[4, 1].abs() > 0.999
-    drowned = directions(rows, noise_multiplier=1e6, randomness=Randomness(seed=3, reproducible=True))
+    drowned = directions(rows, noise_multiplier=1e6, randomness=KeyedRNG(seed=3, reproducible=True))
     assert drowned[2, 0].abs() < 0.95
 
 
 def test_a_failure_is_noted_and_the_others_go_on(tmp_path, monkeypatch):
-    sweep = sweeps.parse(TEXT, name="small")
-    real = running.train_cell
+    sweep = sweeps.parse_sweep(TEXT, name="small")
+    real = runner.train_cell
 
     def sometimes(cell, dataset):
         if cell.told["noise_multiplier"] == 500.0:
             raise ValueError("no luck")
         return real(cell, dataset)
 
-    monkeypatch.setattr(running, "train_cell", sometimes)
-    rows = sweeps.rows(sweep, sweeps.run(sweep, tmp_path))
+    monkeypatch.setattr(runner, "train_cell", sometimes)
+    rows = sweeps.collect_rows(sweep, sweeps.run_sweep(sweep, tmp_path))
     assert [row.failures for row in rows] == [(), (), ("ValueError: no luck",), ("ValueError: no luck",)]
     assert "failed" in markdown(sweep, rows)
-    monkeypatch.setattr(running, "train_cell", real)
+    monkeypatch.setattr(runner, "train_cell", real)
     seen = []
-    after = sweeps.run(sweep, tmp_path, on_cell=lambda cell, *_: seen.append(cell))
+    after = sweeps.run_sweep(sweep, tmp_path, on_cell=lambda cell, *_: seen.append(cell))
     assert len(seen) == 2
-    assert not any(row.failures for row in sweeps.rows(sweep, after))
+    assert not any(row.failures for row in sweeps.collect_rows(sweep, after))
 
 
 def test_two_sweeps_do_not_write_to_one_folder(tmp_path):
     with sweeps.Store(tmp_path).writing(), pytest.raises(InvalidArgument, match="no other sweep"):
-        sweeps.run(sweeps.parse(TEXT), tmp_path)
+        sweeps.run_sweep(sweeps.parse_sweep(TEXT), tmp_path)
 
 
 @pytest.mark.slow
@@ -215,8 +215,8 @@ def test_a_killed_sweep_goes_on_where_it_was_cut_off(tmp_path):
     process.communicate()
     before = lines(tmp_path / "out")
     assert 2 <= len(before) < 10
-    sweep, seen = sweeps.read(file), []
-    outcomes = sweeps.run(sweep, tmp_path / "out", on_cell=lambda cell, *_: seen.append(cell.key))
+    sweep, seen = sweeps.read_sweep(file), []
+    outcomes = sweeps.run_sweep(sweep, tmp_path / "out", on_cell=lambda cell, *_: seen.append(cell.key))
     assert len(outcomes) == 10
     assert len(seen) == 10 - len(before)
     assert not {line["key"] for line in before} & set(seen)
@@ -224,15 +224,15 @@ def test_a_killed_sweep_goes_on_where_it_was_cut_off(tmp_path):
 
 
 def test_a_process_that_dies_costs_one_cell(tmp_path, monkeypatch):
-    class Doomed(running._Worker):
+    class Doomed(runner._Worker):
         def give(self, cell):
             super().give(cell)
             if cell.told["max_grad_norm"] == 0.5:
                 self.process.kill()
 
-    monkeypatch.setattr(running, "_Worker", Doomed)
-    sweep = sweeps.parse(TEXT.replace("[1.0, 500.0]", "[1.0]"))
-    outcomes = sweeps.run(sweep, tmp_path, jobs=2)
+    monkeypatch.setattr(runner, "_Worker", Doomed)
+    sweep = sweeps.parse_sweep(TEXT.replace("[1.0, 500.0]", "[1.0]"))
+    outcomes = sweeps.run_sweep(sweep, tmp_path, jobs=2)
     found = {cell.told["max_grad_norm"]: outcomes[cell.key] for cell in sweep.cells}
     assert "exit code -9" in found[0.5].failure
     assert found[1.0].failure is None
@@ -259,7 +259,7 @@ def test_the_command_writes_a_picture_and_three_tables(small, tmp_path, monkeypa
 
 
 def test_the_plan_touches_no_data(tmp_path, monkeypatch):
-    from sordino.sweeps.cell import DataSource
+    from sordino.sweeps.config import DataSource
 
     def never(self):
         raise AssertionError("data were touched")
@@ -270,7 +270,7 @@ def test_the_plan_touches_no_data(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, ["sweep", "small.toml", "--plan", "--json"])
     assert result.exit_code == 0, result.stderr
     cells = json.loads(result.stdout)["cells"]
-    assert [cell["epsilon"] for cell in cells] == [cell.epsilon for cell in sweeps.parse(TEXT).cells]
+    assert [cell["epsilon"] for cell in cells] == [cell.epsilon for cell in sweeps.parse_sweep(TEXT).cells]
     assert "4 cells" in CliRunner().invoke(app, ["sweep", "small.toml", "--plan"]).stdout
     assert list(tmp_path.iterdir()) == [tmp_path / "small.toml"]
 
@@ -298,15 +298,15 @@ def test_a_file_that_is_declared_public_is_swept(tmp_path):
         'name = "adult"', 'name = "train.csv"\npublic = true\ntest = "test.csv"\nschema = "schema.json"'
     )
     (tmp_path / "own.toml").write_text(text.replace("3000", "600").replace("500", "100"))
-    outcomes = sweeps.run(sweeps.read(tmp_path / "own.toml"), tmp_path / "out")
+    outcomes = sweeps.run_sweep(sweeps.read_sweep(tmp_path / "own.toml"), tmp_path / "out")
     assert [outcome.failure for outcome in outcomes.values()] == [None] * 4
     assert max(outcome.accuracy for outcome in outcomes.values()) > 0.9
 
 
 def test_memory_is_measured_in_a_process_of_its_own(tmp_path):
     text = TEXT.replace("[1.0, 500.0]", "[1.0]") + '[[panels]]\nx = "max_grad_norm"\ny = "memory"\n'
-    sweep = sweeps.parse(text)
-    outcomes = sweeps.run(sweep, tmp_path)
+    sweep = sweeps.parse_sweep(text)
+    outcomes = sweeps.run_sweep(sweep, tmp_path)
     assert sweep.is_isolated
     if os.path.exists("/proc/self/clear_refs"):
         assert all(0 < outcome.memory < 500 for outcome in outcomes.values())
@@ -314,19 +314,19 @@ def test_memory_is_measured_in_a_process_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("arm", ["private", "neither"])
 def test_a_cell_that_is_interrupted_is_not_kept(arm, tmp_path, monkeypatch):
-    from sordino.sweeps import training
+    from sordino.sweeps import runner
 
-    real = training._Watch.__call__
+    real = runner._Watch.__call__
 
     def interrupting(self, step):
         real(self, step)
         if len(self.points) == 2:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(training._Watch, "__call__", interrupting)
+    monkeypatch.setattr(runner._Watch, "__call__", interrupting)
     text = ARMS.partition("[grid]")[0].replace('arm = "private"', f'arm = "{arm}"')
     with pytest.raises(KeyboardInterrupt):
-        sweeps.run(sweeps.parse(text), tmp_path)
+        sweeps.run_sweep(sweeps.parse_sweep(text), tmp_path)
     assert not (tmp_path / "cells.jsonl").exists()
 
 
@@ -336,7 +336,7 @@ def test_a_hidden_layer_learns_on_private_components(tmp_path):
         + 'model = "relu"\nmomentum = 0.5\naveraging = 0.5\n'
     )
     text += "pca = 20\npca_noise_multiplier = 4\ntarget_epsilon = 3.0\n[grid]\nwidth = [32]\nseed = [0, 1]\n"
-    rows = sweeps.rows(sweeps.parse(text), sweeps.run(sweeps.parse(text), tmp_path))
+    rows = sweeps.collect_rows(sweeps.parse_sweep(text), sweeps.run_sweep(sweeps.parse_sweep(text), tmp_path))
     (row,) = rows
     assert len(row.outcomes) == 2
     assert row.mean("accuracy") > 0.78

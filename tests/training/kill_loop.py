@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from sordino.errors import SordinoError
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 from sordino.runs import RunFolder
-from sordino.training.averaging import TailAverage
+from sordino.training.averaging import TailWeightAverage
+from sordino.training.fit import fit
 from sordino.training.plan import Plan
-from sordino.training.trainer import fit
 
 PLAN = Plan(
     noise_multiplier=2.0,
@@ -41,7 +41,7 @@ def losses(model, x, y):
 
 def spy_on_noise(journal):
     """Every stream of noise is written down, by its first bytes, before it is used."""
-    plain = Randomness.stream
+    plain = KeyedRNG.stream
 
     def stream(self, purpose, *, step, tensor=0, rank=0):
         if "noise" in purpose or "gauss" in purpose:
@@ -51,7 +51,7 @@ def spy_on_noise(journal):
             os.write(journal, line.encode())
         return plain(self, purpose, step=step, tensor=tensor, rank=rank)
 
-    Randomness.stream = stream
+    KeyedRNG.stream = stream
 
 
 def work(folder, journal):
@@ -67,7 +67,7 @@ def work(folder, journal):
         PLAN,
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 30]),
-        averaging=TailAverage(fraction=0.5),
+        averaging=TailWeightAverage(fraction=0.5),
         checkpoint_every=2,
         on_step=lambda done: time.sleep(0.02),
         progress=False,

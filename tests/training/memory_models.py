@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from sordino import Performance, Plan
+from sordino import PerformanceOptions, Plan
 from sordino.clipping import FlatClipping
-from sordino.randomness import Randomness
-from sordino.sampling import Chunk
+from sordino.randomness import KeyedRNG
+from sordino.sampling import Microbatch
 from sordino.training import PrivateStep
 
 RECORDS = 5
@@ -159,11 +159,11 @@ def plan_of(clipping, **options):
 
 def gradients(model, x, *, memory, clipping=None, chunks=1):
     """What one step without noise leaves in ``.grad``, by the capture that `fit` makes for this mode."""
-    capture = Performance(memory=memory).recorder(model, model.parameters())
+    capture = PerformanceOptions(memory=memory).recorder(model, model.parameters())
     plan = plan_of(FlatClipping() if clipping is None else clipping)
-    step = PrivateStep(capture, plan, Randomness(), memory=memory)
+    step = PrivateStep(capture, plan, KeyedRNG(), memory=memory)
     for number, part in enumerate(x.chunk(chunks)):
-        chunk = Chunk(step=0, chunk=number, is_last=number == chunks - 1, indices=np.arange(len(part)))
+        chunk = Microbatch(step=0, chunk=number, is_last=number == chunks - 1, indices=np.arange(len(part)))
         torch.manual_seed(number)
         with step.recording(chunk):
             step.backward(model(part).square().flatten(1).sum(1))

@@ -18,10 +18,10 @@ from sordino.clipping import AdaClip, FlatClipping, GroupedClipping, QuantileCli
 from sordino.definitions import NeighboringRelation
 from sordino.errors import SordinoError
 from sordino.ledger import Ledger
-from sordino.mechanisms.correlated import EveryEpoch, optimal_banded
-from sordino.randomness import Randomness
-from sordino.training import AdaptiveBudget, CorrelatedNoise, Performance, Plan
-from sordino.training.trainer import fit
+from sordino.mechanisms.correlated import FixedEpochOrder, optimize_banded
+from sordino.randomness import KeyedRNG
+from sordino.training import AdaptiveBudget, CorrelatedNoise, PerformanceOptions, Plan
+from sordino.training.fit import fit
 
 CLIPPINGS = {
     "flat": FlatClipping(),
@@ -89,8 +89,8 @@ def plan_of(settings):
     if settings.get("correlated"):
         values |= {
             "noise": CorrelatedNoise(
-                strategy=optimal_banded(2, steps=values["steps"]),
-                participation=EveryEpoch(steps_per_epoch=round(1 / values["sample_rate"])),
+                strategy=optimize_banded(2, steps=values["steps"]),
+                participation=FixedEpochOrder(steps_per_epoch=round(1 / values["sample_rate"])),
             ),
             "poisson_sampling": False,
             "neighboring_relation": NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -148,9 +148,9 @@ def main():
         if settings.get("stop") == done:
             raise Stop
 
-    given = {"performance": Performance(microbatch_size=settings.get("microbatch_size")), "on_step": seen}
+    given = {"performance": PerformanceOptions(microbatch_size=settings.get("microbatch_size")), "on_step": seen}
     if "seed" in settings:
-        given["randomness"] = Randomness(seed=settings["seed"], reproducible=True)
+        given["randomness"] = KeyedRNG(seed=settings["seed"], reproducible=True)
     if settings.get("run"):
         given |= {settings["run"]: folder / "run", "checkpoint_every": settings.get("every")}
     if settings.get("epsilon"):

@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sordino import PrivacyEngine
 from sordino.errors import SordinoError
-from sordino.randomness import Randomness
-from sordino.training import Performance
-from sordino.training.averaging import ExponentialAverage
-from sordino.training.processes import sharded as sharding
-from sordino.training.trainer import fit
+from sordino.randomness import KeyedRNG
+from sordino.training import PerformanceOptions
+from sordino.training import sharded as sharding
+from sordino.training.averaging import ExponentialWeightAverage
+from sordino.training.fit import fit
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1.0),
@@ -140,18 +140,18 @@ def by_fit(model, settings, folder):
 
     given = {"on_step": stop}
     if "seed" in settings:
-        given["randomness"] = Randomness(seed=settings["seed"], reproducible=True)
+        given["randomness"] = KeyedRNG(seed=settings["seed"], reproducible=True)
     if settings.get("run"):
         given |= {settings["run"]: folder / settings["name"], "checkpoint_every": settings.get("every")}
     if settings.get("average"):
-        given["averaging"] = ExponentialAverage(decay=0.5)
+        given["averaging"] = ExponentialWeightAverage(decay=0.5)
     result = fit(
         model,
         nothing if settings.get("wide") else coupled if settings.get("coupled") else loss,
         (x, y),
         plan_of(settings),
         optimizer=OPTIMIZERS[settings.get("optimizer", "sgd")],
-        performance=Performance(
+        performance=PerformanceOptions(
             microbatch_size=settings.get("microbatch_size"),
             memory=settings.get("memory", "fast"),
             compile=settings.get("compile", False),

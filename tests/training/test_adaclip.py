@@ -12,9 +12,9 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.events import Gaussian, PoissonSampled
 from sordino.gradients import GradientCapture
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 from sordino.training import Plan, PrivateStep
-from sordino.training.sums.adaclip import AdaClipSums
+from sordino.training.special_accumulators import AdaClipAccumulator
 
 SIZE, CLASSES = 5, 3
 
@@ -45,7 +45,7 @@ def sums_of(state, features, labels, *, chunks=(None,)):
     """Σ w̄ of the records, as it stands before the noise."""
     model = network()
     capture = GradientCapture(model)
-    sums = AdaClipSums(capture)
+    sums = AdaClipAccumulator(capture)
     plan = plan_with()
     sums.begin(plan.at(0))
     sums._state = state
@@ -113,12 +113,12 @@ def test_noise_over_sensitivity_is_the_accounted_multiplier_in_the_transformed_s
     assert plan.at(0).event == Gaussian(noise_multiplier=z)
     model = nn.Linear(size, size)
     capture = GradientCapture(model)
-    sums = AdaClipSums(capture)
+    sums = AdaClipAccumulator(capture)
     sums.begin(plan.at(0))
     sums._scale = [scale * torch.linspace(0.5, 2.0, scale.numel()) for scale in sums._scale]
     tensors = [torch.zeros_like(parameter) for parameter in model.parameters()]
     scales = torch.cat(sums._scale)
-    sums.add_noise_(tensors, randomness=Randomness(), step=0)
+    sums.add_noise_(tensors, randomness=KeyedRNG(), step=0)
     # An empty batch: what is released is a + b·noise/B, here with a = 0 and B taken out.
     noise = torch.cat([tensor.flatten() for tensor in tensors]).detach().double() / scales
     count = noise.numel()
@@ -141,14 +141,14 @@ def test_the_transform_follows_from_released_gradients_alone():
         features, labels = records(8, seed)
         model = network()
         capture = GradientCapture(model)
-        sums = AdaClipSums(capture)
+        sums = AdaClipAccumulator(capture)
         sums.begin(plan_with().at(0))
         with capture.recording(8):
             loss(model, features, labels).sum().backward()
         sums.add({}, records=8)
         sums._sums = [torch.ones_like(part) for part in sums._sums]
         tensors = [torch.zeros_like(parameter) for parameter in model.parameters()]
-        sums.add_noise_(tensors, randomness=Randomness(seed=5, reproducible=True), step=0)
+        sums.add_noise_(tensors, randomness=KeyedRNG(seed=5, reproducible=True), step=0)
         found.append(torch.cat([*sums._state.mean, *sums._state.variance]))
     assert torch.equal(found[0], found[1])
 
@@ -226,7 +226,7 @@ def test_a_loop_of_ones_own_takes_the_same_steps():
 
 def test_a_state_goes_on_where_it_was():
     def step_of():
-        return PrivateStep(GradientCapture(network()), plan_with(), Randomness())
+        return PrivateStep(GradientCapture(network()), plan_with(), KeyedRNG())
 
     step, again = step_of(), step_of()
     step.bounds.begin(plan_with().at(0))

@@ -5,7 +5,7 @@ from torch import nn
 from sordino import fit
 from sordino.errors import CoupledRecords, InvalidArgument
 from sordino.gradients import GradientCapture
-from sordino.training import Plan, augmented
+from sordino.training import Plan, average_over_views
 
 PLAN = Plan(noise_multiplier=0.0, max_grad_norm=1.0, sample_rate=1.0, steps=1, expected_batch_size=6.0, delta=1e-5)
 
@@ -24,7 +24,7 @@ def test_views_are_averaged_before_the_norm_is_taken():
     capture = GradientCapture(model)
     torch.manual_seed(1)
     with capture.recording(6):
-        augmented(loss, shifted, views=3)(model, x, y).sum().backward()
+        average_over_views(loss, shifted, views=3)(model, x, y).sum().backward()
     measured = capture.squared_norms()
     capture.detach()
     torch.manual_seed(1)
@@ -41,7 +41,7 @@ def test_a_model_trains_on_several_views():
     torch.manual_seed(0)
     model, x, y = nn.Linear(3, 2), torch.randn(6, 3), torch.randn(6, 2)
     before = model.weight.detach().clone()
-    fit(model, augmented(loss, shifted, views=2), (x, y), PLAN, progress=False)
+    fit(model, average_over_views(loss, shifted, views=2), (x, y), PLAN, progress=False)
     assert 0 < float((model.weight.detach() - before).norm()) <= 1 + 1e-5
 
 
@@ -53,7 +53,7 @@ def test_a_transform_that_mixes_records_is_refused():
     with pytest.raises(CoupledRecords):
         fit(
             nn.Linear(3, 2),
-            augmented(loss, mixed, views=2),
+            average_over_views(loss, mixed, views=2),
             (torch.randn(6, 3), torch.randn(6, 2)),
             PLAN,
             progress=False,
@@ -62,4 +62,4 @@ def test_a_transform_that_mixes_records_is_refused():
 
 def test_the_number_of_views_is_at_least_one():
     with pytest.raises(InvalidArgument, match="views"):
-        augmented(loss, shifted, views=0)
+        average_over_views(loss, shifted, views=0)

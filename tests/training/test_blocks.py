@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sordino import Performance, fit
+from sordino import PerformanceOptions, fit
 from sordino.clipping import AutomaticClipping, FlatClipping, GroupedClipping
 from sordino.errors import InvalidArgument, PrivacyError, UncapturedParameter
 from sordino.gradients import GradientCapture
-from sordino.gradients.blocks import Blocks
+from sordino.gradients.backward_strategies import GroupwiseInBackward
 from training.memory_models import MODELS, RECORDS, batch_for, gradients, plan_of
 
 
@@ -31,7 +31,9 @@ def test_what_was_kept_of_a_layer_is_gone_before_the_one_below_is_reached():
     first, last = nn.Linear(6, 8), nn.Linear(8, 3)
     model = nn.Sequential(first, nn.ReLU(), last)
     capture = GradientCapture(model)
-    blocks = Blocks([list(first.parameters()), list(last.parameters())], lambda squares, _: torch.ones_like(squares))
+    blocks = GroupwiseInBackward(
+        [list(first.parameters()), list(last.parameters())], lambda squares, _: torch.ones_like(squares)
+    )
     kept = []
     with capture.recording(RECORDS, taking=blocks):
         hidden = model[1](first(batch_for("")))
@@ -61,7 +63,7 @@ def test_every_record_keeps_the_bound_alone():
 
 def recorded(model, run):
     capture = GradientCapture(model)
-    blocks = Blocks([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
+    blocks = GroupwiseInBackward([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
     try:
         with capture.recording(RECORDS, taking=blocks):
             run(model)
@@ -100,7 +102,7 @@ def test_an_uncaptured_use_is_refused_although_sums_were_taken():
 def test_norms_of_a_recording_by_blocks_are_refused():
     model = nn.Linear(6, 3)
     capture = GradientCapture(model)
-    blocks = Blocks([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
+    blocks = GroupwiseInBackward([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
     with capture.recording(RECORDS, taking=blocks):
         model(batch_for("")).square().sum().backward()
     with pytest.raises(PrivacyError, match="by its sums"):
@@ -113,7 +115,7 @@ def test_calls_that_are_no_part_of_the_loss_are_left_out():
     sums = []
     for unused in (False, True):
         capture = GradientCapture(model)
-        blocks = Blocks([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
+        blocks = GroupwiseInBackward([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
         with capture.recording(RECORDS, taking=blocks):
             if unused:
                 model(x)
@@ -131,7 +133,7 @@ def test_fit_takes_grouped_plans_only():
     def loss(model, x, y):
         return F.cross_entropy(model(x), y, reduction="none")
 
-    performance = Performance(memory="block")
+    performance = PerformanceOptions(memory="block")
     assert fit(model, loss, data, plan_of(GroupedClipping()), performance=performance, progress=False).steps == 1
     with pytest.raises(InvalidArgument, match='memory="block"'):
         fit(model, loss, data, plan_of(FlatClipping()), performance=performance, progress=False)

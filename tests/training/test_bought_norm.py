@@ -13,10 +13,10 @@ from sordino.clipping import AdaClip, QuantileClipping
 from sordino.errors import InvalidArgument
 from sordino.events import Gaussian
 from sordino.gradients import GradientCapture
-from sordino.randomness import Randomness
-from sordino.sampling import split
+from sordino.randomness import KeyedRNG
+from sordino.sampling import split_into_microbatches
 from sordino.training import AdaptiveBudget, Plan, PrivateStep
-from sordino.training.bought_norm import BoughtNorm
+from sordino.training.noisy_releases import NormRelease
 
 
 def plan(**changes):
@@ -54,7 +54,7 @@ def released(features, *, share, seed=0, **changes):
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
         on_step=lambda _: moves.append((start - model.weight.detach()).double() * 50),
         budget=AdaptiveBudget(epsilon=5.0, choose=choose, norm_share=share),
-        randomness=Randomness(seed=seed, reproducible=True),
+        randomness=KeyedRNG(seed=seed, reproducible=True),
     )  # fmt: skip
     return moves[0], told, lines.events
 
@@ -63,9 +63,9 @@ def told_norms(features, *, share, count):
     """The norms that `count` steps on the same model release."""
     model = nn.Linear(features.shape[1], 1, bias=False)
     capture, found = GradientCapture(model), []
-    step = PrivateStep(capture, plan(steps=count), Randomness(), norm=BoughtNorm(share=share))
+    step = PrivateStep(capture, plan(steps=count), KeyedRNG(), norm=NormRelease(share=share))
     for number in range(count):
-        (chunk,) = split(np.arange(len(features)), step=number)
+        (chunk,) = split_into_microbatches(np.arange(len(features)), step=number)
         with step.recording(chunk):
             model(features).sum().backward()
         step.add(chunk)
@@ -102,7 +102,7 @@ def test_the_norm_is_that_of_the_clipped_sum():
 
 def test_one_record_moves_sum_and_norm_by_no_more_than_the_joint_sensitivity():
     generator = torch.Generator().manual_seed(0)
-    bought = BoughtNorm(share=0.3)
+    bought = NormRelease(share=0.3)
     for _ in range(200):
         total = torch.randn(6, generator=generator, dtype=torch.float64) * 3
         record = nn.functional.normalize(torch.randn(6, generator=generator, dtype=torch.float64), dim=0) * 0.5

@@ -17,10 +17,10 @@ from torch.optim.lr_scheduler import (
 )
 
 from sordino.errors import InvalidArgument
-from sordino.randomness import Randomness
-from sordino.training.averaging import ExponentialAverage, TailAverage, WeightAverage
-from sordino.training.fitting.checkpoint import from_bytes, load_module, load_optimizer, module_state, read, to_bytes
-from sordino.training.fitting.commitment import commitment_to
+from sordino.randomness import KeyedRNG
+from sordino.training.averaging import ExponentialWeightAverage, TailWeightAverage, WeightAverage
+from sordino.training.checkpoint import from_bytes, load_module, load_optimizer, module_state, read, to_bytes
+from sordino.training.run_writer import commit_to_batch
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -108,7 +108,7 @@ def test_a_schedule_goes_on_as_if_it_had_never_stopped(schedule):
     assert rates[0] == rates[1]
 
 
-@pytest.mark.parametrize("rule", [TailAverage(fraction=0.6), ExponentialAverage(decay=0.7)])
+@pytest.mark.parametrize("rule", [TailWeightAverage(fraction=0.6), ExponentialWeightAverage(decay=0.7)])
 def test_an_average_goes_on_as_if_it_had_never_stopped(rule):
     nets = [Net(), Net()]
     averages = [WeightAverage(rule, net, steps=10) for net in nets]
@@ -215,24 +215,24 @@ def test_a_checkpoint_is_json_and_tensors_only():
 
 
 def test_a_commitment_has_one_length_and_differs_by_key_step_and_batch():
-    one, other = Randomness(seed=1, reproducible=True), Randomness()
+    one, other = KeyedRNG(seed=1, reproducible=True), KeyedRNG()
     batch, empty = np.arange(5, dtype=np.int64), np.empty(0, dtype=np.int64)
     found = [
-        commitment_to(indices, step=step, randomness=randomness)
+        commit_to_batch(indices, step=step, randomness=randomness)
         for indices in (batch, empty)
         for step in (0, 1)
         for randomness in (one, other)
     ]
     assert len(set(found)) == len(found)
     assert {len(text) for text in found} == {64}
-    again = commitment_to(batch, step=0, randomness=Randomness(seed=1, reproducible=True))
+    again = commit_to_batch(batch, step=0, randomness=KeyedRNG(seed=1, reproducible=True))
     assert again == found[0]
 
 
 def test_the_name_of_a_key_is_not_the_key_and_every_run_has_another():
-    names = {Randomness().commitment for _ in range(50)}
+    names = {KeyedRNG().commitment for _ in range(50)}
     assert len(names) == 50
-    seeded = Randomness(seed=3, reproducible=True)
-    assert seeded.commitment == Randomness(seed=3, reproducible=True).commitment
+    seeded = KeyedRNG(seed=3, reproducible=True)
+    assert seeded.commitment == KeyedRNG(seed=3, reproducible=True).commitment
     assert seeded.commitment != seeded._key.hex()
     assert replace(seeded).commitment == seeded.commitment

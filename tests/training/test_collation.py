@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.utils.data import default_collate
 
 from sordino.errors import CoupledRecords, InvalidArgument, RecordCountMismatch
+from sordino.training.collation import Collation
 from sordino.training.probing.padding import PaddedTensor
-from sordino.training.records.collation import Collation
-from sordino.training.structure import tensors_in
+from sordino.training.pytree import tensors_in
 
 EXAMPLE = (torch.full((4,), 7.0), 1)
 

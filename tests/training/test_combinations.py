@@ -26,7 +26,7 @@ from sordino.clipping import (
     QuantileClipping,
 )
 from sordino.errors import InvalidArgument, UnknownSampler
-from sordino.events import Composed, Nothing
+from sordino.events import Composed, NoOp
 from sordino.mechanisms.correlated import (
     BandedInverse,
     BandedToeplitz,
@@ -34,21 +34,21 @@ from sordino.mechanisms.correlated import (
     BufferedToeplitz,
     CyclicPoisson,
     DenseStrategy,
-    EveryEpoch,
+    FixedEpochOrder,
     IndependentNoise,
     MinSeparation,
     Participation,
     SingleParticipation,
     Strategy,
     noise_matrix,
-    optimal_banded,
-    optimal_buffered,
-    optimal_dense,
+    optimize_banded,
+    optimize_buffered,
+    optimize_dense,
 )
-from sordino.randomness import Randomness
-from sordino.sampling import Sampling
-from sordino.schedules import Cosine, Exponential, Linear, Listed, Schedule, Stepped
-from sordino.training import AdaptiveBudget, CorrelatedNoise, Plan, Units
+from sordino.randomness import KeyedRNG
+from sordino.sampling import Sampler
+from sordino.schedules import CosineSchedule, ExponentialSchedule, LinearSchedule, ListSchedule, Schedule, StepSchedule
+from sordino.training import AdaptiveBudget, CorrelatedNoise, Plan, UnitAssignment
 
 STEPS, RECORDS, WIDTH = 4, 16, 40
 CLIPPINGS = {
@@ -62,11 +62,11 @@ CLIPPINGS = {
     "quantile": QuantileClipping(count_noise=30.0),
 }
 STRATEGIES = {
-    "banded": optimal_banded(2, steps=STEPS),
+    "banded": optimize_banded(2, steps=STEPS),
     "inverse": BandedInverse.square_root(bands=2, steps=STEPS),
-    "buffered": optimal_buffered(1, steps=STEPS),
+    "buffered": optimize_buffered(1, steps=STEPS),
     "tree": BinaryTree(steps=STEPS),
-    "dense": optimal_dense(STEPS),
+    "dense": optimize_dense(STEPS),
     "independent": IndependentNoise(steps=STEPS),
 }
 FIXED = {"poisson_sampling": False, "neighboring_relation": "replace_one"}
@@ -77,11 +77,18 @@ BATCHES = {
     "shuffled, add or remove": {"sample_rate": 0.5, "poisson_sampling": False},
     "secure": {"sample_rate": 0.5, "secure_noise": True},
     "users": {"sample_rate": 0.5, "privacy_unit": "user"},
-    "noise falls": {"sample_rate": 0.5, "noise_multiplier": Exponential(start=3.0, end=1.5, over=4)},
-    "noise is listed": {"sample_rate": 0.5, "noise_multiplier": Listed(values=(3.0, 2.0, 2.0, 1.5))},
-    "bound falls": {"sample_rate": 0.5, "max_grad_norm": Stepped(start=0.5, factor=0.5, every=2)},
-    "batch grows": {"sample_rate": Linear(start=0.25, end=0.5), "expected_batch_size": Linear(start=4.0, end=8.0)},
-    "noise falls, shuffled": {"sample_rate": 0.5, "noise_multiplier": Cosine(start=3.0, end=1.5, over=4), **FIXED},
+    "noise falls": {"sample_rate": 0.5, "noise_multiplier": ExponentialSchedule(start=3.0, end=1.5, over=4)},
+    "noise is listed": {"sample_rate": 0.5, "noise_multiplier": ListSchedule(values=(3.0, 2.0, 2.0, 1.5))},
+    "bound falls": {"sample_rate": 0.5, "max_grad_norm": StepSchedule(start=0.5, factor=0.5, every=2)},
+    "batch grows": {
+        "sample_rate": LinearSchedule(start=0.25, end=0.5),
+        "expected_batch_size": LinearSchedule(start=4.0, end=8.0),
+    },
+    "noise falls, shuffled": {
+        "sample_rate": 0.5,
+        "noise_multiplier": CosineSchedule(start=3.0, end=1.5, over=4),
+        **FIXED,
+    },
     **{f"budget, {name}": {"sample_rate": 1.0 if name != "renyi" else 0.5} for name in ("gaussian", "zcdp", "renyi")},
     "budget, shuffled": {"sample_rate": 0.5, **FIXED},
 }
@@ -100,9 +107,9 @@ CORRELATED = {
         STRATEGIES["banded"], MinSeparation(separation=2), sample_rate=0.5, poisson_sampling=False
     ),
     "fixed, wrong epoch": correlated(
-        STRATEGIES["banded"], EveryEpoch(steps_per_epoch=4), sample_rate=0.5, poisson_sampling=False
+        STRATEGIES["banded"], FixedEpochOrder(steps_per_epoch=4), sample_rate=0.5, poisson_sampling=False
     ),
-    "epochs, sampled": correlated(STRATEGIES["banded"], EveryEpoch(steps_per_epoch=2), sample_rate=0.5),
+    "epochs, sampled": correlated(STRATEGIES["banded"], FixedEpochOrder(steps_per_epoch=2), sample_rate=0.5),
     "cycles, secure": correlated(
         STRATEGIES["banded"], CyclicPoisson(groups=2, sample_rate=0.25), sample_rate=0.25, secure_noise=True
     ),
@@ -110,11 +117,11 @@ CORRELATED = {
         STRATEGIES["banded"],
         CyclicPoisson(groups=2, sample_rate=0.25),
         sample_rate=0.25,
-        noise_multiplier=Linear(start=2.0, end=1.0, over=4),
+        noise_multiplier=LinearSchedule(start=2.0, end=1.0, over=4),
     ),
     "cycles, budget": correlated(STRATEGIES["banded"], CyclicPoisson(groups=2, sample_rate=0.25), sample_rate=0.25),
     **{
-        f"{name}, epochs": correlated(one, EveryEpoch(steps_per_epoch=2), sample_rate=0.5, poisson_sampling=False)
+        f"{name}, epochs": correlated(one, FixedEpochOrder(steps_per_epoch=2), sample_rate=0.5, poisson_sampling=False)
         for name, one in STRATEGIES.items()
     },
     "tree, once": correlated(STRATEGIES["tree"], SingleParticipation(), sample_rate=0.25, poisson_sampling=False),
@@ -192,7 +199,7 @@ def budget_of(setting):
 
 
 def units_of(setting):
-    return Units(of=list(range(RECORDS)), count=RECORDS) if setting == "users" else None
+    return UnitAssignment(of=list(range(RECORDS)), count=RECORDS) if setting == "users" else None
 
 
 class Lines:
@@ -238,7 +245,7 @@ def in_fit(clipping, setting, data):
         transcript=lines,
         on_step=lambda done: moves.append((model.weight.detach() - before).double()),
         progress=False,
-        randomness=Randomness(seed=7, reproducible=True),
+        randomness=KeyedRNG(seed=7, reproducible=True),
         budget=budget_of(setting),
         units=units_of(setting),
     )
@@ -296,7 +303,7 @@ WAYS = [
 
 def check_training(clipping, setting, *, loop):
     claimed, events, the_plan = (in_a_loop if loop else in_fit)(clipping, setting, Records())
-    charged = Composed(events=tuple(event for event in events if not isinstance(event, Nothing)))
+    charged = Composed(events=tuple(event for event in events if not isinstance(event, NoOp)))
     realised = composed(charged, the_plan.neighboring_relation)
     if budget_of(setting) is not None:
         assert realised <= claimed == 50.0
@@ -349,6 +356,6 @@ def test_no_class_is_left_out():
     assert used >= {
         kind for kind in Schedule.__subclasses__() if not kind.__subclasses__() and kind.__module__[:8] == "sordino."
     }
-    assert used >= {Linear, Exponential, Cosine}
+    assert used >= {LinearSchedule, ExponentialSchedule, CosineSchedule}
     trained = [name for name in SETTINGS if refusal("flat", name, loop=False) is None]
-    assert {type(plan("flat", name).sampling) for name in trained} == set(get_args(Sampling))
+    assert {type(plan("flat", name).sampling) for name in trained} == set(get_args(Sampler))

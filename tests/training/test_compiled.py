@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sordino import Performance, Plan, fit
+from sordino import PerformanceOptions, Plan, fit
 from sordino.clipping import QuantileClipping
 from sordino.errors import InvalidArgument, UnsupportedModule
-from sordino.randomness import Randomness
-from sordino.schedules import Exponential
-from sordino.training.fitting.compiled import padded_size
+from sordino.randomness import KeyedRNG
+from sordino.schedules import ExponentialSchedule
+from sordino.training.compiled_step import padded_size
 
 
 def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -34,8 +34,8 @@ def trained(model: nn.Module, *, compile: bool, **changes: object) -> Tensor:
         cross_entropy,
         data,
         Plan(**{**values, **changes}),
-        performance=Performance(compile=compile),
-        randomness=Randomness(seed=3, reproducible=True),
+        performance=PerformanceOptions(compile=compile),
+        randomness=KeyedRNG(seed=3, reproducible=True),
         progress=False,
     )
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -56,7 +56,7 @@ def test_compiled_training_ends_where_ordinary_training_does() -> None:
     ("changes", "reason"),
     [
         ({"clipping": QuantileClipping(count_noise=5.0)}, "bounds that adapt"),
-        ({"max_grad_norm": Exponential(start=1.0, end=0.5)}, "schedule of max_grad_norm"),
+        ({"max_grad_norm": ExponentialSchedule(start=1.0, end=0.5)}, "schedule of max_grad_norm"),
         ({"secure_noise": True}, "secure_noise"),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sordino.training.probing.determinism import GENERATORS, Chance, generators_used
+from sordino.training.probing.snapshots import GENERATORS, SeededGenerators, generators_used
 
 DRAWS = {"torch": lambda: float(torch.rand(())), "python": random.random, "numpy": np.random.rand}
 
@@ -14,7 +14,7 @@ DRAWS = {"torch": lambda: float(torch.rand(())), "python": random.random, "numpy
 @pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.parametrize("high", [False, True])
 def test_the_first_draws_of_a_forced_generator_are_at_one_end_and_later_ones_are_not(name, high):
-    Chance(seed=3, forced=name, high=high).start()
+    SeededGenerators(seed=3, forced=name, high=high).start()
     first = [DRAWS[name]() for _ in range(8)]
     assert all(draw > 1 - 1e-6 if high else draw < 1e-6 for draw in first)
     assert all(draw < 1 for draw in first)
@@ -25,16 +25,16 @@ def test_the_first_draws_of_a_forced_generator_are_at_one_end_and_later_ones_are
 @pytest.mark.parametrize("name", GENERATORS)
 def test_other_generators_stay_as_the_seed_has_them(name):
     others = [other for other in GENERATORS if other != name]
-    Chance(seed=3).start()
+    SeededGenerators(seed=3).start()
     plain = [DRAWS[other]() for other in others]
-    Chance(seed=3, forced=name).start()
+    SeededGenerators(seed=3, forced=name).start()
     assert [DRAWS[other]() for other in others] == plain
 
 
 def test_draws_that_reject_come_to_an_end_under_every_force():
     for name in GENERATORS:
         for high in (False, True):
-            Chance(forced=name, high=high).start()
+            SeededGenerators(forced=name, high=high).start()
             random.shuffle(list(range(10)))
             assert 0 <= random.betavariate(0.3, 0.3) <= 1
             # Of nothing but zeros numpy makes NaN.

@@ -16,7 +16,7 @@ import pytest
 from sordino.events import compose
 from sordino.ledger import Ledger
 from sordino.runs import RunFolder
-from sordino.training.processes.ranks import Ranks
+from sordino.training.distributed import DistributedContext
 from sordino.verification import verify
 
 WORKER = Path(__file__).with_name("ranks.py")
@@ -196,7 +196,8 @@ def test_a_launcher_without_a_process_group_is_refused_before_data(tmp_path):
 def test_chunks_of_all_processes_hold_each_record_once_and_are_as_many_where_they_must(records, evenly):
     indices = np.arange(100, 100 + records)
     all_chunks = [
-        Ranks(number=number, count=3).chunks(indices, step=5, microbatch_size=2, evenly=evenly) for number in range(3)
+        DistributedContext(number=number, count=3).chunks(indices, step=5, microbatch_size=2, evenly=evenly)
+        for number in range(3)
     ]
     assert sorted(np.concatenate([chunk.indices for chunks in all_chunks for chunk in chunks])) == indices.tolist()
     for chunks in all_chunks:

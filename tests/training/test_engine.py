@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from oracles import clipped_sum, per_record_gradients, relative_error
 from sordino.definitions import NeighboringRelation
-from sordino.errors import InvalidArgument, PrivacyError, RecordCountMismatch, UncapturedParameter, UnprivateStep
+from sordino.errors import InvalidArgument, NonPrivateStep, PrivacyError, RecordCountMismatch, UncapturedParameter
 from sordino.training.engine import PrivacyEngine
 
 DELTA = 1e-5
@@ -321,15 +321,15 @@ def test_a_step_needs_a_backward_on_the_current_batch():
     batches = iter(loader)
     features, labels = next(batches)
     loss = F.cross_entropy(model(features), labels)
-    with pytest.raises(UnprivateStep, match="backward"):
+    with pytest.raises(NonPrivateStep, match="backward"):
         optimizer.step()
     loss.backward()
     optimizer.step()
     after = [parameter.clone() for parameter in model.parameters()]
     assert not unchanged(model, before)
-    with pytest.raises(UnprivateStep):
+    with pytest.raises(NonPrivateStep):
         optimizer.step()
-    with pytest.raises(UnprivateStep, match="next batch"):
+    with pytest.raises(NonPrivateStep, match="next batch"):
         model(features).sum().backward()
     assert unchanged(model, after)
 
@@ -344,7 +344,7 @@ def test_a_closure_is_refused():
         loss.backward()
         return loss
 
-    with pytest.raises(UnprivateStep, match="closure"):
+    with pytest.raises(NonPrivateStep, match="closure"):
         optimizer.step(closure)
     assert unchanged(model, before)
 
@@ -406,7 +406,7 @@ def test_a_private_loader_gives_no_batch_after_its_engine_was_detached():
     spent = engine.get_epsilon(DELTA)
     engine.detach()
     for batches in (begun, iter(loader)):
-        with pytest.raises(UnprivateStep, match="detach"):
+        with pytest.raises(NonPrivateStep, match="detach"):
             next(batches)
     assert engine.get_epsilon(DELTA) == spent > 0
 
@@ -416,11 +416,11 @@ def test_another_optimizer_is_refused_also_for_a_layer_that_came_later():
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
     _, _, loader = private(model, optimizer)
     before = [parameter.clone() for parameter in model[0].parameters()]
-    with pytest.raises(UnprivateStep, match="another optimizer"):
+    with pytest.raises(NonPrivateStep, match="another optimizer"):
         torch.optim.Adam(model[2].parameters()).step()
     model[2] = nn.Linear(6, 3)
     next(iter(loader))
-    with pytest.raises(UnprivateStep, match="another optimizer"):
+    with pytest.raises(NonPrivateStep, match="another optimizer"):
         torch.optim.SGD(model[2].parameters(), lr=0.1).step()
     assert unchanged(model[0], before)
 
@@ -454,14 +454,14 @@ def test_a_parameter_group_added_within_a_step_is_refused():
     features, labels = next(iter(loader))
     F.cross_entropy(model(features), labels).backward()
     optimizer.add_param_group({"params": list(model[0].parameters())})
-    with pytest.raises(UnprivateStep, match="same parameters"):
+    with pytest.raises(NonPrivateStep, match="same parameters"):
         optimizer.step()
 
 
 def test_training_on_anything_but_the_private_loader_is_refused_and_evaluation_is_free():
     model, optimizer, loader = private()
     x = torch.ones(4, 5)
-    with pytest.raises(UnprivateStep, match="private loader"):
+    with pytest.raises(NonPrivateStep, match="private loader"):
         model(x).sum().backward()
     with torch.no_grad():
         model(x)
@@ -522,7 +522,7 @@ def test_fetching_ahead_of_the_loop_is_refused(is_moved):
     features, _ = next(batches)
     earlier = features.to(torch.float32, copy=True) if is_moved else features
     next(batches)
-    with pytest.raises(UnprivateStep, match="ahead"):
+    with pytest.raises(NonPrivateStep, match="ahead"):
         model(earlier).sum().backward()
 
 
@@ -544,7 +544,7 @@ def test_a_loss_scaler_is_refused():
     model, _, loader = private()
     scaler = torch.amp.GradScaler("cpu")
     features, labels = next(iter(loader))
-    with pytest.raises(UnprivateStep, match="GradScaler"):
+    with pytest.raises(NonPrivateStep, match="GradScaler"):
         scaler.scale(F.cross_entropy(model(features), labels)).backward()
 
 
@@ -555,9 +555,9 @@ def test_a_loss_scaler_is_refused_also_by_an_optimizer_that_takes_one():
     features, labels = next(iter(loader))
     before = [parameter.clone() for parameter in model.parameters()]
     scaler = torch.amp.GradScaler("cpu")
-    with pytest.raises(UnprivateStep, match="GradScaler"):
+    with pytest.raises(NonPrivateStep, match="GradScaler"):
         scaler.scale(F.cross_entropy(model(features), labels)).backward()
-    with pytest.raises((UnprivateStep, AssertionError)):
+    with pytest.raises((NonPrivateStep, AssertionError)):
         scaler.step(optimizer)
     assert unchanged(model, before)
 

@@ -20,18 +20,18 @@ from sordino.clipping import (
     QuantileClipping,
 )
 from sordino.definitions import PrivacyUnit
-from sordino.errors import BudgetExceeded, InvalidArgument, UnknownSampler, UnprivateStep
+from sordino.errors import BudgetExceeded, InvalidArgument, NonPrivateStep, UnknownSampler
 from sordino.events import Composed, Gaussian, PoissonSampled, SelfComposed, compose
 from sordino.ledger import Ledger
-from sordino.mechanisms.correlated import CyclicPoisson, EveryEpoch, optimal_banded
-from sordino.schedules import Cosine, Exponential, Linear, Listed, Stepped
-from sordino.training import AdaptiveBudget, CorrelatedNoise, StepChoice, Units, microbatches
+from sordino.mechanisms.correlated import CyclicPoisson, FixedEpochOrder, optimize_banded
+from sordino.schedules import CosineSchedule, ExponentialSchedule, LinearSchedule, ListSchedule, StepSchedule
+from sordino.training import AdaptiveBudget, CorrelatedNoise, StepParameters, UnitAssignment, record_groups
 
 STEPS = 12
 CYCLES = CorrelatedNoise(
-    strategy=optimal_banded(4, steps=STEPS), participation=CyclicPoisson(groups=4, sample_rate=0.125)
+    strategy=optimize_banded(4, steps=STEPS), participation=CyclicPoisson(groups=4, sample_rate=0.125)
 )
-EPOCHS = CorrelatedNoise(strategy=optimal_banded(4, steps=STEPS), participation=EveryEpoch(steps_per_epoch=4))
+EPOCHS = CorrelatedNoise(strategy=optimize_banded(4, steps=STEPS), participation=FixedEpochOrder(steps_per_epoch=4))
 
 
 def private(model, data, *, batch_size=8, engine=None, optimizer=None, **options):
@@ -98,7 +98,7 @@ def test_the_strategy_whitens_what_a_loop_adds_also_over_a_checkpoint(noise, opt
     assert white.std() != pytest.approx(scale * 1.05, rel=0.03)
     assert np.abs(np.corrcoef(white) - np.eye(STEPS)).max() < 6 / math.sqrt(released.shape[1])
     assert np.abs(np.corrcoef(released) - np.eye(STEPS)).max() > 0.2
-    with pytest.raises(UnprivateStep, match="at most 12 batches"):
+    with pytest.raises(NonPrivateStep, match="at most 12 batches"):
         take(second)
     whole = second[0].attached(second[1]).plan.guarantee().epsilon
     assert second[0].get_epsilon(1e-5) == pytest.approx(whole, rel=1e-9)
@@ -148,7 +148,7 @@ def test_two_loops_over_one_loader_are_refused_with_correlated_noise():
     parts[1](ids).square().sum(1).mean().backward()
     parts[2].step()
     next(two)
-    with pytest.raises(UnprivateStep):
+    with pytest.raises(NonPrivateStep):
         next(one)
 
 
@@ -169,7 +169,7 @@ def test_steps_that_come_twice_are_paid_twice(tmp_path):
     # Two cycles were charged when the newer one was saved; from step 4 on all comes again.
     branch = Composed(events=(plan.event(7), plan.mechanism.branch_event(4)))
     assert twice[0].get_epsilon(1e-5) == pytest.approx(accounting.epsilon(branch, 1e-5).upper, rel=1e-9)
-    with pytest.raises(UnprivateStep, match="before the first step with correlated noise"):
+    with pytest.raises(NonPrivateStep, match="before the first step with correlated noise"):
         first[0].load_checkpoint(path=tmp_path / "old.safetensors", module=first[1])
 
 
@@ -255,7 +255,7 @@ def slow(data, units, bound=0.5):
 )
 @pytest.mark.parametrize("microbatch_size", [None, 1, 3])
 def test_a_unit_in_a_loop_is_the_gradient_of_its_records_clipped_once(combine, most, microbatch_size, reduction):
-    units = Units(of=OF, count=7, most_records=most, combine=combine)
+    units = UnitAssignment(of=OF, count=7, most_records=most, combine=combine)
     found = moved(records(), units, microbatch_size=microbatch_size, reduction=reduction)
     assert torch.allclose(found, slow(records(), units), atol=2e-5)
 
@@ -267,17 +267,19 @@ def test_a_unit_in_a_loop_moves_a_step_by_at_most_the_bound(clipping, scale):
     data = records()
     data = data[0] * scale, data[1]
     kept = np.asarray(OF) != 4
-    whole = moved(data, Units(of=OF, count=7), clipping=clipping)
-    rest = moved(tuple(part[kept] for part in data), Units(of=np.asarray(OF)[kept], count=7), clipping=clipping)
+    whole = moved(data, UnitAssignment(of=OF, count=7), clipping=clipping)
+    rest = moved(
+        tuple(part[kept] for part in data), UnitAssignment(of=np.asarray(OF)[kept], count=7), clipping=clipping
+    )
     assert float((whole - rest).norm()) <= 0.5 * (1 + 1e-5)
     broken = data[0].clone(), data[1].clone()
     broken[1][8] = math.inf
-    silent_unit = moved(broken, Units(of=OF, count=7), clipping=clipping)
+    silent_unit = moved(broken, UnitAssignment(of=OF, count=7), clipping=clipping)
     assert torch.allclose(silent_unit, rest, atol=1e-6), "not finite in one record: all of the unit is silent"
 
 
 def test_bounds_that_adapt_count_units_and_go_on_over_a_checkpoint(tmp_path):
-    units, data = Units(of=OF, count=7), TensorDataset(*records())
+    units, data = UnitAssignment(of=OF, count=7), TensorDataset(*records())
     clipping = QuantileClipping(count_noise=5.0, learning_rate=1.0)
 
     def made():
@@ -303,7 +305,7 @@ def test_bounds_that_adapt_count_units_and_go_on_over_a_checkpoint(tmp_path):
 def test_users_are_drawn_and_named_in_the_guarantee():
     of = np.repeat(np.arange(200), 3)
     data = TensorDataset(torch.arange(600.0)[:, None])
-    parts = private(nn.Linear(1, 1), data, units=Units(of=of, count=200), batch_size=60)
+    parts = private(nn.Linear(1, 1), data, units=UnitAssignment(of=of, count=200), batch_size=60)
     for (ids,) in parts[3]:
         owners, counts = np.unique(of[ids.flatten().long().numpy()], return_counts=True)
         assert set(counts) == {3}
@@ -318,7 +320,7 @@ def test_users_are_drawn_and_named_in_the_guarantee():
 
 
 def test_micro_batches_are_units_of_neighbouring_records_under_replace_one():
-    data, units = records(12), microbatches(12, size=3)
+    data, units = records(12), record_groups(12, size=3)
     found = moved(data, units, neighboring_relation="replace_one")
     assert torch.allclose(found, slow(data, units), atol=2e-5)
     with pytest.raises(InvalidArgument, match="neighboring_relation must be replace_one with micro-batches"):
@@ -370,7 +372,7 @@ def test_a_loop_ends_when_its_budget_is_spent_and_the_last_model_stands():
 
 
 def test_each_step_of_a_loop_has_the_noise_and_rate_that_were_chosen():
-    seen, chosen = [], [StepChoice(noise_multiplier=4.0, sample_rate=0.5), StepChoice(noise_multiplier=8.0)]
+    seen, chosen = [], [StepParameters(noise_multiplier=4.0, sample_rate=0.5), StepParameters(noise_multiplier=8.0)]
 
     def choose(step, released):
         seen.append(released.last_gradient_norm)
@@ -455,21 +457,25 @@ def test_a_ledger_holds_the_budget_before_the_first_batch_and_what_a_resume_coul
         ({"budget": budget(filter="gaussian")}, InvalidArgument, "filter must be renyi with sampled batches"),
         ({"noise": CYCLES, "clipping": AdaClip()}, InvalidArgument, "fixed bound with correlated noise"),
         ({"noise": CYCLES, "clipping": QuantileClipping(count_noise=9.0)}, InvalidArgument, "QuantileClipping"),
-        ({"noise": CYCLES, "noise_multiplier": Linear(start=2.0, end=1.0)}, InvalidArgument, "got a schedule"),
+        ({"noise": CYCLES, "noise_multiplier": LinearSchedule(start=2.0, end=1.0)}, InvalidArgument, "got a schedule"),
         ({"noise": CYCLES, "batch_size": 16}, InvalidArgument, "sample_rate must be that of the noise's"),
         ({"noise": CYCLES, "poisson_sampling": False}, UnknownSampler, "Pass poisson_sampling=True"),
         ({"noise": EPOCHS}, UnknownSampler, "participation must be CyclicPoisson with Poisson sampling"),
-        ({"noise": EPOCHS, "poisson_sampling": False}, UnknownSampler, "EveryEpoch"),
+        ({"noise": EPOCHS, "poisson_sampling": False}, UnknownSampler, "FixedEpochOrder"),
         ({"noise": "auto"}, InvalidArgument, "make_private_with_epsilon"),
         ({"noise": CYCLES, "engine": PrivacyEngine(secure_mode=True)}, InvalidArgument, "secure_noise must be False"),
         ({"clipping": ProjectedClipping(projections=50)}, InvalidArgument, "exact norms in a loop of your own"),
-        ({"units": Units(of=[0] * 64, count=1), "clipping": AdaClip()}, InvalidArgument, "units must be None with Ada"),
         (
-            {"units": Units(of=[0] * 64, count=1), "engine": PrivacyEngine(secure_mode=True)},
+            {"units": UnitAssignment(of=[0] * 64, count=1), "clipping": AdaClip()},
+            InvalidArgument,
+            "units must be None with Ada",
+        ),
+        (
+            {"units": UnitAssignment(of=[0] * 64, count=1), "engine": PrivacyEngine(secure_mode=True)},
             InvalidArgument,
             "units must be None with secure noise",
         ),
-        ({"units": Units(of=[0] * 9, count=1)}, InvalidArgument, "one unit per record of the data set"),
+        ({"units": UnitAssignment(of=[0] * 9, count=1)}, InvalidArgument, "one unit per record of the data set"),
     ],
 )
 def test_unsound_combinations_are_refused_before_a_record_is_read(options, error, words):
@@ -493,11 +499,11 @@ def test_a_budget_is_all_that_its_engine_spends():
 @pytest.mark.parametrize(
     "schedule",
     [
-        Listed(values=(2.0, 1.5, 1.25, 1.0)),
-        Stepped(start=2.0, factor=0.5, every=2),
-        Linear(start=2.0, end=1.0, over=3),
-        Exponential(start=2.0, end=1.0, over=3),
-        Cosine(start=2.0, end=1.0, over=3),
+        ListSchedule(values=(2.0, 1.5, 1.25, 1.0)),
+        StepSchedule(start=2.0, factor=0.5, every=2),
+        LinearSchedule(start=2.0, end=1.0, over=3),
+        ExponentialSchedule(start=2.0, end=1.0, over=3),
+        CosineSchedule(start=2.0, end=1.0, over=3),
     ],
 )
 def test_noise_and_bound_follow_a_schedule_in_a_loop_of_ones_own(schedule, tmp_path):
@@ -507,7 +513,7 @@ def test_noise_and_bound_follow_a_schedule_in_a_loop_of_ones_own(schedule, tmp_p
     take(parts)
     leaves = [PoissonSampled(sample_rate=0.25, event=Gaussian(noise_multiplier=schedule.value(k))) for k in range(4)]
     assert engine.event() == compose(leaves)
-    if isinstance(schedule, Listed):
+    if isinstance(schedule, ListSchedule):
         with pytest.raises(InvalidArgument, match="List more"):
             take(parts)
         assert engine.event() == compose(leaves)
@@ -517,4 +523,4 @@ def test_noise_and_bound_follow_a_schedule_in_a_loop_of_ones_own(schedule, tmp_p
 
 def test_a_schedule_over_the_whole_of_a_loop_without_an_end_is_refused():
     with pytest.raises(InvalidArgument, match="over"):
-        private(nn.Linear(4, 2), TensorDataset(torch.ones(32, 4)), noise_multiplier=Linear(start=2.0, end=1.0))
+        private(nn.Linear(4, 2), TensorDataset(torch.ones(32, 4)), noise_multiplier=LinearSchedule(start=2.0, end=1.0))

@@ -11,10 +11,15 @@ from torch.utils.data import DataLoader
 
 from loops import records, train
 from sordino import Plan, fit
-from sordino.errors import CoupledRecords, PrivacyError, UncapturedParameter, UnprivateStep
+from sordino.errors import CoupledRecords, NonPrivateStep, PrivacyError, UncapturedParameter
 from sordino.training.engine import PrivacyEngine
-from sordino.training.loops.carried import Carried
-from sordino.training.loops.forms import ProvedForm, magnitude, proves_again, public_marks
+from sordino.training.loss_tracing.batch_state import CrossBatchState
+from sordino.training.loss_tracing.loss_tracer import (
+    CheckedLossForm,
+    is_recheck_due,
+    module_state_key,
+    order_of_magnitude,
+)
 
 
 def losses_of(model, batch):
@@ -368,7 +373,7 @@ def second_learner(model, batch, state):
 
 
 def test_with_a_criterion_a_loss_may_not_reach_the_module_past_its_output():
-    with pytest.raises(UnprivateStep):
+    with pytest.raises(NonPrivateStep):
         train(past_the_output, Two, criterion=F.cross_entropy)
 
 
@@ -398,7 +403,7 @@ def test_a_scheduler_may_not_follow_the_loss(read):
     loss = F.cross_entropy(model(x), y)
     loss.backward()
     optimizer.step()
-    with pytest.raises(UnprivateStep):
+    with pytest.raises(NonPrivateStep):
         scheduler.step(read(loss))
     scheduler.step(0.5)
 
@@ -407,24 +412,24 @@ def test_a_scheduler_may_not_follow_the_loss(read):
 
 
 def test_a_form_is_proved_again_when_a_constant_grows_and_now_and_then():
-    form = ProvedForm(late=(), numbers=(0.0, 3.0), records=8)
+    form = CheckedLossForm(late=(), numbers=(0.0, 3.0), records=8)
     assert not form.meet((), (0.0, 3.5), 9)
     assert form.meet((), (1e-3, 3.5), 9)
     assert not form.meet((), (1.1e-3, 2.1), 7)
     assert form.meet((), (1.1e-3, -2.1), 7)
-    assert [times for times in range(1, 300) if proves_again(times)] == [16, 64, 256]
-    assert magnitude(0.0) == magnitude(-0.0) != magnitude(1e-300)
+    assert [times for times in range(1, 300) if is_recheck_due(times)] == [16, 64, 256]
+    assert order_of_magnitude(0.0) == order_of_magnitude(-0.0) != order_of_magnitude(1e-300)
 
 
 @pytest.mark.parametrize("of", [lambda n: n, lambda n: 1 / n])
 def test_constants_that_are_the_number_of_records_are_refused_at_once(of):
-    form = ProvedForm(late=(), numbers=(of(8),), records=8)
+    form = CheckedLossForm(late=(), numbers=(of(8),), records=8)
     with pytest.raises(CoupledRecords):
         form.meet((), (of(9),), 9)
 
 
 def test_constants_in_step_with_the_number_of_records_are_refused_the_second_time():
-    form = ProvedForm(late=(), numbers=(8 / 3,), records=8)
+    form = CheckedLossForm(late=(), numbers=(8 / 3,), records=8)
     form.meet((), (9 / 3,), 9)
     with pytest.raises(CoupledRecords):
         form.meet((), (11 / 3,), 11)
@@ -432,20 +437,20 @@ def test_constants_in_step_with_the_number_of_records_are_refused_the_second_tim
 
 def test_marks_of_a_module_tell_modes_frozen_parts_and_attributes():
     model = Tokens()
-    before = public_marks(model)
+    before = module_state_key(model)
     model.beta = 0.5
-    assert public_marks(model) != before
+    assert module_state_key(model) != before
     model.beta = 0.0
-    assert public_marks(model) == before
+    assert module_state_key(model) == before
     model.head.eval()
-    assert public_marks(model) != before
+    assert module_state_key(model) != before
     model.head.train()
     model.embed.weight.requires_grad_(False)
-    assert public_marks(model) != before
+    assert module_state_key(model) != before
 
 
 def test_copies_are_known_by_long_values_only():
-    carried = Carried()
+    carried = CrossBatchState()
     carried.remember(torch.tensor([0.1, 0.2]))
     carried.remember(torch.tensor(0.5))
     carried.tell(1 / 3)
@@ -457,7 +462,7 @@ def test_copies_are_known_by_long_values_only():
 
 
 def test_what_was_written_to_is_known_by_its_memory_as_long_as_it_lives():
-    carried, tensor = Carried(), torch.zeros(3)
+    carried, tensor = CrossBatchState(), torch.zeros(3)
     carried.write(tensor[:1])
     assert carried.was_written(tensor)
     assert carried.is_left()
@@ -467,7 +472,7 @@ def test_what_was_written_to_is_known_by_its_memory_as_long_as_it_lives():
 
 
 def test_a_tensor_is_constant_until_it_is_changed():
-    carried, tensor = Carried(), torch.zeros(3)
+    carried, tensor = CrossBatchState(), torch.zeros(3)
     carried.keep_constant(tensor)
     assert carried.is_constant(tensor)
     assert not carried.is_constant(tensor.clone())

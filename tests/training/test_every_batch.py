@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from oracles import clipped_sum, per_record_gradients, relative_error
-from sordino.errors import PrivacyError, UnprivateStep
+from sordino.errors import NonPrivateStep, PrivacyError
 from sordino.training.engine import PrivacyEngine
-from sordino.training.records.sizes import batch_bound, parts_of
-from sordino.training.records.units import Units
+from sordino.training.loader import batch_bound, num_microbatches
+from sordino.training.record_source import UnitAssignment
 
 
 def records(count=32):
@@ -86,7 +86,7 @@ def test_a_batch_left_out_by_an_exception_is_refused():
                 except Rejected:
                     continue
 
-    with pytest.raises(UnprivateStep, match="left out"):
+    with pytest.raises(NonPrivateStep, match="left out"):
         train()
 
 
@@ -96,7 +96,7 @@ def test_batches_that_were_only_looked_at_may_not_be_followed_by_training():
     assert engine.event().count == len(sizes) == 2
     assert len(list(loader)) == 2
     assert engine.event().count == 3, "the last batch came again"
-    with pytest.raises(UnprivateStep, match="left out"):
+    with pytest.raises(NonPrivateStep, match="left out"):
         step(model, optimizer, next(iter(loader)))
     engine.detach()
     again = private(engine=engine, model=model)
@@ -114,7 +114,7 @@ def test_accumulation_by_hand_is_refused_and_names_microbatch_size():
             if number % 2:
                 optimizer.step()
 
-    with pytest.raises(UnprivateStep, match="microbatch_size"):
+    with pytest.raises(NonPrivateStep, match="microbatch_size"):
         train()
 
 
@@ -173,14 +173,14 @@ def test_a_batch_is_given_again_a_few_times_only():
         for _ in range(10):
             model(next(iter(loader))[0])
 
-    with pytest.raises(UnprivateStep, match="make_private anew"):
+    with pytest.raises(NonPrivateStep, match="make_private anew"):
         forward()
 
 
 def test_parts_taken_one_by_one_are_one_batch_after_another():
     engine, model, optimizer, loader = private(32, microbatch_size=4)
     ends = []
-    for _ in range(3 * parts_of(batch_bound(16.0, 32), 4)):
+    for _ in range(3 * num_microbatches(batch_bound(16.0, 32), 4)):
         step(model, optimizer, next(iter(loader)))
         ends.append(loader.ends_step)
     assert sum(ends) == engine.event().count == 3
@@ -249,7 +249,7 @@ def test_parts_hold_no_more_than_was_asked_for_when_the_size_is_public():
 
 
 def test_parts_of_units_are_counted_by_public_numbers_too():
-    units = Units(of=torch.arange(32) // 2, count=16)
+    units = UnitAssignment(of=torch.arange(32) // 2, count=16)
     found, engine = parts(32, 6, units=units, microbatch_size=4)
     assert len(set(found)) == 1
     assert any("size of the data set" in caveat for caveat in engine.guarantee(1e-5).caveats)
@@ -262,5 +262,5 @@ def test_a_batch_exceeds_its_bound_once_in_a_million():
         assert binom.sf(batch_bound(mean, most), most, mean / most) <= 1e-6
     assert batch_bound(256.0) < 256 + 6 * 16
     assert batch_bound(64.0, 64) == 64
-    assert parts_of(64, 8) == 8
-    assert parts_of(65, 8) == 9
+    assert num_microbatches(64, 8) == 8
+    assert num_microbatches(65, 8) == 9

@@ -16,17 +16,17 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from sordino import Plan, PrivacyEngine, fit
-from sordino.errors import CoupledRecords, UnprivateStep
-from sordino.randomness import Randomness
-from sordino.training import Performance, generators
+from sordino.errors import CoupledRecords, NonPrivateStep
+from sordino.randomness import KeyedRNG
+from sordino.training import PerformanceOptions, generators
 from sordino.training.generators import PrivateGenerators, owned_generators, private_generators
-from sordino.training.probing.determinism import random_state_kept
+from sordino.training.probing.snapshots import preserve_rng_state
 
 RECORDS, FEATURES = 24, 5
 
 
-def stream(name: int = 0, randomness: Randomness | None = None):
-    return (randomness or Randomness()).stream("test", step=name)
+def stream(name: int = 0, randomness: KeyedRNG | None = None):
+    return (randomness or KeyedRNG()).stream("test", step=name)
 
 
 def draws() -> list[object]:
@@ -79,8 +79,8 @@ def test_the_users_draws_go_on_as_if_nothing_had_been_drawn(pairs):
 
 @pytest.mark.usefixtures("_way")
 def test_secret_draws_follow_from_the_key_and_not_from_the_seed():
-    key, found = Randomness(), []
-    for public, name, randomness in ((1, 0, key), (2, 0, key), (1, 1, key), (1, 0, Randomness())):
+    key, found = KeyedRNG(), []
+    for public, name, randomness in ((1, 0, key), (2, 0, key), (1, 1, key), (1, 0, KeyedRNG())):
         # A pair of normal numbers that is half used up must not be used in the secret part.
         seed(public, pairs=1)
         with private_generators(stream(name, randomness)):
@@ -113,7 +113,7 @@ def test_states_that_close_out_of_order_end_with_the_users():
 
 def test_a_seed_within_a_block_is_refused_and_kept_for_torch():
     seed(4)
-    with pytest.raises(UnprivateStep, match="must keep their states"), private_generators(stream()):
+    with pytest.raises(NonPrivateStep, match="must keep their states"), private_generators(stream()):
         torch.manual_seed(5)
     assert torch.initial_seed() == 5
     with private_generators(stream()), torch.random.fork_rng():
@@ -185,7 +185,7 @@ def test_own_generators_are_found_wherever_they_are_kept():
 
 
 def test_own_generators_draw_secret_numbers_and_go_on():
-    owner, key = Owner(), Randomness()
+    owner, key = Owner(), KeyedRNG()
     GLOBAL_GENERATOR.bit_generator.state = np.random.default_rng(0).bit_generator.state
     Transform.own.seed(0)
     found = owned_generators(owner)
@@ -284,7 +284,7 @@ def by_fit(kind, *, records=RECORDS, key=None, microbatch_size=None, steps=2):
     plan = Plan(
         noise_multiplier=0.0, max_grad_norm=1.0, sample_rate=1.0, steps=steps, expected_batch_size=1.0, delta=1e-5
     )
-    randomness = None if key is None else Randomness(seed=key, reproducible=True)
+    randomness = None if key is None else KeyedRNG(seed=key, reproducible=True)
     fit(
         model,
         record_losses,
@@ -292,7 +292,7 @@ def by_fit(kind, *, records=RECORDS, key=None, microbatch_size=None, steps=2):
         plan,
         collate=collate,
         randomness=randomness,
-        performance=Performance(microbatch_size=microbatch_size),
+        performance=PerformanceOptions(microbatch_size=microbatch_size),
         progress=False,
     )
     return moved(model)
@@ -497,8 +497,8 @@ def test_a_loop_that_is_collected_within_a_probe_puts_the_users_states_back_afte
     expected = draws()
     seed(7)
     loop = PrivateGenerators(stream())
-    with random_state_kept():
-        with random_state_kept():
+    with preserve_rng_state():
+        with preserve_rng_state():
             seed(1)
             wanted = draws()
             seed(1)
@@ -527,7 +527,7 @@ def test_numbers_drawn_for_a_batch_after_its_loop_are_refused():
         engine, model, _, private = private_loop("dropout")
         x, _ = next(iter(private))
         noise = draw()
-        with pytest.raises(UnprivateStep, match="next\\(batches\\)"):
+        with pytest.raises(NonPrivateStep, match="next\\(batches\\)"):
             model(x + float(noise))
         engine.detach()
 
@@ -559,7 +559,7 @@ def takes_an_old_state(model, x, y):
 def test_seeding_within_a_batch_is_refused(loss):
     engine, model, _, private = private_loop("dropout")
     for x, y in private:
-        with pytest.raises(UnprivateStep, match="must keep their states"):
+        with pytest.raises(NonPrivateStep, match="must keep their states"):
             loss(model, x, y).backward()
         break
     engine.detach()
@@ -647,7 +647,7 @@ def masks(hidden):
 
 def train_by_fit(draw, microbatch_size=None):
     plan = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=1.0, steps=1, expected_batch_size=1.0, delta=1e-5)
-    performance = Performance(microbatch_size=microbatch_size)
+    performance = PerformanceOptions(microbatch_size=microbatch_size)
     fit(Drawing(draw), record_losses, table(), plan, performance=performance, progress=False)
 
 

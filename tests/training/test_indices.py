@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sordino.training.probing.indices import IndicesChecked
+from sordino.training.probing.torch_modes import IndexBoundsCheck
 
 TABLE = torch.arange(12.0).view(4, 3)
 
@@ -27,7 +27,7 @@ READS = {
 
 @pytest.mark.parametrize("name", READS)
 def test_an_index_inside_is_read_and_one_outside_raises(name):
-    with IndicesChecked():
+    with IndexBoundsCheck():
         READS[name](1)
         for outside in (4, 999, -7):
             with pytest.raises((IndexError, RuntimeError)):
@@ -35,6 +35,6 @@ def test_an_index_inside_is_read_and_one_outside_raises(name):
 
 
 def test_a_label_to_be_ignored_and_an_index_from_the_end_are_inside():
-    with IndicesChecked():
+    with IndexBoundsCheck():
         assert float(F.cross_entropy(TABLE[:2], torch.tensor([-100, 1]))) > 0
         assert torch.equal(TABLE[torch.tensor([-1])], TABLE[3:])

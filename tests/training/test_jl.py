@@ -13,9 +13,9 @@ from sordino.clipping import FlatClipping, ProjectedClipping, clipping_from_dict
 from sordino.errors import InvalidArgument, LossShapeError
 from sordino.events import PoissonSampled, ProjectedGaussian
 from sordino.gradients import GradientCapture
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 from sordino.training import Plan
-from sordino.training.sums.jl import ProjectedSums
+from sordino.training.special_accumulators import ProjectedAccumulator
 
 
 def records(count, seed=0):
@@ -39,7 +39,7 @@ def plan_with(projections=50, **given):
 
 
 def projected(model, projections):
-    sums = ProjectedSums(GradientCapture(model), Randomness())
+    sums = ProjectedAccumulator(GradientCapture(model), KeyedRNG())
     sums.begin(plan_with(projections).at(0))
     return sums
 
@@ -67,7 +67,7 @@ def test_the_estimate_over_the_squared_norm_is_chi_square():
 def test_the_estimate_has_no_bias_and_a_wrong_scale_of_five_percent_shows():
     features, labels = records(1)
     exact = float(one_by_one(network(), features, labels).double().square().sum())
-    sums = ProjectedSums(GradientCapture(network()), Randomness(seed=2, reproducible=True))
+    sums = ProjectedAccumulator(GradientCapture(network()), KeyedRNG(seed=2, reproducible=True))
     sums.begin(plan_with(3000).at(0))
     ratio = float(sums.estimates(loss, (features, labels), records=1)) / exact
     # Standard error √(2/3000) = 2.6 %.
@@ -112,7 +112,7 @@ def test_records_that_are_not_finite_add_nothing(bad):
     found = []
     for x, y in ((broken, labels), (features[[0, 1, 3, 4]], labels[[0, 1, 3, 4]])):
         model = network()
-        sums = ProjectedSums(GradientCapture(model), Randomness())
+        sums = ProjectedAccumulator(GradientCapture(model), KeyedRNG())
         sums.begin(plan_with(max_grad_norm=1e6).at(0))
         result = sums.sums(loss, (x, y), records=len(x))
         found.append(torch.cat([result[p].flatten() for p in model.parameters()]))
@@ -143,13 +143,13 @@ def test_the_noise_is_chosen_for_the_estimates():
 
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_fit_moves_as_plain_descent_where_nothing_is_clipped(chunk):
-    from sordino.training import Performance
+    from sordino.training import PerformanceOptions
 
     features, labels = records(20)
     model = network()
     plan = plan_with(5, noise_multiplier=0.0, max_grad_norm=1e3)
     body = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.3), "progress": False}
-    fit(model, loss, (features, labels), plan, performance=Performance(microbatch_size=chunk), **body)
+    fit(model, loss, (features, labels), plan, performance=PerformanceOptions(microbatch_size=chunk), **body)
     expected = network()
     for _ in range(2):
         expected.zero_grad()

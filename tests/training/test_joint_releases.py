@@ -13,24 +13,17 @@ import torch
 from torch import nn
 
 from sordino import accounting
-from sordino.clipping import (
-    AdaClip,
-    AutomaticClipping,
-    GlobalClipping,
-    GroupedClipping,
-    PsacClipping,
-    QuantileClipping,
-)
+from sordino.clipping import AdaClip, AutomaticClipping, GlobalClipping, GroupedClipping, PsacClipping, QuantileClipping
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
 from sordino.federated import PrivateServer
 from sordino.gradients import GradientCapture
-from sordino.mechanisms.releases import recording_releases
-from sordino.randomness import Randomness
-from sordino.sampling import split
-from sordino.training import LossCurve, Plan, PrivateStep
-from sordino.training.bought_norm import BoughtNorm
-from sordino.training.records.units import UnitChunk
+from sordino.mechanisms.base import observe_releases
+from sordino.randomness import KeyedRNG
+from sordino.sampling import split_into_microbatches
+from sordino.training import LossRelease, Plan, PrivateStep
+from sordino.training.noisy_releases import NormRelease
+from sordino.training.record_source import UnitMicrobatch
 
 RELATIONS = list(NeighboringRelation)
 Z = 0.8
@@ -40,19 +33,19 @@ KINDS = {
     "automatic": ({"clipping": AutomaticClipping()}, None),
     "keep or drop": ({"clipping": GlobalClipping()}, None),
     "groups": ({"clipping": GroupedClipping(by="layer")}, None),
-    "losses": ({"loss_curve": LossCurve(bound=2.0, share=0.02)}, None),
-    "mostly losses": ({"loss_curve": LossCurve(bound=2.0, share=0.7)}, None),
-    "losses, other clipping": ({"clipping": PsacClipping(), "loss_curve": LossCurve(bound=0.3, share=0.3)}, None),
+    "losses": ({"loss_curve": LossRelease(bound=2.0, share=0.02)}, None),
+    "mostly losses": ({"loss_curve": LossRelease(bound=2.0, share=0.7)}, None),
+    "losses, other clipping": ({"clipping": PsacClipping(), "loss_curve": LossRelease(bound=0.3, share=0.3)}, None),
     "counts": ({"clipping": QuantileClipping(count_noise=2.0)}, None),
     "counts of groups": ({"clipping": QuantileClipping(count_noise=2.0, inner=GroupedClipping(by="layer"))}, None),
     "counts and losses": (
-        {"clipping": QuantileClipping(count_noise=2.0), "loss_curve": LossCurve(bound=2.0, share=0.1)},
+        {"clipping": QuantileClipping(count_noise=2.0), "loss_curve": LossRelease(bound=2.0, share=0.1)},
         None,
     ),
     "norm": ({}, 0.3),
-    "norm and losses": ({"loss_curve": LossCurve(bound=2.0, share=0.4)}, 0.3),
+    "norm and losses": ({"loss_curve": LossRelease(bound=2.0, share=0.4)}, 0.3),
     "norm, counts and losses": (
-        {"clipping": QuantileClipping(count_noise=2.0), "loss_curve": LossCurve(bound=2.0, share=0.1)},
+        {"clipping": QuantileClipping(count_noise=2.0), "loss_curve": LossRelease(bound=2.0, share=0.1)},
         0.2,
     ),
     "AdaClip": ({"clipping": AdaClip()}, None),
@@ -95,11 +88,11 @@ def released(the_plan, rows, *, norm=None):
     """The vector that a batch of (gradient, loss) rows adds noise to, in units of the noise."""
     model, listener = network(), Listener()
     capture = GradientCapture(model)
-    bought = None if norm is None else BoughtNorm(share=norm)
-    private = PrivateStep(capture, the_plan, Randomness(seed=1, reproducible=True), norm=bought)
+    bought = None if norm is None else NormRelease(share=norm)
+    private = PrivateStep(capture, the_plan, KeyedRNG(seed=1, reproducible=True), norm=bought)
     table = torch.tensor(rows, dtype=torch.float32).reshape(-1, 2)
-    with recording_releases(listener):
-        for chunk in split(np.arange(len(table)), step=0, microbatch_size=2):
+    with observe_releases(listener):
+        for chunk in split_into_microbatches(np.arange(len(table)), step=0, microbatch_size=2):
             with private.recording(chunk):
                 if chunk.records:
                     part = table[torch.from_numpy(chunk.indices)]
@@ -137,8 +130,8 @@ def test_a_unit_in_a_loop_of_rows_is_no_farther_from_absence_than_it_is_accounte
     def vector(rows, units):
         model, listener = network(), Listener()
         capture = GradientCapture(model)
-        private = PrivateStep(capture, the_plan, Randomness(seed=1, reproducible=True), by_unit=True)
-        chunk = UnitChunk(
+        private = PrivateStep(capture, the_plan, KeyedRNG(seed=1, reproducible=True), by_unit=True)
+        chunk = UnitMicrobatch(
             step=0,
             chunk=0,
             is_last=True,
@@ -146,7 +139,7 @@ def test_a_unit_in_a_loop_of_rows_is_no_farther_from_absence_than_it_is_accounte
             units=np.array(units),
             weights=np.ones(len(rows)),
         )
-        with recording_releases(listener):
+        with observe_releases(listener):
             private.start(chunk, rows=len(rows))
             (model(torch.ones(len(rows), 1))[:, 0] * torch.tensor(rows)).sum().backward()
             private.add_sums(chunk, private.bounds.sums(chunk))
@@ -171,8 +164,8 @@ def test_a_client_is_no_farther_from_absence_than_it_is_accounted_for(relation):
 
     def vector(sizes):
         listener = Listener()
-        server = PrivateServer(network(), the_plan, population=3, randomness=Randomness(seed=1, reproducible=True))
-        with server, recording_releases(listener):
+        server = PrivateServer(network(), the_plan, population=3, randomness=KeyedRNG(seed=1, reproducible=True))
+        with server, observe_releases(listener):
             cohort = next(server.rounds())
             updates = [{name: torch.full_like(part, size) for name, part in server.shared().items()} for size in sizes]
             server.finish_round(cohort, list(enumerate(updates)))
@@ -266,7 +259,7 @@ def test_losses_that_are_not_centered_would_have_been_seen(share, rate, noise, s
         noise_multiplier=noise,
         sample_rate=rate,
         steps=steps,
-        loss_curve=LossCurve(bound=1.0, share=share),
+        loss_curve=LossRelease(bound=1.0, share=share),
     )
     gradient, loss = math.sqrt(1 - share) / (2 * noise), math.sqrt(share) / noise
     (found,) = least_delta([gradient, loss], [-gradient, loss], rate, steps, [the_plan.guarantee().epsilon])

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from sordino.training import Performance, kept_memory
+from sordino.training import PerformanceOptions, retain_freed_memory
 
 _PROBE = """
 import resource
 import torch
-from sordino.training import kept_memory
+from sordino.training import retain_freed_memory
 
 def faults():
     # Four arrays of 24 MB, freed together: the top of the heap is then above what the library keeps by itself.
@@ -25,8 +25,8 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 
 torch.ones(6_000_000)
-with kept_memory():
-    with kept_memory():
+with retain_freed_memory():
+    with retain_freed_memory():
         faults()
     found = faults()
     inside = resident()
@@ -47,12 +47,12 @@ def test_steps_inside_take_no_fresh_pages_and_the_end_gives_them_back() -> None:
 
 
 def test_without_glibc_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sordino.training import kept_memory as module
+    from sordino.training import retain_freed_memory as module
 
     monkeypatch.setattr(sys.modules[module.__module__], "_glibc", lambda: None)
-    with kept_memory():
+    with retain_freed_memory():
         pass
 
 
 def test_only_the_fast_mode_keeps_memory() -> None:
-    assert type(Performance(memory="lean").keeping()) is not type(Performance().keeping())
+    assert type(PerformanceOptions(memory="lean").keeping()) is not type(PerformanceOptions().keeping())

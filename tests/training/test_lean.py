@@ -7,8 +7,8 @@ from torch import nn
 
 from sordino.clipping import AutomaticClipping, FlatClipping, GroupedClipping
 from sordino.gradients import GradientCapture
-from sordino.randomness import Randomness
-from sordino.sampling import Chunk
+from sordino.randomness import KeyedRNG
+from sordino.sampling import Microbatch
 from sordino.training import PrivateStep
 from training.memory_models import MODELS, batch_for, gradients, plan_of
 
@@ -42,8 +42,8 @@ def test_every_record_keeps_the_bound_alone():
 def test_a_lean_step_measures_while_the_backward_pass_runs(memory):
     model = nn.Sequential(nn.GroupNorm(2, 6), nn.Flatten())
     capture = GradientCapture(model, lean=memory == "lean")
-    step = PrivateStep(capture, plan_of(FlatClipping()), Randomness(), memory=memory)
-    with step.recording(Chunk(step=0, chunk=0, is_last=True, indices=np.arange(3))):
+    step = PrivateStep(capture, plan_of(FlatClipping()), KeyedRNG(), memory=memory)
+    with step.recording(Microbatch(step=0, chunk=0, is_last=True, indices=np.arange(3))):
         step.backward(model(torch.randn(3, 6, 5)).square().sum(1))
     (use,) = capture.uses()
     assert bool(use.grads) == (memory == "fast")

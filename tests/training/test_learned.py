@@ -8,11 +8,16 @@ from torch import nn
 
 from sordino import fit
 from sordino.errors import InvalidArgument
-from sordino.randomness import Randomness
-from sordino.schedules import influence, least_noise
+from sordino.randomness import KeyedRNG
+from sordino.schedules import noise_influence, optimal_noise_schedule
 from sordino.training import Plan
-from sordino.training.estimate import estimate_influence, exponential_influence
-from sordino.training.learned import LearnedPolicy, _Unrolled, learn_policy
+from sordino.training.learned_schedules import (
+    LearnedSchedule,
+    _Unrolled,
+    estimate_influence,
+    exponential_influence,
+    learn_schedule,
+)
 
 
 class Quadratic(nn.Module):
@@ -41,7 +46,7 @@ def task(count, seed=0):
 
 
 def fixed():
-    return Randomness(seed=0, reproducible=True)
+    return KeyedRNG(seed=0, reproducible=True)
 
 
 def test_on_a_quadratic_the_measured_influence_is_the_closed_form():
@@ -59,8 +64,8 @@ def test_on_a_quadratic_the_measured_influence_is_the_closed_form():
     expected = [(1 - 0.4 * 0.5) ** (2 * (5 - t)) for t in range(6)]
     assert found == pytest.approx(expected, rel=1e-6)
     gamma = (1 - 0.4 * 0.5) ** 2
-    assert found == pytest.approx(influence(6, condition_number=1 / (1 - gamma)), rel=1e-6)
-    assert least_noise(found, budget=1.0).values[0] > least_noise(found, budget=1.0).values[-1]
+    assert found == pytest.approx(noise_influence(6, condition_number=1 / (1 - gamma)), rel=1e-6)
+    assert optimal_noise_schedule(found, budget=1.0).values[0] > optimal_noise_schedule(found, budget=1.0).values[-1]
 
 
 def test_the_model_is_left_alone_and_steps_between_are_interpolated():
@@ -116,13 +121,13 @@ def test_learning_keeps_the_budget_and_lowers_the_loss_it_learns_on():
     torch.manual_seed(0)
     model = nn.Linear(6, 2)
     given = {"steps": 8, "budget": 0.05, "max_grad_norm": 1.0, "expected_batch_size": 20.0, "learning_rate": 8.0}
-    policy = learn_policy(model, logistic, task(80), rounds=25, randomness=fixed(), **given)
+    policy = learn_schedule(model, logistic, task(80), rounds=25, randomness=fixed(), **given)
     assert sum(value**-2 for value in policy.noise) == pytest.approx(0.05)
     unrolled = _Unrolled(model, logistic, task(80), 1.0)
 
     def loss_of(noise, rate):
         stddev, rates = (torch.tensor(part, dtype=torch.float64) for part in (noise, rate))
-        stream = Randomness(seed=1, reproducible=True).fresh("held out")
+        stream = KeyedRNG(seed=1, reproducible=True).fresh("held out")
         return sum(float(unrolled.last_loss(stddev / 20, rates, stream).detach()) for _ in range(30)) / 30
 
     uniform = [math.sqrt(8 / 0.05)] * 8
@@ -130,7 +135,7 @@ def test_learning_keeps_the_budget_and_lowers_the_loss_it_learns_on():
 
 
 def test_a_learned_policy_is_a_plan_that_keeps_its_target():
-    policy = LearnedPolicy(noise=(3.0, 2.0, 1.0), learning_rate=(1.0, 0.5, 0.2))
+    policy = LearnedSchedule(noise=(3.0, 2.0, 1.0), learning_rate=(1.0, 0.5, 0.2))
     plan = Plan.for_epsilon(
         target_epsilon=1.0,
         delta=1e-5,
@@ -148,6 +153,6 @@ def test_a_learned_policy_is_a_plan_that_keeps_its_target():
 def test_files_are_checked():
     for text in ("[]", '{"schema": 2, "noise": [1.0], "learning_rate": [1.0]}', '{"noise": [1.0]}'):
         with pytest.raises(InvalidArgument):
-            LearnedPolicy.from_json(text)
+            LearnedSchedule.from_json(text)
     with pytest.raises(InvalidArgument):
-        LearnedPolicy(noise=(1.0,), learning_rate=(1.0, 2.0))
+        LearnedSchedule(noise=(1.0,), learning_rate=(1.0, 2.0))

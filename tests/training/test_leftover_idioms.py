@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from sordino.clipping import GroupedClipping
-from sordino.errors import CoupledRecords, InvalidArgument, NotOffered, PrivacyError, SordinoError, UnprivateStep
-from sordino.schedules import Exponential
+from sordino.errors import CoupledRecords, InvalidArgument, NonPrivateStep, NotOffered, PrivacyError, SordinoError
+from sordino.schedules import ExponentialSchedule
 from sordino.training.engine import PrivacyEngine
 
 
@@ -41,7 +41,7 @@ def train(model, optimizer, loader):
 
 def test_optimizer_and_engine_show_the_values_of_the_coming_step():
     engine = PrivacyEngine()
-    given = parts(noise_multiplier=Exponential(start=2.0, end=0.25, over=3), max_grad_norm=3.0)
+    given = parts(noise_multiplier=ExponentialSchedule(start=2.0, end=0.25, over=3), max_grad_norm=3.0)
     model, optimizer, loader = engine.make_private(**given)
     shown = []
     for x, y in loader:
@@ -370,11 +370,11 @@ def test_the_loader_and_the_optimizer_of_before_can_not_train_a_module_made_priv
     model, old, first = engine.make_private(**given)
     given["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = engine.make_private(**given)
-    with pytest.raises(UnprivateStep, match="detach"):
+    with pytest.raises(NonPrivateStep, match="detach"):
         next(iter(first))
     x, y = next(batches := iter(loader))
     F.cross_entropy(model(x), y).backward()
-    with pytest.raises(UnprivateStep, match="another optimizer"):
+    with pytest.raises(NonPrivateStep, match="another optimizer"):
         old.step()
     optimizer.step()
     train(model, optimizer, batches)

@@ -23,16 +23,16 @@ from torch.utils.data.distributed import DistributedSampler
 from sordino.errors import (
     CoupledRecords,
     InvalidArgument,
+    NonPrivateStep,
     PrivacyError,
     RecordCountMismatch,
     UnknownSampler,
-    UnprivateStep,
 )
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 from sordino.sampling import PoissonSampling
-from sordino.training.records.loader import PrivateLoader, population_of
-from sordino.training.records.source import refuse_repeats
-from sordino.training.structure import map_tensors, tensors_in
+from sordino.training.loader import PrivateLoader, dataset_size_of
+from sordino.training.pytree import map_tensors, tensors_in
+from sordino.training.record_source import check_no_repeated_units
 
 
 class Log:
@@ -72,7 +72,7 @@ def private(dataset, log, *, sample_rate=0.5, steps=2, microbatch_size=None, see
         sampling=PoissonSampling(sample_rate=sample_rate),
         steps=steps,
         microbatch_size=microbatch_size,
-        randomness=Randomness(seed=seed, reproducible=True),
+        randomness=KeyedRNG(seed=seed, reproducible=True),
         charge=log.charge,
         hand_out=log.hand_out,
         public_records=public_records,
@@ -102,7 +102,7 @@ def test_chunks_are_the_draws_of_the_sampler_with_and_without_workers(workers):
     loader = private(TensorDataset(torch.arange(records)), log, microbatch_size=3, num_workers=workers, steps=5)
     batches = [batch[0].tolist() for batch in loader]
     drawn = PoissonSampling(sample_rate=0.5).batches(
-        population=records, first_step=0, steps=5, randomness=Randomness(seed=1, reproducible=True)
+        population=records, first_step=0, steps=5, randomness=KeyedRNG(seed=1, reproducible=True)
     )
     assert [place for batch in batches for place in batch] == np.concatenate(list(drawn)).tolist()
     assert max(map(len, batches)) == 3
@@ -239,7 +239,7 @@ def test_two_loops_over_persistent_workers_are_refused():
     one, other = iter(loader), iter(loader)
     next(one)
     next(other)
-    with pytest.raises(UnprivateStep, match="persistent_workers"):
+    with pytest.raises(NonPrivateStep, match="persistent_workers"):
         next(one)
     assert len(list(other)) == 2
 
@@ -288,7 +288,7 @@ class Twice(DataLoader):
 )
 def test_a_loader_whose_draws_are_unknown_is_refused(loader):
     with pytest.raises(UnknownSampler) as refusal:
-        population_of(loader(TensorDataset(torch.zeros(8, 3))))
+        dataset_size_of(loader(TensorDataset(torch.zeros(8, 3))))
     assert isinstance(refusal.value, PrivacyError)
     assert "docs/sharp-edges.md#samplers" in str(refusal.value)
 
@@ -319,19 +319,19 @@ class Chosen(SubsetRandomSampler):
 def test_the_sampler_within_a_batch_sampler_is_the_one_that_counts(sampler):
     data = TensorDataset(torch.zeros(8, 3))
     with pytest.raises(UnknownSampler):
-        population_of(DataLoader(data, batch_sampler=BatchSampler(sampler(data), 2, False)))
+        dataset_size_of(DataLoader(data, batch_sampler=BatchSampler(sampler(data), 2, False)))
     with pytest.raises(UnknownSampler):
-        population_of(DataLoader(data, batch_sampler=Batches(SequentialSampler(data), 2, False)))
+        dataset_size_of(DataLoader(data, batch_sampler=Batches(SequentialSampler(data), 2, False)))
     changed = DataLoader(data, batch_size=2)
     changed.batch_sampler.sampler = sampler(data)
     with pytest.raises(UnknownSampler):
-        population_of(changed)
+        dataset_size_of(changed)
 
 
 def test_a_batch_sampler_over_all_records_is_the_loader_s_own():
     data = TensorDataset(torch.zeros(8, 3))
     for sampler in (SequentialSampler(data), RandomSampler(data), DistributedSampler(data, num_replicas=2, rank=1)):
-        found = population_of(DataLoader(data, batch_sampler=BatchSampler(sampler, 2, False)))
+        found = dataset_size_of(DataLoader(data, batch_sampler=BatchSampler(sampler, 2, False)))
         assert list(found) == list(range(8))
 
 
@@ -339,8 +339,8 @@ def test_the_advice_for_a_subset_within_a_batch_sampler_works():
     data = TensorDataset(torch.zeros(8, 3))
     inner = SubsetRandomSampler([1, 5, 2])
     with pytest.raises(UnknownSampler, match="as sampler=, with batch_size="):
-        population_of(DataLoader(data, batch_sampler=BatchSampler(inner, 2, False)))
-    assert list(population_of(DataLoader(data, sampler=inner, batch_size=2))) == [1, 2, 5]
+        dataset_size_of(DataLoader(data, batch_sampler=BatchSampler(inner, 2, False)))
+    assert list(dataset_size_of(DataLoader(data, sampler=inner, batch_size=2))) == [1, 2, 5]
 
 
 class Many(Dataset):
@@ -361,7 +361,7 @@ def test_a_record_at_two_places_of_a_data_set_is_refused():
         ConcatDataset(halves),
         Subset(ConcatDataset([one, other]), [0, 4, 7]),
     ):
-        refuse_repeats(fine)
+        check_no_repeated_units(fine)
         assert len(private(fine, Log()).dataset) == len(fine)
     for twice in (
         ConcatDataset([one, one]),
@@ -378,7 +378,7 @@ def test_a_record_at_two_places_of_a_data_set_is_refused():
 def test_sequential_and_shuffled_loaders_cover_their_data_set():
     data = TensorDataset(torch.zeros(8, 3))
     for shuffle in (False, True):
-        assert list(population_of(DataLoader(data, batch_size=3, shuffle=shuffle))) == list(range(8))
+        assert list(dataset_size_of(DataLoader(data, batch_size=3, shuffle=shuffle))) == list(range(8))
 
 
 def test_the_user_sees_the_data_set_and_the_length_of_an_epoch():

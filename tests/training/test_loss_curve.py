@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from sordino import Performance, PrivacyUnit, data, fit, verify
+from sordino import PerformanceOptions, PrivacyUnit, data, fit, verify
 from sordino.clipping import AdaClip, FlatClipping, GroupedClipping, ProjectedClipping, PsacClipping, QuantileClipping
 from sordino.definitions import NeighboringRelation
-from sordino.errors import CoupledRecords, InvalidArgument, UnprivateStep
+from sordino.errors import CoupledRecords, InvalidArgument, NonPrivateStep
 from sordino.gradients import GradientCapture
-from sordino.mechanisms.correlated import CyclicPoisson, optimal_banded
-from sordino.mechanisms.releases import recording_releases
-from sordino.randomness import Randomness
-from sordino.runs import RunFolder, smoothed
-from sordino.sampling import split
-from sordino.schedules import Exponential, Linear
-from sordino.training import AdaptiveBudget, CorrelatedNoise, LossCurve, Plan, PrivateStep, Units
+from sordino.mechanisms.base import observe_releases
+from sordino.mechanisms.correlated import CyclicPoisson, optimize_banded
+from sordino.randomness import KeyedRNG
+from sordino.runs import RunFolder, average_adjacent
+from sordino.sampling import split_into_microbatches
+from sordino.schedules import ExponentialSchedule, LinearSchedule
+from sordino.training import AdaptiveBudget, CorrelatedNoise, LossRelease, Plan, PrivateStep, UnitAssignment
 
-CURVE = LossCurve(bound=2.0, share=0.1)
+CURVE = LossRelease(bound=2.0, share=0.1)
 CLIPPINGS = [
     FlatClipping(),
     PsacClipping(),
@@ -62,8 +62,8 @@ def records(count, *, seed=0):
 def one_step(model, table, the_plan, *, step=0, seed=1, microbatch_size=3):
     """The step after a batch of `table` taken whole."""
     capture = GradientCapture(model)
-    private = PrivateStep(capture, the_plan, Randomness(seed=seed, reproducible=True))
-    for chunk in split(np.arange(len(table[0])), step=step, microbatch_size=microbatch_size):
+    private = PrivateStep(capture, the_plan, KeyedRNG(seed=seed, reproducible=True))
+    for chunk in split_into_microbatches(np.arange(len(table[0])), step=step, microbatch_size=microbatch_size):
         with private.recording(chunk):
             if chunk.records:
                 losses = squares(model, *(part[torch.from_numpy(chunk.indices)] for part in table))
@@ -85,7 +85,7 @@ class Listener:
 
 def joint_vector(model, table, the_plan):
     listener = Listener()
-    with recording_releases(listener):
+    with observe_releases(listener):
         one_step(model, table, the_plan)
     model.zero_grad(set_to_none=True)
     return listener.vector, listener.mechanism
@@ -131,8 +131,8 @@ def test_a_loss_counts_from_nothing_to_the_bound():
     losses = torch.tensor([-3.0, 0.5, 1.9, 7.0, math.nan, math.inf])
     model = nn.Linear(1, 1)
     capture = GradientCapture(model)
-    private = PrivateStep(capture, plan(noise_multiplier=0.0), Randomness(seed=1, reproducible=True))
-    for chunk in split(np.arange(6), step=0, microbatch_size=4):
+    private = PrivateStep(capture, plan(noise_multiplier=0.0), KeyedRNG(seed=1, reproducible=True))
+    for chunk in split_into_microbatches(np.arange(6), step=0, microbatch_size=4):
         with private.recording(chunk):
             model(torch.ones(chunk.records, 1)).sum().backward()
             private.add_losses(losses[torch.from_numpy(chunk.indices)])
@@ -148,8 +148,8 @@ def test_under_replace_one_the_mean_is_counted_from_half_of_the_bound():
         model = nn.Linear(1, 1)
         capture = GradientCapture(model)
         the_plan = plan(noise_multiplier=0.0, neighboring_relation="replace_one", expected_batch_size=size)
-        private = PrivateStep(capture, the_plan, Randomness(seed=1, reproducible=True))
-        (chunk,) = split(np.arange(6), step=0)
+        private = PrivateStep(capture, the_plan, KeyedRNG(seed=1, reproducible=True))
+        (chunk,) = split_into_microbatches(np.arange(6), step=0)
         with private.recording(chunk):
             model(torch.ones(6, 1)).sum().backward()
             private.add_losses(losses)
@@ -182,7 +182,7 @@ def own_arithmetic(the_plan, sensitivity):
 @pytest.mark.parametrize("relation", RELATIONS, ids=lambda relation: relation.value)
 @pytest.mark.parametrize("share", [0.02, 0.5])
 def test_the_gradient_carries_the_noise_that_is_stated_and_another_would_have_been_seen(relation, share):
-    the_plan = plan(neighboring_relation=relation, loss_curve=LossCurve(bound=3.0, share=share))
+    the_plan = plan(neighboring_relation=relation, loss_curve=LossRelease(bound=3.0, share=share))
     model, empty = nn.Linear(300, 200), (torch.zeros(0, 300), torch.zeros(0, 200))
     gradient, _ = own_arithmetic(the_plan, 0.5 * (2 if relation is NeighboringRelation.REPLACE_ONE else 1))
     one_step(model, empty, the_plan)
@@ -196,13 +196,13 @@ def test_the_gradient_carries_the_noise_that_is_stated_and_another_would_have_be
 
 @pytest.mark.parametrize(("relation", "share"), [("add_or_remove_one", 0.02), ("replace_one", 0.5)])
 def test_the_losses_carry_the_noise_that_is_stated_and_another_would_have_been_seen(relation, share):
-    the_plan = plan(neighboring_relation=relation, loss_curve=LossCurve(bound=3.0, share=share))
+    the_plan = plan(neighboring_relation=relation, loss_curve=LossRelease(bound=3.0, share=share))
     _, loss = own_arithmetic(the_plan, 0.5)
     draws = 5500
     capture = GradientCapture(nn.Linear(1, 1))
-    private = PrivateStep(capture, the_plan, Randomness(seed=7, reproducible=True))
+    private = PrivateStep(capture, the_plan, KeyedRNG(seed=7, reproducible=True))
     for step in range(draws):
-        for chunk in split(np.arange(0), step=step, microbatch_size=None):
+        for chunk in split_into_microbatches(np.arange(0), step=step, microbatch_size=None):
             with private.recording(chunk):
                 pass
             private.add(chunk)
@@ -231,7 +231,9 @@ def test_counts_and_losses_together_cost_what_the_step_is_charged_for(inner):
     assert gradient + counts + losses == pytest.approx(1 / 1.5**2)
 
 
-@pytest.mark.parametrize("changes", [{}, {"sample_rate": 1.0}, {"noise_multiplier": Linear(start=2.0, end=1.0)}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"sample_rate": 1.0}, {"noise_multiplier": LinearSchedule(start=2.0, end=1.0)}]
+)
 def test_the_bill_is_the_same_with_and_without_a_curve(changes):
     bought, plain = plan(**changes), plan(loss_curve=None, **changes)
     assert bought.event() == plain.event()
@@ -268,7 +270,7 @@ def test_a_plan_with_a_curve_survives_json_and_plans_without_one_of_the_schema_b
         (
             {
                 "noise": CorrelatedNoise(
-                    strategy=optimal_banded(2, steps=4), participation=CyclicPoisson(groups=2, sample_rate=0.5)
+                    strategy=optimize_banded(2, steps=4), participation=CyclicPoisson(groups=2, sample_rate=0.5)
                 )
             },
             "correlated noise",
@@ -284,18 +286,18 @@ def test_what_can_not_carry_a_curve_is_refused_by_name_when_the_plan_is_made(cha
 @pytest.mark.parametrize("values", [{"bound": 0.0}, {"bound": 1.0, "share": 0.0}, {"bound": 1.0, "share": 1.0}])
 def test_a_curve_has_a_bound_and_a_share(values):
     with pytest.raises(InvalidArgument):
-        LossCurve(**values)
+        LossRelease(**values)
 
 
 def test_a_chunk_without_losses_is_refused_and_nothing_of_it_is_released():
     model = network()
     capture = GradientCapture(model)
-    private = PrivateStep(capture, plan(), Randomness(seed=1, reproducible=True))
-    (chunk,) = split(np.arange(3), step=0, microbatch_size=None)
+    private = PrivateStep(capture, plan(), KeyedRNG(seed=1, reproducible=True))
+    (chunk,) = split_into_microbatches(np.arange(3), step=0, microbatch_size=None)
     features, targets = records(3)
     with private.recording(chunk):
         squares(model, features, targets).sum().backward()
-    with pytest.raises(UnprivateStep, match="add_losses"):
+    with pytest.raises(NonPrivateStep, match="add_losses"):
         private.add(chunk)
     assert not private.is_open
     capture.detach()
@@ -303,7 +305,7 @@ def test_a_chunk_without_losses_is_refused_and_nothing_of_it_is_released():
 
 def test_compiled_steps_have_no_losses_and_say_so():
     with pytest.raises(InvalidArgument, match="loss curve"):
-        fit(network(), squares, records(8), plan(), performance=Performance(compile=True), progress=False)
+        fit(network(), squares, records(8), plan(), performance=PerformanceOptions(compile=True), progress=False)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +330,7 @@ def test_fit_returns_one_value_a_step_and_none_without_a_curve():
 
 
 def test_the_curve_follows_the_true_losses_on_adult():
-    adult = data.load("adult").train
+    adult = data.load_dataset("adult").train
     features, labels = (part[:8000] for part in adult.tensors())
     torch.manual_seed(0)
     model = nn.Linear(features.shape[1], 2)
@@ -350,7 +352,7 @@ def test_the_curve_follows_the_true_losses_on_adult():
         steps=40,
         expected_batch_size=8000.0,
         delta=1e-5,
-        loss_curve=LossCurve(bound=1.4),
+        loss_curve=LossRelease(bound=1.4),
     )
     result = fit(model, loss, (features, labels), the_plan, on_step=look, progress=False)
     gaps = [(point.loss - true) / point.stddev for point, true in zip(result.loss_curve, truth, strict=False)]
@@ -358,13 +360,13 @@ def test_the_curve_follows_the_true_losses_on_adult():
     assert max(map(abs, gaps)) < 5
     assert 0.6 < float(np.std(gaps)) < 1.5
     assert result.loss_curve[0].stddev < 0.02
-    quarters = [point.loss for point in smoothed(result.loss_curve, 4)]
+    quarters = [point.loss for point in average_adjacent(result.loss_curve, 4)]
     assert quarters[-1] < quarters[0] - 0.05
 
 
 def test_a_users_loss_counts_once():
     features, targets = records(12)
-    units = Units(of=np.arange(12) // 3, count=4)
+    units = UnitAssignment(of=np.arange(12) // 3, count=4)
     the_plan = plan(
         privacy_unit=PrivacyUnit.USER, sample_rate=1.0, noise_multiplier=1e-2, steps=1, expected_batch_size=4.0
     )
@@ -397,7 +399,7 @@ def cut_off(folder, the_plan, *, at):
 
 @pytest.mark.parametrize("clipping", [FlatClipping(), QuantileClipping(count_noise=30.0)])
 def test_a_resumed_run_goes_on_with_its_curve_and_verifies(tmp_path, clipping):
-    the_plan = plan(steps=6, clipping=clipping, noise_multiplier=Exponential(start=2.0, end=1.0))
+    the_plan = plan(steps=6, clipping=clipping, noise_multiplier=ExponentialSchedule(start=2.0, end=1.0))
     cut_off(tmp_path / "run", the_plan, at=5)
     assert RunFolder.open(tmp_path / "run").loss_curve is None
     result = fit(network(), squares, records(16), the_plan, resume=tmp_path / "run", progress=False)

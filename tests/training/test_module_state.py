@@ -12,8 +12,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from loops import ce, train
-from sordino.errors import CoupledRecords, PrivacyError, UnprivateStep
-from sordino.training.loops.forms import public_marks
+from sordino.errors import CoupledRecords, NonPrivateStep, PrivacyError
+from sordino.training.loss_tracing.loss_tracer import module_state_key
 
 LATE = 5
 
@@ -177,7 +177,7 @@ def test_a_state_that_lasts_for_the_forward_only_is_refused(late):
         return F.cross_entropy(out, batch[1])
 
     for loop in (hooked, switched, under_a_mode):
-        with pytest.raises(UnprivateStep, match="one state"):
+        with pytest.raises(NonPrivateStep, match="one state"):
             train(loop, Net)
 
 
@@ -193,7 +193,7 @@ def test_a_state_that_was_refused_is_refused_again():
         except CoupledRecords:
             state["refused"] = state.get("refused", 0) + 1
 
-    with pytest.raises(UnprivateStep):
+    with pytest.raises(NonPrivateStep):
         train(loop, Net)
 
 
@@ -240,10 +240,10 @@ def test_a_device_for_new_tensors_is_no_other_state():
 
 def test_unchanged_modules_have_the_same_marks_and_are_not_read():
     model = Net()
-    assert public_marks(model) == public_marks(model)
-    assert hash(public_marks(model)) == hash(public_marks(model))
+    assert module_state_key(model) == module_state_key(model)
+    assert hash(module_state_key(model)) == hash(module_state_key(model))
     with torch.no_grad():
         model.head.weight.add_(1)
-    before = public_marks(model)
+    before = module_state_key(model)
     model.loop = model.config.loop = model
-    assert public_marks(model) != before
+    assert module_state_key(model) != before

@@ -10,8 +10,8 @@ from leftovers import RECORDS, found_in, found_in_folder, marked
 from sordino import Plan, PrivacyEngine, fit
 from sordino.definitions import PrivacyUnit
 from sordino.federated import PrivateServer
-from sordino.training import Performance
-from sordino.training.averaging import TailAverage
+from sordino.training import PerformanceOptions
+from sordino.training.averaging import TailWeightAverage
 
 
 def losses(model, x, y):
@@ -37,8 +37,8 @@ def test_what_fit_returns_and_writes_holds_no_record(tmp_path, memory):
         PLAN,
         progress=False,
         run=tmp_path / "run",
-        averaging=TailAverage(fraction=0.5),
-        performance=Performance(memory=memory, microbatch_size=40),
+        averaging=TailWeightAverage(fraction=0.5),
+        performance=PerformanceOptions(memory=memory, microbatch_size=40),
     )
     assert found_in(result, rows) == []
     assert found_in(model, rows) == []

@@ -25,12 +25,12 @@ from sordino.errors import (
     UnsupportedModule,
 )
 from sordino.gradients import GradientCapture, OneByOne
-from sordino.mechanisms.correlated import EveryEpoch, optimal_banded
-from sordino.randomness import Randomness
-from sordino.training import CorrelatedNoise, LossCurve, Performance, Units
+from sordino.mechanisms.correlated import FixedEpochOrder, optimize_banded
+from sordino.randomness import KeyedRNG
+from sordino.training import CorrelatedNoise, LossRelease, PerformanceOptions, UnitAssignment
 
 RECORDS, TOKENS, WIDTH, CLASSES, C = 12, 5, 4, 3, 0.05
-ALONE = Performance(gradients="one-by-one")
+ALONE = PerformanceOptions(gradients="one-by-one")
 
 
 class Folding(nn.Module):
@@ -193,7 +193,7 @@ def test_auto_takes_one_at_a_time_where_the_model_cannot_be_captured(caplog):
     model = made(Folding)
     before = copy.deepcopy(model)
     with pytest.raises(RecordCountMismatch):
-        fit(model, losses, data(), plan(), progress=False, performance=Performance(gradients="captured"))
+        fit(model, losses, data(), plan(), progress=False, performance=PerformanceOptions(gradients="captured"))
     with caplog.at_level(logging.WARNING, logger="sordino"):
         result = fit(model, losses, data(), plan(), optimizer=SGD, progress=False)
     assert result.gradients == "one-by-one"
@@ -282,7 +282,9 @@ def in_a_loop(model, loss, **options):
 
 
 def by_capture(model, loss, gradients="captured"):
-    return fit(model, loss, data(), plan(), optimizer=SGD, progress=False, performance=Performance(gradients=gradients))
+    return fit(
+        model, loss, data(), plan(), optimizer=SGD, progress=False, performance=PerformanceOptions(gradients=gradients)
+    )
 
 
 @pytest.mark.parametrize("kind", [Folding, Routing])
@@ -404,7 +406,7 @@ def test_a_reduced_loss_is_refused():
 )
 def test_settings_of_a_capture_are_refused_by_name(options):
     with pytest.raises(InvalidArgument, match=next(iter(options))):
-        Performance(gradients="one-by-one", **options)
+        PerformanceOptions(gradients="one-by-one", **options)
 
 
 @pytest.mark.parametrize("way", ["register_post_accumulate_grad_hook", "register_hook"])
@@ -543,10 +545,12 @@ POLICIES = {
     "projections": {"clipping": ProjectedClipping(projections=3)},
     "secure noise": {"secure_noise": True},
     "correlated noise": {
-        "noise": CorrelatedNoise(strategy=optimal_banded(2, steps=3), participation=EveryEpoch(steps_per_epoch=2)),
+        "noise": CorrelatedNoise(
+            strategy=optimize_banded(2, steps=3), participation=FixedEpochOrder(steps_per_epoch=2)
+        ),
         "poisson_sampling": False,
     },
-    "loss curve": {"loss_curve": LossCurve(bound=2.0)},
+    "loss curve": {"loss_curve": LossRelease(bound=2.0)},
     "replace one": {"neighboring_relation": NeighboringRelation.REPLACE_ONE},
 }
 
@@ -554,7 +558,7 @@ POLICIES = {
 def released(performance, model, options, **more):
     trained = copy.deepcopy(model)
     wanted = plan(**{"noise_multiplier": 0.3, "steps": 3, "sample_rate": 0.5, **options})
-    seeded = Randomness(seed=3, reproducible=True)
+    seeded = KeyedRNG(seed=3, reproducible=True)
     result = fit(
         trained,
         losses,
@@ -574,7 +578,7 @@ def test_every_policy_releases_what_the_capture_releases(name):
     torch.manual_seed(0)
     model = nn.Sequential(*_SMALL)
     got, one = released(ALONE, model, POLICIES[name])
-    wanted, other = released(Performance(microbatch_size=1), model, POLICIES[name])
+    wanted, other = released(PerformanceOptions(microbatch_size=1), model, POLICIES[name])
     assert_close(got, wanted, tolerance=1e-4)
     assert one.guarantee == other.guarantee
     if one.loss_curve is not None:
@@ -585,10 +589,10 @@ def test_every_policy_releases_what_the_capture_releases(name):
 def test_units_in_fit_are_clipped_together():
     torch.manual_seed(0)
     model = nn.Sequential(*_SMALL)
-    units = Units(of=[place // 3 for place in range(RECORDS)], count=4)
+    units = UnitAssignment(of=[place // 3 for place in range(RECORDS)], count=4)
     options = {"noise_multiplier": 0.0, "expected_batch_size": 4.0, "privacy_unit": PrivacyUnit.USER}
     got, _ = released(ALONE, model, options, units=units)
-    wanted, _ = released(Performance(gradients="captured"), model, options, units=units)
+    wanted, _ = released(PerformanceOptions(gradients="captured"), model, options, units=units)
     assert_close(got, wanted)
 
 
@@ -618,7 +622,7 @@ def test_a_tensor_outside_the_model_that_would_learn_is_refused(shape):
     plan = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=1.0, steps=1, expected_batch_size=8.0, delta=1e-5)
     data = (torch.randn(8, 4), torch.randint(0, 3, (8,)))
     with pytest.raises(UncapturedParameter, match="outside"):
-        fit(nn.Linear(4, 3), loss, data, plan, progress=False, performance=Performance(gradients="one-by-one"))
+        fit(nn.Linear(4, 3), loss, data, plan, progress=False, performance=PerformanceOptions(gradients="one-by-one"))
     assert temperature.grad is None
 
 

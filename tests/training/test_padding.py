@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 from sordino.errors import CoupledRecords, PrivacyError
 from sordino.gradients import GradientCapture
 from sordino.training.engine import PrivacyEngine
+from sordino.training.fit import fit
 from sordino.training.plan import Plan
 from sordino.training.probing.padding import PaddedTensor, Padding, check_padding
-from sordino.training.trainer import fit
 
 LENGTHS = (5, 9, 3, 12, 5, 7, 8, 4)
 
@@ -283,9 +283,9 @@ def test_with_a_criterion_the_same_holds():
 
 
 def test_units_need_one_length():
-    from sordino.training.records.units import Units
+    from sordino.training.record_source import UnitAssignment
 
-    units = Units(of=[0, 0, 1, 1, 2, 2, 3, 3], count=4)
+    units = UnitAssignment(of=[0, 0, 1, 1, 2, 2, 3, 3], count=4)
     plan = Plan(
         noise_multiplier=1.0,
         max_grad_norm=1.0,

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from sordino.errors import PrivacyError, UnprivateStep
+from sordino.errors import NonPrivateStep, PrivacyError
 from sordino.training.engine import PrivacyEngine
 
 
@@ -110,7 +110,7 @@ def test_any_change_between_a_batch_and_its_step_is_refused_and_nothing_moves(na
         before[:] = [model[0].weight.detach().clone()]
         CHANGED[name](*given)
 
-    with pytest.raises(UnprivateStep, match=r"after optimizer\.step"):
+    with pytest.raises(NonPrivateStep, match=r"after optimizer\.step"):
         train(model, adam(model), before=change)
     assert torch.equal(model[0].weight, before[0])
 
@@ -183,7 +183,7 @@ def test_hooks_before_the_step_are_seen_whenever_they_were_registered(late):
         if not late and len(sizes) == 2:
             optimizer.register_step_pre_hook(hook)
 
-    with pytest.raises(UnprivateStep):
+    with pytest.raises(NonPrivateStep):
         train(model, optimizer, before=before, after=after)
 
 

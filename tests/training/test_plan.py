@@ -7,10 +7,10 @@ import pytest
 
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, UnknownSampler
-from sordino.events import Gaussian, NoPrivacy, Nothing, PoissonSampled, SelfComposed
-from sordino.sampling import PoissonSampling, ShuffledEpochs
-from sordino.training.bills.charges import Charges
-from sordino.training.plan import Performance, Plan
+from sordino.events import Gaussian, NonPrivate, NoOp, PoissonSampled, SelfComposed
+from sordino.sampling import PoissonSampling, ShuffledSampling
+from sordino.training.charging import ChargeLog
+from sordino.training.plan import PerformanceOptions, Plan
 
 PLAN = Plan(
     noise_multiplier=4.0, max_grad_norm=0.5, sample_rate=0.01, steps=10_000, expected_batch_size=600.0, delta=1e-5
@@ -39,10 +39,10 @@ def test_clipping_noise_and_event_follow_one_record():
 
 def test_events_count_steps_or_epochs():
     assert PLAN.event(3) == SelfComposed(event=PLAN.step_event(), count=3)
-    assert PLAN.event(0) == Nothing()
+    assert PLAN.event(0) == NoOp()
     assert PLAN.sampling == PoissonSampling(sample_rate=0.01)
     shuffled = replace(REPLACE, poisson_sampling=False)
-    assert shuffled.sampling == ShuffledEpochs(steps_per_epoch=100)
+    assert shuffled.sampling == ShuffledSampling(steps_per_epoch=100)
     assert shuffled.event(250) == SelfComposed(event=Gaussian(noise_multiplier=4.0), count=3)
 
 
@@ -69,7 +69,7 @@ def test_a_target_is_met_from_below_with_hardly_any_slack(relation):
 
 def test_no_noise_is_marked_as_not_private():
     bare = replace(PLAN, noise_multiplier=0.0)
-    assert bare.step_event() == NoPrivacy(reason="noise_multiplier is 0")
+    assert bare.step_event() == NonPrivate(reason="noise_multiplier is 0")
     assert "NOT private" in bare.guarantee().sentence()
     assert bare.guarantee(steps=0).epsilon == 0
 
@@ -113,18 +113,18 @@ def test_words_become_relations_and_units():
 
 
 def test_a_chunk_holds_at_least_one_record():
-    assert Performance(microbatch_size=1).microbatch_size == 1
+    assert PerformanceOptions(microbatch_size=1).microbatch_size == 1
     with pytest.raises(InvalidArgument):
-        Performance(microbatch_size=0)
+        PerformanceOptions(microbatch_size=0)
 
 
 def test_charges_only_grow_and_survive_json():
-    charges, gaussian = Charges(), Gaussian(noise_multiplier=1.0)
-    assert charges.event() == Nothing()
+    charges, gaussian = ChargeLog(), Gaussian(noise_multiplier=1.0)
+    assert charges.event() == NoOp()
     charges.add(gaussian, 2)
     charges.add(gaussian)
     assert charges.event() == SelfComposed(event=gaussian, count=3)
-    again = Charges()
+    again = ChargeLog()
     again.load_state_dict(json.loads(json.dumps(charges.state_dict())))
     again.load_state_dict(charges.state_dict())
     assert again.event() == SelfComposed(event=gaussian, count=6)

@@ -21,9 +21,9 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import UnknownSampler
 from sordino.events import Composed, Gaussian, PoissonSampled
 from sordino.gradients import GradientCapture
-from sordino.randomness import Randomness
-from sordino.sampling import split
-from sordino.schedules import Cosine, Exponential, Linear, Listed, Stepped
+from sordino.randomness import KeyedRNG
+from sordino.sampling import split_into_microbatches
+from sordino.schedules import CosineSchedule, ExponentialSchedule, LinearSchedule, ListSchedule, StepSchedule
 from sordino.training import Plan
 from sordino.training.step import PrivateStep
 
@@ -38,8 +38,13 @@ CLIPPINGS = [
     QuantileClipping(count_noise=30.0),
     QuantileClipping(count_noise=30.0, inner=GroupedClipping(by="parameter")),
 ]
-NOISES = [1.5, Linear(start=2.0, end=1.0), Exponential(start=3.0, end=1.0), Listed(values=(1.0, 2.0, 1.5, 1.2))]
-BOUNDS = [0.5, Stepped(start=0.8, factor=0.5, every=2), Cosine(start=1.0, end=0.25)]
+NOISES = [
+    1.5,
+    LinearSchedule(start=2.0, end=1.0),
+    ExponentialSchedule(start=3.0, end=1.0),
+    ListSchedule(values=(1.0, 2.0, 1.5, 1.2)),
+]
+BOUNDS = [0.5, StepSchedule(start=0.8, factor=0.5, every=2), CosineSchedule(start=1.0, end=0.25)]
 RELATIONS = [NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE]
 
 
@@ -63,9 +68,9 @@ def plan(**changes):
 def private_sum(model, records, the_plan, *, step=1, seed=1):
     """What one step hands to the optimizer, times the divisor, for a batch of `records` taken whole."""
     capture = GradientCapture(model)
-    private = PrivateStep(capture, the_plan, Randomness(seed=seed, reproducible=True))
+    private = PrivateStep(capture, the_plan, KeyedRNG(seed=seed, reproducible=True))
     features, targets = records
-    for chunk in split(np.arange(len(features)), step=step, microbatch_size=3):
+    for chunk in split_into_microbatches(np.arange(len(features)), step=step, microbatch_size=3):
         with private.recording(chunk):
             if chunk.records:
                 rows = torch.from_numpy(chunk.indices)
@@ -134,7 +139,7 @@ def test_a_two_percent_weaker_noise_would_have_been_seen():
     assert weaker / math.sqrt(300 * 200 + 200) / 0.5 * 0.95 != pytest.approx(1.5, rel=0.02)
 
 
-@pytest.mark.parametrize("rate", [0.1, Linear(start=0.05, end=0.2)], ids=lambda rate: type(rate).__name__)
+@pytest.mark.parametrize("rate", [0.1, LinearSchedule(start=0.05, end=0.2)], ids=lambda rate: type(rate).__name__)
 @pytest.mark.parametrize("noise", NOISES[:3], ids=lambda noise: type(noise).__name__)
 def test_the_guarantee_composes_the_steps_as_they_run(rate, noise):
     the_plan = plan(noise_multiplier=noise, sample_rate=rate, steps=6)
@@ -168,10 +173,10 @@ def test_a_schedule_is_calibrated_as_a_whole_and_keeps_its_shape(noise):
 def test_a_plan_with_every_part_scheduled_survives_json_and_trains(clipping):
     made = plan(
         clipping=clipping,
-        noise_multiplier=Exponential(start=3.0, end=1.5),
-        max_grad_norm=Stepped(start=1.0, factor=0.5, every=2),
-        sample_rate=Linear(start=0.2, end=0.6),
-        expected_batch_size=Linear(start=8.0, end=24.0),
+        noise_multiplier=ExponentialSchedule(start=3.0, end=1.5),
+        max_grad_norm=StepSchedule(start=1.0, factor=0.5, every=2),
+        sample_rate=LinearSchedule(start=0.2, end=0.6),
+        expected_batch_size=LinearSchedule(start=8.0, end=24.0),
     )
     assert Plan.from_json(made.to_json()) == made
     model, (features, targets) = network(), records(40)
@@ -194,9 +199,9 @@ def test_adapted_bounds_approach_the_quantile_of_the_norms():
     model = nn.Linear(3, 1, bias=False)
     features = torch.randn(400, 3, generator=torch.Generator().manual_seed(3))
     capture = GradientCapture(model)
-    private = PrivateStep(capture, the_plan, Randomness(seed=5, reproducible=True))
+    private = PrivateStep(capture, the_plan, KeyedRNG(seed=5, reproducible=True))
     for step in range(60):
-        (chunk,) = split(np.arange(400), step=step)
+        (chunk,) = split_into_microbatches(np.arange(400), step=step)
         with private.recording(chunk):
             model(features).sum().backward()
         private.add(chunk)
@@ -211,7 +216,7 @@ def test_shuffled_epochs_take_no_schedule():
         plan(
             poisson_sampling=False,
             neighboring_relation=NeighboringRelation.REPLACE_ONE,
-            noise_multiplier=Linear(start=2.0, end=1.0),
+            noise_multiplier=LinearSchedule(start=2.0, end=1.0),
         )
 
 
@@ -219,14 +224,14 @@ def test_shuffled_epochs_take_no_schedule():
 def test_an_own_loop_takes_methods_and_schedules_and_is_charged_step_by_step(clipping):
     model, data = network(), TensorDataset(*records(40))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    noise = Stepped(start=2.0, factor=0.75, every=3)
+    noise = StepSchedule(start=2.0, factor=0.75, every=3)
     engine = PrivacyEngine()
     model, optimizer, loader = engine.make_private(
         module=model,
         optimizer=optimizer,
         data_loader=DataLoader(data, batch_size=8),
         noise_multiplier=noise,
-        max_grad_norm=Linear(start=1.0, end=0.5, over=10),
+        max_grad_norm=LinearSchedule(start=1.0, end=0.5, over=10),
         clipping=clipping,
     )
     for features, targets in loader:

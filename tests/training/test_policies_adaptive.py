@@ -20,10 +20,10 @@ from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import BudgetExceeded, InvalidArgument
 from sordino.events import ApproximateDP, Composed, Gaussian, PoissonSampled, ZeroConcentratedDP
 from sordino.ledger import Ledger
-from sordino.mechanisms.correlated import CyclicPoisson, optimal_banded
-from sordino.randomness import Randomness
-from sordino.training import AdaptiveBudget, CorrelatedNoise, Plan, StepChoice, Units
-from sordino.training.bills.adaptive import AdaptiveRun
+from sordino.mechanisms.correlated import CyclicPoisson, optimize_banded
+from sordino.randomness import KeyedRNG
+from sordino.training import AdaptiveBudget, CorrelatedNoise, Plan, StepParameters, UnitAssignment
+from sordino.training.adaptive_budget import AdaptiveBudgetRun
 
 DATA = torch.randn(60, 3), torch.zeros(60).long()
 
@@ -124,7 +124,7 @@ def test_each_step_has_the_noise_that_was_chosen_under_every_clipping(clipping, 
 
     def choose(step, released):
         norms.append(released.last_gradient_norm)
-        return StepChoice(noise_multiplier=chosen[min(step, 1)], max_grad_norm=0.5)
+        return StepParameters(noise_multiplier=chosen[min(step, 1)], max_grad_norm=0.5)
 
     the_plan = plan(
         clipping=clipping, neighboring_relation=relation, steps=3, privacy_unit="example" if owner is None else "user"
@@ -134,7 +134,7 @@ def test_each_step_has_the_noise_that_was_chosen_under_every_clipping(clipping, 
         lambda model, x: 1e-3 * model(x).sum(1),
         (torch.zeros(9, 300),),
         the_plan,
-        units=None if owner is None else Units(of=owner, count=5),
+        units=None if owner is None else UnitAssignment(of=owner, count=5),
         budget=AdaptiveBudget(epsilon=4.0, choose=choose),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
         progress=False,
@@ -160,12 +160,12 @@ def test_no_sequence_of_choices_gets_past_the_budget(name, seed, relation):
         greedy = (
             generator.choice([0.3, 1.0, 3.0, 10.0, 100.0]) if released.remaining > 0.1 else generator.uniform(1, 60)
         )
-        return StepChoice(noise_multiplier=greedy, sample_rate=generator.uniform(0.01, 0.5) if rate < 1 else None)
+        return StepParameters(noise_multiplier=greedy, sample_rate=generator.uniform(0.01, 0.5) if rate < 1 else None)
 
-    run = AdaptiveRun(
+    run = AdaptiveBudgetRun(
         AdaptiveBudget(epsilon=2.0, choose=choose, filter=name), plan(sample_rate=rate, neighboring_relation=relation)
     )
-    taken = list(run.batches(population=30, steps=40, randomness=Randomness()))
+    taken = list(run.batches(population=30, steps=40, randomness=KeyedRNG()))
     events = [run.charged_at(step) for step in range(len(taken))]
     if events:
         # A fixed sequence with the same events is private by plain composition: an independent accountant agrees.
@@ -174,14 +174,14 @@ def test_no_sequence_of_choices_gets_past_the_budget(name, seed, relation):
 
 
 def test_a_step_is_refused_before_its_batch_is_drawn():
-    class Watched(Randomness):
+    class Watched(KeyedRNG):
         drawn = 0
 
         def stream(self, *args, **kwargs):
             Watched.drawn += 1
             return super().stream(*args, **kwargs)
 
-    run = AdaptiveRun(AdaptiveBudget(epsilon=0.5, choose=lambda *_: 0.1), plan(sample_rate=0.5))
+    run = AdaptiveBudgetRun(AdaptiveBudget(epsilon=0.5, choose=lambda *_: 0.1), plan(sample_rate=0.5))
     assert list(run.batches(population=30, steps=40, randomness=Watched())) == []
     assert run.is_spent
     assert Watched.drawn == 0
@@ -191,7 +191,7 @@ def test_rates_and_bounds_may_be_chosen_under_the_renyi_filter():
     lines = Lines()
     budget = AdaptiveBudget(
         epsilon=3.0,
-        choose=lambda step, released: StepChoice(
+        choose=lambda step, released: StepParameters(
             noise_multiplier=4.0, max_grad_norm=0.5, sample_rate=0.1 + 0.05 * step
         ),
     )
@@ -200,15 +200,17 @@ def test_rates_and_bounds_may_be_chosen_under_the_renyi_filter():
     rates = [event.sample_rate for event in lines.events]
     assert rates == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3])
     assert "Rényi filter" in result.guarantee.accountant
-    run = AdaptiveRun(budget, plan(sample_rate=0.1, steps=5))
-    list(run.batches(population=9, steps=2, randomness=Randomness()))
+    run = AdaptiveBudgetRun(budget, plan(sample_rate=0.1, steps=5))
+    list(run.batches(population=9, steps=2, randomness=KeyedRNG()))
     assert run.at(1).expected_batch_size == pytest.approx(90.0)
     assert run.at(1).sensitivity == 0.5
 
 
 def test_the_filter_of_sampled_batches_uses_the_order_that_lasts_longest_for_the_plan():
-    run = AdaptiveRun(AdaptiveBudget(epsilon=2.0, choose=lambda *_: 2.0), plan(sample_rate=0.05, noise_multiplier=2.0))
-    taken = len(list(run.batches(population=1, steps=5000, randomness=Randomness())))
+    run = AdaptiveBudgetRun(
+        AdaptiveBudget(epsilon=2.0, choose=lambda *_: 2.0), plan(sample_rate=0.05, noise_multiplier=2.0)
+    )
+    taken = len(list(run.batches(population=1, steps=5000, randomness=KeyedRNG())))
     step = PoissonSampled(sample_rate=0.05, event=Gaussian(noise_multiplier=2.0))
     best = accounting.epsilon(Composed(events=(step,) * taken), 1e-5).upper
     assert 1.6 < best <= 2.0, "within what Rényi accounting loses against the exact value"
@@ -225,14 +227,14 @@ def test_the_filter_of_sampled_batches_uses_the_order_that_lasts_longest_for_the
             {
                 "sample_rate": 0.1,
                 "noise": CorrelatedNoise(
-                    strategy=optimal_banded(2, steps=50), participation=CyclicPoisson(groups=2, sample_rate=0.1)
+                    strategy=optimize_banded(2, steps=50), participation=CyclicPoisson(groups=2, sample_rate=0.1)
                 ),
             },
             "correlated noise",
         ),
         ({"choose": lambda *_: 0.0}, {}, "noise_multiplier must be"),
         ({"choose": lambda *_: math.nan}, {}, "noise_multiplier must be"),
-        ({"choose": lambda *_: StepChoice(noise_multiplier=9.0, sample_rate=0.5)}, {}, "sample_rate must stay 1"),
+        ({"choose": lambda *_: StepParameters(noise_multiplier=9.0, sample_rate=0.5)}, {}, "sample_rate must stay 1"),
     ],
 )
 def test_unsound_combinations_are_refused_by_name(options, changes, words):
@@ -245,7 +247,7 @@ def test_a_filter_that_is_none_and_a_delta_that_is_not_the_plans_are_refused():
     with pytest.raises(InvalidArgument, match="filter must be one of"):
         AdaptiveBudget(epsilon=1.0, choose=lambda *_: 10.0, filter="pld")
     with pytest.raises(InvalidArgument, match="delta must be the plan's"):
-        AdaptiveRun(AdaptiveBudget(epsilon=1.0, choose=lambda *_: 10.0, delta=1e-6), plan())
+        AdaptiveBudgetRun(AdaptiveBudget(epsilon=1.0, choose=lambda *_: 10.0, delta=1e-6), plan())
 
 
 def test_a_ledger_holds_the_whole_budget_from_the_start(tmp_path):
@@ -256,7 +258,7 @@ def test_a_ledger_holds_the_whole_budget_from_the_start(tmp_path):
         ("renyi", 0.1, ApproximateDP(epsilon=1.0, delta=1e-5)),
     ):
         budget = AdaptiveBudget(epsilon=1.0, choose=lambda *_: 30.0, filter=name)
-        made = AdaptiveRun(budget, plan(sample_rate=sampled)).event()
+        made = AdaptiveBudgetRun(budget, plan(sample_rate=sampled)).event()
         assert accounting.epsilon(made, 1e-5).upper == pytest.approx(accounting.epsilon(event, 1e-5).upper, rel=1e-5)
         assert accounting.epsilon(made, 1e-5).upper <= 1.0 + 1e-9
         room = (1.9, 1e-4) if name == "renyi" else (1.2, 3e-5)

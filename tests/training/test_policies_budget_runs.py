@@ -15,9 +15,9 @@ from sordino import accounting, fit
 from sordino.errors import BudgetExceeded, InvalidArgument
 from sordino.events import Composed, Gaussian, PoissonSampled
 from sordino.ledger import Ledger
-from sordino.report import read
+from sordino.report import build_report
 from sordino.runs import RunFolder
-from sordino.training import AdaptiveBudget, Plan, StepChoice
+from sordino.training import AdaptiveBudget, Plan, StepParameters
 from sordino.verification import verify
 
 DATA = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(60).long()
@@ -84,7 +84,7 @@ def test_the_transcript_holds_what_each_step_asked_for_and_the_claim_is_the_budg
     [
         ({}, "gaussian", 10.0),
         ({}, "zcdp", 10.0),
-        ({"sample_rate": 0.5}, "renyi", StepChoice(noise_multiplier=8.0, sample_rate=0.4)),
+        ({"sample_rate": 0.5}, "renyi", StepParameters(noise_multiplier=8.0, sample_rate=0.4)),
     ],
 )
 def test_a_crash_and_a_resume_never_overspend(tmp_path, changes, name, choice):
@@ -106,7 +106,7 @@ def test_a_crash_and_a_resume_never_overspend(tmp_path, changes, name, choice):
     assert len(list(run)) == alone.steps
     assert accounting.epsilon(run.event(), 1e-5).upper <= 1.0
     assert verify(run.path).passed
-    report = read(run)
+    report = build_report(run)
     assert report.guarantee.epsilon == 1.0
     assert report.accounting.agrees
 
@@ -243,7 +243,7 @@ def test_a_ledger_pays_once_for_a_run_and_its_resumes(tmp_path):
 def test_a_run_without_an_end_is_reported_with_its_budget(tmp_path):
     with pytest.raises(Crash):
         run_until(3, tmp_path / "run")
-    report = read(RunFolder.open(tmp_path / "run"))
+    report = build_report(RunFolder.open(tmp_path / "run"))
     assert report.guarantee.epsilon == 1.0
     assert any("budget" in caveat for caveat in report.guarantee.caveats)
     assert verify(tmp_path / "run").passed

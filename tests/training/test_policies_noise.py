@@ -20,36 +20,37 @@ from sordino.clipping import (
     QuantileClipping,
 )
 from sordino.definitions import NeighboringRelation
-from sordino.errors import InvalidArgument, PrivacyError, UnknownSampler, UnprivateStep
-from sordino.events import Gaussian, MatrixGaussian, NoPrivacy, Nothing, PoissonSampled, SelfComposed
+from sordino.errors import InvalidArgument, NonPrivateStep, PrivacyError, UnknownSampler
+from sordino.events import Gaussian, MatrixGaussian, NonPrivate, NoOp, PoissonSampled, SelfComposed
 from sordino.gradients import GradientCapture
 from sordino.ledger import Ledger
 from sordino.mechanisms.correlated import (
     BandedInverse,
     BinaryTree,
     CyclicPoisson,
-    EveryEpoch,
+    FixedEpochOrder,
     MinSeparation,
     SingleParticipation,
     noise_matrix,
-    optimal_banded,
-    optimal_buffered,
+    optimize_banded,
+    optimize_buffered,
 )
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 from sordino.runs import RunFolder
-from sordino.sampling import Chunk, CyclicPoissonSampling, FixedEpochs
-from sordino.schedules import Linear
-from sordino.training import CorrelatedNoise, Plan, PrivateStep, trainer
-from sordino.training.bills.spending import charged_at
+from sordino.sampling import CyclicPoissonSampling, FixedBatchSampling, Microbatch
+from sordino.schedules import LinearSchedule
+from sordino.training import CorrelatedNoise, Plan, PrivateStep
+from sordino.training import fit as trainer
+from sordino.training.charging import step_charge
 from sordino.verification import verify
 
 STEPS = 12
 CYCLES = CyclicPoisson(groups=4, sample_rate=0.125)
-BANDED = optimal_banded(4, steps=STEPS)
+BANDED = optimize_banded(4, steps=STEPS)
 NOISES = {
     "cycles": (CorrelatedNoise(strategy=BANDED, participation=CYCLES), {"sample_rate": 0.125}),
     "epochs": (
-        CorrelatedNoise(strategy=BANDED, participation=EveryEpoch(steps_per_epoch=4)),
+        CorrelatedNoise(strategy=BANDED, participation=FixedEpochOrder(steps_per_epoch=4)),
         {"sample_rate": 0.25, "poisson_sampling": False},
     ),
     "inverse": (
@@ -60,8 +61,8 @@ NOISES = {
     ),
     "buffers": (
         CorrelatedNoise(
-            strategy=optimal_buffered(2, steps=STEPS, participation=EveryEpoch(steps_per_epoch=6)),
-            participation=EveryEpoch(steps_per_epoch=6),
+            strategy=optimize_buffered(2, steps=STEPS, participation=FixedEpochOrder(steps_per_epoch=6)),
+            participation=FixedEpochOrder(steps_per_epoch=6),
         ),
         {"sample_rate": 1 / 6, "poisson_sampling": False},
     ),
@@ -110,10 +111,10 @@ def losses(model, x, y):
 def released(model, the_plan, *, leave_out=()):
     """The private gradients of all steps on empty batches, times the divisor: the noise, one row a step."""
     capture = GradientCapture(model)
-    private = PrivateStep(capture, the_plan, Randomness(seed=3, reproducible=True))
+    private = PrivateStep(capture, the_plan, KeyedRNG(seed=3, reproducible=True))
     rows = []
     for step in range(the_plan.steps):
-        chunk = Chunk(step=step, chunk=0, is_last=True, indices=np.empty(0, dtype=np.int64))
+        chunk = Microbatch(step=step, chunk=0, is_last=True, indices=np.empty(0, dtype=np.int64))
         if step in leave_out:
             rows.append(None)
             continue
@@ -165,7 +166,7 @@ def test_one_record_moves_each_step_by_its_bound_and_only_where_it_may_take_part
     sampler, features = the_plan.sampling, records(40)
     steps = {}
     for step in range(STEPS):
-        indices = sampler.draw(population=40, step=step, randomness=Randomness(seed=1, reproducible=True))
+        indices = sampler.draw(population=40, step=step, randomness=KeyedRNG(seed=1, reproducible=True))
         for index in indices.tolist():
             steps.setdefault(index, []).append(step)
     for taken in steps.values():
@@ -173,14 +174,14 @@ def test_one_record_moves_each_step_by_its_bound_and_only_where_it_may_take_part
         participation = the_plan.noise.participation
         assert len(taken) <= participation.most(STEPS)
         assert (apart >= participation.separation).all()
-        if isinstance(participation, EveryEpoch | CyclicPoisson):
+        if isinstance(participation, FixedEpochOrder | CyclicPoisson):
             assert len({step % participation.separation for step in taken}) == 1
     model = network()
     capture = GradientCapture(model)
     sums = []
     for rows in (np.arange(6), np.arange(5)):
-        private = PrivateStep(capture, the_plan, Randomness())
-        chunk = Chunk(step=0, chunk=0, is_last=True, indices=rows)
+        private = PrivateStep(capture, the_plan, KeyedRNG())
+        chunk = Microbatch(step=0, chunk=0, is_last=True, indices=rows)
         with private.recording(chunk):
             losses(model, *(part[rows] for part in features)).sum().backward()
         private.add(chunk)
@@ -191,8 +192,8 @@ def test_one_record_moves_each_step_by_its_bound_and_only_where_it_may_take_part
 
 @pytest.mark.parametrize("population", [0, 1, 7, 40])
 def test_a_record_that_leaves_its_number_vacant_moves_no_other_record(population):
-    key = Randomness(seed=1, reproducible=True)
-    for sampler in (CyclicPoissonSampling(groups=3, sample_rate=0.2), FixedEpochs(steps_per_epoch=3)):
+    key = KeyedRNG(seed=1, reproducible=True)
+    for sampler in (CyclicPoissonSampling(groups=3, sample_rate=0.2), FixedBatchSampling(steps_per_epoch=3)):
         for step in range(9):
             drawn = sampler.draw(population=population, step=step, randomness=key)
             longer = sampler.draw(population=population + 1, step=step, randomness=key)
@@ -203,7 +204,7 @@ def test_a_record_that_leaves_its_number_vacant_moves_no_other_record(population
 
 def test_cyclic_sampling_draws_members_of_the_group_at_the_group_rate():
     sampler = CyclicPoissonSampling(groups=5, sample_rate=0.04)
-    sizes = [len(batch) for batch in sampler.batches(population=5000, first_step=0, steps=200, randomness=Randomness())]
+    sizes = [len(batch) for batch in sampler.batches(population=5000, first_step=0, steps=200, randomness=KeyedRNG())]
     assert np.mean(sizes) == pytest.approx(200, abs=5)
     assert sampler.event(Gaussian(noise_multiplier=2.0)).sample_rate == pytest.approx(0.2)
     assert [sampler.charges(steps) for steps in (0, 1, 5, 6)] == [0, 1, 1, 2]
@@ -214,7 +215,7 @@ def test_cyclic_sampling_draws_members_of_the_group_at_the_group_rate():
 def test_a_run_is_charged_for_exactly_its_mechanism(name, relation, tmp_path):
     the_plan = plan(name, neighboring_relation=relation)
     result = fit(network(), losses, records(48), the_plan, progress=False, run=tmp_path / "run")
-    charged = [line.event for line in RunFolder.open(tmp_path / "run") if not isinstance(line.event, Nothing)]
+    charged = [line.event for line in RunFolder.open(tmp_path / "run") if not isinstance(line.event, NoOp)]
     if name == "cycles":
         assert charged == [PoissonSampled(sample_rate=0.5, event=Gaussian(noise_multiplier=1.5))] * 3
     else:
@@ -232,17 +233,25 @@ def test_a_run_is_charged_for_exactly_its_mechanism(name, relation, tmp_path):
 
 def test_without_noise_the_run_is_not_private():
     bare = plan(noise_multiplier=0.0)
-    assert bare.event() == NoPrivacy(reason="noise_multiplier is 0")
-    assert bare.event(0) == Nothing()
+    assert bare.event() == NonPrivate(reason="noise_multiplier is 0")
+    assert bare.event(0) == NoOp()
     assert bare.guarantee().epsilon == np.inf
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"noise_multiplier": Linear(start=2.0, end=1.0)}, InvalidArgument, "noise_multiplier must be a number"),
-        ({"max_grad_norm": Linear(start=2.0, end=1.0)}, InvalidArgument, "max_grad_norm must be a number"),
-        ({"expected_batch_size": Linear(start=2.0, end=1.0)}, InvalidArgument, "expected_batch_size must be a number"),
+        (
+            {"noise_multiplier": LinearSchedule(start=2.0, end=1.0)},
+            InvalidArgument,
+            "noise_multiplier must be a number",
+        ),
+        ({"max_grad_norm": LinearSchedule(start=2.0, end=1.0)}, InvalidArgument, "max_grad_norm must be a number"),
+        (
+            {"expected_batch_size": LinearSchedule(start=2.0, end=1.0)},
+            InvalidArgument,
+            "expected_batch_size must be a number",
+        ),
         ({"clipping": QuantileClipping(count_noise=9.0)}, InvalidArgument, "QuantileClipping"),
         (
             {"clipping": AdaClip()},
@@ -265,7 +274,7 @@ def test_unsound_combinations_are_refused_by_name(changes, error, words):
 
 @pytest.mark.parametrize(
     "participation",
-    [EveryEpoch(steps_per_epoch=3), MinSeparation(separation=5), MinSeparation(separation=4, participations=2)],
+    [FixedEpochOrder(steps_per_epoch=3), MinSeparation(separation=5), MinSeparation(separation=4, participations=2)],
     ids=repr,
 )
 def test_fixed_batches_that_break_the_participation_are_refused(participation):
@@ -277,7 +286,7 @@ def test_fixed_batches_that_break_the_participation_are_refused(participation):
 
 def test_more_bands_than_groups_are_refused():
     with pytest.raises((PrivacyError, InvalidArgument), match=r"bands|groups"):
-        plan(noise=CorrelatedNoise(strategy=optimal_banded(5, steps=STEPS), participation=CYCLES))
+        plan(noise=CorrelatedNoise(strategy=optimize_banded(5, steps=STEPS), participation=CYCLES))
 
 
 @pytest.mark.parametrize("name", NOISES)
@@ -294,17 +303,17 @@ def test_a_plan_with_noise_survives_json(name):
 def test_trained_parameters_stay_fixed_under_correlated_noise():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     capture = GradientCapture(model)
-    private = PrivateStep(capture, plan(), Randomness())
+    private = PrivateStep(capture, plan(), KeyedRNG())
     model[0].requires_grad_(False)
     empty = np.empty(0, dtype=np.int64)
-    with private.recording(Chunk(step=0, chunk=0, is_last=True, indices=empty)):
+    with private.recording(Microbatch(step=0, chunk=0, is_last=True, indices=empty)):
         pass
-    private.add(Chunk(step=0, chunk=0, is_last=True, indices=empty))
+    private.add(Microbatch(step=0, chunk=0, is_last=True, indices=empty))
     private.finish()
     model[0].requires_grad_(True)
     model[1].requires_grad_(False)
-    with pytest.raises(UnprivateStep, match="correlated noise"):
-        private.recording(Chunk(step=1, chunk=0, is_last=True, indices=empty))
+    with pytest.raises(NonPrivateStep, match="correlated noise"):
+        private.recording(Microbatch(step=1, chunk=0, is_last=True, indices=empty))
 
 
 def test_the_best_noise_for_a_target_is_bands_when_epochs_are_few_and_independent_when_they_are_many():
@@ -317,7 +326,7 @@ def test_the_best_noise_for_a_target_is_bands_when_epochs_are_few_and_independen
     assert many.noise is None
     assert 0.49 < many.guarantee().epsilon <= 0.5
     with pytest.raises(InvalidArgument, match='got "auto"'):
-        Plan.for_epsilon(target_epsilon=1.0, sample_rate=Linear(start=0.1, end=0.2), steps=4, **options)
+        Plan.for_epsilon(target_epsilon=1.0, sample_rate=LinearSchedule(start=0.1, end=0.2), steps=4, **options)
 
 
 @pytest.mark.parametrize("name", ["cycles", "epochs"])
@@ -372,7 +381,7 @@ def test_steps_that_were_lost_and_come_again_are_charged_as_a_branch(name, tmp_p
     with pytest.raises(Crash):
         run_until(path, the_plan, stop=7)
     result = run_until(path, the_plan)
-    lines = [line for line in RunFolder.open(path) if not isinstance(line.event, Nothing)]
+    lines = [line for line in RunFolder.open(path) if not isinstance(line.event, NoOp)]
     assert lines[-1].step == 5
     assert lines[-1].event == the_plan.mechanism.branch_event(5)
     assert result.guarantee.epsilon > the_plan.guarantee().epsilon * 1.01
@@ -383,11 +392,11 @@ def test_a_resumed_run_that_leaves_the_branch_out_does_not_verify(tmp_path, monk
     the_plan, path = plan(), tmp_path / "run"
     with pytest.raises(Crash):
         run_until(path, the_plan, stop=9)
-    assert charged_at(the_plan, 5, first=5) == Nothing()
-    assert charged_at(the_plan, 5, first=5, repeats=True) == the_plan.mechanism.branch_event(5)
-    assert charged_at(the_plan, 8, first=5, repeats=True) == Nothing()
+    assert step_charge(the_plan, 5, first=5) == NoOp()
+    assert step_charge(the_plan, 5, first=5, repeats=True) == the_plan.mechanism.branch_event(5)
+    assert step_charge(the_plan, 8, first=5, repeats=True) == NoOp()
     monkeypatch.setattr(
-        trainer, "charged_at", lambda plan, step, *, first, repeats: charged_at(plan, step, first=first)
+        trainer, "step_charge", lambda plan, step, *, first, repeats: step_charge(plan, step, first=first)
     )
     run_until(path, the_plan)
     found = verify(path)
@@ -400,11 +409,11 @@ def test_resumed_noise_goes_on_from_the_buffers():
     rows, state = [], None
     for segment in (range(7), range(7, STEPS)):
         capture = GradientCapture(model)
-        private = PrivateStep(capture, the_plan, Randomness())
+        private = PrivateStep(capture, the_plan, KeyedRNG())
         if state is not None:
             private.load_state(state)
         for step in segment:
-            chunk = Chunk(step=step, chunk=0, is_last=True, indices=np.empty(0, dtype=np.int64))
+            chunk = Microbatch(step=step, chunk=0, is_last=True, indices=np.empty(0, dtype=np.int64))
             with private.recording(chunk):
                 pass
             private.add(chunk)
@@ -418,10 +427,10 @@ def test_resumed_noise_goes_on_from_the_buffers():
 
 
 def test_noise_does_not_go_on_without_its_state():
-    late = PrivateStep(GradientCapture(nn.Linear(2, 1)), plan(), Randomness(), after_step=4)
-    with pytest.raises(UnprivateStep, match="from the state after step 4"):
-        late.recording(Chunk(step=5, chunk=0, is_last=True, indices=np.empty(0, dtype=np.int64)))
-    private = PrivateStep(GradientCapture(nn.Linear(2, 1)), plan(), Randomness())
+    late = PrivateStep(GradientCapture(nn.Linear(2, 1)), plan(), KeyedRNG(), after_step=4)
+    with pytest.raises(NonPrivateStep, match="from the state after step 4"):
+        late.recording(Microbatch(step=5, chunk=0, is_last=True, indices=np.empty(0, dtype=np.int64)))
+    private = PrivateStep(GradientCapture(nn.Linear(2, 1)), plan(), KeyedRNG())
     with pytest.raises(InvalidArgument, match="must be one of this plan"):
         private.load_state({"bounds": {"bounds": None}, "noise": None})
 

@@ -19,10 +19,10 @@ from sordino.clipping import (
 )
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, LossShapeError
-from sordino.mechanisms.correlated import CyclicPoisson, EveryEpoch, optimal_banded
-from sordino.randomness import Randomness
-from sordino.schedules import Linear
-from sordino.training import CorrelatedNoise, Performance, Plan, Units, microbatches
+from sordino.mechanisms.correlated import CyclicPoisson, FixedEpochOrder, optimize_banded
+from sordino.randomness import KeyedRNG
+from sordino.schedules import LinearSchedule
+from sordino.training import CorrelatedNoise, PerformanceOptions, Plan, UnitAssignment, record_groups
 
 CLIPPINGS = [
     FlatClipping(),
@@ -34,17 +34,22 @@ CLIPPINGS = [
 ]
 POLICIES = {
     "sampled": {"sample_rate": 0.5},
-    "scheduled": {"sample_rate": Linear(start=0.3, end=0.6), "max_grad_norm": Linear(start=0.5, end=0.2)},
+    "scheduled": {
+        "sample_rate": LinearSchedule(start=0.3, end=0.6),
+        "max_grad_norm": LinearSchedule(start=0.5, end=0.2),
+    },
     "cycles": {
         "sample_rate": 0.25,
         "noise": CorrelatedNoise(
-            strategy=optimal_banded(2, steps=4), participation=CyclicPoisson(groups=2, sample_rate=0.25)
+            strategy=optimize_banded(2, steps=4), participation=CyclicPoisson(groups=2, sample_rate=0.25)
         ),
     },
     "epochs": {
         "sample_rate": 0.5,
         "poisson_sampling": False,
-        "noise": CorrelatedNoise(strategy=optimal_banded(2, steps=4), participation=EveryEpoch(steps_per_epoch=2)),
+        "noise": CorrelatedNoise(
+            strategy=optimize_banded(2, steps=4), participation=FixedEpochOrder(steps_per_epoch=2)
+        ),
     },
 }
 # Units 2 and 5 have no records; unit 0 has one and unit 4 has four.
@@ -89,8 +94,8 @@ def moved(data, units, the_plan, *, microbatch_size=None):
         the_plan,
         units=units,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
-        randomness=Randomness(seed=5, reproducible=True),
-        performance=Performance(microbatch_size=microbatch_size),
+        randomness=KeyedRNG(seed=5, reproducible=True),
+        performance=PerformanceOptions(microbatch_size=microbatch_size),
         progress=False,
     )
     after = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -115,7 +120,7 @@ def test_a_unit_is_the_gradient_of_its_records_clipped_once(combine, most, micro
         if len(rows):
             gradient = gradient_of(rows, data, combine)
             expected += gradient * min(1.0, 0.5 / float(gradient.norm()))
-    units = Units(of=OF, count=7, most_records=most, combine=combine)
+    units = UnitAssignment(of=OF, count=7, most_records=most, combine=combine)
     measured = moved(data, units, plan(), microbatch_size=microbatch_size)
     assert torch.allclose(measured, expected, atol=2e-5)
 
@@ -132,22 +137,22 @@ def test_a_unit_with_all_its_records_moves_one_step_by_at_most_the_bound(clippin
     the_plan = plan(**options, steps=steps)
     data = records()
     kept = OF != 4
-    whole = moved(data, Units(of=OF, count=7), the_plan)
+    whole = moved(data, UnitAssignment(of=OF, count=7), the_plan)
     # One step alone: later ones would start from another model.
     if steps == 1:
-        rest = moved(tuple(part[kept] for part in data), Units(of=OF[kept], count=7), the_plan)
+        rest = moved(tuple(part[kept] for part in data), UnitAssignment(of=OF[kept], count=7), the_plan)
         assert float((whole - rest).norm()) <= the_plan.at(0).max_grad_norm * (1 + 1e-5)
         larger = [part.clone() for part in data]
         larger[0][~kept] *= 1e4
-        other = moved(tuple(larger), Units(of=OF, count=7), the_plan)
+        other = moved(tuple(larger), UnitAssignment(of=OF, count=7), the_plan)
         assert float((whole - other).norm()) <= 2 * the_plan.at(0).max_grad_norm * (1 + 1e-5)
     assert bool(whole.isfinite().all())
 
 
 def test_record_by_record_clipping_would_break_the_bound():
     data = tuple(part[OF == 4][:1].repeat(4, 1) for part in records())
-    alone = moved(data, Units(of=[0, 0, 0, 0], count=1), plan())
-    apart = moved(data, Units(of=[0, 1, 2, 3], count=4), plan())
+    alone = moved(data, UnitAssignment(of=[0, 0, 0, 0], count=1), plan())
+    apart = moved(data, UnitAssignment(of=[0, 1, 2, 3], count=4), plan())
     assert float(alone.norm()) <= 0.5 * (1 + 1e-5)
     assert float(apart.norm()) > 0.5 * 3.9
 
@@ -155,30 +160,32 @@ def test_record_by_record_clipping_would_break_the_bound():
 def test_one_record_that_is_not_finite_silences_its_unit_alone():
     data = records()
     kept = OF != 4
-    without = moved(tuple(part[kept] for part in data), Units(of=OF[kept], count=7), plan())
+    without = moved(tuple(part[kept] for part in data), UnitAssignment(of=OF[kept], count=7), plan())
     for row in np.flatnonzero(OF == 4):
         broken = [part.clone() for part in data]
         broken[1][row] = math.nan
-        assert torch.allclose(moved(tuple(broken), Units(of=OF, count=7), plan()), without, atol=1e-6)
+        assert torch.allclose(moved(tuple(broken), UnitAssignment(of=OF, count=7), plan()), without, atol=1e-6)
 
 
 def test_units_without_records_are_as_if_they_were_not_there():
     data = records()
     _, packed = np.unique(OF, return_inverse=True)
-    assert torch.equal(moved(data, Units(of=packed, count=5), plan()), moved(data, Units(of=OF, count=7), plan()))
-    assert float(moved(data, Units(of=OF, count=50), plan(sample_rate=1e-9)).norm()) == 0.0
+    assert torch.equal(
+        moved(data, UnitAssignment(of=packed, count=5), plan()), moved(data, UnitAssignment(of=OF, count=7), plan())
+    )
+    assert float(moved(data, UnitAssignment(of=OF, count=50), plan(sample_rate=1e-9)).norm()) == 0.0
 
 
 def test_data_sets_by_item_and_tensors_agree():
     data = records()
-    by_item = moved(TensorDataset(*data), Units(of=torch.from_numpy(OF), count=7), plan())
-    assert torch.allclose(by_item, moved(data, Units(of=OF.tolist(), count=7), plan()), atol=1e-6)
+    by_item = moved(TensorDataset(*data), UnitAssignment(of=torch.from_numpy(OF), count=7), plan())
+    assert torch.allclose(by_item, moved(data, UnitAssignment(of=OF.tolist(), count=7), plan()), atol=1e-6)
 
 
 def test_the_guarantee_speaks_of_users_with_the_events_of_the_plan():
     result = fit(
         network(), losses, records(), plan(noise_multiplier=2.0, sample_rate=0.5, steps=3),
-        units=Units(of=OF, count=7), progress=False,
+        units=UnitAssignment(of=OF, count=7), progress=False,
     )  # fmt: skip
     assert result.guarantee.unit is PrivacyUnit.USER
     assert result.guarantee.epsilon == result.plan.guarantee().epsilon
@@ -189,7 +196,7 @@ def test_the_guarantee_speaks_of_users_with_the_events_of_the_plan():
 
 
 def test_micro_batches_are_fixed_groups_of_neighbours():
-    units = microbatches(10, size=4)
+    units = record_groups(10, size=4)
     assert np.asarray(units.of).tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
     assert (units.count, units.protects_records) == (3, True)
 
@@ -198,7 +205,7 @@ def test_one_record_of_a_micro_batch_moves_the_sum_by_up_to_twice_the_bound_and_
     the_plan = plan(privacy_unit="example", neighboring_relation="replace_one")
     generator = torch.Generator().manual_seed(2)
     data = torch.randn(12, 3, generator=generator), torch.randn(12, 2, generator=generator)
-    units, largest = microbatches(12, size=3), 0.0
+    units, largest = record_groups(12, size=3), 0.0
     whole = moved(data, units, the_plan)
     for row in range(12):
         for scale in (-100.0, 0.0, 100.0):
@@ -212,7 +219,7 @@ def test_one_record_of_a_micro_batch_moves_the_sum_by_up_to_twice_the_bound_and_
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_special"])
 def test_micro_batches_are_refused_under_other_relations(relation):
     with pytest.raises(InvalidArgument, match="neighboring_relation must be replace_one"):
-        moved(records(), microbatches(12, size=3), plan(privacy_unit="example", neighboring_relation=relation))
+        moved(records(), record_groups(12, size=3), plan(privacy_unit="example", neighboring_relation=relation))
 
 
 def test_groups_that_are_formed_from_a_batch_would_shift_when_a_record_leaves():
@@ -222,9 +229,9 @@ def test_groups_that_are_formed_from_a_batch_would_shift_when_a_record_leaves():
     data, groups = (torch.ones(24, 3), pull[:, None].repeat(1, 2)), np.arange(24) // 2
     the_plan = plan(privacy_unit="example", neighboring_relation="replace_one")
     rest = tuple(part[1:] for part in data)
-    shifted = moved(rest, Units(of=np.arange(23) // 2, count=12, protects_records=True), the_plan)
-    fixed = moved(rest, Units(of=groups[1:], count=12, protects_records=True), the_plan)
-    whole = moved(data, microbatches(24, size=2), the_plan)
+    shifted = moved(rest, UnitAssignment(of=np.arange(23) // 2, count=12, protects_records=True), the_plan)
+    fixed = moved(rest, UnitAssignment(of=groups[1:], count=12, protects_records=True), the_plan)
+    whole = moved(data, record_groups(24, size=2), the_plan)
     assert float((whole - fixed).norm()) <= 1.0
     assert float((whole - shifted).norm()) > 4.0
 
@@ -243,7 +250,7 @@ def test_groups_that_are_formed_from_a_batch_would_shift_when_a_record_leaves():
 )
 def test_unusable_units_are_refused(options, words):
     with pytest.raises(InvalidArgument, match=words):
-        Units(**{"count": 7, **options})
+        UnitAssignment(**{"count": 7, **options})
 
 
 @pytest.mark.parametrize("stranger", [-1, 7, 2**62])
@@ -252,17 +259,17 @@ def test_a_record_of_an_undeclared_unit_contributes_nothing_and_raises_nothing(s
     of = np.array(OF)
     of[3] = stranger
     kept = [row for row in range(len(of)) if row != 3]
-    with_it = moved(data, Units(of=of, count=7), plan())
-    without = moved(tuple(part[kept] for part in data), Units(of=of[kept], count=7), plan())
+    with_it = moved(data, UnitAssignment(of=of, count=7), plan())
+    without = moved(tuple(part[kept] for part in data), UnitAssignment(of=of[kept], count=7), plan())
     assert torch.equal(with_it, without)
 
 
 def test_plans_and_losses_that_do_not_fit_units_are_refused_before_a_step():
-    units = Units(of=OF, count=7)
+    units = UnitAssignment(of=OF, count=7)
     with pytest.raises(InvalidArgument, match="privacy_unit must be user or client"):
         moved(records(), units, plan(privacy_unit="example"))
     with pytest.raises(InvalidArgument, match="privacy_unit must be example with micro-batches"):
-        moved(records(), microbatches(12, size=2), plan(neighboring_relation="replace_one"))
+        moved(records(), record_groups(12, size=2), plan(neighboring_relation="replace_one"))
     with pytest.raises(InvalidArgument, match="one unit per record"):
         moved(records(11), units, plan())
     with pytest.raises(LossShapeError, match="one value per record"):
@@ -277,5 +284,5 @@ def test_shuffled_epochs_of_users_cost_one_event_an_epoch():
         poisson_sampling=False,
         neighboring_relation=NeighboringRelation.REPLACE_ONE,
     )
-    result = fit(network(), losses, records(), the_plan, units=Units(of=OF, count=7), progress=False)
+    result = fit(network(), losses, records(), the_plan, units=UnitAssignment(of=OF, count=7), progress=False)
     assert result.guarantee.epsilon == the_plan.guarantee().epsilon

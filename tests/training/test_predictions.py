@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from sordino.errors import CoupledRecords, PrivacyError, UncapturedParameter, UnprivateStep
+from sordino.errors import CoupledRecords, NonPrivateStep, PrivacyError, UncapturedParameter
 from sordino.training.engine import PrivacyEngine
 
 GENERATOR = torch.Generator().manual_seed(5)
@@ -140,7 +140,7 @@ def test_a_backward_pass_through_a_prediction_is_refused_and_leaves_no_gradient(
     inputs = case(model, optimizer, loader)
     before = [None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
     prediction = model(inputs)
-    with pytest.raises(UnprivateStep, match=CASES[case]) as refusal:
+    with pytest.raises(NonPrivateStep, match=CASES[case]) as refusal:
         (prediction * 2).sum().backward()
     assert "module.eval()" in str(refusal.value)
     for parameter, gradient in zip(model.parameters(), before, strict=True):
@@ -279,7 +279,7 @@ def test_with_one_record_at_a_time_nothing_else_joins_the_records_gradient(forei
     features, labels = next(iter(loader))
     own = F.cross_entropy(model(features), labels)
     other = 1000 * foreign(model).sum()
-    with pytest.raises((UncapturedParameter, UnprivateStep)):
+    with pytest.raises((UncapturedParameter, NonPrivateStep)):
         (own + other).backward() if together else other.backward()
     assert all(parameter.grad is None for parameter in model.parameters())
 

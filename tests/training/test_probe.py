@@ -17,8 +17,8 @@ from sordino.errors import (
     UnsupportedModule,
 )
 from sordino.gradients import GradientCapture
-from sordino.training.probing.determinism import Chance, WithoutChance, random_state_kept
-from sordino.training.probing.probe import check_records_are_independent
+from sordino.training.probing.probe import check_record_independence
+from sordino.training.probing.snapshots import DisableRandomness, SeededGenerators, preserve_rng_state
 
 
 def batch(records=5):
@@ -34,7 +34,7 @@ def probe(model, loss=None, records=None, **options):
 
     capture = GradientCapture(model)
     try:
-        check_records_are_independent(model, capture, batch() if records is None else records, run, **options)
+        check_record_independence(model, capture, batch() if records is None else records, run, **options)
     finally:
         capture.detach()
 
@@ -62,10 +62,10 @@ def test_an_ordinary_model_passes_and_nothing_of_it_changes():
 
 def test_all_random_states_are_kept_and_can_be_started_anew():
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    with random_state_kept():
+    with preserve_rng_state():
         draws = []
         for _ in range(2):
-            Chance().start()
+            SeededGenerators().start()
             draws.append((float(torch.rand(())), random.random(), np.random.rand()))
     assert draws[0] == draws[1]
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -75,7 +75,7 @@ def test_all_random_states_are_kept_and_can_be_started_anew():
 
 def test_without_chance_dropout_keeps_everything_and_permutations_stay_random():
     x = torch.ones(50)
-    with WithoutChance():
+    with DisableRandomness():
         assert torch.equal(F.dropout(x, 0.5), x)
         assert torch.equal(torch.rand(3), torch.full((3,), 0.5))
         assert torch.equal(torch.empty(4).normal_(2.0, 3.0), torch.full((4,), 2.0))

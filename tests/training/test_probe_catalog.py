@@ -7,10 +7,10 @@ from torch.nn import functional as F
 
 from sordino.errors import CoupledRecords, UncapturedParameter, UnsupportedModule
 from sordino.gradients import GradientCapture
+from sordino.training.fit import fit
+from sordino.training.loader import max_batch_size
 from sordino.training.plan import Plan
-from sordino.training.probing.probe import ProbeSize, check_records_are_independent
-from sordino.training.records.sizes import largest_batch
-from sordino.training.trainer import fit
+from sordino.training.probing.probe import ProbeSize, check_record_independence
 
 _MOST = 64
 MIX = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
@@ -38,7 +38,7 @@ def probe(function, *, reduction="none", records=_MOST, seed=0):
 
     try:
         size = ProbeSize(records=records)
-        check_records_are_independent(model, capture, batch, run, reduction=reduction, size=size)
+        check_record_independence(model, capture, batch, run, reduction=reduction, size=size)
     finally:
         capture.detach()
 
@@ -272,7 +272,7 @@ def compared(use, reduction):
         return losses if reduction == "none" else losses.mean()
 
     try:
-        check_records_are_independent(model, capture, batch, run, reduction=reduction, size=ProbeSize(records=20))
+        check_record_independence(model, capture, batch, run, reduction=reduction, size=ProbeSize(records=20))
     finally:
         capture.detach()
 
@@ -359,7 +359,7 @@ def test_a_gradient_that_is_captured_in_part_is_refused_by_name(monkeypatch, fac
     monkeypatch.setattr(capture, "add_weighted_sums", partly)
     batch = torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)
     with pytest.raises(UncapturedParameter, match="weight"):
-        check_records_are_independent(model, capture, batch, lambda made_up: plain_loss(model, *made_up))
+        check_record_independence(model, capture, batch, lambda made_up: plain_loss(model, *made_up))
     capture.detach()
 
 
@@ -406,5 +406,5 @@ def test_the_largest_batch_follows_from_public_numbers(poisson, most):
         poisson_sampling=poisson,
         neighboring_relation="add_or_remove_one" if poisson else "replace_one",
     )
-    assert largest_batch(plan, None) == most
-    assert largest_batch(plan, 8) == 8
+    assert max_batch_size(plan, None) == most
+    assert max_batch_size(plan, 8) == 8

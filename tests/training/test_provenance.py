@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from sordino.errors import PrivacyError, UnprivateStep
+from sordino.errors import NonPrivateStep, PrivacyError
 from sordino.training.engine import PrivacyEngine
 
 FEATURES, LABELS = torch.randn(64, 5, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3
@@ -52,7 +52,7 @@ def test_records_taken_from_the_data_itself_are_refused(criterion):
     before = model.weight.detach().clone()
     for features, _ in loader:
         chosen = torch.randperm(64)[: len(features)]
-        with pytest.raises(UnprivateStep, match="elsewhere"):
+        with pytest.raises(NonPrivateStep, match="elsewhere"):
             model(FEATURES[chosen]).sum().backward()
         break
     assert torch.equal(model.weight, before)
@@ -64,7 +64,7 @@ def test_another_loaders_batches_beside_the_private_ones_are_refused(criterion):
     other = DataLoader(TensorDataset(FEATURES, LABELS), batch_size=16, shuffle=True)
     for (features, _), (others, _) in zip(loader, other, strict=True):
         model(features)
-        with pytest.raises(UnprivateStep, match="elsewhere"):
+        with pytest.raises(NonPrivateStep, match="elsewhere"):
             model(others).sum().backward()
         break
 
@@ -121,7 +121,7 @@ def test_texts_of_another_batch_are_refused(criterion):
     _, model, _, loader = private(OfTexts(), Texts(), criterion=criterion)
     for batch in loader:
         model(batch["text"]) if criterion is None else None
-        with pytest.raises(UnprivateStep, match="elsewhere"):
+        with pytest.raises(NonPrivateStep, match="elsewhere"):
             model([f"text number {place}" for place in range(len(batch["text"]))]).sum().backward()
         break
 

@@ -8,9 +8,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from sordino.training.engine import PrivacyEngine
-from sordino.training.performance import Performance
-from sordino.training.plan import Plan
-from sordino.training.trainer import fit
+from sordino.training.fit import fit
+from sordino.training.plan import PerformanceOptions, Plan
 
 _COUNT = 8
 _ODD = 5
@@ -91,7 +90,7 @@ class Without(Dataset):
 @pytest.mark.parametrize("microbatch_size", [None, 3])
 def test_a_record_whose_code_raises_counts_as_zero_and_training_goes_on(kind, microbatch_size):
     records = Records(kind)
-    options = {"loss": raising_loss, "performance": Performance(microbatch_size=microbatch_size)}
+    options = {"loss": raising_loss, "performance": PerformanceOptions(microbatch_size=microbatch_size)}
     if kind == "collate":
         records.x[_ODD] = SPECIAL
         options["collate"] = collate
@@ -141,9 +140,9 @@ def test_many_items_are_fetched_one_by_one_so_that_no_records_meet():
 
 def test_an_arrays_own_fetching_gives_what_single_items_give(tmp_path):
     from sordino.data import MappedArrays
-    from sordino.training.records.source import fetched
+    from sordino.training.record_source import fetch_items
 
     np.save(tmp_path / "x.npy", np.arange(12.0).reshape(6, 2))
     arrays = MappedArrays(tmp_path / "x.npy")
-    together = fetched(arrays, [3, 1])
+    together = fetch_items(arrays, [3, 1])
     assert all(np.array_equal(a[0], arrays[i][0]) for a, i in zip(together, [3, 1], strict=True))

@@ -18,12 +18,12 @@ from sordino.clipping import QuantileClipping
 from sordino.errors import InvalidArgument, UnsupportedModule
 from sordino.events import SelfComposed
 from sordino.ledger import Ledger
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 from sordino.runs import RunFolder
-from sordino.training.averaging import TailAverage
+from sordino.training.accumulators import ClippedSumAccumulator
+from sordino.training.averaging import TailWeightAverage
+from sordino.training.fit import fit
 from sordino.training.plan import Plan
-from sordino.training.sums.bounds import Bounds
-from sordino.training.trainer import fit
 from sordino.verification import verify
 
 PLAN = Plan(noise_multiplier=2.0, max_grad_norm=1.0, sample_rate=1.0, steps=12, expected_batch_size=100.0, delta=1e-5)
@@ -106,7 +106,7 @@ def test_without_noise_a_resumed_run_ends_with_the_very_weights_of_one_that_was_
     plan = replace(PLAN, noise_multiplier=0.0)
     options = {
         "plan": plan,
-        "averaging": TailAverage(fraction=0.8),
+        "averaging": TailWeightAverage(fraction=0.8),
         "scheduler": lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 9], gamma=0.5),
     }
     whole = run_until(None, tmp_path / "whole", **options).model
@@ -120,14 +120,14 @@ def test_without_noise_a_resumed_run_ends_with_the_very_weights_of_one_that_was_
 
 def test_clipping_bounds_that_adapt_go_on_from_where_they_were(tmp_path, monkeypatch):
     plan = replace(PLAN, clipping=QuantileClipping(count_noise=10.0))
-    seen, learn = [], Bounds.learn
+    seen, learn = [], ClippedSumAccumulator.learn
 
     def spy(self, released):
         before = self.state_dict()["bounds"]
         learn(self, released)
         seen.append((before, self.state_dict()["bounds"]))
 
-    monkeypatch.setattr(Bounds, "learn", spy)
+    monkeypatch.setattr(ClippedSumAccumulator, "learn", spy)
     run = crashed(tmp_path / "run", 6, plan=plan)
     assert seen[3][1] != seen[0][0]
     run_until(None, run.path, plan=plan)
@@ -147,7 +147,7 @@ def test_ctrl_c_leaves_a_checkpoint_so_that_no_step_is_repeated(tmp_path):
 
 
 def test_a_checkpoint_that_was_made_by_ctrl_c_holds_the_weights_and_not_their_average(tmp_path):
-    result = run_until(10, tmp_path / "run", error=KeyboardInterrupt, averaging=TailAverage(fraction=0.5))
+    result = run_until(10, tmp_path / "run", error=KeyboardInterrupt, averaging=TailWeightAverage(fraction=0.5))
     tensors = load_file(tmp_path / "run" / "checkpoint.safetensors")
     assert not torch.equal(tensors["/model/0.weight"], result.model[0].weight)
     assert torch.equal(tensors["/averaging/0"], result.model[0].weight)
@@ -161,7 +161,7 @@ def test_after_a_resume_claims_about_the_earlier_end_are_withdrawn(tmp_path):
 
 
 def test_noise_and_batches_are_fresh_in_every_segment(tmp_path, monkeypatch):
-    drawn, plain = [], Randomness.stream
+    drawn, plain = [], KeyedRNG.stream
 
     def spy(self, purpose, *, step, tensor=0, rank=0):
         first = bytearray(32)
@@ -170,7 +170,7 @@ def test_noise_and_batches_are_fresh_in_every_segment(tmp_path, monkeypatch):
             drawn.append((purpose, step, hashlib.sha256(first).hexdigest()))
         return plain(self, purpose, step=step, tensor=tensor, rank=rank)
 
-    monkeypatch.setattr(Randomness, "stream", spy)
+    monkeypatch.setattr(KeyedRNG, "stream", spy)
     run = crashed(tmp_path / "run", 7)
     run_until(None, run.path)
     assert sum(purpose == "gaussian" for purpose, _, _ in drawn) == 15
@@ -181,10 +181,10 @@ def test_noise_and_batches_are_fresh_in_every_segment(tmp_path, monkeypatch):
 
 
 def test_a_seed_that_was_used_before_is_refused_because_its_noise_would_come_again(tmp_path):
-    seeded = {"randomness": Randomness(seed=5, reproducible=True)}
+    seeded = {"randomness": KeyedRNG(seed=5, reproducible=True)}
     run = crashed(tmp_path / "run", 6, **seeded)
     with pytest.raises(InvalidArgument, match="noise would come again"):
-        run_until(None, run.path, randomness=Randomness(seed=5, reproducible=True))
+        run_until(None, run.path, randomness=KeyedRNG(seed=5, reproducible=True))
     result = run_until(None, run.path)
     assert "fixed seed: not for release" in result.guarantee.caveats
     assert [segment.seeded for segment in run.segments()] == [True, False]
@@ -209,7 +209,7 @@ def test_a_resumed_shuffled_epoch_is_paid_for_again(tmp_path):
         ({"plan": replace(PLAN, noise_multiplier=1.0)}, "plan must be that of the run folder.*noise_multiplier"),
         ({"plan": replace(PLAN, steps=13, delta=1e-6)}, "plan must be that of the run folder.*delta, steps"),
         ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}, "optimizer must be Adam"),
-        ({"averaging": TailAverage()}, "averaging must be None"),
+        ({"averaging": TailWeightAverage()}, "averaging must be None"),
         ({"scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 3)}, "schedule must be None"),
         ({"model": nn.Linear(4, 2), "optimizer": adam}, "same groups|module must be the one"),
     ],

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from loops import ce, dropout, mlp, train
-from sordino.errors import CoupledRecords, InvalidArgument, PrivacyError, UnprivateStep
+from sordino.errors import CoupledRecords, InvalidArgument, NonPrivateStep, PrivacyError
 from sordino.training.engine import PrivacyEngine
 
 GENERATOR = torch.Generator().manual_seed(9)
@@ -222,7 +222,7 @@ class Encoder(nn.Module):
 
 
 def test_a_loop_that_calls_parts_past_the_forward_is_told_to_call_the_model():
-    with pytest.raises(UnprivateStep, match=r"model\(batch\)"):
+    with pytest.raises(NonPrivateStep, match=r"model\(batch\)"):
         train(lambda m, b, s: F.cross_entropy(m.b(m.a(b[0]).tanh()), b[1]), Encoder)
     train(ce, Encoder)
 

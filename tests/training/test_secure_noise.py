@@ -22,18 +22,18 @@ from sordino.clipping import (
     GroupedClipping,
     QuantileClipping,
 )
-from sordino.errors import InvalidArgument, UnprivateStep
+from sordino.errors import InvalidArgument, NonPrivateStep
 from sordino.events import Gaussian
 from sordino.gradients import GradientCapture
-from sordino.mechanisms.grid_sum import GridSumMechanism
-from sordino.mechanisms.releases import recording_releases
-from sordino.randomness import Randomness
-from sordino.report import read
+from sordino.mechanisms.base import observe_releases
+from sordino.mechanisms.integer_noise import GridSumMechanism
+from sordino.randomness import KeyedRNG
+from sordino.report import build_report
 from sordino.runs import RunFolder
-from sordino.sampling import split
+from sordino.sampling import split_into_microbatches
+from sordino.training.fit import fit
 from sordino.training.plan import Plan
 from sordino.training.step import PrivateStep
-from sordino.training.trainer import fit
 
 C = 0.7
 
@@ -62,9 +62,9 @@ def grid_of(model, chosen):
 def released(model, x, chosen, microbatch_size=None, seed=None, number=0):
     """What a step writes, times the divisor: the noisy sum, all parameters in one row, in double precision."""
     capture = GradientCapture(model)
-    randomness = Randomness() if seed is None else Randomness(seed=seed, reproducible=True)
+    randomness = KeyedRNG() if seed is None else KeyedRNG(seed=seed, reproducible=True)
     step = PrivateStep(capture, chosen, randomness)
-    for chunk in split(np.arange(len(x)), step=number, microbatch_size=microbatch_size):
+    for chunk in split_into_microbatches(np.arange(len(x)), step=number, microbatch_size=microbatch_size):
         with step.recording(chunk):
             squares(model, (x[torch.from_numpy(chunk.indices)],)).backward()
         step.add(chunk)
@@ -222,8 +222,8 @@ def test_a_record_exactly_at_the_bound_of_the_integers_counts_and_one_step_above
 
 def integers_of_a_line(model, x, chosen):
     capture = GradientCapture(model)
-    step = PrivateStep(capture, chosen, Randomness())
-    (chunk,) = split(np.arange(len(x)), step=0)
+    step = PrivateStep(capture, chosen, KeyedRNG())
+    (chunk,) = split_into_microbatches(np.arange(len(x)), step=0)
     with step.recording(chunk):
         model(x).sum().backward()
     step.add(chunk)
@@ -288,7 +288,7 @@ def test_the_whole_release_has_its_law_on_the_integers():
     # A coarse grid makes the law visible: 6 integers wide, against Φ((k + ½ − v)/σ) − Φ((k − ½ − v)/σ).
     coarse = GridSumMechanism(noise_multiplier=5.5 * 2.0**-29, record_norm=1.0, dimension=1)
     assert coarse.grid_stddev == 6
-    draws = coarse.noise(60_000, Randomness(seed=3, reproducible=True).fresh("test")) + 4
+    draws = coarse.noise(60_000, KeyedRNG(seed=3, reproducible=True).fresh("test")) + 4
     halves = np.arange(-12, 22) - 0.5
     edges = stats.norm.cdf((halves - 4) / 6)
     counts = np.histogram(draws, halves)[0]
@@ -324,10 +324,10 @@ def outcomes(value, dtype, *, secure, count=40_000):
     chosen = plan(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=1.0, secure_noise=secure)
     if not secure:
         noisy = torch.full((count,), float(value), dtype=dtype)
-        chosen.at(0).mechanism.add_noise_([noisy], randomness=Randomness(), step=0)
+        chosen.at(0).mechanism.add_noise_([noisy], randomness=KeyedRNG(), step=0)
         return noisy
     mechanism = chosen.at(0).grid_mechanism(1)
-    whole = mechanism.grid.integers(float(value)) + mechanism.noise(count, Randomness().fresh("test"))
+    whole = mechanism.grid.integers(float(value)) + mechanism.noise(count, KeyedRNG().fresh("test"))
     return torch.from_numpy(mechanism.grid.values(whole)).to(dtype)
 
 
@@ -363,10 +363,10 @@ def test_a_step_of_the_engine_releases_the_same_low_bits_for_either_value():
         chosen = plan(noise_multiplier=0.05, max_grad_norm=64.0, expected_batch_size=1.0)
         x = torch.full((1, 1), value)
         capture = GradientCapture(model)
-        step = PrivateStep(capture, chosen, Randomness())
+        step = PrivateStep(capture, chosen, KeyedRNG())
         rows = []
         for number in range(4):
-            (chunk,) = split(np.arange(1), step=number)
+            (chunk,) = split_into_microbatches(np.arange(1), step=number)
             with step.recording(chunk):
                 model(x).sum().backward()
             step.add(chunk)
@@ -404,13 +404,13 @@ def test_what_is_carried_over_in_floats_is_refused():
 
 def test_freezing_a_parameter_within_a_batch_is_refused():
     model = one_hidden_layer()
-    step = PrivateStep(GradientCapture(model), plan(), Randomness())
-    (chunk,) = split(np.arange(2), step=0)
+    step = PrivateStep(GradientCapture(model), plan(), KeyedRNG())
+    (chunk,) = split_into_microbatches(np.arange(2), step=0)
     with step.recording(chunk):
         squares(model, (records(2),)).backward()
     step.add(chunk)
     model[0].requires_grad_(False)
-    with pytest.raises(UnprivateStep, match="stay the same"):
+    with pytest.raises(NonPrivateStep, match="stay the same"):
         step.finish()
     assert all(p.grad is None for p in model.parameters())
 
@@ -430,7 +430,7 @@ class Listener:
 def test_a_step_releases_once_through_the_recordable_door():
     model, x, chosen = one_hidden_layer(), records(5), plan(noise_multiplier=1.0)
     listener = Listener()
-    with recording_releases(listener):
+    with observe_releases(listener):
         noisy = integers(model, x, chosen)
     ((release, answer),) = listener.seen
     assert release.mechanism == grid_of(model, chosen)
@@ -468,5 +468,5 @@ def test_the_trainer_trains_and_reports_whole_numbers(tmp_path):
     result = fit(nn.Linear(5, 2), loss, (x, y), chosen, optimizer=optimizer, run=tmp_path / "run", progress=False)
     assert float((result.model(x).argmax(1) == y).double().mean()) > 0.9
     run = RunFolder.open(tmp_path / "run")
-    (pitfall,) = [one for one in read(run).pitfalls if one.title == "Noise is drawn exactly"]
+    (pitfall,) = [one for one in build_report(run).pitfalls if one.title == "Noise is drawn exactly"]
     assert pitfall.status == "ok"

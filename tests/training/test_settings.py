@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from sordino.errors import UnprivateStep
+from sordino.errors import NonPrivateStep
 from sordino.training.engine import PrivacyEngine
 
 
@@ -43,7 +43,7 @@ SCHEDULERS = {
 def test_a_scheduler_that_steps_with_every_part_of_a_batch_is_refused(name):
     model, optimizer, loader = private()
     scheduler = SCHEDULERS[name](optimizer)
-    with pytest.raises(UnprivateStep, match="ends_step"):
+    with pytest.raises(NonPrivateStep, match="ends_step"):
         train(model, optimizer, loader, scheduler.step)
 
 
@@ -62,7 +62,7 @@ def test_a_learning_rate_set_by_hand_within_a_batch_is_refused():
     def lower():
         optimizer.param_groups[0]["lr"] *= 0.9
 
-    with pytest.raises(UnprivateStep, match="settings"):
+    with pytest.raises(NonPrivateStep, match="settings"):
         train(model, optimizer, loader, lower)
 
 

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder
 from sordino.training import Plan
-from sordino.training.processes.sharded import check_sharded, shards_of
+from sordino.training.sharded import check_sharded, find_sharded_model
 from sordino.verification import verify
 
 WORKER = Path(__file__).with_name("shards.py")
@@ -179,7 +179,7 @@ def test_the_older_way_of_sharding_is_refused_by_name():
     old = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
     nn.Module.__init__(old)
     with pytest.raises(InvalidArgument, match="got FullyShardedDataParallel"):
-        shards_of(nn.Sequential(old), count=2, number=0, device=torch.device("cpu"))
+        find_sharded_model(nn.Sequential(old), count=2, number=0, device=torch.device("cpu"))
 
 
 def test_budgets_that_adapt_are_refused_for_shards():

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from oracles import clipped_sum, per_record_gradients, relative_error
-from sordino.errors import UnprivateStep
+from sordino.errors import NonPrivateStep
 from sordino.gradients import GradientCapture
-from sordino.randomness import Randomness
-from sordino.sampling import Chunk, split
+from sordino.randomness import KeyedRNG
+from sordino.sampling import Microbatch, split_into_microbatches
 from sordino.training.plan import Plan
 from sordino.training.step import PrivateStep
 
@@ -26,7 +26,7 @@ def plan(noise_multiplier=0.0, max_grad_norm=0.5, expected_batch_size=10.0):
 
 
 def step_of(model, plan):
-    return PrivateStep(GradientCapture(model), plan, Randomness())
+    return PrivateStep(GradientCapture(model), plan, KeyedRNG())
 
 
 def squares(model, batch):
@@ -34,7 +34,7 @@ def squares(model, batch):
 
 
 def run(step, model, x, microbatch_size=None, number=0):
-    for chunk in split(np.arange(len(x)), step=number, microbatch_size=microbatch_size):
+    for chunk in split_into_microbatches(np.arange(len(x)), step=number, microbatch_size=microbatch_size):
         with step.recording(chunk):
             squares(model, (x[torch.from_numpy(chunk.indices)],)).backward()
         step.add(chunk)
@@ -64,15 +64,15 @@ def test_an_empty_batch_is_noise_of_the_same_scale():
 def test_an_abandoned_batch_leaves_nothing_and_its_number_is_not_used_again():
     model, x = nn.Linear(4, 1), torch.ones(6, 4)
     step = step_of(model, plan())
-    first, second = split(np.arange(6), step=3, microbatch_size=3)
+    first, second = split_into_microbatches(np.arange(6), step=3, microbatch_size=3)
     with step.recording(first):
         squares(model, (x[:3],)).backward()
     step.add(first)
     step.abandon()
     assert not step.is_open
-    with pytest.raises(UnprivateStep):
+    with pytest.raises(NonPrivateStep):
         step.recording(second)
-    with pytest.raises(UnprivateStep):
+    with pytest.raises(NonPrivateStep):
         step.recording(first)
     run(step, model, torch.zeros(2, 4), number=4)
     step.finish()
@@ -82,13 +82,13 @@ def test_an_abandoned_batch_leaves_nothing_and_its_number_is_not_used_again():
 def test_chunks_out_of_order_are_refused_and_the_batch_is_given_up():
     model = nn.Linear(4, 1)
     step = step_of(model, plan())
-    first, second, third = split(np.arange(6), step=0, microbatch_size=2)
+    first, second, third = split_into_microbatches(np.arange(6), step=0, microbatch_size=2)
     with step.recording(first):
         squares(model, (torch.ones(2, 4),)).backward()
     step.add(first)
     assert step.expects(second)
     assert not step.expects(third)
-    with pytest.raises(UnprivateStep, match="next one"):
+    with pytest.raises(NonPrivateStep, match="next one"):
         step.recording(third)
     assert not step.is_open
 
@@ -96,16 +96,16 @@ def test_chunks_out_of_order_are_refused_and_the_batch_is_given_up():
 def test_a_chunk_can_not_be_added_twice():
     model = nn.Linear(4, 1)
     step = step_of(model, plan())
-    (chunk,) = split(np.arange(2), step=0)
+    (chunk,) = split_into_microbatches(np.arange(2), step=0)
     with step.recording(chunk):
         squares(model, (torch.ones(2, 4),)).backward()
     step.add(chunk)
-    with pytest.raises(UnprivateStep):
+    with pytest.raises(NonPrivateStep):
         step.add(chunk)
 
 
 def test_finishing_nothing_is_refused():
-    with pytest.raises(UnprivateStep, match="open"):
+    with pytest.raises(NonPrivateStep, match="open"):
         step_of(nn.Linear(4, 1), plan()).finish()
 
 
@@ -114,22 +114,22 @@ def test_freezing_within_a_batch_is_refused():
     step = step_of(model, plan())
     run(step, model, torch.ones(2, 4))
     model[0].requires_grad_(False)
-    with pytest.raises(UnprivateStep, match="stay the same"):
+    with pytest.raises(NonPrivateStep, match="stay the same"):
         step.finish()
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_later_session_goes_on_after_the_steps_of_an_earlier_one():
-    step = PrivateStep(GradientCapture(nn.Linear(2, 1)), plan(), Randomness(), after_step=6)
+    step = PrivateStep(GradientCapture(nn.Linear(2, 1)), plan(), KeyedRNG(), after_step=6)
     assert step.last_step == 6
-    with pytest.raises(UnprivateStep, match="after step 6"):
-        step.recording(Chunk(step=6, chunk=0, is_last=True, indices=np.arange(2)))
+    with pytest.raises(NonPrivateStep, match="after step 6"):
+        step.recording(Microbatch(step=6, chunk=0, is_last=True, indices=np.arange(2)))
 
 
 def test_half_precision_gradients_are_summed_in_single_precision():
     model = nn.Linear(64, 1, bias=False).to(torch.bfloat16)
     step = step_of(model, plan(max_grad_norm=1e6))
-    chunks = split(np.arange(400), step=0, microbatch_size=1)
+    chunks = split_into_microbatches(np.arange(400), step=0, microbatch_size=1)
     for chunk in chunks:
         with step.recording(chunk):
             model(torch.full((1, 64), 1.0, dtype=torch.bfloat16)).sum().backward()

@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from sordino.errors import CoupledRecords, PrivacyError, RecordCountMismatch, UnprivateStep, UnsupportedModule
+from sordino.errors import CoupledRecords, NonPrivateStep, PrivacyError, RecordCountMismatch, UnsupportedModule
 from sordino.training.engine import PrivacyEngine
-from sordino.training.loops.tape import Tape, TapedTensor, plain
+from sordino.training.loss_tracing.trace import OperationTrace, TracedTensor, without_trace
 
 
 def data():
@@ -130,9 +130,9 @@ class Tape0(torch.autograd.Function):
 
 def test_a_loss_that_can_not_be_followed_asks_for_the_criterion():
     def hidden(model, batch):
-        return F.cross_entropy(Tape0.apply(plain(model(batch[0]))), plain(batch[1]))
+        return F.cross_entropy(Tape0.apply(without_trace(model(batch[0]))), without_trace(batch[1]))
 
-    with pytest.raises(UnprivateStep, match="criterion="):
+    with pytest.raises(NonPrivateStep, match="criterion="):
         one_step(hidden)
     one_step(hidden, criterion=nn.CrossEntropyLoss())
 
@@ -264,17 +264,17 @@ def test_the_loss_that_is_shown_and_its_gradient_are_those_of_the_real_batch():
 
 
 def test_a_tape_replays_its_calls_on_other_inputs():
-    tape = Tape(records=3, on_backward=lambda *_: None)
+    tape = OperationTrace(records=3, on_backward=lambda *_: None)
     (x,) = tape.inputs((torch.arange(3.0),))
     y = (x * 2).view(x.size(0), 1) + torch.ones(1)
-    assert isinstance(y, TapedTensor)
+    assert isinstance(y, TracedTensor)
     total = y.sum()
     assert float(total) == 9
     assert float(tape.replay(total.slot, [torch.tensor([1.0, 2.0])], records=2)) == 8
 
 
 def test_a_batch_of_another_structure_can_not_be_replayed():
-    tape = Tape(records=3, on_backward=lambda *_: None)
+    tape = OperationTrace(records=3, on_backward=lambda *_: None)
     (x,) = tape.inputs((torch.arange(3.0),))
     with pytest.raises(PrivacyError, match="structure"):
         tape.replay(x.sum().slot, [], records=2)

@@ -11,10 +11,10 @@ from torch.utils.data import Dataset, TensorDataset
 import oracles
 from sordino.errors import BudgetExceeded
 from sordino.events import Event, Gaussian, PoissonSampled
-from sordino.randomness import Randomness
-from sordino.training.averaging import ExponentialAverage, TailAverage
-from sordino.training.plan import Performance, Plan
-from sordino.training.trainer import fit
+from sordino.randomness import KeyedRNG
+from sordino.training.averaging import ExponentialWeightAverage, TailWeightAverage
+from sordino.training.fit import fit
+from sordino.training.plan import PerformanceOptions, Plan
 
 
 def plan_of(**changes: object) -> Plan:
@@ -47,8 +47,8 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def seeded(seed: int = 3) -> Randomness:
-    return Randomness(seed=seed, reproducible=True)
+def seeded(seed: int = 3) -> KeyedRNG:
+    return KeyedRNG(seed=seed, reproducible=True)
 
 
 class Lines:
@@ -95,7 +95,7 @@ def test_without_noise_fit_is_clip_sum_divide_step_record_by_record(sample_rate:
 def test_the_size_of_a_chunk_changes_nothing(microbatch_size: int) -> None:
     whole, split = net(), net()
     fit(whole, losses, records(), plan_of(), randomness=seeded(), progress=False)
-    performance = Performance(microbatch_size=microbatch_size)
+    performance = PerformanceOptions(microbatch_size=microbatch_size)
     fit(split, losses, records(), plan_of(), performance=performance, randomness=seeded(), progress=False)
     torch.testing.assert_close(weights(split), weights(whole), rtol=1e-5, atol=1e-6)
 
@@ -443,7 +443,7 @@ def test_a_tail_average_is_the_mean_of_the_last_weights() -> None:
         losses,
         records(),
         plan,
-        averaging=TailAverage(fraction=0.5),
+        averaging=TailWeightAverage(fraction=0.5),
         on_step=lambda _: seen.append(weights(model)),
         progress=False,
     )
@@ -460,7 +460,7 @@ def test_an_exponential_average_follows_its_recursion() -> None:
         losses,
         records(),
         plan,
-        averaging=ExponentialAverage(decay=0.5),
+        averaging=ExponentialWeightAverage(decay=0.5),
         on_step=lambda _: seen.append(weights(model)),
         progress=False,
     )
@@ -480,7 +480,7 @@ def test_an_interrupt_before_the_tail_keeps_the_weights() -> None:
         if step == 2:
             raise KeyboardInterrupt
 
-    fit(model, losses, records(), plan_of(steps=10), averaging=TailAverage(), on_step=stop, progress=False)
+    fit(model, losses, records(), plan_of(steps=10), averaging=TailWeightAverage(), on_step=stop, progress=False)
     assert torch.equal(weights(model), seen[-1])
 
 
@@ -521,6 +521,6 @@ def test_a_mean_over_a_records_own_targets_divides_by_all_of_them_whatever_the_b
             plan,
             optimizer=lambda p: torch.optim.SGD(p, lr=1.0),
             progress=False,
-            performance=Performance(compile=compile),
+            performance=PerformanceOptions(compile=compile),
         )
         assert torch.allclose(before - model.weight.detach(), wanted, atol=1e-5)

@@ -7,9 +7,9 @@ from torch.nn import functional as F
 from torch.utils.data import IterableDataset
 
 from sordino.errors import CoupledRecords, InvalidArgument, LossShapeError, PrivacyError, UncapturedParameter
-from sordino.randomness import Randomness
-from sordino.training.plan import Performance, Plan
-from sordino.training.trainer import fit
+from sordino.randomness import KeyedRNG
+from sordino.training.fit import fit
+from sordino.training.plan import PerformanceOptions, Plan
 
 PLAN = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, steps=2, expected_batch_size=5.0, delta=1e-5)
 
@@ -69,7 +69,7 @@ def test_a_weight_penalty_in_the_loss_is_refused_by_a_capture_and_a_part_of_ever
         return losses(m, x, y) + sum(p.square().sum() for p in m.parameters())
 
     with pytest.raises(UncapturedParameter):
-        fit(net(), penalised, data(), PLAN, progress=False, performance=Performance(gradients="captured"))
+        fit(net(), penalised, data(), PLAN, progress=False, performance=PerformanceOptions(gradients="captured"))
     assert fit(net(), penalised, data(), PLAN, progress=False).gradients == "one-by-one"
 
 
@@ -79,7 +79,7 @@ def test_a_frozen_model_is_refused() -> None:
 
 
 def test_a_second_run_with_the_same_randomness_is_refused() -> None:
-    randomness = Randomness()
+    randomness = KeyedRNG()
     fit(net(), losses, data(), PLAN, randomness=randomness, progress=False)
     with pytest.raises(InvalidArgument, match="fresh"):
         fit(net(), losses, data(), PLAN, randomness=randomness, progress=False)

@@ -7,13 +7,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from sordino import Performance, Plan, PrivacyEngine, fit
+from sordino import PerformanceOptions, Plan, PrivacyEngine, fit
 from sordino.clipping import AdaClip, AutomaticClipping, FlatClipping, GroupedClipping, QuantileClipping
 from sordino.errors import InvalidArgument, PrivacyError, UncapturedParameter
 from sordino.gradients import GradientCapture
-from sordino.gradients.passes import TwoPasses, fingerprint
-from sordino.gradients.rules.rule import Use
-from sordino.randomness import Randomness
+from sordino.gradients.backward_strategies import TwoPassBackward, tensor_fingerprint
+from sordino.gradients.rules.base import LayerCall
+from sordino.randomness import KeyedRNG
 from training.memory_models import MODELS, RECORDS, Repeated, batch_for, gradients
 
 
@@ -48,7 +48,7 @@ def bounds_of(model, x, *, two_passes):
             with capture.recording(len(x)):
                 model(x).square().sum().backward()
             return capture.squared_bounds([parameters])
-        passes = TwoPasses([parameters], lambda squares: seen.append(squares) or torch.ones_like(squares))
+        passes = TwoPassBackward([parameters], lambda squares: seen.append(squares) or torch.ones_like(squares))
         with capture.recording(len(x), taking=passes):
             loss = model(x).square().sum()
             capture.backward(lambda again: loss.backward(retain_graph=again))
@@ -70,10 +70,10 @@ def test_what_was_kept_of_a_layer_is_gone_before_the_one_below_is_reached(monkey
     first, last = nn.Linear(6, 8), nn.Linear(8, 3)
     model = nn.Sequential(first, nn.ReLU(), last)
     uses, seen = [], []
-    made = Use.__init__
-    monkeypatch.setattr(Use, "__init__", lambda self, **given: (made(self, **given), uses.append(self))[0])
+    made = LayerCall.__init__
+    monkeypatch.setattr(LayerCall, "__init__", lambda self, **given: (made(self, **given), uses.append(self))[0])
     capture = GradientCapture(model)
-    passes = TwoPasses([list(model.parameters())], torch.ones_like)
+    passes = TwoPassBackward([list(model.parameters())], torch.ones_like)
     with capture.recording(RECORDS, taking=passes):
         hidden = model[1](first(batch_for("")))
         hidden.register_hook(lambda _: seen.append((any(use.saved or use.memo for use in uses), set(passes.sums))))
@@ -109,7 +109,7 @@ def test_a_record_whose_terms_cancel_keeps_the_bound():
     inputs, signs = torch.randn(1, 1, 48).expand(1, 64, 48), torch.tensor([1e4, -1e4]).repeat(32)
     capture = GradientCapture(model, lean=True)
     for records in (1, 3):
-        passes = TwoPasses([list(model.parameters())], lambda squares: 0.3 / squares.sqrt().clamp(min=0.3))
+        passes = TwoPassBackward([list(model.parameters())], lambda squares: 0.3 / squares.sqrt().clamp(min=0.3))
         with capture.recording(records, taking=passes):
             loss = (model(inputs.expand(records, -1, -1)).tanh() * signs[None, :, None]).sum()
             loss = loss + model(torch.randn(records, 64, 48)).sum()
@@ -174,17 +174,18 @@ def test_passes_that_see_the_same_numbers_at_other_places_are_refused(change):
 def test_a_fingerprint_tells_places_and_signs(dtype, size):
     values = (3 * torch.randn(size, generator=torch.Generator().manual_seed(0))).to(dtype)
     prints = {
-        int(fingerprint(one)) for one in (values, -values, values.flip(0), values.roll(1), values + (values == 0))
+        int(tensor_fingerprint(one))
+        for one in (values, -values, values.flip(0), values.roll(1), values + (values == 0))
     }
     assert len(prints) == 4 + bool((values == 0).any())
-    assert int(fingerprint(values.clone())) in prints
-    assert int(fingerprint(torch.cat([values, values])[size:])) == int(fingerprint(values))
+    assert int(tensor_fingerprint(values.clone())) in prints
+    assert int(tensor_fingerprint(torch.cat([values, values])[size:])) == int(tensor_fingerprint(values))
 
 
 def recorded(model, run):
     capture = GradientCapture(model)
     try:
-        with capture.recording(RECORDS, taking=TwoPasses([list(model.parameters())], torch.ones_like)):
+        with capture.recording(RECORDS, taking=TwoPassBackward([list(model.parameters())], torch.ones_like)):
             run(model, capture)
         capture.add_taken_sums({})
     finally:
@@ -227,7 +228,7 @@ def test_anything_but_two_passes_is_refused(run, error, words):
 def test_gradients_of_inputs_alone_are_no_pass():
     model, x = nn.Linear(6, 3), batch_for("")
     capture = GradientCapture(model)
-    with capture.recording(RECORDS, taking=TwoPasses([list(model.parameters())], torch.ones_like)):
+    with capture.recording(RECORDS, taking=TwoPassBackward([list(model.parameters())], torch.ones_like)):
         loss = model(x.requires_grad_()).square().sum()
         capture.backward(lambda again: loss.backward(inputs=[x], retain_graph=True) or again)
         capture.backward(lambda again: loss.backward(retain_graph=again))
@@ -241,7 +242,9 @@ def test_a_parameter_that_turns_up_again_costs_one_more_pass_once():
     model, x = Repeated(reentrant=True), batch_for("")
     capture, shared, runs = GradientCapture(model), set(), []
     for _ in range(2):
-        with capture.recording(RECORDS, taking=TwoPasses([list(model.parameters())], torch.ones_like, shared=shared)):
+        with capture.recording(
+            RECORDS, taking=TwoPassBackward([list(model.parameters())], torch.ones_like, shared=shared)
+        ):
             loss = model(x).square().sum()
             capture.backward(lambda again, loss=loss: runs.append(again) or loss.backward(retain_graph=again))
         capture.add_taken_sums({})
@@ -260,8 +263,8 @@ def test_fit_reaches_the_weights_of_one_pass():
     for memory in ("fast", "two-pass"):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))
-        randomness = Randomness(seed=3, reproducible=True)
-        performance = Performance(memory=memory, microbatch_size=8)
+        randomness = KeyedRNG(seed=3, reproducible=True)
+        performance = PerformanceOptions(memory=memory, microbatch_size=8)
         result = fit(model, loss_of, data, plan, performance=performance, randomness=randomness, progress=False)
         reached.append([p.detach() for p in model.parameters()])
         assert result.guarantee.epsilon == pytest.approx(plan.guarantee().epsilon)
@@ -342,4 +345,4 @@ def test_what_needs_every_gradient_is_refused_by_name(clipping, options, words):
         **options,
     )
     with pytest.raises(InvalidArgument, match=words):
-        fit(nn.Linear(6, 3), loss_of, data, plan, performance=Performance(memory="two-pass"), progress=False)
+        fit(nn.Linear(6, 3), loss_of, data, plan, performance=PerformanceOptions(memory="two-pass"), progress=False)

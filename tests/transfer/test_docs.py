@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from sordino.recipes import PIPELINES, pipeline_called
+from sordino.recipes import RECIPES, get_recipe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "transfer.md").read_text(encoding="utf-8")
 
@@ -21,6 +21,6 @@ def test_the_blocks_of_the_page_run_one_after_the_other(capsys):
 
 def test_the_page_names_the_recipes_on_public_models():
     named = set(re.findall(r"^\| `([a-z-]+)` \|", PAGE, re.MULTILINE))
-    assert named <= set(PIPELINES)
-    uses = {name for name in PIPELINES if pipeline_called(name).needs == "sordino[recipes]"}
+    assert named <= set(RECIPES)
+    uses = {name for name in RECIPES if get_recipe(name).needs == "sordino[recipes]"}
     assert uses <= named

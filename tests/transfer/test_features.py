@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sordino.errors import CoupledRecords, InvalidArgument, RecordCountMismatch, UnsupportedModule
-from sordino.transfer import PublicInput, features, file_sha256, fingerprint
+from sordino.transfer import PublicInput, feature_extractor, file_sha256, module_digest
 
 
 class Mapped(nn.Module):
@@ -37,7 +37,7 @@ def initialised(net, shape):
 def test_features_are_those_of_the_module_in_evaluation_mode_one_record_at_a_time():
     net = initialised(small_net(), (3, 8, 8))
     records = torch.linspace(-1, 1, 11 * 3 * 64).reshape(11, 3, 8, 8)
-    found = features(net)(records, batch_size=4)
+    found = feature_extractor(net)(records, batch_size=4)
     assert net.training
     assert net[1].training
     net.eval()
@@ -50,7 +50,7 @@ def test_features_are_those_of_the_module_in_evaluation_mode_one_record_at_a_tim
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_a_record_has_the_same_features_whatever_stands_beside_it(autocast):
     net = initialised(small_net(), (3, 8, 8))
-    extract = features(net, autocast=autocast)
+    extract = feature_extractor(net, autocast=autocast)
     records = torch.linspace(-1, 1, 11 * 3 * 64).reshape(11, 3, 8, 8)
     whole = extract(records, batch_size=4)
     others = records.clone()
@@ -75,7 +75,7 @@ def test_a_record_has_the_same_features_whatever_stands_beside_it(autocast):
 )
 def test_a_module_in_which_records_meet_is_refused(after):
     with pytest.raises(CoupledRecords):
-        features(Mapped(after))(torch.zeros(10, 4))
+        feature_extractor(Mapped(after))(torch.zeros(10, 4))
 
 
 def test_a_module_that_remembers_other_batches_is_refused():
@@ -86,13 +86,13 @@ def test_a_module_that_remembers_other_batches_is_refused():
         return h + seen[0]
 
     with pytest.raises(CoupledRecords):
-        features(Mapped(remember))(torch.zeros(10, 4))
+        feature_extractor(Mapped(remember))(torch.zeros(10, 4))
 
 
 def test_batch_norm_by_the_statistics_of_the_batch_is_refused_by_name():
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
     with pytest.raises(UnsupportedModule, match=r"1 \(BatchNorm1d\)"):
-        features(net)(torch.zeros(10, 4))
+        feature_extractor(net)(torch.zeros(10, 4))
 
 
 def test_batch_norm_that_refuses_to_leave_train_mode_is_refused():
@@ -101,13 +101,13 @@ def test_batch_norm_that_refuses_to_leave_train_mode_is_refused():
             return super().train(True)
 
     with pytest.raises(UnsupportedModule, match="eval"):
-        features(nn.Sequential(nn.Linear(4, 3), Stubborn(3)))(torch.zeros(10, 4))
+        feature_extractor(nn.Sequential(nn.Linear(4, 3), Stubborn(3)))(torch.zeros(10, 4))
 
 
 def test_an_inner_layer_gives_its_maps_averaged_over_places():
     net = initialised(small_net(), (3, 8, 8)).eval()
     records = torch.linspace(-1, 1, 5 * 3 * 64).reshape(5, 3, 8, 8)
-    found = features(net, "2")(records)
+    found = feature_extractor(net, "2")(records)
     torch.testing.assert_close(found, net[:3](records).detach().mean((2, 3)))
 
 
@@ -123,7 +123,7 @@ def test_tokens_and_masks_go_in_together():
 
     model = Mean()
     ids = np.array([[4, 5, 0], [6, 0, 0]])
-    found = features(model)(ids, ids != 0)
+    found = feature_extractor(model)(ids, ids != 0)
     expected = torch.stack([model.table.weight[[4, 5]].mean(0), model.table.weight[6]]).detach()
     torch.testing.assert_close(found, expected)
 
@@ -134,27 +134,27 @@ def test_an_output_that_is_no_row_a_record_is_refused():
         (nn.Embedding(9, 2), torch.zeros(3, 7, dtype=torch.long)),
     ):
         with pytest.raises(UnsupportedModule, match="a row or a map"):
-            features(model)(records)
+            feature_extractor(model)(records)
 
 
 def test_no_records_have_features_of_the_right_width():
-    assert features(nn.Linear(4, 3))(torch.zeros(0, 4)).shape == (0, 3)
+    assert feature_extractor(nn.Linear(4, 3))(torch.zeros(0, 4)).shape == (0, 3)
 
 
 def test_inputs_of_different_lengths_and_unknown_layers_are_refused():
     with pytest.raises(RecordCountMismatch):
-        features(nn.Bilinear(2, 2, 3))(torch.zeros(4, 2), torch.zeros(5, 2))
+        feature_extractor(nn.Bilinear(2, 2, 3))(torch.zeros(4, 2), torch.zeros(5, 2))
     with pytest.raises(InvalidArgument, match="layer"):
-        features(nn.Linear(4, 3), "body")
+        feature_extractor(nn.Linear(4, 3), "body")
 
 
 def test_the_fingerprint_names_the_weights_and_a_changed_model_is_refused():
     model = nn.Linear(4, 3)
     twin = nn.Linear(4, 3)
-    assert fingerprint(model) != fingerprint(twin)
+    assert module_digest(model) != module_digest(twin)
     twin.load_state_dict(model.state_dict())
-    extract = features(model, source="the net of someone else")
-    assert extract.public_input == PublicInput(name="the net of someone else", sha256=fingerprint(twin))
+    extract = feature_extractor(model, source="the net of someone else")
+    assert extract.public_input == PublicInput(name="the net of someone else", sha256=module_digest(twin))
     with torch.no_grad():
         model.weight[0, 0] += 1e-6
     with pytest.raises(InvalidArgument, match="frozen"):

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from sordino.errors import InvalidArgument, UnsupportedModule
 from sordino.training import Plan
-from sordino.training.trainer import fit
+from sordino.training.fit import fit
 from sordino.transfer import FixedNorm, replace_head
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from sordino.errors import InvalidArgument
-from sordino.transfer.patches import PatchFeatures
+from sordino.transfer.scattering import PatchFeatures
 
 
 def pictures(count, size=(12, 15), seed=0):

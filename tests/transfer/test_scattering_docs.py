@@ -5,7 +5,7 @@ import re
 import statistics
 from pathlib import Path
 
-from sordino.recipes import pipeline_called
+from sordino.recipes import get_recipe
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scattering.md").read_text(encoding="utf-8")
@@ -22,7 +22,7 @@ def test_the_block_of_the_page_runs(capsys):
 def test_the_page_names_both_recipes_and_what_they_need():
     for name in ("scatter", "scatter-sgd"):
         assert f"`{name}`" in PAGE
-        assert pipeline_called(name).public_inputs == ()
+        assert get_recipe(name).public_inputs == ()
 
 
 def test_every_measured_figure_is_the_mean_of_rows_that_were_kept():

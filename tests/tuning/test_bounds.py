@@ -17,7 +17,7 @@ from sordino.events import (
     Gaussian,
     PoissonSampled,
     PureDP,
-    Selection,
+    RepeatAndSelect,
     SelfComposed,
 )
 from sordino.tuning import PoissonStopping, RandomStopping, ThresholdStopping
@@ -248,6 +248,6 @@ def test_shapes_and_means_that_are_no_law_are_refused():
             RandomStopping(**changes)
     for changes in ({"distribution": "fixed"}, {"shape": -1.5}, {"distribution": "threshold", "mean": 0.5}):
         with pytest.raises(InvalidArgument):
-            Selection(
+            RepeatAndSelect(
                 **({"event": PureDP(epsilon=1.0), "distribution": "poisson", "mean": 2.0, "shape": 0.0} | changes)
             )

@@ -11,12 +11,12 @@ from sordino import accounting
 from sordino.cli import app
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, SordinoError
 from sordino.estimators import LinearRegression, LogisticRegression
-from sordino.events import Gaussian, PureDP, Selection
+from sordino.events import Gaussian, PureDP, RepeatAndSelect
 from sordino.ledger import Ledger
 from sordino.runs import RunFolder
 from sordino.tuning import LogUniform, PrivateRandomSearch, recommend_settings
-from sordino.tuning.estimator_runs import EstimatorRuns
-from sordino.tuning.share import Share
+from sordino.tuning.random_search import EstimatorRuns
+from sordino.tuning.search import TrialBudget
 
 SCALES = {"intercept_scaling": [1.0, 1e6]}  # the second leaves nothing of the records
 
@@ -40,7 +40,7 @@ def test_the_better_setting_wins_and_the_bill_is_one_selection():
     assert found.best_params_ == {"intercept_scaling": 1.0}
     assert found.score(*records(seed=1)) > 0.9
     (event,) = found.events_
-    assert isinstance(event, Selection)
+    assert isinstance(event, RepeatAndSelect)
     assert accounting.epsilon(event, 1e-6).upper == found.privacy_.epsilon <= 2.0
     assert found.best_score_ > 2500
 
@@ -81,11 +81,11 @@ def test_fits_that_are_one_gaussian_are_known_by_their_noise_and_checked_against
 
     runs = EstimatorRuns(build=build, examples=[{"steps": 5}, {"steps": 20}], columns=3, run_delta=1e-6)
     assert runs.gaussian
-    share = Share(event=Gaussian(noise_multiplier=4.0), epsilon=None, delta=None, noise_multiplier=4.0)
+    share = TrialBudget(event=Gaussian(noise_multiplier=4.0), epsilon=None, delta=None, noise_multiplier=4.0)
     for steps in (5, 7, 20):
         made = runs.estimator({"steps": steps}, share).fit(*records(200))
         runs.check(made, share)
-    less = Share(event=Gaussian(noise_multiplier=4.1), epsilon=None, delta=None, noise_multiplier=4.1)
+    less = TrialBudget(event=Gaussian(noise_multiplier=4.1), epsilon=None, delta=None, noise_multiplier=4.1)
     with pytest.raises(SordinoError, match="share"):
         runs.check(made, less)
     other = EstimatorRuns(
@@ -96,7 +96,7 @@ def test_fits_that_are_one_gaussian_are_known_by_their_noise_and_checked_against
     )
     assert not other.gaussian
     assert other.run is None
-    tight = Share(event=PureDP(epsilon=0.5), epsilon=0.5, delta=0.0, noise_multiplier=None)
+    tight = TrialBudget(event=PureDP(epsilon=0.5), epsilon=0.5, delta=0.0, noise_multiplier=None)
     with pytest.raises(SordinoError, match="share"):
         other.check(classifier(epsilon=1.0, delta=0.0).fit(*records(200)), tight)
 
@@ -108,7 +108,7 @@ def test_recommended_settings_obey_their_rules():
     goal = {"target_epsilon": 1.0, "delta": 1e-5}
     found = recommend_settings(records=60_000, parameters=7850, **goal)
     spent = accounting.epsilon
-    from sordino.cli.statement import subsampled_gaussian
+    from sordino.cli.account import subsampled_gaussian
 
     event = subsampled_gaussian(
         sample_rate=found.sample_rate, noise_multiplier=found.noise_multiplier, steps=found.steps
@@ -178,7 +178,7 @@ def test_the_command_tunes_on_private_records_and_leaves_a_run_that_says_so(peop
     assert body["metrics"]["test_accuracy"] > 0.8
     run = RunFolder.open(people / "run")
     (line,) = list(run)
-    assert isinstance(line.event, Selection)
+    assert isinstance(line.event, RepeatAndSelect)
     assert "secret random number" in run.meta["data_touches"]["tuning"]
     assert "secret random number" in (people / "run/report.html").read_text()
     told = call("account", "run", "--json")

@@ -8,15 +8,15 @@ import pytest
 
 from sordino import accounting
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration
-from sordino.events import Composed, Gaussian, PoissonSampled, Selection, SelfComposed
+from sordino.events import Composed, Gaussian, PoissonSampled, RepeatAndSelect, SelfComposed
 from sordino.ledger import Ledger
-from sordino.mechanisms import RandomizedResponse
-from sordino.randomness import Randomness
-from sordino.training.processes import ranks
+from sordino.mechanisms import RandomizedResponseMechanism
+from sordino.randomness import KeyedRNG
+from sordino.training import distributed
 from sordino.tuning import (
     Choice,
-    ExponentialChoice,
-    GeneralizedChoice,
+    ExponentialSelection,
+    GeneralizedExponentialSelection,
     Integers,
     LogUniform,
     PoissonStopping,
@@ -25,12 +25,11 @@ from sordino.tuning import (
     SearchSpace,
     ThresholdStopping,
     Uniform,
-    transfer,
     tune,
-    tune_on_part,
+    tune_on_public_data,
+    tune_on_subsample,
 )
-from sordino.tuning.search import winner_of
-from sordino.tuning.share import Budget
+from sordino.tuning.search import TuningBudget, select_winner
 
 GOAL = {"target_epsilon": 1.0, "delta": 1e-6}
 SPACE = SearchSpace({"a": [1, 2, 3]})
@@ -41,7 +40,7 @@ def plain(config, share):
 
 
 def repeatable(seed=5):
-    return Randomness(seed=seed, reproducible=True)
+    return KeyedRNG(seed=seed, reproducible=True)
 
 
 # ── the bill ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -55,8 +54,8 @@ def repeatable(seed=5):
         RandomStopping(mean=5, shape=-0.5),
         PoissonStopping(mean=3),
         ThresholdStopping(threshold=2.5, stop_probability=0.1),
-        ExponentialChoice(candidates=4, epsilon=0.1),
-        GeneralizedChoice(sensitivity=lambda config: config["a"], candidates=4),
+        ExponentialSelection(candidates=4, epsilon=0.1),
+        GeneralizedExponentialSelection(sensitivity=lambda config: config["a"], candidates=4),
     ],
     ids=lambda method: type(method).__name__,
 )
@@ -77,7 +76,7 @@ def test_runs_known_by_their_noise_are_billed_by_it_and_scores_are_on_the_bill()
     alone = accounting.epsilon(Gaussian(noise_multiplier=noise), 1e-6 / 20).upper
     assert alone > tune(plain, SPACE, method=method, **GOAL).share.epsilon
     scored = tune(plain, SPACE, method=method, run=lambda z: Gaussian(noise_multiplier=z), score=PrivateScore(), **GOAL)
-    assert isinstance(scored.event, Selection)
+    assert isinstance(scored.event, RepeatAndSelect)
     assert isinstance(scored.event.event, Composed) or scored.share.noise_multiplier > noise
     assert scored.share.noise_multiplier > noise
     pure = tune(plain, SPACE, method=method, score=PrivateScore(noise_multiplier=30.0), **GOAL)
@@ -105,7 +104,9 @@ def test_the_account_is_charged_once_before_the_first_run_and_not_by_how_many_th
 
 def test_several_processes_are_refused_before_anything_is_charged(tmp_path, monkeypatch):
     account = Ledger(str(tmp_path / "privacy.db")).declare("people", epsilon=9.0, delta=1e-5, policy="pld")
-    monkeypatch.setattr(ranks, "ranks_here", lambda: ranks.Ranks(number=1, count=2))
+    monkeypatch.setattr(
+        distributed, "get_distributed_context", lambda: distributed.DistributedContext(number=1, count=2)
+    )
     with pytest.raises(InvalidArgument, match="search must be used in one process, got 2"):
         tune(lambda *_: ("model", 1.0), SPACE, ledger=account, **GOAL)
     assert len(account.history()) == 1
@@ -116,8 +117,10 @@ def test_a_search_over_budget_is_refused_before_anything_is_trained(tmp_path):
     calls = []
     for call in (
         lambda: tune(lambda *_: calls.append(1), SPACE, ledger=account, **GOAL),
-        lambda: tune_on_part(lambda *_: calls.append(1), lambda *_: calls.append(1), SPACE, ledger=account, **GOAL),
-        lambda: transfer(lambda *_: 1.0, lambda *_: calls.append(1), SPACE, ledger=account, **GOAL),
+        lambda: tune_on_subsample(
+            lambda *_: calls.append(1), lambda *_: calls.append(1), SPACE, ledger=account, **GOAL
+        ),
+        lambda: tune_on_public_data(lambda *_: 1.0, lambda *_: calls.append(1), SPACE, ledger=account, **GOAL),
     ):
         with pytest.raises(BudgetExceeded):
             call()
@@ -200,14 +203,14 @@ def test_a_choice_tries_every_setting_of_a_list_and_keeps_scores_inside():
         seen.append(config["a"])
         return config["a"], 1000.0 * config["a"]
 
-    tuned = tune(train, [{"a": 1}, {"a": 2}, {"a": 3}], method=ExponentialChoice(epsilon=0.2), **GOAL)
+    tuned = tune(train, [{"a": 1}, {"a": 2}, {"a": 3}], method=ExponentialSelection(epsilon=0.2), **GOAL)
     assert sorted(seen) == [1, 2, 3]
     assert (tuned.model, tuned.score) == (3, None)
     assert isinstance(tuned.event, Composed)
     assert tuned.event.events[0] == SelfComposed(event=tuned.share.event, count=3)
     with pytest.raises(InvalidArgument, match="choice"):
-        tune(train, SPACE, method=ExponentialChoice(), score=PrivateScore(), **GOAL)
-    general = GeneralizedChoice(sensitivity=lambda config: 1.0 if config["a"] < 3 else -1.0)
+        tune(train, SPACE, method=ExponentialSelection(), score=PrivateScore(), **GOAL)
+    general = GeneralizedExponentialSelection(sensitivity=lambda config: 1.0 if config["a"] < 3 else -1.0)
     seen.clear()
     with pytest.raises(InvalidArgument, match="sensitivity"):
         tune(train, [{"a": 1}, {"a": 3}], method=general, **GOAL)
@@ -239,10 +242,10 @@ def test_the_number_of_runs_has_its_mean_and_not_one_that_is_five_per_cent_off(l
 def winners(mean, truth, count=4000):
     """How often each answer wins a search over randomised responses of ε = 1, judged by the answer itself."""
     method, randomness = RandomStopping(mean=mean, shape=1.0), repeatable(truth + 1)
-    budget = Budget(
+    budget = TuningBudget(
         epsilon=3.0, delta=1e-6, divides=mean, run=None, score=None, subsample=1.0, relation="add_or_remove_one"
     )
-    response = RandomizedResponse(epsilon=1.0, categories=(0, 1, 2), randomness=randomness)
+    response = RandomizedResponseMechanism(epsilon=1.0, categories=(0, 1, 2), randomness=randomness)
 
     def train(config, share):
         answer = int(response.release([truth])[0])
@@ -251,7 +254,7 @@ def winners(mean, truth, count=4000):
     found = np.zeros(3)
     for _ in range(count):
         configs = [{}] * method.draw(randomness.fresh("count"))
-        winner = winner_of(train, method, configs, SPACE, budget, 1.0, randomness, 1)
+        winner = select_winner(train, method, configs, SPACE, budget, 1.0, randomness, 1)
         found[int(winner.model)] += 1
     return found
 
@@ -286,7 +289,7 @@ def test_a_run_on_a_sample_sees_the_same_records_all_along_and_others_see_others
         return "model", 1.0
 
     tuned = tune(train, SPACE, subsample=0.2, method=RandomStopping(mean=20), randomness=repeatable(), **GOAL)
-    assert isinstance(tuned.event, Selection)
+    assert isinstance(tuned.event, RepeatAndSelect)
     assert isinstance(tuned.event.event, PoissonSampled)
     assert abs(np.mean(masks) - 0.2) < 0.02
     assert not np.array_equal(masks[0], masks[1])
@@ -297,7 +300,7 @@ def test_a_run_on_a_sample_sees_the_same_records_all_along_and_others_see_others
 
 def test_settings_from_samples_leave_most_of_the_budget_to_the_final_run():
     final = []
-    tuned = tune_on_part(
+    tuned = tune_on_subsample(
         plain,
         lambda config, share: final.append((config, share)) or "final",
         SPACE,
@@ -316,7 +319,7 @@ def test_settings_from_samples_leave_most_of_the_budget_to_the_final_run():
 
 def test_transfer_bills_one_run_and_says_where_the_settings_come_from():
     tried = []
-    tuned = transfer(
+    tuned = tune_on_public_data(
         lambda config, share: tried.append(config["a"]) or float(config["a"]), lambda config, share: config, SPACE,
         trials=30, **GOAL,
     )  # fmt: skip
@@ -326,7 +329,7 @@ def test_transfer_bills_one_run_and_says_where_the_settings_come_from():
     assert tuned.guarantee.epsilon == pytest.approx(1.0, abs=1e-5)
     assert tuned.guarantee.caveats == ("the settings were tuned on public records",)
     with pytest.raises(InvalidArgument, match="public_score"):
-        transfer(lambda *_: math.nan, plain, SPACE, **GOAL)
+        tune_on_public_data(lambda *_: math.nan, plain, SPACE, **GOAL)
 
 
 def test_settings_follow_their_declared_laws():

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from patterned import DELTA, made_up, seeded
 from sordino import PrivacyEngine
 from sordino.cli import app
-from sordino.recipes import pipeline_called
+from sordino.recipes import get_recipe
 from sordino.runs import RunFolder
-from sordino.runs.claims import Metric
-from sordino.training.loss_curve import LossCurve
+from sordino.runs.results import Metric
+from sordino.training.fit import fit
+from sordino.training.noisy_releases import LossRelease
 from sordino.training.plan import Plan
-from sordino.training.trainer import fit
 from sordino.verification import verify
 
 PLAN = Plan(
@@ -31,7 +31,7 @@ PLAN = Plan(
     expected_batch_size=20.0,
     delta=1e-5,
     dataset_size_is_public=True,
-    loss_curve=LossCurve(bound=1.0),
+    loss_curve=LossRelease(bound=1.0),
 )
 SCHEMA = {
     "target": "income",
@@ -51,7 +51,7 @@ def _module(place):
 
 
 def _pipeline(place):
-    pipeline_called("logistic-pixels").fit(made_up(), epsilon=8.0, delta=DELTA, randomness=seeded(), run=place)
+    get_recipe("logistic-pixels").fit(made_up(), epsilon=8.0, delta=DELTA, randomness=seeded(), run=place)
 
 
 def _estimator(place):
@@ -77,7 +77,7 @@ def published(request, tmp_path_factory):
     KINDS[request.param](place)
     with pytest.MonkeyPatch.context() as patch:
         # The second accountant says nothing about files, and takes most of the time.
-        patch.setattr("sordino.verification.verifying.is_available", lambda: False)
+        patch.setattr("sordino.verification.verifier.is_available", lambda: False)
         found = verify(place)
         assert found.passed, found
         assert verify(place, head=found.head).item("anchor").status == "pass"
@@ -92,9 +92,9 @@ def sealed(folder):
     """What a forger does last: the manifest agrees with the files."""
     (folder / "manifest.json").unlink(missing_ok=True)
     run = RunFolder.open(folder)
-    from sordino.runs.files import fingerprint, write_json
+    from sordino.runs.transcript import file_digest, write_json
 
-    files = {name: fingerprint(folder / name) for name in run.files()}
+    files = {name: file_digest(folder / name) for name in run.files()}
     try:
         ends = {"head": run.chain_head, "lines": run.lines}
     except Exception:  # a chain that does not fit has no end
@@ -220,15 +220,15 @@ def test_the_hash_of_a_transcript_does_not_stand_for_what_lies_beside_it(publish
 
 
 def test_a_report_is_part_of_the_run_once_it_lies_there(published, tmp_path):
-    from sordino.report import write
+    from sordino.report import write_report
 
     place, head = published
     folder = tmp_path / "run"
     shutil.copytree(place, folder)
-    write(RunFolder.open(folder), folder=tmp_path / "elsewhere")
+    write_report(RunFolder.open(folder), folder=tmp_path / "elsewhere")
     assert not failed(folder, head)
     had_one = (folder / "report.html").exists()
-    page = write(RunFolder.open(folder)).page
+    page = write_report(RunFolder.open(folder)).page
     later = verify(folder)
     assert later.passed
     # The same report again is the same bytes.

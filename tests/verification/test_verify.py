@@ -13,12 +13,12 @@ from sordino.cli import app
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.events import Gaussian
 from sordino.ledger import Ledger
-from sordino.runs import LISTED, RunFolder
-from sordino.runs.claims import guarantee_body
-from sordino.runs.transcript import Follower, genesis, read_transcript
-from sordino.training.loss_curve import LossCurve
+from sordino.runs import MANIFEST_FILES, RunFolder
+from sordino.runs.results import guarantee_body
+from sordino.runs.transcript import TranscriptReader, chain_start_hash, read_transcript
+from sordino.training.fit import fit
+from sordino.training.noisy_releases import LossRelease
 from sordino.training.plan import Plan
-from sordino.training.trainer import fit
 from sordino.verification import verify
 
 PLAN = Plan(
@@ -28,7 +28,7 @@ PLAN = Plan(
     steps=8,
     expected_batch_size=20.0,
     delta=1e-5,
-    loss_curve=LossCurve(bound=1.0),
+    loss_curve=LossRelease(bound=1.0),
 )
 
 
@@ -82,10 +82,10 @@ def test_a_run_that_was_left_alone_passes_every_item(finished):
 
 def test_all_files_of_a_run_are_listed(finished):
     there = {path.name for path in (finished / "run").iterdir()}
-    assert there == {*LISTED, "manifest.json"} - {"evaluations.json"}
+    assert there == {*MANIFEST_FILES, "manifest.json"} - {"evaluations.json"}
 
 
-@pytest.mark.parametrize("name", sorted({*LISTED, "manifest.json"} - {"evaluations.json"}))
+@pytest.mark.parametrize("name", sorted({*MANIFEST_FILES, "manifest.json"} - {"evaluations.json"}))
 @pytest.mark.parametrize("place", [0.02, 0.5, 0.97])
 def test_one_flipped_bit_in_any_file_is_caught(run, name, place):
     file = run.path / name
@@ -127,10 +127,14 @@ def test_another_noise_in_the_transcript_is_caught(run):
 
 def rebuild(run, *, change=lambda entry: entry):
     """What a forger does: every line written again, so that the chain fits."""
-    old = Follower(genesis((run.path / "plan.json").read_bytes(), (run.path / "run.json").read_bytes()))
+    old = TranscriptReader(
+        chain_start_hash((run.path / "plan.json").read_bytes(), (run.path / "run.json").read_bytes())
+    )
     old.head = json.loads(lines_of(run)[0])["previous"]
     entries = list(read_transcript(run.path / "transcript.jsonl", old))
-    new = Follower(genesis((run.path / "plan.json").read_bytes(), (run.path / "run.json").read_bytes()))
+    new = TranscriptReader(
+        chain_start_hash((run.path / "plan.json").read_bytes(), (run.path / "run.json").read_bytes())
+    )
     write_lines(run, [new.written(change(entry)) for entry in entries])
     return RunFolder.resume(run.path)
 
@@ -215,7 +219,7 @@ def test_the_second_accountant_catches_a_guarantee_that_is_too_small(run):
 
 
 def test_without_the_second_implementation_that_item_is_not_checked_and_strict_says_so(run, monkeypatch):
-    monkeypatch.setattr("sordino.verification.verifying.is_available", lambda: False)
+    monkeypatch.setattr("sordino.verification.verifier.is_available", lambda: False)
     assert verify(run).item("second accountant").status == "not checked"
     runner = CliRunner()
     assert runner.invoke(app, ["verify", str(run.path)]).exit_code == 0

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit, round_up
+from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit, format_upper_bound
 from sordino.errors import InvalidArgument
 
 
 @given(st.floats(0, 1e6), st.integers(0, 8))
 def test_a_printed_epsilon_is_never_below_the_value_and_close_to_it(value, digits):
-    shown = float(round_up(value, digits))
+    shown = float(format_upper_bound(value, digits))
     assert value <= shown <= value + 1.001 * 10.0**-digits
 
 
 def test_infinity_is_printed_as_such():
-    assert round_up(math.inf) == "∞"
+    assert format_upper_bound(math.inf) == "∞"
 
 
 def test_the_sentence_names_everything():

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from sordino.errors import InvalidArgument
 from sordino.events import (
     Composed,
-    FixedSizeSampled,
     Gaussian,
     Laplace,
-    NoPrivacy,
-    Nothing,
+    NonPrivate,
+    NoOp,
     PoissonSampled,
+    SampledWithoutReplacement,
     SelfComposed,
     compose,
     from_dict,
@@ -27,14 +27,14 @@ noise = st.floats(0, 1e6)
 base_events = st.one_of(
     st.builds(Gaussian, noise_multiplier=noise),
     st.builds(Laplace, noise_multiplier=noise),
-    st.just(Nothing()),
-    st.builds(NoPrivacy, reason=st.text(max_size=5)),
+    st.just(NoOp()),
+    st.builds(NonPrivate, reason=st.text(max_size=5)),
 )
 all_events = st.recursive(
     base_events,
     lambda inner: st.one_of(
         st.builds(PoissonSampled, sample_rate=st.floats(0, 1), event=inner),
-        st.builds(FixedSizeSampled, population=st.just(10), size=st.integers(0, 10), event=inner),
+        st.builds(SampledWithoutReplacement, population=st.just(10), size=st.integers(0, 10), event=inner),
         st.builds(SelfComposed, event=inner, count=st.integers(0, 10**7)),
         st.lists(inner, max_size=3).map(lambda parts: Composed(events=tuple(parts))),
     ),
@@ -56,7 +56,7 @@ def test_compose_keeps_every_event_in_order(parts):
     unfolded = []
     for item in items:
         unfolded += [item.event] * item.count if isinstance(item, SelfComposed) else [item]
-    assert unfolded == (parts or [Nothing()])
+    assert unfolded == (parts or [NoOp()])
 
 
 def test_events_are_frozen():
@@ -70,11 +70,11 @@ def test_events_are_frozen():
         lambda: Gaussian(noise_multiplier=float("nan")),
         lambda: Gaussian(noise_multiplier=-1.0),
         lambda: Laplace(noise_multiplier=float("inf")),
-        lambda: PoissonSampled(sample_rate=1.5, event=Nothing()),
-        lambda: PoissonSampled(sample_rate=float("nan"), event=Nothing()),
-        lambda: SelfComposed(event=Nothing(), count=-1),
-        lambda: SelfComposed(event=Nothing(), count=1.0),
-        lambda: FixedSizeSampled(population=3, size=4, event=Nothing()),
+        lambda: PoissonSampled(sample_rate=1.5, event=NoOp()),
+        lambda: PoissonSampled(sample_rate=float("nan"), event=NoOp()),
+        lambda: SelfComposed(event=NoOp(), count=-1),
+        lambda: SelfComposed(event=NoOp(), count=1.0),
+        lambda: SampledWithoutReplacement(population=3, size=4, event=NoOp()),
     ],
 )
 def test_impossible_events_are_refused(build):

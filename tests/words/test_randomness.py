@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from sordino.errors import InvalidArgument
-from sordino.randomness import Randomness, Stream
+from sordino.randomness import KeyedRNG, RandomStream
 
 
 def test_the_stream_is_aes_in_counter_mode():
@@ -20,20 +20,20 @@ def test_the_stream_is_aes_in_counter_mode():
     key = bytes(range(32))
     encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     expected = b"".join(encryptor.update(counter.to_bytes(16, "big")) for counter in range(5))
-    words = Stream(key).integers64(10)
+    words = RandomStream(key).integers64(10)
     assert words.tobytes() == expected
 
 
 def test_reading_in_pieces_equals_reading_at_once():
-    whole = Randomness(seed=3, reproducible=True).stream("noise", step=0).integers64(300_000)
-    stream = Randomness(seed=3, reproducible=True).stream("noise", step=0)
+    whole = KeyedRNG(seed=3, reproducible=True).stream("noise", step=0).integers64(300_000)
+    stream = KeyedRNG(seed=3, reproducible=True).stream("noise", step=0)
     pieces = np.concatenate([stream.integers64(100_000) for _ in range(3)])
     assert np.array_equal(whole, pieces)
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 4096, 5_000_001])
 def test_readers_further_on_and_skipped_stretches_give_the_bytes_of_one_reader(count):
-    randomness = Randomness(seed=3, reproducible=True)
+    randomness = KeyedRNG(seed=3, reproducible=True)
     whole = bytearray(count + 40)
     randomness.stream("noise", step=0).fill(memoryview(whole))
     reader, skipper = (randomness.stream("noise", step=0) for _ in range(2))
@@ -49,7 +49,7 @@ def test_readers_further_on_and_skipped_stretches_give_the_bytes_of_one_reader(c
 
 
 def test_every_part_of_the_name_changes_the_stream():
-    randomness = Randomness()
+    randomness = KeyedRNG()
     names = [("a", 0, 0, 0), ("b", 0, 0, 0), ("a", 1, 0, 0), ("a", 0, 1, 0), ("a", 0, 0, 1), ("a\x001", 0, 0, 0)]
     draws = {
         randomness.stream(purpose, step=step, tensor=tensor, rank=rank).integers64(2).tobytes()
@@ -59,7 +59,7 @@ def test_every_part_of_the_name_changes_the_stream():
 
 
 def test_streams_of_different_steps_ranks_and_tensors_are_uncorrelated():
-    randomness = Randomness()
+    randomness = KeyedRNG()
     n = 20_000
     draws = np.stack(
         [
@@ -74,14 +74,14 @@ def test_streams_of_different_steps_ranks_and_tensors_are_uncorrelated():
 
 
 def test_uniforms_are_uniform_and_never_zero_or_one():
-    draws = Randomness().stream("u", step=0).uniform(200_000)
+    draws = KeyedRNG().stream("u", step=0).uniform(200_000)
     assert draws.min() > 0
     assert draws.max() < 1
     assert stats.kstest(draws, "uniform").pvalue > 1e-6
 
 
 def test_the_extreme_words_stay_inside_the_open_interval():
-    class Words(Stream):
+    class Words(RandomStream):
         def integers64(self, count):
             return np.array([0, 2**64 - 1], dtype=np.uint64)
 
@@ -92,8 +92,8 @@ def test_the_extreme_words_stay_inside_the_open_interval():
 def test_two_runs_differ_without_a_seed_even_in_processes_with_equal_torch_seeds():
     code = (
         "import torch; torch.manual_seed(0)\n"
-        "from sordino.randomness import Randomness\n"
-        "print(Randomness().stream('noise', step=0).integers64(4).tobytes().hex())"
+        "from sordino.randomness import KeyedRNG\n"
+        "print(KeyedRNG().stream('noise', step=0).integers64(4).tobytes().hex())"
     )
     outputs = {subprocess.check_output([sys.executable, "-c", code], env=os.environ) for _ in range(2)}
     assert len(outputs) == 2
@@ -101,15 +101,15 @@ def test_two_runs_differ_without_a_seed_even_in_processes_with_equal_torch_seeds
 
 def test_a_seed_needs_the_explicit_word_and_then_repeats():
     with pytest.raises(InvalidArgument, match="reproducible=True"):
-        Randomness(seed=1)
+        KeyedRNG(seed=1)
     with pytest.raises(InvalidArgument):
-        Randomness(reproducible=True)
-    draws = {Randomness(seed=1, reproducible=True).stream("a", step=0).integers64(2).tobytes() for _ in range(2)}
+        KeyedRNG(reproducible=True)
+    draws = {KeyedRNG(seed=1, reproducible=True).stream("a", step=0).integers64(2).tobytes() for _ in range(2)}
     assert len(draws) == 1
 
 
 def test_the_key_never_shows_and_never_leaves():
-    randomness = Randomness()
+    randomness = KeyedRNG()
     assert randomness._key.hex() not in repr(randomness)
     assert repr(randomness._key) not in repr(randomness)
     for leave in (pickle.dumps, copy.copy, copy.deepcopy):
@@ -121,8 +121,8 @@ def test_the_key_never_shows_and_never_leaves():
 def test_forked_processes_never_repeat_a_stream_of_their_parent_or_of_each_other():
     code = """
 import os, sys
-from sordino.randomness import Randomness
-kept = Randomness()
+from sordino.randomness import KeyedRNG
+kept = KeyedRNG()
 begun = kept.stream("noise", step=1)
 begun.integers64(3)
 read, write = os.pipe()

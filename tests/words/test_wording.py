@@ -2,16 +2,16 @@ import pytest
 
 from sordino.events import (
     Composed,
-    FixedSizeSampled,
     Gaussian,
-    NoPrivacy,
-    Nothing,
+    NonPrivate,
+    NoOp,
     PoissonSampled,
-    ReplacementSampled,
+    SampledWithoutReplacement,
+    SampledWithReplacement,
     SelfComposed,
     ShuffledEpochs,
+    describe_sampling,
 )
-from sordino.wording import sampling_words
 
 NOISE = Gaussian(noise_multiplier=1.0)
 POISSON = PoissonSampled(sample_rate=0.01, event=NOISE)
@@ -20,17 +20,17 @@ POISSON = PoissonSampled(sample_rate=0.01, event=NOISE)
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        (Nothing(), "none"),
-        (NoPrivacy(reason="x"), "none"),
+        (NoOp(), "none"),
+        (NonPrivate(reason="x"), "none"),
         (SelfComposed(event=POISSON, count=0), "none"),
         (NOISE, "full batches"),
         (POISSON, "Poisson sampling at rate 0.01"),
         (SelfComposed(event=POISSON, count=9), "Poisson sampling at rate 0.01"),
-        (FixedSizeSampled(population=10, size=2, event=NOISE), "fixed-size batches of 2 out of 10"),
+        (SampledWithoutReplacement(population=10, size=2, event=NOISE), "fixed-size batches of 2 out of 10"),
         (ShuffledEpochs(epochs=1, steps_per_epoch=2, event=NOISE), "shuffled epochs without amplification"),
-        (ReplacementSampled(population=10, size=2, event=NOISE), "replacement sampled"),
+        (SampledWithReplacement(population=10, size=2, event=NOISE), "replacement sampled"),
         (Composed(events=(POISSON, NOISE, POISSON)), "Poisson sampling at rate 0.01 and full batches"),
     ],
 )
 def test_every_way_of_sampling_has_its_words(event, words):
-    assert sampling_words(event) == words
+    assert describe_sampling(event) == words

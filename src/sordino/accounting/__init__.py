@@ -1,9 +1,9 @@
-"""Accounting (floor 1): events in, certified ε, δ and noise multipliers out. numpy and scipy only.
+"""Accounting: events in, certified ε, δ and noise multipliers out. numpy and scipy only.
 
     epsilon, delta, epsilons          the front door: an interval that contains the truth; its upper end is reported
     calibrate_…                       from a target to noise, sample rate, steps, batch size or δ, on the safe side
     true_positive_rate, advantage, …  what the guarantee means for an attacker
-    ConcentratedFilter, …             budgets for adaptively chosen noise
+    ZCDPFilter, …             budgets for adaptively chosen noise
 
 Example:
     >>> from sordino.accounting import epsilon
@@ -14,73 +14,68 @@ Example:
     '0.94687 by contour'
 """
 
-from sordino.accounting.accountant import Accountant
-from sordino.accounting.attacks import (
-    GaussianFit,
-    advantage,
-    best_gaussian,
-    privacy_profile,
-    reconstruction_bound,
-    trade_off,
-    true_positive_rate,
-)
-from sordino.accounting.calibration import calibrate_noise_multiplier
-from sordino.accounting.concentrated import concentrated_rho, largest_rho, rho_epsilon
-from sordino.accounting.filters import ConcentratedFilter, ConcentratedOdometer, GaussianFilter, RenyiFilter
-from sordino.accounting.front import delta, epsilon, epsilons
-from sordino.accounting.gdp import Heuristic, central_limit_epsilon
-from sordino.accounting.interchange import from_dp_event, to_dp_event
-from sordino.accounting.interval import Interval
-from sordino.accounting.planning import (
+from sordino.accounting.api import ACCOUNTANTS, delta, epsilon, epsilon_by_accountant
+from sordino.accounting.base import Accountant, Interval
+from sordino.accounting.calibration import (
     calibrate_batch_size,
     calibrate_delta,
+    calibrate_noise_multiplier,
     calibrate_sample_rate,
     calibrate_steps,
-    for_group,
+    group_privacy_event,
     marginal_epsilon,
     without_amplification,
 )
-from sordino.accounting.registry import ACCOUNTANTS
-from sordino.accounting.renyi import renyi_divergence
-from sordino.accounting.strong import published_strong_composition
-from sordino.accounting.structure import (
+from sordino.accounting.composition_theorems import published_advanced_composition
+from sordino.accounting.dp_accounting_interop import from_dp_event, to_dp_event
+from sordino.accounting.filters import GDPFilter, RDPFilter, ZCDPFilter, ZCDPOdometer
+from sordino.accounting.rdp import renyi_divergence
+from sordino.accounting.tradeoff import (
+    GaussianFit,
+    fit_gaussian_trade_off,
+    membership_advantage,
+    privacy_profile,
+    reconstruction_bound,
     shuffle_lower_bound,
+    trade_off_curve,
+    true_positive_rate,
 )
+from sordino.accounting.zcdp_gdp import HeuristicEstimate, central_limit_epsilon, max_rho, rho_to_epsilon, zcdp_rho
 
 __all__ = [
     "ACCOUNTANTS",
     "Accountant",
-    "ConcentratedFilter",
-    "ConcentratedOdometer",
-    "GaussianFilter",
+    "GDPFilter",
     "GaussianFit",
-    "Heuristic",
+    "HeuristicEstimate",
     "Interval",
-    "RenyiFilter",
-    "advantage",
-    "best_gaussian",
+    "RDPFilter",
+    "ZCDPFilter",
+    "ZCDPOdometer",
     "calibrate_batch_size",
     "calibrate_delta",
     "calibrate_noise_multiplier",
     "calibrate_sample_rate",
     "calibrate_steps",
     "central_limit_epsilon",
-    "concentrated_rho",
     "delta",
     "epsilon",
-    "epsilons",
-    "for_group",
+    "epsilon_by_accountant",
+    "fit_gaussian_trade_off",
     "from_dp_event",
-    "largest_rho",
+    "group_privacy_event",
     "marginal_epsilon",
+    "max_rho",
+    "membership_advantage",
     "privacy_profile",
-    "published_strong_composition",
+    "published_advanced_composition",
     "reconstruction_bound",
     "renyi_divergence",
-    "rho_epsilon",
+    "rho_to_epsilon",
     "shuffle_lower_bound",
     "to_dp_event",
-    "trade_off",
+    "trade_off_curve",
     "true_positive_rate",
     "without_amplification",
+    "zcdp_rho",
 ]

@@ -1,4 +1,4 @@
-"""The default accountant: δ(ε) as one integral over a vertical line, with a bound on every error (floor 1).
+"""The default accountant: δ(ε) as one integral over a vertical line, with a bound on every error.
 
 For independent steps with losses L_j under P and K(s) = Σ log E_P[e^{sL_j}] (Alghamdi et al. 2023, theorem 3.1),
 
@@ -17,15 +17,48 @@ The interval is the value with all of these added; its ends in ε are found by e
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from sordino.accounting.saddle import Saddle, Step, saddle, saddle_for_delta, saddle_for_epsilon, settle, thinned
-from sordino.accounting.transforms import UNIT_ROUNDOFF, ComplexArray, Line
-from sordino.errors import AccountingError
+from sordino.accounting.base import EventCounts, Interval, flatten
+from sordino.accounting.closed_form import (
+    HitCounts,
+    gaussian_delta,
+    gaussian_epsilon,
+    sampled_gaussian_delta,
+    sampled_gaussian_epsilon,
+)
+from sordino.accounting.contour_equal_steps import equal_steps_epsilon
+from sordino.accounting.dominating_pairs import gaussian_pairs
+from sordino.accounting.event_mgfs import mgf_directions
+from sordino.accounting.mgf import (
+    UNIT_ROUNDOFF,
+    CharacteristicFunction,
+    ComplexArray,
+    RepeatedMGF,
+    SaddlePoint,
+    choose_contour,
+    evaluate_saddle_point,
+    saddle_for_delta,
+    saddle_for_epsilon,
+    subsample_steps,
+)
+from sordino.definitions import NeighboringRelation
+from sordino.errors import AccountingError, UnsupportedEvent
+from sordino.events import Event, Gaussian, PoissonSampled
 
-__all__ = ["CertifiedLine", "Step", "at_most", "contour_delta", "contour_epsilon"]
+__all__ = [
+    "ClosedFormAccountant",
+    "ContourAccountant",
+    "ContourIntegral",
+    "RepeatedMGF",
+    "certifies_delta_bound",
+    "contour_delta",
+    "contour_epsilon",
+]
+
 
 # Relative error of δ aimed at, and the largest work (nodes in u × nodes in y, over all steps) spent on it.
 _ATTEMPTS = ((1e-11, 4e6), (1e-9, 6e7), (1e-7, 3e8))
@@ -35,7 +68,7 @@ _NOISE = 24.0  # units of roundoff of the last sum and of exponentials
 _LARGEST_LINE = 4_000_000
 
 
-class CertifiedLine:
+class ContourIntegral:
     """All steps on one vertical line: δ(ε) with its error for any ε near the one it was set up for.
 
     Args:
@@ -51,29 +84,36 @@ class CertifiedLine:
     """
 
     def __init__(
-        self, steps: Sequence[Step], start: Saddle, epsilon: float, log_delta: float, *, tolerance: float, work: float
+        self,
+        steps: Sequence[RepeatedMGF],
+        start: SaddlePoint,
+        epsilon: float,
+        log_delta: float,
+        *,
+        tolerance: float,
+        work: float,
     ) -> None:
         goal = math.log(tolerance) + log_delta
-        at, self._period, guard = settle(thinned(steps), start, epsilon, goal)
+        at, self._period, guard = choose_contour(subsample_steps(steps), start, epsilon, goal)
         self.lam = at.lam
         # φ must be known relative to δ, not to the integrand: far below Chernoff's bound the integral cancels.
         cancelled = math.exp(max(-40.0, min(0.0, log_delta - at.exponent(epsilon))))
         self._accuracy = max(1e-22, 1e-3 * tolerance * cancelled / sum(step.count for step in steps))
         wanted = goal + self.lam * epsilon - at.log_mgf + math.log(math.pi)
-        cutoff = self._cutoff(thinned(steps), at, wanted, work)
+        cutoff = self._cutoff(subsample_steps(steps), at, wanted, work)
         self._lines = self._build(steps, cutoff)
         self._refuse(sum(line.size for line in self._lines) * cutoff * self._period / (2 * math.pi), work)
-        self._guard = saddle(steps, guard, certified=True)
+        self._guard = evaluate_saddle_point(steps, guard, certified=True)
         self._sums(steps)
         self._log_tail = self._tail(steps, cutoff)
         self._evaluate(steps, cutoff)
 
     # ── where to stop ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _build(self, steps: Sequence[Step], cutoff: float) -> list[Line]:
+    def _build(self, steps: Sequence[RepeatedMGF], cutoff: float) -> list[CharacteristicFunction]:
         return [step.transform.line(self.lam, 1.0001 * cutoff, self._accuracy) for step in steps]
 
-    def _cutoff(self, steps: Sequence[Step], at: Saddle, wanted: float, work: float) -> float:
+    def _cutoff(self, steps: Sequence[RepeatedMGF], at: SaddlePoint, wanted: float, work: float) -> float:
         """The smallest multiple of the spacing, within 15 %, whose tail bound is below e^{wanted}."""
         spacing = 2 * math.pi / self._period
         cutoff = max(spacing, 5.0 / math.sqrt(at.curvature))
@@ -104,18 +144,18 @@ class CertifiedLine:
 
     # ── the integrand on the line ───────────────────────────────────────────────────────────────────────────
 
-    def _sums(self, steps: Sequence[Step]) -> None:
+    def _sums(self, steps: Sequence[RepeatedMGF]) -> None:
         moments = [(step.count, line.moments) for step, line in zip(steps, self._lines, strict=True)]
         self._log_mgf = math.fsum(count * m.log_mgf for count, m in moments)
         self._error = math.fsum(count * m.error for count, m in moments)
         self._mean = math.fsum(count * m.mean for count, m in moments)
 
-    def _tail(self, steps: Sequence[Step], cutoff: float) -> float:
+    def _tail(self, steps: Sequence[RepeatedMGF], cutoff: float) -> float:
         """Log of the bound on the tail, without e^{−λε}."""
         decay = math.fsum(step.count * line.decay()(cutoff) for step, line in zip(steps, self._lines, strict=True))
         return self._log_mgf + self._error + decay - math.log(math.pi * cutoff)
 
-    def _evaluate(self, steps: Sequence[Step], cutoff: float) -> None:
+    def _evaluate(self, steps: Sequence[RepeatedMGF], cutoff: float) -> None:
         spacing = 2 * math.pi / self._period
         u = spacing * np.arange(round(cutoff / spacing) + 1, dtype=np.float64)
         log_phi = np.zeros(u.size, dtype=np.complex128)
@@ -175,24 +215,24 @@ class CertifiedLine:
 # ── one direction ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _line(steps: Sequence[Step], start: Saddle, epsilon: float, log_delta: float) -> CertifiedLine:
+def _line(steps: Sequence[RepeatedMGF], start: SaddlePoint, epsilon: float, log_delta: float) -> ContourIntegral:
     refusal: AccountingError | None = None
     for tolerance, work in _ATTEMPTS:
         try:
-            return CertifiedLine(steps, start, epsilon, log_delta, tolerance=tolerance, work=work)
+            return ContourIntegral(steps, start, epsilon, log_delta, tolerance=tolerance, work=work)
         except AccountingError as error:
             refusal = error
     assert refusal is not None
     raise refusal
 
 
-def contour_delta(steps: Sequence[Step], epsilon: float) -> tuple[float, float]:
+def contour_delta(steps: Sequence[RepeatedMGF], epsilon: float) -> tuple[float, float]:
     """Certified bounds on δ(ε) of one direction, for ε ≥ 0."""
     if math.fsum(step.count * step.transform.largest_loss for step in steps) <= epsilon:
         return 0.0, 0.0
-    start = saddle_for_epsilon(thinned(steps), epsilon)
+    start = saddle_for_epsilon(subsample_steps(steps), epsilon)
     if start.exponent(epsilon) < _SMALLEST_LOG_DELTA:
-        certain = saddle(steps, start.lam, certified=True)
+        certain = evaluate_saddle_point(steps, start.lam, certified=True)
         if certain.log_mgf + certain.error - certain.lam * epsilon < -690:  # Chernoff: δ ≤ e^{K(λ)−λε}
             return 0.0, 1e-299
     log_delta = start.log_delta(epsilon)
@@ -205,9 +245,9 @@ def contour_delta(steps: Sequence[Step], epsilon: float) -> tuple[float, float]:
     return bounds
 
 
-def contour_epsilon(steps: Sequence[Step], delta: float) -> tuple[float, float]:
+def contour_epsilon(steps: Sequence[RepeatedMGF], delta: float) -> tuple[float, float]:
     """Certified bounds on the smallest ε ≥ 0 with δ(ε) ≤ `delta`, 0 < `delta` < 1, of one direction."""
-    start = saddle_for_delta(thinned(steps), delta)
+    start = saddle_for_delta(subsample_steps(steps), delta)
     epsilon, log_delta = start.epsilon, math.log(delta)
     if epsilon < 1e-3 or delta > 0.05:
         at_zero = contour_delta(steps, 0.0)
@@ -223,24 +263,24 @@ def contour_epsilon(steps: Sequence[Step], delta: float) -> tuple[float, float]:
     return _lower_end(line, epsilon, delta), _upper_end(line, epsilon, delta)
 
 
-def at_most(steps: Sequence[Step], epsilon: float, delta: float) -> bool:
+def certifies_delta_bound(steps: Sequence[RepeatedMGF], epsilon: float, delta: float) -> bool:
     """Whether Chernoff's bound or one line with a rough goal proves δ(ε) ≤ `delta`; False says nothing."""
     if epsilon <= 0 or not math.isfinite(epsilon):
         return False
-    start = saddle_for_epsilon(thinned(steps), epsilon)
+    start = saddle_for_epsilon(subsample_steps(steps), epsilon)
     try:
-        lam, certain = start.lam, saddle(steps, start.lam, certified=True)
+        lam, certain = start.lam, evaluate_saddle_point(steps, start.lam, certified=True)
         # (1 − e^{−x}) ≤ λ^λ/(λ+1)^{λ+1} e^{λx}
         best = certain.log_mgf + certain.error - lam * epsilon - lam * math.log1p(1 / lam) - math.log1p(lam)
         if best < math.log(delta) - 1e-9:
             return True
-        line = CertifiedLine(steps, start, epsilon, math.log(delta), tolerance=_ROUGH, work=_ATTEMPTS[0][1])
+        line = ContourIntegral(steps, start, epsilon, math.log(delta), tolerance=_ROUGH, work=_ATTEMPTS[0][1])
     except AccountingError:
         return False
     return line.bounds(epsilon)[1] <= delta
 
 
-def _root(line: CertifiedLine, epsilon: float, delta: float) -> float:
+def _root(line: ContourIntegral, epsilon: float, delta: float) -> float:
     """Root of the uncertified value: Newton on log δ, which is nearly linear in ε, inside a bracket."""
     low, high = -math.inf, math.inf
     stride = 1 / line.lam
@@ -263,7 +303,7 @@ def _root(line: CertifiedLine, epsilon: float, delta: float) -> float:
     return epsilon
 
 
-def _upper_end(line: CertifiedLine, epsilon: float, delta: float) -> float:
+def _upper_end(line: ContourIntegral, epsilon: float, delta: float) -> float:
     _, above, _, slope = line(epsilon)
     if slope >= 0:
         raise AccountingError("ε must be boundable at this δ, got one beyond double precision. Use more noise.")
@@ -275,7 +315,7 @@ def _upper_end(line: CertifiedLine, epsilon: float, delta: float) -> float:
     raise AccountingError("ε must be boundable at this δ, got an error larger than δ. Use the pld or rdp accountant.")
 
 
-def _lower_end(line: CertifiedLine, epsilon: float, delta: float) -> float:
+def _lower_end(line: ContourIntegral, epsilon: float, delta: float) -> float:
     _, _, below, slope = line(epsilon)
     if slope >= 0:
         return 0.0
@@ -287,3 +327,147 @@ def _lower_end(line: CertifiedLine, epsilon: float, delta: float) -> float:
             return epsilon - reach
         reach *= 2
     return 0.0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The contour, closed-form and Rényi accountants: events in, intervals out.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def max_over_directions(name: str, bounds: Sequence[tuple[float, float]]) -> Interval:
+    """The larger of several directions: both ends are maxima."""
+    return Interval(lower=max(low for low, _ in bounds), upper=max(high for _, high in bounds), accountant=name)
+
+
+def _equal_steps(flat: EventCounts, delta: float, relation: NeighboringRelation) -> tuple[float, float] | None:
+    """The short way for one kind of Poisson-sampled Gaussian step, where it holds."""
+    if len(flat.counts) != 1 or relation is NeighboringRelation.REPLACE_ONE:
+        return None
+    event, count = flat.counts[0]
+    if not isinstance(event, PoissonSampled) or not isinstance(event.event, Gaussian):
+        return None
+    return equal_steps_epsilon(event.sample_rate, 1 / event.event.noise_multiplier, count, delta)
+
+
+@dataclass(frozen=True)
+class ContourAccountant:
+    """Contour inversion of the composed loss's moment generating function: certified, tight, the default.
+
+    Guarantee:
+        The interval contains the exact ε (δ) of the dominating pair, worst direction; see `contour`.
+    """
+
+    name: str = "contour"
+    automatic: bool = True
+
+    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+        """Sampled and unsampled Gaussians in any number, beside any steps with atoms."""
+        try:
+            return all(
+                any(step.transform.decays for step in steps)
+                for steps in mgf_directions(flatten(event, relation), relation)
+            )
+        except UnsupportedEvent:
+            return False
+
+    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+        """Certified interval for ε at δ: removing, and adding where a rough check doesn't show that it costs less."""
+        flat = flatten(event, relation)
+        bounds = _equal_steps(flat, delta, relation)
+        if bounds is not None:
+            return max_over_directions(self.name, [bounds])
+        first, *others = mgf_directions(flat, relation)
+        found = [contour_epsilon(first, delta)]
+        found += [
+            contour_epsilon(steps, delta) for steps in others if not certifies_delta_bound(steps, found[0][0], delta)
+        ]
+        return max_over_directions(self.name, found)
+
+    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+        """Certified interval for δ at ε."""
+        return self._answer(event, relation, lambda steps: contour_delta(steps, epsilon))
+
+    def _answer(
+        self,
+        event: Event,
+        relation: NeighboringRelation,
+        solve: Callable[[Sequence[RepeatedMGF]], tuple[float, float]],
+    ) -> Interval:
+        return max_over_directions(
+            self.name, [solve(steps) for steps in mgf_directions(flatten(event, relation), relation)]
+        )
+
+
+@dataclass(frozen=True)
+class ClosedFormAccountant:
+    """Exact formulas: Gaussians without sampling, one sampled Gaussian step, equal ones with hardly any noise.
+
+    Guarantee:
+        The interval is the formula's value with its rounding error.
+
+    References:
+        Balle and Wang 2018, theorem 8; Balle, Barthe and Gaboardi 2018, theorem 8 (one sampled step).
+    """
+
+    name: str = "closed_form"
+    automatic: bool = True
+
+    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+        """One Gaussian after merging, one Poisson-sampled Gaussian step (not under replace-one), or `HitCounts`."""
+        try:
+            steps = flatten(event, relation)
+            return self._form(steps, relation) is not None or self._hit_counts(steps, relation) is not None
+        except UnsupportedEvent:
+            return False
+
+    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+        """ε by inverting the closed form."""
+        counts = self._hit_counts(flatten(event, relation), relation)
+        if counts is not None:
+            return max_over_directions(self.name, [counts.epsilon(delta)])
+        rate, mu = self._require(event, relation)
+        bounds = gaussian_epsilon(delta, mu) if rate == 1 else sampled_gaussian_epsilon(delta, rate, mu)
+        return max_over_directions(self.name, [bounds])
+
+    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+        """δ by the closed form."""
+        counts = self._hit_counts(flatten(event, relation), relation)
+        if counts is not None:
+            return max_over_directions(self.name, [counts.delta(epsilon)])
+        rate, mu = self._require(event, relation)
+        bounds = gaussian_delta(epsilon, mu) if rate == 1 else sampled_gaussian_delta(epsilon, rate, mu)
+        return max_over_directions(self.name, [bounds])
+
+    def _require(self, event: Event, relation: NeighboringRelation) -> tuple[float, float]:
+        form = self._form(flatten(event, relation), relation)
+        if form is None:
+            raise UnsupportedEvent(
+                f"event must be Gaussians without sampling or one sampled Gaussian step, got {event.kind}. "
+                "Use the contour accountant."
+            )
+        return form
+
+    @staticmethod
+    def _hit_counts(steps: EventCounts, relation: NeighboringRelation) -> HitCounts | None:
+        """Several equal sampled steps whose noise is hardly any."""
+        if len(steps.counts) != 1 or steps.counts[0][1] == 1:
+            return None
+        event, count = steps.counts[0]
+        pairs = gaussian_pairs(event, relation)
+        return None if pairs is None else HitCounts.of(pairs, count)
+
+    @staticmethod
+    def _form(steps: EventCounts, relation: NeighboringRelation) -> tuple[float, float] | None:
+        """Sampling rate and μ, when a closed form exists."""
+        if len(steps.counts) != 1 or steps.counts[0][1] != 1:
+            return None
+        event = steps.counts[0][0]
+        if isinstance(event, Gaussian):
+            return 1.0, 1 / event.noise_multiplier
+        if (
+            isinstance(event, PoissonSampled)
+            and isinstance(event.event, Gaussian)
+            and relation is not NeighboringRelation.REPLACE_ONE
+        ):
+            return event.sample_rate, 1 / event.event.noise_multiplier
+        return None

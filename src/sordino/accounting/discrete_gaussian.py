@@ -1,4 +1,4 @@
-"""The discrete Gaussian's privacy loss without a cut: its distribution, its transform, and sampled moments (floor 1).
+"""The discrete Gaussian's privacy loss without a cut: its distribution, its transform, and sampled moments.
 
 P(x) ∝ e^{−x²/2σ²} on the integers, Q is P moved by S: L(x) = S(S − 2x)/2σ², unbounded. Tilting by e^{sL} only moves the
 center, so that with θ(t) = Σ_x e^{−(x+t)²/2σ²}
@@ -16,11 +16,11 @@ from functools import cached_property
 
 import numpy as np
 
-from sordino.accounting.mixtures import FloatArray
-from sordino.accounting.transforms import UNIT_ROUNDOFF, ComplexArray, Moments
+from sordino.accounting.dominating_pairs import FloatArray
+from sordino.accounting.mgf import UNIT_ROUNDOFF, ComplexArray, CumulantValues
 from sordino.errors import AccountingError, UnsupportedEvent
 
-__all__ = ["DiscreteGaussianLaw", "DiscreteGaussianTransform", "sampled_discrete_gaussian_moments"]
+__all__ = ["DiscreteGaussianPLD", "DiscreteGaussianTransform", "sampled_discrete_gaussian_moments"]
 
 _FARTHEST = 38.0  # standard deviations at which e^{−x²/2σ²} leaves the doubles
 _LARGEST_LISTED = 13_000.0  # standard deviation up to which integers are listed
@@ -36,7 +36,7 @@ def _reciprocal_terms(stddev: float) -> FloatArray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscreteGaussianLaw:
+class DiscreteGaussianPLD:
     """The loss's distribution, with tails of full relative accuracy; `reach` only says where a lattice should end.
 
     Raises:
@@ -128,7 +128,7 @@ class DiscreteGaussianTransform:
         place = lam * self.sensitivity
         return math.remainder(place, 1.0), 2 * UNIT_ROUNDOFF * place
 
-    def moments(self, lam: float, *, certified: bool = True) -> Moments:  # noqa: ARG002
+    def moments(self, lam: float, *, certified: bool = True) -> CumulantValues:  # noqa: ARG002
         """K with its rounding error; where λS has no fraction left in doubles, the error is all that θ can move."""
         square = self.square
         continuous = lam * (lam + 1) * square / 2
@@ -150,7 +150,9 @@ class DiscreteGaussianTransform:
             variance = float(weights @ place**2) - float(weights @ place) ** 2
         widest = min(slope * off, slope)
         error = 16 * UNIT_ROUNDOFF * (continuous + abs(moved) + 1e-3 * min(1.0, continuous)) + widest
-        return Moments(log_mgf=max(0.0, continuous + moved), error=error, mean=mean, variance=max(variance, 1e-300))
+        return CumulantValues(
+            log_mgf=max(0.0, continuous + moved), error=error, mean=mean, variance=max(variance, 1e-300)
+        )
 
     def near(self, fraction: float) -> tuple[FloatArray, FloatArray]:
         """Whole numbers near 0, and their shares of θ(f); for σ < 1."""
@@ -176,7 +178,7 @@ class DiscreteGaussianLine:
 
     transform: DiscreteGaussianTransform
     lam: float
-    moments: Moments
+    moments: CumulantValues
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""Filters and odometers for adaptively chosen noise (floor 1).
+"""Filters and odometers for adaptively chosen noise.
 
 When σ_t may depend on earlier results, the composition theorems for fixed schedules don't apply as they stand. A
 *filter* has a budget fixed in advance and refuses the first step that would exceed it; its guarantee is the
@@ -8,9 +8,9 @@ An *odometer* reports a running ε that is valid at every time simultaneously: a
 doubling, δ shared out among them (Whitehouse et al. 2023, section 4, by discretisation).
 
 Example:
-    >>> from sordino.accounting.filters import ConcentratedFilter
+    >>> from sordino.accounting.filters import ZCDPFilter
     >>> from sordino.events import Gaussian
-    >>> guard = ConcentratedFilter(epsilon=1.0, delta=1e-5)
+    >>> guard = ZCDPFilter(epsilon=1.0, delta=1e-5)
     >>> [guard.admit(Gaussian(noise_multiplier=10.0)) for _ in range(7)]
     [True, True, True, True, True, True, False]
 """
@@ -19,16 +19,15 @@ import math
 from typing import Protocol
 
 from sordino import checks
-from sordino.accounting.composition import flatten
-from sordino.accounting.concentrated import concentrated_rho, largest_rho, rho_epsilon
-from sordino.accounting.gdp import largest_mu
-from sordino.accounting.renyi_steps import renyi_directions
-from sordino.accounting.saddle import saddle
+from sordino.accounting.base import flatten
+from sordino.accounting.mgf import evaluate_saddle_point
+from sordino.accounting.rdp import renyi_directions
+from sordino.accounting.zcdp_gdp import max_mu, max_rho, rho_to_epsilon, zcdp_rho
 from sordino.definitions import NeighboringRelation
 from sordino.errors import BudgetExceeded, UnsupportedEvent
 from sordino.events import Event, Gaussian
 
-__all__ = ["ConcentratedFilter", "ConcentratedOdometer", "GaussianFilter", "PrivacyFilter", "RenyiFilter"]
+__all__ = ["GDPFilter", "PrivacyFilter", "RDPFilter", "ZCDPFilter", "ZCDPOdometer"]
 
 _ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 
@@ -88,7 +87,7 @@ class _Additive:
         return True
 
 
-class ConcentratedFilter(_Additive):
+class ZCDPFilter(_Additive):
     """Σ ρ_t ≤ ρ, with ρ the largest that is (ε, δ)-private.
 
     Guarantee:
@@ -104,12 +103,12 @@ class ConcentratedFilter(_Additive):
     def __init__(self, *, epsilon: float, delta: float, relation: NeighboringRelation = _ADD) -> None:
         checks.positive(epsilon=epsilon)
         checks.probability(delta=delta, zero=False, one=False)
-        super().__init__(largest_rho(epsilon, delta))
+        super().__init__(max_rho(epsilon, delta))
         self._relation = NeighboringRelation(relation)
 
     def cost(self, event: Event) -> float:
         """The event's ρ; events without one raise `UnsupportedEvent`."""
-        return concentrated_rho(event, self._relation)
+        return zcdp_rho(event, self._relation)
 
     def admit(self, event: Event) -> bool:
         """Charges the event's ρ if it fits; False, and nothing charged, if not."""
@@ -125,7 +124,7 @@ class ConcentratedFilter(_Additive):
             raise BudgetExceeded("the step must fit the remaining budget, got one that does not. Stop here.")
 
 
-class GaussianFilter(_Additive):
+class GDPFilter(_Additive):
     """Σ μ_t² ≤ μ² for Gaussian steps: tighter than zCDP, because the final curve is exactly a Gaussian's.
 
     Guarantee:
@@ -135,7 +134,7 @@ class GaussianFilter(_Additive):
     def __init__(self, *, epsilon: float, delta: float, relation: NeighboringRelation = _ADD) -> None:
         checks.positive(epsilon=epsilon)
         checks.probability(delta=delta, zero=False, one=False)
-        super().__init__(largest_mu(epsilon, delta) ** 2 * (1 - 1e-15))
+        super().__init__(max_mu(epsilon, delta) ** 2 * (1 - 1e-15))
         self._relation = NeighboringRelation(relation)
 
     def cost(self, event: Event) -> float:
@@ -147,7 +146,7 @@ class GaussianFilter(_Additive):
         for base, count in steps.counts:
             if not isinstance(base, Gaussian):
                 raise UnsupportedEvent(
-                    f"the Gaussian filter must be charged Gaussians, got {base.kind}. Use RenyiFilter."
+                    f"the Gaussian filter must be charged Gaussians, got {base.kind}. Use RDPFilter."
                 )
             total += count / base.noise_multiplier**2
         return total
@@ -157,7 +156,7 @@ class GaussianFilter(_Additive):
         return self._admit(self.cost(event))
 
 
-class RenyiFilter(_Additive):
+class RDPFilter(_Additive):
     """Σ K_t(λ) ≤ budget at one order fixed in advance: for sampled and any other adaptively chosen steps.
 
     Guarantee:
@@ -187,7 +186,9 @@ class RenyiFilter(_Additive):
             return math.inf
         if steps.empty:
             return 0.0
-        at = [saddle(side, self._lam, certified=True) for side in renyi_directions(steps, self._relation)]
+        at = [
+            evaluate_saddle_point(side, self._lam, certified=True) for side in renyi_directions(steps, self._relation)
+        ]
         return max(one.log_mgf + one.error for one in at)
 
     def admit(self, event: Event) -> bool:
@@ -195,7 +196,7 @@ class RenyiFilter(_Additive):
         return self._admit(self.cost(event))
 
 
-class ConcentratedOdometer:
+class ZCDPOdometer:
     """A running ε for adaptively chosen zCDP steps that may be read, and acted on, at any time.
 
     Guarantee:
@@ -211,7 +212,7 @@ class ConcentratedOdometer:
 
     def __init__(self, *, delta: float, smallest_epsilon: float = 0.1, relation: NeighboringRelation = _ADD) -> None:
         self._delta = checks.probability(delta=delta, zero=False, one=False)
-        self._first = largest_rho(checks.positive(smallest_epsilon=smallest_epsilon), delta / 2)
+        self._first = max_rho(checks.positive(smallest_epsilon=smallest_epsilon), delta / 2)
         self._relation = NeighboringRelation(relation)
         self._charges: list[float] = []
 
@@ -222,7 +223,7 @@ class ConcentratedOdometer:
 
     def charge(self, event: Event) -> float:
         """Adds the event and returns the new ε."""
-        self._charges.append(concentrated_rho(event, self._relation))
+        self._charges.append(zcdp_rho(event, self._relation))
         return self.epsilon
 
     @property
@@ -236,4 +237,4 @@ class ConcentratedOdometer:
         level = max(0, math.ceil(math.log2(rho / self._first)))
         while self._first * 2.0**level < rho:
             level += 1
-        return rho_epsilon(self._first * 2.0**level, self._delta / 2.0 ** (level + 1))
+        return rho_to_epsilon(self._first * 2.0**level, self._delta / 2.0 ** (level + 1))

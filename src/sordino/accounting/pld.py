@@ -1,4 +1,4 @@
-"""The certified PLD accountant (floor 1): lattice losses from above and from below, composed by a tilted FFT.
+"""The certified PLD accountant: lattice losses from above and from below, composed by a tilted FFT.
 
 It answers for every event whose loss has a law here: with atoms (Laplace, randomised response, discrete noise,
 (ε, δ)), with few steps, or mixed. The lattice's step is refined until the interval is narrow or the work runs out.
@@ -10,21 +10,307 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sordino.accounting.allocation import AllocationLaw, allocation_lattices, allocation_support
-from sordino.accounting.composition import flatten
-from sordino.accounting.discrete_gaussian import DiscreteGaussianLaw
-from sordino.accounting.few_atoms import few_atoms
-from sordino.accounting.interval import Interval
-from sordino.accounting.lattice import LatticeLaw, lower_lattice, upper_lattice
-from sordino.accounting.law_directions import LawStep, law_directions
-from sordino.accounting.laws import AtomicLaw, FusedLaw, LaplaceLaw, Law, MixtureLaw, SampledLaw
-from sordino.accounting.projected import AveragedLaw
-from sordino.accounting.tilted import LARGEST_WINDOW, ComposedLattice, LatticeStep
+from sordino.accounting.base import EventCounts, Interval, flatten
+from sordino.accounting.closed_form import invert_privacy_profile
+from sordino.accounting.discrete_gaussian import DiscreteGaussianPLD
+from sordino.accounting.dominating_pairs import FloatArray, MixturePair, gaussian_pairs, replacement_shift
+from sordino.accounting.mgf import UNIT_ROUNDOFF
+from sordino.accounting.pld_discretized import (
+    LARGEST_WINDOW,
+    ComposedPLD,
+    DiscretizedPLD,
+    RandomAllocationPLD,
+    RepeatedDiscretizedPLD,
+    allocation_lattices,
+    allocation_support,
+    optimistic_discretization,
+    pessimistic_discretization,
+)
+from sordino.accounting.pld_mechanisms import (
+    AveragedPLD,
+    DiscretePLD,
+    GaussianMixturePLD,
+    LaplacePLD,
+    PointwiseMaxPLD,
+    PoissonSampledPLD,
+    PrivacyLossDistribution,
+    approximate_pld,
+    projected_plds,
+    randomized_response_pld,
+)
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import Event
+from sordino.events import (
+    ApproximateDP,
+    BoundedRange,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Event,
+    Gaussian,
+    Laplace,
+    PoissonSampled,
+    PureDP,
+    RandomAllocation,
+    RandomizedResponse,
+    SampledWithoutReplacement,
+)
 
-__all__ = ["Pld", "PldCurve", "pld_delta", "pld_epsilon"]
+__all__ = [
+    "FewAtoms",
+    "PLDAccountant",
+    "PldCurve",
+    "RepeatedPLD",
+    "event_plds",
+    "few_atoms",
+    "pld_delta",
+    "pld_directions",
+    "pld_epsilon",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Compositions of losses with few values, exactly: binomial sums instead of a lattice.
+#
+# k uses of a law with two losses a < b are k + 1 losses ia + (k − i)b with binomial masses (Kairouz, Oh and Viswanath
+# 2015, theorem 3.3, for pure mechanisms); k uses of one with equally spaced losses are a power of a polynomial. All
+# terms are positive, so that sums keep their relative accuracy at every δ.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_LARGEST_COMPOSED = 2_000_000
+_LARGEST_POWER = 3000
+
+
+class FewAtoms:
+    """δ(ε) of finitely many losses, with its error.
+
+    Args:
+        losses: of the composition.
+        masses: under P.
+        infinite: P(L = ∞), and its relative error.
+        error: relative error of masses.
+        shift: absolute error of losses.
+    """
+
+    def __init__(self, losses: FloatArray, masses: FloatArray, *, infinite: float, error: float, shift: float) -> None:
+        order = np.argsort(losses)
+        order = order[masses[order] > 0]
+        self._losses, self._masses = losses[order], masses[order]
+        self._lost = 4e-308 * losses.size  # masses that are no doubles
+        self._infinite, self._error, self._shift = infinite, error + 8 * UNIT_ROUNDOFF * losses.size, shift
+
+    def bounds(self, epsilon: float) -> tuple[float, float]:
+        """[lower, upper] of δ(ε)."""
+        ends = []
+        for at in (epsilon + self._shift, epsilon - self._shift):
+            start = int(np.searchsorted(self._losses, at))
+            excess = at - self._losses[start:]
+            ends.append(float(-(self._masses[start:] @ np.expm1(excess))))
+        slack = 1e-14 * self._infinite
+        low = self._infinite - slack + max(0.0, ends[0] * (1 - self._error))
+        high = self._infinite + slack + max(0.0, ends[1] * (1 + self._error)) + self._lost
+        return min(1.0, low), min(1.0, high)
+
+    def epsilon(self, delta: float) -> tuple[float, float]:
+        """Bounds on the smallest ε with δ(ε) ≤ `delta`."""
+        if self._infinite * (1 - 1e-14) > delta:
+            return math.inf, math.inf
+        return invert_privacy_profile(self.bounds, delta)
+
+
+def few_atoms(laws: Sequence[tuple[object, int]]) -> FewAtoms | None:
+    """The composition of (law, count), when it is one of few losses; None otherwise."""
+    parts: list[tuple[FloatArray, FloatArray]] = []
+    size, error, scale = 1, 0.0, 0.0
+    kept = 0.0
+    for law, count in laws:
+        atoms = _atoms(law)
+        if atoms is None or count > _LARGEST_COMPOSED:
+            return None
+        losses, masses, infinite = atoms
+        composed = _power(losses, masses, count)
+        if composed is None:
+            return None
+        parts.append(composed[:2])
+        error += composed[2]
+        size *= composed[0].size
+        scale += count * max(abs(float(losses[0])), abs(float(losses[-1])))
+        if size > _LARGEST_COMPOSED or infinite >= 1:
+            return None
+        kept += count * math.log1p(-infinite)
+    losses, masses = parts[0]
+    for more, weight in parts[1:]:
+        losses = np.add.outer(losses, more).ravel()
+        masses = np.multiply.outer(masses, weight).ravel()
+    if not math.isfinite(scale):
+        return None
+    infinite = -math.expm1(kept)
+    return FewAtoms(losses, masses, infinite=infinite, error=error, shift=16 * UNIT_ROUNDOFF * scale)
+
+
+def _atoms(law: object) -> tuple[FloatArray, FloatArray, float] | None:
+    """Losses ascending, their masses under P, and the mass at ∞."""
+    if isinstance(law, DiscretePLD):
+        return np.array(law.losses), np.array(law.masses), law.infinite
+    if isinstance(law, PoissonSampledPLD) and isinstance(law.base, DiscretePLD) and law.base.infinite == 0:
+        losses, p = np.array(law.base.losses), np.array(law.base.masses)
+        carried = np.array([law.forward(float(loss)) for loss in losses])
+        if not np.all(np.isfinite(carried)):
+            return None
+        mixed = (1 - law.sample_rate) * p * np.exp(-losses) + law.sample_rate * p if law.removing else p
+        return carried, mixed, 0.0
+    return None
+
+
+def _power(losses: FloatArray, masses: FloatArray, count: int) -> tuple[FloatArray, FloatArray, float] | None:
+    """Losses and masses of `count` uses, and the relative error of masses."""
+    own = 16 * UNIT_ROUNDOFF * count
+    if count == 1:
+        return losses, masses, own
+    if losses.size == 1:
+        return losses * count, masses**count, own
+    if losses.size == 2:
+        from scipy.special import gammaln
+
+        up = np.arange(count + 1, dtype=np.float64)
+        with np.errstate(divide="ignore"):
+            low, high = np.log(masses)
+        if not math.isfinite(low) or not math.isfinite(high):
+            return None
+        exponent = gammaln(count + 1) - gammaln(up + 1) - gammaln(count - up + 1) + up * high + (count - up) * low
+        largest = float(gammaln(count + 1)) + count * (abs(low) + abs(high))
+        return up * losses[1] + (count - up) * losses[0], np.exp(exponent), own + 16 * UNIT_ROUNDOFF * largest
+    gaps = np.diff(losses)
+    if count * losses.size > _LARGEST_POWER or float(np.ptp(gaps)) > 1e-13 * float(np.max(np.abs(losses))):
+        return None
+    power: FloatArray = np.ones(1)
+    for _ in range(count):
+        power = np.convolve(power, masses)
+    place = np.arange(power.size) * ((losses[-1] - losses[0]) / (losses.size - 1))
+    return count * losses[0] + place, power, own * losses.size
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which loss laws dominate an event, in each direction of the neighbouring relation.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedPLD:
+    """One law, `count` times."""
+
+    law: PrivacyLossDistribution | RandomAllocationPLD
+    count: int
+
+
+def pld_directions(steps: EventCounts, relation: NeighboringRelation) -> tuple[tuple[RepeatedPLD, ...], ...]:
+    """The laws of all steps, once for each direction; symmetric steps stand in both.
+
+    Raises:
+        UnsupportedEvent: a step has no law under this relation.
+    """
+    laws = [(event_plds(event, relation), count) for event, count in steps.counts]
+    width = max(len(choice) for choice, _ in laws)
+    return tuple(
+        tuple(RepeatedPLD(law=choice[min(index, len(choice) - 1)], count=count) for choice, count in laws)
+        for index in range(width)
+    )
+
+
+def event_plds(
+    event: Event, relation: NeighboringRelation
+) -> tuple[PrivacyLossDistribution | RandomAllocationPLD, ...]:
+    """(removing, adding), or one law when the two are equal."""
+    if isinstance(event, RandomAllocation):
+        assert isinstance(event.event, Gaussian)
+        shift = 1 / event.event.noise_multiplier
+        return tuple(RandomAllocationPLD(steps=event.steps, shift=shift, removing=side) for side in (True, False))
+    if isinstance(event, SampledWithoutReplacement) and relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
+        return (_fused_fixed_size(event, relation),)
+    projected = projected_plds(event, relation)
+    if projected is not None:
+        return projected
+    pairs = gaussian_pairs(event, relation)
+    if pairs is not None:
+        return tuple(GaussianMixturePLD(pair=pair) for pair in pairs)
+    if isinstance(event, PoissonSampled):
+        return _poisson(event, relation)
+    return (_plain(event),)
+
+
+def _plain(event: Event) -> PrivacyLossDistribution:
+    """Laws that are the same in both directions and under every relation."""
+    match event:
+        case Gaussian():
+            return GaussianMixturePLD(pair=MixturePair.remove(1.0, 1 / event.noise_multiplier))
+        case Laplace():
+            return LaplacePLD(scale=event.noise_multiplier)
+        case RandomizedResponse():
+            return randomized_response_pld(event.epsilon, event.categories)
+        case PureDP() | BoundedRange():
+            return randomized_response_pld(event.epsilon)
+        case ApproximateDP():
+            return approximate_pld(event.epsilon, event.delta)
+        case DiscreteLaplace():
+            return _discrete_laplace(event.scale, event.sensitivity)
+        case DiscreteGaussian():
+            return DiscreteGaussianPLD(stddev=event.stddev, sensitivity=event.sensitivity)
+        case _:
+            raise UnsupportedEvent(
+                f"event must have a privacy loss distribution here, got {event.kind}. Use the rdp accountant."
+            )
+
+
+def _poisson(event: PoissonSampled, relation: NeighboringRelation) -> tuple[PrivacyLossDistribution, ...]:
+    if relation is NeighboringRelation.REPLACE_ONE:
+        raise UnsupportedEvent(
+            f"a Poisson sample under replace one must be used by a Gaussian, got {event.event.kind}. "
+            "Account under add or remove one."
+        )
+    base = _plain(event.event)
+    return (
+        PoissonSampledPLD(base=base, sample_rate=event.sample_rate, removing=True),
+        PoissonSampledPLD(base=base, sample_rate=event.sample_rate, removing=False),
+    )
+
+
+def _fused_fixed_size(event: SampledWithoutReplacement, relation: NeighboringRelation) -> PrivacyLossDistribution:
+    """The larger of removing's and adding's curves, with the record displacing an opposite one."""
+    rate = event.size / event.population
+    if not isinstance(event.event, Gaussian):
+        raise UnsupportedEvent(f"a fixed-size sample must be used by a Gaussian, got {event.event.kind}.")
+    shift = replacement_shift(event.event.noise_multiplier, relation)
+    if rate == 1:
+        return GaussianMixturePLD(pair=MixturePair.remove(1.0, shift))
+    return PointwiseMaxPLD(
+        positive=GaussianMixturePLD(pair=MixturePair.remove(rate, shift)),
+        negative=GaussianMixturePLD(pair=MixturePair.add(rate, shift)),
+    )
+
+
+def _collected(pairs: list[tuple[float, float]]) -> DiscretePLD:
+    """Atoms with equal losses joined, ascending."""
+    masses: dict[float, list[float]] = {}
+    for loss, mass in pairs:
+        masses.setdefault(loss, []).append(mass)
+    losses = sorted(masses)
+    return DiscretePLD(losses=tuple(losses), masses=tuple(math.fsum(masses[loss]) for loss in losses))
+
+
+def _discrete_laplace(scale: float, sensitivity: int) -> DiscretePLD:
+    """P(x) ∝ e^{−|x|/b}, Q shifted by s: L(x) = (|x−s| − |x|)/b, constant outside 0 < x < s."""
+    ratio = math.exp(-1 / scale)
+    normal = (1 - ratio) / (1 + ratio)
+    top = normal / (1 - ratio)  # P(x ≤ 0)
+    atoms = [(sensitivity / scale, top), (-sensitivity / scale, ratio**sensitivity * top)]
+    atoms += [((sensitivity - 2 * x) / scale, normal * ratio**x) for x in range(1, sensitivity)]
+    return _collected(atoms)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The certified PLD accountant: lattice losses from above and from below, composed by a tilted FFT.
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 _POINTS = (1 << 12, 1 << 18)  # the first lattice and the largest
 _RESOLUTION = 1e-9  # of ε on one lattice, relative
@@ -36,45 +322,49 @@ _LEFT_OUT = 1e3
 _BEYOND = 3e4
 
 
-def _log_tail(laws: Sequence[LawStep], log_delta: float) -> float:
+def _log_tail(laws: Sequence[RepeatedPLD], log_delta: float) -> float:
     """How much of an allocation may be left out in each use: little against δ."""
-    uses = sum(law.count for law in laws if isinstance(law.law, AllocationLaw))
+    uses = sum(law.count for law in laws if isinstance(law.law, RandomAllocationPLD))
     return max(log_delta, -600.0) - math.log(_LEFT_OUT * max(1, uses))
 
 
-def _narrowed(laws: Sequence[LawStep], log_delta: float) -> list[LawStep]:
+def _narrowed(laws: Sequence[RepeatedPLD], log_delta: float) -> list[RepeatedPLD]:
     """Mixtures cut where their tails are little against δ: with rare large losses the lattice is finer by far."""
     uses = math.fsum(law.count for law in laws)
     log_mass = max(log_delta, -600.0) - math.log(_BEYOND * max(1.0, uses))
     return [replace(step, law=_cut(step.law, log_mass)) for step in laws]
 
 
-def _cut(law: Law | AllocationLaw, log_mass: float) -> Law | AllocationLaw:
+def _cut(
+    law: PrivacyLossDistribution | RandomAllocationPLD, log_mass: float
+) -> PrivacyLossDistribution | RandomAllocationPLD:
     """The law with a reach beyond which P has no more than this mass; what lies beyond is still counted."""
-    if isinstance(law, FusedLaw):
+    if isinstance(law, PointwiseMaxPLD):
         parts = [_cut(part, log_mass) for part in (law.positive, law.negative)]
         return replace(law, positive=parts[0], negative=parts[1])
-    if isinstance(law, AveragedLaw | MixtureLaw):
+    if isinstance(law, AveragedPLD | GaussianMixturePLD):
         return law.cut(log_mass)
-    if isinstance(law, SampledLaw):
+    if isinstance(law, PoissonSampledPLD):
         return replace(law, base=_cut(law.base, log_mass))
-    if isinstance(law, DiscreteGaussianLaw):
+    if isinstance(law, DiscreteGaussianPLD):
         # P(|X| > tσ) < 2 e^{−t²/2} by the Gaussian's moments; more than that many deviations leave the doubles.
         return replace(law, reach=min(37.0, math.sqrt(2 * (1 - log_mass))))
     return law
 
 
-def _support(law: Law | AllocationLaw, log_tail: float) -> tuple[float, float]:
-    return allocation_support(law, log_tail) if isinstance(law, AllocationLaw) else law.support
+def _support(law: PrivacyLossDistribution | RandomAllocationPLD, log_tail: float) -> tuple[float, float]:
+    return allocation_support(law, log_tail) if isinstance(law, RandomAllocationPLD) else law.support
 
 
-def _lattices(law: Law | AllocationLaw, step: float, log_tail: float) -> tuple[LatticeLaw, LatticeLaw]:
-    if isinstance(law, AllocationLaw):
+def _lattices(
+    law: PrivacyLossDistribution | RandomAllocationPLD, step: float, log_tail: float
+) -> tuple[DiscretizedPLD, DiscretizedPLD]:
+    if isinstance(law, RandomAllocationPLD):
         return allocation_lattices(law, step, log_tail)
-    return lower_lattice(law, step), upper_lattice(law, step)
+    return optimistic_discretization(law, step), pessimistic_discretization(law, step)
 
 
-def _steps(laws: Sequence[LawStep], points: int, log_tail: float) -> float:
+def _steps(laws: Sequence[RepeatedPLD], points: int, log_tail: float) -> float:
     """A lattice step that puts the widest law on about `points` points, with atoms on the lattice where possible."""
     supports = [_support(law.law, log_tail) for law in laws]
     widest = max(high - low for low, high in supports)
@@ -84,14 +374,14 @@ def _steps(laws: Sequence[LawStep], points: int, log_tail: float) -> float:
     return min(atoms) / round(min(atoms) / step) if atoms else step
 
 
-def _composed(laws: Sequence[LawStep], step: float, log_delta: float) -> tuple[ComposedLattice, ComposedLattice]:
+def _composed(laws: Sequence[RepeatedPLD], step: float, log_delta: float) -> tuple[ComposedPLD, ComposedPLD]:
     pairs = [(_lattices(law.law, step, _log_tail(laws, log_delta)), law.count) for law in laws]
-    lower = [LatticeStep(law=pair[0], count=count) for pair, count in pairs]
-    upper = [LatticeStep(law=pair[1], count=count) for pair, count in pairs]
-    return ComposedLattice(lower, log_delta), ComposedLattice(upper, log_delta)
+    lower = [RepeatedDiscretizedPLD(law=pair[0], count=count) for pair, count in pairs]
+    upper = [RepeatedDiscretizedPLD(law=pair[1], count=count) for pair, count in pairs]
+    return ComposedPLD(lower, log_delta), ComposedPLD(upper, log_delta)
 
 
-def _refuse_many(laws: Sequence[LawStep]) -> None:
+def _check_not_too_many(laws: Sequence[RepeatedPLD]) -> None:
     if len(laws) > _LARGEST_LAWS:
         raise AccountingError(
             f"the pld accountant must be given ≤ {_LARGEST_LAWS} distinct steps, got {len(laws)}. "
@@ -99,17 +389,17 @@ def _refuse_many(laws: Sequence[LawStep]) -> None:
         )
 
 
-def _slack(laws: Sequence[LawStep], log_tail: float) -> float:
+def _slack(laws: Sequence[RepeatedPLD], log_tail: float) -> float:
     """Rounding of losses themselves: positions of edges and atoms, T times."""
     return math.fsum(law.count * 1e-15 * max(abs(end) for end in _support(law.law, log_tail)) for law in laws)
 
 
-def pld_epsilon(laws: Sequence[LawStep], delta: float, *, floor: float = 0.0) -> tuple[float, float]:
+def pld_epsilon(laws: Sequence[RepeatedPLD], delta: float, *, floor: float = 0.0) -> tuple[float, float]:
     """Certified bounds on ε at δ of one direction; no finer than it takes to see that ε is at most `floor`."""
     exact = few_atoms([(step.law, step.count) for step in laws])
     if exact is not None:
         return exact.epsilon(delta)
-    _refuse_many(laws)
+    _check_not_too_many(laws)
     best = _from_largest(laws, delta)
     laws = _narrowed(laws, math.log(delta))
     tail = _log_tail(laws, math.log(delta))
@@ -145,16 +435,19 @@ def pld_epsilon(laws: Sequence[LawStep], delta: float, *, floor: float = 0.0) ->
     return max(0.0, best[0]), best[1]
 
 
-def _from_largest(laws: Sequence[LawStep], delta: float) -> tuple[float, float]:
+def _from_largest(laws: Sequence[RepeatedPLD], delta: float) -> tuple[float, float]:
     """Bounds on ε from the largest losses alone, where they are finite and carry mass: the lattice starts from them."""
     top, log_mass, found = 0.0, 0.0, []
     for step in laws:
         law = step.law
-        if isinstance(law, AllocationLaw | MixtureLaw | FusedLaw | AveragedLaw) or law.infinite > 0:
+        if (
+            isinstance(law, RandomAllocationPLD | GaussianMixturePLD | PointwiseMaxPLD | AveragedPLD)
+            or law.infinite > 0
+        ):
             return 0.0, math.inf
-        if not law.atoms or not math.isfinite(law.support[1]) or isinstance(law, DiscreteGaussianLaw):
+        if not law.atoms or not math.isfinite(law.support[1]) or isinstance(law, DiscreteGaussianPLD):
             return 0.0, math.inf
-        if isinstance(law, SampledLaw) and not isinstance(law.base, AtomicLaw | LaplaceLaw):
+        if isinstance(law, PoissonSampledPLD) and not isinstance(law.base, DiscretePLD | LaplacePLD):
             return 0.0, math.inf
         largest = law.support[1]
         just_below = largest - 1e-12 * abs(largest)
@@ -173,12 +466,12 @@ def _finer(points: int, width: float) -> int:
     return min(_POINTS[1], points * min(32, max(4, factor)))
 
 
-def _excess(curve: ComposedLattice, end: int, delta: float) -> Callable[[float], float]:
+def _excess(curve: ComposedPLD, end: int, delta: float) -> Callable[[float], float]:
     """Log of δ's bound over `delta`: positive where the bound is above."""
     return lambda epsilon: math.log(max(curve.bounds(epsilon)[end], 1e-320) / delta)
 
 
-def _upper_end(curve: ComposedLattice, delta: float, within: tuple[float, float]) -> float:
+def _upper_end(curve: ComposedPLD, delta: float, within: tuple[float, float]) -> float:
     """An ε at which δ's upper bound is at most `delta`, the smallest to `_RESOLUTION`."""
     excess = _excess(curve, 1, delta)
     if excess(0.0) <= 0:
@@ -191,7 +484,7 @@ def _upper_end(curve: ComposedLattice, delta: float, within: tuple[float, float]
     return _pinned(excess, low if low > 0 and excess(low) > 0 else 0.0, high)[1]
 
 
-def _lower_end(curve: ComposedLattice, delta: float, top: float) -> float:
+def _lower_end(curve: ComposedPLD, delta: float, top: float) -> float:
     """An ε below `top` at which δ's lower bound exceeds `delta`, or 0; found from above, where the bounds are tight."""
     excess = _excess(curve, 0, delta)
     low, stride = top, 1e-5 * top
@@ -218,12 +511,12 @@ def _pinned(excess: Callable[[float], float], low: float, high: float) -> tuple[
     return low, high
 
 
-def pld_delta(laws: Sequence[LawStep], epsilon: float) -> tuple[float, float]:
+def pld_delta(laws: Sequence[RepeatedPLD], epsilon: float) -> tuple[float, float]:
     """Certified bounds on δ(ε) of one direction."""
     exact = few_atoms([(step.law, step.count) for step in laws])
     if exact is not None:
         return exact.bounds(epsilon)
-    _refuse_many(laws)
+    _check_not_too_many(laws)
     best = 0.0, 1.0
     refusal: AccountingError | None = None
     log_delta = math.log(1e-6)
@@ -254,12 +547,12 @@ class PldCurve:
     Each tilt's bound holds at every ε and is tight near its own δ; the smallest is taken.
     """
 
-    def __init__(self, laws: Sequence[LawStep], points: int = 1 << 13) -> None:
-        _refuse_many(laws)
+    def __init__(self, laws: Sequence[RepeatedPLD], points: int = 1 << 13) -> None:
+        _check_not_too_many(laws)
         tail = _log_tail(laws, math.log(1e-7))
         step = _steps(laws, points, tail)
-        upper = [LatticeStep(law=_lattices(law.law, step, tail)[1], count=law.count) for law in laws]
-        self._tilts = [ComposedLattice(upper, log_delta) for log_delta in (-0.7, -5.0, -14.0, -40.0)]
+        upper = [RepeatedDiscretizedPLD(law=_lattices(law.law, step, tail)[1], count=law.count) for law in laws]
+        self._tilts = [ComposedPLD(upper, log_delta) for log_delta in (-0.7, -5.0, -14.0, -40.0)]
         self._slack = _slack(laws, tail)
 
     def __call__(self, epsilon: float) -> float:
@@ -269,7 +562,7 @@ class PldCurve:
 
 
 @dataclass(frozen=True)
-class Pld:
+class PLDAccountant:
     """Privacy loss distributions on a lattice, rounded both ways, composed by a tilted FFT.
 
     Guarantee:
@@ -282,18 +575,18 @@ class Pld:
     def supports(self, event: Event, relation: NeighboringRelation) -> bool:
         """Every event whose steps have a law under the relation."""
         try:
-            return bool(law_directions(flatten(event, relation), relation))
+            return bool(pld_directions(flatten(event, relation), relation))
         except UnsupportedEvent:
             return False
 
     def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
         """Certified interval for ε at δ."""
         bounds: list[tuple[float, float]] = []
-        for laws in law_directions(flatten(event, relation), relation):
+        for laws in pld_directions(flatten(event, relation), relation):
             bounds.append(pld_epsilon(laws, delta, floor=max((low for low, _ in bounds), default=0.0)))
         return Interval(lower=max(b[0] for b in bounds), upper=max(b[1] for b in bounds), accountant=self.name)
 
     def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
         """Certified interval for δ at ε."""
-        bounds = [pld_delta(laws, epsilon) for laws in law_directions(flatten(event, relation), relation)]
+        bounds = [pld_delta(laws, epsilon) for laws in pld_directions(flatten(event, relation), relation)]
         return Interval(lower=max(b[0] for b in bounds), upper=max(b[1] for b in bounds), accountant=self.name)

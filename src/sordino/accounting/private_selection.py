@@ -1,4 +1,4 @@
-"""Selection among private runs by privacy profiles (floor 1): tighter than Rényi bounds where both apply.
+"""Selection among private runs by privacy profiles: tighter than Rényi bounds where both apply.
 
 Let δ_Q(ε) be the profile of one run Q, the larger of both directions. The number of runs is drawn without looking at
 data, the best run leaves, γ and η are those of its law and m is its mean. For any e ≥ 0 put
@@ -20,15 +20,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sordino.accounting.amplification import sampled_epsilon
-from sordino.accounting.composition import flatten
-from sordino.accounting.interval import Interval
-from sordino.accounting.renyi_steps import success_probability
+from sordino.accounting.base import Interval, flatten, sampled_epsilon
+from sordino.accounting.rdp import success_probability
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import ApproximateDP, Event, PoissonSampled, PureDP, Selection, SelfComposed, compose
+from sordino.events import ApproximateDP, Event, PoissonSampled, PureDP, RepeatAndSelect, SelfComposed, compose
 
-__all__ = ["SelectionProfile"]
+__all__ = ["SelectionAccountant"]
 
 _LARGEST = 600.0
 _HALVINGS = 24
@@ -43,7 +41,7 @@ class _Profile:
 
 
 def _profile(event: Event, relation: NeighboringRelation) -> _Profile:
-    from sordino.accounting import front
+    from sordino.accounting import api
 
     if isinstance(event, PureDP | ApproximateDP):
         return _worst(event.epsilon, event.delta if isinstance(event, ApproximateDP) else 0.0)
@@ -58,8 +56,8 @@ def _profile(event: Event, relation: NeighboringRelation) -> _Profile:
             return _sampled(_profile(event.event, relation), event.sample_rate)
         raise
     return _Profile(
-        delta=lambda epsilon: front.delta(event, epsilon, relation=relation).upper,
-        epsilon=lambda delta: front.epsilon(event, delta, relation=relation).upper,
+        delta=lambda epsilon: api.delta(event, epsilon, relation=relation).upper,
+        epsilon=lambda delta: api.epsilon(event, delta, relation=relation).upper,
     )
 
 
@@ -95,7 +93,7 @@ def _sampled(inner: _Profile, rate: float) -> _Profile:
 
 
 @lru_cache(maxsize=64)
-def _penalty(event: Selection, relation: NeighboringRelation) -> float:
+def _penalty(event: RepeatAndSelect, relation: NeighboringRelation) -> float:
     """What is added to ε: (1+η) log c at about the best e, or the Poisson term; ∞ when nothing is known."""
     run = _profile(event.event, relation)
     if event.distribution == "poisson":
@@ -117,12 +115,12 @@ def _penalty(event: Selection, relation: NeighboringRelation) -> float:
     return exponent * max(high, math.log1p(odds * run.delta(high))) * (1 + 1e-12)
 
 
-def _mean(event: Selection) -> float:
+def _mean(event: RepeatAndSelect) -> float:
     """What δ is multiplied by: the mean number of runs, or 1/γ."""
     return (event.mean if event.distribution == "poisson" else max(1.0, event.mean)) * (1 + 1e-9)
 
 
-def _epsilon(event: Selection, delta: float, relation: NeighboringRelation) -> float:
+def _epsilon(event: RepeatAndSelect, delta: float, relation: NeighboringRelation) -> float:
     share = delta / _mean(event)
     if share >= 1:
         return 0.0
@@ -132,23 +130,23 @@ def _epsilon(event: Selection, delta: float, relation: NeighboringRelation) -> f
     return math.inf if math.isinf(penalty) else penalty + _profile(event.event, relation).epsilon(share)
 
 
-def _delta(event: Selection, epsilon: float, relation: NeighboringRelation) -> float:
+def _delta(event: RepeatAndSelect, epsilon: float, relation: NeighboringRelation) -> float:
     rest = epsilon - _penalty(event, relation)
     return 1.0 if rest < 0 else min(1.0, _mean(event) * _profile(event.event, relation).delta(rest))
 
 
-def _parts(event: Event, relation: NeighboringRelation) -> tuple[list[tuple[Selection, int]], Event | None]:
+def _parts(event: Event, relation: NeighboringRelation) -> tuple[list[tuple[RepeatAndSelect, int]], Event | None]:
     """The selections with their counts, and everything else as one event."""
     counts = flatten(event, relation).counts
-    chosen = [(base, count) for base, count in counts if isinstance(base, Selection)]
+    chosen = [(base, count) for base, count in counts if isinstance(base, RepeatAndSelect)]
     rest: list[Event] = [
-        SelfComposed(event=base, count=count) for base, count in counts if not isinstance(base, Selection)
+        SelfComposed(event=base, count=count) for base, count in counts if not isinstance(base, RepeatAndSelect)
     ]
     return chosen, compose(rest) if rest else None
 
 
 @dataclass(frozen=True)
-class SelectionProfile:
+class SelectionAccountant:
     """Selections by the profile of one run; beside anything else their ε and δ are added.
 
     Guarantee:
@@ -185,7 +183,7 @@ class SelectionProfile:
 
     def _delta(
         self,
-        chosen: list[tuple[Selection, int]],
+        chosen: list[tuple[RepeatAndSelect, int]],
         rest: Event | None,
         epsilon: float,
         relation: NeighboringRelation,

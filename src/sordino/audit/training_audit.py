@@ -1,28 +1,156 @@
 """One training with canaries, and what it shows about ε (room `audit`, floor 4)."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino import checks
-from sordino.audit.bounds import Guesses, LowerBound, guess, one_run, one_run_curve, rejects_curve
-from sordino.audit.canaries import GradientCanaries, RecordCanaries, coins, made_up, mislabelled
-from sordino.audit.families import EventFamily
-from sordino.audit.observer import Check, Watcher
+from sordino.audit.canaries import (
+    GradientCanaries,
+    RecordCanaries,
+    draw_inclusion,
+    mislabeled_canaries,
+    synthetic_canaries,
+)
+from sordino.audit.lower_bounds import (
+    CanaryGuesses,
+    EventTradeOffFamily,
+    LowerBound,
+    guess_canaries,
+    one_run_lower_bound,
+    one_run_trade_off_bound,
+    rejects_curve,
+)
+from sordino.clipping import FlatClipping
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument
-from sordino.randomness import Randomness
-from sordino.schedules.schedule import scaled
+from sordino.randomness import KeyedRNG
+from sordino.schedules import scale_schedule
 from sordino.training.averaging import Averaging
-from sordino.training.fitting.stepping import OptimizerFactory, optimizer_for
-from sordino.training.plan import Performance, Plan
-from sordino.training.trainer import fit
+from sordino.training.fit import fit
+from sordino.training.optimizer_checks import OptimizerFactory, optimizer_for
+from sordino.training.plan import PerformanceOptions, Plan
 
-__all__ = ["AuditResult", "audit"]
+__all__ = ["AuditResult", "Check", "GradientObserver", "audit_training"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What an audit sees of a training, step by step (room `audit`, floor 4): released gradients, and nothing else.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# Of a normal law: a sound training fails one of three checks in two million.
+_DEVIATIONS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A statistic whose law is known when the training does what its plan says.
+
+    Args:
+        name: what is checked.
+        expected: the statistic's mean.
+        measured: the statistic.
+        tolerance: how far it may be off.
+        passed: whether it is not.
+    """
+
+    name: str
+    expected: float
+    measured: float
+    tolerance: float
+    passed: bool
+
+
+class GradientObserver:
+    """Adds up every canary's score, and with canaries of gradients three statistics that cost nothing.
+
+    Args:
+        plan: what the training claims to do.
+        canaries: of the training.
+        present: [m], which of them are in.
+    """
+
+    def __init__(self, plan: Plan, canaries: GradientCanaries | RecordCanaries, present: np.ndarray) -> None:
+        self._plan, self._canaries = plan, canaries
+        self._present = torch.from_numpy(present)
+        self._step = 0
+        self.scores = torch.zeros(len(present), dtype=torch.float64)
+        self._noise = self._repeats = self._weight = 0.0
+        self._noises = self._pairs = 0
+        self._last: Tensor | None = None
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """See each gradient just before the optimizer uses it."""
+        optimizer.register_step_pre_hook(lambda *_: self._see())
+
+    def _see(self) -> None:
+        now = self._plan.at(self._step)
+        products = self._canaries.inner_products().cpu()
+        # In units of the deviation of the noise; where it changes, quiet steps count for more.
+        unit = (now.noise_multiplier * now.sensitivity or 1.0) / now.expected_batch_size
+        self.scores += products / unit * (now.max_grad_norm / (now.noise_multiplier or 1.0) / now.sensitivity)
+        if isinstance(self._canaries, GradientCanaries):
+            self._count(products / unit, now.sample_rate * now.max_grad_norm / (unit * now.expected_batch_size))
+        self._step += 1
+
+    def _count(self, noises: Tensor, expected: float) -> None:
+        absent = noises[~self._present]
+        self._noise += float(absent.square().sum())
+        self._noises += len(absent)
+        if self._last is not None:
+            self._repeats += float((absent * self._last).sum())
+            self._pairs += len(absent)
+        self._last = absent
+        self._weight += float(noises[self._present].sum()) / expected
+
+    def checks(self) -> tuple[Check, ...]:
+        """Noise of the declared scale, new in every step; canaries of at most the declared weight.
+
+        Empty where the plan's clipping, noise or batches have other laws than these.
+        """
+        plan = self._plan
+        standard = (
+            type(plan.clipping) is FlatClipping
+            and plan.noise is None
+            and plan.is_private
+            and plan.neighboring_relation.sensitivity_factor == 1
+        )
+        if not isinstance(self._canaries, GradientCanaries) or not standard or not self._pairs:
+            return ()
+        entries = self._step * int(self._present.sum())
+        steps = [plan.at(step) for step in range(self._step)]
+        # A present canary's entry, over its mean q: variance z²/q² of the noise and (1 − q)/q of the sampling.
+        variance = max((one.noise_multiplier**2 + 1) / one.sample_rate**2 for one in steps)
+        spread = math.sqrt(variance / max(entries, 1))
+        return (
+            _check("noise has the declared variance", 1.0, self._noise / self._noises, math.sqrt(2 / self._noises)),
+            _check("noise is new in every step", 0.0, self._repeats / self._pairs, 1 / math.sqrt(self._pairs)),
+            _check("a canary weighs what clipping allows", 1.0, self._weight / max(entries, 1), spread),
+        )
+
+
+def _check(name: str, expected: float, measured: float, deviation: float) -> Check:
+    tolerance = _DEVIATIONS * deviation
+    return Check(
+        name=name,
+        expected=expected,
+        measured=measured,
+        tolerance=tolerance,
+        passed=bool(abs(measured - expected) <= tolerance),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One training with canaries, and what it shows about ε (room `audit`, floor 4).
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 _GUESSED = 0.2
 _KINDS = ("gradients", "mislabelled", "random")
@@ -94,7 +222,7 @@ class AuditResult:
         }
 
 
-def audit(
+def audit_training(
     model: nn.Module,
     loss: Callable[..., Tensor],
     data: Sequence[Tensor],
@@ -106,9 +234,9 @@ def audit(
     guesses: int | None = None,
     confidence: float = 0.95,
     optimizer: OptimizerFactory | None = None,
-    performance: Performance | None = None,
+    performance: PerformanceOptions | None = None,
     averaging: Averaging | None = None,
-    randomness: Randomness | None = None,
+    randomness: KeyedRNG | None = None,
     progress: bool = True,
 ) -> AuditResult:
     """Train once under `plan` with canaries among the records, attack, and bound ε from below.
@@ -146,7 +274,7 @@ def audit(
         ...             delta=1e-5)
         >>> def loss(model, x, y):
         ...     return nn.functional.cross_entropy(model(x), y, reduction="none")
-        >>> found = audit(nn.Linear(2, 2), loss, (torch.ones(50, 2), torch.zeros(50).long()), plan, count=200,
+        >>> found = audit_training(nn.Linear(2, 2), loss, (torch.ones(50, 2), torch.zeros(50).long()), plan, count=200,
         ...               progress=False)
         >>> found.bound.epsilon < found.claimed.epsilon < 4.4
         True
@@ -157,13 +285,13 @@ def audit(
     if not plan.is_private:
         raise InvalidArgument("noise_multiplier must be > 0 for an audit, got 0. Nothing is claimed without noise.")
     checks.one_of(tuple(ATTACKERS), attacker=attacker)
-    randomness = Randomness() if randomness is None else randomness
+    randomness = KeyedRNG() if randomness is None else randomness
     m = checks.integer(20, count=len(canaries[0]) if not isinstance(canaries, str) else count)
     r = max(2, round(_GUESSED * m)) if guesses is None else checks.integer(2, guesses=guesses)
     checks.in_range(2, m, guesses=r)
-    present = coins(m, randomness)
+    present = draw_inclusion(m, randomness)
     planted = _planted(model, loss, tuple(data), plan, canaries, present, randomness)
-    watcher = Watcher(plan, planted, present)
+    watcher = GradientObserver(plan, planted, present)
     stepper: Optimizer = optimizer_for(planted.model, optimizer, plan)
     watcher.follow(stepper)
     started = time.monotonic()
@@ -180,10 +308,10 @@ def audit(
     )
     seconds = time.monotonic() - started
     scores = {"white-box": watcher.scores.numpy(), "black-box": planted.final_scores().cpu().numpy()}
-    found = {name: guess(one, present, above=r - r // 2, below=r // 2) for name, one in scores.items()}
+    found = {name: guess_canaries(one, present, above=r - r // 2, below=r // 2) for name, one in scores.items()}
     return AuditResult(
         claimed=result.guarantee,
-        bound=one_run_curve(found[attacker], delta=plan.delta, confidence=confidence),
+        bound=one_run_trade_off_bound(found[attacker], delta=plan.delta, confidence=confidence),
         others=_others(found, attacker, plan.delta, confidence),
         attacker=attacker,
         canaries=canaries if isinstance(canaries, str) else "your own",
@@ -202,37 +330,37 @@ def _planted(
     plan: Plan,
     canaries: str | Sequence[Tensor],
     present: np.ndarray,
-    randomness: Randomness,
+    randomness: KeyedRNG,
 ) -> GradientCanaries | RecordCanaries:
     if not isinstance(canaries, str):
         return RecordCanaries(model, loss, data, plan, canaries, present)
     checks.one_of(_KINDS, canaries=canaries)
     if canaries == "gradients":
         return GradientCanaries(model, loss, data, plan, present)
-    make = mislabelled if canaries == "mislabelled" else made_up
+    make = mislabeled_canaries if canaries == "mislabelled" else synthetic_canaries
     return RecordCanaries(model, loss, data, plan, make(data, len(present), randomness), present)
 
 
 def _others(
-    found: dict[str, Guesses], attacker: str, delta: float, confidence: float
+    found: dict[str, CanaryGuesses], attacker: str, delta: float, confidence: float
 ) -> tuple[tuple[str, LowerBound], ...]:
     other = next(name for name in found if name != attacker)
     return (
-        (attacker, one_run(found[attacker], delta=delta, confidence=confidence)),
-        (other, one_run_curve(found[other], delta=delta, confidence=confidence)),
-        (other, one_run(found[other], delta=delta, confidence=confidence)),
+        (attacker, one_run_lower_bound(found[attacker], delta=delta, confidence=confidence)),
+        (other, one_run_trade_off_bound(found[other], delta=delta, confidence=confidence)),
+        (other, one_run_lower_bound(found[other], delta=delta, confidence=confidence)),
     )
 
 
-def plan_family(plan: Plan) -> EventFamily:
+def plan_family(plan: Plan) -> EventTradeOffFamily:
     """The trade-off curves of a plan with its noise scaled; strength 1 is the plan."""
-    return EventFamily(
-        event=lambda factor: replace(plan, noise_multiplier=scaled(plan.noise_multiplier, factor)).event(),
+    return EventTradeOffFamily(
+        event=lambda factor: replace(plan, noise_multiplier=scale_schedule(plan.noise_multiplier, factor)).event(),
         name="the plan's, with other noise",
         relation=plan.neighboring_relation,
     )
 
 
-def _rejected(found: Guesses, plan: Plan, confidence: float) -> bool:
+def _rejected(found: CanaryGuesses, plan: Plan, confidence: float) -> bool:
     """Whether the plan's own curve makes so many right guesses too unlikely."""
     return rejects_curve(found, plan_family(plan).least_false_positive_rate(1.0), alpha=1 - confidence)

@@ -1,5 +1,6 @@
 """`sordino account`: the ε of a run that is described, or that lies in a run folder. No torch, no data."""
 
+import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +12,126 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sordino.cli.output import JsonOption, Output, facts, heading
-from sordino.cli.statement import statement, subsampled_gaussian
-from sordino.definitions import NeighboringRelation, PrivacyUnit, round_up
-from sordino.errors import InvalidArgument, MissingDeclaration
-from sordino.events import Event, from_json
+from sordino import checks
+from sordino.cli.console import JsonOption, Output, finite, heading, key_value_table, rounded
+from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit, format_upper_bound
+from sordino.errors import AccountingError, InvalidArgument, MissingDeclaration, UnsupportedEvent
+from sordino.events import (
+    Event,
+    Gaussian,
+    NonPrivate,
+    NoOp,
+    PoissonSampled,
+    SelfComposed,
+    describe_sampling,
+    from_json,
+    to_dict,
+)
 
-__all__ = ["account"]
+__all__ = ["FALSE_POSITIVE_RATES", "account", "quick_epsilons", "subsampled_gaussian", "summarize_event"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What `account` and `plan` say of an event: ε by whom, what it means, what it would be without sampling.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+FALSE_POSITIVE_RATES = (1e-2, 1e-3)
+"""Where a membership attack's true positive rate is bounded."""
+
+_QUICK = ("closed_form", "contour", "rdp")
+"""Accountants that answer in a fraction of a second."""
+
+
+def summarize_event(
+    event: Event, *, delta: float, relation: NeighboringRelation, unit: PrivacyUnit, everyone: bool = False
+) -> dict[str, object]:
+    """ε by the quick accountants, or by everyone, with all that is needed to read it, as JSON types."""
+    from sordino import accounting
+
+    checks.probability(zero=False, one=False, delta=delta)
+    best = accounting.epsilon(event, delta, relation=relation)
+    ask = accounting.epsilon_by_accountant if everyone else quick_epsilons
+    by_accountant = ask(event, delta, relation=relation)
+    guarantee = Guarantee(
+        epsilon=best.upper,
+        delta=delta,
+        accountant=best.accountant,
+        sampler=describe_sampling(event),
+        relation=relation,
+        unit=unit,
+    )
+    return {
+        "epsilon": rounded(best.upper),
+        "accountants": {name: rounded(value) for name, value in by_accountant.items()},
+        "accountant": best.accountant,
+        "interval": {"lower": finite(best.lower), "upper": finite(best.upper)},
+        "delta": delta,
+        "epsilon_without_amplification": _without_amplification(event, delta, relation),
+        "attack": _attack(event, relation),
+        "relation": relation.value,
+        "unit": unit.value,
+        "sampler": guarantee.sampler,
+        "sentence": guarantee.sentence(),
+        "event": to_dict(event),
+    }
+
+
+def _without_amplification(event: Event, delta: float, relation: NeighboringRelation) -> float | str | None:
+    """ε if every record took part in every step: what is left when the sampling can't be trusted or is known."""
+    from sordino import accounting
+
+    try:
+        return rounded(accounting.epsilon(accounting.without_amplification(event), delta, relation=relation).upper)
+    except (AccountingError, UnsupportedEvent):
+        return None
+
+
+def _attack(event: Event, relation: NeighboringRelation) -> dict[str, object] | None:
+    """What any membership attack on one record can at most reach; None when no curve is known for the event."""
+    from sordino import accounting
+
+    try:
+        found = {
+            f"{rate:g}": accounting.true_positive_rate(event, rate, relation=relation) for rate in FALSE_POSITIVE_RATES
+        }
+        advantage = accounting.membership_advantage(event, relation=relation).upper
+    except (AccountingError, UnsupportedEvent):
+        return None
+    return {
+        "advantage": rounded(advantage),
+        "true_positive_rate": {rate: min(1.0, float(rounded(value, 6))) for rate, value in found.items()},
+    }
+
+
+def quick_epsilons(event: Event, delta: float, *, relation: NeighboringRelation) -> dict[str, float]:
+    """ε by each quick accountant that has a sound answer."""
+    from sordino import accounting
+
+    answers: dict[str, float] = {}
+    for name in _QUICK:
+        with contextlib.suppress(UnsupportedEvent, AccountingError):
+            answers[name] = accounting.epsilon(event, delta, relation=relation, accountant=name).upper
+    return answers
+
+
+def subsampled_gaussian(*, sample_rate: float, noise_multiplier: float, steps: int) -> Event:
+    """The event of DP-SGD with Poisson sampling."""
+    checks.probability(zero=False, sample_rate=sample_rate)
+    checks.non_negative(noise_multiplier=noise_multiplier)
+    if not checks.integer(0, steps=steps):
+        return NoOp()
+    if noise_multiplier == 0:
+        return NonPrivate(reason="noise_multiplier is 0")
+    step: Event = Gaussian(noise_multiplier=noise_multiplier)
+    if sample_rate < 1:
+        step = PoissonSampled(sample_rate=sample_rate, event=step)
+    return SelfComposed(event=step, count=steps)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `sordino account`: the ε of a run that is described, or that lies in a run folder. No torch, no data.
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def account(
@@ -64,18 +178,18 @@ def account(
         raise MissingDeclaration("--delta must be given, got none. Choose one well below 1 / number of records.")
     relation, unit = relation or NeighboringRelation.ADD_OR_REMOVE_ONE, unit or PrivacyUnit.EXAMPLE
     drawing = None if plot is None else _figures().checked_path(plot)
-    document = statement(spent, delta=delta, relation=relation, unit=unit, everyone=everyone)
+    document = summarize_event(spent, delta=delta, relation=relation, unit=unit, everyone=everyone)
     if drawing is not None:
-        _figures().draw(spent, delta=delta, relation=relation, document=document, path=drawing)
+        _figures().plot_account(spent, delta=delta, relation=relation, document=document, path=drawing)
         document["plot"] = str(drawing)
     out.finish(document, *_page(document))
 
 
 def _figures() -> ModuleType:
     """Loaded on demand: most answers need no picture."""
-    from sordino.cli import figures
+    from sordino.cli import plots
 
-    return figures
+    return plots
 
 
 def _read(
@@ -127,21 +241,24 @@ def _page(document: dict[str, object]) -> tuple[RenderableType, ...]:
     if bare is not None and bare != epsilon:
         rows.append(("without amplification", f"ε = {'∞' if bare == 'inf' else f'{bare:.5f}'}"))
     if isinstance(attack, dict):
-        rows.append(("attack", _attack_words(attack)))
+        rows.append(("attack", _describe_attack(attack)))
     if "plot" in document:
         rows.append(("plot", str(document["plot"])))
     return (
         heading(f"ε = {shown} at δ = {document['delta']:g}"),
-        facts(rows),
+        key_value_table(rows),
         Text("\nε by accountant (each is a valid upper bound)", style="dim"),
         table,
     )
 
 
-def _attack_words(attack: Mapping[str, object]) -> str:
+def _describe_attack(attack: Mapping[str, object]) -> str:
     found = attack["true_positive_rate"]
     assert isinstance(found, Mapping)
-    parts = [f"≤ {round_up(100 * value)} % at {100 * float(rate):g} % false positives" for rate, value in found.items()]
+    parts = [
+        f"≤ {format_upper_bound(100 * value)} % at {100 * float(rate):g} % false positives"
+        for rate, value in found.items()
+    ]
     return f"true positives {', '.join(parts)}; advantage ≤ {attack['advantage']:.5f}"
 
 

@@ -8,24 +8,20 @@ import typer
 from typer.core import TyperGroup
 
 from sordino.cli.account import account
-from sordino.cli.attack import attack
+from sordino.cli.attack import attack, diagnose
 from sordino.cli.audit import audit
 from sordino.cli.compare import compare
+from sordino.cli.console import check_single_process_command, is_rank_zero, print_error
 from sordino.cli.data import data
-from sordino.cli.demo import demo
-from sordino.cli.diagnose import diagnose
 from sordino.cli.federate import federate
 from sordino.cli.ledger import ledger
-from sordino.cli.output import print_error
 from sordino.cli.plan import plan
 from sordino.cli.recipes import recipes
 from sordino.cli.report import report
-from sordino.cli.runs import runs
-from sordino.cli.several import is_spokesman, refuse_command_in_several
+from sordino.cli.runs import runs, verify_command
 from sordino.cli.sweep import sweep
-from sordino.cli.train import train
-from sordino.cli.tune import tune
-from sordino.cli.verify import verify
+from sordino.cli.train import demo, train
+from sordino.cli.tune import tune_command
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, SordinoError
 
 __all__ = ["app", "exit_code", "main"]
@@ -68,7 +64,7 @@ class Commands(TyperGroup):
 
 def _speaks_json(ctx: typer.Context) -> bool:
     """Of several processes one writes the document."""
-    return bool(ctx.meta.get("sordino.json")) and is_spokesman()
+    return bool(ctx.meta.get("sordino.json")) and is_rank_zero()
 
 
 def _is_foreign(error: Exception) -> bool:
@@ -104,12 +100,12 @@ def options(
     ] = False,
 ) -> None:
     """Differentially private machine learning on PyTorch."""
-    refuse_command_in_several(ctx.invoked_subcommand)
+    check_single_process_command(ctx.invoked_subcommand)
 
 
 app.command()(demo)
 app.command()(train)
-app.command()(tune)
+app.command("tune")(tune_command)
 app.command()(compare)
 app.command()(sweep)
 app.command()(federate)
@@ -117,7 +113,7 @@ app.command()(plan)
 app.command()(account)
 app.command()(recipes)
 app.command()(report)
-app.command()(verify)
+app.command("verify")(verify_command)
 app.command()(attack)
 app.command()(diagnose)
 app.add_typer(audit, name="audit")

@@ -1,7 +1,7 @@
 """`sordino attack RUN`: membership attacks on a run's model, held against the ceiling of its guarantee."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,20 +12,22 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino import checks
-from sordino.cli.output import JsonOption, Output, facts, heading
-from sordino.cli.train import model_called
-from sordino.definitions import round_up
+from sordino.cli.console import JsonOption, Output, heading, key_value_table
+from sordino.cli.train import load_model_factory
+from sordino.definitions import format_upper_bound
 from sordino.errors import InvalidArgument
-from sordino.runs import RunFolder
+from sordino.runs import Metric, RunFolder
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from sordino.audit.attacks import MembershipReport, TrainReference
-    from sordino.data import DataSet
-    from sordino.recipes import Recipe
+    from sordino.data import DatasetSplits
+    from sordino.diagnostics import Convergence, SubgroupGap, TangentKernel
+    from sordino.recipes import TrainingConfig
 
-__all__ = ["attack", "dataset_of", "recipe_of_run"]
+__all__ = ["attack", "diagnose", "load_run_dataset", "recipe_of_run"]
+
 
 _PRIVATE = "Private: these numbers are statistics of the members, without noise. Keep them beside the data."
 _SHOWN_SLICES = 5
@@ -61,7 +63,7 @@ def attack(
         raise InvalidArgument(
             f"out must lie outside the run folder, got {str(target)!r}: a run folder may be published."
         )
-    dataset = dataset_of(folder, data, schema, test, public=data_is_public)
+    dataset = load_run_dataset(folder, data, schema, test, public=data_is_public)
     recipe = recipe_of_run(folder, dataset, model)
     out.say(Text.assemble((run.name, "bold"), f": {references} reference models, then every attack"))
     with out.stderr.status("attacking"):
@@ -69,18 +71,18 @@ def attack(
     target.mkdir(parents=True, exist_ok=True)
     picture, file = target / "attack.png", target / "attack.json"
     document = report.to_dict() | {"run": run.name, "picture": str(picture), "file": str(file)}
-    from sordino.audit.attacks import draw_roc
+    from sordino.audit.attacks import plot_roc
 
-    draw_roc(report, picture, title=f"Membership attacks on {run.name}")
+    plot_roc(report, picture, title=f"Membership attacks on {run.name}")
     file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     out.finish(document, *_page(report, {"picture": str(picture), "numbers": str(file)}))
     if report.above_ceiling:
         raise typer.Exit(1)
 
 
-def dataset_of(
+def load_run_dataset(
     folder: RunFolder, data: str | None, schema: Path | None, test: Path | None, *, public: bool
-) -> "DataSet":
+) -> "DatasetSplits":
     """The data set of a run, with records that were not trained on.
 
     Args:
@@ -90,11 +92,11 @@ def dataset_of(
         test: records that were not trained on, for a file.
         public: declares a file's records public.
     """
-    from sordino.data import load
+    from sordino.data import load_dataset
 
     said = folder.meta.get("data")
     name = data or (str(said.get("name", "")) if isinstance(said, dict) else "")
-    dataset = load(name, schema=schema, test=test)
+    dataset = load_dataset(name, schema=schema, test=test)
     if dataset.test is None or not len(dataset.test):
         raise InvalidArgument(
             "test must be a file of records that were not trained on, got none. Give --test: without them nobody can "
@@ -103,27 +105,27 @@ def dataset_of(
     return replace(dataset, public=dataset.public or public)
 
 
-def recipe_of_run(folder: RunFolder, dataset: "DataSet", model: str) -> "Recipe":
+def recipe_of_run(folder: RunFolder, dataset: "DatasetSplits", model: str) -> "TrainingConfig":
     """The recipe of a run; `model` names the factory of a model of the user's own and is empty otherwise."""
-    from sordino.cli.resuming import recipe_of
+    from sordino.cli.train import get_training_config
 
     training = folder.meta.get("training")
     said = str(training.get("model", "")) if isinstance(training, dict) else ""
-    return recipe_of(folder.path, dataset, model_called(model or said))
+    return get_training_config(folder.path, dataset, load_model_factory(model or said))
 
 
 def _attacked(
-    folder: RunFolder, dataset: "DataSet", recipe: "Recipe", references: int, members: int
+    folder: RunFolder, dataset: "DatasetSplits", recipe: "TrainingConfig", references: int, members: int
 ) -> "MembershipReport":
     from sordino.audit.attacks import membership_report
-    from sordino.randomness import Randomness
+    from sordino.randomness import KeyedRNG
 
     assert dataset.test is not None
     model = recipe.build_model()
     model.load_state_dict(folder.load_model())
     features, labels = dataset.train.tensors()
     others, other_labels = dataset.test.tensors()
-    randomness = Randomness()
+    randomness = KeyedRNG()
     count = min(members, len(labels), len(other_labels) // 2)
     return membership_report(
         model,
@@ -140,12 +142,12 @@ def _attacked(
     )
 
 
-def _like_the_run(recipe: "Recipe", population: int) -> "TrainReference":
+def _like_the_run(recipe: "TrainingConfig", population: int) -> "TrainReference":
     """Reference models are trained as the run was: same steps and clipping, and as much noise in the mean gradient."""
     import torch
 
-    from sordino.recipes.running import losses
-    from sordino.training.trainer import fit
+    from sordino.recipes.training_config import cross_entropy_per_record
+    from sordino.training.fit import fit
 
     def train(features: "Tensor", labels: "Tensor") -> torch.nn.Module:
         plan, share = recipe.plan, len(labels) / population
@@ -156,7 +158,7 @@ def _like_the_run(recipe: "Recipe", population: int) -> "TrainReference":
         )
         return fit(
             recipe.build_model(),
-            losses,
+            cross_entropy_per_record,
             (features, labels),
             own,
             optimizer=recipe.build_optimizer,
@@ -180,7 +182,11 @@ def _page(report: "MembershipReport", files: dict[str, str]) -> tuple[Renderable
         Text("An attack that fails is no proof of privacy.", style="dim"),
     ]
     banner = [] if report.public else [Text(_PRIVATE, style="bold yellow"), Text()]
-    claim = "none" if report.claim is None else f"ε = {round_up(report.claim.epsilon)}, δ = {report.claim.delta:g}"
+    claim = (
+        "none"
+        if report.claim is None
+        else f"ε = {format_upper_bound(report.claim.epsilon)}, δ = {report.claim.delta:g}"
+    )
     rows = [
         ("claim", claim),
         ("ceiling from", ceiling.source),
@@ -188,8 +194,14 @@ def _page(report: "MembershipReport", files: dict[str, str]) -> tuple[Renderable
         ("reference models", f"{report.references}, trained as the run was"),
         *files.items(),
     ]
-    known = facts([(one.name, one.knowledge) for one in report.attacks])
-    blocks = (_attacks(report), Text("What the attacker knows besides the record"), known, _slices(report), facts(rows))
+    known = key_value_table([(one.name, one.knowledge) for one in report.attacks])
+    blocks = (
+        _attacks(report),
+        Text("What the attacker knows besides the record"),
+        known,
+        _slices(report),
+        key_value_table(rows),
+    )
     return (*banner, heading(words), Group(*verdict), Text(), *blocks)
 
 
@@ -214,4 +226,172 @@ def _slices(report: "MembershipReport") -> RenderableType:
         table.add_column(name, justify="left" if name.startswith("worst") else "right")
     for part in report.slices[:_SHOWN_SLICES]:
         table.add_row(part.name, f"{part.members:,}", f"{part.auc:.3f} ({part.lower:.3f}–{part.upper:.3f})")
+    return table
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `sordino diagnose RUN`: what clipping and noise did to a run's model, measured on public test records.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_MARK = {True: "yes", False: "no"}
+_TRAINED_ON = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    kernel: "TangentKernel"
+    courses: "Convergence"
+    calibration: dict[str, dict[str, Metric]]
+    gaps: "tuple[SubgroupGap, ...]"
+
+
+def diagnose(
+    run: Annotated[Path, typer.Argument(help="A run folder with a model.")],
+    data: Annotated[
+        str | None, typer.Option(help="The records of the run: a name, or a file; as the run says.")
+    ] = None,
+    schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
+    test: Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form; all is measured on it.")] = None,
+    data_is_public: Annotated[
+        bool, typer.Option("--data-is-public", help="Declare the training records public: a twin may be trained.")
+    ] = False,
+    model: Annotated[str, typer.Option(help="module:factory, for a model of your own.")] = "",
+    records: Annotated[int, typer.Option(help="Test records in the tangent kernel.")] = 16,
+    steps: Annotated[int, typer.Option(help="Steps of training with noise alone, clipping alone, both, neither.")] = 40,
+    out_file: Annotated[Path | None, typer.Option("--out", help="Also write the numbers to this file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tangent kernel, convergence, calibration and subgroups of a run's model, on public test records only."""
+    checks.integer(1, records=records)
+    checks.integer(1, steps=steps)
+    out, folder = Output(as_json=as_json), RunFolder.open(run)
+    dataset = load_run_dataset(folder, data, schema, test, public=data_is_public)
+    if not dataset.public and test is None:
+        raise InvalidArgument("test must be public records to measure on, got none. Give --test.")
+    recipe = recipe_of_run(folder, dataset, model)
+    out.say(Text.assemble((run.name, "bold"), ": measured on public test records, nothing else is read"))
+    with out.stderr.status("measuring"):
+        found = _measured(folder, dataset, recipe, records, steps)
+    document = {"run": run.name} | _document(found)
+    if out_file is not None:
+        out_file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    out.finish(document, *_diagnose_page(found))
+
+
+def _measured(
+    folder: RunFolder, dataset: "DatasetSplits", recipe: "TrainingConfig", records: int, steps: int
+) -> _Found:
+    from sordino.cli.training_job import probabilities, subgroups_of
+    from sordino.diagnostics import measure_convergence, measure_tangent_kernel, subgroup_gaps
+    from sordino.recipes import non_private_baseline
+    from sordino.report import compute_utility
+
+    assert dataset.test is not None
+    private = recipe.build_model()
+    start = recipe.build_model()
+    private.load_state_dict(folder.load_model())
+    features, labels = dataset.test.tensors()
+    step = recipe.plan.at(0)
+    models: dict[str, nn.Module] = {"private": private}
+    if dataset.public:
+        models["twin"] = non_private_baseline(dataset, recipe)
+    chances = {name: probabilities(one, dataset.test) for name, one in models.items()}
+    few = min(_TRAINED_ON, len(labels))
+    return _Found(
+        kernel=measure_tangent_kernel(private, features[:records], labels[:records], max_grad_norm=step.max_grad_norm),
+        courses=measure_convergence(
+            start,
+            features[:few],
+            labels[:few],
+            steps=steps,
+            learning_rate=recipe.learning_rate,
+            max_grad_norm=step.max_grad_norm,
+            # As much noise in the mean gradient as the run had, on far fewer records.
+            noise_multiplier=step.noise_multiplier * few / step.expected_batch_size,
+        ),
+        calibration={
+            name: compute_utility(chance, dataset.test.labels, public=True) for name, chance in chances.items()
+        },
+        gaps=subgroup_gaps(
+            chances["private"], chances["twin"], dataset.test.labels, subgroups_of(dataset, dataset.test)
+        )
+        if "twin" in chances
+        else (),
+    )
+
+
+def _document(found: _Found) -> dict[str, object]:
+    return {
+        "tangent_kernel": {
+            "max_grad_norm": found.kernel.max_grad_norm,
+            "records": found.kernel.records,
+            "layers": list(found.kernel.layers),
+            "rows": [
+                {name: value for name, value in vars(row).items() if name != "matrix"}
+                | {
+                    "symmetric": row.symmetric,
+                    "positive_form": row.positive_form,
+                    "positive_eigenvalues": row.positive_eigenvalues,
+                    "refutes": list(row.refutes),
+                }
+                for row in found.kernel.rows
+            ],
+        },
+        "convergence": {name: list(losses) for name, losses in found.courses.losses.items()},
+        "metrics": {
+            model: {name: metric.value for name, metric in metrics.items() if not name.startswith("subgroup")}
+            for model, metrics in found.calibration.items()
+        },
+        "subgroups": [vars(gap) for gap in found.gaps],
+    }
+
+
+def _diagnose_page(found: _Found) -> tuple[RenderableType, ...]:
+    refuted = [f"{row.name} ({', '.join(row.refutes)})" for row in found.kernel.rows if row.refutes]
+    words = f"Beyond the published table: not kept here by {'; '.join(refuted)}" if refuted else ""
+    last = [(name, f"loss {losses[0]:.4f} → {losses[-1]:.4f}") for name, losses in found.courses.losses.items()]
+    note = f"clipping norm {found.kernel.max_grad_norm:g}; symmetric, form ≥ 0, eigenvalues ≥ 0; slope of the loss"
+    head = heading("Clipping and the tangent kernel", note)
+    blocks: list[RenderableType] = [head, _kernel(found.kernel), Text(words, style="yellow"), Text()]
+    blocks += [
+        heading("Noise and clipping apart", f"{found.courses.steps} full-batch steps"),
+        key_value_table(last),
+        Text(),
+    ]
+    blocks += [heading("Calibration"), _calibration(found.calibration)]
+    if found.gaps:
+        blocks += [heading("Whom privacy costs"), _gaps(found.gaps)]
+    return tuple(blocks)
+
+
+def _kernel(kernel: "TangentKernel") -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("clipping", "sym.", "form", "eig.", "predicted", "measured", "kept"):
+        table.add_column(name, justify="left" if name == "clipping" else "right", no_wrap=True)
+    for row in kernel.rows:
+        marks = (_MARK[row.symmetric], _MARK[row.positive_form], _MARK[row.positive_eigenvalues])
+        slopes = (f"{row.predicted:.4g}", f"{row.measured:.4g}", f"{100 * row.kept:.0f} %")
+        table.add_row(row.name, *marks, *slopes)
+    return table
+
+
+def _calibration(calibration: dict[str, dict[str, Metric]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("model", "accuracy", "ECE", "MCE"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for name, metrics in calibration.items():
+        shown = [f"{100 * metrics[key].value:.1f} %" for key in ("test_accuracy", "test_ece", "test_mce")]
+        table.add_row(name, *shown)
+    return table
+
+
+def _gaps(gaps: "tuple[SubgroupGap, ...]") -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("group", "records", "private", "twin", "gap (95 %)"):
+        table.add_column(name, justify="left" if name == "group" else "right")
+    for gap in gaps:
+        span = f"{100 * gap.gap:+.1f} ({100 * gap.lower:+.1f} to {100 * gap.upper:+.1f})"
+        shares = (f"{100 * gap.private:.1f} %", f"{100 * gap.plain:.1f} %")
+        table.add_row(f"{gap.column}: {gap.value}", f"{gap.records:,}", *shares, span)
     return table

@@ -12,17 +12,17 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from sordino import checks
-from sordino.cli.figures import checked_path
-from sordino.cli.output import JsonOption, Output, facts, heading, rounded
-from sordino.definitions import round_up
+from sordino.cli.console import JsonOption, Output, heading, key_value_table, rounded
+from sordino.cli.plots import checked_path
+from sordino.definitions import format_upper_bound
 from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder
 
 if TYPE_CHECKING:
-    from sordino.audit import AuditResult, Finding, Library, ReplayReport
-    from sordino.cli.replay_cases import Case
-    from sordino.data import DataSet
-    from sordino.recipes import Recipe
+    from sordino.audit import AuditResult, CaseResult, Library, ReplayReport
+    from sordino.cli.replay_cases import ReplayCase
+    from sordino.data import DatasetSplits
+    from sordino.recipes import TrainingConfig
 
 __all__ = ["audit"]
 
@@ -73,13 +73,13 @@ def training(
     out, run = Output(as_json=as_json), _run(target)
     if run is not None and (epsilon is not None or delta is not None):
         raise InvalidArgument("epsilon and delta must be left out for a run, got some. The run's own are audited.")
-    from sordino.audit import audit as audited
-    from sordino.cli.audit_figure import draw_audit
-    from sordino.data import load
-    from sordino.recipes.running import losses
+    from sordino.audit import audit_training as audited
+    from sordino.cli.plots import plot_audit
+    from sordino.data import load_dataset
+    from sordino.recipes.training_config import cross_entropy_per_record
 
     name = data or (target if run is None else _data_of(run))
-    dataset = load(name, target=label, schema=schema, public_schema_from=public_schema_from)
+    dataset = load_dataset(name, target=label, schema=schema, public_schema_from=public_schema_from)
     recipe = _recipe(dataset, run, epsilon, delta, model)
     if not dataset.public and canaries != "gradients":
         raise InvalidArgument(
@@ -89,7 +89,7 @@ def training(
     out.say(Text.assemble((dataset.name, "bold"), f": one training with {count:,} canaries, {recipe.plan.steps} steps"))
     result = audited(
         recipe.build_model(),
-        losses,
+        cross_entropy_per_record,
         dataset.train.tensors(),
         recipe.plan,
         canaries=canaries,
@@ -105,7 +105,7 @@ def training(
     if run is not None:
         _into_report(run, result)
     if picture is not None:
-        draw_audit(result, picture)
+        plot_audit(result, picture)
         if run is not None:
             run.vouch(picture)
     document = result.to_dict() | {"picture": None if picture is None else str(picture)}
@@ -127,16 +127,16 @@ def _data_of(run: RunFolder) -> str:
 
 
 def _recipe(
-    dataset: "DataSet", run: RunFolder | None, epsilon: float | None, delta: float | None, model: str
-) -> "Recipe":
-    from sordino.cli.resuming import recipe_of
-    from sordino.cli.running import default_delta
-    from sordino.recipes import recommend
+    dataset: "DatasetSplits", run: RunFolder | None, epsilon: float | None, delta: float | None, model: str
+) -> "TrainingConfig":
+    from sordino.cli.train import get_training_config
+    from sordino.cli.training_job import default_delta
+    from sordino.recipes import recommend_config
 
     if run is not None:
-        return recipe_of(run.path, dataset, model)
+        return get_training_config(run.path, dataset, model)
     size = len(dataset.train)
-    return recommend(
+    return recommend_config(
         model,
         shape=dataset.train.record_shape,
         classes=len(dataset.labels),
@@ -148,41 +148,41 @@ def _recipe(
 
 def _into_report(run: RunFolder, result: "AuditResult") -> None:
     """Add the audit to the run's others, and write its report anew."""
-    from sordino.report import write
+    from sordino.report import write_report
 
     file = run.path / "audit.json"
     body = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
     entries = [*(body if isinstance(body, list) else [body]), result.report_entry()]
     file.write_text(json.dumps(entries, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     run.vouch(file)
-    write(run)
+    write_report(run)
 
 
 def _page(result: "AuditResult", picture: Path | None) -> tuple[RenderableType, ...]:
     bound, claimed = result.bound, result.claimed
     verdict = "Nothing speaks against the claim; that is no proof of it." if result.passed else "The claim is REJECTED."
     rows = [
-        ("claimed", f"ε = {round_up(claimed.epsilon)} at δ = {claimed.delta:g}"),
+        ("claimed", f"ε = {format_upper_bound(claimed.epsilon)} at δ = {claimed.delta:g}"),
         ("shown", f"ε ≥ {bound.epsilon:.2f} with {100 * bound.confidence:g} % confidence, if {bound.family}"),
         ("could be shown", f"at most {bound.ceiling:.2f}, had all {bound.guesses} guesses been right"),
         ("attacker", result.report_entry()["attacker"]),
         ("guesses", f"{bound.correct} right of {bound.guesses}, on {bound.canaries:,} canaries ({result.canaries})"),
         *((f"{attacker}, {one.method}", f"ε ≥ {one.epsilon:.2f}") for attacker, one in result.others),
-        *((check.name, _words(check.passed, check.measured, check.expected)) for check in result.checks),
+        *((check.name, _describe(check.passed, check.measured, check.expected)) for check in result.checks),
         ("training", f"{result.seconds:.0f} seconds"),
         *([] if picture is None else [("picture", str(picture))]),
     ]
-    return heading(f"ε ≥ {bound.epsilon:.2f} was shown, ε = {round_up(claimed.epsilon)} is claimed", verdict), facts(
-        [(name, str(value)) for name, value in rows]
-    )
+    return heading(
+        f"ε ≥ {bound.epsilon:.2f} was shown, ε = {format_upper_bound(claimed.epsilon)} is claimed", verdict
+    ), key_value_table([(name, str(value)) for name, value in rows])
 
 
-def _words(passed: bool, measured: float, expected: float) -> str:
+def _describe(passed: bool, measured: float, expected: float) -> str:
     return f"{'yes' if passed else 'NO'}: {measured:.4f}, expected {expected:g}"
 
 
-@audit.command()
-def replay(
+@audit.command("replay")
+def replay_command(
     target: Annotated[
         str | None,
         typer.Argument(
@@ -224,7 +224,7 @@ def replay(
         raise typer.Exit(1)
 
 
-def _case(target: str) -> "Case":
+def _case(target: str) -> "ReplayCase":
     """The case that ``module:name`` names."""
     module, colon, name = target.partition(":")
     try:
@@ -248,14 +248,14 @@ def conformance(
     as_json: JsonOption = False,
 ) -> None:
     """Try every case on which training libraries are known to be wrong. Exit code 1 when one fails."""
-    from sordino.audit import CASES, check_library, paths
+    from sordino.audit import CASES, check_library, library_paths
 
-    out, known = Output(as_json=as_json), paths()
+    out, known = Output(as_json=as_json), library_paths()
     chosen = {name: known.get(name) or _library(name, known) for name in path or (known if every else ["engine"])}
     cases = [name for name in CASES if only in name]
     if not cases:
         raise InvalidArgument(f"only must be a part of some case's name, got {only!r}. Leave it out to see them all.")
-    found: dict[str, dict[str, Finding]] = {}
+    found: dict[str, dict[str, CaseResult]] = {}
     for name, library in chosen.items():
         with out.stderr.status(name):
             found[name] = {one.case: one for one in check_library(library, only=only)}
@@ -278,7 +278,7 @@ def conformance(
         raise typer.Exit(1)
 
 
-def _verdict(found: "Finding") -> Text:
+def _verdict(found: "CaseResult") -> Text:
     if found.verdict == "not offered":
         return Text("–", style="dim")
     if found.passed:

@@ -10,16 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino import checks
-from sordino.cli.figures import checked_path
-from sordino.cli.ledger import account_at
-from sordino.cli.output import JsonOption, Output, finite, heading
-from sordino.definitions import round_up
+from sordino.cli.console import JsonOption, Output, finite, heading
+from sordino.cli.ledger import open_account
+from sordino.cli.plots import checked_path
+from sordino.definitions import format_upper_bound
 from sordino.errors import InvalidArgument, MissingDeclaration
 
 if TYPE_CHECKING:
-    from sordino.recipes.comparing import Comparison
-    from sordino.recipes.methods import TableMethod
-    from sordino.recipes.tables import Facts
+    from sordino.recipes.tabular import Comparison, PublicFacts, TabularMethod
 
 __all__ = ["compare"]
 
@@ -54,12 +52,12 @@ def compare(
     checks.integer(1, repeats=repeats)
     if delta is not None:
         checks.probability(zero=False, one=False, delta=delta)
-    from sordino.cli.running import default_delta
-    from sordino.data import load
+    from sordino.cli.training_job import default_delta
+    from sordino.data import load_dataset
 
-    out, account = Output(as_json=as_json), account_at(ledger, dataset_name)
+    out, account = Output(as_json=as_json), open_account(ledger, dataset_name)
     label = target if public_schema_from is not None else None
-    dataset = load(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
+    dataset = load_dataset(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
     if data_is_public:
         dataset = replace(dataset, public=True)
     picture = checked_path(Path(f"compare-{dataset.name}.png") if plot is None else plot)
@@ -74,27 +72,28 @@ def compare(
         raise MissingDeclaration(
             "test must be declared: a PUBLIC file to measure on. Accuracy on private records is a release of its own."
         )
-    from sordino.recipes import comparing
-    from sordino.recipes.methods import non_private
-    from sordino.recipes.tables import table
+    from sordino.recipes import tabular
+    from sordino.recipes.tabular import make_tabular_task, non_private_scores
 
-    rows = table(dataset, target=target)
+    rows = make_tabular_task(dataset, target=target)
     chosen = _chosen(methods, rows.facts)
     slack = default_delta(rows.facts.population) if delta is None else delta
     out.say(_loudly(dataset.name, dataset.public, len(chosen), budgets))
     with out.stderr.status("fitting"):
         if dataset.public:
-            found = comparing.compare(rows, chosen, epsilons=budgets, delta=slack, repeats=repeats)
-            others = non_private(rows)
+            found = tabular.compare_public(rows, chosen, epsilons=budgets, delta=slack, repeats=repeats)
+            others = non_private_scores(rows)
         else:
-            found = comparing.share(rows, chosen, epsilon=budgets[0], delta=slack, ledger=account)
+            found = tabular.compare_private(rows, chosen, epsilon=budgets[0], delta=slack, ledger=account)
             others = {}
-    from sordino.cli.comparison_figure import draw
+    from sordino.cli.plots import plot_comparison
 
-    draw(found, others, title=f"{dataset.name}: {rows.facts.target}", delta=slack, path=picture)
+    plot_comparison(found, others, title=f"{dataset.name}: {rows.facts.target}", delta=slack, path=picture)
     out.finish(
         _document(found, others, public=dataset.public, delta=slack, picture=picture),
-        heading(f"{dataset.name}: {rows.facts.target}, δ = {slack:g} a fit" if dataset.public else _bill(found)),
+        heading(
+            f"{dataset.name}: {rows.facts.target}, δ = {slack:g} a fit" if dataset.public else _charges_table(found)
+        ),
         _table(found, others, chosen),
         Text(),
         Text(_footnote(found, public=dataset.public, repeats=repeats), style="dim"),
@@ -113,10 +112,10 @@ def _numbers(texts: list[str]) -> list[float]:
     return [checks.positive(epsilon=value) for value in sorted(found)]
 
 
-def _chosen(names: str | None, facts: "Facts") -> "list[TableMethod]":
-    from sordino.recipes.methods import applicable
+def _chosen(names: str | None, facts: "PublicFacts") -> "list[TabularMethod]":
+    from sordino.recipes.tabular import supported_methods
 
-    suited = {method.name: method for method in applicable(facts)}
+    suited = {method.name: method for method in supported_methods(facts)}
     if names is None:
         return list(suited.values())
     wanted = [name.strip() for name in names.split(",") if name.strip()]
@@ -138,15 +137,15 @@ def _loudly(name: str, public: bool, methods: int, budgets: list[float]) -> Text
     )
 
 
-def _bill(found: "Comparison") -> str:
-    return f"All of it together: (ε = {round_up(found.total.epsilon)}, δ = {found.total.delta:g})"
+def _charges_table(found: "Comparison") -> str:
+    return f"All of it together: (ε = {format_upper_bound(found.total.epsilon)}, δ = {found.total.delta:g})"
 
 
 def _shown(value: float, measure: str) -> str:
     return f"{100 * value:.1f} %" if measure == "accuracy" else f"{value:.4g}"
 
 
-def _table(found: "Comparison", others: Mapping[str, float], chosen: "list[TableMethod]") -> Table:
+def _table(found: "Comparison", others: Mapping[str, float], chosen: "list[TabularMethod]") -> Table:
     budgets = sorted({cell.epsilon for cell in found.cells})
     best = max if found.measure == "accuracy" else min
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -179,7 +178,7 @@ def _footnote(found: "Comparison", *, public: bool, repeats: int) -> str:
     spread = "one fit each: figures within a point may swap places" if repeats == 1 else f"means of {repeats} fits"
     return (
         f"Measured on public test records, {spread}. On private records these {fits} fits would together "
-        f"cost ε = {round_up(found.total.epsilon)} at δ = {found.total.delta:.2g}."
+        f"cost ε = {format_upper_bound(found.total.epsilon)} at δ = {found.total.delta:.2g}."
     )
 
 

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sordino.cli.output import JsonOption, Output, facts, heading
+from sordino.cli.console import JsonOption, Output, heading, key_value_table
 
 __all__ = ["data"]
 
@@ -20,10 +20,10 @@ NameArgument = Annotated[str, typer.Argument(help="A name from `sordino data lis
 @data.command("list")
 def list_all(as_json: JsonOption = False) -> None:
     """List the named data sets."""
-    from sordino.data import available
+    from sordino.data import list_datasets
 
     out = Output(as_json=as_json)
-    sets = available()
+    sets = list_datasets()
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
     for name in ("name", "train", "test", "task", "here"):
         number = name in {"train", "test"}
@@ -42,10 +42,10 @@ def list_all(as_json: JsonOption = False) -> None:
 @data.command("show")
 def show_one(name: NameArgument, as_json: JsonOption = False) -> None:
     """Show what is known about a named data set: shapes, labels, schema, licence, files."""
-    from sordino.data import show
+    from sordino.data import describe_dataset
 
     out = Output(as_json=as_json)
-    found = show(name)
+    found = describe_dataset(name)
     info = found.info
     rows = [
         ("train", _shape(info.train_shape)),
@@ -57,7 +57,7 @@ def show_one(name: NameArgument, as_json: JsonOption = False) -> None:
     ]
     if found.note:
         rows.append(("note", found.note))
-    page: list[RenderableType] = [heading(info.title, info.task), facts(rows)]
+    page: list[RenderableType] = [heading(info.title, info.task), key_value_table(rows)]
     if found.schema is not None:
         page.append(_columns(found.schema.to_dict()))
     out.finish(found.to_dict(), *page)
@@ -66,11 +66,11 @@ def show_one(name: NameArgument, as_json: JsonOption = False) -> None:
 @data.command("get")
 def fetch(name: NameArgument, as_json: JsonOption = False) -> None:
     """Put a named data set on this machine, checked against its checksum, and say where."""
-    from sordino.data import get
+    from sordino.data import download_dataset
 
     out = Output(as_json=as_json)
-    folder: Path = get(name)
-    out.finish({"name": name, "folder": str(folder)}, facts([(name, str(folder))]))
+    folder: Path = download_dataset(name)
+    out.finish({"name": name, "folder": str(folder)}, key_value_table([(name, str(folder))]))
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -88,4 +88,4 @@ def _columns(schema: dict[str, object]) -> RenderableType:
             names = [str(category) for category in column["categories"]]
             shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
             rows.append((str(column["name"]), shown))
-    return Group(Text("\ncolumns", style="dim"), Padding(facts(rows), (0, 0, 0, 2)))
+    return Group(Text("\ncolumns", style="dim"), Padding(key_value_table(rows), (0, 0, 0, 2)))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sordino import checks
-from sordino.cli.ledger import account_at
-from sordino.cli.output import JsonOption, Output
+from sordino.cli.console import JsonOption, Output
+from sordino.cli.ledger import open_account
 from sordino.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from sordino.data import DataSet
+    from sordino.data import DatasetSplits
     from sordino.recipes import ModelFactory
     from sordino.training import Plan
 
@@ -52,28 +52,28 @@ def federate(
     """Simulate federated learning: clients train on their own records, the server adds noise to their mean update."""
     import numpy as np
 
-    from sordino.cli.running import Outcome, page, run_folder
-    from sordino.data import load
-    from sordino.federated import SERVER_OPTIMIZERS, LocalTraining, clients_from, simulate
+    from sordino.cli.training_job import Outcome, render_outcome, run_folder
+    from sordino.data import load_dataset
+    from sordino.federated import SERVER_OPTIMIZERS, LocalTraining, simulate, split_clients
     from sordino.recipes import accuracy
-    from sordino.report import write
+    from sordino.report import write_report
     from sordino.runs import Metric, RunFolder
 
     out = Output(as_json=as_json)
     checks.one_of(list(SERVER_OPTIMIZERS), optimizer=optimizer)
     size = checks.integer(1, local_batch_size=local_batch_size)
     local = LocalTraining(learning_rate=local_learning_rate, epochs=local_epochs, batch_size=size)
-    build = _model_called(model)
+    build = _get_model(model)
     plan = _plan(epsilon, delta, clients, rounds, cohort, bound, adaptive=not fixed_bound)
-    account = account_at(ledger, dataset_name)
-    found = load(data)
+    account = open_account(ledger, dataset_name)
+    found = load_dataset(data)
     if not found.public:
         raise InvalidArgument(
             "data must be a named public set: a simulation deals its records to invented clients. For real clients use "
             "sordino.federated.PrivateServer."
         )
     records = found.train.tensors()
-    held = clients_from(records, np.arange(len(found.train)) % clients, count=clients)
+    held = split_clients(records, np.arange(len(found.train)) % clients, count=clients)
     folder = run_folder(f"{found.name}-federated", out_folder)
     asked = "all of them" if cohort >= clients else f"each with probability {cohort / clients:.3g}"
     out.say(f"{clients} clients, {rounds} rounds, {asked}; noise of {plan.at(0).noise_multiplier:.4g} bounds, once.")
@@ -92,11 +92,13 @@ def federate(
         measured = {} if found.test is None else {"test_accuracy": accuracy(result.model, found.test)}
         metrics = {name: Metric(value=value, public=True) for name, value in measured.items()}
         run.write_metrics(metrics)
-        write(run)
+        write_report(run)
     outcome = Outcome(
         run=run, guarantee=result.guarantee, metrics=metrics, steps=result.rounds, interrupted=result.rounds < rounds
     )
-    out.finish({"data": found.name, "clients": clients, "rounds": rounds, **outcome.to_dict()}, *page(outcome))
+    out.finish(
+        {"data": found.name, "clients": clients, "rounds": rounds, **outcome.to_dict()}, *render_outcome(outcome)
+    )
 
 
 def _loss(model: "nn.Module", x: "Tensor", y: "Tensor") -> "Tensor":
@@ -105,7 +107,7 @@ def _loss(model: "nn.Module", x: "Tensor", y: "Tensor") -> "Tensor":
     return cross_entropy(model(x), y, reduction="none")
 
 
-def _model_called(name: str) -> "ModelFactory":
+def _get_model(name: str) -> "ModelFactory":
     from sordino.recipes import cnn, logistic, mlp
 
     factories: dict[str, ModelFactory] = {"logistic": logistic, "mlp": mlp, "cnn": cnn}
@@ -135,7 +137,7 @@ def _plan(
     )
 
 
-def _meta(found: "DataSet", model: str, optimizer: str, epsilon: float, clients: int) -> dict[str, object]:
+def _meta(found: "DatasetSplits", model: str, optimizer: str, epsilon: float, clients: int) -> dict[str, object]:
     """Public facts about the run."""
     return {
         "target_epsilon": epsilon,

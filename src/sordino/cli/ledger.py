@@ -11,15 +11,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sordino.cli.output import JsonOption, Output, facts, finite, heading
-from sordino.definitions import NeighboringRelation, PrivacyUnit, round_up
+from sordino.cli.console import JsonOption, Output, finite, heading, key_value_table
+from sordino.definitions import NeighboringRelation, PrivacyUnit, format_upper_bound
 from sordino.errors import InvalidArgument, UnsupportedEvent
-from sordino.events import Event, Nothing, from_dict, from_json, to_dict
+from sordino.events import Event, NoOp, from_dict, from_json, to_dict
 
 if TYPE_CHECKING:
-    from sordino.ledger import Account, Entry, Ledger
+    from sordino.ledger import Account, Ledger, LedgerEntry
 
-__all__ = ["account_at", "ledger"]
+__all__ = ["ledger", "open_account"]
 
 ledger = typer.Typer(help="Who spent what on which data set, and what is left.", no_args_is_help=True)
 PlaceArgument = Annotated[str, typer.Argument(metavar="LEDGER", help="A file, or postgresql://user@host/database.")]
@@ -27,7 +27,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="DATASET", help="The name u
 _BAR, _SHORT_BAR = 40, 16
 
 
-def account_at(place: str | None, name: str | None) -> "Account | None":
+def open_account(place: str | None, name: str | None) -> "Account | None":
     """The account that ``--ledger`` and ``--dataset-name`` name, or None when neither is given."""
     if place is None and name is None:
         return None
@@ -42,7 +42,7 @@ def init(place: PlaceArgument, as_json: JsonOption = False) -> None:
     out = Output(as_json=as_json)
     found = _at(place)
     found.create()
-    out.finish({"ledger": place, "accounts": found.accounts()}, facts([("ledger", place)]))
+    out.finish({"ledger": place, "accounts": found.accounts()}, key_value_table([("ledger", place)]))
 
 
 @ledger.command("declare")
@@ -56,7 +56,7 @@ def declare(
     ] = NeighboringRelation.ADD_OR_REMOVE_ONE,
     unit: Annotated[PrivacyUnit, typer.Option(help="Whose contribution is protected.")] = PrivacyUnit.EXAMPLE,
     policy: Annotated[
-        str, typer.Option(help="renyi or zcdp: choose as you go. pld: all reserved before the first charge.")
+        str, typer.Option(help="renyi or zcdp: choose as you go. pld: all reserved before the first charge_command.")
     ] = "renyi",
     change: Annotated[bool, typer.Option("--change", help="Change the budget that is there.")] = False,
     note: Annotated[str, typer.Option(help="Kept with the line.")] = "",
@@ -93,7 +93,7 @@ def show(
 
 
 @ledger.command("charge")
-def charge(
+def charge_command(
     place: PlaceArgument,
     name: NameArgument,
     event: Annotated[str, typer.Option(help="An event as JSON, or a file that holds one.")],
@@ -111,7 +111,9 @@ def charge(
     purse = account if reservation is None else account.reservation(reservation)
     receipt = purse.charge(from_json(text), note=note, run=run, relation=relation, unit=unit)
     document = {"line": receipt.seq, "digest": receipt.digest, **_state(account)}
-    out.finish(document, facts([("line", str(receipt.seq)), ("digest", receipt.digest)]), Text(), *_page(document))
+    out.finish(
+        document, key_value_table([("line", str(receipt.seq)), ("digest", receipt.digest)]), Text(), *_page(document)
+    )
 
 
 @ledger.command("history")
@@ -138,7 +140,7 @@ def export(
         return
     file.write_text(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n", encoding="utf-8")
     lines = sum(len(entries) for entries in accounts.values())
-    out.finish({"file": str(file), "lines": lines}, facts([("file", str(file)), ("lines", f"{lines:,}")]))
+    out.finish({"file": str(file), "lines": lines}, key_value_table([("file", str(file)), ("lines", f"{lines:,}")]))
 
 
 @ledger.command("release")
@@ -160,14 +162,15 @@ def release(
     for one in names:
         account.reservation(one).close()
     document = {"released": names, **_state(account)}
-    out.finish(document, facts([("released", ", ".join(names) or "nothing")]), Text(), *_page(document))
+    out.finish(document, key_value_table([("released", ", ".join(names) or "nothing")]), Text(), *_page(document))
 
 
 @ledger.command("verify")
-def verify(
+def verify_ledger_command(
     place: PlaceArgument,
     head: Annotated[
-        list[str] | None, typer.Option(metavar="DATASET=SEQ:DIGEST", help="A head from an earlier verify.")
+        list[str] | None,
+        typer.Option(metavar="DATASET=SEQ:DIGEST", help="A head from an earlier verify_ledger_command."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -226,7 +229,7 @@ def _page(document: Mapping[str, object]) -> tuple[RenderableType, ...]:
     currency, amount = str(left["currency"]), float(str(left["amount"]))
     more = f"{amount:.5g} {currency}"
     if currency == "ρ" and amount > 0:
-        more += f"; a Gaussian of noise multiplier {round_up((1 / (2 * amount)) ** 0.5, 3)} still fits"
+        more += f"; a Gaussian of noise multiplier {format_upper_bound((1 / (2 * amount)) ** 0.5, 3)} still fits"
     rows = [
         ("budget", f"(ε = {budget['epsilon']:g}, δ = {budget['delta']:g})"),
         ("policy", str(budget["policy"])),
@@ -240,7 +243,7 @@ def _page(document: Mapping[str, object]) -> tuple[RenderableType, ...]:
     ]
     bar = Table.grid(padding=(0, 2, 0, 0))
     bar.add_row(_bar(float(str(left["share"]))), f"{100 * float(str(left['share'])):.1f} % left")
-    return heading(str(document["account"])), bar, Text(), facts(rows)
+    return heading(str(document["account"])), bar, Text(), key_value_table(rows)
 
 
 def _part(document: Mapping[str, object], name: str) -> Mapping[str, object]:
@@ -252,7 +255,7 @@ def _part(document: Mapping[str, object], name: str) -> Mapping[str, object]:
 def _epsilon(value: object) -> str:
     if value is None:
         return "no accountant composes these events"
-    return "ε = ∞" if isinstance(value, str) else f"ε = {round_up(float(str(value)), 4)}"
+    return "ε = ∞" if isinstance(value, str) else f"ε = {format_upper_bound(float(str(value)), 4)}"
 
 
 def _bar(share: float, length: int = _BAR) -> Text:
@@ -278,18 +281,18 @@ def _overview(documents: Sequence[Mapping[str, object]]) -> RenderableType:
     return Group(table)
 
 
-def _lines(entries: "Sequence[Entry]") -> RenderableType:
+def _lines(entries: "Sequence[LedgerEntry]") -> RenderableType:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
     for column in ("", "when", "who", "what", "event", "note"):
         table.add_column(column, no_wrap=column != "event")
     for entry in entries:
         what = f"{entry.kind} {entry.reservation}".strip()
-        table.add_row(str(entry.seq), entry.at[:19].replace("T", " "), entry.who, what, _words(entry), entry.note)
+        table.add_row(str(entry.seq), entry.at[:19].replace("T", " "), entry.who, what, _describe(entry), entry.note)
     return table
 
 
-def _words(entry: "Entry") -> str:
-    if isinstance(entry.event, Nothing):
+def _describe(entry: "LedgerEntry") -> str:
+    if isinstance(entry.event, NoOp):
         budget = entry.contents.get("budget")
         return f"ε = {budget['epsilon']:g}, δ = {budget['delta']:g}" if isinstance(budget, dict) else "nothing"
     return _named(entry.event)
@@ -297,7 +300,7 @@ def _words(entry: "Entry") -> str:
 
 def _named(event: Event) -> str:
     """The kinds of an event's leaves with their counts."""
-    from sordino.ledger.leaves import leaves_of
+    from sordino.ledger.policies import event_counts
 
-    leaves = leaves_of(event)
+    leaves = event_counts(event)
     return ", ".join(f"{leaf.kind} × {count:,}" if count > 1 else leaf.kind for leaf, count in leaves.items())

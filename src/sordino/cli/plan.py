@@ -1,20 +1,294 @@
 """`sordino plan`: the least noise for a target ε, or whatever else is left open, or a table. No torch, no data."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from sordino import checks
-from sordino.cli.output import JsonOption, Output, facts, heading
-from sordino.cli.plan_recommend import show_recommendation
-from sordino.cli.plan_table import batch_ladder, listed, show_table
-from sordino.cli.statement import statement, subsampled_gaussian
+from sordino.cli.account import subsampled_gaussian, summarize_event
+from sordino.cli.console import JsonOption, Output, heading, key_value_table
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, MissingDeclaration
+from sordino.events import Gaussian
 
-__all__ = ["plan"]
+__all__ = ["PlanCell", "batch_ladder", "cheapest_cell", "listed", "plan", "show_recommendation", "show_table"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `sordino plan --recommend`: all settings of DP-SGD by published rules. No torch, no data.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_SOURCES = {
+    "batch_size": "the smallest batch whose signal q√T/σ, the inverse of the total amount of noise, is within 10 % of "
+    "the best (Sander, Stock, Sablayrolles 2023)",
+    "steps": "epochs · n/B, at most (nμ)²/d (after Bassily, Feldman, Talwar, Thakurta 2019)",
+    "noise_multiplier": "the least that the accountant allows",
+    "max_grad_norm": "1: with normalised gradients it is one knob with the learning rate (De et al. 2022; Bu et al. "
+    "2023)",
+    "learning_rate": "R/(C√T·√(1 + dσ²/B²)) for the mean gradient and plain SGD (Bassily, Smith, Thakurta 2014); "
+    "learning rate × steps grows like ε (Panda et al. 2024)",
+}
+
+
+def show_recommendation(
+    out: Output,
+    epsilon: float,
+    delta: float | None,
+    records: int | None,
+    parameters: int | None,
+    passes: Sequence[float] | None,
+    distance: float,
+    relation: NeighboringRelation,
+    unit: PrivacyUnit,
+    *,
+    others: Sequence[object],
+) -> None:
+    """Print what the rules say, with their sources, or the document."""
+    if delta is None or records is None or parameters is None:
+        raise MissingDeclaration("a recommendation must be given --delta, --records and --parameters. Give the rest.")
+    if any(other is not None for other in others) or (passes is not None and len(passes) > 1):
+        raise InvalidArgument("a recommendation must be given no settings but one --epochs, got more. Drop them.")
+    checks.probability(zero=False, one=False, delta=delta)
+    from sordino.tuning.recommended_settings import recommend_settings
+
+    found = recommend_settings(
+        records=records,
+        parameters=parameters,
+        target_epsilon=epsilon,
+        delta=delta,
+        epochs=passes[0] if passes else 40.0,
+        distance=distance,
+        relation=relation,
+    )
+    event = subsampled_gaussian(
+        sample_rate=found.sample_rate, noise_multiplier=found.noise_multiplier, steps=found.steps
+    )
+    document = {
+        **asdict(found),
+        "target_epsilon": epsilon,
+        "dataset_size_is_public": True,
+        "sources": _SOURCES,
+        **summarize_event(event, delta=delta, relation=relation, unit=unit),
+    }
+    trial, noise = found.small_batch
+    rows = [
+        ("batch size", f"{found.batch_size:,} of {records:,} records (public), sample rate {found.sample_rate:.6g}"),
+        ("steps", f"{found.steps:,}, {found.epochs:.4g} epochs"),
+        ("noise multiplier", f"{found.noise_multiplier:.6g}"),
+        ("clipping norm", f"{found.max_grad_norm:g}"),
+        ("learning rate", f"{found.learning_rate:.3g}"),
+        ("signal", f"{100 * min(1.0, found.signal / found.signal_ceiling):.0f} % of what ε and δ allow"),
+        ("one step", f"a gradient stands {found.gradient_to_noise:.3g} to 1 against its noise, at most"),
+        ("to try settings", f"batch {trial} with noise multiplier {noise:.3g}, same steps, on PUBLIC records"),
+        ("unit", unit.words),
+        ("neighbours", relation.words),
+    ]
+    sources = "\n".join(f"{name.replace('_', ' ')}: {text}." for name, text in _SOURCES.items())
+    out.finish(
+        document,
+        heading(f"Settings for ε ≤ {epsilon:g} at δ = {delta:g}", "by published rules; no record was read"),
+        key_value_table(rows),
+        Text("\n" + sources, style="dim"),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The table of `sordino plan`: noise for batch sizes × epochs, and which cell is the cheapest for its noise.
+#
+# The rule. In `steps` updates at sample rate q a record is present q·steps times, against noise σ√steps: the signal of
+# a run is q√steps/σ, the inverse of its total amount of noise (Sander, Stock and Sablayrolles 2023, "TAN without a
+# burn: scaling laws of DP-SGD", where η = q√(S/2)/σ). For a given (ε, δ) it is at most the μ of the Gaussian that the
+# guarantee allows, which is reached when every step uses every record. Compute is the number of per-example gradients,
+# epochs × records. The cheapest cell is the one with the fewest gradients whose signal is within a tenth of the table's
+# best; among equals, the one with the most signal. How many steps a model needs is not in the rule.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_WITHIN = 0.9
+_LARGEST_TABLE = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCell:
+    """One setting: its noise, and what it costs and gives."""
+
+    batch_size: float
+    epochs: float
+    sample_rate: float
+    steps: int
+    noise_multiplier: float
+    signal: float
+    share_of_ceiling: float
+    gradients: int
+
+
+def listed(text: str, name: str) -> list[float]:
+    """Positive numbers, separated by commas, each once, ascending."""
+    try:
+        numbers = {float(part) for part in text.split(",")}
+    except ValueError as error:
+        raise InvalidArgument(f"{name} must be numbers with commas between, got {text!r}. Write 256,1024.") from error
+    if any(not 0 < number < math.inf for number in numbers):
+        raise InvalidArgument(f"{name} must be finite numbers > 0, got {text!r}. Write 256,1024.")
+    return sorted(numbers)
+
+
+def batch_ladder(records: int) -> list[float]:
+    """Powers of two from about 1/256 of the records to about a quarter."""
+    top = max(1, math.floor(math.log2(max(2, records) / 4)))
+    return [float(2**power) for power in range(max(0, top - 6), top + 1, 2)]
+
+
+def _cell(
+    size: float,
+    epochs: float,
+    *,
+    records: int,
+    epsilon: float,
+    delta: float,
+    relation: NeighboringRelation,
+    ceiling: float,
+) -> PlanCell:
+    from sordino import accounting
+
+    if size > records:
+        raise InvalidArgument(f"batch_size must be ≤ records ({records}), got {size:g}. Draw fewer records a step.")
+    rate = size / records
+    steps = max(1, math.ceil(epochs / rate - 1e-9))
+    noise = accounting.calibrate_noise_multiplier(
+        lambda z: subsampled_gaussian(sample_rate=rate, noise_multiplier=z, steps=steps),
+        target_epsilon=epsilon,
+        target_delta=delta,
+        relation=relation,
+    )
+    signal = rate * math.sqrt(steps) / noise
+    return PlanCell(
+        batch_size=size,
+        epochs=epochs,
+        sample_rate=rate,
+        steps=steps,
+        noise_multiplier=noise,
+        signal=signal,
+        share_of_ceiling=min(1.0, signal / ceiling),
+        gradients=round(rate * steps * records),
+    )
+
+
+def cheapest_cell(cells: list[PlanCell]) -> PlanCell:
+    """The fewest gradients among cells within a tenth of the best signal; the most signal among equals.
+
+    Example:
+        >>> low = PlanCell(batch_size=1, epochs=1, sample_rate=0.1, steps=10, noise_multiplier=1.0, signal=0.316,
+        ...            share_of_ceiling=0.9, gradients=10)
+        >>> cheapest_cell([low]) is low
+        True
+    """
+    enough = _WITHIN * max(cell.signal for cell in cells)
+    return min(
+        (cell for cell in cells if cell.signal >= enough), key=lambda cell: (round(cell.epochs, 9), -cell.signal)
+    )
+
+
+def show_table(
+    out: Output,
+    sizes: list[float],
+    passes: list[float],
+    *,
+    records: int,
+    epsilon: float,
+    delta: float,
+    relation: NeighboringRelation,
+    unit: PrivacyUnit,
+) -> None:
+    """Calibrate every cell and print the table, or its document."""
+    from sordino import accounting
+
+    checks.integer(1, records=records)
+    checks.probability(zero=False, one=False, delta=delta)
+    if len(sizes) * len(passes) > _LARGEST_TABLE:
+        raise InvalidArgument(f"a table must have ≤ {_LARGEST_TABLE} cells, got more. Give fewer sizes or epochs.")
+    ceiling = 1 / accounting.calibrate_noise_multiplier(
+        lambda z: Gaussian(noise_multiplier=z), target_epsilon=epsilon, target_delta=delta, relation=relation
+    )
+    cells = [
+        _cell(
+            size,
+            epochs,
+            records=records,
+            epsilon=epsilon,
+            delta=delta,
+            relation=relation,
+            ceiling=ceiling,
+        )
+        for size, epochs in product(sizes, passes)
+    ]
+    best = cheapest_cell(cells)
+    document: dict[str, object] = {
+        "target_epsilon": epsilon,
+        "delta": delta,
+        "relation": relation.value,
+        "unit": unit.value,
+        "records": records,
+        "dataset_size_is_public": True,
+        "signal_ceiling": ceiling,
+        "rule": "fewest gradients with a signal q·√steps/σ within 10 % of the table's best (Sander et al. 2023)",
+        "table": [{**asdict(cell), "cheapest": cell is best} for cell in cells],
+    }
+    out.finish(document, *_page(cells, best, sizes, passes, epsilon, delta, relation, unit))
+
+
+def _page(
+    cells: list[PlanCell],
+    best: PlanCell,
+    sizes: list[float],
+    passes: list[float],
+    epsilon: float,
+    delta: float,
+    relation: NeighboringRelation,
+    unit: PrivacyUnit,
+) -> tuple[RenderableType, ...]:
+    grid = Table(box=None, padding=(0, 3, 1, 0), header_style="dim", show_edge=False)
+    grid.add_column("batch size", justify="right", style="dim")
+    for epochs in passes:
+        grid.add_column(f"{epochs:g} epochs", justify="right")
+    by_place = {(cell.batch_size, cell.epochs): cell for cell in cells}
+    for size in sizes:
+        row = [Text(f"{size:g}")]
+        for epochs in passes:
+            cell = by_place[size, epochs]
+            chosen = cell is best
+            row.append(
+                Text.assemble(
+                    (f"{'★ ' if chosen else ''}{cell.noise_multiplier:.5g}", "bold cyan" if chosen else "bold"),
+                    (f"\n{cell.steps:,} steps\n{100 * cell.share_of_ceiling:.0f} % signal", "dim"),
+                )
+            )
+        grid.add_row(*row)
+    rows = [("unit", unit.words), ("neighbours", relation.words), ("public", "the number of records")]
+    rule = (
+        "signal = q√steps/σ, of the most that ε and δ allow. ★ the fewest gradients (epochs) within 10 % of the "
+        "table's best signal\n(total amount of noise: Sander, Stock and Sablayrolles 2023); it doesn't know how many "
+        "steps a model needs."
+    )
+    return (
+        heading(f"noise multipliers for ε ≤ {epsilon:g} at δ = {delta:g}"),
+        grid,
+        key_value_table(rows),
+        Text("\n" + rule, style="dim"),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `sordino plan`: the least noise for a target ε, or whatever else is left open, or a table. No torch, no data.
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def plan(
@@ -141,7 +415,7 @@ class _Question:
             )
             return name, replace(asked, steps=most)
         assert noise is not None
-        return name, replace(asked, **_largest_rate(asked, noise, delta, records))
+        return name, replace(asked, **_max_rate(asked, noise, delta, records))
 
     def _with_steps(self) -> "_Question":
         """Epochs become steps as soon as the rate is known."""
@@ -154,7 +428,7 @@ class _Question:
         return replace(self, steps=max(1, math.ceil(self.epochs / self.sample_rate - 1e-9)))
 
 
-def _largest_rate(asked: _Question, noise: float, delta: float, records: int | None) -> dict[str, float]:
+def _max_rate(asked: _Question, noise: float, delta: float, records: int | None) -> dict[str, float]:
     """The largest sample rate for the steps given, as a whole batch when the number of records is known."""
     from sordino import accounting
 
@@ -202,7 +476,7 @@ def _show(out: Output, found: str, answer: _Question, *, records: int | None, un
         "sample_rate": rate,
         "steps": steps,
         "dataset_size_is_public": records is not None,
-        **statement(event, delta=delta, relation=answer.relation, unit=unit),
+        **summarize_event(event, delta=delta, relation=answer.relation, unit=unit),
     }
     rows = [
         ("noise multiplier", f"{noise:.6g}"),
@@ -224,7 +498,7 @@ def _show(out: Output, found: str, answer: _Question, *, records: int | None, un
         "delta": f"δ = {delta:.4g} at least",
     }
     note = f"keeps the run at ε = {document['epsilon']:.5f} ≤ {answer.epsilon:g} for δ = {delta:g}"
-    out.finish(document, heading(words[found], note), facts(rows))
+    out.finish(document, heading(words[found], note), key_value_table(rows))
 
 
 def _sample_rate(

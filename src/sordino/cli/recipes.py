@@ -10,22 +10,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sordino.cli.measuring import groups_of
-from sordino.cli.output import JsonOption, Output, facts, heading
-from sordino.cli.running import Outcome, default_delta, page, run_folder
+from sordino.cli.console import JsonOption, Output, heading, key_value_table
+from sordino.cli.training_job import Outcome, default_delta, render_outcome, run_folder, subgroups_of
 from sordino.errors import InvalidArgument
 from sordino.runs import Metric, RunFolder
 
 if TYPE_CHECKING:
-    from sordino.data import DataSet
+    from sordino.data import DatasetSplits
     from sordino.ledger import Account
-    from sordino.recipes import FittedPipeline, Pipeline
+    from sordino.recipes import FittedRecipe, Recipe
 
-__all__ = ["Asked", "list_recipes", "recipes", "refuse_others", "train_by_recipe"]
+__all__ = ["RecipeOptions", "check_no_other_options", "list_recipes", "recipes", "train_by_recipe"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class RecipeOptions:
     """A training by recipe as the command asks for it.
 
     Args:
@@ -51,12 +50,12 @@ class Asked:
     reproducible: bool
     out: Path | None
 
-    def dataset(self) -> "DataSet":
+    def dataset(self) -> "DatasetSplits":
         """The records, with their texts if they have any."""
-        from sordino.data import load
+        from sordino.data import load_dataset
 
         name, target, schema, sample, test, public = self.files
-        found = load(name, target=target, schema=schema, public_schema_from=sample, test=test, keep_texts=True)
+        found = load_dataset(name, target=target, schema=schema, public_schema_from=sample, test=test, keep_texts=True)
         return replace(found, public=found.public or public)
 
 
@@ -67,9 +66,9 @@ def recipes(as_json: JsonOption = False) -> None:
 
 def list_recipes(out: Output) -> None:
     """Print what there is to choose from."""
-    from sordino.recipes import PIPELINES, pipeline_called
+    from sordino.recipes import RECIPES, get_recipe
 
-    found = [pipeline_called(name) for name in PIPELINES]
+    found = [get_recipe(name) for name in RECIPES]
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -82,10 +81,10 @@ def list_recipes(out: Output) -> None:
         }
         lines = [Text(f"{name}: {value}", style="dim") for name, value in rest.items() if value]
         table.add_row(Text(pipeline.name, style="bold cyan"), Group(Text(pipeline.words), *lines, Text()))
-    out.finish({"recipes": [_told(pipeline) for pipeline in found]}, table)
+    out.finish({"recipes": [_print_facts(pipeline) for pipeline in found]}, table)
 
 
-def _told(pipeline: "Pipeline") -> dict[str, object]:
+def _print_facts(pipeline: "Recipe") -> dict[str, object]:
     return {
         "name": pipeline.name,
         "words": pipeline.words,
@@ -98,7 +97,7 @@ def _told(pipeline: "Pipeline") -> dict[str, object]:
     }
 
 
-def train_by_recipe(asked: Asked, ledger: "Account | None", out: Output) -> Outcome | None:
+def train_by_recipe(asked: RecipeOptions, ledger: "Account | None", out: Output) -> Outcome | None:
     """Fit the whole pipeline, and leave a complete run folder; for the recipe "list" only list them.
 
     Guarantee: `Outcome.guarantee`, of all stages together; they are charged to the ledger before a record is read.
@@ -107,12 +106,12 @@ def train_by_recipe(asked: Asked, ledger: "Account | None", out: Output) -> Outc
     if asked.recipe == "list":
         list_recipes(out)
         return None
-    from sordino.randomness import Randomness
-    from sordino.recipes import pipeline_called
-    from sordino.report import write
+    from sordino.randomness import KeyedRNG
+    from sordino.recipes import get_recipe
+    from sordino.report import write_report
 
-    pipeline = pipeline_called(asked.recipe)
-    randomness = Randomness(seed=asked.seed, reproducible=asked.reproducible)
+    pipeline = get_recipe(asked.recipe)
+    randomness = KeyedRNG(seed=asked.seed, reproducible=asked.reproducible)
     dataset = asked.dataset()
     delta = default_delta(len(dataset.train)) if asked.delta is None else asked.delta
     prepared, stated = pipeline.plan(
@@ -136,7 +135,7 @@ def train_by_recipe(asked: Asked, ledger: "Account | None", out: Output) -> Outc
     with out.stderr.status("measuring and writing the report"):
         metrics = _measured(dataset, fitted, test_is_public=dataset.public or asked.files[4] is not None)
         run.write_metrics(metrics)
-        write(run)
+        write_report(run)
     outcome = Outcome(
         run=run,
         guarantee=fitted.guarantee,
@@ -144,33 +143,35 @@ def train_by_recipe(asked: Asked, ledger: "Account | None", out: Output) -> Outc
         steps=len(fitted.events),
         interrupted=not fitted.complete,
     )
-    out.finish(outcome.to_dict() | {"recipe": pipeline.name}, *page(outcome))
+    out.finish(outcome.to_dict() | {"recipe": pipeline.name}, *render_outcome(outcome))
     return outcome
 
 
-def _ahead(pipeline: "Pipeline", dataset: "DataSet", stages: list[tuple[str, int]], epsilon: float) -> RenderableType:
+def _ahead(
+    pipeline: "Recipe", dataset: "DatasetSplits", stages: list[tuple[str, int]], epsilon: float
+) -> RenderableType:
     kind = "public" if dataset.public else "private"
     parts = ", ".join(f"{name} ({count:,} {'charge' if count == 1 else 'charges'})" for name, count in stages)
     used = ", ".join(pipeline.public_inputs) or "none"
     rows = [("stages", f"{parts}; together ε ≤ {epsilon:.4g}"), ("public inputs", used)]
-    return Group(heading(f"{dataset.name}: {kind} records, recipe {pipeline.name}"), facts(rows))
+    return Group(heading(f"{dataset.name}: {kind} records, recipe {pipeline.name}"), key_value_table(rows))
 
 
-def _measured(dataset: "DataSet", fitted: "FittedPipeline", *, test_is_public: bool) -> dict[str, Metric]:
+def _measured(dataset: "DatasetSplits", fitted: "FittedRecipe", *, test_is_public: bool) -> dict[str, Metric]:
     """Accuracy, calibration and subgroups on the test records if they are public; nothing otherwise."""
-    from sordino.report import utility
+    from sordino.report import compute_utility
 
     test = dataset.test
     if test is None or not len(test) or not test_is_public:
         return {}
-    found = utility(fitted.predict_proba(test), test.labels, public=True, groups=groups_of(dataset, test))
+    found = compute_utility(fitted.predict_proba(test), test.labels, public=True, groups=subgroups_of(dataset, test))
     labels = test.labels.tolist()
     most = max(labels.count(label) for label in set(labels)) / len(labels)
     found["majority_accuracy"] = Metric(value=most, public=True, what="share of the commonest public test label")
     return found
 
 
-def refuse_others(recipe: str, names: tuple[str, ...], **others: object) -> None:
+def check_no_other_options(recipe: str, names: tuple[str, ...], **others: object) -> None:
     """A recipe fixes all settings: what is given beside it would be without effect, so it is refused."""
     names = (*names, *(name.replace("_", " ") for name, value in others.items() if value is not None))
     if names:

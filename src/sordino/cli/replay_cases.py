@@ -6,9 +6,9 @@ from typing import cast
 
 import numpy as np
 
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
-__all__ = ["Case", "Table", "cases"]
+__all__ = ["ReplayCase", "Table", "cases"]
 
 Table = tuple[np.ndarray, np.ndarray]
 _CLASSES = ("no", "yes", "maybe")
@@ -37,7 +37,7 @@ _APART = {"MinMaxScaler", "PrivateGridSearch"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class ReplayCase:
     """One pipeline with data made for it.
 
     Args:
@@ -53,12 +53,12 @@ class Case:
     neighbours: tuple[Table, ...]
 
 
-def cases() -> Iterable[Case]:
+def cases() -> Iterable[ReplayCase]:
     """Every public path, estimators by discovery."""
     import sordino.estimators as room
 
-    data = _made_up(24)
-    neighbours = tuple(_neighbours(data))
+    data = _synthetic(24)
+    neighbours = tuple(_neighbors(data))
     pipelines: dict[str, Callable[[Table], object]] = {
         "fit": _fit,
         "fit, correlated noise": _fit_correlated,
@@ -77,16 +77,16 @@ def cases() -> Iterable[Case]:
                 label = name if method is None else f"{name}, {method}"
                 pipelines[label] = _estimator(getattr(room, name), method)
     for name, pipeline in pipelines.items():
-        yield Case(name=name, pipeline=pipeline, data=data, neighbours=neighbours)
+        yield ReplayCase(name=name, pipeline=pipeline, data=data, neighbours=neighbours)
 
 
-def _made_up(count: int) -> Table:
-    stream = Randomness(seed=5, reproducible=True).stream("replay cases", step=0)
+def _synthetic(count: int) -> Table:
+    stream = KeyedRNG(seed=5, reproducible=True).stream("replay cases", step=0)
     features = 2 * stream.uniform(3 * count).reshape(count, 3) - 1
     return features, (stream.integers64(count) % np.uint64(3)).astype(np.int64)
 
 
-def _neighbours(data: Table) -> Iterable[Table]:
+def _neighbors(data: Table) -> Iterable[Table]:
     features, labels = data
     for row in ([0.3, -0.9, 0.1], [1e30, -1e30, 1e30], [np.nan, 0.0, 0.0]):
         yield np.vstack([features, row]), np.append(labels, 1)
@@ -116,8 +116,8 @@ def _trained(table: Table, **options: object) -> object:
     import torch
     from torch.nn import functional as F
 
+    from sordino.training.fit import fit
     from sordino.training.plan import Plan
-    from sordino.training.trainer import fit
 
     given = {"noise_multiplier": 1.5, "max_grad_norm": 0.7, "sample_rate": 0.5, "steps": 6, "delta": 1e-5}
     plan = Plan(**(given | {"expected_batch_size": 12.0} | options))  # pyright: ignore[reportArgumentType]
@@ -125,7 +125,7 @@ def _trained(table: Table, **options: object) -> object:
     def losses(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model(x), y, reduction="none")
 
-    key = Randomness(seed=2, reproducible=True)
+    key = KeyedRNG(seed=2, reproducible=True)
     result = fit(_network(), losses, _tensors(table), plan, randomness=key, progress=False)
     return result.model, result.guarantee, result.loss_curve
 
@@ -135,10 +135,12 @@ def _fit(table: Table) -> object:
 
 
 def _fit_correlated(table: Table) -> object:
-    from sordino.mechanisms.correlated import CyclicPoisson, optimal_banded
-    from sordino.training.noise import CorrelatedNoise
+    from sordino.mechanisms.correlated import CyclicPoisson, optimize_banded
+    from sordino.training.correlated_noise import CorrelatedNoise
 
-    noise = CorrelatedNoise(strategy=optimal_banded(2, steps=6), participation=CyclicPoisson(groups=2, sample_rate=0.5))
+    noise = CorrelatedNoise(
+        strategy=optimize_banded(2, steps=6), participation=CyclicPoisson(groups=2, sample_rate=0.5)
+    )
     return _trained(table, noise=noise)
 
 
@@ -153,20 +155,20 @@ def _fit_quantile(table: Table) -> object:
 
 
 def _fit_watched(table: Table) -> object:
-    from sordino.training.loss_curve import LossCurve
+    from sordino.training.noisy_releases import LossRelease
 
-    return _trained(table, loss_curve=LossCurve(bound=1.5, share=0.2))
+    return _trained(table, loss_curve=LossRelease(bound=1.5, share=0.2))
 
 
 def _fit_watched_quantile(table: Table) -> object:
     from sordino.clipping import QuantileClipping
-    from sordino.training.loss_curve import LossCurve
+    from sordino.training.noisy_releases import LossRelease
 
-    return _trained(table, loss_curve=LossCurve(bound=1.5), clipping=QuantileClipping(count_noise=6.0))
+    return _trained(table, loss_curve=LossRelease(bound=1.5), clipping=QuantileClipping(count_noise=6.0))
 
 
 def _evaluated(table: Table) -> object:
-    from sordino.report import private_utility
+    from sordino.report import measure_private_utility
 
     def predictions() -> tuple[np.ndarray, np.ndarray, dict[str, list[str]]]:
         scores = np.abs(table[0]) + 0.1
@@ -174,8 +176,10 @@ def _evaluated(table: Table) -> object:
             chances = scores / scores.sum(axis=1, keepdims=True)
         return chances, table[1], {"sign": ["+" if row[0] > 0 else "-" for row in table[0]]}
 
-    key = Randomness(seed=4, reproducible=True)
-    return private_utility(predictions, classes=_CLASSES, groups={"sign": ("+", "-")}, epsilon=1.0, randomness=key)
+    key = KeyedRNG(seed=4, reproducible=True)
+    return measure_private_utility(
+        predictions, classes=_CLASSES, groups={"sign": ("+", "-")}, epsilon=1.0, randomness=key
+    )
 
 
 def _engine(table: Table) -> object:

@@ -1,20 +1,30 @@
 """`sordino report RUN`: what a run folder guarantees, as a page, Markdown, JSON or a registry entry."""
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sordino.cli.output import JsonOption, Output, facts, heading
-from sordino.definitions import round_up
+from sordino import checks
+from sordino.cli.console import JsonOption, Output, heading, key_value_table
+from sordino.cli.ledger import open_account
+from sordino.cli.train import load_model_factory
+from sordino.definitions import format_upper_bound
 from sordino.errors import InvalidArgument, SordinoError
+from sordino.runs import Evaluation, RunFolder
 
 if TYPE_CHECKING:
-    from sordino.report import Report
+    from torch import nn
 
-__all__ = ["Format", "report"]
+    from sordino.data import DatasetSplits, Records
+    from sordino.report import Report
+    from sordino.report.utility import Predictions
+
+__all__ = ["Asked", "Format", "pay_and_evaluate", "report"]
 
 
 class Format(StrEnum):
@@ -72,7 +82,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write the report of a run folder, after computing ε again from its transcript."""
-    from sordino.report import read
+    from sordino.report import build_report
     from sordino.runs import RunFolder
 
     if others and not compare:
@@ -90,9 +100,6 @@ def report(
         schema,
     )
     if evaluate is not None:
-        from sordino.cli.evaluating import Asked
-        from sordino.cli.evaluating import evaluate as pay_and_evaluate
-
         asked = Asked(
             data=evaluate,
             schema=schema,
@@ -107,7 +114,7 @@ def report(
         pay_and_evaluate(folders[0], asked)
     elif model or any(value is not None for value in given):
         raise InvalidArgument("evaluate must name records when an option of an evaluation is given, got none.")
-    reports = [read(folder, ledger=ledger) for folder in folders]
+    reports = [build_report(folder, ledger=ledger) for folder in folders]
     files = _write(reports, form, _target(out_file, run, form, several=len(paths) > 1))
     folders[0].vouch(*(Path(file) for file in files.values()))
     out = Output(as_json=as_json)
@@ -141,9 +148,9 @@ def _write(reports: "list[Report]", form: Format, target: Path) -> dict[str, str
     target.parent.mkdir(parents=True, exist_ok=True)
     first, several = reports[0], len(reports) > 1
     if form is Format.HTML:
-        text = room.comparison_html(reports) if several else room.html(first)
+        text = room.render_comparison_html(reports) if several else room.render_html(first)
     elif form is Format.MD:
-        text = room.comparison_markdown(reports) if several else room.markdown(first)
+        text = room.render_comparison_markdown(reports) if several else room.render_markdown(first)
     elif form is Format.JSON:
         body = [one.to_dict() for one in reports]
         text = json.dumps(body, indent=2, ensure_ascii=False) if several else first.to_json()
@@ -156,15 +163,18 @@ def _write(reports: "list[Report]", form: Format, target: Path) -> dict[str, str
     if several:
         return {"page": str(target)}
     picture = target.with_suffix(".png")
-    room.draw(first, picture)
+    room.plot_report(first, picture)
     return {"page": str(target), "picture": str(picture)}
 
 
 def _finish(out: Output, reports: "list[Report]", files: dict[str, str]) -> None:
     if len(reports) > 1:
-        rows = [(one.name, f"ε = {round_up(one.guarantee.epsilon)}, δ = {one.guarantee.delta:g}") for one in reports]
+        rows = [
+            (one.name, f"ε = {format_upper_bound(one.guarantee.epsilon)}, δ = {one.guarantee.delta:g}")
+            for one in reports
+        ]
         document = {"runs": [one.to_dict() for one in reports], **files}
-        out.finish(document, heading(f"{len(reports)} runs, side by side"), facts([*rows, *files.items()]))
+        out.finish(document, heading(f"{len(reports)} runs, side by side"), key_value_table([*rows, *files.items()]))
         return
     one = reports[0]
     guarantee = one.guarantee
@@ -182,4 +192,150 @@ def _finish(out: Output, reports: "list[Report]", files: dict[str, str]) -> None
     violated = [item.title for item in one.pitfalls if item.status == "violated"]
     rows += [("violated", title) for title in violated]
     document = {**one.to_dict(), **files}
-    out.finish(document, heading(f"ε = {round_up(guarantee.epsilon)}, δ = {guarantee.delta:g}"), facts(rows))
+    out.finish(
+        document,
+        heading(f"ε = {format_upper_bound(guarantee.epsilon)}, δ = {guarantee.delta:g}"),
+        key_value_table(rows),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `sordino report RUN --evaluate DATA`: a run's model on private records, charged before they are read.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """An evaluation as the command asks for it.
+
+    Args:
+        data: a named set, of which the test records are taken, or a file.
+        schema: of the file.
+        epsilon, delta: what is paid.
+        by: columns of subgroups, whose values the schema declares.
+        disjoint: declares that nobody is both here and in the training records.
+        model: the factory of a model of the user's own, or empty.
+        ledger, account: who pays, or None.
+    """
+
+    data: str
+    schema: Path | None
+    epsilon: float | None
+    delta: float
+    by: Sequence[str]
+    disjoint: bool
+    model: str
+    ledger: str | None
+    account: str | None
+
+
+def pay_and_evaluate(folder: RunFolder, asked: Asked) -> Evaluation:
+    """Charge, read, predict, release, and write the answer into the run folder.
+
+    Guarantee: that of `measure_private_utility`. A file is opened after the charge.
+    """
+    from sordino.data import load_dataset
+    from sordino.data.catalog import CATALOG
+    from sordino.report import measure_private_utility
+
+    epsilon = checks.positive(evaluation_epsilon=asked.epsilon, hint="Give --evaluation-epsilon.")
+    account = open_account(asked.ledger, asked.account)
+    known = None
+    if asked.data in CATALOG:
+        # Public records: what is declared of them comes from the set itself.
+        known = load_dataset(asked.data)
+        labels, schema = known.labels, known.schema
+    else:
+        labels, schema = _declared(asked)
+    groups = _groups(schema, asked.by)
+
+    def read() -> "Predictions":
+        dataset = load_dataset(asked.data, schema=asked.schema) if known is None else known
+        records = dataset.train if known is None else known.test
+        if records is None:
+            raise InvalidArgument("data must have test records to be evaluated on, got a set without. Give a file.")
+        return _predicted(_model(folder, dataset, asked.model), dataset, records, groups)
+
+    return measure_private_utility(
+        read,
+        classes=labels,
+        epsilon=epsilon,
+        delta=asked.delta,
+        groups=groups,
+        records=f"test records of {asked.data}" if known is not None else f"records of {Path(asked.data).name}",
+        disjoint=asked.disjoint,
+        ledger=account,
+        run=folder,
+    )
+
+
+def _declared(asked: Asked) -> "tuple[tuple[str, ...], object]":
+    """Labels and columns of a file, from its schema; the file itself must be there, and is not opened."""
+    from sordino.data.schema import read_schema
+
+    if asked.schema is None:
+        raise InvalidArgument("schema must be declared for a file to be evaluated on, got none. Give --schema.")
+    if not Path(asked.data).expanduser().is_file():
+        raise InvalidArgument(f"evaluate must be a named set or a file, got {asked.data!r}. Check the path.")
+    declared = read_schema(asked.schema)
+    return declared.labels, declared
+
+
+def _groups(schema: object, by: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    columns = {column.name: column for column in getattr(schema, "columns", ())}
+    groups: dict[str, tuple[str, ...]] = {}
+    for name in by:
+        values = getattr(columns.get(name), "categories", None)
+        if values is None:
+            raise InvalidArgument(
+                f"evaluation_by must name a column of declared categories, got {name!r}. See the schema."
+            )
+        groups[name] = tuple(values)
+    return groups
+
+
+def _predicted(
+    model: "nn.Module", dataset: "DatasetSplits", records: "Records", groups: Mapping[str, tuple[str, ...]]
+) -> "Predictions":
+    from sordino.cli.training_job import probabilities
+
+    found: dict[str, list[str]] = {}
+    first = 0
+    for column in dataset.schema.columns if dataset.schema else ():
+        part = records.features[:, first : first + column.width]
+        first += column.width
+        if column.name in groups:
+            # A value that the schema does not list is all zeros, and counts as another one.
+            names = [*groups[column.name], ""]
+            places = part.argmax(axis=1)
+            places[part.max(axis=1) <= 0] = len(names) - 1
+            found[column.name] = [names[place] for place in places.tolist()]
+    return probabilities(model, records), records.labels, found
+
+
+def _model(folder: RunFolder, dataset: "DatasetSplits", factory: str) -> "nn.Module":
+    """The run's model with its parameters. No number is taken from the records but their form."""
+    from sordino.recipes import recommend_config
+    from sordino.training.plan import Plan
+
+    training, target = folder.meta.get("training"), folder.meta.get("target_epsilon")
+    name = training.get("model") if isinstance(training, Mapping) else None
+    if "max_grad_norm" not in folder.plan or not isinstance(name, str) or not isinstance(target, int | float):
+        raise InvalidArgument(
+            "run must be one of a module that `sordino train` made, got another. "
+            "Use sordino.report.measure_private_utility."
+        )
+    plan = Plan.from_json((folder.path / "plan.json").read_text())
+    now = plan.at(0)
+    recipe = recommend_config(
+        load_model_factory(factory or name),
+        shape=dataset.train.record_shape,
+        classes=len(dataset.labels),
+        population=max(1, round(now.expected_batch_size / now.sample_rate)),
+        target_epsilon=float(target),
+        delta=plan.delta,
+        steps=plan.steps,
+    )
+    model = recipe.build_model()
+    model.load_state_dict(folder.load_model())
+    return model

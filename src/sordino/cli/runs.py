@@ -10,12 +10,13 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from sordino.cli.output import JsonOption, Output, facts, finite, heading
-from sordino.definitions import Guarantee, round_up
+from sordino.cli.console import JsonOption, Output, finite, heading, key_value_table
+from sordino.definitions import Guarantee, format_upper_bound
 from sordino.errors import SordinoError
 from sordino.runs import RunFolder
 
-__all__ = ["runs"]
+__all__ = ["runs", "verify_command"]
+
 
 runs = typer.Typer(help="Look at run folders.", no_args_is_help=True)
 _FOLDER = Path("runs")
@@ -107,7 +108,7 @@ def list_runs(
             one.data,
             one.model,
             Text(one.state, style="" if one.state == "complete" else "yellow"),
-            "" if one.epsilon is None else round_up(one.epsilon),
+            "" if one.epsilon is None else format_upper_bound(one.epsilon),
             f"{one.plan.get('delta', '')}",
             f"{one.charged:,}",
             "" if accuracy is None else f"{100 * accuracy:.1f} %",
@@ -115,7 +116,7 @@ def list_runs(
     document = {"runs": [one.to_dict() for one in found], "unreadable": broken}
     words = f"{len(found)} runs in {folder}"
     rows = [(name, "can't be read; try sordino verify") for name in broken]
-    Output(as_json=as_json).finish(document, heading(words), table, facts(rows))
+    Output(as_json=as_json).finish(document, heading(words), table, key_value_table(rows))
 
 
 @runs.command("show")
@@ -127,13 +128,13 @@ def show_run(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json
         ("state", one.state),
         ("steps charged", f"{one.charged:,}" + (f", {one.repeated:,} of them repeated" if one.repeated else "")),
         ("segments", f"{one.segments:,}"),
-        *((name.replace("_", " "), _words(value)) for name, value in one.plan.items() if name != "schema"),
-        *((f"{part} {name}".replace("_", " "), _words(value)) for part, name, value in _flat(one.facts)),
+        *((name.replace("_", " "), _describe(value)) for name, value in one.plan.items() if name != "schema"),
+        *((f"{part} {name}".replace("_", " "), _describe(value)) for part, name, value in _flat(one.facts)),
         *((name.replace("_", " "), value) for name, value in _measured(one).items()),
     ]
-    claim = f"ε so far = {round_up(one.epsilon)}" if one.epsilon is not None else "nothing was charged"
+    claim = f"ε so far = {format_upper_bound(one.epsilon)}" if one.epsilon is not None else "nothing was charged"
     words = claim if one.guarantee is None else one.guarantee.sentence()
-    Output(as_json=as_json).finish(one.to_dict(), heading(words), facts(rows))
+    Output(as_json=as_json).finish(one.to_dict(), heading(words), key_value_table(rows))
 
 
 @runs.command("compare")
@@ -160,10 +161,10 @@ def compare_runs(
 
 
 def _row(one: _Summary) -> dict[str, str]:
-    told = {"state": one.state, "ε": "" if one.epsilon is None else round_up(one.epsilon, 4)}
+    told = {"state": one.state, "ε": "" if one.epsilon is None else format_upper_bound(one.epsilon, 4)}
     counts = {"steps charged": f"{one.charged:,}", "repeated": f"{one.repeated:,}"}
-    plan = {name: _words(value) for name, value in one.plan.items()}
-    other = {f"{part} {name}": _words(value) for part, name, value in _flat(one.facts)}
+    plan = {name: _describe(value) for name, value in one.plan.items()}
+    other = {f"{part} {name}": _describe(value) for part, name, value in _flat(one.facts)}
     return told | counts | plan | other | _measured(one)
 
 
@@ -172,12 +173,12 @@ def _measured(one: _Summary) -> dict[str, str]:
     return {name: f"{value:.4f}" for name, value in one.metrics.items() if ":" not in name}
 
 
-def _words(value: object) -> str:
+def _describe(value: object) -> str:
     """A value of a plan on one line: objects as names and values."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_words(part)}" for name, part in value.items())
+        return ", ".join(f"{name} {_describe(part)}" for name, part in value.items())
     if isinstance(value, list):
-        return " ".join(map(_words, value))
+        return " ".join(map(_describe, value))
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     return f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -203,3 +204,45 @@ def _found(folder: Path) -> tuple[list[_Summary], list[str]]:
         except SordinoError:
             broken.append(path.name)
     return sorted(found, key=lambda one: (one.started, one.path.name)), broken
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `sordino verify RUN`: whether a run folder's files, lines and numbers fit together.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_MARKS = {"pass": Text("pass", style="green"), "fail": Text("FAIL", style="bold red")}
+
+
+def verify_command(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    ledger: Annotated[
+        str | None, typer.Option(help="The ledger that the run was charged to: a file, or postgresql://…")
+    ] = None,
+    head: Annotated[str | None, typer.Option(help="A hash of the run that was published before.")] = None,
+    anchor: Annotated[
+        bool, typer.Option("--anchor", help="Print only the hash that stands for the whole run, to publish it.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Also fail when something could not be checked.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a run: hashes, plan against transcript, the guarantee by two accountants. Exit code 1 when it fails."""
+    from sordino import verification
+
+    found = verification.verify(run, ledger=ledger, head=head)
+    good = found.complete if strict else found.passed
+    out = Output(as_json=as_json)
+    if anchor and good and not as_json:
+        typer.echo(found.head)
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for style in ("dim", "", ""):
+        table.add_column(style=style, overflow="fold")
+    for item in found.items:
+        table.add_row(item.name, _MARKS.get(item.status, Text("not checked", style="yellow")), Text(item.detail))
+    verdict = "The run holds together." if good else "The run does NOT hold together."
+    if found.passed and not good:
+        verdict = "Nothing failed, but not everything could be checked."
+    out.finish(found.to_dict() | {"strict": strict, "ok": good}, heading(verdict), table)
+    if not good:
+        raise typer.Exit(1)

@@ -9,14 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino import checks
-from sordino.cli.output import JsonOption, Output, finite, heading
-from sordino.definitions import round_up
+from sordino.cli.console import JsonOption, Output, finite, heading
+from sordino.definitions import format_upper_bound
 
 if TYPE_CHECKING:
-    from sordino.sweeps.cell import Cell
+    from sordino.sweeps.config import Experiment
+    from sordino.sweeps.results import Row
+    from sordino.sweeps.runner import ExperimentResult
     from sordino.sweeps.sweep import Sweep
-    from sordino.sweeps.tables import Row
-    from sordino.sweeps.training import Outcome
 
 __all__ = ["sweep"]
 
@@ -38,20 +38,20 @@ def sweep(
     private records there is `sordino tune`.
     """
     checks.integer(1, jobs=jobs)
-    from sordino.sweeps import publish, read, rows, run
+    from sordino.sweeps import collect_rows, read_sweep, run_sweep, write_results
 
-    out, asked = Output(as_json=as_json), read(file)
+    out, asked = Output(as_json=as_json), read_sweep(file)
     if plan:
         out.finish(_planned(asked), heading(f"{asked.title}: {len(asked.cells)} cells"), _plan_table(asked))
         return
     folder = Path(f"sweep-{asked.name}") if out_folder is None else out_folder
     out.say(Text.assemble((asked.title, "bold"), f": {len(asked.cells)} cells on public records"))
     line = _Progress(out, len(asked.cells))
-    outcomes = run(asked, folder, jobs=jobs, on_cell=line.show)
-    paths = publish(asked, outcomes, folder)
-    from sordino.sweeps.tables import caveat, document
+    outcomes = run_sweep(asked, folder, jobs=jobs, on_cell=line.show)
+    paths = write_results(asked, outcomes, folder)
+    from sordino.sweeps.results import caveat, document
 
-    found = rows(asked, outcomes)
+    found = collect_rows(asked, outcomes)
     failed = sum(len(row.failures) for row in found)
     files = {suffix: str(path) for suffix, path in paths.items()}
     out.finish(
@@ -74,7 +74,7 @@ class _Progress:
         self._console, self._cells = out.stderr, cells
         self._began, self._first = time.monotonic(), 0
 
-    def show(self, cell: "Cell", outcome: "Outcome", done: int) -> None:
+    def show(self, cell: "Experiment", outcome: "ExperimentResult", done: int) -> None:
         """Tell of one cell."""
         self._first = self._first or done
         spent = (time.monotonic() - self._began) / (done - self._first + 1)
@@ -87,19 +87,19 @@ class _Progress:
         )
 
 
-def _epsilon(cell: "Cell") -> str:
-    return "no guarantee" if cell.epsilon is None else f"ε = {round_up(cell.epsilon, 3)}"
+def _epsilon(cell: "Experiment") -> str:
+    return "no guarantee" if cell.epsilon is None else f"ε = {format_upper_bound(cell.epsilon, 3)}"
 
 
 def _plan_table(asked: "Sweep") -> Table:
     """Settings, σ, ε, δ and steps of every row; how often each is trained."""
-    from sordino.sweeps.tables import heads, line, rows
+    from sordino.sweeps.results import collect_rows, heads, line
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     kept = heads(asked).index("accuracy")
     for name in (*heads(asked)[:kept], "seeds"):
         table.add_column(name, justify="right")
-    for row in rows(asked, {}):
+    for row in collect_rows(asked, {}):
         table.add_row(*line(asked, row)[:kept], str(row.missing))
     return table
 
@@ -122,7 +122,7 @@ def _planned(asked: "Sweep") -> dict[str, object]:
 
 
 def _table(asked: "Sweep", found: "tuple[Row, ...]") -> Table:
-    from sordino.sweeps.tables import heads, line
+    from sordino.sweeps.results import heads, line
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in heads(asked):

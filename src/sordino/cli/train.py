@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -12,19 +12,69 @@ import typer
 from rich.text import Text
 
 from sordino import checks
-from sordino.cli.ledger import account_at
-from sordino.cli.output import JsonOption, Output
-from sordino.cli.resuming import recipe_of, target_epsilon_of
-from sordino.cli.several import processes, refuse_in_several
+from sordino.cli.console import JsonOption, Output, check_single_process_options, init_distributed
+from sordino.cli.ledger import open_account
 from sordino.errors import InvalidArgument
+from sordino.runs import RunFolder
 
 if TYPE_CHECKING:
-    from sordino.cli.running import Job
-    from sordino.data import DataSet
-    from sordino.recipes import ModelFactory, Recipe
+    from sordino.cli.training_job import TrainingJob
+    from sordino.data import DatasetSplits
+    from sordino.recipes import ModelFactory, TrainingConfig
     from sordino.training.plan import Plan
 
-__all__ = ["model_called", "train"]
+__all__ = ["demo", "get_target_epsilon", "get_training_config", "load_model_factory", "train"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `sordino train DATA --resume RUN`: the recipe that a run was begun with, put together again from its folder.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def get_target_epsilon(folder: Path) -> float:
+    """The target that the run was planned for."""
+    target = RunFolder.open(folder).meta.get("target_epsilon")
+    if not isinstance(target, int | float):
+        raise InvalidArgument("resume must name a run that `sordino train` began, got one without a target ε.")
+    return float(target)
+
+
+def get_training_config(folder: Path, dataset: "DatasetSplits", model: "str | ModelFactory") -> "TrainingConfig":
+    """The recipe of the run in `folder`, for the same records.
+
+    Args:
+        folder: the run.
+        dataset: the records that it was begun with; nothing of them but their form is compared.
+        model: the factory of a model of the user's own; a name is read from the run.
+
+    Raises:
+        InvalidArgument: the run was not begun by `sordino train`, or with a model of another name.
+    """
+    from sordino.recipes import recommend_config
+    from sordino.training.plan import Plan
+
+    run = RunFolder.open(folder)
+    training = run.meta.get("training")
+    if not isinstance(training, Mapping) or "learning_rate" not in training:
+        raise InvalidArgument("resume must name a run that `sordino train` began, got one of another kind.")
+    plan = Plan.from_json((run.path / "plan.json").read_text())
+    recipe = recommend_config(
+        str(training["model"]) if isinstance(model, str) else model,
+        shape=dataset.train.record_shape,
+        classes=len(dataset.labels),
+        population=len(dataset.train),
+        target_epsilon=get_target_epsilon(folder),
+        delta=plan.delta,
+        steps=plan.steps,
+    )
+    if recipe.model != training["model"]:
+        raise InvalidArgument(f"model must be {training['model']!r} as in the run, got {recipe.model!r}. Give --model.")
+    return replace(recipe, plan=plan, learning_rate=float(str(training["learning_rate"])))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `sordino train DATA`: a private model from a named data set or from a file of the user's own.
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def train(
@@ -83,42 +133,46 @@ def train(
 ) -> None:
     """Train a private model. Nothing is measured on records that you don't declare public."""
     by_hand = _given(steps, batch_size, max_grad_norm, learning_rate, secure_noise or None, loss_curve)
-    refuse_in_several(recipe=pipeline, diagnostics=diagnostics)
+    check_single_process_options(recipe=pipeline, diagnostics=diagnostics)
     if pipeline is not None:
-        from sordino.cli.recipes import Asked, refuse_others, train_by_recipe
+        from sordino.cli.recipes import RecipeOptions, check_no_other_options, train_by_recipe
 
         given = None if model == "logistic" else model
-        refuse_others(pipeline, by_hand, model=given, resume=resume, every=checkpoint_every, diagnostics=diagnostics)
+        check_no_other_options(
+            pipeline, by_hand, model=given, resume=resume, every=checkpoint_every, diagnostics=diagnostics
+        )
         files = (data, target, schema, public_schema_from, test, data_is_public)
-        asked = Asked(pipeline, files, epsilon, delta, setting, device, seed, reproducible, out_folder)
-        train_by_recipe(asked, account_at(ledger, dataset_name), Output(as_json=as_json))
+        asked = RecipeOptions(pipeline, files, epsilon, delta, setting, device, seed, reproducible, out_folder)
+        train_by_recipe(asked, open_account(ledger, dataset_name), Output(as_json=as_json))
         return
     goal = _goal(epsilon, delta, resume, by_hand)
-    from sordino.cli.fitting import Fit, fit_and_tell, is_method, refuse_by_hand
-    from sordino.cli.running import Job, run_folder
-    from sordino.data import load
-    from sordino.randomness import Randomness
+    from sordino.cli.estimator_job import EstimatorJob, check_no_overrides, is_method, run_and_print
+    from sordino.cli.training_job import TrainingJob, run_folder
+    from sordino.data import load_dataset
+    from sordino.randomness import KeyedRNG
 
-    out, account = Output(as_json=as_json), account_at(ledger, dataset_name)
-    randomness = Randomness(seed=seed, reproducible=reproducible)
+    out, account = Output(as_json=as_json), open_account(ledger, dataset_name)
+    randomness = KeyedRNG(seed=seed, reproducible=reproducible)
     if is_method(model):
-        refuse_by_hand(model, by_hand, resume=resume, checkpoints=checkpoint_every, diagnostics=diagnostics)
+        check_no_overrides(model, by_hand, resume=resume, checkpoints=checkpoint_every, diagnostics=diagnostics)
     # A numeric column may be an estimator's target too, which only the table knows; a sample's label must be named.
     label = None if is_method(model) and public_schema_from is None else target
-    dataset = load(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
+    dataset = load_dataset(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
     dataset = replace(dataset, public=dataset.public or data_is_public)
     test_is_public, folder = dataset.public or test is not None, resume or run_folder(dataset.name, out_folder)
     if is_method(model):
         asked = {"method": model, "target": target, "epsilon": goal, "delta": delta, "seed": seed}
-        fit_and_tell(Fit(dataset=dataset, test_is_public=test_is_public, folder=folder, ledger=account, **asked), out)
+        run_and_print(
+            EstimatorJob(dataset=dataset, test_is_public=test_is_public, folder=folder, ledger=account, **asked), out
+        )
         return
     # Torch takes seconds to import: only now, when nothing is missing.
     if resume is not None:
-        recipe = recipe_of(resume, dataset, model_called(model))
+        recipe = get_training_config(resume, dataset, load_model_factory(model))
     else:
         recipe = _with_extras(_recipe(model, dataset, goal, delta, steps), secure_noise, loss_curve)
         recipe = _by_hand(recipe, len(dataset.train), goal, batch_size, max_grad_norm, learning_rate)
-    job = Job(
+    job = TrainingJob(
         dataset=dataset,
         test_is_public=test_is_public,
         recipe=recipe,
@@ -134,24 +188,24 @@ def train(
     _perform_and_tell(job, out)
 
 
-def _perform_and_tell(job: "Job", out: Output) -> None:
+def _perform_and_tell(job: "TrainingJob", out: Output) -> None:
     """Train, and print the document or the page; an interrupted run ends with exit code 130.
 
     Processes that a launcher started train together; the first one writes the run and speaks.
     """
-    from sordino.cli.running import assist, page, perform
+    from sordino.cli.training_job import render_outcome, run_training_job, run_training_worker
 
     kind = "public" if job.dataset.public else "private"
     words = f": {kind} records, {job.recipe.model} model, {job.recipe.plan.steps} private steps"
-    with processes() as ranks:
+    with init_distributed() as ranks:
         if not ranks.is_first:
-            assist(job, ranks)
+            run_training_worker(job, ranks)
             return
         if ranks.count > 1:
             words += f", {ranks.count} processes"
         out.say(Text.assemble((job.dataset.name, "bold"), words))
-        outcome = perform(job, out.stderr, ranks)
-    out.finish(outcome.to_dict(), *page(outcome))
+        outcome = run_training_job(job, out.stderr, ranks)
+    out.finish(outcome.to_dict(), *render_outcome(outcome))
     if outcome.interrupted:
         raise typer.Exit(130)
 
@@ -161,18 +215,20 @@ def _goal(epsilon: float | None, delta: float | None, resume: Path | None, by_ha
     if resume is not None:
         if epsilon is not None or delta is not None or by_hand:
             raise InvalidArgument("settings must be left out with --resume, got some. The run's own are taken.")
-        return target_epsilon_of(resume)
+        return get_target_epsilon(resume)
     if delta is not None:
         checks.probability(zero=False, one=False, delta=delta)
     return checks.positive(epsilon=epsilon, hint="Give --epsilon.")
 
 
-def _recipe(model: str, dataset: "DataSet", epsilon: float, delta: float | None, steps: int | None) -> "Recipe":
-    from sordino.cli.running import default_delta
-    from sordino.recipes import recommend
+def _recipe(
+    model: str, dataset: "DatasetSplits", epsilon: float, delta: float | None, steps: int | None
+) -> "TrainingConfig":
+    from sordino.cli.training_job import default_delta
+    from sordino.recipes import recommend_config
 
-    return recommend(
-        model_called(model),
+    return recommend_config(
+        load_model_factory(model),
         shape=dataset.train.record_shape,
         classes=len(dataset.labels),
         population=len(dataset.train),
@@ -182,10 +238,10 @@ def _recipe(model: str, dataset: "DataSet", epsilon: float, delta: float | None,
     )
 
 
-def _with_extras(recipe: "Recipe", secure_noise: bool, loss_bound: float | None) -> "Recipe":
-    from sordino.training.loss_curve import LossCurve
+def _with_extras(recipe: "TrainingConfig", secure_noise: bool, loss_bound: float | None) -> "TrainingConfig":
+    from sordino.training.noisy_releases import LossRelease
 
-    curve = None if loss_bound is None else LossCurve(bound=loss_bound)
+    curve = None if loss_bound is None else LossRelease(bound=loss_bound)
     return replace(recipe, plan=replace(recipe.plan, secure_noise=secure_noise, loss_curve=curve))
 
 
@@ -195,13 +251,13 @@ def _given(*values: float | None) -> tuple[str, ...]:
 
 
 def _by_hand(
-    recipe: "Recipe",
+    recipe: "TrainingConfig",
     population: int,
     epsilon: float,
     batch_size: float | None,
     max_grad_norm: float | None,
     learning_rate: float | None,
-) -> "Recipe":
+) -> "TrainingConfig":
     """The recipe with settings given by hand, its noise calibrated anew.
 
     The recipe's learning rate keeps the noise that adds up over the run within a bound. When the plan changes and no
@@ -227,7 +283,7 @@ def _noise(plan: "Plan") -> float:
     return plan.at(0).mechanism.stddev / plan.at(0).expected_batch_size * math.sqrt(plan.steps)
 
 
-def model_called(name: str) -> "str | ModelFactory":
+def load_model_factory(name: str) -> "str | ModelFactory":
     """A model's name, or the factory that ``module:factory`` names, looked up in the working directory too."""
     module_name, colon, attribute = name.partition(":")
     if not colon:
@@ -246,3 +302,59 @@ def model_called(name: str) -> "str | ModelFactory":
             f"model must name a function (shape, classes) in its module, got {name!r}. Define it there."
         )
     return cast("Callable[[tuple[int, ...], int], object]", found)  # pyright: ignore[reportReturnType]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `sordino demo`: the main job on the embedded Adult data, start to finish.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def demo(
+    epsilon: Annotated[float, typer.Option(help="The target: ε is never above it.")] = 1.0,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="The run folder; runs/adult-DATE-NUMBER if not given.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a private model on real data: guarantee, accuracy beside the non-private twin, report.
+
+    The data are the public Adult census records that come with sordino, so nothing is downloaded, and what privacy
+    costs can be shown.
+    """
+    from sordino.cli.training_job import TrainingJob, default_delta, render_outcome, run_folder, run_training_job
+    from sordino.data import load_dataset
+    from sordino.randomness import KeyedRNG
+    from sordino.recipes import recommend_config
+
+    out = Output(as_json=as_json)
+    dataset = load_dataset("adult")
+    population = len(dataset.train)
+    recipe = recommend_config(
+        "logistic",
+        shape=dataset.train.record_shape,
+        classes=len(dataset.labels),
+        population=population,
+        target_epsilon=epsilon,
+        delta=default_delta(population),
+    )
+    out.say(
+        Text.assemble(
+            ("Adult", "bold"),
+            f": {population:,} public census records, logistic regression, {recipe.plan.steps} private steps",
+        )
+    )
+    outcome = run_training_job(
+        TrainingJob(
+            dataset=dataset,
+            test_is_public=True,
+            recipe=recipe,
+            target_epsilon=epsilon,
+            by_hand=(),
+            randomness=KeyedRNG(),
+            folder=run_folder("adult", out_folder),
+        ),
+        out.stderr,
+    )
+    out.finish(outcome.to_dict(), *render_outcome(outcome))
+    if outcome.interrupted:
+        raise typer.Exit(130)

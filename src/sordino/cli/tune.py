@@ -9,17 +9,17 @@ import typer
 from rich.text import Text
 
 from sordino import checks
-from sordino.cli.ledger import account_at
-from sordino.cli.output import JsonOption, Output, facts
+from sordino.cli.console import JsonOption, Output, key_value_table
+from sordino.cli.ledger import open_account
 from sordino.errors import InvalidArgument, MissingDeclaration
 
 if TYPE_CHECKING:
-    from sordino.tuning.space import SearchSpace
+    from sordino.tuning.methods import SearchSpace
 
-__all__ = ["tune"]
+__all__ = ["tune_command"]
 
 
-def tune(
+def tune_command(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A name from `sordino data list`, or a file.")],
     epsilon: Annotated[float, typer.Option(help="ε of everything: all runs, their scores, and the choice.")],
     model: Annotated[str, typer.Option(help="An estimator's method, as for train.")] = "dp-gd",
@@ -57,22 +57,21 @@ def tune(
     checks.one_of(("private", "public"), score=score)
     if delta is not None:
         checks.probability(zero=False, one=False, delta=delta)
-    from sordino.cli.fitting import is_method
-    from sordino.cli.running import page, run_folder
-    from sordino.cli.tuning_run import Search, perform_search
-    from sordino.data import load
-    from sordino.randomness import Randomness
+    from sordino.cli.estimator_job import TuningJob, is_method, run_tuning_job
+    from sordino.cli.training_job import render_outcome, run_folder
+    from sordino.data import load_dataset
+    from sordino.randomness import KeyedRNG
 
     if not is_method(model):
         raise InvalidArgument(f"model must be an estimator's method, got {model!r}. Tune modules from Python.")
-    out, account = Output(as_json=as_json), account_at(ledger, dataset_name)
+    out, account = Output(as_json=as_json), open_account(ledger, dataset_name)
     label = target if public_schema_from is not None else None
-    dataset = load(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
+    dataset = load_dataset(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
     dataset = replace(dataset, public=dataset.public or data_is_public)
     test_is_public = dataset.public or test is not None
     if score == "public" and (dataset.test is None or not test_is_public):
         raise MissingDeclaration("test must be declared for a public score: a PUBLIC file to measure on. Give --test.")
-    job = Search(
+    job = TuningJob(
         dataset=dataset,
         test_is_public=test_is_public,
         method=model,
@@ -84,21 +83,21 @@ def tune(
         public_score=score == "public",
         score_noise=score_noise,
         space=_space(model, space),
-        randomness=Randomness(seed=seed, reproducible=reproducible),
+        randomness=KeyedRNG(seed=seed, reproducible=reproducible),
         folder=run_folder(f"{dataset.name}-tuned", out_folder),
         ledger=account,
     )
     kind = "public" if dataset.public else "private"
     out.say(Text.assemble((dataset.name, "bold"), f": {kind} records, settings of {model} by random stopping"))
-    outcome, config = perform_search(job, out.stderr)
+    outcome, config = run_tuning_job(job, out.stderr)
     document = {**outcome.to_dict(), "settings": config, "tuning": "random stopping", "score": score}
-    chosen = facts(
+    chosen = key_value_table(
         [
             (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
             for name, value in config.items()
         ]
     )
-    out.finish(document, *page(outcome), Text(), Text("chosen settings", style="dim"), chosen)
+    out.finish(document, *render_outcome(outcome), Text(), Text("chosen settings", style="dim"), chosen)
 
 
 _KINDS = ("uniform", "log_uniform", "integers")
@@ -106,7 +105,7 @@ _KINDS = ("uniform", "log_uniform", "integers")
 
 def _space(model: str, path: Path | None) -> "SearchSpace":
     """The file's space, or the method's own: ranges that were fixed beforehand."""
-    from sordino.tuning.space import Integers, LogUniform, SearchSpace, Uniform
+    from sordino.tuning.methods import Integers, LogUniform, SearchSpace, Uniform
 
     if path is None:
         own = {

@@ -1,17 +1,26 @@
-"""Per-record clipping: methods that turn squared norms into factors and know their sensitivity (floor 1).
+"""Per-record clipping: methods that turn squared norms into factors and know their sensitivity.
 
 Every method is scale-free: the bound `max_grad_norm` belongs to the plan and comes with each call.
 """
 
-from sordino.clipping.adaclip import AdaClip, AdaClipState
-from sordino.clipping.automatic import AutomaticClipping, PsacClipping
-from sordino.clipping.choice import clipping_called, clipping_from_dict, clipping_to_dict
-from sordino.clipping.clipping import Clipping
-from sordino.clipping.flat import FlatClipping
-from sordino.clipping.grouped import GroupedClipping
-from sordino.clipping.keep_or_drop import GlobalClipping
-from sordino.clipping.projected import ProjectedClipping
-from sordino.clipping.quantile import QuantileClipping, QuantileThresholds
+from sordino.clipping.grouped import (
+    GroupedClipping,
+    QuantileClipping,
+    QuantileThresholds,
+    clipping_from_dict,
+    clipping_to_dict,
+    get_clipping,
+)
+from sordino.clipping.methods import (
+    AdaClip,
+    AdaClipState,
+    AutomaticClipping,
+    Clipping,
+    FlatClipping,
+    GlobalClipping,
+    ProjectedClipping,
+    PsacClipping,
+)
 
 __all__ = [
     "AdaClip",
@@ -25,7 +34,7 @@ __all__ = [
     "PsacClipping",
     "QuantileClipping",
     "QuantileThresholds",
-    "clipping_called",
     "clipping_from_dict",
     "clipping_to_dict",
+    "get_clipping",
 ]

@@ -1,27 +1,25 @@
-"""Named real data sets and files (CSV, Parquet, IDX, npz) as records with a declared schema (floor 1, no torch)."""
+"""Named real data sets and files (CSV, Parquet, IDX, npz) as records with a declared schema."""
 
-from sordino.data.fetch import get
-from sordino.data.listing import DataInfo, Description, available, show
-from sordino.data.loading import load
-from sordino.data.mapped import MappedArrays, mapped_table
-from sordino.data.records import DataSet, Records
-from sordino.data.schema import ArraySchema, Category, Numeric, Schema
-from sordino.data.text import hashed_features
+from sordino.data.arrays import MappedArrays, mapped_table
+from sordino.data.catalog import download_dataset
+from sordino.data.loading import DatasetDescription, DatasetInfo, describe_dataset, list_datasets, load_dataset
+from sordino.data.readers import hashed_features
+from sordino.data.schema import ArraySchema, CategoricalColumn, DatasetSplits, NumericColumn, Records, Schema
 
 __all__ = [
     "ArraySchema",
-    "Category",
-    "DataInfo",
-    "DataSet",
-    "Description",
+    "CategoricalColumn",
+    "DatasetDescription",
+    "DatasetInfo",
+    "DatasetSplits",
     "MappedArrays",
-    "Numeric",
+    "NumericColumn",
     "Records",
     "Schema",
-    "available",
-    "get",
+    "describe_dataset",
+    "download_dataset",
     "hashed_features",
-    "load",
+    "list_datasets",
+    "load_dataset",
     "mapped_table",
-    "show",
 ]

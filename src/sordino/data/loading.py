@@ -1,27 +1,187 @@
-"""`load`: a named data set, or a file of the user's own with its declared schema (floor 1)."""
+"""`load`: a named data set, or a file of the user's own with its declared schema."""
 
+import bz2
+import gzip
+import lzma
+import zlib
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 
 from sordino.data.arrays import array_records, array_schema_from_sample, is_array
-from sordino.data.catalogue import CATALOGUE
-from sordino.data.encoding import encode
-from sordino.data.named import load_named
-from sordino.data.public_files import require_other_file, require_other_records
-from sordino.data.records import DataSet, Records
-from sordino.data.samples import schema_from_sample
-from sordino.data.schema import ArraySchema, Numeric, Schema, read_schema
-from sordino.data.tables import is_table, iterate_columns, read_header
+from sordino.data.catalog import CATALOG, Found, NamedDataset, cache_folder, download_dataset, find, get_named_dataset
+from sordino.data.readers import (
+    ADULT_SCHEMA,
+    FILES,
+    load_adult,
+    read_cifar_binary,
+    read_cifar_jpeg,
+    read_imdb,
+    read_mnist,
+)
+from sordino.data.schema import ArraySchema, DatasetSplits, NumericColumn, Records, Schema, read_schema
+from sordino.data.tables import encode_table, is_table, iterate_columns, read_header, schema_from_sample
 from sordino.errors import DataUnavailable, InvalidArgument, MissingDeclaration
 
-__all__ = ["load"]
+__all__ = [
+    "DatasetDescription",
+    "DatasetInfo",
+    "describe_dataset",
+    "list_datasets",
+    "load_dataset",
+    "load_named",
+    "require_other_file",
+    "require_other_records",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `load_named`: one named set, from wherever it lies, fetched if need be.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def load_named(name: str, *, keep_texts: bool = False) -> DatasetSplits:
+    """Load one named set; one that is not on this machine is fetched into the cache first.
+
+    Args:
+        name: A name from the catalogue.
+        keep_texts: Keep the raw texts, for a set that has texts.
+
+    Raises:
+        DataUnavailable: If the set is not here and can't be fetched, or its files are damaged.
+    """
+    if name == "adult":
+        return load_adult()
+    wanted = get_named_dataset(name)
+    found = find(wanted)
+    if found is None:
+        download_dataset(name)
+        found = find(wanted)
+    if found is None:
+        raise DataUnavailable(
+            f"the data set {name!r} must be on this machine, got none. Run `sordino data get {name}`."
+        )
+    train, test = _read(found, keep_texts=keep_texts)
+    _require_shapes(wanted, found, train, test)
+    return DatasetSplits(
+        # A lossy copy goes by its own name in every table.
+        name=found.layout.title if found.layout.lossy else name,
+        train=train,
+        test=test,
+        labels=wanted.labels,
+        public=True,
+        source=f"{wanted.source} ({found.origin}: {', '.join(path.name for path in found.files)})",
+        licence=wanted.licence,
+        schema=None,
+    )
+
+
+def _read(found: Found, *, keep_texts: bool) -> tuple[Records, Records]:
+    first = found.layout.files[0]
+    if first == "cifar-10-binary.tar.gz":
+        return read_cifar_binary(found.files)
+    if first == "cifar10_jpeg.bin.xz":
+        return read_cifar_jpeg(found.files)
+    if found.layout.title == "IMDB":
+        return read_imdb(found.files, keep_texts=keep_texts)
+    return read_mnist(found.files)
+
+
+def _require_shapes(wanted: NamedDataset, found: Found, train: Records, test: Records) -> None:
+    shapes = (train.features.shape, test.features.shape)
+    if shapes != (wanted.train_shape, wanted.test_shape):
+        raise DataUnavailable(
+            f"the data set {wanted.name!r} must have the shapes {wanted.train_shape} and {wanted.test_shape}, got "
+            f"{shapes[0]} and {shapes[1]} from {found.files[0].parent}. Replace the files, or run "
+            f"`sordino data get {wanted.name}`."
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files that a user declares public must not be the private file in another place or form.
+#
+# A public file may be read without noise: its bounds become the schema, exact counts of its records are shown. Whether
+# a file is public can't be seen; that it is the private one can.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_CHUNK = 1 << 20
+_MAGIC = {
+    b"\x1f\x8b": cast("Callable[..., IO[bytes]]", gzip.open),
+    b"\xfd7zXZ": cast("Callable[..., IO[bytes]]", lzma.open),
+    b"BZh": cast("Callable[..., IO[bytes]]", bz2.open),
+}
+
+
+def require_other_file(name: str, public: Path, *, private: Path) -> None:
+    """Refuse `public` if it is the private file: the same path, a link to it, or a copy, compressed or not.
+
+    Raises:
+        InvalidArgument: it is; the message calls it `name`.
+    """
+    if not (public.is_file() and private.is_file()):
+        return  # the reader says so
+    if public.samefile(private) or _same_contents(public, private):
+        raise _refused(name)
+
+
+def require_other_records(name: str, public: Records, *, private: Records) -> None:
+    """Refuse public records that are the private ones, in any order: a converted or shuffled copy.
+
+    Raises:
+        InvalidArgument: they are; the message calls them `name`.
+    """
+    if not len(public) or len(public) != len(private) or public.record_shape != private.record_shape:
+        return
+    if np.array_equal(np.sort(public.labels), np.sort(private.labels)) and np.array_equal(
+        _sorted_rows(public), _sorted_rows(private)
+    ):
+        raise _refused(name)
+
+
+def _refused(name: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{name} must be a file of other, public records (a public sample), got the private file or a copy of it. "
+        "Give a file of public records."
+    )
+
+
+def _sorted_rows(records: Records) -> np.ndarray:
+    """Features and label of each record as bytes, in an order that is theirs alone."""
+    rows = np.column_stack([records.features.reshape(len(records), -1).astype(np.float64), records.labels])
+    return np.sort(np.ascontiguousarray(rows + 0.0).view(f"S{rows.shape[1] * 8}").ravel())
+
+
+def _same_contents(first: Path, second: Path) -> bool:
+    """Whether both files hold the same bytes, after decompression."""
+    try:
+        with closing(_opened(first)) as one, closing(_opened(second)) as other:
+            pieces = zip_longest(iter(lambda: one.read(_CHUNK), b""), iter(lambda: other.read(_CHUNK), b""))
+            return all(a == b for a, b in pieces)
+    except (OSError, EOFError, lzma.LZMAError, zlib.error):
+        return False  # a damaged file; its reader says so
+
+
+def _opened(file: Path) -> IO[bytes]:
+    with file.open("rb") as stream:
+        start = stream.read(6)
+    return next((opener for magic, opener in _MAGIC.items() if start.startswith(magic)), open)(file, "rb")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `load`: a named data set, or a file of the user's own with its declared schema.
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 _SHOWN = 20
 
 
-def load(
+def load_dataset(
     name_or_path: str | Path,
     *,
     target: str | None = None,
@@ -29,7 +189,7 @@ def load(
     public_schema_from: str | Path | None = None,
     test: str | Path | None = None,
     keep_texts: bool = False,
-) -> DataSet:
+) -> DatasetSplits:
     """Load a named public data set, or a file of the user's own.
 
     Bounds, categories and labels of a user's file are declared, by `schema` or by a public sample; they are never
@@ -51,19 +211,19 @@ def load(
         InvalidArgument: If an argument doesn't fit, or a file can't be read. No message quotes a record.
 
     Example:
-        >>> adult = load("adult")
+        >>> adult = load_dataset("adult")
         >>> len(adult.train), len(adult.test), adult.schema.width()
         (30162, 15060, 104)
     """
-    if str(name_or_path) in CATALOGUE:
-        _refuse_for_named(str(name_or_path), schema=schema, public_schema_from=public_schema_from, test=test)
+    if str(name_or_path) in CATALOG:
+        _check_for_named(str(name_or_path), schema=schema, public_schema_from=public_schema_from, test=test)
         found = load_named(str(name_or_path), keep_texts=keep_texts)
         _require_target(target, found.schema.target if found.schema else "label")
         return found
     path = Path(name_or_path).expanduser()
     if not is_table(path) and not is_array(path):
         raise DataUnavailable(
-            f"data must be one of {', '.join(CATALOGUE)} or a .csv, .tsv, .parquet, .npz or IDX file, "
+            f"data must be one of {', '.join(CATALOG)} or a .csv, .tsv, .parquet, .npz or IDX file, "
             f"got {str(name_or_path)!r}. Run `sordino data list` to see the named sets."
         )
     sample = Path(public_schema_from).expanduser() if public_schema_from is not None else None
@@ -79,7 +239,7 @@ def load(
 
 def _table_set(
     path: Path, test: Path | None, declared: Schema | ArraySchema | None, sample: Path | None, target: str | None
-) -> DataSet:
+) -> DatasetSplits:
     if isinstance(declared, ArraySchema):
         raise InvalidArgument("schema must describe the columns of a table, got an array schema. Declare the columns.")
     if sample is not None:
@@ -90,10 +250,12 @@ def _table_set(
         raise _undeclared(path, target)
     _require_target(target, declared.target)
     names = [*(column.name for column in declared.columns), declared.target]
-    numeric = [column.name for column in declared.columns if isinstance(column, Numeric)]
+    numeric = [column.name for column in declared.columns if isinstance(column, NumericColumn)]
 
     def records(file: Path) -> Records:
-        parts = [encode(columns, declared) for columns in iterate_columns(file, names, numeric=numeric, rows=1 << 18)]
+        parts = [
+            encode_table(columns, declared) for columns in iterate_columns(file, names, numeric=numeric, rows=1 << 18)
+        ]
         return Records(
             features=np.concatenate([part.features for part in parts]),
             labels=np.concatenate([part.labels for part in parts]),
@@ -104,7 +266,7 @@ def _table_set(
 
 def _array_set(
     path: Path, test: Path | None, declared: Schema | ArraySchema | None, sample: Path | None, target: str | None
-) -> DataSet:
+) -> DatasetSplits:
     if isinstance(declared, Schema):
         raise InvalidArgument(
             "schema must describe an array file, got the columns of a table. Declare an array schema."
@@ -127,14 +289,14 @@ def _user_set(
     *,
     sample: Path | None,
     test: Path | None,
-) -> DataSet:
+) -> DatasetSplits:
     train = records(path)
     if sample is not None:
         require_other_records("public_schema_from", records(sample), private=train)
     measured = records(test) if test is not None else None
     if measured is not None:
         require_other_records("test", measured, private=train)
-    return DataSet(
+    return DatasetSplits(
         name=path.name.split(".")[0],
         train=train,
         test=measured,
@@ -167,10 +329,133 @@ def _require_target(target: str | None, declared: str) -> None:
         raise InvalidArgument(f"target must be {declared!r}, as the schema declares, got {target!r}. Leave it out.")
 
 
-def _refuse_for_named(name: str, **given: object) -> None:
+def _check_for_named(name: str, **given: object) -> None:
     extra = sorted(key for key, value in given.items() if value is not None)
     if extra:
         raise InvalidArgument(
             f"{', '.join(extra)} must be left out for the named set {name!r}, whose schema and split are its own. "
             "For a file of that name, give its path with a suffix."
         )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `available` and `show`: what the named sets are and where they lie.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetInfo:
+    """One line of ``sordino data list``.
+
+    Args:
+        name: The name that `load` takes.
+        title: The name to show; differs when the copy on this machine is a lossy one.
+        task: What is predicted from what.
+        train_shape: Shape of the train features, records first.
+        test_shape: Shape of the test features.
+        classes: Number of labels.
+        licence: Terms of the records.
+        source: Authors, year and home.
+        present: Whether the set is on this machine now.
+        origin: ``embedded``, ``SORDINO_DATA``, ``cache`` or ``system package`` when present, else ``download``.
+        location: The folder it is in, or the address it would come from.
+    """
+
+    name: str
+    title: str
+    task: str
+    train_shape: tuple[int, ...]
+    test_shape: tuple[int, ...]
+    classes: int
+    licence: str
+    source: str
+    present: bool
+    origin: str
+    location: str
+
+    def to_dict(self) -> dict[str, object]:
+        """The fields, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetDescription:
+    """What ``sordino data show`` tells about one set.
+
+    Args:
+        info: The line of the list.
+        labels: The label set.
+        note: What a user should know about the form of the records.
+        files: Name, SHA-256 and address of each file of the canonical form; empty when embedded.
+        place: The folder in which files fetched by hand are found.
+        schema: The declared schema of a table, else None.
+    """
+
+    info: DatasetInfo
+    labels: tuple[str, ...]
+    note: str
+    files: tuple[tuple[str, str, str], ...]
+    place: Path
+    schema: Schema | None
+
+    def to_dict(self) -> dict[str, object]:
+        """The fields, for JSON."""
+        return {
+            **self.info.to_dict(),
+            "labels": list(self.labels),
+            "note": self.note,
+            "files": [{"name": name, "sha256": sha256, "url": url} for name, sha256, url in self.files],
+            "place": str(self.place),
+            "schema": self.schema.to_dict() if self.schema else None,
+        }
+
+
+def list_datasets() -> list[DatasetInfo]:
+    """Every named set, and whether it is on this machine now; reads no data and needs no network.
+
+    Example:
+        >>> [info.name for info in list_datasets()]
+        ['adult', 'mnist', 'fashion-mnist', 'cifar10', 'imdb']
+    """
+    return [_info(item) for item in CATALOG.values()]
+
+
+def describe_dataset(name: str) -> DatasetDescription:
+    """All that is known about one named set.
+
+    Raises:
+        InvalidArgument: If no set has this name.
+    """
+    item = get_named_dataset(name)
+    return DatasetDescription(
+        info=_info(item),
+        labels=item.labels,
+        note=item.note,
+        files=tuple((file.name, file.sha256, file.urls[0]) for file in item.files),
+        place=cache_folder(name) if item.files else FILES,
+        schema=ADULT_SCHEMA if name == "adult" else None,
+    )
+
+
+def _info(item: NamedDataset) -> DatasetInfo:
+    found = find(item) if item.layouts else None
+    if found is not None:
+        origin, location = found.origin, str(found.files[0].parent)
+    elif item.files:
+        origin, location = "download", item.files[0].urls[0].rpartition("/")[0] + "/"
+    else:
+        origin, location = "embedded", str(FILES)
+    layout = found.layout if found else item.layouts[0] if item.layouts else None
+    return DatasetInfo(
+        name=item.name,
+        title=layout.title if layout else item.name.capitalize(),
+        task=item.task,
+        train_shape=item.train_shape,
+        test_shape=item.test_shape,
+        classes=len(item.labels),
+        licence=item.licence,
+        source=item.source,
+        present=origin != "download",
+        origin=origin,
+        location=location,
+    )

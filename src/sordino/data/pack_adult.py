@@ -1,4 +1,4 @@
-"""Build the embedded Adult files from the raw files of the UCI repository (floor 1).
+"""Build the embedded Adult files from the raw files of the UCI repository.
 
 ``python -m sordino.data.pack_adult RAW_FOLDER`` reads ``adult.data`` and ``adult.test`` (plain or ``.gz``), leaves out
 the rows with a missing value and the sampling weight ``fnlwgt``, and writes ``adult-train.csv.xz`` and

@@ -1,20 +1,41 @@
-"""Declared schemas: what is public about a table or an array of private records (floor 1).
+"""Records in memory: features, labels, and a data set's train and test split."""
 
-A differentially private training run may use bounds, category lists and label sets only when they are public.
-They are therefore *declared*: written by the user, or taken from a public sample, never computed from the private data.
-"""
-
+import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
+
+import numpy as np
+from jaxtyping import Float32, Int64
 
 from sordino.checks import one_of
 from sordino.errors import InvalidArgument, MissingDeclaration
 
-__all__ = ["ArraySchema", "Category", "Numeric", "Schema", "read_schema"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "ArraySchema",
+    "CategoricalColumn",
+    "DatasetSplits",
+    "NumericColumn",
+    "Records",
+    "Schema",
+    "fixed_order",
+    "read_schema",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Declared schemas: what is public about a table or an array of private records.
+#
+# A differentially private training run may use bounds, category lists and label sets only when they are public. They
+# are therefore *declared*: written by the user, or taken from a public sample, never computed from the private data.
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 Origin = Literal["declared", "public_sample"]
 
@@ -26,7 +47,7 @@ _EXAMPLE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numeric:
+class NumericColumn:
     """A number with public bounds: clipped to [low, high], then scaled linearly to [-1, 1].
 
     A missing or unreadable number becomes the midpoint, which is 0 after scaling.
@@ -64,7 +85,7 @@ class Numeric:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Category:
+class CategoricalColumn:
     """A value from a public list, one-hot; a missing or unlisted value is all zeros.
 
     Values are compared as text, without surrounding white space; whole numbers are written without a decimal point.
@@ -116,8 +137,8 @@ class Schema:
         InvalidArgument: If names repeat, the target is also a feature, or there are fewer than two labels.
 
     Example:
-        >>> age = Numeric(name="age", low=0, high=100)
-        >>> job = Category(name="job", categories=("clerk", "sales"))
+        >>> age = NumericColumn(name="age", low=0, high=100)
+        >>> job = CategoricalColumn(name="job", categories=("clerk", "sales"))
         >>> schema = Schema(columns=(age, job), target="income", labels=("low", "high"))
         >>> schema.feature_names
         ('age', 'job=clerk', 'job=sales')
@@ -125,7 +146,7 @@ class Schema:
         True
     """
 
-    columns: tuple[Numeric | Category, ...]
+    columns: tuple[NumericColumn | CategoricalColumn, ...]
     target: str
     labels: tuple[str, ...]
     origin: Origin = "declared"
@@ -156,7 +177,7 @@ class Schema:
         """For each category the features that it becomes after encoding, in order."""
         ends = [sum(column.width for column in self.columns[: place + 1]) for place in range(len(self.columns))]
         pairs = zip(self.columns, ends, strict=True)
-        return tuple(range(end - column.width, end) for column, end in pairs if isinstance(column, Category))
+        return tuple(range(end - column.width, end) for column, end in pairs if isinstance(column, CategoricalColumn))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -187,7 +208,7 @@ class Schema:
         fields = _object(text)
         _only_known("schema", fields, {"target", "labels", "columns", "origin"})
         raw_columns = fields.get("columns")
-        _refuse_missing(fields, raw_columns)
+        _check_not_missing(fields, raw_columns)
         return cls(
             columns=tuple(_column(item) for item in _list("columns", raw_columns)),
             target=_text("target", fields["target"]),
@@ -262,7 +283,7 @@ def read_schema(path: Path) -> Schema | ArraySchema:
     return ArraySchema.from_json(text) if "array" in _object(text) else Schema.from_json(text)
 
 
-def _refuse_missing(fields: Mapping[str, object], raw_columns: object) -> None:
+def _check_not_missing(fields: Mapping[str, object], raw_columns: object) -> None:
     missing = [f"{name!r}" for name in ("target", "labels", "columns") if name not in fields]
     for item in raw_columns if isinstance(raw_columns, list) else ():
         if not isinstance(item, Mapping):
@@ -282,15 +303,17 @@ def _origin(fields: Mapping[str, object]) -> Origin:
     return cast("Origin", one_of(("declared", "public_sample"), origin=fields.get("origin", "declared")))
 
 
-def _column(item: object) -> Numeric | Category:
+def _column(item: object) -> NumericColumn | CategoricalColumn:
     if not isinstance(item, Mapping):
         raise InvalidArgument(f"columns must be a list of objects. A complete schema looks like {_EXAMPLE}.")
     name = _text("the name of a column", item.get("name"))
     if one_of(("numeric", "category"), type=item["type"]) == "numeric":
         _only_known(f"column {name!r}", item, {"name", "type", "low", "high"})
-        return Numeric(name=name, low=_number(f"low of {name!r}", item["low"]), high=_number("high", item["high"]))
+        return NumericColumn(
+            name=name, low=_number(f"low of {name!r}", item["low"]), high=_number("high", item["high"])
+        )
     _only_known(f"column {name!r}", item, {"name", "type", "categories"})
-    return Category(name=name, categories=_texts(f"the categories of column {name!r}", item["categories"]))
+    return CategoricalColumn(name=name, categories=_texts(f"the categories of column {name!r}", item["categories"]))
 
 
 def _object(text: str) -> Mapping[str, object]:
@@ -347,3 +370,94 @@ def _require_texts(what: str, values: tuple[str, ...], *, at_least: int) -> None
         raise InvalidArgument(f"{what} must be text without surrounding white space. Strip the entries.")
     if len(values) < at_least or len(set(values)) != len(values):
         raise InvalidArgument(f"{what} must be at least {at_least} different values, got {len(values)}. Correct it.")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Records in memory: features, labels, and a data set's train and test split.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Records that belong together: row i of `features`, `labels` and `texts` is one record.
+
+    Args:
+        features: float32, records first: tables (n, d), images (n, channels, height, width) in [0, 1].
+        labels: int64, n of them, each the index of a label of the data set.
+        texts: The raw texts of a text data set, when they were asked for; else None.
+    """
+
+    features: Float32[np.ndarray, "n ..."]
+    labels: Int64[np.ndarray, " n"]
+    texts: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.features.dtype != np.float32 or self.labels.dtype != np.int64:
+            raise InvalidArgument(
+                f"records must be float32 features and int64 labels, "
+                f"got {self.features.dtype} and {self.labels.dtype}. "
+                "Convert them first."
+            )
+        if self.labels.ndim != 1 or self.features.ndim < 2 or len(self.features) != len(self.labels):
+            raise InvalidArgument(
+                "records must be features (n, …) with labels (n,), got dimensions "
+                f"{self.features.ndim} and {self.labels.ndim} or different lengths. Put the records first."
+            )
+        if self.texts is not None and len(self.texts) != len(self.labels):
+            raise InvalidArgument("texts must be one per record. Give as many texts as labels.")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        """Shape of one record's features: public, unlike the number of records."""
+        return self.features.shape[1:]
+
+    def tensors(self) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Features and labels as CPU tensors that share this object's memory."""
+        import torch  # imported here so that listing data sets stays fast
+
+        return torch.from_numpy(self.features), torch.from_numpy(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetSplits:
+    """A data set with its public facts.
+
+    Args:
+        name: The set's name, or the stem of the user's file.
+        train: Records to train on.
+        test: Records to measure on, or None: a user's file has no test split unless one is named, since
+            accuracy on a random part of private data is itself a release to be paid for.
+        labels: The label set; labels of records are indices in it.
+        public: Whether the records are public. Only then may statistics without noise be shown.
+        source: Where the records come from.
+        licence: The licence of the records.
+        schema: The declared schema of a table; None for images and texts.
+    """
+
+    name: str
+    train: Records
+    test: Records | None
+    labels: tuple[str, ...]
+    public: bool
+    source: str
+    licence: str
+    schema: Schema | None
+
+    def __post_init__(self) -> None:
+        if self.test is self.train and not self.public:
+            raise InvalidArgument(
+                "test must be other, public records, got the private training records themselves. "
+                "Give test=None, or public records."
+            )
+
+
+def fixed_order(count: int) -> Int64[np.ndarray, " count"]:
+    """A fixed order that mixes a sorted public data set: the same in every run, and no source of randomness.
+
+    Position i holds the record whose index has the i-th smallest SHA-256 digest.
+    """
+    digests = [hashlib.sha256(index.to_bytes(8, "little")).digest() for index in range(count)]
+    return np.array(sorted(range(count), key=digests.__getitem__), dtype=np.int64)

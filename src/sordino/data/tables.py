@@ -1,4 +1,4 @@
-"""Reading columns of CSV, TSV and Parquet files without ever quoting a cell (floor 1).
+"""Reading columns of CSV, TSV and Parquet files without ever quoting a cell.
 
 The readers of pyarrow put the offending row into their messages. Here every failure of a reader becomes a message that
 names the file and the column alone, and the original exception is dropped, context included. What a column may hold is
@@ -6,27 +6,261 @@ decided by its declared kind and its type in the file, both public; what a cell 
 """
 
 import bz2
+import csv
 import gzip
 import lzma
 import re
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 
-from sordino.data.lines import line_blocks, lines_with_cells, read_header_line
-from sordino.errors import InvalidArgument
+from sordino.data.schema import CategoricalColumn, NumericColumn, Records, Schema
+from sordino.errors import InvalidArgument, MissingDeclaration
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Coded", "Column", "is_table", "iterate_columns", "number_text", "read_columns", "read_header", "to_number"]
+__all__ = [
+    "Column",
+    "EncodedColumn",
+    "LONGEST_LINE",
+    "encode_table",
+    "is_table",
+    "iterate_columns",
+    "line_blocks",
+    "lines_with_cells",
+    "number_text",
+    "positions",
+    "read_columns",
+    "read_header",
+    "read_header_line",
+    "schema_from_sample",
+    "to_number",
+    "to_numbers",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Lines of a CSV or TSV file, each judged by itself.
+#
+# Only a line feed ends a line. A line is one of
+#
+# - **whole**: all its quoted cells end within it, and it has as many cells as the header. It is a record, always.
+# - **opening**: it leaves a quoted cell open, with text behind the opening quote. It begins a record, always.
+# - **continuing**: neither of them; read from within a quoted cell it is well-formed, whether it ends that cell or not.
+#
+# What a line is follows from the line and the header alone, and an opening line is never continuing: a quote that opens
+# a cell in the one reading closes one in the other, and may then not be followed by text. A record is a whole line, or
+# an opening line and the continuing lines right behind it up to the first that ends outside of quotes, if it has as
+# many cells as the header. All other lines are left out. So one malformed line can't swallow the lines of another
+# record: adding or removing one line, other than within a record of several lines, adds or removes at most one record.
+# A text that holds line breaks *and* whole lines of the table's own form counts as several records.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+LONGEST_LINE = 1 << 24
+"""Bytes of the longest record that is read; a longer one is left out."""
+
+# Bytes read at a time. At most LONGEST_LINE, so that only a line that begins in an earlier block can be too long.
+_BLOCK = 1 << 24
+_FEED, _RETURN, _QUOTE = b'\n\r"'
+_LONE_RETURN = re.compile(rb"\r(?!\n)")
+_LINE_BREAK = re.compile(rb"\r?\n")
+# The inside of a quoted cell, in which two quotes stand for one.
+_INSIDE = rb'[^"]*+(?:""[^"]*+)*+'
+
+
+class _Grammar:
+    """What a line with this separator and number of cells is. Patterns are of whole lines, without the line feed."""
+
+    def __init__(self, separator: str, cells: int) -> None:
+        self.separator, self.cells = separator.encode(), cells
+        mark = re.escape(self.separator)
+        loose = rb'(?:"' + _INSIDE + rb'"|[^"' + mark + rb"][^" + mark + rb"]*+|)"
+        strict = rb'(?:"' + _INSIDE + rb'"|[^"\r' + mark + rb"]*+)(?=" + mark + rb"|\r?\Z)"
+        ended = _INSIDE + rb'"(?:' + mark + strict + rb")*+"
+        # Quotes within a cell that doesn't begin with one are ordinary characters.
+        self.closed = re.compile(loose + rb"(?:" + mark + loose + rb")*+\r?")
+        self.opening = re.compile(rb"(?:" + strict + mark + rb')*+"(?:"")*+[^"\r' + mark + rb"]" + _INSIDE)
+        self.ending = re.compile(ended + rb"\r?")
+        self.staying = re.compile(rb"(?:" + ended + mark + rb'")?+' + _INSIDE)
+        self.quoted = re.compile(rb"(?<![^\n" + mark + rb'])"' + _INSIDE + rb'"')
+
+    def fits(self, line: bytes) -> bool:
+        """Whether a closed line has the right number of cells."""
+        return self.quoted.sub(b"", line).count(self.separator) == self.cells - 1
+
+    def is_whole(self, line: bytes) -> bool:
+        """Whether a line is a record by itself."""
+        return bool(self.closed.fullmatch(line)) and self.fits(line)
+
+
+def read_header_line(file: IO[bytes], separator: str, *, name: str) -> list[str]:
+    """The cells of the first line of `file`, which is left at the start of the second; errors call the file `name`.
+
+    Raises:
+        InvalidArgument: the line is not UTF-8, is longer than `LONGEST_LINE`, or its cells don't end within it.
+    """
+    line = file.readline(LONGEST_LINE + 1)
+    if len(line) > LONGEST_LINE:
+        raise InvalidArgument(
+            f"the header of {name!r} must be at most {LONGEST_LINE} bytes long, got more. Correct it."
+        )
+    # The decoder's exception would quote the file; raised outside the handler it isn't kept as context.
+    try:
+        text = line.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        text = None
+    if text is None:
+        raise InvalidArgument(
+            f"the header of {name!r} must be UTF-8 text, got another encoding. Convert the file to UTF-8."
+        )
+    if "\r" in text:
+        raise InvalidArgument(
+            f"the lines of {name!r} must end with a line feed, got a carriage return alone. Convert the line ends."
+        )
+    if not _Grammar(separator, 1).closed.fullmatch(text.encode()):
+        raise InvalidArgument(
+            f"the header of {name!r} must close each quoted cell within its line. Correct the header line."
+        )
+    return next(csv.reader([text], delimiter=separator), [])
+
+
+def line_blocks(file: IO[bytes], separator: str, cells: int) -> Iterator[bytes]:
+    """The records of the rest of `file`, one a line, in blocks that every CSV parser reads line by line.
+
+    Args:
+        file: open behind the header.
+        separator: one ASCII character between cells.
+        cells: number of cells of the header.
+
+    Yields:
+        Blocks of about 16 MB, none empty, each line of them ended by a line feed and with its quoted cells closed. A
+        line break or a carriage return within a record is a space. Lines with a wrong number of cells are among them:
+        `lines_with_cells` leaves them out.
+    """
+    grammar, held = _Grammar(separator, cells), b""
+    for block in _whole_lines(file):
+        kept, held = _records_of(held + block, grammar)
+        if kept:
+            yield kept
+
+
+def lines_with_cells(block: bytes, separator: str, cells: int) -> bytes:
+    """The lines of a block of `line_blocks` that have this number of cells."""
+    # Without what stands in quotes, every separator is one between cells.
+    bare = _Grammar(separator, cells).quoted.sub(b"", block) if b'"' in block else block
+    plain, whole = (np.frombuffer(text, dtype=np.uint8) for text in (bare, block))
+    found = np.searchsorted(np.flatnonzero(plain == ord(separator)), np.flatnonzero(plain == _FEED))
+    fits = np.diff(found, prepend=0) == cells - 1
+    return whole[np.repeat(fits, np.diff(np.flatnonzero(whole == _FEED), prepend=-1))].tobytes()
+
+
+def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Blocks of whole lines; those longer than `LONGEST_LINE` are left out, wherever the blocks begin."""
+    held, too_long = b"", False
+    while piece := file.read(_BLOCK):
+        first = piece.find(b"\n")
+        if first < 0:
+            held = b"" if too_long else held + piece
+            if len(held) > LONGEST_LINE:
+                held, too_long = b"", True
+            continue
+        if too_long or len(held) + first > LONGEST_LINE:
+            # An empty line in its place: what follows is not right behind what was before.
+            piece = piece[first:]
+            held, too_long = b"", False
+        last = piece.rfind(b"\n") + 1
+        yield held + piece[:last]
+        held = piece[last:]
+    if held:
+        yield held + b"\n"
+
+
+def _records_of(block: bytes, grammar: _Grammar) -> tuple[bytes, bytes]:
+    """The closed lines of `block`, and from its last record on if only later lines can tell whether that is one."""
+    if block.count(b"\r") != block.count(b"\r\n"):
+        block = _LONE_RETURN.sub(b" ", block)
+    if b'"' not in block:
+        return block, b""
+    values = np.frombuffer(block, dtype=np.uint8)
+    ends = np.flatnonzero(values == _FEED)
+    pieces, start, rest = [], 0, len(block)
+    for number in _doubtful_lines(values, ends, ord(grammar.separator)):
+        first, last = _border(ends, number), int(ends[number])
+        # A line within the record before was looked at with that.
+        if first < start or grammar.closed.fullmatch(block, first, last):
+            continue
+        pieces.append(block[start:first])
+        start = last + 1
+        if grammar.opening.fullmatch(block, first, last):
+            end = _end_of_record(block, ends, number, grammar)
+            if end is None:
+                start = rest = first
+                break
+            record = _LINE_BREAK.sub(b" ", block[first:end]).rstrip(b"\r")
+            if end > last and grammar.fits(record):
+                pieces.append(record + b"\n")
+                start = end + 1
+    return b"".join([*pieces, block[start:rest]]), block[rest:]
+
+
+def _end_of_record(block: bytes, ends: np.ndarray, number: int, grammar: _Grammar) -> int | None:
+    """Where the record of several lines that begins in line `number` ends; that line's own end if there is no such.
+
+    None if the block ends first.
+    """
+    opening = _border(ends, number)
+    for last in map(int, ends[number + 1 :]):
+        first, number = int(ends[number]) + 1, number + 1
+        if last - opening > LONGEST_LINE or grammar.is_whole(block[first:last]):
+            break
+        if grammar.ending.fullmatch(block, first, last):
+            return last
+        if not grammar.staying.fullmatch(block, first, last):
+            break
+    else:
+        return None
+    return int(ends[np.searchsorted(ends, opening)])
+
+
+def _border(ends: np.ndarray, number: int) -> int:
+    """Where line `number` begins."""
+    return int(ends[number - 1]) + 1 if number else 0
+
+
+def _doubtful_lines(values: np.ndarray, ends: np.ndarray, separator: int) -> list[int]:
+    """The lines that must be looked at alone: all but those that are surely closed.
+
+    Surely closed is a line without a quote at the start of a cell (its quotes are ordinary characters), and one whose
+    quotes alternate between the start of a cell and its end, where two in a row stand for one.
+    """
+    quotes = np.flatnonzero(values == _QUOTE)
+    line = np.searchsorted(ends, quotes)
+    place = np.arange(len(quotes))
+    is_first = np.diff(line, prepend=-1) != 0
+    closes = (place - np.maximum.accumulate(np.where(is_first, place, 0))) % 2 == 1
+    before = np.where(quotes > 0, values[quotes - 1], _FEED)
+    after = values[quotes + 1]
+    starts_cell = (before == separator) | (before == _FEED)
+    ends_cell = (after == separator) | (after == _FEED) | (after == _RETURN)
+    regular = np.where(closes, ends_cell | (after == _QUOTE), starts_cell | (before == _QUOTE))
+    # The last quote of a line must be one that closes.
+    regular &= closes | (np.diff(line, append=-1) == 0)
+    return np.intersect1d(line[~regular], line[starts_cell]).tolist()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reading columns of CSV, TSV and Parquet files without ever quoting a cell.
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _COMPRESSIONS = (".gz", ".xz", ".bz2")
@@ -41,14 +275,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Coded:
+class EncodedColumn:
     """A column of texts: the distinct values, and each record's index in them (-1 where missing)."""
 
     values: tuple[str, ...]
     codes: Int64[np.ndarray, " n"]
 
 
-Column = Coded | Float64[np.ndarray, " n"]
+Column = EncodedColumn | Float64[np.ndarray, " n"]
 """A column of texts, or of numbers with NaN where missing."""
 
 
@@ -233,7 +467,7 @@ def _column(path: Path, name: str, array: "pa.ChunkedArray", *, numeric: bool) -
         )
     if pa.types.is_null(kind):
         missing = np.full(len(array), -1, dtype=np.int64)
-        return missing * np.nan if numeric else Coded(values=(), codes=missing)
+        return missing * np.nan if numeric else EncodedColumn(values=(), codes=missing)
     if not numeric:
         return _without_contents(path, lambda: _coded(array, kind))
     if _is_text(kind):
@@ -301,7 +535,7 @@ def number_text(value: float) -> str:
     return str(int(value)) if value == value and abs(value) < 2**53 and value == int(value) else repr(value)
 
 
-def _coded(array: "pa.ChunkedArray", kind: "pa.DataType") -> Coded:
+def _coded(array: "pa.ChunkedArray", kind: "pa.DataType") -> EncodedColumn:
     """A column of any kind as texts."""
     import pyarrow as pa
 
@@ -320,7 +554,7 @@ def _coded(array: "pa.ChunkedArray", kind: "pa.DataType") -> Coded:
         narrow = np.float16 if pa.types.is_float16(kind) else np.float32
         values = [None if value is None else float(str(narrow(value))) for value in values]
     empty = np.array([value is None for value in values] + [False], dtype=bool)
-    return Coded(values=tuple(map(_as_text, values)), codes=np.where(empty[codes], -1, codes))
+    return EncodedColumn(values=tuple(map(_as_text, values)), codes=np.where(empty[codes], -1, codes))
 
 
 def _as_text(value: object) -> str:
@@ -333,3 +567,154 @@ def _as_text(value: object) -> str:
     if isinstance(value, int | str):
         return str(value).strip()
     return number_text(float(cast("float", value)))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# From columns to features and labels, one record at a time.
+#
+# Every row of the result depends on the same row of the file and on the declared schema alone, so that adding or
+# removing one record of the file changes at most one record of the result. Nothing here raises because of a record.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def encode_table(columns: Mapping[str, Column], schema: Schema) -> Records:
+    """Encode the declared columns; records whose label is not in the label set are left out.
+
+    Args:
+        columns: The declared columns and the target, as read from the file.
+        schema: The declared schema.
+
+    Returns:
+        Records with features (n, schema.width()): numbers in [-1, 1], categories one-hot.
+    """
+    labels = positions(columns[schema.target], schema.labels)
+    keep = np.flatnonzero(labels >= 0)
+    features = np.zeros((len(keep), schema.width()), dtype=np.float32)
+    start = 0
+    for declared in schema.columns:
+        part = features[:, start : start + declared.width]
+        _fill(part, columns[declared.name], declared, keep)
+        start += declared.width
+    return Records(features=features, labels=labels[keep])
+
+
+def _fill(
+    part: Float32[np.ndarray, "m w"],
+    column: Column,
+    declared: NumericColumn | CategoricalColumn,
+    keep: Int64[np.ndarray, " m"],
+) -> None:
+    if isinstance(declared, NumericColumn):
+        part[:, 0] = _scaled(to_numbers(column)[keep], declared)
+        return
+    index = positions(column, declared.categories)[keep]
+    rows = np.flatnonzero(index >= 0)
+    part[rows, index[rows]] = 1.0
+
+
+def _scaled(numbers: Float64[np.ndarray, " m"], declared: NumericColumn) -> Float64[np.ndarray, " m"]:
+    # Halves first: high - low may overflow although both bounds are finite.
+    middle = declared.low / 2 + declared.high / 2
+    radius = declared.high / 2 - declared.low / 2
+    clipped = np.clip(np.where(np.isnan(numbers), middle, numbers), declared.low, declared.high)
+    return np.clip((clipped - middle) / radius, -1.0, 1.0) if radius > 0 else np.zeros_like(clipped)
+
+
+def to_numbers(column: Column) -> Float64[np.ndarray, " n"]:
+    """The column as numbers, NaN where missing or unreadable."""
+    if not isinstance(column, EncodedColumn):
+        return column
+    # The extra last entry is what the code -1 (missing) finds.
+    numbers = np.array([*map(to_number, column.values), np.nan], dtype=np.float64)
+    return numbers[column.codes]
+
+
+def positions(column: Column, listed: tuple[str, ...]) -> Int64[np.ndarray, " n"]:
+    """Index of each text in a public list, -1 where missing or unlisted."""
+    assert isinstance(column, EncodedColumn)
+    index = {value: i for i, value in enumerate(listed)}
+    found = np.array([*(index.get(value, -1) for value in column.values), -1], dtype=np.int64)
+    return found[column.codes]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Schemas from a public sample.
+#
+# Bounds, categories and labels may be read off a sample that is public: one that holds no record of the private data.
+# The schema that comes out is marked ``public_sample``, so that a report can say where its facts come from.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_MAX_CATEGORIES = 100
+_MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
+
+
+def schema_from_sample(sample: Path, *, target: str) -> Schema:
+    """Derive a schema from a **public** sample of the same form as the private table.
+
+    A column whose values are all numbers becomes `NumericColumn` with the sample's smallest and largest value as
+    bounds; any
+    other, ``true`` and ``false`` too, becomes `CategoricalColumn` with the sample's values in alphabetical order.
+    Labels are in
+    numerical order if all are numbers. Empty cells and ``?``, ``NA`` and the like are missing values.
+
+    Args:
+        sample: A public CSV, TSV or Parquet file. Every column is used; leave out of it what isn't a feature.
+        target: The label's column; its values in the sample become the label set.
+
+    Returns:
+        A schema with origin ``public_sample``.
+
+    Raises:
+        InvalidArgument: If the sample can't be read or has no column named `target`.
+        MissingDeclaration: If the sample doesn't settle a column (one value only, or more than 100 texts).
+    """
+    header = read_header(sample)
+    if target not in header:
+        raise InvalidArgument(
+            f"target must be a column of the public sample {sample.name!r}, got {target!r}. Check it."
+        )
+    columns = read_columns(sample, header)
+    labels = _distinct(columns[target])
+    if len(labels) < 2:
+        raise MissingDeclaration(
+            f"the labels of target {target!r} must be at least two, got {len(labels)} in the public sample. "
+            "Give a larger sample or a schema file."
+        )
+    derived = tuple(_derive(name, columns[name]) for name in header if name != target)
+    return Schema(columns=derived, target=target, labels=labels, origin="public_sample")
+
+
+def _derive(name: str, column: Column) -> NumericColumn | CategoricalColumn:
+    texts = _distinct(column)
+    numbers = _samples_numbers(texts)
+    if numbers is not None:
+        finite = numbers[np.isfinite(numbers)]
+        low, high = float(finite.min()), float(finite.max())
+        if low < high:
+            return NumericColumn(name=name, low=low, high=high)
+        raise MissingDeclaration(
+            f"the bounds of column {name!r} must be declared: the public sample holds one value only. "
+            "Give a larger sample or a schema file."
+        )
+    if 1 <= len(texts) <= _MAX_CATEGORIES:
+        return CategoricalColumn(name=name, categories=texts)
+    raise MissingDeclaration(
+        f"the categories of column {name!r} must be declared: the public sample holds {len(texts)} distinct values, "
+        f"where 1 to {_MAX_CATEGORIES} are allowed. Leave the column out of the sample, or give a schema file."
+    )
+
+
+def _samples_numbers(texts: tuple[str, ...]) -> np.ndarray | None:
+    """The numbers that all of the texts spell, one of them finite; None if there are none, or they are truth values."""
+    numbers = np.array([*map(to_number, texts)], dtype=np.float64)
+    is_truth = {text.lower() for text in texts} <= {"true", "false"}
+    return None if is_truth or np.isnan(numbers).any() or not np.isfinite(numbers).any() else numbers
+
+
+def _distinct(column: Column) -> tuple[str, ...]:
+    """The different values, in the order of numbers if all are numbers, else of the alphabet."""
+    assert isinstance(column, EncodedColumn)
+    texts = tuple(sorted({value for value in column.values if value.lower() not in _MISSING}))
+    numbers = _samples_numbers(texts)
+    return texts if numbers is None else tuple(texts[place] for place in np.argsort(numbers, kind="stable"))

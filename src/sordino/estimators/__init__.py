@@ -1,4 +1,4 @@
-"""Private estimators with scikit-learn's interface (floor 4): for tables, without deep nets.
+"""Private estimators with scikit-learn's interface: for tables, without deep nets.
 
 What must be public is declared (`data_norm`, `bounds`, `classes`), never read from the data; `privacy_` says afterwards
 what was spent.
@@ -6,7 +6,7 @@ what was spent.
 
 from typing import TYPE_CHECKING
 
-from sordino.lazy_names import lazy_names
+from sordino.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from sordino.estimators.hist_gradient_boosting import HistGradientBoostingClassifier, HistGradientBoostingRegressor
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from sordino.estimators.linear_regression import LinearRegression, Ridge
     from sordino.estimators.naive_bayes import GaussianNB
     from sordino.estimators.neural import DPClassifier, DPRegressor
-    from sordino.estimators.pca import PCA
-    from sordino.estimators.scalers import MinMaxScaler, StandardScaler
+    from sordino.estimators.preprocessing import PCA, MinMaxScaler, StandardScaler
     from sordino.estimators.search import PrivateGridSearch
-    from sordino.estimators.whitened import WhitenedLogisticRegression
+    from sordino.estimators.whitened_logistic import WhitenedLogisticRegression
 
 __all__ = [
     "DPClassifier",
@@ -48,12 +47,12 @@ _HOMES = {
     "LinearRegression": "linear_regression",
     "LinearSVC": "linear_classifiers",
     "LogisticRegression": "linear_classifiers",
-    "MinMaxScaler": "scalers",
-    "PCA": "pca",
+    "MinMaxScaler": "preprocessing",
+    "PCA": "preprocessing",
     "PrivateGridSearch": "search",
     "Ridge": "linear_regression",
-    "StandardScaler": "scalers",
-    "WhitenedLogisticRegression": "whitened",
+    "StandardScaler": "preprocessing",
+    "WhitenedLogisticRegression": "whitened_logistic",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,26 +1,187 @@
-"""What every private estimator shares (floor 4): declarations, randomness, and the bill.
+"""What every private estimator shares: declarations, randomness, and the bill.
 
 Parameters are stored and nothing else happens before `fit`, as scikit-learn's `clone` expects. `fit` charges first and
 reads records then; all that changes the guarantee is a parameter, so it is known before the data are.
 """
 
+import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
+from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
-from sklearn.base import BaseEstimator
+import numpy.typing as npt
+from scipy.sparse import issparse
+from sklearn.base import BaseEstimator, clone
+from sklearn.exceptions import DataConversionWarning
+from sklearn.utils.validation import validate_data
 
 from sordino import accounting, checks
-from sordino.definitions import FIXED_SEED, Guarantee, NeighboringRelation, PrivacyUnit
-from sordino.errors import InvalidArgument
-from sordino.estimators.intake import declared
+from sordino.definitions import FIXED_SEED_CAVEAT, Guarantee, NeighboringRelation, PrivacyUnit
+from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.events import Event, compose
 from sordino.ledger import Account, Reservation
-from sordino.randomness import Randomness
+from sordino.mechanisms.base import FloatArray, Numbers, category_codes, to_float_array
+from sordino.randomness import KeyedRNG
 
-__all__ = ["PrivateEstimator", "refuse_several"]
+__all__ = [
+    "ColumnBounds",
+    "Labels",
+    "PrivateEstimator",
+    "check_one_target_per_record",
+    "check_single_process",
+    "clip_rows",
+    "column_bounds",
+    "common_relation",
+    "declared_classes",
+    "dry_run_events",
+    "encode_labels",
+    "normalize_rows",
+    "require_declared",
+    "scaled_targets",
+    "split_budget_equally",
+    "validate_matrix",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What an estimator does with the records it is given, before any proof applies.
+#
+# Shapes, types and the number of columns are public: wrong ones are refused. Entries are private: none raises, none is
+# quoted. A record with an entry that is not finite, or with a label that nobody declared, stays in its place and
+# contributes nothing, so the same rule serves every neighbouring relation.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+Labels: TypeAlias = Sequence[Hashable] | npt.NDArray[np.generic]
+ColumnBounds: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]
+_Value = TypeVar("_Value")
+
+# Rows at the boundary are kept this much inside, so that rounding can't lengthen them past it.
+_INSIDE = 1e-12
+
+
+def require_declared(value: _Value | None, *, name: str, meaning: str) -> _Value:
+    """The value, unless nobody declared it."""
+    if value is None:
+        raise MissingDeclaration(
+            f"{name} must be declared ({meaning}), got None. Take it from public knowledge, never from the data."
+        )
+    return value
+
+
+def validate_matrix(X: Numbers, *, estimator: BaseEstimator, reset: bool) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """X as float64 [n, d] and which rows are whole; the others are zero. Sets or checks the number of columns."""
+    if issparse(X):
+        raise InvalidArgument("X must be dense, got a sparse container. Convert it with .toarray().")
+    if getattr(getattr(X, "dtype", None), "kind", "") == "c":
+        raise InvalidArgument("X must be real. Complex data not supported: split real and imaginary parts.")
+    _check_not_objects(X, "X")
+    array = to_float_array(X, "X")
+    if array.ndim != 2 or array.shape[1] == 0:
+        raise InvalidArgument(
+            f"X must be a matrix, one row a record, with at least one column, got {array.ndim} dimensions"
+            f"{' and 0 feature(s) while a minimum of 1 is required' if array.ndim == 2 else ''}. Reshape your data."
+        )
+    validate_data(estimator, cast("str", X), reset=reset, skip_check_array=True)  # its stub knows only the default
+    present = np.asarray(np.isfinite(array).all(axis=1))
+    array[~present] = 0.0
+    return array, present
+
+
+def _check_not_objects(values: object, name: str) -> None:
+    """Refuse an array or column that is declared to hold objects: of texts, every record would be missing."""
+    kind = getattr(values, "dtype", None)
+    if kind is not None and not hasattr(values, "columns") and str(kind) in ("object", "str", "string", "category"):
+        raise InvalidArgument(
+            f"{name} must be of a numeric type, got {kind}. Convert it with {name}.astype(float): missing values "
+            "become NaN. Encode texts by a public rule first."
+        )
+
+
+def encode_labels(y: Labels, classes: Sequence[Hashable]) -> npt.NDArray[np.int64]:
+    """The position of each label among the declared classes [n]; −1 for one that is none of them."""
+    listed = np.asarray(y).ravel() if hasattr(y, "__array__") else y
+    return category_codes(listed, tuple(classes))
+
+
+def scaled_targets(y: Numbers, bounds: tuple[float, float], *, centre: float, half: float) -> FloatArray:
+    """Targets clipped to the bounds, then (y − centre)/half in [−1, 1], float64 [n]; NaN where one is not finite."""
+    _check_not_objects(y, "y")
+    targets = to_float_array(y, "y").ravel()
+    with np.errstate(all="ignore"):  # warnings would tell of extreme targets
+        scaled = np.clip((np.clip(targets, *bounds) - centre) / half, -1.0, 1.0)
+    scaled[~np.isfinite(targets)] = np.nan
+    return scaled
+
+
+def check_one_target_per_record(y: Numbers | Labels | None, records: int) -> None:
+    """Refuse targets that are not one a record; how many there are is not told."""
+    if y is None:
+        raise InvalidArgument("y must be given: requires y to be passed, but the target y is None.")
+    shape = np.asarray(y).shape
+    if not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
+        raise InvalidArgument(f"y must be a vector, got {len(shape)} dimensions. Give one target a record.")
+    if len(shape) == 2:  # the shape is public, so the warning tells nothing
+        warnings.warn("A column-vector y was passed when a 1d array was expected.", DataConversionWarning, stacklevel=3)
+    if shape[0] != records:
+        raise InvalidArgument(
+            "y must have one entry for each row of X, got inconsistent numbers of samples. Align them."
+        )
+
+
+def clip_rows(rows: FloatArray, norm: float) -> FloatArray:
+    """Rows divided by `norm`, and those that are then longer than 1 cut back to length 1."""
+    largest = np.maximum(np.abs(rows).max(axis=1, initial=0.0, keepdims=True), norm * 2.0**-40)
+    with np.errstate(all="ignore"):
+        # Entries are scaled before they are divided: neither huge nor tiny ones overflow. largest/norm may, to ∞.
+        directions = rows / largest
+        lengths = np.sqrt(np.square(directions).sum(axis=1, keepdims=True))
+        return directions * np.minimum(largest / norm, 1 / (lengths * (1 + _INSIDE)))
+
+
+def normalize_rows(rows: FloatArray) -> FloatArray:
+    """Rows [n, d] scaled to length 1, each by itself; zero stays zero."""
+    largest = np.abs(rows).max(axis=1, initial=0.0, keepdims=True)
+    with np.errstate(all="ignore"):  # a warning would tell that a row is zero or extreme
+        directions = np.where(largest > 0, rows / largest, 0.0)
+        lengths = np.sqrt(np.square(directions).sum(axis=1, keepdims=True))
+    return directions / np.maximum(lengths, 1.0)
+
+
+def declared_classes(classes: Sequence[Hashable] | None) -> npt.NDArray[np.generic]:
+    """The declared classes as an array of at least two, all different."""
+    listed = require_declared(classes, name="classes", meaning="all labels that may occur")
+    array = np.asarray(listed)
+    if array.ndim != 1 or len(array) < 2 or len(set(array.tolist())) != len(array):
+        raise InvalidArgument(f"classes must be at least two different labels, got {listed!r}. List each once.")
+    return array
+
+
+def column_bounds(bounds: ColumnBounds | None, columns: int) -> tuple[FloatArray, FloatArray]:
+    """(lower, upper), one number a column each; a single number serves all columns."""
+    ends = require_declared(bounds, name="bounds", meaning="(lower, upper) of the columns")
+    if len(ends) != 2:
+        raise InvalidArgument(f"bounds must be a pair (lower, upper), got {len(ends)} parts. Declare them so.")
+    lower, upper = (np.asarray(end, dtype=np.float64) for end in ends)
+    if any(end.ndim > 1 or (end.ndim == 1 and len(end) != columns) for end in (lower, upper)):
+        raise InvalidArgument(f"bounds must be numbers or vectors of {columns} entries. Declare one of each a column.")
+    lower, upper = np.broadcast_to(lower, columns), np.broadcast_to(upper, columns)
+    with np.errstate(all="ignore"):
+        fine = np.isfinite(lower) & np.isfinite(upper) & (lower < upper) & np.isfinite(upper - lower)
+    if not fine.all():
+        raise InvalidArgument("bounds must be finite with lower < upper in every column. Declare public bounds.")
+    checks.in_range(2.0**-400, 2.0**400, smallest_range=float((upper - lower).min()), hint="Rescale the column.")
+    checks.in_range(2.0**-400, 2.0**400, largest_range=float((upper - lower).max()), hint="Rescale the column.")
+    return lower.copy(), upper.copy()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What every private estimator shares: declarations, randomness, and the bill.
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def _silent(method: Callable[..., object]) -> Callable[..., object]:
@@ -57,11 +218,13 @@ class PrivateEstimator(BaseEstimator):
 
     def _budget(self) -> tuple[float, float]:
         """(ε, δ) as declared; δ = 0 asks for pure privacy."""
-        epsilon = checks.positive(epsilon=declared(self.epsilon, name="epsilon", meaning="the privacy budget"))
-        delta = declared(self.delta, name="delta", meaning="well below 1 / number of records, or 0 for pure privacy")
+        epsilon = checks.positive(epsilon=require_declared(self.epsilon, name="epsilon", meaning="the privacy budget"))
+        delta = require_declared(
+            self.delta, name="delta", meaning="well below 1 / number of records, or 0 for pure privacy"
+        )
         return epsilon, checks.probability(one=False, delta=delta)
 
-    def _randomness(self) -> Randomness:
+    def _randomness(self) -> KeyedRNG:
         """A fresh key for every fit; a chosen one only for runs that are marked as not private."""
         if self.random_state is None and self.reproducible:
             raise InvalidArgument("random_state must be an integer with reproducible=True, got None. Give one.")
@@ -70,7 +233,7 @@ class PrivateEstimator(BaseEstimator):
                 f"random_state must be None unless reproducible=True, got {self.random_state!r}. Whoever knows the "
                 "seed can take the noise off."
             )
-        return Randomness(seed=self.random_state, reproducible=self.reproducible)
+        return KeyedRNG(seed=self.random_state, reproducible=self.reproducible)
 
     def _charge(
         self,
@@ -81,7 +244,7 @@ class PrivateEstimator(BaseEstimator):
         caveats: tuple[str, ...] = (),
     ) -> None:
         """Write down what is about to be spent: the one place where a fit is charged, before it reads a record."""
-        refuse_several(type(self).__name__)
+        check_single_process(type(self).__name__)
         epsilon, delta = self._budget()
         spent = accounting.epsilon(compose(list(events)), delta, relation=relation)
         # The events were made from (ε, δ), so they cost at most ε; a surplus in the last digits is the accountant's.
@@ -97,14 +260,106 @@ class PrivateEstimator(BaseEstimator):
             accountant=spent.accountant,
             sampler=sampler,
             relation=relation,
-            caveats=(*caveats, *((FIXED_SEED,) if self.reproducible else ())),
+            caveats=(*caveats, *((FIXED_SEED_CAVEAT,) if self.reproducible else ())),
         )
 
 
-def refuse_several(name: str) -> None:
+def check_single_process(name: str) -> None:
     """Refuse processes of one group, or of one launcher: each would fit anew, with its own noise and its own bill."""
     # Torch takes seconds to import; without it there is no group.
     if "RANK" in os.environ or "torch.distributed" in sys.modules:
-        from sordino.training.processes import ranks
+        from sordino.training import distributed
 
-        ranks.refuse_several(name)
+        distributed.require_single_process(name)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What fits will cost, before a record is read, and how several fits share one budget.
+#
+# What an estimator spends is fixed by its parameters: the events of a fit to no records are those of any other fit. The
+# contract tests hold every estimator to that.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_TRIALS, _WORTHWHILE = 6, 1.01
+
+
+def dry_run_events(estimator: PrivateEstimator, columns: int) -> tuple[tuple[Event, ...], NeighboringRelation]:
+    """The events of a fit to records of so many columns, and their relation; no record is read, nothing is charged.
+
+    Example:
+        >>> from sordino.estimators import LogisticRegression
+        >>> dry_run_events(LogisticRegression(epsilon=1.0, delta=1e-6, data_norm=1.0, classes=(0, 1)), 3)[0]
+        (ApproximateDP(epsilon=1.0, delta=1e-06),)
+    """
+    trial = cast("PrivateEstimator", clone(estimator))
+    if "ledger" in trial.get_params(deep=False):
+        trial.set_params(ledger=None)
+    trial.fit(np.zeros((0, columns)), np.zeros(0))  # pyright: ignore[reportAttributeAccessIssue]
+    return trial.events_, trial.privacy_.relation
+
+
+def common_relation(relations: Sequence[NeighboringRelation]) -> NeighboringRelation:
+    """The one relation of all; events under different ones don't add up."""
+    if len(set(relations)) != 1:
+        raise InvalidArgument(
+            f"neighboring_relation must be the same for all fits, got {', '.join(sorted(set(relations)))}. Choose one."
+        )
+    return relations[0]
+
+
+def split_budget_equally(
+    build: Callable[[float, float], Sequence[PrivateEstimator]],
+    *,
+    columns: int,
+    epsilon: float,
+    delta: float,
+    beside: Sequence[Event] = (),
+) -> Sequence[PrivateEstimator]:
+    """Estimators with a common ε, near the largest for which all fits and `beside` together stay within (ε, δ).
+
+    Their events are composed by the accountant, so k fits with Gaussian noise get about ε/√k each instead of ε/k. What
+    is known of a fit as (ε, δ) alone, as of objective perturbation, gains only when there are many.
+
+    Guarantee: the fits of what is returned, and `beside`, compose to at most (epsilon, delta) under their relation.
+
+    Args:
+        build: (ε, δ) of one fit ↦ the estimators, always as many.
+        columns: of the records.
+        epsilon: of everything, > 0.
+        delta: of everything, in [0, 1).
+        beside: what else is paid from the same budget.
+
+    Returns:
+        Estimators that are not fitted.
+
+    Raises:
+        InvalidArgument: `beside` leaves nothing.
+    """
+    count = checks.integer(1, estimators=len(build(epsilon, delta)))
+    each_delta = delta / 2 / count
+
+    def spent(share: float) -> float:
+        found = [dry_run_events(estimator, columns) for estimator in build(share, each_delta)]
+        relation = common_relation([relation for _, relation in found])
+        events = [event for events, _ in found for event in events]
+        return accounting.epsilon(compose([*events, *beside]), delta, relation=relation).upper
+
+    # Basic composition: Σ ε_i + ε of `beside` ≤ ε, with a hair kept back for rounding.
+    rest = epsilon - (accounting.epsilon(compose(list(beside)), 0.0).upper if beside else 0.0)
+    share, high = rest / count * (1 - 1e-9), rest
+    if share <= 0 or (total := spent(share)) > epsilon:
+        raise InvalidArgument(
+            f"epsilon must be above what is spent beside the fits, got {epsilon:g}. Raise it, or compare less."
+        )
+    for _ in range(_TRIALS):
+        # What is spent grows about as the share does; a trial that spends too much is a bound for the next.
+        trial = min(share * epsilon / total, math.sqrt(share * high) if high < rest else high)
+        if trial < share * _WORTHWHILE:
+            break
+        found = spent(trial)
+        if found <= epsilon:
+            share, total = trial, found
+        else:
+            high = trial
+    return build(share, each_delta)

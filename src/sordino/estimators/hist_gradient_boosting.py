@@ -1,9 +1,11 @@
-"""Explainable boosting: `HistGradientBoostingClassifier` and `HistGradientBoostingRegressor` (floor 4).
+"""Explainable boosting: `HistGradientBoostingClassifier` and `HistGradientBoostingRegressor`.
 
 The model is a sum of one curve a feature, so it can be drawn and read; see `CyclicBoosting` for how it is learned.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -13,25 +15,349 @@ from sklearn.utils.validation import check_is_fitted
 
 from sordino import checks
 from sordino.definitions import NeighboringRelation
-from sordino.estimators.base import PrivateEstimator
-from sordino.estimators.boosting import CyclicBoosting, Shapes
-from sordino.estimators.features import Categories, Edges, Feature, declared_features
-from sordino.estimators.intake import (
+from sordino.errors import InvalidArgument
+from sordino.estimators.base import (
     ColumnBounds,
     Labels,
-    codes,
-    declared,
+    PrivateEstimator,
+    check_one_target_per_record,
+    column_bounds,
     declared_classes,
-    matrix,
-    one_a_record,
+    encode_labels,
+    require_declared,
     scaled_targets,
+    validate_matrix,
 )
 from sordino.estimators.losses import HuberResidual, Logistic, Loss, Softmax
+from sordino.events import Event, SelfComposed
 from sordino.ledger import Account, Reservation
-from sordino.mechanisms import budget
-from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bounds
+from sordino.mechanisms import (
+    DiscreteLaplaceMechanism,
+    GridGaussianMechanism,
+    PrivateHistogram,
+    PureBudget,
+    make_budget,
+)
+from sordino.mechanisms.base import Bounds, FloatArray, Numbers, checked_bounds
+from sordino.mechanisms.calibration import Budget
+from sordino.randomness import KeyedRNG, RandomStream
 
-__all__ = ["HistGradientBoostingClassifier", "HistGradientBoostingRegressor"]
+__all__ = [
+    "Categories",
+    "CyclicBoosting",
+    "Edges",
+    "Feature",
+    "HistGradientBoostingClassifier",
+    "HistGradientBoostingRegressor",
+    "ShapeFunctions",
+    "declared_features",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Columns of a table as features with a fixed list of bins: intervals, categories, one-hot groups.
+#
+# Everything here is declared: which columns belong together, where intervals begin, which categories exist.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+Categories = Mapping[int, Sequence[float]]
+Edges = Mapping[int, Sequence[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """One feature: a column cut into intervals or listed by value, or columns of which one at most is set.
+
+    Args:
+        columns: where it stands in the table; more than one for a one-hot group.
+        edges: rising ends of the intervals, the first and last included; a number beyond them is in the nearest.
+        values: or the categories of the one column.
+
+    Example:
+        >>> Feature(columns=(0,), edges=(0.0, 1.0, 2.0)).bins_of(np.array([[0.5], [1.0], [9.0]])).tolist()
+        [0, 1, 1]
+        >>> Feature(columns=(0,), values=(3.0, 7.0)).bins_of(np.array([[7.0], [5.0]])).tolist()
+        [1, -1]
+    """
+
+    columns: tuple[int, ...]
+    edges: tuple[float, ...] | None = None
+    values: tuple[float, ...] | None = None
+
+    @property
+    def bins(self) -> int:
+        """Number of bins."""
+        if self.edges is not None:
+            return len(self.edges) - 1
+        return len(self.values) if self.values is not None else len(self.columns)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether neighbouring bins are alike: intervals are, categories are not."""
+        return self.edges is not None
+
+    def bins_of(self, records: FloatArray) -> npt.NDArray[np.int64]:
+        """The one bin of each record [n]; −1 for a category that nobody declared."""
+        if self.edges is not None:
+            inner = np.array(self.edges[1:-1])
+            return np.searchsorted(inner, records[:, self.columns[0]], side="right").astype(np.int64)
+        if self.values is not None:
+            order = np.argsort(self.values)
+            listed = np.array(self.values)[order]
+            column = records[:, self.columns[0]]
+            places = np.minimum(np.searchsorted(listed, column), len(listed) - 1)
+            return np.where(listed[places] == column, order[places], -1).astype(np.int64)
+        group = records[:, list(self.columns)]
+        return np.where(group.max(axis=1) > 0, group.argmax(axis=1), -1).astype(np.int64)
+
+
+def declared_features(
+    columns: int,
+    *,
+    bounds: ColumnBounds | None,
+    categories: Categories | None,
+    one_hot: Sequence[Sequence[int]] | None,
+    edges: Edges | None,
+    max_bins: int,
+) -> tuple[Feature, ...]:
+    """The features of a table, in the order of their first columns.
+
+    Args:
+        columns: number of columns d of the table.
+        bounds: (lower, upper) of the columns that become intervals of equal width.
+        categories: the listed values of some columns.
+        one_hot: groups of columns, each group one category.
+        edges: intervals of some columns, in place of those of equal width.
+        max_bins: number of intervals of equal width, ≥ 2.
+    """
+    checks.integer(2, max_bins=max_bins)
+    lower, upper = column_bounds(bounds, columns)
+    groups = [tuple(int(column) for column in group) for group in one_hot or ()]
+    listed = {int(column): _different(values) for column, values in (categories or {}).items()}
+    cut = {int(column): _rising(ends) for column, ends in (edges or {}).items()}
+    named = [column for group in (*groups, tuple(listed), tuple(cut)) for column in group]
+    if len(set(named)) < len(named) or any(not 0 <= column < columns for column in named) or not all(groups):
+        raise InvalidArgument(
+            f"categories, one_hot and edges must name each of the columns 0 … {columns - 1} once at most, got "
+            f"{sorted(named)}. Correct the lists."
+        )
+    found = [Feature(columns=group) for group in groups]
+    for column in range(columns):
+        if column in listed:
+            found.append(Feature(columns=(column,), values=listed[column]))
+        elif column in cut:
+            found.append(Feature(columns=(column,), edges=cut[column]))
+        elif column not in named:
+            ends = np.linspace(lower[column], upper[column], max_bins + 1)
+            found.append(Feature(columns=(column,), edges=_rising(ends.tolist())))
+    return tuple(sorted(found, key=lambda feature: feature.columns[0]))
+
+
+def _different(values: Sequence[float]) -> tuple[float, ...]:
+    numbers = tuple(float(value) for value in values)
+    if not numbers or len(set(numbers)) < len(numbers) or not np.isfinite(numbers).all():
+        raise InvalidArgument(f"categories must be different finite numbers, got {numbers!r}. List each once.")
+    return numbers
+
+
+def _rising(ends: Sequence[float]) -> tuple[float, ...]:
+    numbers = tuple(float(end) for end in ends)
+    if len(numbers) < 2 or not np.isfinite(numbers).all() or not (np.diff(numbers) > 0).all():
+        raise InvalidArgument(f"edges must be at least two rising numbers, got {len(numbers)}. Declare wider bounds.")
+    return numbers
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Cyclic boosting of one-feature trees on noisy sums of residuals.
+#
+# Proof: docs/proofs/cyclic-boosting.md.
+#
+# References:
+#     Lou, Caruana, Gehrke 2012 (boosting one feature at a time). Nori, Caruana, Bu, Shen, Kulkarni 2021, "Accuracy,
+#     interpretability, and differential privacy via explainable boosting", algorithm 2 (random splits, noisy sums).
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+IntegerArray = npt.NDArray[np.int64]
+
+# Residuals are rounded towards zero to multiples of 2^-20, so that sums of them are exact in any order.
+_GRID_BITS = 20
+_COUNTS_SHARE = 0.05
+# A leaf of the finest tree should hold so many times more than the noise that one whole run adds to it.
+_FINEST = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeFunctions:
+    """What was learned, one entry a feature.
+
+    Args:
+        values: what each bin adds to the scores [bins, k].
+        counts: noisy numbers of records [bins], ≥ 0.
+    """
+
+    values: list[FloatArray]
+    counts: list[FloatArray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicBoosting:
+    """Additive model Σⱼ fⱼ(xⱼ), fⱼ constant on bins: round by round, feature by feature, one noisy tree.
+
+    A tree's leaves are intervals with random ends, or single categories: nothing in them depends on records. Its
+    values come from one noisy vector, the sums of residuals in its leaves, and from noisy counts that are released
+    once. A record lies in one leaf of each tree, so it moves the vector by its own residual and no more.
+
+    Guarantee: one release spends `budget` under the declared relation: 1/20 of it on one histogram a feature, the
+    rest on rounds × features releases of equal shares.
+
+    Args:
+        loss: of scores; its gradient's bound is what one record can move.
+        budget: Gaussian, or pure for discrete Laplace noise.
+        features: at least one.
+        rounds: ≥ 1.
+        learning_rate: > 0.
+        smoothing: ≥ 0; every leaf is shrunk as if it held that many times the noise of one release more, at unit 1.
+        unit: > 0, how far scores reach about: the smaller, the less noise they bear.
+        relation: the neighbouring relation.
+        randomness: of the noise and of the trees; by default a fresh key of this object's own.
+    """
+
+    loss: Loss
+    budget: Budget
+    features: tuple[Feature, ...]
+    rounds: int
+    learning_rate: float
+    smoothing: float
+    unit: float = 1.0
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        checks.integer(1, rounds=self.rounds)
+        checks.positive(learning_rate=self.learning_rate)
+        checks.non_negative(smoothing=self.smoothing)
+        checks.positive(unit=self.unit)
+
+    @property
+    def releases(self) -> int:
+        """How many vectors of sums are released."""
+        return self.rounds * len(self.features)
+
+    @cached_property
+    def sums_share(self) -> Budget:
+        """The budget of one vector of sums."""
+        return self.budget.split(_COUNTS_SHARE, 1 - _COUNTS_SHARE)[1].split(*[1.0] * self.releases)[0]
+
+    @cached_property
+    def histograms(self) -> list[PrivateHistogram]:
+        """The release of each feature's counts."""
+        share = self.budget.split(_COUNTS_SHARE, 1 - _COUNTS_SHARE)[0].split(*[1.0] * len(self.features))[0]
+        return [
+            PrivateHistogram(
+                budget=share,
+                edges=tuple(np.arange(feature.bins + 1) - 0.5),
+                relation=self.relation,
+                randomness=self.randomness,
+            )
+            for feature in self.features
+        ]
+
+    def sums(self, leaves: int) -> GridGaussianMechanism | DiscreteLaplaceMechanism:
+        """The release of residual sums [leaves, k]: one record moves them by its residual, replacing one by two."""
+        bound = self.loss.lipschitz * self.relation.sensitivity_factor
+        size = leaves * self.loss.outputs
+        if isinstance(self.sums_share, PureBudget):
+            # With several outputs a residual is e_y − p, of ℓ2 norm ≤ √2 and ℓ1 norm ≤ 2.
+            return DiscreteLaplaceMechanism(
+                epsilon=self.sums_share.epsilon,
+                l1_sensitivity=bound if self.loss.outputs == 1 else bound * 2**0.5,
+                dimension=size,
+                randomness=self.randomness,
+            )
+        return GridGaussianMechanism(
+            noise_multiplier=self.sums_share.noise_multiplier,
+            l2_sensitivity=bound,
+            dimension=size,
+            randomness=self.randomness,
+        )
+
+    @cached_property
+    def noise(self) -> float:
+        """Deviation of the noise on one sum."""
+        mechanism = self.sums(1)
+        return 2**0.5 * mechanism.scale if isinstance(mechanism, DiscreteLaplaceMechanism) else mechanism.stddev
+
+    def events(self) -> list[Event]:
+        """The events of one release: the histograms, then all vectors of sums."""
+        return [
+            *(histogram.event() for histogram in self.histograms),
+            SelfComposed(event=self.sums_share.event(), count=self.releases),
+        ]
+
+    def exact(self, bins: IntegerArray, leaves: int, scores: FloatArray, targets: FloatArray) -> FloatArray:
+        """Sums of residuals [leaves, k] of records in these leaves; −1 is in none. Not private."""
+        residuals = -self.loss.gradients(scores, targets)
+        steps = np.trunc(np.ldexp(residuals, _GRID_BITS))
+        inside = bins >= 0
+        columns = [np.bincount(bins[inside], weights=column[inside], minlength=leaves) for column in steps.T]
+        return np.ldexp(np.stack(columns, axis=1), -_GRID_BITS)
+
+    def release(self, bins: IntegerArray, targets: FloatArray) -> ShapeFunctions:
+        """Shapes for records in bins [n, features] with targets [n]."""
+        released = [histogram.release(column) for histogram, column in zip(self.histograms, bins.T, strict=True)]
+        counts = [np.maximum(count, 0).astype(np.float64) for count in released]
+        total = max(float(np.mean([count.sum() for count in released])), 1.0)
+        most = self._most_leaves(total)
+        trees = self.randomness.fresh("boosting-trees")
+        values = [np.zeros((feature.bins, self.loss.outputs)) for feature in self.features]
+        scores = np.zeros((len(bins), self.loss.outputs))
+        for _ in range(self.rounds):
+            for place, feature in enumerate(self.features):
+                leaves = _leaves(feature, most, trees)
+                step = self._tree(leaves, counts[place], bins[:, place], scores, targets)[leaves]
+                values[place] += step
+                scores += np.where(bins[:, place, None] >= 0, step[bins[:, place]], 0.0)
+        return ShapeFunctions(values=values, counts=counts)
+
+    @property
+    def _bend(self) -> float:
+        """Curvature of a record's loss in one score."""
+        return self.loss.curvature if self.loss.outputs == 1 else self.loss.curvature / 2
+
+    def _most_leaves(self, total: float) -> float:
+        """How fine a tree may be, by noisy numbers alone."""
+        whole_run = self.noise / self.rounds**0.5
+        return max(total * self._bend * self.unit / (_FINEST * whole_run), 2.0)
+
+    def _tree(
+        self, leaves: IntegerArray, counts: FloatArray, bins: IntegerArray, scores: FloatArray, targets: FloatArray
+    ) -> FloatArray:
+        """What each leaf adds to the scores [leaves, k]."""
+        number = int(leaves.max()) + 1
+        sums = self.exact(np.where(bins >= 0, leaves[bins], -1), number, scores, targets)
+        noisy = np.asarray(self.sums(number).release(sums))
+        weight = np.bincount(leaves, weights=counts, minlength=number) * self._bend
+        shrunk = np.maximum(weight, self._bend) + self.smoothing / self.unit * self.noise
+        return self.learning_rate * noisy / shrunk[:, None]
+
+
+def _leaves(feature: Feature, most: float, trees: RandomStream) -> IntegerArray:
+    """The leaf of each bin [bins]: its own for categories; for intervals 2 … `most` leaves, few as often as many."""
+    bins = feature.bins
+    if not feature.ordered or bins <= 2:
+        return np.arange(bins)
+    drawn = trees.uniform(bins)
+    number = min(round(2.0 * (min(most, bins) / 2.0) ** float(drawn[0])), bins)
+    # The cuts are those with the smallest of independent numbers: any set of that size as likely as any other.
+    cuts = np.sort(np.argsort(drawn[1:])[: number - 1]) + 1
+    return np.searchsorted(cuts, np.arange(bins), side="right").astype(np.int64)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Explainable boosting: `HistGradientBoostingClassifier` and `HistGradientBoostingRegressor`.
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 # About how far one curve of a regression reaches, in units of half the target's range; log-odds reach about 1.
@@ -69,7 +395,7 @@ class _Boosting(PrivateEstimator):
         )
         return CyclicBoosting(
             loss=loss,
-            budget=budget(epsilon=epsilon, delta=delta),
+            budget=make_budget(epsilon=epsilon, delta=delta),
             features=features,
             rounds=checks.integer(1, max_iter=self.max_iter),
             learning_rate=checks.positive(learning_rate=self.learning_rate),
@@ -109,7 +435,7 @@ class _Boosting(PrivateEstimator):
         A category that nobody declared adds nothing.
         """
         check_is_fitted(self)
-        records, _ = matrix(X, estimator=self, reset=False)
+        records, _ = validate_matrix(X, estimator=self, reset=False)
         found = np.zeros((len(records), len(self.features_), self.curves_.shape[1]))
         start = 0
         for place, feature in enumerate(self.features_):
@@ -126,7 +452,7 @@ class _Boosting(PrivateEstimator):
         return contributions.sum(axis=1) + self.intercept_
 
 
-def _mean(shapes: Shapes, place: int) -> FloatArray:
+def _mean(shapes: ShapeFunctions, place: int) -> FloatArray:
     """The mean of a curve over noisy counts [k]."""
     weights = shapes.counts[place] + 1.0
     return weights @ shapes.values[place] / weights.sum()
@@ -217,11 +543,11 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
         """Fit to records X [n, d] with labels y [n]; charged first, then read."""
         self._budget()
         classes = declared_classes(self.classes)
-        records, present = matrix(X, estimator=self, reset=True)
-        one_a_record(y, len(records))
+        records, present = validate_matrix(X, estimator=self, reset=True)
+        check_one_target_per_record(y, len(records))
         loss = Logistic() if len(classes) == 2 else Softmax(outputs=len(classes))
         boosting = self._prepared(records.shape[1], loss)
-        found = codes(y, classes.tolist())
+        found = encode_labels(y, classes.tolist())
         present = present & (found >= 0)
         targets = found.astype(np.float64) if loss.outputs > 1 else np.where(found == 1, 1.0, -1.0)
         self._learn(boosting, records[present], targets[present])
@@ -325,9 +651,11 @@ class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
     def fit(self, X: Numbers, y: Numbers) -> "HistGradientBoostingRegressor":
         """Fit to records X [n, d] with targets y [n]; charged first, then read."""
         self._budget()
-        ends = checked_bounds(declared(self.target_bounds, name="target_bounds", meaning="(lowest, highest) target"))
-        records, present = matrix(X, estimator=self, reset=True)
-        one_a_record(y, len(records))
+        ends = checked_bounds(
+            require_declared(self.target_bounds, name="target_bounds", meaning="(lowest, highest) target")
+        )
+        records, present = validate_matrix(X, estimator=self, reset=True)
+        check_one_target_per_record(y, len(records))
         loss = HuberResidual(threshold=checks.positive(max_residual=self.max_residual))
         boosting = self._prepared(records.shape[1], loss, unit=_TARGET_UNIT)
         centre = ends[0] / 2 + ends[1] / 2

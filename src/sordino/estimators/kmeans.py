@@ -1,4 +1,4 @@
-"""k-means by a fixed number of noisy Lloyd steps (floor 4).
+"""k-means by a fixed number of noisy Lloyd steps.
 
 Proof: docs/proofs/k-means.md.
 
@@ -14,14 +14,13 @@ from sklearn.base import TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from sordino import checks
-from sordino.estimators.base import PrivateEstimator
-from sordino.estimators.intake import ColumnBounds, column_bounds, matrix
+from sordino.estimators.base import ColumnBounds, PrivateEstimator, column_bounds, validate_matrix
 from sordino.events import Event
 from sordino.ledger import Account, Reservation
-from sordino.mechanisms import PrivateCount, PrivateSum, budget
-from sordino.mechanisms.budgets import Budget
-from sordino.mechanisms.values import FloatArray, Numbers
-from sordino.randomness import Randomness
+from sordino.mechanisms import PrivateCount, PrivateSum, make_budget
+from sordino.mechanisms.base import FloatArray, Numbers
+from sordino.mechanisms.calibration import Budget
+from sordino.randomness import KeyedRNG
 
 __all__ = ["KMeans"]
 
@@ -88,14 +87,14 @@ class KMeans(TransformerMixin, PrivateEstimator):
         clusters = checks.integer(1, n_clusters=self.n_clusters)
         steps = checks.integer(1, max_iter=self.max_iter)
         randomness = self._randomness()
-        records, present = matrix(X, estimator=self, reset=True)
+        records, present = validate_matrix(X, estimator=self, reset=True)
         lower, upper = column_bounds(self.bounds, records.shape[1])
-        shares = budget(epsilon=epsilon, delta=delta).split(*[1.0] * steps)
+        shares = make_budget(epsilon=epsilon, delta=delta).split(*[1.0] * steps)
         rounds = [_Step(share, records.shape[1], randomness) for share in shares]
         self._charge([event for one in rounds for event in one.events()])
         middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
         points = np.clip((np.clip(records[present], lower, upper) - middle) / half, -1.0, 1.0)
-        centres = _spread_centres(clusters, records.shape[1], randomness)
+        centres = _spread_centers(clusters, records.shape[1], randomness)
         for one in rounds:
             members = _squares(points, centres, half).argmin(axis=1)
             centres = np.stack([one.centre(points[members == place], centres[place]) for place in range(clusters)])
@@ -106,7 +105,7 @@ class KMeans(TransformerMixin, PrivateEstimator):
     def transform(self, X: Numbers) -> FloatArray:
         """Distances of records to the centres [n, k]; a record with an entry that is not finite is taken as zero."""
         check_is_fitted(self)
-        records, _ = matrix(X, estimator=self, reset=False)
+        records, _ = validate_matrix(X, estimator=self, reset=False)
         return np.asarray(cdist(records, self.cluster_centers_), dtype=np.float64)
 
     def predict(self, X: Numbers) -> npt.NDArray[np.int64]:
@@ -123,7 +122,7 @@ class _Step:
         randomness: where the noise comes from.
     """
 
-    def __init__(self, share: Budget, columns: int, randomness: Randomness) -> None:
+    def __init__(self, share: Budget, columns: int, randomness: KeyedRNG) -> None:
         for_count, for_sums = share.split(_COUNT_WEIGHT, float(columns))
         self.count = PrivateCount(budget=for_count, randomness=randomness)
         self.sums = PrivateSum(budget=for_sums, bounds=((-1.0, 1.0),) * columns, randomness=randomness)
@@ -146,7 +145,7 @@ def _squares(points: FloatArray, centres: FloatArray, half: FloatArray) -> Float
     return np.asarray(cdist(points * unit, centres * unit, metric="sqeuclidean"), dtype=np.float64)
 
 
-def _spread_centres(clusters: int, columns: int, randomness: Randomness) -> FloatArray:
+def _spread_centers(clusters: int, columns: int, randomness: KeyedRNG) -> FloatArray:
     """Starting centres in [−¾, ¾]^d, each the farthest of many uniform points from those before it."""
     drawn = randomness.fresh("k-means").uniform(clusters * _TRIED * columns).reshape(clusters, _TRIED, columns)
     candidates = 1.5 * drawn - 0.75

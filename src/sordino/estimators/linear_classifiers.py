@@ -1,6 +1,6 @@
-"""Linear classifiers: `LogisticRegression` and `LinearSVC` (floor 4).
+"""Linear classifiers: `LogisticRegression` and `LinearSVC`.
 
-Every method fits weights of rows [x, c]/N, which are at most 1 long whatever the records are; see `Design`.
+Every method fits weights of rows [x, c]/N, which are at most 1 long whatever the records are; see `DesignMatrix`.
 """
 
 from collections.abc import Hashable, Sequence
@@ -15,18 +15,30 @@ from sklearn.utils.validation import check_is_fitted
 from sordino import checks
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
-from sordino.estimators.base import PrivateEstimator
-from sordino.estimators.convex import ConvexFit, ConvexMechanism, released
-from sordino.estimators.descent import Descent, DescentSettings
-from sordino.estimators.design import Design
-from sordino.estimators.inference import CurvatureInference, normal_intervals
-from sordino.estimators.intake import Labels, codes, declared, declared_classes, matrix, one_a_record
+from sordino.estimators.base import (
+    Labels,
+    PrivateEstimator,
+    check_one_target_per_record,
+    declared_classes,
+    encode_labels,
+    require_declared,
+    validate_matrix,
+)
+from sordino.estimators.linear_mechanisms import (
+    ConvexFit,
+    ConvexMechanism,
+    DescentSettings,
+    DesignMatrix,
+    DPGradientDescent,
+    release_weights,
+)
+from sordino.estimators.linear_statistics import CurvatureInference, normal_intervals
 from sordino.estimators.losses import HuberHinge, Logistic, Loss, SmoothMargin, Softmax
-from sordino.estimators.objective import ObjectivePerturbation
+from sordino.estimators.perturbation import ObjectivePerturbation
 from sordino.ledger import Account, Reservation
-from sordino.mechanisms import budget
-from sordino.mechanisms.values import FloatArray, Numbers
-from sordino.randomness import Randomness
+from sordino.mechanisms import make_budget
+from sordino.mechanisms.base import FloatArray, Numbers
+from sordino.randomness import KeyedRNG
 
 __all__ = ["LinearSVC", "LogisticRegression"]
 
@@ -102,14 +114,14 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         self._budget()
         classes = declared_classes(self.classes)
         norm = checks.positive(
-            data_norm=declared(self.data_norm, name="data_norm", meaning="the largest norm of a row")
+            data_norm=require_declared(self.data_norm, name="data_norm", meaning="the largest norm of a row")
         )
         relation = NeighboringRelation(
             checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
         )
         randomness = self._randomness()
-        records, present = matrix(X, estimator=self, reset=True)
-        design = Design.declared(
+        records, present = validate_matrix(X, estimator=self, reset=True)
+        design = DesignMatrix.declared(
             data_norm=norm,
             columns=records.shape[1],
             fit_intercept=self.fit_intercept,
@@ -118,15 +130,15 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         loss = self._loss(len(classes))
         curvature = self._curvature(loss, design, relation, randomness)
         mechanism = self._mechanism(loss, design, relation, randomness, 1.0 if curvature is None else _FIT_SHARE)
-        one_a_record(y, len(records))
-        sampler = mechanism.plan.sampling.words if isinstance(mechanism, Descent) else "none"
+        check_one_target_per_record(y, len(records))
+        sampler = mechanism.plan.sampling.words if isinstance(mechanism, DPGradientDescent) else "none"
         events = [mechanism.event(), *([] if curvature is None else [curvature.event()])]
         self._charge(events, relation=relation, sampler=sampler)
-        found = codes(y, classes.tolist())
+        found = encode_labels(y, classes.tolist())
         present = present & (found >= 0)
         targets = found.astype(np.float64) if loss.outputs > 1 else np.where(found == 1, 1.0, -1.0)
         rows = design.rows(records)
-        weights = released(mechanism, rows, targets, present)
+        weights = release_weights(mechanism, rows, targets, present)
         self.classes_ = classes
         self.coef_, self.intercept_ = design.coefficients(weights)
         if curvature is not None and isinstance(mechanism, ObjectivePerturbation):
@@ -140,7 +152,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         return self
 
     def _mechanism(
-        self, loss: Loss, design: Design, relation: NeighboringRelation, randomness: Randomness, share: float
+        self, loss: Loss, design: DesignMatrix, relation: NeighboringRelation, randomness: KeyedRNG, share: float
     ) -> ConvexMechanism:
         epsilon, delta = self._budget()
         return ConvexFit(
@@ -157,7 +169,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         ).mechanism()
 
     def _curvature(
-        self, loss: Loss, design: Design, relation: NeighboringRelation, randomness: Randomness
+        self, loss: Loss, design: DesignMatrix, relation: NeighboringRelation, randomness: KeyedRNG
     ) -> CurvatureInference | None:
         if not self.inference:
             return None
@@ -168,7 +180,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
             )
         epsilon, delta = self._budget()
         return CurvatureInference(
-            budget=budget(epsilon=epsilon * (1 - _FIT_SHARE), delta=delta * (1 - _FIT_SHARE)),
+            budget=make_budget(epsilon=epsilon * (1 - _FIT_SHARE), delta=delta * (1 - _FIT_SHARE)),
             dimension=design.dimension,
             relation=relation,
             randomness=randomness,
@@ -177,7 +189,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
     def decision_function(self, X: Numbers) -> FloatArray:
         """Scores [n] of the second class, or [n, K]."""
         check_is_fitted(self)
-        records, _ = matrix(X, estimator=self, reset=False)
+        records, _ = validate_matrix(X, estimator=self, reset=False)
         scores = records @ self.coef_.T + self.intercept_
         return scores[:, 0] if scores.shape[1] == 1 else scores
 

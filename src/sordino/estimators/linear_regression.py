@@ -1,6 +1,6 @@
-"""Linear regression: `LinearRegression` and `Ridge` (floor 4).
+"""Linear regression: `LinearRegression` and `Ridge`.
 
-Rows are [x, c]/N, at most 1 long; targets are moved to [−1, 1]. See `Design`.
+Rows are [x, c]/N, at most 1 long; targets are moved to [−1, 1]. See `DesignMatrix`.
 """
 
 from typing import TypeAlias
@@ -12,19 +12,33 @@ from sklearn.utils.validation import check_is_fitted
 from sordino import checks
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
-from sordino.estimators.base import PrivateEstimator
-from sordino.estimators.convex import ConvexFit, ConvexMechanism, released
-from sordino.estimators.descent import Descent, DescentSettings
-from sordino.estimators.design import Design
-from sordino.estimators.inference import RegressionInference, replicate_intervals
-from sordino.estimators.intake import declared, matrix, one_a_record, scaled_targets
+from sordino.estimators.base import (
+    PrivateEstimator,
+    check_one_target_per_record,
+    require_declared,
+    scaled_targets,
+    validate_matrix,
+)
+from sordino.estimators.linear_mechanisms import (
+    ConvexFit,
+    ConvexMechanism,
+    DescentSettings,
+    DesignMatrix,
+    DPGradientDescent,
+    release_weights,
+)
+from sordino.estimators.linear_statistics import (
+    AdaptiveStatistics,
+    LeastSquaresStatistics,
+    RegressionInference,
+    replicate_intervals,
+)
 from sordino.estimators.losses import HuberResidual
-from sordino.estimators.moments import AdaptiveStatistics, LeastSquaresStatistics
 from sordino.events import Event
 from sordino.ledger import Account, Reservation
-from sordino.mechanisms import GaussianBudget, budget
-from sordino.mechanisms.values import Bounds, FloatArray, Numbers, checked_bounds
-from sordino.randomness import Randomness
+from sordino.mechanisms import GaussianBudget, make_budget
+from sordino.mechanisms.base import Bounds, FloatArray, Numbers, checked_bounds
+from sordino.randomness import KeyedRNG
 
 __all__ = ["LinearRegression", "Ridge"]
 
@@ -75,7 +89,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         self.reproducible = reproducible
         self.ledger = ledger
 
-    def _regularization(self, design: Design) -> float | None:
+    def _regularization(self, design: DesignMatrix) -> float | None:
         raise NotImplementedError
 
     def fit(self, X: Numbers, y: Numbers) -> "_LeastSquares":
@@ -83,16 +97,18 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         self._budget()
         checks.one_of(_METHODS, method=self.method)
         norm = checks.positive(
-            data_norm=declared(self.data_norm, name="data_norm", meaning="the largest norm of a row")
+            data_norm=require_declared(self.data_norm, name="data_norm", meaning="the largest norm of a row")
         )
-        bounds = checked_bounds(declared(self.target_bounds, name="target_bounds", meaning="(lowest, highest) target"))
+        bounds = checked_bounds(
+            require_declared(self.target_bounds, name="target_bounds", meaning="(lowest, highest) target")
+        )
         relation = NeighboringRelation(
             checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
         )
         randomness = self._randomness()
-        records, present = matrix(X, estimator=self, reset=True)
-        one_a_record(y, len(records))
-        design = Design.declared(
+        records, present = validate_matrix(X, estimator=self, reset=True)
+        check_one_target_per_record(y, len(records))
+        design = DesignMatrix.declared(
             data_norm=norm,
             columns=records.shape[1],
             fit_intercept=self.fit_intercept,
@@ -102,7 +118,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         centre = bounds[0] / 2 + bounds[1] / 2 if self.fit_intercept else 0.0
         half = max(bounds[1] - centre, centre - bounds[0])
         mechanism = self._mechanism(design, relation, randomness)
-        sampler = mechanism.plan.sampling.words if isinstance(mechanism, Descent) else "none"
+        sampler = mechanism.plan.sampling.words if isinstance(mechanism, DPGradientDescent) else "none"
         self._charge(_events(mechanism), relation=relation, sampler=sampler)
         targets = scaled_targets(y, bounds, centre=centre, half=half)
         present = present & np.isfinite(targets)
@@ -116,18 +132,18 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
             added = self._regularization(design)
             weights = mechanism.weights(rows[present], targets[present], regularization=added)[:, None]
         else:
-            weights = released(mechanism, rows, targets, present)
+            weights = release_weights(mechanism, rows, targets, present)
         coefficients, intercepts = design.coefficients(weights)
         self.coef_ = coefficients[0] * half
         self.intercept_ = float(intercepts[0] * half + centre)
         return self
 
-    def _mechanism(self, design: Design, relation: NeighboringRelation, randomness: Randomness) -> _Mechanism:
+    def _mechanism(self, design: DesignMatrix, relation: NeighboringRelation, randomness: KeyedRNG) -> _Mechanism:
         epsilon, delta = self._budget()
         if self.inference:
             return self._inference(design, relation, randomness)
         if self.method in {"sufficient-statistics", "adassp"}:
-            spent = budget(epsilon=epsilon, delta=delta)
+            spent = make_budget(epsilon=epsilon, delta=delta)
             if self.method == "sufficient-statistics":
                 return LeastSquaresStatistics(
                     budget=spent, dimension=design.dimension, relation=relation, randomness=randomness
@@ -161,7 +177,9 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
             randomness=randomness,
         ).mechanism()
 
-    def _inference(self, design: Design, relation: NeighboringRelation, randomness: Randomness) -> RegressionInference:
+    def _inference(
+        self, design: DesignMatrix, relation: NeighboringRelation, randomness: KeyedRNG
+    ) -> RegressionInference:
         epsilon, delta = self._budget()
         if self.method != "sufficient-statistics" or not self.fit_intercept:
             raise InvalidArgument(
@@ -169,7 +187,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
                 "Use method='sufficient-statistics' with an intercept: the law of the others' coefficients isn't known."
             )
         return RegressionInference(
-            budget=budget(epsilon=epsilon, delta=delta),
+            budget=make_budget(epsilon=epsilon, delta=delta),
             dimension=design.dimension,
             constant=design.intercept / design.norm,
             relation=relation,
@@ -179,7 +197,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
     def predict(self, X: Numbers) -> FloatArray:
         """Predicted targets [n]; a record with an entry that is not finite is taken as zero."""
         check_is_fitted(self)
-        records, _ = matrix(X, estimator=self, reset=False)
+        records, _ = validate_matrix(X, estimator=self, reset=False)
         return np.asarray(records @ self.coef_ + self.intercept_)
 
 
@@ -237,7 +255,7 @@ class LinearRegression(_LeastSquares):
         Wang 2018, "Revisiting differentially private linear regression", algorithm 2.
     """
 
-    def _regularization(self, design: Design) -> float | None:  # noqa: ARG002 (every method has its own)
+    def _regularization(self, design: DesignMatrix) -> float | None:  # noqa: ARG002 (every method has its own)
         return None
 
     def confidence_intervals(self, level: float = 0.95) -> FloatArray:
@@ -312,5 +330,5 @@ class Ridge(_LeastSquares):
         )
         self.alpha = alpha
 
-    def _regularization(self, design: Design) -> float | None:
+    def _regularization(self, design: DesignMatrix) -> float | None:
         return checks.non_negative(alpha=self.alpha) / design.norm**2

@@ -1,4 +1,4 @@
-"""Losses of linear models with the constants that privacy proofs need (floor 4).
+"""Losses of linear models with the constants that privacy proofs need.
 
 A loss is a convex function of the scores s = A·W, one row of A a record with ‖a‖₂ ≤ 1, W of shape [p, k]. So a record's
 gradient is a·gᵀ for its score gradient g, of norm at most `lipschitz`, and its Hessian aaᵀ ⊗ S with S's largest
@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import expit, softmax
 
 from sordino import checks
-from sordino.mechanisms.values import FloatArray
+from sordino.mechanisms.base import FloatArray
 
 __all__ = ["HuberHinge", "HuberResidual", "Logistic", "Loss", "SmoothMargin", "Softmax"]
 

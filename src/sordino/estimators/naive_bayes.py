@@ -1,4 +1,4 @@
-"""Gaussian naive Bayes (floor 4)."""
+"""Gaussian naive Bayes."""
 
 from collections.abc import Hashable, Sequence
 
@@ -8,20 +8,20 @@ from scipy.special import logsumexp
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from sordino.estimators.base import PrivateEstimator
-from sordino.estimators.bounded_moments import BoundedMoments
-from sordino.estimators.intake import (
+from sordino.estimators.base import (
     ColumnBounds,
     Labels,
-    codes,
+    PrivateEstimator,
+    check_one_target_per_record,
     column_bounds,
     declared_classes,
-    matrix,
-    one_a_record,
+    encode_labels,
+    validate_matrix,
 )
+from sordino.estimators.preprocessing import BoundedMoments
 from sordino.ledger import Account, Reservation
-from sordino.mechanisms import budget
-from sordino.mechanisms.values import FloatArray, Numbers
+from sordino.mechanisms import make_budget
+from sordino.mechanisms.base import FloatArray, Numbers
 
 __all__ = ["GaussianNB"]
 
@@ -82,14 +82,14 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         epsilon, delta = self._budget()
         classes = declared_classes(self.classes)
         randomness = self._randomness()
-        records, present = matrix(X, estimator=self, reset=True)
-        one_a_record(y, len(records))
+        records, present = validate_matrix(X, estimator=self, reset=True)
+        check_one_target_per_record(y, len(records))
         lower, upper = column_bounds(self.bounds, records.shape[1])
         mechanism = BoundedMoments(
-            budget=budget(epsilon=epsilon, delta=delta), lower=lower, upper=upper, randomness=randomness
+            budget=make_budget(epsilon=epsilon, delta=delta), lower=lower, upper=upper, randomness=randomness
         )
         self._charge(mechanism.events())
-        found = np.where(present, codes(y, classes.tolist()), -1)
+        found = np.where(present, encode_labels(y, classes.tolist()), -1)
         groups = [mechanism.release(records[found == place]) for place in range(len(classes))]
         self.classes_ = classes
         self.theta_ = np.stack([group.means for group in groups])
@@ -100,7 +100,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
 
     def _joint(self, X: Numbers) -> FloatArray:
         check_is_fitted(self)
-        records, _ = matrix(X, estimator=self, reset=False)
+        records, _ = validate_matrix(X, estimator=self, reset=False)
         distances = (records[:, None, :] - self.theta_) ** 2 / self.var_ + np.log(2 * np.pi * self.var_)
         return np.log(self.class_prior_) - distances.sum(axis=2) / 2
 

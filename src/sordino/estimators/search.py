@@ -1,4 +1,4 @@
-"""`PrivateGridSearch`: the choice of parameters is on the bill (floor 4).
+"""`PrivateGridSearch`: the choice of parameters is on the bill.
 
 scikit-learn's own search clones an estimator and fits it many times to parts of the same records, and reports one of
 these fits. All of them were paid for by the records, and so was the choice among them.
@@ -17,14 +17,22 @@ from sklearn.utils.validation import check_is_fitted
 from sordino import checks
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, MissingDeclaration
-from sordino.estimators.base import PrivateEstimator
-from sordino.estimators.intake import Labels, codes, declared_classes, matrix, one_a_record, scaled_targets
-from sordino.estimators.rehearsal import common_relation, equal_shares, rehearse
-from sordino.events import compose
+from sordino.estimators.base import (
+    Labels,
+    PrivateEstimator,
+    check_one_target_per_record,
+    common_relation,
+    declared_classes,
+    dry_run_events,
+    encode_labels,
+    scaled_targets,
+    split_budget_equally,
+    validate_matrix,
+)
+from sordino.events import compose, describe_sampling
 from sordino.ledger import Account, Reservation
 from sordino.mechanisms import ReportNoisyMax
-from sordino.mechanisms.values import FloatArray, Numbers, checked_bounds
-from sordino.wording import sampling_words
+from sordino.mechanisms.base import FloatArray, Numbers, checked_bounds
 
 __all__ = ["PrivateGridSearch"]
 
@@ -105,8 +113,8 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
         share = checks.probability(zero=False, one=False, score_share=self.score_share)
         randomness = self._randomness()
         points = self._points()
-        records, present = matrix(X, estimator=self, reset=True)
-        one_a_record(y, len(records))
+        records, present = validate_matrix(X, estimator=self, reset=True)
+        check_one_target_per_record(y, len(records))
         columns = records.shape[1]
         relation = self._relation(points, columns)
         choice = ReportNoisyMax(
@@ -116,15 +124,15 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
             monotone=relation is not NeighboringRelation.REPLACE_ONE,
             randomness=randomness,
         )
-        candidates = equal_shares(
+        candidates = split_budget_equally(
             lambda one, slack: [self._candidate(point, one, slack, place) for place, point in enumerate(points)],
             columns=columns,
             epsilon=epsilon,
             delta=delta,
             beside=[choice.event()],
         )
-        fits = [event for candidate in candidates for event in rehearse(candidate, columns)[0]]
-        self._charge([*fits, choice.event()], relation=relation, sampler=sampling_words(compose(fits)))
+        fits = [event for candidate in candidates for event in dry_run_events(candidate, columns)[0]]
+        self._charge([*fits, choice.event()], relation=relation, sampler=describe_sampling(compose(fits)))
         models = [candidate.fit(X, y) for candidate in candidates]  # pyright: ignore[reportAttributeAccessIssue]
         scores = [self._right(model, X, y, present) for model in models]
         self.best_index_ = choice.release(np.asarray(scores))
@@ -160,7 +168,7 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
     def _relation(self, points: Sequence[Mapping[str, object]], columns: int) -> NeighboringRelation:
         epsilon, delta = self._budget()
         trials = [self._candidate(point, epsilon, delta, 0) for point in points]
-        return common_relation([rehearse(trial, columns)[1] for trial in trials])
+        return common_relation([dry_run_events(trial, columns)[1] for trial in trials])
 
     def _right(self, model: PrivateEstimator, X: Numbers, y: Labels | Numbers, present: npt.NDArray[np.bool_]) -> float:
         """Σ over records of a number in [0, 1]; a record that may not count adds nothing."""
@@ -168,8 +176,8 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
         parameters = model.get_params(deep=False)
         if "classes" in parameters:
             classes = declared_classes(parameters["classes"])
-            given = codes(cast("Labels", y), classes.tolist())
-            return float(np.count_nonzero(present & (given >= 0) & (codes(found, classes.tolist()) == given)))
+            given = encode_labels(cast("Labels", y), classes.tolist())
+            return float(np.count_nonzero(present & (given >= 0) & (encode_labels(found, classes.tolist()) == given)))
         bounds = checked_bounds(parameters["target_bounds"])
         middle, half = bounds[0] / 2 + bounds[1] / 2, bounds[1] / 2 - bounds[0] / 2
         told = scaled_targets(cast("Numbers", y), bounds, centre=middle, half=half)

@@ -1,34 +1,40 @@
-"""Federated learning (floor 4): client-level privacy on a trusted server, local privacy, distributed noise."""
+"""Federated learning: client-level privacy on a trusted server, local privacy, distributed noise."""
 
-from sordino.federated.distributed import DistributedGaussian
-from sordino.federated.distributed_server import DistributedServer
-from sordino.federated.local_privacy import LocalPrivacy
-from sordino.federated.optimizers import SERVER_OPTIMIZERS, Yogi, fed_adagrad, fed_adam, fed_avg, fed_avgm, fed_yogi
-from sordino.federated.secure_sum import SimulatedSecureSum
-from sordino.federated.server import PrivateServer, Round
-from sordino.federated.simulation import FederatedResult, LocalTraining, clients_from, simulate
-from sordino.federated.updates import Update, clipped_update, difference, shared_parameters
+from sordino.federated.secure_aggregation import DistributedGaussian, DistributedServer, SimulatedSecureAggregation
+from sordino.federated.server import (
+    SERVER_OPTIMIZERS,
+    FederatedRound,
+    PrivateServer,
+    Yogi,
+    fed_adagrad,
+    fed_adam,
+    fed_avg,
+    fed_avgm,
+    fed_yogi,
+)
+from sordino.federated.simulation import FederatedResult, LocalTraining, simulate, split_clients
+from sordino.federated.updates import LocalPrivacy, Update, clipped_update, model_update, shared_parameters
 
 __all__ = [
     "DistributedGaussian",
     "DistributedServer",
     "FederatedResult",
+    "FederatedRound",
     "LocalPrivacy",
     "LocalTraining",
     "PrivateServer",
-    "Round",
     "SERVER_OPTIMIZERS",
-    "SimulatedSecureSum",
+    "SimulatedSecureAggregation",
     "Update",
     "Yogi",
-    "clients_from",
     "clipped_update",
-    "difference",
     "fed_adagrad",
     "fed_adam",
     "fed_avg",
     "fed_avgm",
     "fed_yogi",
+    "model_update",
     "shared_parameters",
     "simulate",
+    "split_clients",
 ]

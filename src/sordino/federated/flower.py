@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""Flower on `PrivateServer` (floor 4, federated; needs the extra `federated`): a strategy, client mods, an accountant.
+"""Flower on `PrivateServer` (needs the extra `federated`): a strategy, client mods, an accountant.
 
 Transport, nodes, simulation and command line are Flower's. The strategy draws the cohort itself, never weighs by what a
 client reports, reads nothing of a reply but the shared parameters, and hands the noisy mean to the server's optimizer.
@@ -18,13 +18,20 @@ from sordino import accounting, checks
 from sordino.definitions import Guarantee
 from sordino.definitions import NeighboringRelation as Relation
 from sordino.errors import InvalidArgument, SordinoError
-from sordino.events import Event, FixedSizeSampled, Gaussian, PoissonSampled, SelfComposed, compose, from_dict, to_dict
-from sordino.federated.local_privacy import LocalPrivacy
-from sordino.federated.optimizers import fed_avg
-from sordino.federated.server import PrivateServer, Round
-from sordino.federated.updates import Update, clipped_update
+from sordino.events import (
+    Event,
+    Gaussian,
+    PoissonSampled,
+    SampledWithoutReplacement,
+    SelfComposed,
+    compose,
+    from_dict,
+    to_dict,
+)
+from sordino.federated.server import FederatedRound, PrivateServer, fed_avg
+from sordino.federated.updates import LocalPrivacy, Update, clipped_update
 from sordino.ledger import Account, Reservation
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 from sordino.runs import RunFolder
 from sordino.training import Plan
 from sordino.training.generators import PrivateGenerators
@@ -86,7 +93,7 @@ class PrivateStrategy(Strategy):
         *,
         population: int,
         optimizer: Callable[[list[nn.Parameter]], Optimizer] = fed_avg,
-        randomness: Randomness | None = None,
+        randomness: KeyedRNG | None = None,
         ledger: Account | Reservation | None = None,
         run: RunFolder | str | Path | None = None,
         arrays_key: str = "arrays",
@@ -98,8 +105,8 @@ class PrivateStrategy(Strategy):
         self._population = checks.integer(1, population=population)
         self._keys = arrays_key, config_key
         self._clients: dict[int, int] = {}
-        self._rounds: Iterator[Round] | None = None
-        self._cohort: Round | None = None
+        self._rounds: Iterator[FederatedRound] | None = None
+        self._cohort: FederatedRound | None = None
         self._given: dict[str, Tensor] = {}
 
     def summary(self) -> None:
@@ -186,7 +193,7 @@ class PrivateStrategy(Strategy):
         self.server.finish_round(cohort, self._updates(cohort, replies))
         return self._arrays(), None
 
-    def _updates(self, cohort: Round, replies: Iterable[Message]) -> Iterator[tuple[int, Update]]:
+    def _updates(self, cohort: FederatedRound, replies: Iterable[Message]) -> Iterator[tuple[int, Update]]:
         waiting = set(map(int, cohort.clients))
         for reply in replies:
             client = self._clients.get(reply.metadata.src_node_id)
@@ -269,7 +276,7 @@ def _changing(arrays_key: str, change: Callable[[Update, Context], Update]) -> M
             return call_next(message, context)
         given = cast("ArrayRecord", message.content[arrays_key]).to_torch_state_dict()
         # Clients that share a process would otherwise share the order of its random numbers.
-        generators = PrivateGenerators(Randomness().stream("client", step=0))
+        generators = PrivateGenerators(KeyedRNG().stream("client", step=0))
         try:
             reply = call_next(message, context)
         finally:
@@ -326,7 +333,7 @@ class CertifiedAccountant:
             step: Event = PoissonSampled(sample_rate=rate, event=Gaussian(noise_multiplier=event.noise_multiplier))
         elif self.config.sampling_method is SamplingMethod.WITHOUT_REPLACEMENT:
             half = Gaussian(noise_multiplier=event.noise_multiplier / 2)
-            step = FixedSizeSampled(population=event.population_size, size=event.sample_size, event=half)
+            step = SampledWithoutReplacement(population=event.population_size, size=event.sample_size, event=half)
         else:
             step = Gaussian(noise_multiplier=event.noise_multiplier)
         return SelfComposed(event=step, count=checks.integer(1, count=count))

@@ -1,4 +1,4 @@
-"""The server's side of federated learning, without a framework (floor 4, federated).
+"""The server's side of federated learning, without a framework.
 
 A round is a step of a plan whose unit is the client: the cohort is drawn and charged, updates come back, each is
 clipped to the bound, summed, noised once and divided by the *planned* cohort. What the server's optimizer does with the
@@ -16,44 +16,157 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, overload
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino import checks
 from sordino.clipping import ProjectedClipping
-from sordino.definitions import FIXED_SEED, Guarantee, PrivacyUnit
-from sordino.errors import InvalidArgument, UnprivateStep
-from sordino.federated.optimizers import fed_avg
-from sordino.federated.stack import UpdateStack
-from sordino.federated.updates import GivenUpdate
+from sordino.definitions import FIXED_SEED_CAVEAT, Guarantee, PrivacyUnit
+from sordino.errors import InvalidArgument, NonPrivateStep
+from sordino.federated.updates import GivenUpdate, UpdateStack
 from sordino.ledger import Account, Reservation
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 from sordino.runs import RunFolder
-from sordino.sampling import Chunk
+from sordino.sampling import Microbatch
 from sordino.training import Plan
-from sordino.training.bills.prepaid import set_aside
-from sordino.training.bills.spending import SpentSoFar, charged_at
-from sordino.training.fitting.freshness import fresh
-from sordino.training.fitting.record import Parts, record_of
+from sordino.training.charging import RunningEpsilon, reserve_plan, step_charge
+from sordino.training.distributed import require_single_process
 from sordino.training.generators import BatchGenerators
-from sordino.training.guard import claim, release
-from sordino.training.processes.ranks import refuse_several
+from sordino.training.optimizer_checks import register_private_parameters, unregister_private_parameters
+from sordino.training.run_writer import TrainingState, open_run_writer, require_unused_key
 from sordino.training.step import PrivateStep
 
-__all__ = ["PrivateServer", "Round"]
+__all__ = [
+    "FederatedRound",
+    "PrivateServer",
+    "SERVER_OPTIMIZERS",
+    "Yogi",
+    "fed_adagrad",
+    "fed_adam",
+    "fed_avg",
+    "fed_avgm",
+    "fed_yogi",
+]
 
-DROPOUTS = "which clients drop out is taken not to depend on their data"
-TRUSTED = "the server sees each update: it is trusted"
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Optimizers of the server: what is done with the noisy mean costs no privacy.
+#
+# Each is a function from the server's parameters to a torch optimizer; any other function of that kind will do.
+#
+# References:
+#     McMahan et al. 2017 (FedAvg); Hsu, Qi, Brown 2019 (FedAvgM); Reddi et al. 2021, algorithm 2 (FedAdagrad, FedAdam,
+#     FedYogi).
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_MOMENTUM = 0.9
+_SECOND = 0.99
+
+
+def fed_avg(parameters: list[nn.Parameter], *, learning_rate: float = 1.0) -> Optimizer:
+    """The model moves by `learning_rate` times the mean update."""
+    return torch.optim.SGD(parameters, lr=checks.positive(learning_rate=learning_rate))
+
+
+def fed_avgm(parameters: list[nn.Parameter], *, learning_rate: float = 1.0) -> Optimizer:
+    """FedAvg with momentum 0.9."""
+    return torch.optim.SGD(parameters, lr=checks.positive(learning_rate=learning_rate), momentum=_MOMENTUM)
+
+
+def fed_adagrad(parameters: list[nn.Parameter], *, learning_rate: float = 0.1, adaptivity: float = 1e-3) -> Optimizer:
+    """Adagrad on the mean update; `adaptivity` τ > 0 is added to the root of the second moment."""
+    rate, floor = checks.positive(learning_rate=learning_rate), checks.positive(adaptivity=adaptivity)
+    return torch.optim.Adagrad(parameters, lr=rate, eps=floor)
+
+
+def fed_adam(parameters: list[nn.Parameter], *, learning_rate: float = 0.01, adaptivity: float = 1e-3) -> Optimizer:
+    """Adam with β = (0.9, 0.99) on the mean update; `adaptivity` τ > 0 is added to the root of the second moment."""
+    rate, floor = checks.positive(learning_rate=learning_rate), checks.positive(adaptivity=adaptivity)
+    return torch.optim.Adam(parameters, lr=rate, betas=(_MOMENTUM, _SECOND), eps=floor)
+
+
+def fed_yogi(parameters: list[nn.Parameter], *, learning_rate: float = 0.01, adaptivity: float = 1e-3) -> Optimizer:
+    """Yogi on the mean update: a second moment that shrinks slowly."""
+    return Yogi(parameters, learning_rate=learning_rate, adaptivity=adaptivity)
+
+
+class Yogi(Optimizer):
+    """m ← β₁m + (1 − β₁)g, v ← v − (1 − β₂)·sign(v − g²)·g², θ ← θ − η·m/(√v + τ), β = (0.9, 0.99).
+
+    Args:
+        parameters: what it steps.
+        learning_rate: η > 0.
+        adaptivity: τ > 0; v starts at τ².
+
+    References:
+        Reddi et al. 2021, algorithm 2 (FedYogi); Zaheer et al. 2018.
+    """
+
+    def __init__(
+        self, parameters: list[nn.Parameter], *, learning_rate: float = 0.01, adaptivity: float = 1e-3
+    ) -> None:
+        rate, floor = checks.positive(learning_rate=learning_rate), checks.positive(adaptivity=adaptivity)
+        super().__init__(parameters, {"lr": rate, "adaptivity": floor})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step on the gradients that lie in ``.grad``; there is no loss to evaluate anew.
+
+        Raises:
+            InvalidArgument: a closure is given.
+        """
+        if closure is not None:
+            raise InvalidArgument("closure must be None: the server has no loss. Call step().")
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, parameter.grad, group["lr"], group["adaptivity"])
+
+    def _move(self, parameter: Tensor, gradient: Tensor, rate: float, floor: float) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["first"], state["second"] = torch.zeros_like(parameter), torch.full_like(parameter, floor**2)
+        square = gradient.square()
+        state["first"].lerp_(gradient, 1 - _MOMENTUM)
+        state["second"].sub_((1 - _SECOND) * (state["second"] - square).sign() * square)
+        parameter.sub_(rate * state["first"] / (state["second"].sqrt() + floor))
+
+
+SERVER_OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
+    "fedadagrad": fed_adagrad,
+    "fedadam": fed_adam,
+    "fedavg": fed_avg,
+    "fedavgm": fed_avgm,
+    "fedyogi": fed_yogi,
+}
+"""The server's optimizers by their names in the literature, with their default settings."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The server's side of federated learning, without a framework.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+DROPOUT_CAVEAT = "which clients drop out is taken not to depend on their data"
+TRUSTED_SERVER_CAVEAT = "the server sees each update: it is trusted"
 
 # Updates that lie in memory together.
 _CHUNK = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Round:
+class FederatedRound:
     """Who is asked in one round.
 
     Args:
@@ -111,24 +224,24 @@ class PrivateServer:
         *,
         population: int,
         optimizer: Callable[[list[nn.Parameter]], Optimizer] = fed_avg,
-        randomness: Randomness | None = None,
+        randomness: KeyedRNG | None = None,
         ledger: Account | Reservation | None = None,
         run: RunFolder | str | Path | None = None,
         resume: str | Path | None = None,
         checkpoint_every: int | None = None,
     ) -> None:
         _check(plan)
-        refuse_several("server")
+        require_single_process("server")
         self.model, self.plan = model, plan
         self._population = checks.integer(1, population=population)
         self._stack = UpdateStack(model)
         self._shared = self._stack.trainable()
         self._optimizer = optimizer(self._shared)
-        self._randomness = fresh(Randomness() if randomness is None else randomness)
+        self._randomness = require_unused_key(KeyedRNG() if randomness is None else randomness)
         self._generators = BatchGenerators(self._randomness)
         self._ledger = ledger
-        self._parts = Parts(model=model, optimizer=self._optimizer, schedule=None, average=None)
-        self._record = record_of(plan, run=run, resume=resume, every=checkpoint_every)
+        self._parts = TrainingState(model=model, optimizer=self._optimizer, schedule=None, average=None)
+        self._record = open_run_writer(plan, run=run, resume=resume, every=checkpoint_every)
         if self._record is not None:
             self._record.begin(self._parts, self._randomness)
         self.first = 0 if self._record is None else self._record.first_step
@@ -137,7 +250,7 @@ class PrivateServer:
         self._step = PrivateStep(self._stack, plan, self._randomness, after_step=self.first - 1)
         if self._record is not None:
             self._record.follow(self._step)
-        self._open: Round | None = None
+        self._open: FederatedRound | None = None
         self._within: ExitStack | None = None
 
     # --- the run -------------------------------------------------------------------------------------------------
@@ -148,12 +261,12 @@ class PrivateServer:
             stack.push(self._after_failure)
             name = "" if self._record is None else self._record.folder.path.name
             self._paid = stack.enter_context(
-                set_aside(self._ledger, self.plan, first=self.first, repeats=self._repeats, run=name)
+                reserve_plan(self._ledger, self.plan, first=self.first, repeats=self._repeats, run=name)
             )
-            claim(self._shared, self._optimizer)
-            stack.callback(release, self._shared)
+            register_private_parameters(self._shared, self._optimizer)
+            stack.callback(unregister_private_parameters, self._shared)
             self._within = stack.pop_all()
-        self._spent = SpentSoFar(
+        self._spent = RunningEpsilon(
             self.plan,
             first=self.first,
             earlier=None if self._record is None else self._record.earlier,
@@ -182,7 +295,7 @@ class PrivateServer:
         if kind is not None and self._record is not None:
             self._record.give_up()
 
-    def rounds(self) -> Iterator[Round]:
+    def rounds(self) -> Iterator[FederatedRound]:
         """The rounds that are left, each charged before it is given out.
 
         A round that is not finished before the next one is asked for is lost: it stays charged, its number is not used
@@ -191,7 +304,7 @@ class PrivateServer:
 
         Raises:
             BudgetExceeded: the account can't pay for the next round; nothing was asked of any client.
-            UnprivateStep: outside a ``with`` block.
+            NonPrivateStep: outside a ``with`` block.
         """
         self._check_running()
         # Whoever asks again goes on: a round that was charged is never charged or numbered again.
@@ -207,7 +320,7 @@ class PrivateServer:
             self._generators.close()
             self._step.abandon()
             self._charge(number, clients)
-            self._open = Round(number=number, clients=clients)
+            self._open = FederatedRound(number=number, clients=clients)
             self._generators.open(number)
             yield self._open
         self._generators.close()
@@ -215,13 +328,13 @@ class PrivateServer:
 
     def _charge(self, number: int, clients: np.ndarray) -> None:
         receipt = self._paid.pay(number, coming=self.plan.steps - number)
-        event = charged_at(self.plan, number, first=self.first, repeats=self._repeats)
+        event = step_charge(self.plan, number, first=self.first, repeats=self._repeats)
         self._charged = max(self._charged, number + 1)
         if self._record is not None:
             epsilon = self._spent.after(number + 1)
             self._record.charge(step=number, event=event, epsilon=epsilon, indices=clients, charge=receipt)
 
-    def finish_round(self, cohort: Round, updates: Iterable[tuple[int, GivenUpdate]]) -> None:
+    def finish_round(self, cohort: FederatedRound, updates: Iterable[tuple[int, GivenUpdate]]) -> None:
         """Clip, sum, noise and divide the updates of `cohort`, and step the server's optimizer.
 
         Args:
@@ -231,13 +344,13 @@ class PrivateServer:
                 list in the order of `shared`; tensors, NumPy arrays and lists of numbers count alike.
 
         Raises:
-            UnprivateStep: the round is not the open one.
+            NonPrivateStep: the round is not the open one.
             InvalidArgument: a client was not asked, or answers twice; an update is of a type that holds no numbers,
                 so that the transport's form must be converted first. The round is lost, the model stays as it is.
         """
         self._check_running()
         if cohort is not self._open:
-            raise UnprivateStep("cohort must be the one that rounds() gave last, got another. Ask for the next round.")
+            raise NonPrivateStep("cohort must be the one that rounds() gave last, got another. Ask for the next round.")
         self._open = None
         waiting = set(map(int, cohort.clients))
         answers, chunk = iter(updates), 0
@@ -273,13 +386,13 @@ class PrivateServer:
 
     def _add(self, number: int, chunk: int, updates: list[GivenUpdate], *, last: bool) -> None:
         rows = self._stack.put(updates)
-        part = Chunk(step=number, chunk=chunk, is_last=last, indices=np.arange(rows))
+        part = Microbatch(step=number, chunk=chunk, is_last=last, indices=np.arange(rows))
         self._step.begin(part)
         self._step.add(part)
 
     def _check_running(self) -> None:
         if self._within is None:
-            raise UnprivateStep("server must be used in a with block, got a call outside. Write `with server:`.")
+            raise NonPrivateStep("server must be used in a with block, got a call outside. Write `with server:`.")
 
     # --- what holds ----------------------------------------------------------------------------------------------
 
@@ -295,7 +408,7 @@ class PrivateServer:
     def guarantee(self) -> Guarantee:
         """What the rounds charged so far guarantee for one client."""
         seeded = self._randomness.reproducible if self._record is None else self._record.seeded
-        caveats = (*((FIXED_SEED,) if seeded else ()), TRUSTED, DROPOUTS)
+        caveats = (*((FIXED_SEED_CAVEAT,) if seeded else ()), TRUSTED_SERVER_CAVEAT, DROPOUT_CAVEAT)
         planned = self.plan.guarantee(steps=self._charged, caveats=caveats)
         return planned if self._record is None else self._record.guarantee(planned)
 

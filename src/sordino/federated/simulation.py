@@ -1,4 +1,4 @@
-"""Federated learning simulated in one process (floor 4, federated): local training, cohort by cohort.
+"""Federated learning simulated in one process: local training, cohort by cohort.
 
 References:
     McMahan et al. 2017, algorithm 1 (ClientUpdate); Li et al. 2020 (the proximal term of FedProx).
@@ -6,7 +6,7 @@ References:
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -14,23 +14,100 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.optim import Optimizer
 
 from sordino import checks
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument
-from sordino.federated.optimizers import fed_avg
-from sordino.federated.server import PrivateServer
-from sordino.federated.side_by_side import trained_side_by_side
-from sordino.federated.updates import difference, shared_parameters
+from sordino.federated.server import PrivateServer, fed_avg
+from sordino.federated.updates import model_update, shared_parameters
 from sordino.ledger import Account, Reservation
-from sordino.randomness import Randomness, Stream
+from sordino.randomness import KeyedRNG, RandomStream
 from sordino.runs import RunFolder
 from sordino.training import Plan
 
-__all__ = ["FederatedResult", "LocalTraining", "clients_from", "simulate"]
+__all__ = ["FederatedResult", "LocalTraining", "simulate", "split_clients", "train_clients_batched"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Local training of several simulated clients at once: one product in place of many small ones.
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 Loss = Callable[..., Tensor]
+
+
+class _LossOf(nn.Module):
+    """The mean loss of a batch as a function of all parameters and buffers, by name."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self._loss(self.model, *batch).mean()
+
+
+def train_clients_batched(
+    model: nn.Module,
+    loss: Loss,
+    clients: Sequence[Sequence[Tensor]],
+    turns: Sequence[Tensor],
+    *,
+    learning_rate: float,
+    proximal: float = 0.0,
+) -> Iterator[dict[str, Tensor]]:
+    """How far SGD moves the shared parameters on each client's records; every client starts from `model`.
+
+    The same steps as one client after the other, up to rounding. `model` stays as it is.
+
+    Args:
+        model: holds the server's parameters; must be fit for `torch.func.vmap`.
+        loss: ``loss(model, *records)``, one value per record or their mean.
+        clients: the records of each; all have the same number.
+        turns: for each step the places of each client's batch, (clients, batch).
+        learning_rate: > 0.
+        proximal: μ ≥ 0 of FedProx.
+
+    Yields:
+        One update a client, in their order.
+    """
+    whole = _LossOf(model, loss)
+    start = {f"model.{name}": parameter.detach() for name, parameter in shared_parameters(model).items()}
+    fixed = {name: value.detach() for name, value in whole.named_parameters() if name not in start}
+    now = {name: _repeated(value, len(clients)) for name, value in start.items()}
+    buffers = {name: _repeated(value, len(clients)) for name, value in whole.named_buffers()}
+    records = [torch.stack(list(tensors)) for tensors in zip(*clients, strict=True)]
+    rows = torch.arange(len(clients))[:, None]
+
+    def objective(own: Mapping[str, Tensor], kept: Mapping[str, Tensor], *batch: Tensor) -> Tensor:
+        value = functional_call(whole, {**fixed, **kept, **own}, batch)
+        if proximal:
+            value = value + proximal / 2 * sum((own[name] - start[name]).square().sum() for name in start)
+        return value
+
+    slopes = vmap(grad(objective), randomness="different")
+    for places in turns:
+        steps = slopes(now, buffers, *[tensor[rows, places] for tensor in records])
+        for name, value in now.items():
+            value.sub_(steps[name], alpha=learning_rate)
+    for client in range(len(clients)):
+        yield {
+            name.removeprefix("model."): (value[client] - start[name]).to(value.dtype) for name, value in now.items()
+        }
+
+
+def _repeated(value: Tensor, count: int) -> Tensor:
+    return value.detach().expand(count, *value.shape).clone()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Federated learning simulated in one process: local training, cohort by cohort.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
 Records = Sequence[Tensor]
 
 
@@ -57,7 +134,7 @@ class LocalTraining:
         if self.batch_size is not None:
             checks.integer(1, batch_size=self.batch_size)
 
-    def update(self, model: nn.Module, loss: Loss, records: Records, *, order: Stream) -> dict[str, Tensor]:
+    def update(self, model: nn.Module, loss: Loss, records: Records, *, order: RandomStream) -> dict[str, Tensor]:
         """Train `model` in place on `records`, and return how far its shared parameters moved.
 
         Args:
@@ -76,10 +153,10 @@ class LocalTraining:
                 value = value + self.proximal / 2 * sum((shared[name] - start[name]).square().sum() for name in shared)
             value.backward()
             optimizer.step()
-        return difference(model, start)
+        return model_update(model, start)
 
     def updates(
-        self, model: nn.Module, loss: Loss, clients: Sequence[Records], *, orders: Sequence[Stream]
+        self, model: nn.Module, loss: Loss, clients: Sequence[Records], *, orders: Sequence[RandomStream]
     ) -> Iterator[dict[str, Tensor]]:
         """The updates of clients with equally many records, trained side by side; `model` stays as it is.
 
@@ -93,7 +170,7 @@ class LocalTraining:
             orders: shuffles the records of each.
         """
         turns = zip(*[list(self._turns(len(clients[0][0]), order)) for order in orders], strict=True)
-        return trained_side_by_side(
+        return train_clients_batched(
             model,
             loss,
             clients,
@@ -102,11 +179,11 @@ class LocalTraining:
             proximal=self.proximal,
         )
 
-    def _batches(self, records: Records, order: Stream) -> Iterator[list[Tensor]]:
+    def _batches(self, records: Records, order: RandomStream) -> Iterator[list[Tensor]]:
         for places in self._turns(len(records[0]), order):
             yield [tensor[places] for tensor in records]
 
-    def _turns(self, count: int, order: Stream) -> Iterator[Tensor]:
+    def _turns(self, count: int, order: RandomStream) -> Iterator[Tensor]:
         size = count if self.batch_size is None else self.batch_size
         for _ in range(self.epochs if count else 0):
             turn = torch.from_numpy(np.argsort(order.integers64(count), kind="stable"))
@@ -133,7 +210,7 @@ class FederatedResult:
     seconds: float
 
 
-def clients_from(records: Records, of: Sequence[int] | Tensor | np.ndarray, *, count: int) -> list[list[Tensor]]:
+def split_clients(records: Records, of: Sequence[int] | Tensor | np.ndarray, *, count: int) -> list[list[Tensor]]:
     """Each client's own records: those whose entry in `of` is its number; some clients may have none.
 
     Args:
@@ -167,7 +244,7 @@ def simulate(
     *,
     local: LocalTraining | None = None,
     optimizer: Callable[[list[nn.Parameter]], Optimizer] = fed_avg,
-    randomness: Randomness | None = None,
+    randomness: KeyedRNG | None = None,
     ledger: Account | Reservation | None = None,
     run: RunFolder | str | Path | None = None,
     resume: str | Path | None = None,
@@ -183,7 +260,7 @@ def simulate(
     Args:
         model: trained in place.
         loss: ``loss(model, *records)``, one value per record or their mean.
-        clients: the records of each client; `clients_from` makes them.
+        clients: the records of each client; `split_clients` makes them.
         plan: its unit is the client; see `PrivateServer`.
         local: what clients do; one epoch of SGD by default.
         optimizer: the server's.
@@ -209,7 +286,7 @@ def simulate(
     started = time.monotonic()
     checks.integer(1, together=together)
     local = LocalTraining() if local is None else local
-    randomness = Randomness() if randomness is None else randomness
+    randomness = KeyedRNG() if randomness is None else randomness
     worker = copy.deepcopy(model)
     fresh = {name: buffer.clone() for name, buffer in worker.named_buffers()}
     server = PrivateServer(

@@ -1,4 +1,4 @@
-"""Hooks that capture a model's layers so that per-record gradients can be clipped (floor 1, gradients).
+"""Hooks that capture a model's layers so that per-record gradients can be clipped.
 
 During a recording every module that owns parameters runs with them switched off (``requires_grad=False``) or replaced
 by stand-ins, so torch propagates gradients through the layer but never computes its ordinary weight gradient. What the
@@ -6,8 +6,11 @@ layer's rule needs is kept, and the gradient at its output is read by a node in 
 still receives an ordinary gradient was therefore used outside its layer: refused.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from jaxtyping import Float
@@ -16,20 +19,186 @@ from torch.utils.hooks import RemovableHandle
 
 from sordino import checks
 from sordino.errors import InvalidArgument, PrivacyError, RecordCountMismatch
-from sordino.gradients.blocks import Blocks
-from sordino.gradients.calls import Calls
-from sordino.gradients.contributions import Recorder
-from sordino.gradients.early import Early
-from sordino.gradients.graph import ordinary_uses
-from sordino.gradients.hooks import ModuleHook
+from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward
+from sordino.gradients.captured_gradients import CapturedGradients
+from sordino.gradients.interception import uncaptured_parameters
+from sordino.gradients.module_calls import ModuleCallHooks
+from sordino.gradients.module_hooks import (
+    ModuleHook,
+    check_hooks_present,
+    check_no_record_mixing,
+    check_not_complex,
+    find_captured_modules,
+    may_mix_records,
+)
 from sordino.gradients.numerics import full_precision
-from sordino.gradients.passes import TwoPasses
-from sordino.gradients.recording import Recording
-from sordino.gradients.rules.rule import Use
-from sordino.gradients.rules.timings import KernelTimings
-from sordino.gradients.sites import find_sites, may_couple, refuse_absent, refuse_complex, refuse_coupling
+from sordino.gradients.rules.base import KernelTimings, LayerCall, get_rule
 
-__all__ = ["GradientCapture"]
+if TYPE_CHECKING:
+    from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward
+
+__all__ = ["Contributions", "GradientCapture", "Recorder", "check_layer_rule"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What clipping asks of a chunk's contributions, whatever they are.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Contributions(Protocol):
+    """The contributions of a chunk's records, one a record: norms, weighted sums, and the numbers themselves.
+
+    A `Recorder` has them of gradients. Anything else that stands in the place of a record's gradient, such as a
+    client's update, is clipped, summed and noised alike if it has these.
+    """
+
+    @property
+    def names(self) -> Mapping[nn.Parameter, str]:
+        """The names of the parameters that contributions are made to."""
+        ...
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that are trained now, in an order that stays."""
+        ...
+
+    def squared_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None) -> Float[Tensor, "..."]:
+        """Square of a bound on the norm of each contribution, over all parameters or a row for each group of them.
+
+        Not finite for a contribution that is not finite.
+        """
+        ...
+
+    def add_weighted_sums(
+        self, weights: Float[Tensor, "..."], into: dict[nn.Parameter, Tensor], *, last: bool = False
+    ) -> None:
+        """Add Σ_b weights[b] · contribution[b] to `into`; what has weight 0 adds nothing, even when it isn't finite.
+
+        `weights` has one factor for each record, or a row of them for each group of the last `squared_bounds`. After
+        `last` the chunk is not read again.
+        """
+        ...
+
+    def per_record_gradients(self) -> Iterator[tuple[dict[nn.Parameter, Float[Tensor, "b *shape"]], float]]:
+        """The contributions of some records at a time, records first, and a factor that they still lack."""
+        ...
+
+    def discard(self) -> None:
+        """Forget the chunk."""
+        ...
+
+
+class Recorder(ABC):
+    """Gradients of a model's records as `Contributions`: forward and backward of a chunk run between `start`, `stop`.
+
+    The model stays the user's object: hooks are registered, nothing is wrapped or replaced.
+
+    Attributes:
+        model: whose gradients they are.
+        names: the parameters that are recorded, with their names.
+    """
+
+    model: nn.Module
+    names: dict[nn.Parameter, str]
+
+    @abstractmethod
+    def start(
+        self,
+        records: int,
+        *,
+        scale: float = 1.0,
+        taking: "NormsInBackward | GroupwiseInBackward | TwoPassBackward | None" = None,
+    ) -> None:
+        """Begin a recording; whatever was recorded before and not read is discarded.
+
+        Args:
+            records: number of records in the chunk, ≥ 0.
+            scale: factor on every recorded gradient, > 0; the record count, when the loss is a mean over the chunk.
+            taking: clips and adds up while backward passes run, where the recorder can.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the recording: later forward and backward passes are not recorded. It can still be read."""
+
+    @contextmanager
+    def recording(
+        self,
+        records: int,
+        *,
+        scale: float = 1.0,
+        taking: "NormsInBackward | GroupwiseInBackward | TwoPassBackward | None" = None,
+    ) -> Iterator[None]:
+        """`start` and `stop` around a block that holds forward and backward of one chunk.
+
+        An exception inside the block discards the recording.
+        """
+        self.start(records, scale=scale, taking=taking)
+        try:
+            yield
+        except BaseException:
+            self.discard()
+            raise
+        self.stop()
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Forget the recording and free what it holds."""
+
+    @abstractmethod
+    def detach(self) -> None:
+        """Remove every hook; the model is as before."""
+
+    @abstractmethod
+    def set_aside(self) -> object:
+        """Stop recording without ending the recording, for a forward pass of no training; give it to `take_back`."""
+
+    @abstractmethod
+    def take_back(self, recording: object) -> None:
+        """Go on with a recording that was set aside; what was recorded meanwhile is discarded."""
+
+    def surrounded_by(self, first: RemovableHandle, last: RemovableHandle) -> None:
+        """Accept the model's outermost hooks, a pre-hook and a hook that do nothing in a second run of the forward."""
+        del first, last
+
+    @property
+    def takes_sums(self) -> bool:
+        """Whether the recording is clipped while backward passes run, and must be read by `add_taken_sums`."""
+        return False
+
+    def backward(self, run: Callable[[bool], object]) -> object:
+        """Run the backward pass of the recording's loss, twice where norms come first.
+
+        Args:
+            run: one backward pass; called with whether its graph must be kept for another.
+        """
+        return run(False)
+
+    def add_taken_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
+        """Add the clipped sums of a recording with `takes_sums`."""
+        raise NotImplementedError
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The recorded parameters that require grad now."""
+        return [parameter for parameter in self.names if parameter.requires_grad]
+
+    @abstractmethod
+    def squared_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None = None) -> Float[Tensor, "..."]:
+        """As of `Contributions`."""
+
+    @abstractmethod
+    def add_weighted_sums(
+        self, weights: Float[Tensor, "..."], into: dict[nn.Parameter, Tensor], *, last: bool = False
+    ) -> None:
+        """As of `Contributions`."""
+
+    @abstractmethod
+    def per_record_gradients(self) -> Iterator[tuple[dict[nn.Parameter, Float[Tensor, "b *shape"]], float]]:
+        """As of `Contributions`."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Hooks that capture a model's layers so that per-record gradients can be clipped.
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 class GradientCapture(Recorder):
@@ -76,15 +245,15 @@ class GradientCapture(Recorder):
         wanted = list(named) if parameters is None else list(dict.fromkeys(parameters))
         if any(parameter not in named for parameter in wanted):
             raise InvalidArgument("parameters must be parameters of the model, got one that is not. List them from it.")
-        refuse_absent(model)
-        refuse_complex(wanted, named)
+        check_hooks_present(model)
+        check_not_complex(wanted, named)
         if any(ModuleHook.attached_to(module) for module in model.modules()):
             raise InvalidArgument("model must be captured once, got a captured model. Detach the first capture.")
         self.model, self._lean, self._timings = model, lean, timings
         self.names = {parameter: named[parameter] for parameter in wanted}
-        self._calls = Calls(model, self.names)
+        self._calls = ModuleCallHooks(model, self.names)
         for name, module in model.named_modules():
-            refuse_coupling(module, f"{name or 'the model'} ({type(module).__name__})")
+            check_no_record_mixing(module, f"{name or 'the model'} ({type(module).__name__})")
         self._attach()
 
     # --- lifecycle -----------------------------------------------------------------------------------------------
@@ -92,10 +261,12 @@ class GradientCapture(Recorder):
     def _attach(self) -> None:
         for name, module in self.model.named_modules():
             label = f"{name or 'the model'} ({type(module).__name__})"
-            if may_couple(module):
-                hook = ModuleHook(lambda inner, _args, _kwargs, label=label: refuse_coupling(inner, label), module)
+            if may_mix_records(module):
+                hook = ModuleHook(
+                    lambda inner, _args, _kwargs, label=label: check_no_record_mixing(inner, label), module
+                )
                 self._calls.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        for site in find_sites(self.model):
+        for site in find_captured_modules(self.model):
             self._calls.attach(site)
         self._calls.watch_inputs(self.model)
         self._calls.guard()
@@ -105,14 +276,21 @@ class GradientCapture(Recorder):
         self.discard()
         self._calls.remove()
 
-    def start(self, records: int, *, scale: float = 1.0, taking: Early | Blocks | TwoPasses | None = None) -> None:
+    def start(
+        self,
+        records: int,
+        *,
+        scale: float = 1.0,
+        taking: NormsInBackward | GroupwiseInBackward | TwoPassBackward | None = None,
+    ) -> None:
         """Begin a recording; whatever was recorded before and not read is discarded.
 
         Args:
             records: number of records in the chunk, ≥ 0.
             scale: factor on every captured gradient, > 0; the record count, when the loss is a mean over the chunk.
             taking: clips and adds up while backward passes run; the recording is read by `add_taken_sums` only. With
-                `TwoPasses` the backward pass is run by `backward`. `Early` takes norms alone, to be read as without.
+                `TwoPassBackward` the backward pass is run by `backward`. `NormsInBackward` takes norms alone, to be
+                read as without.
         """
         checks.integer(0, records=records)
         checks.positive(scale=scale)
@@ -120,7 +298,7 @@ class GradientCapture(Recorder):
         if taking is not None:
             taking.reading = self._reading
         device = next(iter(self.names)).device if self.names else torch.device("cpu")
-        recording = Recording(
+        recording = CapturedGradients(
             records, scale=scale, device=device, lean=self._lean, timings=self._timings, taking=taking
         )
         self._calls.begin(recording, device)
@@ -136,13 +314,13 @@ class GradientCapture(Recorder):
         self.stop()
         self._calls.recording = None
 
-    def set_aside(self) -> Recording | None:
+    def set_aside(self) -> CapturedGradients | None:
         """Stop capturing without ending the recording, for a forward pass of no training; give it to `take_back`."""
         return self._calls.set_aside()
 
     def take_back(self, recording: object) -> None:
         """Go on with a recording that was set aside; what was recorded meanwhile is discarded."""
-        assert recording is None or isinstance(recording, Recording)
+        assert recording is None or isinstance(recording, CapturedGradients)
         self.discard()
         self._calls.take_back(recording)
 
@@ -267,9 +445,9 @@ class GradientCapture(Recorder):
     def uncaptured_uses(self, loss: Tensor) -> list[str]:
         """Names of managed parameters that `loss` would send an ordinary gradient to: the check before backward."""
         names: dict[Tensor, str] = {**self.names, **self._calls.stand_ins}
-        return ordinary_uses(loss, names)
+        return uncaptured_parameters(loss, names)
 
-    def uses(self) -> list[Use]:
+    def uses(self) -> list[LayerCall]:
         """What was captured in the recording, checked; for a graph that reads it again."""
         return self._readable().uses
 
@@ -296,7 +474,104 @@ class GradientCapture(Recorder):
         finally:
             self._calls.suspended -= 1
 
-    def _readable(self) -> Recording:
+    def _readable(self) -> CapturedGradients:
         if self._calls.recording is None:
             raise PrivacyError("a recording must exist to be read, got none. Run forward and backward inside one.")
         return self._calls.recording
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The check that a layer rule gives autograd's gradients.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def check_layer_rule(module: nn.Module, *inputs: Tensor, tolerance: float = 1e-5) -> None:
+    """Compare what a module's rule computes with plain autograd, one record at a time.
+
+    Call it in a test of every rule you write, with inputs that reach each of its options. Norms, weighted sums and
+    per-record gradients are compared, for the module called once and called twice.
+
+    Args:
+        module: the layer; its rule is looked up as it will be in training, and the functional fallback is checked
+            where there is none.
+        inputs: public example tensors with the records as their first dimension, at least one record.
+        tolerance: largest difference allowed, relative to the largest gradient.
+
+    Raises:
+        PrivacyError: the rule disagrees with autograd; the message says in what.
+
+    Example:
+        >>> check_layer_rule(nn.Linear(3, 2), torch.randn(4, 5, 3))
+    """
+    records = inputs[0].shape[0]
+    layer = copy.deepcopy(module).requires_grad_(True)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        output = layer(*inputs)
+    cotangents = [torch.randn(output.shape, generator=generator).to(output) for _ in range(2)]
+    expected = _one_by_one(layer, inputs, cotangents[0])
+    twice = _one_by_one(layer, inputs, cotangents[0] + cotangents[1])
+    weights = torch.rand(records, generator=generator, dtype=torch.float64).to(output.device)
+    _compare(layer, inputs, cotangents[:1], expected, weights, tolerance)
+    _compare(layer, inputs, cotangents, twice, weights, tolerance)
+    _compare_per_example(layer, inputs, cotangents[0], expected, tolerance)
+
+
+def _one_by_one(layer: nn.Module, inputs: tuple[Tensor, ...], cotangent: Tensor) -> dict[str, Tensor]:
+    names = [name for name, _ in layer.named_parameters()]
+    rows = []
+    for b in range(cotangent.shape[0]):
+        loss = (layer(*(tensor[b : b + 1] for tensor in inputs)) * cotangent[b : b + 1]).sum()
+        rows.append(torch.autograd.grad(loss, list(layer.parameters()), allow_unused=True, materialize_grads=True))
+    return {name: torch.stack([row[i] for row in rows]) for i, name in enumerate(names)}
+
+
+def _compare(
+    layer: nn.Module,
+    inputs: tuple[Tensor, ...],
+    cotangents: list[Tensor],
+    expected: dict[str, Tensor],
+    weights: Tensor,
+    tolerance: float,
+) -> None:
+    capture = GradientCapture(layer)
+    try:
+        with capture.recording(cotangents[0].shape[0]):
+            torch.stack([(layer(*inputs) * cotangent).sum() for cotangent in cotangents]).sum().backward()
+        squared = capture.squared_norms()
+        sums: dict[nn.Parameter, Tensor] = {}
+        capture.add_weighted_sums(weights, sums)
+    finally:
+        capture.detach()
+    calls = "called once" if len(cotangents) == 1 else "called twice"
+    true = torch.stack([gradient.double().flatten(1).square().sum(1) for gradient in expected.values()]).sum(0)
+    _agree(squared.sqrt(), true.sqrt(), f"norms, {calls}", layer, tolerance)
+    for name, parameter in layer.named_parameters():
+        wanted = torch.tensordot(weights, expected[name].double(), dims=1)
+        _agree(sums.get(parameter, torch.zeros_like(wanted)), wanted, f"the sum for {name}, {calls}", layer, tolerance)
+
+
+def _compare_per_example(
+    layer: nn.Module, inputs: tuple[Tensor, ...], cotangent: Tensor, expected: dict[str, Tensor], tolerance: float
+) -> None:
+    rule = get_rule(layer)
+    if rule is None:
+        return
+    output = layer(*inputs)
+    parameters = dict(layer.named_parameters())
+    use = LayerCall(module=layer, label="", rule=rule, parameters=parameters, records=cotangent.shape[0])
+    use.saved = tuple(tensor.detach() for tensor in rule.save(layer, inputs, {}, output))
+    use.grads = (cotangent,)
+    for name in parameters:
+        _agree(rule.per_example(use, name), expected[name], f"the gradients for {name}", layer, tolerance)
+
+
+def _agree(got: Tensor, wanted: Tensor, what: str, layer: nn.Module, tolerance: float) -> None:
+    largest = float(wanted.abs().max()) if wanted.numel() else 0.0
+    if got.shape != wanted.shape or not bool(
+        (got.double() - wanted.double()).abs().le(tolerance * largest + 1e-12).all()
+    ):
+        raise PrivacyError(
+            f"the rule of {type(layer).__name__} must give autograd's gradients, got other values for {what}. "
+            "Correct the rule before training with it."
+        )

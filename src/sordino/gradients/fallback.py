@@ -1,4 +1,4 @@
-"""Any module that no rule reads: per-record gradients by running it again, one record each (floor 1, gradients).
+"""Any module that no rule reads: per-record gradients by running it again, one record each.
 
 The module is called once in the forward pass, by torch itself. Afterwards its per-record gradients are the
 vector-Jacobian products of the module alone, from the inputs it was called with and the gradients that reached its
@@ -20,20 +20,178 @@ from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from sordino.errors import RecordCountMismatch, UnsupportedModule
-from sordino.gradients.purity import Place, attribute_values, held_attributes, put_attributes, restore_attributes
-from sordino.gradients.records import layout_of
-from sordino.gradients.rules.recomputed import GradientsRule
-from sordino.gradients.rules.rule import Use
+from sordino.gradients.module_hooks import Place, attribute_values, held_attributes, put_attributes, restore_attributes
+from sordino.gradients.rules.base import LayerCall
+from sordino.gradients.rules.composite import GradientsRule
 
 __all__ = [
+    "CallLayout",
     "CapturedCall",
     "FunctionalFallback",
-    "KeptCall",
+    "SavedCall",
+    "call_layout",
     "captured_operation",
+    "check_not_broadcast_row",
+    "check_not_single_row_input",
     "functional_fallback",
     "is_record_by_record",
-    "keep_call",
+    "save_call",
 ]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One row where every record should have its own.
+#
+# A row for the whole batch, position ids or a constant, is expanded to all records. The same shape comes out of
+# ``x[mask]`` when one record is left: expanding that would let this record count once for every record of the batch.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def check_not_single_row_input(args: tuple[object, ...], kwargs: Mapping[str, object], records: int) -> None:
+    """Refuse a call of the model whose inputs have one row, when there are more records than one.
+
+    Raises:
+        RecordCountMismatch: no input has the records in one of its first two dimensions, and one has a single row.
+    """
+    # Most models are called with tensors alone.
+    bare = not kwargs and all(isinstance(value, Tensor) for value in args)
+    leaves = args if bare else tree_flatten((args, dict(kwargs)))[0]
+    inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+    single = any(tensor.shape[0] == 1 for tensor in inputs)
+    if records > 1 and single and not any(records in tensor.shape[:2] for tensor in inputs):
+        raise RecordCountMismatch(
+            "the model must be called with all records of the batch, got one row. Run the whole batch through the "
+            "model, and weigh the losses of records that should not count by zero."
+        )
+
+
+def check_not_broadcast_row(tensor: Tensor, label: str, records: int) -> None:
+    """Refuse to expand a row that was computed from the outputs of captured layers: they had a row per record.
+
+    Raises:
+        RecordCountMismatch: the row requires grad.
+    """
+    if records > 1 and tensor.is_floating_point() and tensor.requires_grad:
+        raise RecordCountMismatch(
+            f"the input of {label} must have one row per record, got one row that was computed from the records. Keep "
+            "one row per record until the loss."
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Where the records are in a module's inputs and outputs.
+#
+# Everywhere the first dimension, except in torch's recurrent and attention modules, which have their own conventions.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# Where a leaf came from: the position or the name of the argument.
+InputPlace = int | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallLayout:
+    """Record dimensions of a call; this class is the plain convention, records first.
+
+    Args:
+        label: the module's name, for messages.
+        records: number of records B.
+    """
+
+    label: str
+    records: int
+
+    def places(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[InputPlace]:
+        """For every leaf of (args, kwargs) the argument it belongs to."""
+        places: list[InputPlace] = []
+        for position, value in enumerate(args):
+            places += [position] * len(tree_flatten(value)[0])
+        for name, value in kwargs.items():
+            places += [name] * len(tree_flatten(value)[0])
+        return places
+
+    def input_dim(self, place: InputPlace) -> int | None:  # noqa: ARG002
+        """The record dimension of an input, or None when it holds no records."""
+        return 0
+
+    def output_dim(self, leaf: int) -> int:  # noqa: ARG002
+        """The record dimension of an output leaf."""
+        return 0
+
+    def keep_input(self, tensor: Tensor, place: InputPlace) -> tuple[Tensor, int | None] | None:
+        """(the tensor with records first, where the record dimension was), or None for a constant."""
+        dim = self.input_dim(place)
+        if dim is None or tensor.dim() == 0:
+            return None
+        self._check(tensor, dim, "input")
+        if tensor.shape[dim] != self.records:
+            check_not_broadcast_row(tensor, self.label, self.records)
+        return self.spread(tensor, dim).movedim(dim, 0), dim
+
+    def spread(self, tensor: Tensor, dim: int) -> Tensor:
+        """`tensor` with its record dimension expanded from 1 to B where it was broadcast."""
+        self._check(tensor, dim, "output")
+        sizes = list(tensor.shape)
+        sizes[dim] = self.records
+        return tensor.expand(sizes)
+
+    def _check(self, tensor: Tensor, dim: int, what: str) -> None:
+        if tensor.dim() <= dim or tensor.shape[dim] not in (1, self.records):
+            raise RecordCountMismatch(
+                f"an {what} of {self.label} must have the records as its {('first', 'second')[dim]} dimension, "
+                "got another size there. Keep one row per record until the loss."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recurrent(CallLayout):
+    """nn.RNN, nn.LSTM, nn.GRU: states always have the records second."""
+
+    batch_first: bool
+
+    def input_dim(self, place: InputPlace) -> int | None:
+        return 0 if self.batch_first and place in (0, "input") else 1
+
+    def output_dim(self, leaf: int) -> int:
+        return 0 if self.batch_first and leaf == 0 else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attention(CallLayout):
+    """nn.MultiheadAttention: masks are shared, per record, or per record and head."""
+
+    batch_first: bool
+    heads: int
+
+    def input_dim(self, place: InputPlace) -> int | None:
+        if place in (0, 1, 2, "query", "key", "value"):
+            return 0 if self.batch_first else 1
+        return 0 if place in (3, "key_padding_mask") else None
+
+    def output_dim(self, leaf: int) -> int:
+        return 0 if self.batch_first or leaf > 0 else 1
+
+    def keep_input(self, tensor: Tensor, place: InputPlace) -> tuple[Tensor, int | None] | None:
+        if place in (5, "attn_mask") and tensor.dim() == 3:
+            if tensor.shape[0] != self.records * self.heads:
+                self._check(tensor, 0, "input")
+            return tensor.unflatten(0, (self.records, self.heads)), None
+        return super().keep_input(tensor, place)
+
+
+def call_layout(module: nn.Module, label: str, records: int) -> CallLayout:
+    """The convention that `module` follows."""
+    if isinstance(module, nn.RNNBase):
+        return _Recurrent(label=label, records=records, batch_first=module.batch_first)
+    if isinstance(module, nn.MultiheadAttention):
+        return _Attention(label=label, records=records, batch_first=module.batch_first, heads=module.num_heads)
+    return CallLayout(label=label, records=records)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Any module that no rule reads: per-record gradients by running it again, one record each.
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 _Gradients = dict[str, Tensor]
 _OneRecord = Callable[[_Gradients, tuple[Tensor, ...], tuple[Tensor, ...]], _Gradients]
@@ -69,7 +227,7 @@ class CapturedCall:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptCall:
+class SavedCall:
     """A captured call with its tensors: inputs with the records first, outputs as the module returned them."""
 
     call: CapturedCall
@@ -87,7 +245,7 @@ class KeptCall:
         return tree_unflatten(leaves, self.output_spec)
 
 
-def keep_call(
+def save_call(
     module: nn.Module,
     label: str,
     records: int,
@@ -95,7 +253,7 @@ def keep_call(
     kwargs: Mapping[str, object],
     output: object,
     attributes: Sequence[Place] = (),
-) -> KeptCall:
+) -> SavedCall:
     """Sort the inputs and outputs of a call into records' tensors and constants.
 
     Args:
@@ -113,7 +271,7 @@ def keep_call(
     """
     if any(isinstance(value, nn.utils.rnn.PackedSequence) for value in (*args, *kwargs.values())):
         raise UnsupportedModule(f"{label} must be called with padded tensors, got a packed sequence. Pad it.")
-    layout = layout_of(module, label, records)
+    layout = call_layout(module, label, records)
     constants, spec = tree_flatten((tuple(args), dict(kwargs)))
     places = layout.places(tuple(args), dict(kwargs))
     slots, dims, saved = [], [], []
@@ -150,7 +308,7 @@ def keep_call(
         output_dims=(*output_dims, *(0 for _ in beside)),
         kept=tuple(attributes),
     )
-    return KeptCall(call=call, saved=tuple(saved), outputs=outputs, leaves=tuple(leaves), output_spec=output_spec)
+    return SavedCall(call=call, saved=tuple(saved), outputs=outputs, leaves=tuple(leaves), output_spec=output_spec)
 
 
 def _storage(tensor: Tensor) -> int:
@@ -165,7 +323,7 @@ def _own(output: Tensor, owned: set[int]) -> Tensor:
 class FunctionalFallback(GradientsRule):
     """Per-record gradients of a whole module, or of one function of torch, by vector-Jacobian products."""
 
-    def gradients(self, use: Use, names: Sequence[str]) -> _Gradients:
+    def gradients(self, use: LayerCall, names: Sequence[str]) -> _Gradients:
         """By running it again, one record each."""
         return _per_record(use, list(names))
 
@@ -177,7 +335,7 @@ _SEQUENTIAL: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 _SEQUENTIAL_FUNCTIONS: set[str] = set()
 
 
-def _per_record(use: Use, names: list[str]) -> _Gradients:
+def _per_record(use: LayerCall, names: list[str]) -> _Gradients:
     arrived = [position for position, grad in enumerate(use.grads) if grad is not None]
     grads = tuple(grad for grad in use.grads if grad is not None)
     parameters = {name: use.parameters[name].detach() for name in names}
@@ -225,7 +383,7 @@ def _name(function: object) -> str:
     return getattr(function, "__name__", repr(function))
 
 
-def _as_parameters(tensor: Tensor, use: Use) -> Tensor:
+def _as_parameters(tensor: Tensor, use: LayerCall) -> Tensor:
     """`tensor` in single precision where it came from autocast: the module runs again without it."""
     half = tensor.dtype in (torch.bfloat16, torch.float16)
     read = use.parameters.values() if cast("CapturedCall", use.context).function else use.module.parameters()
@@ -255,7 +413,7 @@ def _pull_plainly(forward: _Forward, parameters: _Gradients, grads: tuple[Tensor
     return dict(zip(leaves, found, strict=True))
 
 
-def _one_record(use: Use, call: CapturedCall, arrived: list[int], pull: _Pull) -> _OneRecord:
+def _one_record(use: LayerCall, call: CapturedCall, arrived: list[int], pull: _Pull) -> _OneRecord:
     def gradient(parameters: _Gradients, inputs: tuple[Tensor, ...], grads: tuple[Tensor, ...]) -> _Gradients:
         def forward(chosen: _Gradients) -> tuple[Tensor, ...]:
             outputs = _outputs(use, call, chosen, inputs)
@@ -266,7 +424,7 @@ def _one_record(use: Use, call: CapturedCall, arrived: list[int], pull: _Pull) -
     return gradient
 
 
-def _outputs(use: Use, call: CapturedCall, chosen: _Gradients, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+def _outputs(use: LayerCall, call: CapturedCall, chosen: _Gradients, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     """What one record's call returns, and keeps in attributes, without the record dimension."""
     leaves = list(call.constants)
     for position, dim, tensor in zip(call.slots, call.input_dims, inputs, strict=True):
@@ -313,7 +471,7 @@ def captured_operation(
     )
 
 
-def is_record_by_record(use: Use, saved: tuple[Tensor, ...], result: Tensor) -> bool:
+def is_record_by_record(use: LayerCall, saved: tuple[Tensor, ...], result: Tensor) -> bool:
     """Whether an operation has the same result for each record alone, up to rounding."""
     call = cast("CapturedCall", use.context)
     chosen = {name: use.parameters[name].detach() for _, name in call.sources}

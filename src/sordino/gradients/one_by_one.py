@@ -1,4 +1,4 @@
-"""The gradient of one record at a time, by plain autograd (floor 1, gradients).
+"""The gradient of one record at a time, by plain autograd.
 
 A chunk is one record, so the ordinary gradient of its loss *is* the record's gradient: no layer is hooked, no rule is
 needed, and nothing has to be known of where a tensor holds the records. A hook on each parameter takes the gradient as
@@ -15,12 +15,15 @@ from torch.utils.hooks import RemovableHandle
 
 from sordino import checks
 from sordino.errors import InvalidArgument, PrivacyError, RecordCountMismatch, UncapturedParameter
-from sordino.gradients.blocks import Blocks
-from sordino.gradients.contributions import Recorder
-from sordino.gradients.early import Early
+from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward
+from sordino.gradients.capture import Recorder
+from sordino.gradients.module_hooks import (
+    check_hooks_present,
+    check_no_record_mixing,
+    check_not_complex,
+    may_mix_records,
+)
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
-from sordino.gradients.passes import TwoPasses
-from sordino.gradients.sites import may_couple, refuse_absent, refuse_complex, refuse_coupling
 
 __all__ = ["OneByOne"]
 
@@ -80,13 +83,13 @@ class OneByOne(Recorder):
         wanted = list(named) if parameters is None else list(dict.fromkeys(parameters))
         if any(parameter not in named for parameter in wanted):
             raise InvalidArgument("parameters must be parameters of the model, got one that is not. List them from it.")
-        refuse_absent(model)
-        refuse_complex(wanted, named)
+        check_hooks_present(model)
+        check_not_complex(wanted, named)
         for name, module in model.named_modules():
             # Over one record batch statistics are that record's own, as long as nothing is kept of them.
             alone = isinstance(module, _BatchNorm) and module.running_mean is None
-            if may_couple(module) and not alone:
-                refuse_coupling(module, f"{name or 'the model'} ({type(module).__name__})")
+            if may_mix_records(module) and not alone:
+                check_no_record_mixing(module, f"{name or 'the model'} ({type(module).__name__})")
         self.model = model
         self.names = {parameter: named[parameter] for parameter in wanted}
         self._only_backward, self._is_trial = only_backward, is_trial
@@ -116,7 +119,13 @@ class OneByOne(Recorder):
 
     # --- recording -----------------------------------------------------------------------------------------------
 
-    def start(self, records: int, *, scale: float = 1.0, taking: Early | Blocks | TwoPasses | None = None) -> None:
+    def start(
+        self,
+        records: int,
+        *,
+        scale: float = 1.0,
+        taking: NormsInBackward | GroupwiseInBackward | TwoPassBackward | None = None,
+    ) -> None:
         """Begin a recording of at most one record; see `Recorder`. ``.grad`` of every parameter is emptied."""
         checks.positive(scale=scale)
         if checks.integer(0, records=records) > 1 or taking is not None:

@@ -1,1 +1,1 @@
-"""Private training inside other libraries' loops (floor 4): `huggingface`, `lightning` and `accelerate`."""
+"""Private training inside other libraries' loops: `huggingface`, `lightning` and `accelerate`."""

@@ -1,4 +1,4 @@
-"""Hugging Face accelerate with private steps (floor 4, integrations; needs accelerate).
+"""Hugging Face accelerate with private steps (needs accelerate).
 
 ``accelerator.prepare`` wraps loader and optimizer, and what it makes of a loader can't be accounted for. So the engine
 goes first: it gets the parts as they are, and accelerate gets what comes back. In several processes the model is not
@@ -19,31 +19,96 @@ from torch.utils.data import DataLoader
 from sordino.clipping import Clipping
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument, SordinoError
-from sordino.integrations.processes import steps_an_epoch
-from sordino.integrations.run_folders import begin_run, resume_run, write_guarantee, write_note
+from sordino.integrations.trainer_support import (
+    begin_run,
+    check_count,
+    logical_steps_per_epoch,
+    resume_run,
+    write_guarantee,
+    write_note,
+)
 from sordino.schedules import Schedule
+from sordino.training.distributed import get_distributed_context
 from sordino.training.engine import PrivacyEngine
-from sordino.training.processes.ranks import ranks_here
-from sordino.training.records.loader import PrivateLoader
+from sordino.training.loader import PrivateLoader
 
 try:
     from accelerate import Accelerator
     from accelerate.utils import send_to_device
 
-    from sordino.integrations.accelerated import check_launch, check_whole
+
 except ImportError as error:
     raise SordinoError(
         f"sordino.integrations.accelerate must find accelerate, got {type(error).__name__}. Install accelerate."
     ) from None
 
-__all__ = ["PlacedLoader", "prepare_private"]
+__all__ = ["DeviceLoader", "check_launch", "check_whole", "prepare_private", "unwrapped"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# accelerate's launches: which can be private, and models that it doesn't wrap (needs accelerate).
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_LAUNCHES = ("NO", "MULTI_CPU", "MULTI_GPU")
+
+
+def check_launch(accelerator: Accelerator) -> None:
+    """Refuse launches in which processes hold parts of a model, or accelerate steps by itself.
+
+    Raises:
+        InvalidArgument: names the setting.
+    """
+    kind, shape = str(accelerator.distributed_type.value), accelerator.parallelism_config
+    if kind not in _LAUNCHES:
+        raise InvalidArgument(
+            f"distributed_type of accelerate must be one of {', '.join(_LAUNCHES)} for a private run, got {kind}: it "
+            "takes the model or the step apart. Use data parallelism (torchrun), or sordino.fit with fully_shard."
+        )
+    if shape is not None and shape.total_size != shape.dp_replicate_size:
+        raise InvalidArgument(
+            "parallelism_config of accelerate must be data parallelism alone for a private run, got tensor, context, "
+            "sequence or sharded parallelism. Leave it out."
+        )
+    hint = (
+        "On processors pass cpu=True (use_cpu=True to TrainingArguments), and let accelerate start the process group."
+    )
+    check_count("num_processes of accelerate", accelerator.num_processes, hint)
+
+
+def check_whole(model: nn.Module) -> None:
+    """Refuse a model of which this process holds a part.
+
+    Raises:
+        InvalidArgument: a parameter is a shard.
+    """
+    if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
+        raise InvalidArgument(
+            "model must be whole in every process, got one with sharded parameters (tensor parallelism, "
+            "fully_shard). Load it without; a model that fully_shard took trains with sordino.fit."
+        )
+
+
+def unwrapped(accelerator: Accelerator) -> None:
+    """Have `accelerator` prepare models without `DistributedDataParallel`.
+
+    Its means of gradients are no clipped sums, which the engine exchanges itself, once a step. And it would wait for
+    the other processes in forward and backward passes, of which each may have another number.
+    """
+    vars(accelerator)["prepare_model"] = partial(accelerator.prepare_model, evaluation_mode=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Hugging Face accelerate with private steps (needs accelerate).
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 _NOTE = "sordino-{}.json"
 # Whose run folders an accelerator's states belong to, in order.
 _ENGINES: WeakKeyDictionary[Accelerator, list[PrivacyEngine]] = WeakKeyDictionary()
 
 
-class PlacedLoader:
+class DeviceLoader:
     """A private loader whose batches come on the accelerator's device.
 
     Args:
@@ -81,7 +146,7 @@ def prepare_private(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
     clipping: str | Clipping = "flat",
     loss_reduction: str = "mean",
-) -> tuple[nn.Module, Optimizer, PlacedLoader]:
+) -> tuple[nn.Module, Optimizer, DeviceLoader]:
     """`PrivacyEngine.make_private`, then ``accelerator.prepare``: your accelerate loop stays as it is.
 
     In several processes a logical batch has the loader's batch size times their number of records on average, as
@@ -139,7 +204,7 @@ def prepare_private(
         data_loader=data_loader,
         noise_multiplier=noise_multiplier,
         max_grad_norm=max_grad_norm,
-        sample_rate=1 / steps_an_epoch(data_loader, processes=processes),
+        sample_rate=1 / logical_steps_per_epoch(data_loader, processes=processes),
         microbatch_size=microbatch_size,
         neighboring_relation=neighboring_relation,
         clipping=clipping,
@@ -148,7 +213,7 @@ def prepare_private(
     # In evaluation mode it gives the model its precision, and no wrapper that takes means over processes.
     model, prepared = accelerator.prepare_model(module, evaluation_mode=True), accelerator.prepare(optimizer)
     _keep_run(accelerator, engine)
-    return cast("nn.Module", model), cast("Optimizer", prepared), PlacedLoader(loader, accelerator)
+    return cast("nn.Module", model), cast("Optimizer", prepared), DeviceLoader(loader, accelerator)
 
 
 def _keep_run(accelerator: Accelerator, engine: PrivacyEngine) -> None:
@@ -179,7 +244,7 @@ def _keep_run(accelerator: Accelerator, engine: PrivacyEngine) -> None:
 
         near = (folder, accelerator.project_dir or folder)
         resume_run(engine, read, engine.journal.path, near=near, what="input_dir", facts=facts)
-        engine.start_at(ranks_here().agreed(lambda: cast("list[int]", read()["next_steps"])))
+        engine.start_at(get_distributed_context().agreed(lambda: cast("list[int]", read()["next_steps"])))
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
@@ -192,7 +257,7 @@ def _save_model(
     engines: list[PrivacyEngine], stock: Callable[..., object], model: nn.Module, save_directory: str, **options: object
 ) -> None:
     """The stock ``save_model``, with the guarantee of whatever made the model private beside its weights."""
-    if ranks_here().is_first:
+    if get_distributed_context().is_first:
         for engine in engines:
             write_guarantee(engine, Path(save_directory) / "guarantee.json")
     stock(model, save_directory, **options)

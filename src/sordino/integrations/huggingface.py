@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer with private steps (floor 4, integrations; needs transformers and accelerate).
+"""The Hugging Face Trainer with private steps (needs transformers and accelerate).
 
 Arguments, callbacks, schedules and checkpoints are the stock Trainer's. Four things change: batches are drawn and
 charged by the engine; a logical batch comes as chunks of ``per_device_train_batch_size``; the loss is one number a
@@ -17,32 +17,209 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from sordino.definitions import Guarantee
-from sordino.errors import InvalidArgument, SordinoError, UnprivateStep
-from sordino.integrations.arguments import PrivacyArguments, noise_for
-from sordino.integrations.logical_batches import LogicalBatch, LogicalBatches
-from sordino.integrations.record_losses import Labels, decoder_inputs, is_causal, predicts_numbers, record_losses
-from sordino.integrations.run_folders import begin_run, cut_off_run, resume_run, write_note
+from sordino.errors import InvalidArgument, NonPrivateStep, SordinoError
+from sordino.integrations.trainer_support import (
+    LogicalBatch,
+    LogicalBatches,
+    PrivacyArguments,
+    begin_run,
+    calibrate_noise_for,
+    cut_off_run,
+    resume_run,
+    write_note,
+)
 from sordino.ledger import Account, Reservation
+from sordino.training.distributed import get_distributed_context
 from sordino.training.engine import PrivacyEngine
-from sordino.training.processes.ranks import ranks_here
-from sordino.training.records.loader import PrivateLoader
+from sordino.training.loader import PrivateLoader
 
 try:
     from transformers import Trainer, TrainingArguments
     from transformers.trainer_utils import PredictionOutput, TrainOutput
 
-    from sordino.integrations.accelerated import check_launch, check_whole, unwrapped
+    from sordino.integrations.accelerate import check_launch, check_whole, unwrapped
 except ImportError as error:
     raise SordinoError(
         f"sordino.integrations.huggingface must find transformers and accelerate, got {type(error).__name__}. Install "
         "transformers[torch]."
     ) from None
 
-__all__ = ["PrivacyArguments", "PrivateTrainer"]
+__all__ = [
+    "Labels",
+    "PrivacyArguments",
+    "PrivateTrainer",
+    "decoder_inputs",
+    "is_causal",
+    "predicts_numbers",
+    "record_losses",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One loss a record from what Hugging Face models return.
+#
+# A model's own ``.loss`` is a mean over the tokens of the *batch*: how much a record counts in it depends on how many
+# tokens the others have. Here every record's loss is its own, divided by public numbers only.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+Labels = Tensor | Mapping[str, Tensor]
+
+_IGNORED = -100
+# Language models whose labels stand where they are, although their names say LMHead.
+_UNSHIFTED = ("XLNetLMHeadModel", "XLMWithLMHeadModel", "FlaubertWithLMHeadModel")
+_DECODER = ("decoder_input_ids", "decoder_inputs_embeds")
+
+
+def is_causal(model: nn.Module) -> bool:
+    """Whether logits at a position predict the next token: by the name of the model's class, inside an adapter too."""
+    inner = _inside(model)
+    name = type(inner).__name__
+    if "ConditionalGeneration" in name:
+        return not getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
+    return ("CausalLM" in name or "LMHead" in name) and name not in _UNSHIFTED
+
+
+def predicts_numbers(model: nn.Module) -> bool:
+    """Whether the model's configuration says that its outputs are numbers."""
+    return getattr(getattr(_inside(model), "config", None), "problem_type", None) == "regression"
+
+
+def decoder_inputs(model: nn.Module, inputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
+    """What the decoder of a sequence-to-sequence model reads: the labels, one place later, as the model shifts them.
+
+    Args:
+        model: any; nothing is added for one without such a decoder, or when `inputs` hold what it reads.
+        inputs: what the model will be called with.
+        labels: shape (B, T), −100 where nothing is predicted.
+    """
+    inner = _inside(model)
+    shifts = getattr(inner, "prepare_decoder_input_ids_from_labels", None)
+    is_seq2seq = getattr(getattr(inner, "config", None), "is_encoder_decoder", False)
+    tokens = labels.dim() == 2 and not labels.is_floating_point()
+    if not is_seq2seq or not callable(shifts) or not tokens or any(name in inputs for name in _DECODER):
+        return {}
+    return {"decoder_input_ids": cast("Tensor", shifts(labels=labels))}
+
+
+def record_losses(
+    outputs: object, labels: Labels, *, causal: bool, label_smoothing: float = 0.0, numbers: bool = False
+) -> Tensor:
+    """The loss of each record, shape (B,).
+
+    Classification: cross-entropy. Several labels at once (floating-point labels in the logits' shape): binary
+    cross-entropy, their mean. Numbers: squared error, the mean over several. Tokens: the sum of the cross-entropies
+    over positions whose label is not −100, divided by the length of the padded sequence, which is public; `causal`
+    shifts labels by one. Question answering: the mean of the cross-entropies of first and last position; one outside
+    the sequence counts for nothing.
+
+    Args:
+        outputs: what the model returned, with ``logits`` of shape (B, classes), (B, T, vocabulary) or (B, 1); or with
+            ``start_logits`` and ``end_logits``, (B, T).
+        labels: shape (B,), (B, T) or (B, classes); or ``start_positions`` and ``end_positions``, (B,) each.
+        causal: whether position t predicts the token at t + 1.
+        label_smoothing: share in [0, 1) of every cross-entropy over classes or tokens that is spread over all of them.
+
+        numbers: whether floating-point labels in the logits' shape are numbers, and not several labels.
+
+    Raises:
+        InvalidArgument: logits and labels have other shapes or names.
+    """
+    if isinstance(labels, Mapping):
+        return _span_losses(outputs, labels, label_smoothing)
+    logits = _part(outputs, "logits")
+    if logits is None:
+        raise InvalidArgument("outputs must have logits, got none. Give record_loss=… to the trainer.")
+    if labels.is_floating_point():
+        return _number_losses(logits, labels, numbers=numbers)
+    if logits.dim() == 2 and labels.dim() == 1:
+        return F.cross_entropy(
+            logits.float(), labels, ignore_index=_IGNORED, reduction="none", label_smoothing=label_smoothing
+        )
+    if logits.dim() == 3 and labels.dim() == 2:
+        return _token_losses(logits, labels, causal=causal, label_smoothing=label_smoothing)
+    raise _shapes()
+
+
+def _number_losses(logits: Tensor, labels: Tensor, *, numbers: bool) -> Tensor:
+    """Floating-point labels: several yes-or-no labels, or numbers."""
+    if labels.dim() == 1 and logits.dim() == 2 and logits.shape[1] == 1:
+        return (logits[:, 0].float() - labels.float()).square()
+    if labels.shape != logits.shape:
+        raise _shapes()
+    if logits.shape[-1] > 1 and not numbers:
+        losses = F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
+    else:
+        losses = (logits.float() - labels.float()).square()
+    return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
+
+
+def _token_losses(logits: Tensor, labels: Tensor, *, causal: bool, label_smoothing: float) -> Tensor:
+    length = logits.shape[1]
+    if causal:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    losses = F.cross_entropy(
+        logits.float().transpose(1, 2),
+        labels,
+        ignore_index=_IGNORED,
+        reduction="none",
+        label_smoothing=label_smoothing,
+    )
+    return torch.sum(losses, 1) / length
+
+
+def _span_losses(outputs: object, labels: Mapping[str, Tensor], label_smoothing: float) -> Tensor:
+    names = ("start", "end")
+    logits = [_part(outputs, f"{name}_logits") for name in names]
+    if set(labels) != {f"{name}_positions" for name in names} or any(part is None for part in logits):
+        raise InvalidArgument(
+            f"labels must be of one kind, or start_positions and end_positions, got {', '.join(sorted(labels))}. Give "
+            "record_loss=… to the trainer: (outputs, labels by name) to one loss a record."
+        )
+    total = None
+    for name, part in zip(names, logits, strict=True):
+        assert part is not None
+        length, places = part.shape[1], labels[f"{name}_positions"].reshape(-1)
+        # As the models do: an answer that was cut off is at the place after the last.
+        losses = F.cross_entropy(
+            part.float(),
+            places.clamp(0, length),
+            ignore_index=length,
+            reduction="none",
+            label_smoothing=label_smoothing,
+        )
+        total = losses if total is None else total + losses
+    assert total is not None
+    return total / 2
+
+
+def _part(outputs: object, name: str) -> Tensor | None:
+    found = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
+    return found if isinstance(found, Tensor) else None
+
+
+def _inside(model: nn.Module) -> nn.Module:
+    """The model that an adapter is around, or itself."""
+    inner = getattr(model, "get_base_model", None)
+    return cast("nn.Module", inner()) if callable(inner) else model
+
+
+def _shapes() -> InvalidArgument:
+    return InvalidArgument(
+        "labels must fit the model's logits, (B,) to (B, classes) or (B, T) to (B, T, vocabulary), got other shapes. "
+        "Give record_loss=… to the trainer: (outputs, labels) to one loss a record."
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The Hugging Face Trainer with private steps (needs transformers and accelerate).
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 RecordLoss = Callable[[object, Labels], Tensor]
 
@@ -140,13 +317,13 @@ class PrivateTrainer(Trainer):
             self._resume(Path(str(resumed)), facts)
         else:
             # A training that was killed has shown what it has shown: whoever begins anew in its place goes on its bill.
-            place = self._run_folder or ranks_here().agreed(lambda: cut_off_run(str(self.args.output_dir)))
+            place = self._run_folder or get_distributed_context().agreed(lambda: cut_off_run(str(self.args.output_dir)))
             begin_run(self.engine, place, under=str(self.args.output_dir), facts=facts)
         try:
             found = cast("TrainOutput", super().train(*bound.args, **bound.kwargs))
         finally:
             self.engine.detach()
-        metrics = {name: value for name, value in found.metrics.items() if _is_told(name)}
+        metrics = {name: value for name, value in found.metrics.items() if _is_public_log(name)}
         return TrainOutput(found.global_step, math.nan, metrics)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -206,7 +383,7 @@ class PrivateTrainer(Trainer):
         coming = max(1, steps - self._begins_at)
         self._steps_left = None if self.privacy.target_epsilon is None else coming
         records = len(cast("Sized", loader.dataset))
-        return noise_for(self.privacy, self.engine, steps=coming, sample_rate=1 / an_epoch, records=records)
+        return calibrate_noise_for(self.privacy, self.engine, steps=coming, sample_rate=1 / an_epoch, records=records)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
@@ -223,7 +400,7 @@ class PrivateTrainer(Trainer):
         del num_items_in_batch
         if self._steps_left is not None:
             if self._steps_left == 0:
-                raise UnprivateStep(
+                raise NonPrivateStep(
                     "training must end with the steps that target_epsilon was planned for, got one more (a callback "
                     "that goes on). Raise max_steps or num_train_epochs instead."
                 )
@@ -317,7 +494,7 @@ class PrivateTrainer(Trainer):
             # On this terminal only: what is logged goes to files, callbacks and services.
             sys.stderr.write(f"private diagnostics: step {self.state.global_step}, loss {logs['loss']:.4g}\n")
         self.engine.journal.sync()
-        told = {name: value for name, value in logs.items() if _is_told(name)}
+        told = {name: value for name, value in logs.items() if _is_public_log(name)}
         super().log({**told, "epsilon": self.engine.get_epsilon(self.privacy.delta)}, start_time)
 
     def evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
@@ -348,7 +525,7 @@ class PrivateTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, object] | None = None) -> None:
         # First, so that no weights lie anywhere without the guarantee that they carry.
-        if ranks_here().is_first and self.args.should_save:
+        if get_distributed_context().is_first and self.args.should_save:
             write_note(self.engine, Path(output_dir or str(self.args.output_dir)))
         super()._save(output_dir, state_dict)
 
@@ -375,11 +552,11 @@ class PrivateTrainer(Trainer):
                 "begin a new run."
             )
 
-        return ranks_here().agreed(last)
+        return get_distributed_context().agreed(last)
 
     def _resume(self, folder: Path, facts: Mapping[str, object]) -> None:
         """Go on with the run of a checkpoint: all that its run folder holds is charged, also what came after it."""
-        ranks = ranks_here()
+        ranks = get_distributed_context()
         near = (folder, str(self.args.output_dir))
         resume_run(
             self.engine,
@@ -460,7 +637,7 @@ def _changes_batches(config: object) -> bool:
     return any(getattr(config, name, value) not in (value, None) for name, value in changes.items())
 
 
-def _is_told(name: str) -> bool:
+def _is_public_log(name: str) -> bool:
     """Evaluations are of public data, or refused."""
     return name in _TOLD or name.startswith("eval_")
 

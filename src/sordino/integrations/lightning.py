@@ -1,4 +1,4 @@
-"""Lightning's Trainer with private steps, by one callback (floor 4, integrations; needs lightning).
+"""Lightning's Trainer with private steps, by one callback (needs lightning).
 
 The module, its optimizer, schedules, loggers and checkpoints stay as they are. Lightning runs the training step inside
 ``optimizer.step(closure)``; here it runs just before, on one chunk after another of a logical batch, so that the step
@@ -6,47 +6,348 @@ itself only writes the private gradient and takes it. In several processes the m
 clipped sums up itself.
 """
 
+import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sordino.definitions import Guarantee
-from sordino.errors import InvalidArgument, SordinoError, UnprivateStep
-from sordino.integrations.arguments import PrivacyArguments, noise_for
-from sordino.integrations.logical_batches import LogicalBatch, LogicalBatches
-from sordino.integrations.processes import steps_an_epoch
-from sordino.integrations.run_folders import begin_run, cut_off_run, resume_run
+from sordino.errors import InvalidArgument, LossShapeError, NonPrivateStep, SordinoError
+from sordino.integrations.trainer_support import (
+    LogicalBatch,
+    LogicalBatches,
+    PrivacyArguments,
+    begin_run,
+    calibrate_noise_for,
+    check_count,
+    cut_off_run,
+    logical_steps_per_epoch,
+    resume_run,
+)
 from sordino.ledger import Account, Reservation
-from sordino.runs.claims import guarantee_body
-from sordino.training.drop_in.journal import find_run_folder
+from sordino.runs.results import guarantee_body
+from sordino.training.distributed import get_distributed_context
 from sordino.training.engine import PrivacyEngine
-from sordino.training.processes.ranks import ranks_here
-from sordino.training.records.loader import PrivateLoader, population_of
+from sordino.training.engine_run_folder import find_run_folder
+from sordino.training.loader import PrivateLoader, dataset_size_of
 
-try:
-    from sordino.integrations.lightning_packages import Callback, LightningModule, Trainer, part_of
-    from sordino.integrations.lightning_settings import check_trainer, not_public, steps_planned
-    from sordino.integrations.lightning_steps import (
-        TrainingStep,
-        asks_for_last_checkpoint,
-        internal,
-        run_chunks,
-        run_closure,
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    try:
+        from lightning.pytorch import Callback, LightningModule, Trainer
+    except ImportError:
+        try:
+            from pytorch_lightning import Callback, LightningModule, Trainer
+        except ImportError as error:
+            raise SordinoError(
+                f"sordino.integrations.lightning must find lightning, got {type(error).__name__}. Install lightning."
+            ) from None
+
+__all__ = [
+    "Callback",
+    "LightningModule",
+    "PrivacyArguments",
+    "PrivacyCallback",
+    "Trainer",
+    "TrainingStep",
+    "asks_for_last_checkpoint",
+    "both",
+    "check_trainer",
+    "internal",
+    "not_public",
+    "part_of",
+    "run_chunks",
+    "run_closure",
+    "steps_planned",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Lightning under either of its names, ``lightning.pytorch`` and ``pytorch_lightning`` (needs one of them).
+#
+# The two packages hold the same code twice: a class of one is none of the other's.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def part_of(trainer: object, name: str) -> Any:
+    """The class called `name`, such as ``strategies.DDPStrategy``, of the package that `trainer` is of."""
+    package = next(
+        package for kind in type(trainer).__mro__ for package in _PACKAGES if kind.__module__.startswith(f"{package}.")
     )
-except ImportError as error:
-    raise SordinoError(
-        f"sordino.integrations.lightning must find lightning, got {type(error).__name__}. Install lightning."
-    ) from None
+    return _found(package, name)
 
-__all__ = ["PrivacyArguments", "PrivacyCallback"]
+
+def both(name: str) -> tuple[Any, ...]:
+    """The class called `name` of each package that is loaded and has it."""
+    classes = [_found(package, name) for package in _PACKAGES if package in sys.modules]
+    return tuple(one for one in classes if one is not None)
+
+
+def _found(package: str, name: str) -> Any:
+    module, _, found = name.rpartition(".")
+    return getattr(import_module(f"{package}.{module}" if module else package), found, None)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A LightningModule's training step as one module, run on the chunks of a logical batch.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def internal(owner: object, name: str) -> Any:
+    """What Lightning keeps to itself, and a trainer that is to be private can't do without.
+
+    Raises:
+        SordinoError: this version of Lightning has no such thing.
+    """
+    found = getattr(owner, name, internal)
+    if found is internal:
+        raise SordinoError(
+            f"lightning must be a version whose {type(owner).__name__} has {name}, got one without. Install 2.5 to 2.6."
+        )
+    return found
+
+
+def asks_for_last_checkpoint(trainer: Trainer) -> bool:
+    """Whether ``fit`` was called with ``ckpt_path="last"``: without one Lightning begins anew."""
+    if trainer.ckpt_path is not None:
+        return False
+    frame, fit = inspect.currentframe(), type(trainer).fit.__code__
+    while frame is not None:
+        if frame.f_code is fit:
+            return frame.f_locals.get("ckpt_path") == "last"
+        frame = frame.f_back
+    return False
+
+
+class TrainingStep(nn.Module):
+    """The whole training step as a module, so that everything in it is tried on made-up records.
+
+    Args:
+        module: the user's.
+        step: its own ``training_step``.
+    """
+
+    def __init__(self, module: LightningModule, step: Callable[..., object]) -> None:
+        super().__init__()
+        self.module = module
+        self._step = step
+        # Not numbers of its own: a module's numbers are part of what a proof is good for, and these count batches.
+        self.rest: tuple[object, ...] = ()
+
+    def forward(self, batch: object) -> Tensor:
+        """The loss that ``training_step`` returns, a mean over the records or one a record."""
+        output = self._step(batch, *self.rest)
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if not isinstance(loss, Tensor):
+            raise LossShapeError(
+                "training_step must return a loss for every batch, a mean or one a record, got none. A record whose "
+                "loss is not finite counts for nothing; return it."
+            )
+        return loss if loss.dim() == 0 else loss.mean()
+
+
+def run_chunks(
+    trainer: Trainer,
+    root: TrainingStep,
+    optimizer: Optimizer,
+    batch: LogicalBatch,
+    rest: tuple[object, ...],
+    *,
+    shows: bool,
+) -> float | None:
+    """Forward and backward of all chunks; the step that follows completes the logical batch.
+
+    Args:
+        trainer: places chunks on its device and gives the precision.
+        root: the private module.
+        optimizer: its own.
+        batch: the logical batch.
+        rest: further arguments of the training step.
+        shows: whether the loss is wanted.
+
+    Returns:
+        The mean loss, which is private, or None.
+    """
+    strategy, module, total, chunks = trainer.strategy, cast("LightningModule", root.module), 0.0, 0
+    root.rest = rest
+    for chunk in batch:
+        converted = trainer.precision_plugin.convert_input(chunk)
+        converted = internal(module, "_on_before_batch_transfer")(converted, dataloader_idx=0)
+        placed = strategy.batch_to_device(converted, dataloader_idx=0)
+        with trainer.precision_plugin.train_step_context():
+            loss = root(placed)
+        module.backward(loss)
+        chunks += 1
+        if not batch.is_complete:
+            # Adds this chunk to the sum; parameters change at the last one only, which Lightning's own step does.
+            optimizer.step()
+        if shows:
+            total += float(loss.detach())
+    return total / chunks if shows else None
+
+
+def run_closure(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Before the engine's hook: run what Lightning wants to run inside the step."""
+    del optimizer
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is not None:
+        with torch.enable_grad():
+            closure()
+    return args[:1], {name: value for name, value in kwargs.items() if name != "closure"}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which settings of a Lightning trainer can be private, and how many steps they come to.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
+# They look at batches, or train besides the steps that are planned. Subclasses do too.
+_CALLBACKS = {
+    "BatchSizeFinder": "tries steps that nobody charges",
+    "DeviceStatsMonitor": "logs memory, which follows the size of the batch",
+    "GradientAccumulationScheduler": "changes the batch on the way",
+    "LearningRateFinder": "tries steps that nobody charges",
+    "ModelPruning": "puts other parameters in the place of those that are trained",
+    "SpikeDetection": "looks at the loss of a batch and leaves batches out",
+    "ThroughputMonitor": "logs sizes of batches",
+}
+# Classes that were looked through; one of another kind, or a subclass, may step, sum or show in ways that nobody saw.
+_PRECISION_PLUGINS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")
+_PROFILERS = ("PassThroughProfiler", "SimpleProfiler", "AdvancedProfiler")
+_LOOPS = {"loops._FitLoop": "", "loops._TrainingEpochLoop": "epoch_loop"}
+
+
+def steps_planned(trainer: Trainer, an_epoch: int) -> int:
+    """How many steps the training will have in all.
+
+    Args:
+        trainer: with its limits.
+        an_epoch: logical batches an epoch.
+
+    Raises:
+        InvalidArgument: the trainer has no limit.
+    """
+    limit = trainer.limit_train_batches
+    taken = min(an_epoch, limit) if isinstance(limit, int) else int(an_epoch * limit)
+    epochs, steps = trainer.max_epochs, trainer.max_steps
+    if (epochs is None or epochs < 0) and steps < 0:
+        raise InvalidArgument(
+            "max_epochs or max_steps must be given to the trainer with target_epsilon, got neither: the noise follows "
+            "from the number of steps. Give one, or noise_multiplier."
+        )
+    found = [steps] if steps >= 0 else []
+    found += [epochs * taken] if epochs is not None and epochs >= 0 else []
+    return min(found)
+
+
+def check_trainer(trainer: Trainer, module: LightningModule, privacy: PrivacyArguments) -> None:
+    """Refuse what couples records, needs a gradient that isn't there, or shows what is private.
+
+    Raises:
+        InvalidArgument: names the setting.
+    """
+    evaluates = trainer.enable_validation
+    plugin, profiler = trainer.precision_plugin, internal(trainer, "profiler")
+    clips = (
+        type(module).configure_gradient_clipping is not part_of(trainer, "LightningModule").configure_gradient_clipping
+    )
+    refused = {
+        "automatic_optimization": not module.automatic_optimization,
+        "strategy": not _is_private(trainer),
+        "sync_batchnorm": getattr(trainer.strategy, "_layer_sync", None) is not None,
+        "precision": trainer.precision not in _PRECISIONS
+        or not _is_one_of(trainer, plugin, "plugins", _PRECISION_PLUGINS),
+        "profiler": not _is_one_of(trainer, profiler, "profilers", _PROFILERS),
+        "fit_loop": not _has_stock_loops(trainer),
+        "gradient_clip_val": trainer.gradient_clip_val is not None,
+        "configure_gradient_clipping": clips,
+        "overfit_batches": internal(trainer, "overfit_batches") != 0,
+        "detect_anomaly": bool(internal(trainer, "_detect_anomaly")),
+        "reload_dataloaders_every_n_epochs": internal(trainer, "reload_dataloaders_every_n_epochs") != 0,
+        "val_dataloaders": evaluates and not privacy.eval_data_are_public,
+    }
+    for name, is_refused in refused.items():
+        if is_refused:
+            raise InvalidArgument(f"{name} must be left at its default for a private run, got {_WHY[name]}")
+    check_count("devices", trainer.world_size, 'Give the trainer their number and strategy="ddp".')
+    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+        for name, why in _CALLBACKS.items():
+            if isinstance(callback, both(f"callbacks.{name}")):
+                own = type(callback).__name__
+                got = f"a {own}" if own == name else f"{own}, which is one"
+                raise InvalidArgument(f"callbacks must be without {name}, got {got}: it {why}. Leave it out.")
+
+
+def _is_one_of(trainer: Trainer, found: object, where: str, names: tuple[str, ...]) -> bool:
+    return type(found) in tuple(part_of(trainer, f"{where}.{name}") for name in names)
+
+
+def _has_stock_loops(trainer: Trainer) -> bool:
+    """Whether the loops are Lightning's own: another one may take steps that nobody charges."""
+    return all(
+        type(getattr(trainer.fit_loop, inner) if inner else trainer.fit_loop) is part_of(trainer, name)
+        for name, inner in _LOOPS.items()
+    )
+
+
+def _is_private(trainer: Trainer) -> bool:
+    """Whether each process holds the whole module and lives on after training; what DDP would exchange is left out."""
+    strategy = trainer.strategy
+    if type(strategy) is not part_of(trainer, "strategies.DDPStrategy"):
+        return type(strategy) is part_of(trainer, "strategies.SingleDeviceStrategy")
+    changes = [internal(strategy, name) for name in ("_ddp_comm_hook", "_ddp_comm_state", "_model_averaging_period")]
+    return internal(strategy, "_start_method") == "popen" and all(change is None for change in changes)
+
+
+def not_public(what: str) -> InvalidArgument:
+    """What is raised when private records would be evaluated."""
+    return InvalidArgument(
+        f"eval_data_are_public must be True for {what}, got False: no noise covers what is measured on private "
+        "records. Declare it, or buy an evaluation from the budget (docs/report.md)."
+    )
+
+
+_WHY = {
+    "automatic_optimization": "False: steps that the module takes by itself can't be followed. Use automatic "
+    "optimization with one optimizer, or PrivacyEngine in a loop of your own.",
+    "strategy": "one that takes the module apart, averages by itself, or starts processes that end with the training. "
+    'Use one device, or strategy="ddp".',
+    "sync_batchnorm": "True: records would touch each other across processes. Use a normalisation within each record.",
+    "precision": 'one with a loss scaler, which looks at raw gradients, or an unknown one. Use "bf16-mixed".',
+    "profiler": 'one that writes down shapes of batches, or an unknown one. Use "simple" or "advanced".',
+    "fit_loop": "a loop of another class, whose steps nobody knows. Leave it out, or write the loop with "
+    "PrivacyEngine.",
+    "configure_gradient_clipping": "one of the module's own, which would find no gradient: each record's gradient is "
+    "clipped here. Leave it out, and set max_grad_norm in PrivacyArguments.",
+    "gradient_clip_val": "a value: each record's gradient is clipped here. Set max_grad_norm in PrivacyArguments.",
+    "overfit_batches": "a value: it fixes the batches. Use limit_train_batches for a short run.",
+    "detect_anomaly": "True: an error would tell that a record's gradient is not a number. Leave it out.",
+    "reload_dataloaders_every_n_epochs": "a number: the data set must stay the same. Leave it out.",
+    "val_dataloaders": "data that were not declared public. Pass eval_data_are_public=True if they are, or "
+    "limit_val_batches=0.",
+}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Lightning's Trainer with private steps, by one callback (needs lightning).
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 _SCHEMA = 2
 
@@ -109,7 +410,7 @@ class PrivacyCallback(Callback):
     def guarantee(self) -> Guarantee:
         """What holds for all training steps so far, those of a checkpoint that was loaded among them."""
         journal = self.engine.journal
-        if self._note is not None and journal.path is None and ranks_here().is_first:
+        if self._note is not None and journal.path is None and get_distributed_context().is_first:
             path = find_run_folder(self._note, self._places(), what="checkpoint")
             if path is not None:
                 journal.look_into(path)
@@ -149,7 +450,7 @@ class PrivacyCallback(Callback):
             raise InvalidArgument(
                 f"train_dataloaders must be one DataLoader, got {type(loader).__name__}. Join the data sets first."
             )
-        steps = steps_an_epoch(loader, processes=trainer.world_size, accumulated=accumulated)
+        steps = logical_steps_per_epoch(loader, processes=trainer.world_size, accumulated=accumulated)
         noise = self._noise(trainer, cast("DataLoader[object]", loader), steps)
         root = TrainingStep(pl_module, self._training_step)
         (optimizer,) = trainer.optimizers
@@ -174,7 +475,7 @@ class PrivacyCallback(Callback):
         if self._steps_left is None:
             return
         if self._steps_left == 0:
-            raise UnprivateStep(
+            raise NonPrivateStep(
                 "training must end with the steps that target_epsilon was planned for, got one more. Let max_epochs "
                 "and max_steps be when the training starts."
             )
@@ -186,7 +487,7 @@ class PrivacyCallback(Callback):
         """Log the ε spent so far, as often as the trainer logs; see that the batch was stepped on."""
         del outputs, batch, batch_idx
         if not self._was_stepped:
-            raise UnprivateStep(
+            raise NonPrivateStep(
                 "optimizer.step must follow every batch, got a batch left out: leaving one out can undo what a record "
                 "did. Step on every batch; accumulate_grad_batches gathers several."
             )
@@ -241,7 +542,7 @@ class PrivacyCallback(Callback):
             return
         # Asked for the last checkpoint and there is none: what was shown before the crash was charged all the same.
         last = asks_for_last_checkpoint(trainer)
-        again = ranks_here().agreed(lambda: cut_off_run(root) if last else None)
+        again = get_distributed_context().agreed(lambda: cut_off_run(root) if last else None)
         begin_run(self.engine, self._run_folder or again, under=root, facts=facts)
 
     # --- attaching -----------------------------------------------------------------------------------------------
@@ -252,8 +553,8 @@ class PrivacyCallback(Callback):
         if self.privacy.target_epsilon is not None:
             coming = max(1, steps_planned(trainer, steps) - max(self._steps_done, trainer.global_step))
             self._steps_left = coming
-        records = len(population_of(loader))
-        return noise_for(self.privacy, self.engine, steps=coming, sample_rate=1 / steps, records=records)
+        records = len(dataset_size_of(loader))
+        return calibrate_noise_for(self.privacy, self.engine, steps=coming, sample_rate=1 / steps, records=records)
 
     def _attached(
         self, root: TrainingStep, optimizer: Optimizer, loader: "DataLoader[object]", steps: int, noise: float
@@ -333,7 +634,7 @@ class PrivacyCallback(Callback):
         @wraps(step)
         def guarded(*args: object, **kwargs: object) -> object:
             if torch.is_grad_enabled():
-                raise UnprivateStep(
+                raise NonPrivateStep(
                     "training_step must run on the batches that PrivacyCallback drew and charged, got a call from "
                     "elsewhere (a callback that trains by itself, a loop over the loader). Leave the callback out, or "
                     "call it under torch.no_grad() on public data."

@@ -1,4 +1,4 @@
-"""The ledger (floor 2): what was spent on which data set, by whom, and what is left. SQLAlchemy; no torch.
+"""The ledger: what was spent on which data set, by whom, and what is left. SQLAlchemy; no torch.
 
     Ledger("privacy.db")              a file (SQLite) or postgresql://…
     ledger.declare("adult", …)        a data set's account, with its budget
@@ -8,10 +8,9 @@
 Accounts and reservations are what ``ledger=`` takes in `fit`, `PrivacyEngine` and the estimators.
 """
 
-from sordino.ledger.account import Account, Remaining
-from sordino.ledger.book import Ledger
-from sordino.ledger.budget import Budget
-from sordino.ledger.entries import Entry
-from sordino.ledger.reservation import Charge, Reservation
+from sordino.ledger.account import Account, Charge, Remaining, Reservation
+from sordino.ledger.ledger import Ledger
+from sordino.ledger.policies import AccountBudget
+from sordino.ledger.store import LedgerEntry
 
-__all__ = ["Account", "Budget", "Charge", "Entry", "Ledger", "Remaining", "Reservation"]
+__all__ = ["Account", "AccountBudget", "Charge", "Ledger", "LedgerEntry", "Remaining", "Reservation"]

@@ -1,21 +1,344 @@
-"""The account of one data set (floor 2): what may be spent on it, what was, and what is left."""
+"""The account of one data set: what may be spent on it, what was, and what is left."""
 
+import json
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
-from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit, round_up
-from sordino.errors import BudgetExceeded, InvalidArgument
-from sordino.events import Event
-from sordino.ledger.balance import Balance
-from sordino.ledger.budget import Budget
-from sordino.ledger.entries import Entry
-from sordino.ledger.leaves import leaves_of, packed
-from sordino.ledger.place import masked
-from sordino.ledger.policies import Composition
-from sordino.ledger.reservation import Charge, Reservation, charge_of
-from sordino.ledger.store import reading, writing
+from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit, format_upper_bound
+from sordino.errors import BudgetExceeded, InvalidArgument, LedgerError
+from sordino.events import Event, from_dict, to_dict
+from sordino.ledger.policies import (
+    AccountBudget,
+    Costs,
+    Filter,
+    PLDPolicy,
+    RemainingAmount,
+    add_costs,
+    compose_counts,
+    event_counts,
+    make_filter,
+    subtract_counts,
+    total_cost,
+)
+from sordino.ledger.store import AccountTransaction, LedgerEntry, read_transaction, redact_password, write_transaction
 
-__all__ = ["Account", "Remaining"]
+__all__ = ["Account", "AccountState", "Charge", "Remaining", "Reservation", "entry_body", "entry_charge"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# An account's state inside a transaction: read from its newest lines, changed by adding one.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+Leaves = dict[Event, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountState:
+    """What an account holds as of its line `last`."""
+
+    page: AccountTransaction
+    last: LedgerEntry
+    budget: AccountBudget
+    budget_at: int
+    totals: Costs
+    touched: bool
+
+    @classmethod
+    def of(cls, page: AccountTransaction) -> "AccountState":
+        """The account's state.
+
+        Raises:
+            InvalidArgument: there is no such account.
+        """
+        last = page.last()
+        if last is None:
+            raise InvalidArgument(
+                f"account must be declared, got {page.account!r}. Run `sordino ledger declare`, or ledger.declare(…)."
+            )
+        body = last.contents
+        at, totals = body["budget_at"], body["totals"]
+        assert isinstance(at, int)
+        assert isinstance(totals, list)
+        declared = page.at(at)
+        if declared is None:
+            raise LedgerError("the ledger must hold every account's budget, got one without. Verify the ledger.")
+        budget = AccountBudget.from_dict(declared.contents["budget"])
+        return cls(
+            page=page,
+            last=last,
+            budget=budget,
+            budget_at=at,
+            totals=tuple(float(value) for value in totals),
+            touched=bool(body["touched"]),
+        )
+
+    def under(self, budget: AccountBudget) -> "AccountState":
+        """The same state under another budget."""
+        return replace(self, budget=budget)
+
+    # --- asking --------------------------------------------------------------------------------------------------
+
+    def open(self) -> dict[str, Leaves]:
+        """Open reservations and what is left of each."""
+        left = {entry.reservation: _left(entry) for entry in self.page.reservations()}
+        return {name: leaves for name, leaves in left.items() if leaves}
+
+    def left(self, reservation: str) -> tuple[Leaves, LedgerEntry]:
+        """What is left of a reservation, and its newest line."""
+        newest = self.page.last_of(reservation)
+        if newest is None:
+            raise InvalidArgument(f"reservation must be one of this account's, got {reservation!r}. See its history.")
+        return _left(newest), newest
+
+    def charged(self) -> Leaves:
+        """All that was charged."""
+        return _merged([event_counts(entry.event) for entry in self.page.entries("charge")])
+
+    def committed(self, rule: Filter) -> Costs:
+        """What is charged or reserved, in the filter's currencies."""
+        total = self.totals
+        for left in self.open().values():
+            total = add_costs(total, total_cost(rule, left))
+        return total
+
+    def admits(self, event: Event) -> bool:
+        """Whether `event` fits beside what is charged and reserved."""
+        rule = make_filter(self.budget)
+        if rule is not None:
+            return rule.fits(add_costs(self.committed(rule), total_cost(rule, event_counts(event))))
+        everything = _merged([self.charged(), *self.open().values(), event_counts(event)])
+        return not everything or PLDPolicy(budget=self.budget, leaves=everything).fits()
+
+    def remaining(self) -> RemainingAmount:
+        """What is left beside what is charged and reserved."""
+        rule = make_filter(self.budget)
+        if rule is not None:
+            return rule.left(self.committed(rule))
+        leaves = _merged([self.charged(), *self.open().values()])
+        return PLDPolicy(budget=self.budget, leaves=leaves).left()
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def charge(
+        self, event: Event, *, note: str, run: str, reservation: str = "", left: Leaves | None = None
+    ) -> LedgerEntry:
+        """Write a charge. Whether it fits was asked before."""
+        body = self._body(event, self.after(event), touched=self.touched or bool(event_counts(event)), left=left)
+        return self._append("charge", body, note=note, run=run, reservation=reservation)
+
+    def after(self, event: Event) -> Costs:
+        """The totals once `event` is charged."""
+        rule = make_filter(self.budget)
+        return self.totals if rule is None else add_costs(self.totals, total_cost(rule, event_counts(event)))
+
+    def reserve(self, event: Event, *, reservation: str, note: str, run: str) -> LedgerEntry:
+        """Write a reservation. Whether it fits was asked before."""
+        body = self._body(event, self.totals, touched=self.touched, left=event_counts(event))
+        return self._append("reserve", body, note=note, run=run, reservation=reservation)
+
+    def release(self, left: Leaves, *, reservation: str, note: str, run: str) -> LedgerEntry:
+        """Write that the rest of a reservation is given back."""
+        body = self._body(compose_counts(left), self.totals, touched=self.touched, left={})
+        return self._append("release", body, note=note, run=run, reservation=reservation)
+
+    def change(self, budget: AccountBudget, *, note: str) -> LedgerEntry:
+        """Write another budget."""
+        body = entry_body(
+            budget=budget, budget_at=self.last.seq + 1, totals=self.totals, touched=self.touched, event=None, left=None
+        )
+        return self._append("budget", body, note=note, run="", reservation="")
+
+    def _body(self, event: Event, totals: Costs, *, touched: bool, left: Leaves | None) -> str:
+        return entry_body(budget=None, budget_at=self.budget_at, totals=totals, touched=touched, event=event, left=left)
+
+    def _append(self, kind: str, body: str, *, note: str, run: str, reservation: str) -> LedgerEntry:
+        return self.page.append(self.last, kind=kind, body=body, note=note, run=run, reservation=reservation)
+
+
+def entry_body(
+    *,
+    budget: AccountBudget | None,
+    budget_at: int,
+    totals: Costs,
+    touched: bool,
+    event: Event | None,
+    left: Mapping[Event, int] | None,
+) -> str:
+    """The JSON of a line."""
+    body: dict[str, object] = {"budget_at": budget_at, "totals": _numbers(totals), "touched": touched}
+    if budget is not None:
+        body["budget"] = budget.to_dict()
+    if event is not None:
+        body["event"] = to_dict(event)
+    if left is not None:
+        body["left"] = to_dict(compose_counts(left))
+    return json.dumps(body, sort_keys=True, allow_nan=False)
+
+
+def _numbers(totals: Costs) -> list[float | str]:
+    # JSON has no ∞: an order at which an event has no finite price stays out of use.
+    return ["inf" if value == float("inf") else value for value in totals]
+
+
+def _left(entry: LedgerEntry) -> Leaves:
+    return event_counts(from_dict(entry.contents["left"]))
+
+
+def _merged(bags: list[Leaves]) -> Leaves:
+    total: Leaves = {}
+    for bag in bags:
+        for event, count in bag.items():
+            total[event] = total.get(event, 0) + count
+    return total
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A part of an account that is set aside for a planned run.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charge:
+    """The receipt of a charge.
+
+    Args:
+        account: whose.
+        seq: number of its line in the account.
+        event: what was charged.
+        at: when, UTC.
+        digest: of its line; note it down to show later that the line was not changed.
+    """
+
+    account: str
+    seq: int
+    event: Event
+    at: str
+    digest: str
+
+
+def entry_charge(entry: LedgerEntry) -> Charge:
+    """The receipt of a line."""
+    return Charge(account=entry.account, seq=entry.seq, event=entry.event, at=entry.at, digest=entry.digest)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A handle on a reservation: picklable, and accepted wherever an account is, by ``ledger=``.
+
+    As a context manager it gives back at the end what was not drawn. A process that is killed gives nothing back: the
+    rest stays reserved until `close`, or ``sordino ledger release``. What was drawn stays charged in any case.
+
+    Guarantee: only leaves of the reserved event can be drawn, each at most as often as it was reserved; all draws were
+    within the account's budget from the start.
+
+    Args:
+        url: of the ledger.
+        account: its account.
+        name: of the reservation.
+        closes: whether the end of a ``with`` block gives the rest back.
+    """
+
+    url: str
+    account: str
+    name: str
+    closes: bool = True
+
+    def __repr__(self) -> str:
+        return f"Reservation(url={redact_password(self.url)!r}, account={self.account!r}, name={self.name!r})"
+
+    def charge(
+        self,
+        event: Event,
+        *,
+        note: str = "",
+        run: str = "",
+        relation: NeighboringRelation | None = None,
+        unit: PrivacyUnit | None = None,
+    ) -> Charge:
+        """Draw `event` from the reservation, before the data are read.
+
+        Args:
+            event: leaves of the reserved event that were not drawn yet.
+            note: what for; the reservation's own note when empty.
+            run: the run's name; the reservation's own when empty.
+            relation: for which `event` holds; the account's when None.
+            unit: for which `event` holds; the account's when None.
+
+        Raises:
+            BudgetExceeded: that was not reserved, was drawn already, or was given back.
+            InvalidArgument: `relation` or `unit` are not the account's.
+        """
+        with write_transaction(self.url, self.account) as page:
+            balance = AccountState.of(page)
+            balance.budget.agree(relation, unit)
+            left, newest = balance.left(self.name)
+            after = self._after(left, event)
+            entry = balance.charge(
+                event, note=note or newest.note, run=run or newest.run, reservation=self.name, left=after
+            )
+        return entry_charge(entry)
+
+    def reserve(
+        self,
+        event: Event,
+        *,
+        note: str = "",  # noqa: ARG002
+        run: str = "",  # noqa: ARG002
+        relation: NeighboringRelation | None = None,
+        unit: PrivacyUnit | None = None,
+    ) -> "Reservation":
+        """A handle on this very reservation for a part of its plan, once `event` is known to be left in it.
+
+        Closing the part gives nothing back: the whole does.
+        """
+        self.check(event, relation=relation, unit=unit)
+        return replace(self, closes=False)
+
+    def check(
+        self, event: Event, *, relation: NeighboringRelation | None = None, unit: PrivacyUnit | None = None
+    ) -> None:
+        """Raise what `charge` would raise now, and write nothing."""
+        with read_transaction(self.url, self.account) as page:
+            balance = AccountState.of(page)
+            balance.budget.agree(relation, unit)
+            self._after(balance.left(self.name)[0], event)
+
+    def left(self) -> Event:
+        """What can still be drawn."""
+        with read_transaction(self.url, self.account) as page:
+            return compose_counts(AccountState.of(page).left(self.name)[0])
+
+    def close(self) -> None:
+        """Give back what was not drawn. A second time does nothing."""
+        with write_transaction(self.url, self.account) as page:
+            balance = AccountState.of(page)
+            left, newest = balance.left(self.name)
+            if left:
+                balance.release(left, reservation=self.name, note=newest.note, run=newest.run)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.closes:
+            self.close()
+
+    def _after(self, left: dict[Event, int], event: Event) -> dict[Event, int]:
+        after = subtract_counts(left, event_counts(event))
+        if after is None:
+            raise BudgetExceeded(
+                f"the charge must be a part of what is left of reservation {self.name}, got something else or more. "
+                "Nothing was charged and no record was read. Reserve what the run will do, or charge the account."
+            )
+        return after
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The account of one data set: what may be spent on it, what was, and what is left.
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +387,7 @@ class Account:
     name: str
 
     def __repr__(self) -> str:
-        return f"Account(url={masked(self.url)!r}, name={self.name!r})"
+        return f"Account(url={redact_password(self.url)!r}, name={self.name!r})"
 
     # --- spending ------------------------------------------------------------------------------------------------
 
@@ -91,11 +414,11 @@ class Account:
             InvalidArgument: `relation` or `unit` are not the account's.
             UnsupportedEvent: the account's policy has no price for the event.
         """
-        with writing(self.url, self.name) as page:
-            balance = Balance.of(page)
+        with write_transaction(self.url, self.name) as page:
+            balance = AccountState.of(page)
             balance.budget.agree(relation, unit)
             self._require(balance, event)
-            return charge_of(balance.charge(event, note=note, run=run))
+            return entry_charge(balance.charge(event, note=note, run=run))
 
     def reserve(
         self,
@@ -110,8 +433,8 @@ class Account:
 
         Args and errors are those of `charge`.
         """
-        with writing(self.url, self.name) as page:
-            balance = Balance.of(page)
+        with write_transaction(self.url, self.name) as page:
+            balance = AccountState.of(page)
             balance.budget.agree(relation, unit)
             self._require(balance, event)
             name = uuid.uuid4().hex[:12]
@@ -122,14 +445,14 @@ class Account:
         self, event: Event, *, relation: NeighboringRelation | None = None, unit: PrivacyUnit | None = None
     ) -> None:
         """Raise what `charge` would raise now, and write nothing."""
-        with reading(self.url, self.name) as page:
-            balance = Balance.of(page)
+        with read_transaction(self.url, self.name) as page:
+            balance = AccountState.of(page)
             balance.budget.agree(relation, unit)
             self._require(balance, event)
 
-    def _require(self, balance: Balance, event: Event) -> None:
+    def _require(self, balance: AccountState, event: Event) -> None:
         budget = balance.budget
-        if not budget.adaptive and balance.touched and leaves_of(event):
+        if not budget.adaptive and balance.touched and event_counts(event):
             raise BudgetExceeded(
                 f"account {self.name!r} must have all its events reserved before the first charge (policy 'pld'), got "
                 "a new one after it. Nothing was charged. Reserve the whole plan at the start, or declare the account "
@@ -144,10 +467,10 @@ class Account:
 
     # --- looking -------------------------------------------------------------------------------------------------
 
-    def budget(self) -> Budget:
+    def budget(self) -> AccountBudget:
         """What was declared."""
-        with reading(self.url, self.name) as page:
-            return Balance.of(page).budget
+        with read_transaction(self.url, self.name) as page:
+            return AccountState.of(page).budget
 
     def spent(self) -> Guarantee:
         """(ε, δ) of all charges so far, composed as events, for the account's unit and relation.
@@ -159,13 +482,13 @@ class Account:
         Raises:
             UnsupportedEvent: no accountant can compose these events.
         """
-        with reading(self.url, self.name) as page:
-            balance = Balance.of(page)
+        with read_transaction(self.url, self.name) as page:
+            balance = AccountState.of(page)
             budget, charged = balance.budget, balance.charged()
-        answer = Composition(budget=budget, leaves=charged).interval()
+        answer = PLDPolicy(budget=budget, leaves=charged).interval()
         caveats = ()
         if budget.adaptive:
-            proven = f"(ε = {round_up(budget.epsilon)}, δ = {budget.delta:g})"
+            proven = f"(ε = {format_upper_bound(budget.epsilon)}, δ = {budget.delta:g})"
             caveats = (f"for events chosen in the light of earlier results the proven guarantee is {proven}",)
         return Guarantee(
             epsilon=answer.upper,
@@ -179,37 +502,37 @@ class Account:
 
     def remaining(self) -> Remaining:
         """What is left after charges and open reservations."""
-        with reading(self.url, self.name) as page:
-            balance = Balance.of(page)
+        with read_transaction(self.url, self.name) as page:
+            balance = AccountState.of(page)
             left, reserved = balance.remaining(), len(balance.open())
         return Remaining(amount=left.amount, currency=left.currency, share=left.share, reserved=reserved)
 
-    def history(self) -> list[Entry]:
+    def history(self) -> list[LedgerEntry]:
         """All lines of the account, oldest first."""
-        with reading(self.url, self.name) as page:
-            Balance.of(page)
+        with read_transaction(self.url, self.name) as page:
+            AccountState.of(page)
             return page.entries()
 
     def event(self) -> Event:
         """Everything charged so far, as one event."""
-        with reading(self.url, self.name) as page:
-            return packed(Balance.of(page).charged())
+        with read_transaction(self.url, self.name) as page:
+            return compose_counts(AccountState.of(page).charged())
 
     def reservations(self) -> dict[str, Event]:
         """Open reservations and what is left of each."""
-        with reading(self.url, self.name) as page:
-            return {name: packed(left) for name, left in Balance.of(page).open().items()}
+        with read_transaction(self.url, self.name) as page:
+            return {name: compose_counts(left) for name, left in AccountState.of(page).open().items()}
 
     # --- changing ------------------------------------------------------------------------------------------------
 
     def reservation(self, name: str) -> Reservation:
         """The handle of a reservation that was made before, for instance by a run that crashed."""
-        with reading(self.url, self.name) as page:
+        with read_transaction(self.url, self.name) as page:
             if page.last_of(name) is None:
                 raise InvalidArgument(f"reservation must be one of account {self.name!r}, got {name!r}. See history().")
         return Reservation(url=self.url, account=self.name, name=name)
 
-    def change_budget(self, *, epsilon: float | None = None, delta: float | None = None, note: str) -> Budget:
+    def change_budget(self, *, epsilon: float | None = None, delta: float | None = None, note: str) -> AccountBudget:
         """Write down another budget. Unit, relation and policy stay.
 
         The guarantee is then that of the largest budget that could have been declared: a raise that answers to results
@@ -225,15 +548,15 @@ class Account:
         """
         if not note.strip():
             raise InvalidArgument("note must say why the budget is changed, got none. Give a reason.")
-        with writing(self.url, self.name) as page:
-            balance = Balance.of(page)
+        with write_transaction(self.url, self.name) as page:
+            balance = AccountState.of(page)
             old = balance.budget
             new = replace(
                 old, epsilon=old.epsilon if epsilon is None else epsilon, delta=old.delta if delta is None else delta
             )
             if new.policy == "renyi" and (new.delta == 0) != (old.delta == 0):
                 raise InvalidArgument("delta must stay zero or stay above zero, got a change. Declare a new account.")
-            if not balance.under(new).admits(packed({})):
+            if not balance.under(new).admits(compose_counts({})):
                 raise BudgetExceeded(
                     f"the budget of account {self.name!r} must cover what is charged and reserved, got less. Nothing "
                     "was changed. Release reservations that nobody uses, or choose more."

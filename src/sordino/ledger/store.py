@@ -1,58 +1,227 @@
-"""The ledger's one table and its transactions (floor 2): SQLite with an immediate lock, or PostgreSQL.
+"""The ledger's one table and its transactions: SQLite with an immediate lock, or PostgreSQL.
 
 A writing transaction holds its lock from before the first read until the commit, so that between the check of a budget
 and the line that uses it nobody else writes. A process that dies in between leaves nothing.
 """
 
+import getpass
 import hashlib
+import json
+import re
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import astuple, dataclass, fields, replace
+from datetime import UTC, datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sordino.errors import LedgerError
-from sordino.ledger.entries import FIRST, Entry, now, sealed, who_am_i
-from sordino.ledger.place import file_of, masked
+from sordino.errors import InvalidArgument, LedgerError
+from sordino.events import Event, NoOp, from_dict
 
 if TYPE_CHECKING:
     import sqlite3
 
     from sqlalchemy import Connection, Engine, Table
 
-__all__ = ["Page", "accounts", "create", "exists", "reading", "writing"]
+__all__ = [
+    "AccountTransaction",
+    "FIRST",
+    "LedgerEntry",
+    "accounts",
+    "create",
+    "current_user",
+    "exists",
+    "ledger_file",
+    "ledger_url",
+    "now",
+    "read_transaction",
+    "redact_password",
+    "sealed",
+    "write_transaction",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One line of the ledger and the chain that holds the lines together.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+FIRST = "0" * 64
+"""What the first entry of an account names as its predecessor's digest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerEntry:
+    """A line of an account. Lines are only ever added.
+
+    Args:
+        account: name of the data set's account.
+        seq: number of the line in its account, from 1.
+        kind: ``declare``, ``budget``, ``reserve``, ``charge`` or ``release``.
+        at: when, UTC, ISO 8601.
+        who: user and machine that wrote the line.
+        run: the run it belongs to, or empty.
+        note: what it was for, in the user's words.
+        reservation: the reservation it belongs to, or empty.
+        body: JSON: the event or budget, the account's totals after the line, what is left of the reservation.
+        previous: digest of the line before.
+        digest: SHA-256 of all the above.
+    """
+
+    account: str
+    seq: int
+    kind: str
+    at: str
+    who: str
+    run: str
+    note: str
+    reservation: str
+    body: str
+    previous: str
+    digest: str = ""
+
+    @property
+    def contents(self) -> dict[str, object]:
+        """The body, read."""
+        return json.loads(self.body)
+
+    @property
+    def event(self) -> Event:
+        """What was charged, reserved or released; `NoOp` for a budget."""
+        body = self.contents.get("event")
+        return NoOp() if body is None else from_dict(body)
+
+    def seal(self) -> str:
+        """The digest that the line must have."""
+        text = json.dumps(astuple(self)[:-1], ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain JSON types, the body read."""
+        names = ("account", "seq", "kind", "at", "who", "run", "note", "reservation")
+        chain = {"previous": self.previous, "digest": self.digest}
+        return {**{name: getattr(self, name) for name in names}, **self.contents, **chain}
+
+
+def sealed(entry: LedgerEntry) -> LedgerEntry:
+    """The line with its digest."""
+    return replace(entry, digest=entry.seal())
+
+
+def now() -> str:
+    """The time, UTC."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def current_user() -> str:
+    """user@machine."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Where a ledger lies: a file on a local disk, or a PostgreSQL database.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# File systems whose locks, or whose shared memory, do not reach all machines that may write.
+_REMOTE = ("nfs", "cifs", "smb", "afs", "ceph", "glusterfs", "sshfs", "9p", "lustre", "beegfs", "gpfs", "ncp", "ocfs")
+_MOUNTS = Path("/proc/self/mounts")
+
+
+def ledger_url(place: str | Path) -> str:
+    """The URL of a ledger that is named by a path or a URL.
+
+    Raises:
+        InvalidArgument: another database than SQLite or PostgreSQL, a ledger in memory, or a network file system.
+    """
+    text = str(place)
+    if re.match(r"postgresql(\+psycopg)?://", text):
+        return re.sub(r"^postgresql(\+psycopg)?://", "postgresql+psycopg://", text)
+    if text.startswith("sqlite:///"):
+        text = text.removeprefix("sqlite:///")
+    elif "://" in text:
+        raise InvalidArgument(
+            f"ledger must be a file or postgresql://…, got {redact_password(text)!r}. "
+            "Those two lock as a ledger needs it."
+        )
+    if not text or text == ":memory:" or text.startswith("file:"):
+        raise InvalidArgument(f"ledger must be a file that outlives the process, got {text!r}. Name a file.")
+    path = Path(text).expanduser().absolute()
+    kind = _file_system(path)
+    if any(name in kind for name in _REMOTE):
+        raise InvalidArgument(
+            f"ledger must be on a local disk, got a {kind} file system at {str(path)!r}: its locks don't hold between "
+            "machines, so that two runs could spend the same budget. Use a local file, or PostgreSQL."
+        )
+    return f"sqlite:///{path}"
+
+
+def ledger_file(url: str) -> Path | None:
+    """The file behind a URL; None for PostgreSQL."""
+    return Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:") else None
+
+
+def redact_password(url: str) -> str:
+    """The URL without its password."""
+    return re.sub(r"(://[^:/@]*):.*@", r"\1:***@", url)
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that will hold `path`; empty where it can't be told."""
+    if not _MOUNTS.is_file():
+        return ""
+    there = path.resolve()
+    found = ("", "")
+    for line in _MOUNTS.read_text(errors="replace").splitlines():
+        fields = line.split(" ")
+        point = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), fields[1])
+        if there.is_relative_to(point) and len(point) >= len(found[0]):
+            found = (point, fields[2])
+    return found[1].lower()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The ledger's one table and its transactions: SQLite with an immediate lock, or PostgreSQL.
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 _PATIENCE = 120.0  # seconds to wait for the lock
-_COLUMNS = tuple(item.name for item in fields(Entry))
+_COLUMNS = tuple(item.name for item in fields(LedgerEntry))
 
 
-class Page:
+class AccountTransaction:
     """One account inside a transaction."""
 
     def __init__(self, connection: "Connection", account: str) -> None:
         self._connection, self.account = connection, account
         self._table = _table()
 
-    def last(self) -> Entry | None:
+    def last(self) -> LedgerEntry | None:
         """The newest line."""
         return self._newest()
 
-    def last_of(self, reservation: str) -> Entry | None:
+    def last_of(self, reservation: str) -> LedgerEntry | None:
         """The newest line of a reservation."""
         return self._newest(self._table.c.reservation == reservation)
 
-    def _newest(self, *conditions: object) -> Entry | None:
+    def _newest(self, *conditions: object) -> LedgerEntry | None:
         table = self._table
         query = table.select().where(table.c.account == self.account, *conditions)  # pyright: ignore[reportArgumentType]
         row = self._connection.execute(query.order_by(table.c.seq.desc()).limit(1)).first()
-        return None if row is None else Entry(**row._mapping)  # pyright: ignore[reportPrivateUsage]
+        return None if row is None else LedgerEntry(**row._mapping)  # pyright: ignore[reportPrivateUsage]
 
-    def at(self, seq: int) -> Entry | None:
+    def at(self, seq: int) -> LedgerEntry | None:
         """Line `seq`."""
         return self._newest(self._table.c.seq == seq)
 
-    def reservations(self) -> list[Entry]:
+    def reservations(self) -> list[LedgerEntry]:
         """The newest line of every reservation that was ever made."""
         from sqlalchemy import func, select
 
@@ -61,27 +230,27 @@ class Page:
         newest = select(func.max(table.c.seq)).where(*own).group_by(table.c.reservation)
         return self._entries(table.c.seq.in_(newest))
 
-    def entries(self, kind: str | None = None) -> list[Entry]:
+    def entries(self, kind: str | None = None) -> list[LedgerEntry]:
         """All lines, or those of one kind, in order."""
         return self._entries() if kind is None else self._entries(self._table.c.kind == kind)
 
-    def _entries(self, *conditions: object) -> list[Entry]:
+    def _entries(self, *conditions: object) -> list[LedgerEntry]:
         table = self._table
         query = table.select().where(table.c.account == self.account, *conditions)  # pyright: ignore[reportArgumentType]
         rows = self._connection.execute(query.order_by(table.c.seq))
-        return [Entry(**row._mapping) for row in rows]  # pyright: ignore[reportPrivateUsage]
+        return [LedgerEntry(**row._mapping) for row in rows]  # pyright: ignore[reportPrivateUsage]
 
     def append(
-        self, last: Entry | None, *, kind: str, body: str, run: str = "", note: str = "", reservation: str = ""
-    ) -> Entry:
+        self, last: LedgerEntry | None, *, kind: str, body: str, run: str = "", note: str = "", reservation: str = ""
+    ) -> LedgerEntry:
         """Add a line after `last`, the newest."""
         entry = sealed(
-            Entry(
+            LedgerEntry(
                 account=self.account,
                 seq=1 if last is None else last.seq + 1,
                 kind=kind,
                 at=now(),
-                who=who_am_i(),
+                who=current_user(),
                 run=run,
                 note=note,
                 reservation=reservation,
@@ -94,21 +263,21 @@ class Page:
 
 
 @contextmanager
-def writing(url: str, account: str) -> Iterator[Page]:
+def write_transaction(url: str, account: str) -> Iterator[AccountTransaction]:
     """A transaction that holds the account's lock; committed at the end of the block, undone by an exception."""
     with _connection(url, writes=True) as connection:
         if connection.dialect.name == "postgresql":
             key = int.from_bytes(hashlib.sha256(account.encode()).digest()[:8], "big", signed=True)
             connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({key})")
-        yield Page(connection, account)
+        yield AccountTransaction(connection, account)
 
 
 @contextmanager
-def reading(url: str, account: str) -> Iterator[Page]:
+def read_transaction(url: str, account: str) -> Iterator[AccountTransaction]:
     """A transaction that sees one state of the account throughout."""
     with _connection(url, writes=False) as connection:
-        yield Page(connection, account)
+        yield AccountTransaction(connection, account)
 
 
 def accounts(url: str) -> list[str]:
@@ -121,7 +290,7 @@ def accounts(url: str) -> list[str]:
 
 def exists(url: str) -> bool:
     """Whether there is a ledger."""
-    path = file_of(url)
+    path = ledger_file(url)
     if path is not None and not path.is_file():
         return False
     from sqlalchemy import inspect
@@ -170,7 +339,7 @@ _APPEND_ONLY = {
 
 @contextmanager
 def _connection(url: str, *, writes: bool, check: bool = True) -> Iterator["Connection"]:
-    path = file_of(url)
+    path = ledger_file(url)
     if check and path is not None and not path.is_file():
         raise LedgerError(f"ledger must exist, got no file {str(path)!r}. Run `sordino ledger init {path.name}`.")
     from sqlalchemy.exc import DatabaseError
@@ -184,7 +353,7 @@ def _connection(url: str, *, writes: bool, check: bool = True) -> Iterator["Conn
     except DatabaseError as error:
         # Neither a password nor the row is repeated.
         raise LedgerError(
-            f"ledger {masked(url)!r} must be readable and writable, got {type(error.orig).__name__}: "
+            f"ledger {redact_password(url)!r} must be readable and writable, got {type(error.orig).__name__}: "
             f"{str(error.orig).splitlines()[0] if str(error.orig) else ''}. Nothing was written. Check that it exists, "
             "is a ledger, and is not locked by another program."
         ) from error

@@ -1,43 +1,53 @@
-"""Value → noisy value, with the event that accounts for it (floor 1).
+"""Value → noisy value, with the event that accounts for it.
 
 Mechanisms on numpy values need no torch; the Gaussian mechanism on tensors, which training uses, loads it.
 """
 
 from typing import TYPE_CHECKING
 
-from sordino.lazy_names import lazy_names
+from sordino.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from sordino.mechanisms.analytic_gaussian import (
+    from sordino.mechanisms.additive import (
+        DiscreteGaussianMechanism,
+        DiscreteLaplaceMechanism,
+        GaussianMechanism,
+        GeometricMechanism,
+        GridGaussianMechanism,
+        KNormMechanism,
+        LaplaceMechanism,
+    )
+    from sordino.mechanisms.calibration import (
+        GaussianBudget,
+        PureBudget,
         analytic_noise_multiplier,
         classical_noise_multiplier,
-        gaussian_delta,
+        gaussian_mechanism_delta,
+        make_budget,
     )
-    from sordino.mechanisms.array_gaussian import ArrayGaussianMechanism, GridGaussianMechanism
-    from sordino.mechanisms.budgets import GaussianBudget, PureBudget, budget
-    from sordino.mechanisms.discrete_gaussian import DiscreteGaussianMechanism
-    from sordino.mechanisms.discrete_laplace import DiscreteLaplaceMechanism, GeometricMechanism
-    from sordino.mechanisms.exponential import ExponentialMechanism
-    from sordino.mechanisms.gaussian import GaussianMechanism
-    from sordino.mechanisms.generalized_exponential import GeneralizedExponentialMechanism
-    from sordino.mechanisms.knorm import KNormMechanism
-    from sordino.mechanisms.laplace import LaplaceMechanism
-    from sordino.mechanisms.noisy_max import PermuteAndFlip, ReportNoisyMax
-    from sordino.mechanisms.normal_draws import standard_normal
-    from sordino.mechanisms.private_count import PrivateCount
-    from sordino.mechanisms.private_covariance import PrivateCovariance, PrivateSecondMoment
-    from sordino.mechanisms.private_histogram import PrivateHistogram
-    from sordino.mechanisms.private_mean import PrivateMean
-    from sordino.mechanisms.private_quantile import PrivateQuantile
-    from sordino.mechanisms.private_sum import PrivateSum
-    from sordino.mechanisms.randomized_response import RandomizedResponse
-    from sordino.mechanisms.sparse_vector import AboveThreshold, AboveThresholdSession
-    from sordino.mechanisms.thresholded_histogram import ThresholdedHistogram
+    from sordino.mechanisms.categorical import (
+        AboveThreshold,
+        AboveThresholdSession,
+        ExponentialMechanism,
+        GeneralizedExponentialMechanism,
+        PermuteAndFlip,
+        RandomizedResponseMechanism,
+        ReportNoisyMax,
+    )
+    from sordino.mechanisms.covariance import PrivateCovariance, PrivateSecondMoment
+    from sordino.mechanisms.statistics import (
+        PrivateCount,
+        PrivateHistogram,
+        PrivateMean,
+        PrivateQuantile,
+        PrivateSum,
+        ThresholdedHistogram,
+    )
+    from sordino.mechanisms.tensor_noise import TensorGaussianMechanism, standard_normal
 
 __all__ = [
     "AboveThreshold",
     "AboveThresholdSession",
-    "ArrayGaussianMechanism",
     "DiscreteGaussianMechanism",
     "DiscreteLaplaceMechanism",
     "ExponentialMechanism",
@@ -57,47 +67,48 @@ __all__ = [
     "PrivateSecondMoment",
     "PrivateSum",
     "PureBudget",
-    "RandomizedResponse",
+    "RandomizedResponseMechanism",
     "ReportNoisyMax",
+    "TensorGaussianMechanism",
     "ThresholdedHistogram",
     "analytic_noise_multiplier",
-    "budget",
     "classical_noise_multiplier",
-    "gaussian_delta",
+    "gaussian_mechanism_delta",
+    "make_budget",
     "standard_normal",
 ]
 
 _HOMES = {
-    "AboveThreshold": "sparse_vector",
-    "AboveThresholdSession": "sparse_vector",
-    "ArrayGaussianMechanism": "array_gaussian",
-    "DiscreteGaussianMechanism": "discrete_gaussian",
-    "DiscreteLaplaceMechanism": "discrete_laplace",
-    "ExponentialMechanism": "exponential",
-    "GaussianBudget": "budgets",
-    "GaussianMechanism": "gaussian",
-    "GeneralizedExponentialMechanism": "generalized_exponential",
-    "GeometricMechanism": "discrete_laplace",
-    "GridGaussianMechanism": "array_gaussian",
-    "KNormMechanism": "knorm",
-    "LaplaceMechanism": "laplace",
-    "PermuteAndFlip": "noisy_max",
-    "PrivateCount": "private_count",
-    "PrivateCovariance": "private_covariance",
-    "PrivateHistogram": "private_histogram",
-    "PrivateMean": "private_mean",
-    "PrivateQuantile": "private_quantile",
-    "PrivateSecondMoment": "private_covariance",
-    "PrivateSum": "private_sum",
-    "PureBudget": "budgets",
-    "RandomizedResponse": "randomized_response",
-    "ReportNoisyMax": "noisy_max",
-    "ThresholdedHistogram": "thresholded_histogram",
-    "analytic_noise_multiplier": "analytic_gaussian",
-    "budget": "budgets",
-    "classical_noise_multiplier": "analytic_gaussian",
-    "gaussian_delta": "analytic_gaussian",
-    "standard_normal": "normal_draws",
+    "AboveThreshold": "categorical",
+    "AboveThresholdSession": "categorical",
+    "GaussianMechanism": "additive",
+    "DiscreteGaussianMechanism": "additive",
+    "DiscreteLaplaceMechanism": "additive",
+    "ExponentialMechanism": "categorical",
+    "GaussianBudget": "calibration",
+    "TensorGaussianMechanism": "tensor_noise",
+    "GeneralizedExponentialMechanism": "categorical",
+    "GeometricMechanism": "additive",
+    "GridGaussianMechanism": "additive",
+    "KNormMechanism": "additive",
+    "LaplaceMechanism": "additive",
+    "PermuteAndFlip": "categorical",
+    "PrivateCount": "statistics",
+    "PrivateCovariance": "covariance",
+    "PrivateHistogram": "statistics",
+    "PrivateMean": "statistics",
+    "PrivateQuantile": "statistics",
+    "PrivateSecondMoment": "covariance",
+    "PrivateSum": "statistics",
+    "PureBudget": "calibration",
+    "RandomizedResponseMechanism": "categorical",
+    "ReportNoisyMax": "categorical",
+    "ThresholdedHistogram": "statistics",
+    "analytic_noise_multiplier": "calibration",
+    "make_budget": "calibration",
+    "classical_noise_multiplier": "calibration",
+    "gaussian_mechanism_delta": "calibration",
+    "standard_normal": "tensor_noise",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,40 +1,52 @@
-"""Recipes (floor 6): models, plans and optimizers that reach good accuracy without tuning on the private records."""
+"""Recipes: models, plans and optimizers that reach good accuracy without tuning on the private records."""
 
-from sordino.recipes.defaults import ModelFactory, Recipe, recommend
-from sordino.recipes.feature_cache import feature_cache
-from sordino.recipes.methods import METHODS, TableMethod
 from sordino.recipes.models import MODELS, UnitNorm, cnn, logistic, mlp
-from sordino.recipes.payment import Payment, Stage
-from sordino.recipes.pipeline import FittedPipeline, Pipeline
-from sordino.recipes.pipelines import PIPELINES, pipeline_called
-from sordino.recipes.running import accuracy, non_private_twin, train
-from sordino.recipes.tables import Table, table
-from sordino.recipes.task import Predictor, Prepared, Task
+from sordino.recipes.recipe import (
+    RECIPES,
+    FittedRecipe,
+    Predictor,
+    PreparedRecipe,
+    Recipe,
+    RecipeTask,
+    Stage,
+    StageCharger,
+    feature_cache,
+    get_recipe,
+)
+from sordino.recipes.tabular import TABULAR_METHODS, TabularMethod, TabularTask, make_tabular_task
+from sordino.recipes.training_config import (
+    ModelFactory,
+    TrainingConfig,
+    accuracy,
+    non_private_baseline,
+    recommend_config,
+    train_with_config,
+)
 
 __all__ = [
-    "FittedPipeline",
-    "METHODS",
+    "FittedRecipe",
     "MODELS",
     "ModelFactory",
-    "PIPELINES",
-    "Payment",
-    "Pipeline",
     "Predictor",
-    "Prepared",
+    "PreparedRecipe",
+    "RECIPES",
     "Recipe",
+    "RecipeTask",
     "Stage",
-    "Table",
-    "TableMethod",
-    "Task",
+    "StageCharger",
+    "TABULAR_METHODS",
+    "TabularMethod",
+    "TabularTask",
+    "TrainingConfig",
     "UnitNorm",
     "accuracy",
     "cnn",
     "feature_cache",
+    "get_recipe",
     "logistic",
+    "make_tabular_task",
     "mlp",
-    "non_private_twin",
-    "pipeline_called",
-    "recommend",
-    "table",
-    "train",
+    "non_private_baseline",
+    "recommend_config",
+    "train_with_config",
 ]

@@ -1,7 +1,8 @@
-"""Stages and models that most pipelines are made of (floor 6)."""
+"""Stages and models that most pipelines are made of."""
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,14 +10,29 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from sordino import checks
 from sordino.data import Records
-from sordino.estimators.base import PrivateEstimator
-from sordino.estimators.rehearsal import rehearse
-from sordino.recipes.payment import Payment, Stage
-from sordino.training.bills.spending import charged_at
-from sordino.training.plan import Plan
+from sordino.errors import InvalidArgument
+from sordino.estimators.base import PrivateEstimator, dry_run_events
+from sordino.recipes.recipe import PreparedRecipe, RecipeTask, Stage, StageCharger
+from sordino.recipes.training_config import cross_entropy_per_record
+from sordino.training.averaging import Averaging, average_over_views
+from sordino.training.charging import step_charge
+from sordino.training.fit import fit
+from sordino.training.plan import PerformanceOptions, Plan
 
-__all__ = ["FittedEstimator", "FittedModule", "estimator_stage", "pay_for", "training_stage"]
+__all__ = [
+    "FittedEstimator",
+    "FittedModule",
+    "NetworkSpec",
+    "charge_stage",
+    "estimator_stage",
+    "image_shape",
+    "network_recipe",
+    "noise_limited_learning_rate",
+    "training_stage",
+]
+
 
 _CHUNK = 4096
 
@@ -30,13 +46,13 @@ def training_stage(plan: Plan, *, name: str = "training", settings: Mapping[str,
         >>> len(training_stage(plan).charges)
         3
     """
-    charges = tuple(charged_at(plan, step) for step in range(plan.steps))
+    charges = tuple(step_charge(plan, step) for step in range(plan.steps))
     return Stage(name=name, charges=charges, settings={**(settings or {}), "plan": json.loads(plan.to_json())})
 
 
 def estimator_stage(estimator: PrivateEstimator, columns: int, *, name: str) -> Stage:
     """The stage of an estimator's fit to records of so many columns."""
-    events, _ = rehearse(estimator, columns)
+    events, _ = dry_run_events(estimator, columns)
     settings = {
         key: value if isinstance(value, int | float | str | bool | None) else repr(value)
         for key, value in estimator.get_params(deep=False).items()
@@ -45,7 +61,7 @@ def estimator_stage(estimator: PrivateEstimator, columns: int, *, name: str) -> 
     return Stage(name=name, charges=events, settings={"estimator": type(estimator).__name__, **settings})
 
 
-def pay_for(stage: Stage, payment: Payment) -> None:
+def charge_stage(stage: Stage, payment: StageCharger) -> None:
     """Charge all of a stage at once, before it reads a record."""
     for event in stage.charges:
         payment.charge(event)
@@ -106,3 +122,125 @@ class FittedEstimator:
         found = {name: value for name, value in vars(self.estimator).items() if name.endswith("_")}
         arrays = {name: np.asarray(value) for name, value in found.items() if isinstance(value, np.ndarray)}
         return {name: torch.from_numpy(value.copy()) for name, value in arrays.items() if value.dtype.kind in "fib"}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Pipelines with one stage: a network trained by DP-SGD on records that are prepared one by one.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSpec:
+    """How a network is trained: public numbers, fixed beforehand.
+
+    Args:
+        build: (shape of a record, classes) ↦ module that returns logits.
+        batch_size: expected batch size; None for full batches.
+        steps: number of steps.
+        max_grad_norm: clipping norm.
+        learning_rate: of SGD, or the plan ↦ it.
+        momentum: in [0, 1); Nesterov's when `nesterov`.
+        averaging: of the weights, or None.
+        view: a random view of a batch (features, labels), each record by itself; None for the records as they are.
+        views: views of a record whose gradients are averaged before clipping.
+        microbatch_size: records that fit into memory together.
+        inputs: records ↦ the network's inputs, each record by itself; None passes features on.
+        noise_multiplier: fixes the noise; None takes the least that keeps the target.
+        words: the network in words, for the report.
+    """
+
+    build: Callable[[Sequence[int], int], nn.Module]
+    batch_size: int | None
+    steps: int
+    max_grad_norm: float
+    learning_rate: float | Callable[[Plan], float]
+    momentum: float = 0.9
+    nesterov: bool = True
+    averaging: Averaging | None = None
+    view: Callable[..., tuple[object, ...]] | None = None
+    views: int = 1
+    microbatch_size: int | None = None
+    inputs: Callable[[Records], Tensor] | None = None
+    noise_multiplier: float | None = None
+    words: str = ""
+
+    def plan(self, task: RecipeTask) -> Plan:
+        """The plan whose noise is fixed, or the least for the task's target."""
+        size = task.population if self.batch_size is None else min(self.batch_size, task.population)
+        facts = {
+            "max_grad_norm": self.max_grad_norm,
+            "sample_rate": size / task.population,
+            "steps": self.steps,
+            "expected_batch_size": float(size),
+            "delta": task.delta,
+            "dataset_size_is_public": True,
+        }
+        if self.noise_multiplier is not None:
+            return Plan(noise_multiplier=self.noise_multiplier, **facts)
+        return Plan.for_epsilon(target_epsilon=task.target, **facts)
+
+    def rate(self, plan: Plan) -> float:
+        """The learning rate under this plan."""
+        return self.learning_rate(plan) if callable(self.learning_rate) else self.learning_rate
+
+
+def noise_limited_learning_rate(
+    *, largest: float, noise_per_weight: float, momentum: float = 0.9
+) -> Callable[[Plan], float]:
+    """The largest learning rate, at most `largest`, whose noise adds up to at most `noise_per_weight` in a weight."""
+
+    def rate(plan: Plan) -> float:
+        a_step = plan.at(0).gradient_noise / (1 - momentum)
+        return min(largest, noise_per_weight / (a_step * math.sqrt(plan.steps)))
+
+    return rate
+
+
+def network_recipe(task: RecipeTask, made: NetworkSpec) -> PreparedRecipe:
+    """The pipeline that trains this network."""
+    plan = made.plan(task)
+    rate = made.rate(plan)
+    stage = training_stage(plan, settings={"learning_rate": rate, "momentum": made.momentum, "views": made.views})
+
+    def run(records: Records, payment: StageCharger) -> FittedModule:
+        features, labels = records.tensors()
+        if made.inputs is not None:
+            features = made.inputs(records)
+        loss = cross_entropy_per_record
+        if made.view is not None:
+            loss = average_over_views(cross_entropy_per_record, made.view, views=made.views)
+        module = made.build(tuple(features.shape[1:]), task.classes)
+        fit(
+            module,
+            loss,
+            (features, labels),
+            plan,
+            optimizer=lambda parameters: torch.optim.SGD(
+                parameters, lr=rate, momentum=made.momentum, nesterov=made.nesterov and made.momentum > 0
+            ),
+            averaging=made.averaging,
+            transcript=payment,
+            randomness=payment.randomness,
+            progress=payment.progress,
+            performance=PerformanceOptions(microbatch_size=made.microbatch_size, device=task.device),
+        )
+        return FittedModule(module=module, inputs=made.inputs)
+
+    averaging = None if made.averaging is None else type(made.averaging).__name__
+    told = {"model": made.words, "optimizer": f"SGD, momentum {made.momentum:g}", "learning_rate": rate}
+    return PreparedRecipe(stages=(stage,), fit=run, training={**told, "views": made.views, "averaging": averaging})
+
+
+def image_shape(task: RecipeTask, *, channels: Sequence[int], least: int) -> tuple[int, int, int]:
+    """The task's (channels, height, width).
+
+    Raises:
+        InvalidArgument: records are no images of so many channels and at least `least` × `least` pixels.
+    """
+    shape = task.shape
+    if len(shape) != 3 or shape[0] not in channels or min(shape[1:]) < least:
+        raise InvalidArgument(
+            f"dataset must have images of {' or '.join(map(str, channels))} channels and at least {least} × {least} "
+            f"pixels, got records of shape {shape}. Choose another recipe: `sordino recipes`."
+        )
+    return (checks.integer(1, channels=shape[0]), shape[1], shape[2])

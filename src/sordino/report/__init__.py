@@ -1,35 +1,39 @@
-"""Run folder → report (floor 6): a page that opens offline, Markdown, JSON, a registry entry, a picture. No torch.
+"""Run folder → report: a page that opens offline, Markdown, JSON, a registry entry, a picture. No torch.
 
 Example:
-    >>> from sordino.report import attack_bound
-    >>> round(attack_bound(epsilon=1.0, delta=1e-5, false_positive_rate=0.01), 5)
+    >>> from sordino.report import max_true_positive_rate
+    >>> round(max_true_positive_rate(epsilon=1.0, delta=1e-5, false_positive_rate=0.01), 5)
     0.02719
 """
 
-from sordino.report.evaluation import private_utility
-from sordino.report.limits import attack_bound
-from sordino.report.markdown import comparison_markdown, markdown
-from sordino.report.measured import utility
-from sordino.report.parts import Audit
-from sordino.report.picture import draw
-from sordino.report.reading import read
+from sordino.report.build import build_report
+from sordino.report.interpretation import max_true_positive_rate
 from sordino.report.registry import registry_yaml
-from sordino.report.schema import Report
-from sordino.report.writing import Written, comparison_html, html, write
+from sordino.report.render import (
+    ReportFiles,
+    plot_report,
+    render_comparison_html,
+    render_comparison_markdown,
+    render_html,
+    render_markdown,
+    write_report,
+)
+from sordino.report.schema import Audit, Report
+from sordino.report.utility import compute_utility, measure_private_utility
 
 __all__ = [
     "Audit",
     "Report",
-    "Written",
-    "attack_bound",
-    "comparison_html",
-    "comparison_markdown",
-    "draw",
-    "html",
-    "markdown",
-    "private_utility",
-    "read",
+    "ReportFiles",
+    "build_report",
+    "compute_utility",
+    "max_true_positive_rate",
+    "measure_private_utility",
+    "plot_report",
     "registry_yaml",
-    "utility",
-    "write",
+    "render_comparison_html",
+    "render_comparison_markdown",
+    "render_html",
+    "render_markdown",
+    "write_report",
 ]

@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from sordino.definitions import NeighboringRelation, round_up
+from sordino.definitions import NeighboringRelation, format_upper_bound
 from sordino.errors import InvalidArgument
-from sordino.report.numerals import percent_up, shown
+from sordino.report.formatting import format_value, percent_up
 from sordino.report.schema import Report
 
 __all__ = ["Entry", "entry", "registry_yaml"]
@@ -63,7 +63,7 @@ class Parameters(_Part):
     delta: Annotated[float, Field(ge=0, le=1)] | None
 
 
-class Loss(_Part):
+class RegistryPrivacyLoss(_Part):
     """Tier 2; details are tier 3."""
 
     privacy_unit: str
@@ -108,7 +108,7 @@ class Body(_Part):
 
     basic: Basic
     dp_variant: Variant
-    privacy_loss: Loss
+    privacy_loss: RegistryPrivacyLoss
     deployment_model: Deployment
     implementation: Implementation
     administrative: Administrative
@@ -228,17 +228,17 @@ def _loss(report: Report) -> dict[str, object]:
     }[guarantee.relation].format(guarantee.unit.value)
     details = f"{guarantee.sentence}."
     if curves.gaussian_mu is not None:
-        details += f" Best Gaussian summary: μ = {round_up(curves.gaussian_mu, 4)}."
+        details += f" Best Gaussian summary: μ = {format_upper_bound(curves.gaussian_mu, 4)}."
     bare = report.accounting.without_amplification
     if report.accounting.sampled and bare is not None:
-        details += f" Without amplification by sampling: ε = {round_up(bare)}."
+        details += f" Without amplification by sampling: ε = {format_upper_bound(bare)}."
     records = dict(report.data).get("records", "").replace(",", "")
     return {
         "privacy_unit": f"{guarantee.unit.value}-level",
         "privacy_unit_details": f"Two data sets are adjacent when {neighbours}.",
         "number_of_privacy_units": int(records) if records.isdigit() else None,
         "privacy_parameters": {
-            "epsilon": float(round_up(guarantee.epsilon, 4)),
+            "epsilon": float(format_upper_bound(guarantee.epsilon, 4)),
             "delta": guarantee.delta or None,
         },
         "privacy_parameters_details": details,
@@ -255,12 +255,14 @@ def _implementation(report: Report) -> dict[str, object]:
         "steps": mechanism.steps_charged,
         "expected batch size": mechanism.expected_batch_size,
     }
-    values = ", ".join(f"{name} {_NOT_STATED if value is None else shown(value)}" for name, value in numbers.items())
+    values = ", ".join(
+        f"{name} {_NOT_STATED if value is None else format_value(value)}" for name, value in numbers.items()
+    )
     process = report.process
     measured = [f"{item.name} {100 * item.value:.1f} %" for item in report.utility.accuracy]
     measured += [
         f"on {one.records} {100 * one.shares[0].accuracy:.1f} % ({100 * one.shares[0].lower:.1f} to "
-        f"{100 * one.shares[0].upper:.1f} %), released with ε = {round_up(one.epsilon)}"
+        f"{100 * one.shares[0].upper:.1f} %), released with ε = {format_upper_bound(one.epsilon)}"
         for one in report.evaluations
         if one.shares
     ]

@@ -1,33 +1,473 @@
-"""What a report says, as one versioned model. Page, Markdown, JSON, registry entry and picture all come from it."""
+"""The parts of a report. None means that the run does not state it.
 
-from typing import Literal, Self
+Example:
+    >>> from sordino.report.schema import EpsilonInterval
+    >>> EpsilonInterval(lower=0.9, upper=1.0).width <= 0.1 + 1e-9
+    True
+"""
 
-from pydantic import ValidationError
+import math
+from typing import Annotated, Literal, Self
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+
+from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
-from sordino.report.bought import NoisyLosses, PaidEvaluation
-from sordino.report.parts import (
-    Accounting,
-    Audit,
-    Composition,
-    Curves,
-    Measurements,
-    Mechanism,
-    Part,
-    Pitfall,
-    Process,
-    Real,
-    Remark,
-    Risk,
-    Statement,
-    Touch,
-    UserLevel,
-)
+from sordino.runs import ReleasedLosses, average_adjacent
 
-__all__ = ["Report"]
+__all__ = [
+    "Accounting",
+    "Accuracy",
+    "AttackBounds",
+    "Audit",
+    "Bin",
+    "Calibration",
+    "Composition",
+    "Curves",
+    "DataAccess",
+    "EpsilonInterval",
+    "EpsilonPoint",
+    "GuaranteeSection",
+    "Measurements",
+    "Mechanism",
+    "NoisyAccuracy",
+    "NoisyLoss",
+    "NoisyLosses",
+    "PrivacyHazard",
+    "PrivateEvaluation",
+    "Process",
+    "Real",
+    "Remark",
+    "Report",
+    "ReportModel",
+    "Share",
+    "Subgroup",
+    "UserLevel",
+    "losses_shown",
+]
 
 
-class Report(Part):
+def _from_json(value: object) -> object:
+    return math.inf if value == "inf" else value
+
+
+def _to_json(value: float) -> float | str:
+    return "inf" if math.isinf(value) else value
+
+
+Real = Annotated[
+    float,
+    Field(ge=0),
+    BeforeValidator(_from_json),
+    PlainSerializer(_to_json, return_type=float | str, when_used="json"),
+]
+"""A number ≥ 0; JSON has no ∞, so it is the string "inf" there."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class ReportModel(BaseModel):
+    """Frozen; a misspelt field is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GuaranteeSection(ReportModel):
+    """The guarantee with everything needed to read it; `sentence` is the formal line."""
+
+    epsilon: Real
+    delta: Share
+    relation: NeighboringRelation
+    unit: PrivacyUnit
+    sampler: str
+    accountant: str
+    caveats: tuple[str, ...]
+    sentence: str
+
+    @property
+    def is_private(self) -> bool:
+        """Whether ε is finite and δ < 1."""
+        return math.isfinite(self.epsilon) and self.delta < 1
+
+
+class EpsilonInterval(ReportModel):
+    """An interval that contains the true ε."""
+
+    lower: Real
+    upper: Real
+
+    @property
+    def width(self) -> float:
+        """How far the reported ε can be above the true one."""
+        return 0.0 if self.lower == self.upper else self.upper - self.lower
+
+
+class Accounting(ReportModel):
+    """How ε was found when the report was made.
+
+    Args:
+        accountant: the accountant that answered now.
+        version: of sordino when the report was made.
+        interval: around the true ε of the transcript.
+        claimed_epsilon: ε as the run wrote it when it ended, or None when it did not end.
+        without_amplification: ε as if every record took part in every step, or None where it can't be computed.
+        sampled: whether the sampling of batches makes a difference at all.
+    """
+
+    accountant: str
+    version: str
+    interval: EpsilonInterval
+    claimed_epsilon: Real | None
+    without_amplification: Real | None
+    sampled: bool
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the transcript bears out what the run claimed."""
+        return self.claimed_epsilon is None or self.interval.upper <= self.claimed_epsilon * (1 + 1e-9)
+
+
+class UserLevel(ReportModel):
+    """ε for a user who owns `size` of the units, at the same δ."""
+
+    size: Annotated[int, Field(ge=1)]
+    epsilon: Real
+
+
+class EpsilonPoint(ReportModel):
+    """ε after `steps` steps."""
+
+    steps: Annotated[int, Field(ge=0)]
+    epsilon: Real
+
+
+class Curves(ReportModel):
+    """Everything the mechanism says, of which (ε, δ) is one point.
+
+    Args:
+        spent: ε over the steps.
+        profile: pairs (ε, δ): upper bounds on δ at each ε.
+        trade_off_curve: pairs (false positive rate, least false negative rate) of any test.
+        gaussian_mu: μ of the smallest Gaussian trade-off curve that covers the run's at the ε tried, or None.
+        gaussian_regret: how much that curve overstates an attacker's true positive rate at most, where tried.
+    """
+
+    spent: tuple[EpsilonPoint, ...]
+    profile: tuple[tuple[float, Share], ...]
+    trade_off: tuple[tuple[Share, Share], ...]
+    gaussian_mu: Real | None
+    gaussian_regret: Real | None
+
+
+class AttackBounds(ReportModel):
+    """The most any attacker can do, whatever he knows and computes.
+
+    Args:
+        question: what he wants to know, in the words of unit and relation.
+        found: pairs (false positive rate, greatest true positive rate).
+        advantage: greatest difference between the two.
+        right_guesses: greatest share of right guesses when membership is a fair coin.
+        reconstruction: pairs (chance of a blind guess, greatest chance of reconstructing the record).
+        from_mechanism: whether the whole mechanism was asked, or only its ε and δ, which is looser.
+    """
+
+    question: str
+    found: tuple[tuple[Share, Share], ...]
+    advantage: Share
+    right_guesses: Share
+    reconstruction: tuple[tuple[Share, Share], ...]
+    from_mechanism: bool
+
+
+class Mechanism(ReportModel):
+    """What was planned and what was charged; a text describes a schedule, None is "not stated".
+
+    Args:
+        noise_multiplier, max_grad_norm, sample_rate, expected_batch_size: σ, C, q and the public divisor.
+        clipping: the method, in words.
+        noise: how the noises of the steps hang together, in words.
+        steps_planned, steps_charged: steps that were repeated are charged again.
+        dataset_size_is_public: whether the size of the data set is treated as public.
+        sampler_claimed: how batches are drawn, as the guarantee says.
+        sampler_charged: how they were drawn, as each step of the transcript charged it.
+        committed_steps: steps that hold a keyed hash of the records drawn, by which the draw can be checked later.
+    """
+
+    noise_multiplier: Real | str | None
+    max_grad_norm: Real | str | None
+    clipping: str | None
+    noise: str | None
+    sample_rate: Real | str | None
+    expected_batch_size: Real | str | None
+    steps_planned: int | None
+    steps_charged: int
+    dataset_size_is_public: bool | None
+    sampler_claimed: str
+    sampler_charged: str
+    committed_steps: int
+
+
+class Process(ReportModel):
+    """Randomness, arithmetic and processes of the run; None is "not stated".
+
+    Args:
+        randomness: class of the generator, in words.
+        seeded: whether any process drew from a chosen seed, as the run, its transcript or its claim say.
+        arithmetic: what kind of numbers the noise is drawn in, in words.
+        segments: processes that worked on the run.
+        repeated_steps: steps that were charged again after a crash or a fork.
+        fresh_keys: whether every segment committed to a key of its own.
+        head: hash at the end of the transcript's chain, which stands for plan, facts and every line.
+    """
+
+    randomness: str | None
+    seeded: bool | None
+    arithmetic: str | None
+    segments: int | None
+    repeated_steps: int
+    fresh_keys: bool | None
+    head: str
+
+
+class DataAccess(ReportModel):
+    """One way in which the records were touched outside the mechanism, as the run states it."""
+
+    name: str
+    title: str
+    text: str | None
+
+
+class Composition(ReportModel):
+    """Other uses of the same records, as a ledger knows them or the run states them; None is "not stated".
+
+    Args:
+        account: the ledger's name of the data set.
+        text: what is known of other uses, in words.
+        spent: ε of everything on the account.
+        budget: ε that may be spent on it.
+    """
+
+    account: str | None = None
+    text: str | None = None
+    spent: Real | None = None
+    budget: Real | None = None
+
+
+class Audit(ReportModel):
+    """A lower bound on ε that somebody measured by attacking.
+
+    Args:
+        method: name of the audit.
+        canaries: m, planted records (or runs).
+        guesses: r ≤ m, those the attacker guessed on.
+        alpha: 1 − confidence.
+        epsilon_lower: what the audit proves ε to be at least, with confidence 1 − alpha.
+        attacker: what the attacker was assumed to see.
+        correct: right guesses, if told.
+    """
+
+    method: str
+    canaries: Annotated[int, Field(ge=0)]
+    guesses: Annotated[int, Field(ge=0)]
+    alpha: Annotated[float, Field(gt=0, lt=1)]
+    epsilon_lower: Real
+    attacker: str
+    correct: Annotated[int, Field(ge=0)] | None = None
+
+
+class Accuracy(ReportModel):
+    """One measured share of right answers, in [0, 1], on public records."""
+
+    name: str
+    value: Share
+    is_private_model: bool = False
+    is_twin: bool = False
+
+
+class Bin(ReportModel):
+    """Predictions whose confidence lies in one interval."""
+
+    records: Annotated[int, Field(ge=1)]
+    confidence: Share
+    accuracy: Share
+
+
+class Calibration(ReportModel):
+    """Whether the model's confidence is its share of right answers.
+
+    Args:
+        expected_error: ECE, the mean gap between confidence and accuracy over the bins, weighted by records.
+        maximum_error: MCE, the largest gap.
+        bins: those that hold records, in rising order of confidence.
+    """
+
+    expected_error: Share
+    maximum_error: Share
+    bins: tuple[Bin, ...]
+
+
+class Subgroup(ReportModel):
+    """Accuracy on the public test records of one subgroup, with a 95 % interval (Wilson)."""
+
+    column: str
+    value: str
+    records: Annotated[int, Field(ge=1)]
+    accuracy: Share
+    lower: Share
+    upper: Share
+
+
+class Measurements(ReportModel):
+    """What the model is good for, measured on public records only."""
+
+    accuracy: tuple[Accuracy, ...]
+    calibration: Calibration | None
+    subgroups: tuple[Subgroup, ...]
+    withheld: int
+
+    @property
+    def has_twin(self) -> bool:
+        """Whether a twin trained without privacy was measured."""
+        return any(item.is_twin for item in self.accuracy)
+
+
+class PrivacyHazard(ReportModel):
+    """One way in which such runs go wrong, and whether this one did.
+
+    Args:
+        title: the property that should hold.
+        status: ok, violated or unknown, as far as the run folder tells.
+        severity: what a violation means: critical (the guarantee can be false), theoretical (only for attackers that
+            are not known in practice), negligible.
+        text: why.
+    """
+
+    title: str
+    status: Literal["ok", "violated", "unknown"]
+    severity: Literal["critical", "theoretical", "negligible"]
+    text: str
+
+
+class Remark(ReportModel):
+    """One line of what is, or is not, covered."""
+
+    title: str
+    text: str
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Parts of a report that somebody paid for: noisy losses, and evaluations on private records.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_MOST_POINTS = 60
+
+
+class NoisyLoss(ReportModel):
+    """Mean of the noisy losses of some neighbouring steps.
+
+    Args:
+        steps: finished after the last of them.
+        loss: noisy mean; may be negative.
+        noise: its standard deviation.
+    """
+
+    steps: Annotated[int, Field(ge=1)]
+    loss: Annotated[float, Field(allow_inf_nan=False)]
+    noise: Real
+
+
+class NoisyLosses(ReportModel):
+    """The loss curve that the plan bought.
+
+    Args:
+        bound: what each record's loss was cut to.
+        share: of each step's budget.
+        released: values released, one a step.
+        points: at most 60 of them; more are means of neighbours.
+    """
+
+    bound: Real
+    share: Share
+    released: Annotated[int, Field(ge=0)]
+    points: tuple[NoisyLoss, ...]
+
+    @property
+    def price(self) -> float:
+        """By how much the noise on the gradient grew for it."""
+        return 1 / math.sqrt(1 - self.share)
+
+
+def losses_shown(losses: ReleasedLosses | None) -> NoisyLosses | None:
+    """The curve as a report shows it, or None."""
+    if losses is None:
+        return None
+    points = tuple(
+        NoisyLoss(steps=point.step + 1, loss=point.loss, noise=point.stddev)
+        for point in average_adjacent(losses.points, _MOST_POINTS)
+    )
+    return NoisyLosses(bound=losses.bound, share=losses.share, released=len(losses.points), points=points)
+
+
+class NoisyAccuracy(ReportModel):
+    """A share of right answers among private records, from noisy counts.
+
+    Args:
+        column, value: whose share; ``all`` for all records.
+        records: noisy number of records, and `records_noise` the standard deviation of its noise.
+        accuracy: of them, and the 95 % interval for chance and noise together.
+    """
+
+    column: str
+    value: str
+    records: Annotated[int, Field(ge=0)]
+    records_noise: Real
+    accuracy: Share
+    lower: Share
+    upper: Share
+
+    @property
+    def is_known(self) -> bool:
+        """Whether noise leaves anything to be said."""
+        return (self.lower, self.upper) != (0.0, 1.0)
+
+    @property
+    def words(self) -> str:
+        """The share in words."""
+        return f"{100 * self.accuracy:.1f} %" if self.is_known else "not known"
+
+
+class PrivateEvaluation(ReportModel):
+    """One evaluation on private records.
+
+    Args:
+        records: what they are, as stated.
+        epsilon, delta: what was paid for it.
+        disjoint: declared: nobody's data are both here and in the training records.
+        charged: whether a ledger was charged.
+        noise: standard deviation of the noise on each count.
+        shares: all records first; empty when it was paid for and gave no answer.
+        calibration: from noisy counts, with the middle of each bin as its confidence.
+        calibration_noise: about what ECE noise alone would make.
+    """
+
+    records: str
+    epsilon: Real
+    delta: Share
+    disjoint: bool
+    charged: bool
+    noise: Real
+    shares: tuple[NoisyAccuracy, ...]
+    calibration: Calibration | None
+    calibration_noise: Real | None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a report says, as one versioned model. Page, Markdown, JSON, registry entry and picture all come from it.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Report(ReportModel):
     """Everything a report says. Whatever a run does not say is None, and listed in `missing`.
 
     Args:
@@ -50,22 +490,22 @@ class Report(Part):
     started: str
     released: str | None
     trust: str
-    guarantee: Statement
+    guarantee: GuaranteeSection
     target_epsilon: Real | None
     accounting: Accounting
     user_level: tuple[UserLevel, ...]
     mechanism: Mechanism
     process: Process
     curves: Curves
-    risk: Risk | None
-    touches: tuple[Touch, ...]
+    risk: AttackBounds | None
+    touches: tuple[DataAccess, ...]
     composition: Composition
     audits: tuple[Audit, ...]
     utility: Measurements
     losses: NoisyLosses | None
-    evaluations: tuple[PaidEvaluation, ...]
+    evaluations: tuple[PrivateEvaluation, ...]
     epsilon_together: Real | None
-    pitfalls: tuple[Pitfall, ...]
+    pitfalls: tuple[PrivacyHazard, ...]
     covered: tuple[Remark, ...]
     not_covered: tuple[Remark, ...]
     training: tuple[tuple[str, str], ...]

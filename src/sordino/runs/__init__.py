@@ -1,4 +1,4 @@
-"""One folder a run (floor 2): what was planned, what was done, what came out. Plain JSON and safetensors, no pickle.
+"""One folder a run: what was planned, what was done, what came out. Plain JSON and safetensors, no pickle.
 
 | file | holds |
 |---|---|
@@ -27,21 +27,19 @@ Example:
     Gaussian(noise_multiplier=2.0)
 """
 
-from sordino.runs.claims import Metric
-from sordino.runs.curve import LossPoint, ReleasedLosses, smoothed
-from sordino.runs.evaluations import Evaluation, NoisyTable
-from sordino.runs.folder import LISTED, RunFolder
-from sordino.runs.transcript import Line, Segment
+from sordino.runs.folder import MANIFEST_FILES, RunFolder
+from sordino.runs.results import Evaluation, Metric, NoisyTable, ReleasedLoss, ReleasedLosses, average_adjacent
+from sordino.runs.transcript import RunSegment, TranscriptLine
 
 __all__ = [
     "Evaluation",
-    "LISTED",
-    "Line",
-    "LossPoint",
+    "MANIFEST_FILES",
     "Metric",
     "NoisyTable",
+    "ReleasedLoss",
     "ReleasedLosses",
     "RunFolder",
-    "Segment",
-    "smoothed",
+    "RunSegment",
+    "TranscriptLine",
+    "average_adjacent",
 ]

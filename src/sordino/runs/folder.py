@@ -1,11 +1,17 @@
-"""The run folder itself (floor 2): made, opened to read, or taken up again by one process at a time."""
+"""The run folder itself: made, opened to read, or taken up again by one process at a time."""
 
+import fcntl
 import hashlib
 import json
 import os
+import platform
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from tempfile import mkdtemp
 from types import TracebackType
@@ -14,21 +20,135 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 from sordino import checks
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, SordinoError
-from sordino.events import Event, Nothing, compose
-from sordino.runs.claims import Metric, guarantee_body, guarantee_of, metrics_body, metrics_of
-from sordino.runs.curve import ReleasedLosses, losses_body, losses_of
-from sordino.runs.environment import environment
-from sordino.runs.evaluations import Evaluation, evaluations_body, evaluations_of
-from sordino.runs.files import fingerprint, parse, write_bytes, write_json
-from sordino.runs.opening import locked, mend, umask
-from sordino.runs.transcript import Follower, Line, Segment, genesis, read_transcript
+from sordino.events import Event, NoOp, compose
+from sordino.runs.results import (
+    Evaluation,
+    Metric,
+    ReleasedLosses,
+    evaluations_body,
+    guarantee_body,
+    losses_body,
+    metrics_body,
+    read_evaluations,
+    read_guarantee,
+    read_metrics,
+    read_released_losses,
+)
+from sordino.runs.transcript import (
+    RunSegment,
+    TranscriptLine,
+    TranscriptReader,
+    chain_start_hash,
+    file_digest,
+    parse_json,
+    read_transcript,
+    write_bytes,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LISTED", "RunFolder"]
+__all__ = ["MANIFEST_FILES", "RunFolder", "environment", "lock_transcript", "repair_last_line", "umask"]
 
-LISTED = (
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Versions and platform of a run, without anything that names the machine or the user.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_PACKAGES = ("sordino", "torch", "numpy", "scipy", "safetensors", "cryptography")
+
+
+def environment() -> dict[str, object]:
+    """What `environment.json` holds."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "accelerator": _accelerator(),
+        "code": _commit(),
+        "packages": versions,
+    }
+
+
+def _accelerator() -> str | None:
+    """The model of the first CUDA device, when the process has torch loaded and a device."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return str(torch.cuda.get_device_name(0))
+
+
+def _commit() -> str | None:
+    """The git commit of the working directory, with a mark when tracked files differ from it; None outside git.
+
+    It says which code a run was made with; names of files, branches and remotes stay out.
+    """
+    git = shutil.which("git")
+    if git is None:
+        return None
+    try:
+        head, changes = (
+            subprocess.run([git, *words], capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{head}, changed since" if changes else head
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Opening a run folder for writing: one process at a time, and a torn last line made whole.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def umask() -> int:
+    """Which rights new files don't get; there is no way to ask without setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def lock_transcript(path: Path) -> int:
+    """A lock on the folder that ends with this process, however it ends."""
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise InvalidArgument(
+            f"run must not be open elsewhere, got {str(path)!r}, which another process is writing, or "
+            "another engine in this one. Wait for its end; an engine lets go of it with detach()."
+        ) from error
+    return lock
+
+
+def repair_last_line(transcript: Path, follower: TranscriptReader) -> None:
+    """Follow the transcript to its end; put a whole line in place of a torn one, in one atomic step."""
+    content = transcript.read_bytes()
+    whole, _, fragment = content.rpartition(b"\n")
+    for raw in whole.split(b"\n") if whole else ():
+        follower.read(raw)
+    if fragment:
+        line = follower.torn(fragment)
+        mended = b"" if line is None else follower.written(line)
+        write_bytes(transcript, content[: len(content) - len(fragment)] + mended)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The run folder itself: made, opened to read, or taken up again by one process at a time.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+MANIFEST_FILES = (
     "checkpoint.safetensors",
     "environment.json",
     "evaluations.json",
@@ -53,7 +173,9 @@ class RunFolder:
     say whether they are public.
     """
 
-    def __init__(self, path: Path, *, transcript: BinaryIO | None, follower: Follower | None, lock: int | None) -> None:
+    def __init__(
+        self, path: Path, *, transcript: BinaryIO | None, follower: TranscriptReader | None, lock: int | None
+    ) -> None:
         self.path = path
         self._transcript = transcript
         self._follower = follower
@@ -73,7 +195,7 @@ class RunFolder:
             InvalidArgument: the folder holds something already, or `plan` is not a JSON object.
         """
         path = Path(path)
-        parse(plan, "plan")
+        parse_json(plan, "plan")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InvalidArgument(
                 f"path must be a new or empty folder, got {str(path)!r}. Runs are never overwritten: choose another."
@@ -81,7 +203,7 @@ class RunFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A process that dies in here leaves no half of a run behind: the folder gets its name when it is whole.
         draft = Path(mkdtemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent))
-        lock = locked(draft)
+        lock = lock_transcript(draft)
         started = datetime.now(UTC).isoformat(timespec="seconds")
         write_bytes(draft / "plan.json", (plan.rstrip("\n") + "\n").encode())
         write_json(draft / "run.json", {"schema": _SCHEMA, "started": started, **dict(meta or {})})
@@ -116,10 +238,10 @@ class RunFolder:
             SordinoError: the transcript was changed.
         """
         path = cls.open(path).path
-        lock = locked(path)
+        lock = lock_transcript(path)
         try:
             follower = _follower(path)
-            mend(path / "transcript.jsonl", follower)
+            repair_last_line(path / "transcript.jsonl", follower)
             transcript = (path / "transcript.jsonl").open("ab", buffering=0)
         except BaseException:
             os.close(lock)
@@ -136,7 +258,7 @@ class RunFolder:
 
     # --- the transcript ------------------------------------------------------------------------------------------
 
-    def entries(self) -> Iterator[Line | Segment]:
+    def entries(self) -> Iterator[TranscriptLine | RunSegment]:
         """All lines of the transcript in order, checked against the chain of hashes.
 
         Raises:
@@ -144,13 +266,13 @@ class RunFolder:
         """
         return read_transcript(self.path / "transcript.jsonl", _follower(self.path))
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[TranscriptLine]:
         """The steps of the transcript in the order in which they were charged; repeated ones come again."""
-        return (entry for entry in self.entries() if isinstance(entry, Line))
+        return (entry for entry in self.entries() if isinstance(entry, TranscriptLine))
 
-    def segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[RunSegment, ...]:
         """The processes that worked on the run; more than one when it was resumed."""
-        return tuple(entry for entry in self.entries() if isinstance(entry, Segment))
+        return tuple(entry for entry in self.entries() if isinstance(entry, RunSegment))
 
     @property
     def head(self) -> str:
@@ -197,11 +319,11 @@ class RunFolder:
         model: int = 0,
         plan: Mapping[str, object] | None = None,
         diagnosed: bool = False,
-    ) -> Segment:
+    ) -> RunSegment:
         """Write that a process begins or takes up the run.
 
         Args:
-            key: commitment to its secret key of noise and sampling (`Randomness.commitment`), never the key.
+            key: commitment to its secret key of noise and sampling (`KeyedRNG.commitment`), never the key.
             first_step: its first step, at most one more than the last that was charged.
             most: the event that one of its steps charges at most; a torn line counts as this.
             seeded: whether the key came from a chosen seed.
@@ -213,7 +335,7 @@ class RunFolder:
         # What the folder claims about its end would be too little from here on.
         for name in ("manifest.json", "guarantee.json"):
             (self.path / name).unlink(missing_ok=True)
-        segment = Segment(
+        segment = RunSegment(
             number=follower.segments,
             key=key,
             first_step=first_step,
@@ -254,7 +376,7 @@ class RunFolder:
         if checks.integer(0, step=step) != (following := follower.next_step(model)):
             raise InvalidArgument(f"step must be {following}, got {step}. Write every step once, in order.")
         self._write(
-            Line(
+            TranscriptLine(
                 step=step,
                 event=event,
                 epsilon=epsilon,
@@ -267,14 +389,14 @@ class RunFolder:
         if time.monotonic() - self._synced >= _SECONDS_BETWEEN_SYNCS:
             self.sync()
 
-    def _writing(self) -> Follower:
+    def _writing(self) -> TranscriptReader:
         if self._transcript is None or self._follower is None:
             raise InvalidArgument(
                 "run must be open for writing, got one that was closed or opened to read. Create or resume one."
             )
         return self._follower
 
-    def _write(self, entry: Line | Segment) -> None:
+    def _write(self, entry: TranscriptLine | RunSegment) -> None:
         follower, transcript = self._writing(), self._transcript
         raw = follower.written(entry)
         if transcript is None or transcript.write(raw) != len(raw):
@@ -298,7 +420,7 @@ class RunFolder:
             self._transcript.close()
             self._transcript = None
             if self.path.is_dir():
-                files = {name: fingerprint(self.path / name) for name in self.files()}
+                files = {name: file_digest(self.path / name) for name in self.files()}
                 manifest = {"schema": 1, "head": self._follower.head, "lines": self._follower.lines, "files": files}
                 write_json(self.path / "manifest.json", manifest)
         if self._lock is not None:
@@ -309,17 +431,17 @@ class RunFolder:
 
     def event(self) -> Event:
         """The composition of all that was charged so far: what an accountant is to be asked about."""
-        return compose([line.event for line in self if not isinstance(line.event, Nothing)])
+        return compose([line.event for line in self if not isinstance(line.event, NoOp)])
 
     @property
     def plan(self) -> dict[str, object]:
         """The plan, as it was written."""
-        return parse((self.path / "plan.json").read_text(), "plan.json")
+        return parse_json((self.path / "plan.json").read_text(), "plan.json")
 
     @property
     def meta(self) -> dict[str, object]:
         """What was said about the run when it began."""
-        return parse((self.path / "run.json").read_text(), "run.json")
+        return parse_json((self.path / "run.json").read_text(), "run.json")
 
     @property
     def environment(self) -> dict[str, object]:
@@ -334,7 +456,7 @@ class RunFolder:
     def guarantee(self) -> Guarantee | None:
         """The guarantee of the finished run, or None when it has not been written."""
         body = self._optional("guarantee.json")
-        return guarantee_of(body) if body else None
+        return read_guarantee(body) if body else None
 
     @property
     def sentence(self) -> str:
@@ -348,7 +470,7 @@ class RunFolder:
     @property
     def metrics(self) -> dict[str, Metric]:
         """The measured values, or an empty dictionary. Anything not marked public is private."""
-        return metrics_of(self._optional("metrics.json"))
+        return read_metrics(self._optional("metrics.json"))
 
     def write_loss_curve(self, losses: ReleasedLosses) -> None:
         """Write the noisy losses that the plan bought: they were released, so they are public."""
@@ -358,7 +480,7 @@ class RunFolder:
     def loss_curve(self) -> ReleasedLosses | None:
         """The noisy losses, or None when the plan bought none or the run did not get to write them."""
         body = self._optional("loss_curve.json")
-        return losses_of(body) if body else None
+        return read_released_losses(body) if body else None
 
     def write_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         """Write all evaluations on private records that were paid for, those without an answer among them."""
@@ -368,7 +490,7 @@ class RunFolder:
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The evaluations on private records, in the order in which they were paid for."""
         body = self._optional("evaluations.json")
-        return evaluations_of(body) if body else ()
+        return read_evaluations(body) if body else ()
 
     def save_model(self, state_dict: "Mapping[str, Tensor]") -> Path:
         """Write the parameters to `model.safetensors`, whole or not at all, after the transcript is on the disk.
@@ -400,7 +522,7 @@ class RunFolder:
         """Write `checkpoint.safetensors`, whole or not at all, after the transcript is on the disk.
 
         Args:
-            content: what `sordino.training.fitting.checkpoint` made.
+            content: what `sordino.training.checkpoint` made.
         """
         self.sync()
         return self._put("checkpoint.safetensors", content)
@@ -426,7 +548,7 @@ class RunFolder:
             return
         inside = [path.resolve() for path in paths if path.resolve().is_relative_to(self.path.resolve())]
         names = {str(path.relative_to(self.path.resolve())): path for path in inside if path.is_file()}
-        taken = files | {name: fingerprint(path) for name, path in names.items()}
+        taken = files | {name: file_digest(path) for name, path in names.items()}
         write_json(self.path / "manifest.json", manifest | {"files": dict(sorted(taken.items()))})
 
     def _put_json(self, name: str, body: Mapping[str, object]) -> Path:
@@ -440,8 +562,8 @@ class RunFolder:
 
     def _optional(self, name: str) -> dict[str, object]:
         file = self.path / name
-        return parse(file.read_text(), name) if file.is_file() else {}
+        return parse_json(file.read_text(), name) if file.is_file() else {}
 
 
-def _follower(path: Path) -> Follower:
-    return Follower(genesis((path / "plan.json").read_bytes(), (path / "run.json").read_bytes()))
+def _follower(path: Path) -> TranscriptReader:
+    return TranscriptReader(chain_start_hash((path / "plan.json").read_bytes(), (path / "run.json").read_bytes()))

@@ -1,6 +1,6 @@
-"""The transcript of a run (floor 2): lines that only grow, each holding the SHA-256 of the line before it.
+"""The transcript of a run: lines that only grow, each holding the SHA-256 of the line before it.
 
-There are two kinds of lines. A `Segment` says that a process began or resumed the run; a `Line` charges one step. A
+There are two kinds of lines. A `RunSegment` says that a process began or resumed the run; a `Line` charges one step. A
 step that was lost in a crash and taken again has two lines, told apart by `attempt`, and both count.
 
 | field | holds |
@@ -21,6 +21,8 @@ Nothing in a line depends on a record. Whoever holds the folder can build anothe
 
 import hashlib
 import json
+import math
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,10 +31,83 @@ from typing import Self
 
 from sordino import checks
 from sordino.errors import InvalidArgument, SordinoError
-from sordino.events import Event, NoPrivacy, Nothing, compose, from_dict, to_dict
-from sordino.runs.files import decode, encode, parse
+from sordino.events import Event, NonPrivate, NoOp, compose, from_dict, to_dict
 
-__all__ = ["Follower", "Line", "Segment", "genesis", "read_transcript"]
+__all__ = [
+    "RunSegment",
+    "TranscriptLine",
+    "TranscriptReader",
+    "chain_start_hash",
+    "decode_number",
+    "encode_number",
+    "file_digest",
+    "parse_json",
+    "read_transcript",
+    "write_bytes",
+    "write_json",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How a run folder's files are written and read: whole or not at all, plain JSON, fingerprints.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def encode_number(value: float | None) -> float | str | None:
+    """JSON has no ∞: it is written as the string "inf". NaN is refused when the text is made."""
+    return "inf" if value is not None and math.isinf(value) and value > 0 else value
+
+
+def decode_number(value: object) -> float | None:
+    """The number that `encode` wrote."""
+    if value is None or value == "inf":
+        return None if value is None else math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidArgument(f"value must be a number, 'inf' or null, got {value!r}. The run folder was changed.")
+    return float(value)
+
+
+def parse_json(text: str, name: str) -> dict[str, object]:
+    """The JSON object in `text`; `name` says in an error which file it was."""
+    try:
+        body = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(f"{name} must be JSON, got text that fails at {error.pos}. Check the file.") from error
+    if not isinstance(body, dict):
+        raise InvalidArgument(f"{name} must be a JSON object, got {type(body).__name__}. Check the file.")
+    return body
+
+
+def file_digest(path: Path) -> dict[str, object]:
+    """SHA-256 and size of a file."""
+    with path.open("rb") as file:
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": path.stat().st_size}
+
+
+def write_json(path: Path, body: Mapping[str, object]) -> None:
+    """Write a JSON object, indented, as `write_bytes` does."""
+    write_bytes(path, (json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Atomic: a reader sees the old file or the whole new one, also after a power cut."""
+    draft = path.with_name(f".{path.name}.draft")
+    with draft.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The transcript of a run: lines that only grow, each holding the SHA-256 of the line before it.
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 _LINE = {"previous", "step", "attempt", "event", "epsilon", "indices", "charge"}
 _SEGMENT = {"previous", "segment", "key", "seeded", "first_step", "most"}
@@ -42,7 +117,7 @@ _START_OF_SEGMENT = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class TranscriptLine:
     """One step of the transcript.
 
     Args:
@@ -72,7 +147,7 @@ class Line:
             "step": self.step,
             "attempt": self.attempt,
             "event": to_dict(self.event),
-            "epsilon": encode(self.epsilon),
+            "epsilon": encode_number(self.epsilon),
             "indices": self.indices,
             "charge": self.charge,
         }
@@ -85,7 +160,7 @@ class Line:
         return cls(
             step=checks.integer(0, step=body["step"]),
             event=from_dict(body["event"]),
-            epsilon=decode(body["epsilon"]),
+            epsilon=decode_number(body["epsilon"]),
             attempt=checks.integer(1, attempt=body["attempt"]),
             indices=_text(body["indices"]),
             charge=_text(body["charge"]),
@@ -95,7 +170,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class RunSegment:
     """The share of one process in a run: from the beginning, or from a checkpoint.
 
     Args:
@@ -152,7 +227,7 @@ def _object(value: object) -> Mapping[str, object] | None:
     return value
 
 
-def genesis(plan: bytes, meta: bytes) -> str:
+def chain_start_hash(plan: bytes, meta: bytes) -> str:
     """What the first line holds in place of a hash: the fingerprint of plan.json and run.json together."""
     parts = "\n".join(hashlib.sha256(part).hexdigest() for part in (plan, meta))
     return hashlib.sha256(f"sordino transcript 1\n{parts}\n".encode()).hexdigest()
@@ -167,7 +242,7 @@ class _Steps:
     most: Event | None = None
 
 
-class Follower:
+class TranscriptReader:
     """Follows a transcript line by line, and refuses one that does not continue it.
 
     Args:
@@ -193,13 +268,13 @@ class Follower:
         """The number that the next attempt at `step` has."""
         return self._attempts[model, step] + 1
 
-    def written(self, entry: Line | Segment) -> bytes:
+    def written(self, entry: TranscriptLine | RunSegment) -> bytes:
         """The bytes of the next line; it is then followed."""
         raw = entry.to_json(self.head).encode()
         self._follow(entry, raw)
         return raw + b"\n"
 
-    def read(self, raw: bytes) -> Line | Segment:
+    def read(self, raw: bytes) -> TranscriptLine | RunSegment:
         """What the next line says.
 
         Raises:
@@ -207,7 +282,7 @@ class Follower:
         """
         where = f"line {self.lines + 1} of transcript.jsonl"
         try:
-            body = parse(raw.decode(), where)
+            body = parse_json(raw.decode(), where)
         except UnicodeDecodeError as error:
             raise InvalidArgument(f"{where} must be JSON, got other bytes. The run folder was changed.") from error
         needed, optional = (_SEGMENT, _OPTIONAL_OF_SEGMENT) if "segment" in body else (_LINE, _OPTIONAL)
@@ -218,11 +293,11 @@ class Follower:
             )
         if body["previous"] != self.head:
             raise SordinoError(f"{where} must hold the hash of what stands before it, got another. {_CHANGED}")
-        entry = Segment.from_body(body) if "segment" in body else Line.from_body(body)
+        entry = RunSegment.from_body(body) if "segment" in body else TranscriptLine.from_body(body)
         self._follow(entry, raw)
         return entry
 
-    def torn(self, fragment: bytes) -> Line | None:
+    def torn(self, fragment: bytes) -> TranscriptLine | None:
         """How a last line that was cut off is counted: as a step, unless it began a segment.
 
         It may have been of any model, so it counts as a step of each.
@@ -230,13 +305,15 @@ class Follower:
         if b'"segment"' in fragment[:_START_OF_SEGMENT]:
             return None
         most = [steps.most for steps in self._models.values() if steps.most is not None]
-        event = compose(most) if most else NoPrivacy(reason="the first line is torn")
+        event = compose(most) if most else NonPrivate(reason="the first line is torn")
         step, model = self._models[self._last].next_step, self._last
-        return Line(step=step, event=event, epsilon=None, attempt=self.attempt(step, model), torn=True, model=model)
+        return TranscriptLine(
+            step=step, event=event, epsilon=None, attempt=self.attempt(step, model), torn=True, model=model
+        )
 
-    def _follow(self, entry: Line | Segment, raw: bytes) -> None:
+    def _follow(self, entry: TranscriptLine | RunSegment, raw: bytes) -> None:
         steps = self._models[entry.model]
-        if isinstance(entry, Segment):
+        if isinstance(entry, RunSegment):
             if entry.number != self.segments or entry.first_step > steps.reached:
                 raise SordinoError(
                     f"a segment must be number {self.segments} and start at step {steps.reached} or before, got number "
@@ -253,7 +330,7 @@ class Follower:
             self._attempts[entry.model, entry.step] += 1
             steps.next_step += 1
             steps.reached = max(steps.reached, steps.next_step)
-            if steps.most is None and not isinstance(entry.event, Nothing):
+            if steps.most is None and not isinstance(entry.event, NoOp):
                 steps.most = entry.event
         self._last = entry.model
         self.head = hashlib.sha256(raw).hexdigest()
@@ -263,7 +340,7 @@ class Follower:
 _CHANGED = "The run folder was changed."
 
 
-def read_transcript(path: Path, follower: Follower) -> Iterator[Line | Segment]:
+def read_transcript(path: Path, follower: TranscriptReader) -> Iterator[TranscriptLine | RunSegment]:
     """All lines of a transcript, checked; a torn last one comes as the step that it counts as.
 
     Raises:

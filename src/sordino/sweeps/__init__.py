@@ -1,31 +1,25 @@
-"""Experiment sweeps on public records: grids of trainings, resumable, with tables and pictures (floor 6)."""
+"""Experiment sweeps on public records: grids of trainings, resumable, with tables and pictures."""
 
-from sordino.sweeps.cell import Cell, DataSource
-from sordino.sweeps.figure import draw
-from sordino.sweeps.publishing import publish
-from sordino.sweeps.reading import parse, read
-from sordino.sweeps.running import run
-from sordino.sweeps.settings import Settings
-from sordino.sweeps.store import Store
-from sordino.sweeps.sweep import Mark, Panel, Sweep
-from sordino.sweeps.tables import Row, rows
-from sordino.sweeps.training import Outcome, Point
+from sordino.sweeps.config import DataSource, Experiment, ExperimentSettings
+from sordino.sweeps.results import Row, collect_rows, draw, write_results
+from sordino.sweeps.runner import CurvePoint, ExperimentResult, Store, run_sweep
+from sordino.sweeps.sweep import Panel, ReferencePoint, Sweep, parse_sweep, read_sweep
 
 __all__ = [
-    "Cell",
+    "CurvePoint",
     "DataSource",
-    "Mark",
-    "Outcome",
+    "Experiment",
+    "ExperimentResult",
+    "ExperimentSettings",
     "Panel",
-    "Point",
+    "ReferencePoint",
     "Row",
-    "Settings",
     "Store",
     "Sweep",
+    "collect_rows",
     "draw",
-    "parse",
-    "publish",
-    "read",
-    "rows",
-    "run",
+    "parse_sweep",
+    "read_sweep",
+    "run_sweep",
+    "write_results",
 ]

@@ -1,31 +1,34 @@
-"""Training (floor 3): couples sampling, gradients, clipping, noise and accounting for anything with a gradient."""
+"""Training: couples sampling, gradients, clipping, noise and accounting for anything with a gradient."""
 
-from sordino.training.augmentation import augmented
-from sordino.training.bills.adaptive import AdaptiveBudget, Released, StepChoice
-from sordino.training.estimate import estimate_influence, exponential_influence
-from sordino.training.kept_memory import kept_memory
-from sordino.training.learned import LearnedPolicy, learn_policy
-from sordino.training.loss_curve import LossCurve
-from sordino.training.noise import CorrelatedNoise
-from sordino.training.plan import Performance, Plan
-from sordino.training.records.units import Units, microbatches
+from sordino.training.adaptive_budget import AdaptiveBudget, ReleasedStatistics, StepParameters
+from sordino.training.averaging import average_over_views
+from sordino.training.correlated_noise import CorrelatedNoise
+from sordino.training.learned_schedules import (
+    LearnedSchedule,
+    estimate_influence,
+    exponential_influence,
+    learn_schedule,
+)
+from sordino.training.noisy_releases import LossRelease
+from sordino.training.plan import PerformanceOptions, Plan, retain_freed_memory
+from sordino.training.record_source import UnitAssignment, record_groups
 from sordino.training.step import PrivateStep
 
 __all__ = [
     "AdaptiveBudget",
     "CorrelatedNoise",
-    "LearnedPolicy",
-    "LossCurve",
-    "Performance",
+    "LearnedSchedule",
+    "LossRelease",
+    "PerformanceOptions",
     "Plan",
     "PrivateStep",
-    "Released",
-    "StepChoice",
-    "Units",
-    "augmented",
+    "ReleasedStatistics",
+    "StepParameters",
+    "UnitAssignment",
+    "average_over_views",
     "estimate_influence",
     "exponential_influence",
-    "kept_memory",
-    "learn_policy",
-    "microbatches",
+    "learn_schedule",
+    "record_groups",
+    "retain_freed_memory",
 ]

@@ -1,51 +1,366 @@
-"""The familiar engine (floor 3): keep your PyTorch loop, change the import line.
+"""The familiar engine: keep your PyTorch loop, change the import line.
 
 Module and optimizer come back as the very objects that went in, with hooks; only the loader is new.
 """
 
-from collections.abc import Sequence
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Literal, ParamSpec, Self, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sordino import checks
-from sordino.clipping import Clipping
-from sordino.definitions import Guarantee, NeighboringRelation
+from sordino.clipping import Clipping, GroupedClipping, ProjectedClipping, get_clipping
+from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, NotOffered
-from sordino.events import Event, Nothing, compose
+from sordino.events import Event, NoOp, compose
 from sordino.ledger import Account, Reservation
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 from sordino.schedules import Schedule
-from sordino.training.bills.adaptive import AdaptiveBudget, AdaptiveRun
-from sordino.training.bills.charges import Charges
-from sordino.training.bills.target import EpsilonTarget
-from sordino.training.drop_in.attached import Attached, Loop, claim_of
-from sordino.training.drop_in.engine_checkpoint import load_checkpoint, name_alike, save_checkpoint
-from sordino.training.drop_in.engine_plan import calibrated, check_budget, check_together, delta_of, engine_plan
-from sordino.training.drop_in.journal import Journal
-from sordino.training.drop_in.options import (
-    accountant_called,
-    check_options,
-    check_own_objects,
-    norm_and_clipping,
-    not_offered,
-    with_old_signatures,
-)
-from sordino.training.loops.criterion import Criterion
-from sordino.training.loops.provenance import mark_public
-from sordino.training.noise import CorrelatedNoise
-from sordino.training.performance import Gradients, Memory, Performance
-from sordino.training.plan import Plan
-from sordino.training.records.loader import PrivateLoader, own_loader
-from sordino.training.records.sizes import steps_per_epoch
-from sordino.training.records.units import Units
-from sordino.training.step_plan import StepPlan
+from sordino.training.adaptive_budget import AdaptiveBudget, AdaptiveBudgetRun
+from sordino.training.charging import ChargeLog, EpsilonTarget
+from sordino.training.correlated_noise import CorrelatedNoise
+from sordino.training.engine_checkpoint import load_checkpoint, name_alike, save_checkpoint
+from sordino.training.engine_run_folder import Journal
+from sordino.training.loader import PrivateLoader, dataset_size_of, own_loader, steps_per_epoch
+from sordino.training.loss_tracing.batch_state import mark_public
+from sordino.training.loss_tracing.criterion import Criterion
+from sordino.training.plan import ClippingMode, Gradients, PerformanceOptions, Plan, StepPlan
+from sordino.training.private_model import MakePrivateArguments, PrivateModel, engine_guarantee
+from sordino.training.record_source import UnitAssignment
+from sordino.training.special_accumulators import check_bounds
 
-__all__ = ["PrivacyEngine"]
+__all__ = [
+    "PrivacyEngine",
+    "calibrate_plan",
+    "check_budget",
+    "check_compatible_plans",
+    "check_options",
+    "check_own_objects",
+    "engine_plan",
+    "get_delta",
+    "norm_and_clipping",
+    "not_offered",
+    "opacus_accountant",
+    "with_old_signatures",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The plan of an engine from what `make_private` is given: every refusal comes before a record is read.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# The plan wants a δ; an engine is asked for ε at any δ afterwards and reads only the plan's events.
+_ANY_DELTA = 1e-5
+
+
+def engine_plan(
+    data_loader: DataLoader[object],
+    *,
+    noise_multiplier: float | Schedule,
+    max_grad_norm: float | Schedule,
+    expected_batch_size: float | None,
+    sample_rate: float | None,
+    steps: int,
+    delta: float,
+    poisson_sampling: bool,
+    neighboring_relation: NeighboringRelation,
+    clipping: str | Clipping,
+    noise: CorrelatedNoise | Literal["auto"] | None,
+    units: UnitAssignment | None,
+    secure: bool,
+) -> Plan:
+    """The plan of one model.
+
+    Raises:
+        InvalidArgument: an option is out of range, or two of them don't go together.
+        UnknownSampler: the loader draws in a way that can't be accounted for, or breaks the noise's participation.
+    """
+    records = len(dataset_size_of(data_loader)) if units is None else units.count
+    rate = 1 / steps_per_epoch(data_loader, None) if sample_rate is None else sample_rate
+    method = get_clipping(clipping)
+    if isinstance(method, ProjectedClipping):
+        raise InvalidArgument(
+            "clipping must be by exact norms in a loop of your own, got ProjectedClipping. Train with sordino.fit, or "
+            "use FlatClipping."
+        )
+    if noise == "auto":
+        if not steps:
+            raise InvalidArgument("noise must be None or CorrelatedNoise, got 'auto'. Use make_private_with_epsilon.")
+        noise = None
+    plan = Plan(
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=max_grad_norm,
+        sample_rate=rate,
+        # Correlated noise has an end: its strategy is one for so many steps.
+        steps=noise.strategy.steps if noise is not None and not steps else steps,
+        expected_batch_size=records * rate if expected_batch_size is None else expected_batch_size,
+        delta=delta,
+        neighboring_relation=neighboring_relation,
+        privacy_unit=PrivacyUnit.EXAMPLE if units is None or units.protects_records else PrivacyUnit.USER,
+        dataset_size_is_public=sample_rate is None or expected_batch_size is None,
+        poisson_sampling=poisson_sampling,
+        clipping=method,
+        noise=noise,
+        secure_noise=secure,
+    )
+    check_bounds(plan, by_unit=units is not None)
+    if units is not None:
+        units.check(plan)
+    return plan
+
+
+def calibrate_plan(
+    plan: Plan, target: EpsilonTarget, *, noise: CorrelatedNoise | Literal["auto"] | None, before: Event
+) -> Plan:
+    """`plan` with the least noise that stays within `target` on top of `before`; "auto" also chooses its correlation.
+
+    Raises:
+        BudgetExceeded: `before` alone reaches the target.
+    """
+    target.check_left(before)
+    if noise == "auto":
+        best = Plan.for_epsilon(
+            target_epsilon=target.epsilon,
+            delta=plan.delta,
+            sample_rate=plan.sample_rate,
+            steps=plan.steps,
+            max_grad_norm=plan.max_grad_norm,
+            expected_batch_size=plan.expected_batch_size,
+            neighboring_relation=plan.neighboring_relation,
+            poisson_sampling=plan.poisson_sampling,
+            clipping=plan.clipping,
+            secure_noise=plan.secure_noise,
+            noise="auto",
+        )
+        plan = replace(plan, noise=best.noise)
+    earlier = None if isinstance(before, NoOp) else before
+    return plan.with_noise_for(target.epsilon, accountant=target.accountant, before=earlier)
+
+
+def get_delta(budget: AdaptiveBudget | None, delta: float | None = None) -> float:
+    """δ for the plan; `delta` is the engine's own.
+
+    Raises:
+        InvalidArgument: a budget that names none, where the engine names none.
+    """
+    if budget is None or (budget.delta is None and delta is not None):
+        return _ANY_DELTA if delta is None else delta
+    if budget.delta is None:
+        raise InvalidArgument("delta must be given in the budget of an engine, got None. Give AdaptiveBudget(delta=…).")
+    return budget.delta
+
+
+def check_budget(data_loader: DataLoader[object], others: Sequence[Plan]) -> None:
+    """Refuse a budget where it could not be kept.
+
+    Raises:
+        InvalidArgument: worker processes would read ahead of the filter, or the engine has another model.
+    """
+    checks.one_of(
+        (0,),
+        num_workers=data_loader.num_workers,
+        hint="With a budget a batch is chosen after the step before it; workers would read ahead of the filter.",
+    )
+    if others:
+        raise InvalidArgument(
+            "budget must be all that its engine spends, got one beside another model. Use one engine for each."
+        )
+
+
+def check_compatible_plans(plan: Plan, others: Sequence[Plan], *, budgeted: bool) -> None:
+    """Refuse a model whose guarantee could not be told together with those of an engine's other models.
+
+    Raises:
+        InvalidArgument: another relation or unit, or a budget that the other one holds for itself.
+    """
+    for name in ("neighboring_relation", "privacy_unit"):
+        here = getattr(plan, name)
+        if any(here is not getattr(other, name) for other in others):
+            raise InvalidArgument(
+                f"{name} must be the same for everything one engine makes private, got {here.value!r} besides "
+                "another. Use one engine for each."
+            )
+    if budgeted:
+        raise InvalidArgument(
+            "budget must be all that its engine spends, got another model beside it. Use one engine for each."
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Options that scripts written for other engines pass: accepted where they change nothing, else refused.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_ACCOUNTANTS = {"auto": "auto", "prv": "auto", "rdp": "rdp"}
+_GRAD_SAMPLE_MODES = ("hooks", "functorch", "ew")
+
+
+def opacus_accountant(name: str) -> str:
+    """Our name of the accountant that is called `name` elsewhere."""
+    if name == "gdp":
+        raise InvalidArgument(
+            "accountant must be auto, prv or rdp, got 'gdp': its central limit approximation can understate ε. "
+            "Use 'prv'."
+        )
+    checks.one_of(_ACCOUNTANTS, accountant=name)
+    return _ACCOUNTANTS[name]
+
+
+# What engines elsewhere have, and what to write here.
+_NOT_OFFERED = {
+    "DEFAULT_ALPHAS": "Leave it out: PrivacyEngine(accountant='rdp') chooses the orders",
+    "attach": "Write model, optimizer, loader = engine.make_private(module=…, optimizer=…, data_loader=…, …)",
+    "get_compatible_module": "Nothing rewrites a model: replace BatchNorm by GroupNorm yourself; other layers stay",
+    "get_privacy_spent": "Write engine.get_epsilon(delta)",
+    "get_optimizer_hook_fn": "Leave it out: every batch is charged when the loader draws it",
+    "get_renyi_divergence": "Write sordino.accounting.renyi_divergence(engine.event(), order)",
+    "history": "Write engine.event(), everything charged so far",
+    "is_compatible": "Leave it out: make_private and the first batch refuse, by name, what can't be private",
+    "mechanism": "Write engine.guarantee(delta).accountant",
+    "sample_rate": "Write 1 / len(loader), the probability that a record joins a batch",
+    "step": "Leave it out: every batch is charged when the loader draws it",
+    "steps": "Write engine.next_steps, one number for each private model",
+    "validate": "Leave it out: make_private and the first batch refuse, by name, what can't be private",
+}
+
+
+# Arguments of engines elsewhere, or of earlier versions of them, that are taken by no method here.
+_OLD_ARGUMENTS = frozenset(
+    {"alphas", "batch_size", "clip_per_layer", "experimental", "loss_reduction", "max_grad_norm", "module", "model"}
+    | {"max_per_sample_grad_norm", "misc_settings", "noise_multiplier", "poisson", "sample_rate", "sample_size"}
+    | {"secure_rng", "target_delta", "target_epsilon", "epochs", "total_steps", "normalize_clipping"}
+    | {"target_unclipped_quantile", "clipbound_learning_rate", "max_clipbound", "min_clipbound", "unclipped_num_std"}
+)
+_ADAPTIVE = frozenset({"target_unclipped_quantile", "clipbound_learning_rate", "max_clipbound", "min_clipbound"})
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def with_old_signatures(method: Callable[P, R]) -> Callable[P, R]:
+    """Have arguments by position, and those of other engines by name, refused with what to write instead.
+
+    Any other unknown argument is a TypeError, as ever.
+    """
+    names = inspect.signature(method).parameters
+
+    @functools.wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        unknown = [name for name in kwargs if name not in names and name in _OLD_ARGUMENTS]
+        # The first one is the engine.
+        if len(args) > 1 or unknown:
+            raise _old_signature(method.__name__, unknown)
+        return method(*args, **kwargs)
+
+    return checked
+
+
+def _old_signature(method: str, unknown: Sequence[str]) -> InvalidArgument:
+    got = ", ".join(f"{name}=" for name in unknown) or "arguments by position"
+    if _ADAPTIVE.intersection(unknown):
+        return InvalidArgument(
+            f"{method} must get its own arguments, got {got}. For a clipping norm that adapts pass "
+            "clipping=QuantileClipping(…) of sordino.clipping."
+        )
+    where = "PrivacyEngine" if method == "__init__" else method
+    return InvalidArgument(
+        f"{where} must get its own arguments by name, got {got}. Write engine = PrivacyEngine(), then "
+        "model, optimizer, loader = engine.make_private(module=model, optimizer=optimizer, data_loader=loader, "
+        "noise_multiplier=…, max_grad_norm=…), and engine.get_epsilon(delta); instead of noise_multiplier= "
+        "make_private_with_epsilon takes target_epsilon=, target_delta= and epochs=."
+    )
+
+
+def not_offered(name: str) -> AttributeError:
+    """What is raised for an attribute that the engine doesn't have."""
+    if name in _NOT_OFFERED:
+        return NotOffered(f"engine must be used by its own methods, got {name}. {_NOT_OFFERED[name]}.")
+    return AttributeError(f"'PrivacyEngine' object has no attribute {name!r}")
+
+
+def check_own_objects(module: nn.Module, optimizer: Optimizer, data_loader: object) -> None:
+    """Refuse what Opacus wrapped already.
+
+    Raises:
+        InvalidArgument: the module, the optimizer or the loader is one of Opacus's.
+    """
+    given = {
+        "module": (module, "Pass your own module: module._module"),
+        "optimizer": (optimizer, "Pass your own optimizer: optimizer.original_optimizer"),
+        "data_loader": (data_loader, "Pass the DataLoader you would train with"),
+    }
+    for name, (value, advice) in given.items():
+        origin = next((kind for kind in type(value).__mro__ if kind.__module__.split(".")[0] == "opacus"), None)
+        if origin is not None:
+            raise InvalidArgument(
+                f"{name} must not be wrapped by another engine, got {origin.__module__.split('.')[0]}'s "
+                f"{origin.__name__}. {advice}."
+            )
+
+
+def norm_and_clipping(
+    max_grad_norm: float | Schedule | Sequence[float], clipping: str | Clipping
+) -> tuple[float | Schedule, str | Clipping]:
+    """One clipping norm and the method; a list of norms, one per parameter, becomes `GroupedClipping`.
+
+    Raises:
+        InvalidArgument: a list of norms without ``clipping="per_layer"``.
+    """
+    if not isinstance(max_grad_norm, list | tuple):
+        return max_grad_norm, clipping  # pyright: ignore[reportReturnType]
+    if clipping != "per_layer":
+        raise InvalidArgument(
+            f"max_grad_norm must be one number for all parameters, got {len(max_grad_norm)} numbers. For a norm for "
+            "each parameter pass clipping='per_layer'."
+        )
+    norms = tuple(checks.positive(max_grad_norm=norm) for norm in max_grad_norm)
+    return math.hypot(*norms), GroupedClipping(by="parameter", weights=norms)
+
+
+def check_options(
+    batch_first: bool,
+    noise_generator: None,
+    grad_sample_mode: str,
+    loss_reduction: str,
+    wrap_model: bool,
+    rand_on_empty: bool,
+) -> None:
+    """Refuse what `make_private` can't do; "hooks", "functorch" and "ew" are all the same here."""
+    checks.one_of((True,), batch_first=batch_first, hint="Move the records to the first dimension.")
+    if "ghost" in grad_sample_mode:
+        raise InvalidArgument(
+            f"grad_sample_mode must be left out, got {grad_sample_mode!r}, with which other engines return the "
+            "criterion as a fourth object. Write model, optimizer, loader = engine.make_private(…) without "
+            "grad_sample_mode= and criterion=: no per-record gradients are held by default either, and the loop calls "
+            "its own loss, on outputs.logits for example."
+        )
+    checks.one_of(_GRAD_SAMPLE_MODES, grad_sample_mode=grad_sample_mode)
+    checks.one_of(("mean", "sum"), loss_reduction=loss_reduction)
+    checks.one_of((True, False), rand_on_empty=rand_on_empty)
+    checks.one_of(
+        (True,),
+        wrap_model=wrap_model,
+        hint="Leave it out: make_private returns your own module; engine.detach() takes its hooks off.",
+    )
+    if noise_generator is not None:
+        raise InvalidArgument(
+            "noise_generator must be None, got a generator: noise is drawn from a cryptographic generator keyed by run "
+            "and step. For a repeatable test run use PrivacyEngine(seed=…, reproducible=True)."
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The familiar engine: keep your PyTorch loop, change the import line.
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 
@@ -68,9 +383,11 @@ class PrivacyEngine:
         run_folder: where every step is written before its records are read: a new folder, or that of a run to go on
             with, whose charges then count here too, whatever checkpoint is loaded. None writes nothing.
         delta: δ in (0, 1) at which the run folder states its guarantee; None takes ``target_delta``, or 1e-5.
-        memory: how clipped sums are taken, as in `Performance`: "fast", "lean", "block" or "two-pass". With one of the
+        memory: how clipped sums are taken, as in `PerformanceOptions`: "fast", "lean", "block" or "two-pass". With one
+            of the
             last two ``loss.backward()`` runs once in a batch.
-        gradients: "one-by-one" runs plain autograd on one record at a time, as in `Performance`: for every model that
+        gradients: "one-by-one" runs plain autograd on one record at a time, as in `PerformanceOptions`: for every model
+            that
             runs on one record. The loader then splits batches into single records. "auto" and "captured" are the same
             here: how a batch is split is settled before its loss is seen.
         secure_mode: True makes sums and noise whole numbers, against attacks on the low bits of floats. Noise and
@@ -102,22 +419,22 @@ class PrivacyEngine:
         seed: int | None = None,
         ledger: Account | Reservation | None = None,
         secure_mode: bool = False,
-        memory: Memory = "fast",
+        memory: ClippingMode = "fast",
         gradients: Gradients = "auto",
         run_folder: str | Path | None = None,
         delta: float | None = None,
     ) -> None:
-        self._accountant = accountant_called(accountant)
+        self._accountant = opacus_accountant(accountant)
         self._secure = bool(checks.one_of((True, False), secure_mode=secure_mode))
-        self._performance = Performance(memory=memory, gradients=gradients)
-        Randomness(seed=seed, reproducible=reproducible)
+        self._performance = PerformanceOptions(memory=memory, gradients=gradients)
+        KeyedRNG(seed=seed, reproducible=reproducible)
         self._seed, self._reproducible, self._ledger = seed, reproducible, ledger
-        self._attached: list[Attached] = []
+        self._attached: list[PrivateModel] = []
         self._plans: list[Plan] = []
         # Of models that were detached: those that took a batch.
         self._stepped: list[Plan] = []
-        self._adaptive: AdaptiveRun | None = None
-        self._charges = Charges()
+        self._adaptive: AdaptiveBudgetRun | None = None
+        self._charges = ChargeLog()
         self._delta = None if delta is None else checks.probability(zero=False, one=False, delta=delta)
         self.journal = Journal(self._charges)
         if run_folder is not None:
@@ -142,7 +459,7 @@ class PrivacyEngine:
         neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
         clipping: str | Clipping = "flat",
         noise: CorrelatedNoise | None = None,
-        units: Units | None = None,
+        units: UnitAssignment | None = None,
         budget: AdaptiveBudget | None = None,
         batch_first: bool = True,
         criterion: Criterion | None = None,
@@ -216,7 +533,7 @@ class PrivacyEngine:
             expected_batch_size=expected_batch_size,
             sample_rate=sample_rate,
             steps=0,
-            delta=delta_of(budget, self._delta),
+            delta=get_delta(budget, self._delta),
             poisson_sampling=poisson_sampling,
             neighboring_relation=neighboring_relation,
             clipping=method,
@@ -225,7 +542,7 @@ class PrivacyEngine:
             secure=self._secure,
         )
         check_options(batch_first, noise_generator, grad_sample_mode, loss_reduction, wrap_model, rand_on_empty)
-        loop = Loop(
+        loop = MakePrivateArguments(
             module=module,
             optimizer=optimizer,
             data_loader=data_loader,
@@ -237,7 +554,7 @@ class PrivacyEngine:
             units=units,
             performance=self._performance,
         )
-        adaptive = None if budget is None else AdaptiveRun(budget, plan)
+        adaptive = None if budget is None else AdaptiveBudgetRun(budget, plan)
         return self._attach(plan, loop, steps=steps_per_epoch(data_loader, sample_rate), adaptive=adaptive)
 
     @with_old_signatures
@@ -259,7 +576,7 @@ class PrivacyEngine:
         neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
         clipping: str | Clipping = "flat",
         noise: CorrelatedNoise | Literal["auto"] | None = None,
-        units: Units | None = None,
+        units: UnitAssignment | None = None,
         batch_first: bool = True,
         criterion: Criterion | None = None,
         public_batch: object = None,
@@ -301,7 +618,7 @@ class PrivacyEngine:
             units=units,
             secure=self._secure,
         )
-        check_together(plan, self._plans, budgeted=self._adaptive is not None)
+        check_compatible_plans(plan, self._plans, budgeted=self._adaptive is not None)
         target = EpsilonTarget(
             epsilon=checks.positive(target_epsilon=target_epsilon),
             delta=plan.delta,
@@ -310,9 +627,9 @@ class PrivacyEngine:
         )
         others = [one for one in self._attached if one.session.module is not module]
         earlier = [self.event(), *(one.meter.remaining() for one in others)]
-        before = compose([event for event in earlier if not isinstance(event, Nothing)])
-        plan = calibrated(plan, target, noise=noise, before=before)
-        loop = Loop(
+        before = compose([event for event in earlier if not isinstance(event, NoOp)])
+        plan = calibrate_plan(plan, target, noise=noise, before=before)
+        loop = MakePrivateArguments(
             module=module,
             optimizer=optimizer,
             data_loader=data_loader,
@@ -333,16 +650,16 @@ class PrivacyEngine:
     def _attach(
         self,
         plan: Plan,
-        loop: Loop,
+        loop: MakePrivateArguments,
         *,
         steps: int,
-        adaptive: AdaptiveRun | None = None,
+        adaptive: AdaptiveBudgetRun | None = None,
         target: EpsilonTarget | None = None,
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
         if loop.units is not None and loop.microbatch_size is not None:
             # How many parts a batch has follows from the number of records, which that of units says nothing of.
             plan = replace(plan, dataset_size_is_public=True)
-        check_together(plan, [*self.journal.plans, *self._plans], budgeted=self._adaptive is not None)
+        check_compatible_plans(plan, [*self.journal.plans, *self._plans], budgeted=self._adaptive is not None)
         earlier = self._charges.runs() if self.journal.path is not None else ()
         place = self._place_of(loop.module)
         if place < len(self._attached):
@@ -381,10 +698,10 @@ class PrivacyEngine:
             )
         return delta
 
-    def _new_randomness(self) -> Randomness:
+    def _new_randomness(self) -> KeyedRNG:
         """One master key for each model: two of one engine never share a draw or a noise value."""
         seed = None if self._seed is None else self._seed + len(self._plans)
-        return Randomness(seed=seed, reproducible=self._reproducible)
+        return KeyedRNG(seed=seed, reproducible=self._reproducible)
 
     def detach(self) -> None:
         """Take all hooks off: modules and optimizers are ordinary again, the private loaders are at their end.
@@ -468,7 +785,7 @@ class PrivacyEngine:
         return self._claim(delta, accountant=self._accountant)
 
     def _claim(self, delta: float, *, accountant: str) -> Guarantee:
-        return claim_of(
+        return engine_guarantee(
             self._charges,
             [*self.journal.plans, *self._plans],
             self._adaptive,
@@ -485,7 +802,7 @@ class PrivacyEngine:
         if self._delta is not None:
             return self._delta
         plans = [*self.journal.plans, *self._plans]
-        return plans[-1].delta if plans else delta_of(None)
+        return plans[-1].delta if plans else get_delta(None)
 
     @property
     def budget_spent(self) -> bool:
@@ -517,14 +834,14 @@ class PrivacyEngine:
                 "load_state_dict out, or make the engine without run_folder=."
             )
         self.journal.has_foreign_charges = True
-        saved = Charges()
+        saved = ChargeLog()
         saved.load_state_dict(state)
         for event, times in saved.runs():
             self._charges.add(event, times)
             if self._adaptive is not None:
                 self._adaptive.take_over(event, times)
 
-    def attached(self, module: nn.Module) -> Attached | None:
+    def attached(self, module: nn.Module) -> PrivateModel | None:
         """What the engine keeps of `module`; None when it did not make it private."""
         return next((one for one in self._attached if one.session.module is module), None)
 
@@ -541,6 +858,6 @@ class PrivacyEngine:
     save_checkpoint, load_checkpoint = save_checkpoint, load_checkpoint
 
 
-def _stepped(attached: Sequence[Attached]) -> list[Plan]:
+def _stepped(attached: Sequence[PrivateModel]) -> list[Plan]:
     """The plans of models that took a batch."""
     return [one.plan for one in attached if one.meter.has_charged]

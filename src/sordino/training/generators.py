@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from numpy import random as numpy_random
 
-from sordino.errors import UnprivateStep
-from sordino.randomness import Randomness, Stream
+from sordino.errors import NonPrivateStep
+from sordino.randomness import KeyedRNG, RandomStream
 
 __all__ = [
     "BatchGenerators",
@@ -55,7 +55,7 @@ class PrivateGenerators:
         own: further generators: `torch.Generator`, NumPy's `Generator` and `RandomState`, `random.Random`.
     """
 
-    def __init__(self, stream: Stream, own: Sequence[object] = ()) -> None:
+    def __init__(self, stream: RandomStream, own: Sequence[object] = ()) -> None:
         devices = _device_generators()
         bits = np.empty(3 * _WORDS + 2 + _DEVICE_WORDS * len(devices) + _OWN_WORDS * len(own), dtype=np.uint32)
         stream.fill(bits.data)
@@ -104,11 +104,11 @@ class PrivateGenerators:
 
 
 @contextmanager
-def private_generators(stream: Stream, own: Sequence[object] = ()) -> Iterator[None]:
+def private_generators(stream: RandomStream, own: Sequence[object] = ()) -> Iterator[None]:
     """Run a block with the generators in secret states; see `PrivateGenerators`.
 
     Raises:
-        UnprivateStep: the block gave torch's generators another seed or state.
+        NonPrivateStep: the block gave torch's generators another seed or state.
     """
     generators = PrivateGenerators(stream, own)
     try:
@@ -152,7 +152,7 @@ class BatchGenerators:
         rank: this process's number.
     """
 
-    def __init__(self, randomness: Randomness, *, rank: int = 0) -> None:
+    def __init__(self, randomness: KeyedRNG, *, rank: int = 0) -> None:
         self._randomness, self._rank = randomness, rank
         self._open: PrivateGenerators | None = None
 
@@ -161,7 +161,7 @@ class BatchGenerators:
         """Whether a batch is under way."""
         return self._open is not None
 
-    def stream(self, step: int, microbatch: int = 0, *, again: bool = False) -> Stream:
+    def stream(self, step: int, microbatch: int = 0, *, again: bool = False) -> RandomStream:
         """The secret bits of one microbatch of one process, or those for when it is taken up again."""
         purpose = "generators again" if again else "generators"
         return self._randomness.stream(purpose, step=step, tensor=microbatch, rank=self._rank)
@@ -182,10 +182,10 @@ def check_not_seeded() -> None:
     """Refuse random numbers of private records that don't come from secret states.
 
     Raises:
-        UnprivateStep: torch's generators got another seed or state since they were put into secret states.
+        NonPrivateStep: torch's generators got another seed or state since they were put into secret states.
     """
     if _OPEN and not _OPEN[-1].are_intact:
-        raise UnprivateStep(
+        raise NonPrivateStep(
             "torch's generators must keep their states while a private batch is processed, got another seed or state: "
             "random numbers would follow from a record's place in the batch. Seed before the loop; within a batch "
             "random numbers come from the run's secret key."

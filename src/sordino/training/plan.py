@@ -1,4 +1,4 @@
-"""All that changes the guarantee, in one frozen object (floor 3).
+"""All that changes the guarantee, in one frozen object.
 
 Clip factors, noise scale, divisor and the accountant's event are derived from the plan, never stored beside it.
 
@@ -9,11 +9,18 @@ Example:
     0.94687
 """
 
+import ctypes
 import json
-from collections.abc import Callable
+import platform
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
-from typing import Literal, Self
+from functools import cache, cached_property, lru_cache
+from typing import Literal, Self, get_args
+
+from torch import nn
 
 from sordino import accounting, checks
 from sordino.clipping import (
@@ -30,23 +37,249 @@ from sordino.clipping import (
 )
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, UnknownSampler
-from sordino.events import Event, NoPrivacy, Nothing, SelfComposed, compose
+from sordino.events import Event, NonPrivate, NoOp, ProjectedGaussian, SelfComposed, compose
+from sordino.gradients import GradientCapture, KernelTimings, OneByOne, Recorder
+from sordino.mechanisms import TensorGaussianMechanism
 from sordino.mechanisms.correlated import CorrelatedGaussianMechanism
+from sordino.mechanisms.integer_noise import GridSumMechanism
 from sordino.sampling import (
     CyclicPoissonSampling,
-    FixedEpochs,
+    FixedBatchSampling,
     PoissonSampling,
-    Sampling,
-    ShuffledEpochs,
-    VaryingPoissonSampling,
+    Sampler,
+    ScheduledPoissonSampling,
+    ShuffledSampling,
 )
-from sordino.schedules import Schedule, scaled, schedule_from_dict, schedule_to_dict, value_at
-from sordino.training.loss_curve import LossCurve, check_loss_curve
-from sordino.training.noise import CorrelatedNoise, best_noise
-from sordino.training.performance import Performance
-from sordino.training.step_plan import StepPlan
+from sordino.schedules import Schedule, scale_schedule, schedule_from_dict, schedule_to_dict, schedule_value
+from sordino.training.correlated_noise import CorrelatedNoise, choose_noise
+from sordino.training.noisy_releases import LossRelease, check_loss_release
 
-__all__ = ["Performance", "Plan"]
+__all__ = ["ClippingMode", "Gradients", "PerformanceOptions", "Plan", "StepPlan", "retain_freed_memory"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Memory that was freed stays with the process while it trains.
+#
+# A training step frees and asks for the same large arrays again and again. The C library gives the top of its heap back
+# to the system each time, and the system hands out fresh pages, cleared and mapped one by one: on virtual machines that
+# can take a fifth of a private step, which needs more such arrays than a plain one.
+#
+# References:
+#     mallopt(3), M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_MMAP_MAX; malloc_trim(3).
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+# From this size on arrays are mapped one by one outside: the largest size that the library allows.
+_MAPPED_ARRAYS = 1 << 25
+_MOST_MAPPED = 65536
+_NEVER = 2**31 - 1
+
+_lock = threading.Lock()
+_inside = 0
+
+
+@contextmanager
+def retain_freed_memory() -> Iterator[None]:
+    """A block in which freed memory is kept for the next array; it goes back to the system at the end.
+
+    `fit` does this by itself unless memory is to be spared. Around a training loop of one's own it saves as much.
+    Without Linux and glibc it does nothing.
+
+    Example:
+        >>> with retain_freed_memory():
+        ...     squares = [step**2 for step in range(3)]
+    """
+    global _inside  # noqa: PLW0603 (the heap is the process's)
+    library = _glibc()
+    if library is None:
+        yield
+        return
+    with _lock:
+        _inside += 1
+        library.mallopt(_M_MMAP_THRESHOLD, _MAPPED_ARRAYS)
+        # Even the largest arrays come from the heap: what is mapped for one alone goes back with it.
+        library.mallopt(_M_MMAP_MAX, 0)
+        library.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside:
+                # What the library's own rule arrives at once such arrays were freed.
+                library.mallopt(_M_MMAP_MAX, _MOST_MAPPED)
+                library.mallopt(_M_TRIM_THRESHOLD, 2 * _MAPPED_ARRAYS)
+                library.malloc_trim(0)
+
+
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What changes speed and memory and never the guarantee or the result.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+ClippingMode = Literal["fast", "lean", "block", "two-pass"]
+Gradients = Literal["auto", "captured", "one-by-one"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerformanceOptions:
+    """What changes speed and memory and never the guarantee or the result.
+
+    Args:
+        microbatch_size: most records in one forward and backward; None takes the logical batch whole.
+        device: where the model and the batches live; None leaves them where the model is.
+        compile: run the steps of `fit` as compiled graphs; it refuses what can't be compiled. Needs a C++ compiler.
+            With diagnostics, which show losses, steps stay as they are.
+        memory: "lean" keeps per-record gradients only where they are smaller than what is freed for them; it is slower.
+            "block" clips each group of a `GroupedClipping` while the backward pass runs, and frees its layers then.
+            "two-pass" runs the backward pass twice, for norms and then for sums, and keeps nothing of a layer: with
+            gradient checkpointing, or where memory is short. A step takes 1.9 times a plain checkpointed one.
+        autotune: take the kernels that are fastest by the clock instead of the cost model's. Each shape of a layer is
+            timed when it first comes, and remembered in the user's cache folder. Runs then repeat up to rounding only.
+        gradients: "captured" has all records of a chunk in one forward and backward pass, with a rule for each layer.
+            "one-by-one" runs plain autograd on one record at a time: for every model that runs on one record, whatever
+            its layers do; `microbatch_size` is then 1. "auto" is "captured", and in `fit` "one-by-one" where made-up
+            records show that the model can't be captured and has the gradients in a batch that its records have alone.
+    """
+
+    microbatch_size: int | None = None
+    device: str | None = None
+    compile: bool = False
+    memory: ClippingMode = "fast"
+    autotune: bool = False
+    gradients: Gradients = "auto"
+
+    def __post_init__(self) -> None:
+        if self.microbatch_size is not None:
+            checks.integer(1, microbatch_size=self.microbatch_size)
+        checks.one_of(get_args(ClippingMode), memory=self.memory)
+        checks.one_of(get_args(Gradients), gradients=self.gradients)
+        if self.is_one_by_one:
+            self._check_plain()
+
+    def _check_plain(self) -> None:
+        """Refuse settings of a capture where there is none."""
+        given = {"memory": (self.memory, "fast"), "compile": (self.compile, False), "autotune": (self.autotune, False)}
+        for name, (value, usual) in given.items():
+            if value != usual:
+                raise InvalidArgument(
+                    f'{name} must be {usual!r} with gradients="one-by-one", got {value!r}: there is nothing to spare, '
+                    "to compile or to choose where plain autograd runs. Leave it out."
+                )
+
+    @property
+    def is_one_by_one(self) -> bool:
+        """Whether plain autograd runs on one record at a time."""
+        return self.gradients == "one-by-one"
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Most records in one forward and backward; None takes the logical batch whole."""
+        return 1 if self.is_one_by_one else self.microbatch_size
+
+    @property
+    def may_change(self) -> bool:
+        """Whether one record at a time may be taken where the model can't be captured."""
+        return self.gradients == "auto" and self.memory == "fast" and not self.compile and not self.autotune
+
+    def recorder(self, model: nn.Module, parameters: Iterable[nn.Parameter], *, own_loop: bool = False) -> Recorder:
+        """What measures and adds up the gradients, with the kernels that are wanted."""
+        if self.is_one_by_one:
+            return OneByOne(model, parameters, only_backward=own_loop)
+        timings = KernelTimings() if self.autotune else None
+        return GradientCapture(model, parameters, lean=self.memory != "fast", timings=timings)
+
+    def keeping(self) -> AbstractContextManager[None]:
+        """A block in which freed memory is kept, unless memory is to be spared."""
+        return retain_freed_memory() if self.memory == "fast" else nullcontext()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The plan's values at one step: clip factors, noise, divisor and event come from here.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """The values of one step, all fixed before the run.
+
+    Args:
+        noise_multiplier: noise standard deviation over sensitivity, ≥ 0.
+        max_grad_norm: clipping norm C > 0 of one unit's gradient.
+        sample_rate: probability in (0, 1] that a unit joins the batch.
+        expected_batch_size: public divisor of the noisy sum, > 0.
+        clipping: how gradients are clipped to the bound.
+        neighboring_relation: which data sets count as neighbours.
+        loss_curve: what is released of the losses beside the gradient, or None.
+    """
+
+    noise_multiplier: float
+    max_grad_norm: float
+    sample_rate: float
+    expected_batch_size: float
+    clipping: Clipping
+    neighboring_relation: NeighboringRelation
+    loss_curve: LossRelease | None = None
+
+    def __post_init__(self) -> None:
+        checks.non_negative(noise_multiplier=self.noise_multiplier)
+        checks.positive(max_grad_norm=self.max_grad_norm)
+        checks.probability(zero=False, sample_rate=self.sample_rate)
+        checks.positive(expected_batch_size=self.expected_batch_size)
+
+    @cached_property
+    def sensitivity(self) -> float:
+        """How far one unit moves the clipped sum, in ℓ2 norm."""
+        return self.clipping.sensitivity(self.neighboring_relation, max_grad_norm=self.max_grad_norm)
+
+    @cached_property
+    def mechanism(self) -> TensorGaussianMechanism:
+        """The noise on the clipped sum, and on what is released beside it."""
+        moved = self.sensitivity if self.loss_curve is None else self.loss_curve.joint(self.sensitivity)[1]
+        return TensorGaussianMechanism(noise_multiplier=self.noise_multiplier, l2_sensitivity=moved)
+
+    @property
+    def gradient_multiplier(self) -> float:
+        """Noise on the clipped sum over its own sensitivity; a loss curve raises it above `noise_multiplier`."""
+        return self.noise_multiplier * (1.0 if self.loss_curve is None else self.loss_curve.price)
+
+    def grid_mechanism(self, dimension: int) -> GridSumMechanism:
+        """The noise on a clipped sum of whole numbers with `dimension` entries."""
+        return GridSumMechanism(
+            noise_multiplier=self.noise_multiplier,
+            record_norm=self.max_grad_norm,
+            dimension=dimension,
+            moved=int(self.neighboring_relation.sensitivity_factor),
+        )
+
+    @property
+    def event(self) -> Event:
+        """The event of the step on its batch, before sampling is counted."""
+        if self.noise_multiplier == 0:
+            return NonPrivate(reason="noise_multiplier is 0")
+        if isinstance(self.clipping, ProjectedClipping):
+            return ProjectedGaussian(noise_multiplier=self.noise_multiplier, projections=self.clipping.projections)
+        return self.mechanism.event()
+
+    @property
+    def gradient_noise(self) -> float:
+        """Standard deviation of the noise in each entry of the private gradient: z·Δ/B. AdaClip scales its own."""
+        return self.mechanism.stddev / self.expected_batch_size
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# All that changes the guarantee, in one frozen object.
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 _SCHEMA = 5
 # Schema 4 had no loss curve.
@@ -97,8 +330,8 @@ class Plan:
             break the participation of the noise.
 
     Example:
-        >>> from sordino.schedules import Exponential
-        >>> noise = Exponential(start=6.0, end=3.0)
+        >>> from sordino.schedules import ExponentialSchedule
+        >>> noise = ExponentialSchedule(start=6.0, end=3.0)
         >>> plan = Plan(noise_multiplier=noise, max_grad_norm=1.0, sample_rate=0.01, steps=100,
         ...             expected_batch_size=600.0, delta=1e-5)
         >>> plan.at(0).noise_multiplier, plan.at(99).noise_multiplier
@@ -121,7 +354,7 @@ class Plan:
     clipping: Clipping = field(default_factory=FlatClipping)
     noise: CorrelatedNoise | None = None
     secure_noise: bool = False
-    loss_curve: LossCurve | None = None
+    loss_curve: LossRelease | None = None
 
     def __post_init__(self) -> None:
         checks.integer(0, steps=self.steps)
@@ -133,7 +366,7 @@ class Plan:
                 f"clipping must be an object of sordino.clipping, got {self.clipping!r}. Give FlatClipping()."
             )
         if self.loss_curve is not None:
-            check_loss_curve(
+            check_loss_release(
                 self.loss_curve, clipping=self.clipping, correlated=self.noise is not None, secure=self.secure_noise
             )
         for step in {0, max(self.steps - 1, 0)} if self.is_scheduled else {0}:
@@ -178,7 +411,7 @@ class Plan:
                 f"clipping must have a fixed bound with correlated noise, got {type(self.clipping).__name__}. Use "
                 "FlatClipping or AutomaticClipping, or leave noise out."
             )
-        assert isinstance(self.sampling, CyclicPoissonSampling | FixedEpochs)
+        assert isinstance(self.sampling, CyclicPoissonSampling | FixedBatchSampling)
         assert self.mechanism is not None
 
     def _check_secure_noise(self) -> None:
@@ -208,7 +441,7 @@ class Plan:
         noise_shape: Schedule | None = None,
         noise: CorrelatedNoise | Literal["auto"] | None = None,
         secure_noise: bool = False,
-        loss_curve: LossCurve | None = None,
+        loss_curve: LossRelease | None = None,
     ) -> Self:
         """The plan with the least noise whose ε is at most `target_epsilon` (never above it).
 
@@ -244,13 +477,13 @@ class Plan:
         earlier = [] if before is None else [before]
         shape = self.noise_multiplier if isinstance(self.noise_multiplier, Schedule) else 1.0
         factor = accounting.calibrate_noise_multiplier(
-            lambda factor: compose([*earlier, replace(self, noise_multiplier=scaled(shape, factor)).event()]),
+            lambda factor: compose([*earlier, replace(self, noise_multiplier=scale_schedule(shape, factor)).event()]),
             target_epsilon=checks.positive(target_epsilon=target_epsilon),
             target_delta=self.delta,
             relation=self.neighboring_relation,
             accountant=accountant,
         )
-        return replace(self, noise_multiplier=scaled(shape, factor))
+        return replace(self, noise_multiplier=scale_schedule(shape, factor))
 
     def _with_best_noise(self, target_epsilon: float) -> Self:
         adapts = not isinstance(self.clipping, _FIXED) or self.loss_curve is not None
@@ -269,7 +502,7 @@ class Plan:
             )
 
         now = self.at(0)
-        noise, multiplier = best_noise(
+        noise, multiplier = choose_noise(
             steps=self.steps, sample_rate=now.sample_rate, l2_sensitivity=now.sensitivity, calibrate=calibrate
         )
         return replace(self, noise=noise, noise_multiplier=multiplier)
@@ -294,16 +527,16 @@ class Plan:
         return None if self.noise is None else _mechanism(self)
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> Sampler:
         """The sampler, which knows its event."""
         if self.noise is not None:
             rate = self.at(0).sample_rate
             return self.noise.sampling(sample_rate=rate, steps=self.steps, poisson_sampling=self.poisson_sampling)
         if isinstance(self.sample_rate, Schedule):
-            return VaryingPoissonSampling(rate=lambda step: self.at(step).sample_rate)
+            return ScheduledPoissonSampling(rate=lambda step: self.at(step).sample_rate)
         if self.poisson_sampling:
             return PoissonSampling(sample_rate=self.sample_rate)
-        return ShuffledEpochs(steps_per_epoch=max(1, round(1 / self.sample_rate)))
+        return ShuffledSampling(steps_per_epoch=max(1, round(1 / self.sample_rate)))
 
     def step_event(self, step: int = 0) -> Event:
         """The event that is charged before `step`: that step's under Poisson sampling, otherwise one epoch's.
@@ -320,7 +553,7 @@ class Plan:
     def _correlated_event(self, mechanism: CorrelatedGaussianMechanism, step: int) -> Event:
         sampler = self.sampling
         if step % sampler.groups if isinstance(sampler, CyclicPoissonSampling) else step:
-            return Nothing()
+            return NoOp()
         if not self.is_private:
             return self.at(0).event
         return sampler.event(self.at(0).event) if isinstance(sampler, CyclicPoissonSampling) else mechanism.event()
@@ -330,11 +563,11 @@ class Plan:
         steps = self.steps if steps is None else checks.integer(0, steps=steps)
         if self.mechanism is not None:
             private = self.is_private or not steps
-            return self.mechanism.event(steps) if private else NoPrivacy(reason="noise_multiplier is 0")
+            return self.mechanism.event(steps) if private else NonPrivate(reason="noise_multiplier is 0")
         if self.is_scheduled:
             return compose([self.step_event(step) for step in range(steps)])
         count = self.sampling.charges(steps)
-        return SelfComposed(event=self.step_event(), count=count) if count else Nothing()
+        return SelfComposed(event=self.step_event(), count=count) if count else NoOp()
 
     def guarantee(self, *, steps: int | None = None, caveats: tuple[str, ...] = ()) -> Guarantee:
         """What the first `steps` steps, or the whole run, guarantee."""
@@ -380,7 +613,7 @@ class Plan:
         planned = {name: schedule_from_dict(body[name]) for name in _PLANNED}
         rest = {name: value for name, value in body.items() if name not in ("schema", *_OBJECTS, *_PLANNED)}
         noise = None if body["noise"] is None else CorrelatedNoise.from_dict(body["noise"])
-        curve = None if body["loss_curve"] is None else LossCurve.from_dict(body["loss_curve"])
+        curve = None if body["loss_curve"] is None else LossRelease.from_dict(body["loss_curve"])
         clipping = clipping_from_dict(body["clipping"])
         return cls(**planned, **rest, clipping=clipping, noise=noise, loss_curve=curve)
 
@@ -388,7 +621,7 @@ class Plan:
 @lru_cache(maxsize=256)
 def _at(plan: Plan, step: int) -> StepPlan:
     """The values of one step; they are asked for several times a step."""
-    values = {name: value_at(getattr(plan, name), step, plan.steps or None) for name in _PLANNED}
+    values = {name: schedule_value(getattr(plan, name), step, plan.steps or None) for name in _PLANNED}
     shared = {"neighboring_relation": plan.neighboring_relation, "loss_curve": plan.loss_curve}
     return StepPlan(**values, **shared, clipping=plan.clipping)
 

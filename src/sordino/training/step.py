@@ -1,4 +1,4 @@
-"""One private step (floor 3): clipped sums over the chunks, noise once, divide by a public number.
+"""One private step: clipped sums over the chunks, noise once, divide by a public number.
 
     g̃ = (Σ_chunks Σ_i min(1, C/‖g_i‖) g_i + N(0, (z·Δ)² I)) / expected_batch_size    (Abadi et al. 2016, algorithm 1)
 
@@ -14,26 +14,89 @@ import torch
 from torch import Tensor, nn
 
 from sordino.clipping import AdaClip, GroupedClipping
-from sordino.errors import InvalidArgument, UnprivateStep
+from sordino.errors import InvalidArgument, NonPrivateStep
 from sordino.gradients import Contributions, Recorder
-from sordino.gradients.blocks import Blocks
-from sordino.gradients.early import Early
-from sordino.gradients.passes import TwoPasses
-from sordino.randomness import Randomness
-from sordino.runs import LossPoint
-from sordino.sampling import Chunk
-from sordino.training.bought_norm import BoughtNorm
-from sordino.training.performance import Memory
-from sordino.training.plan import Plan
-from sordino.training.processes.scattered import ScatteredSums
-from sordino.training.step_plan import StepPlan
-from sordino.training.sums.adaclip import bounds_for
-from sordino.training.sums.bounds import Bounds, sum_dtype
+from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward
+from sordino.randomness import KeyedRNG
+from sordino.runs import ReleasedLoss
+from sordino.sampling import Microbatch
+from sordino.training.accumulators import ClippedSumAccumulator, accumulation_dtype
+from sordino.training.noisy_releases import NormRelease
+from sordino.training.plan import ClippingMode, Plan, StepPlan
+from sordino.training.special_accumulators import make_accumulator
 
 if TYPE_CHECKING:
-    from sordino.training.processes.sharded import Shards
+    from sordino.training.sharded import ShardedModel
 
-__all__ = ["PrivateStep", "check_memory"]
+__all__ = ["PrivateStep", "ReduceScatteredSums", "check_clipping_mode"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Clipped sums of a sharded model that are scattered while they are formed: no process keeps a whole one.
+#
+# A chunk's sums arrive layer by layer. As soon as those of one exchange are there, all processes add them up and each
+# keeps its rows. The order of the exchanges is agreed on once, so processes never wait for different parameters: who
+# has no records, or meets the layers in another order, gives zeros or waits with what comes later in it.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class ReduceScatteredSums(dict[nn.Parameter, Tensor]):
+    """Where a chunk's whole sums are put: they are taken out again by and by, and this process's rows are kept.
+
+    Guarantee: releases nothing. After `end_chunk` in all processes, the rows of all together are the sums of every
+    chunk so far, each entry once.
+
+    Args:
+        shards: of the model.
+        parameters: whole ones, all that are trained.
+    """
+
+    def __init__(self, shards: "ShardedModel", parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self._shards, self._parameters = shards, list(parameters)
+        self.rows: dict[nn.Parameter, Tensor] = {}
+        self._arrived: list[nn.Parameter] = []
+        self._left: list[list[nn.Parameter]] = []
+        self._begin_chunk()
+
+    def __setitem__(self, parameter: nn.Parameter, value: Tensor) -> None:
+        """Take one sum of the chunk, and exchange those that are next in order and complete."""
+        super().__setitem__(parameter, value)
+        self._arrived.append(parameter)
+        while self._left and all(each in self for each in self._left[0]):
+            self._exchange(self._left.pop(0))
+
+    def end_chunk(self) -> None:
+        """Exchange what is left of the chunk; every process calls it for every chunk."""
+        if not self._left and not self._shards.has_order(self._parameters):
+            self._shards.agree_on_order(self._parameters, self._arrived)
+            self._begin_chunk()
+        while self._left:
+            self._exchange(self._left.pop(0))
+        # A layer that was used again after its sum was exchanged has added to it.
+        for bucket in self._shards.late(self._parameters, self):
+            self._exchange(bucket)
+        self._begin_chunk()
+
+    def _begin_chunk(self) -> None:
+        self._arrived = []
+        known = self._shards.has_order(self._parameters)
+        self._left = self._shards.in_order(self._parameters) if known else []
+
+    def _exchange(self, bucket: list[nn.Parameter]) -> None:
+        sums = {parameter: self._taken(parameter) for parameter in bucket}
+        for parameter, rows in zip(bucket, self._shards.summed(bucket, sums), strict=True):
+            held = self.rows.get(parameter)
+            self.rows[parameter] = rows if held is None else held.add_(rows)
+
+    def _taken(self, parameter: nn.Parameter) -> Tensor:
+        value, dtype = self.pop(parameter, None), accumulation_dtype(parameter)
+        return torch.zeros_like(parameter, dtype=dtype) if value is None else value.to(dtype)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One private step: clipped sums over the chunks, noise once, divide by a public number.
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 class PrivateStep:
@@ -48,24 +111,24 @@ class PrivateStep:
         randomness: source of the noise.
         after_step: number of the last step that is over already; later ones must be larger.
         at: the values of a step where they are chosen on the way; the plan's by default.
-        by_unit: whether rows are records of units, which are put together before they are clipped.
+        per_unit_loss: whether rows are records of units, which are put together before they are clipped.
         norm: releases the norm of every sum besides, or None.
-        memory: how sums are taken, see `Performance`.
+        memory: how sums are taken, see `PerformanceOptions`.
     """
 
     def __init__(
         self,
         capture: Contributions,
         plan: Plan,
-        randomness: Randomness,
+        randomness: KeyedRNG,
         *,
         after_step: int = -1,
         at: Callable[[int], StepPlan] | None = None,
         by_unit: bool = False,
-        norm: BoughtNorm | None = None,
-        memory: Memory = "fast",
+        norm: NormRelease | None = None,
+        memory: ClippingMode = "fast",
     ) -> None:
-        check_memory(memory, plan, by_unit=by_unit)
+        check_clipping_mode(memory, plan, by_unit=by_unit)
         self._capture = capture
         self._at = plan.at if at is None else at
         self._randomness = randomness
@@ -80,15 +143,15 @@ class PrivateStep:
         self._trained: list[str] | None = None
         self._buys_losses = plan.loss_curve is not None
         self._seen = False
-        self._points: list[LossPoint] = []
-        self.bounds = bounds_for(capture, plan, randomness, by_unit=by_unit)
+        self._points: list[ReleasedLoss] = []
+        self.bounds = make_accumulator(capture, plan, randomness, by_unit=by_unit)
         self._norm, self._memory = norm, memory
         # Parameters that a backward pass was found to use again.
         self._shared: set[nn.Parameter] = set()
         # Where several processes each hold a part of the batch: adds their sums up before the noise.
         self.add_up_: Callable[[Sequence[Tensor]], None] | None = None
         # Where they each hold a part of the parameters: scatters their sums, and takes the gradients of shards.
-        self.shards: Shards | None = None
+        self.shards: ShardedModel | None = None
         # Whether all processes give as many chunks, so that sums may be exchanged after each.
         self.is_even = False
         self.released_norm: float | None = None
@@ -104,7 +167,7 @@ class PrivateStep:
         return self._last_step
 
     @property
-    def loss_curve(self) -> tuple[LossPoint, ...]:
+    def loss_curve(self) -> tuple[ReleasedLoss, ...]:
         """The losses that were released so far; none unless the plan buys them."""
         return tuple(self._points)
 
@@ -113,7 +176,7 @@ class PrivateStep:
         """The step whose correlated noise comes next; None when the noises of steps are independent."""
         return None if self._stream is None else self._stream.next_step
 
-    def expects(self, chunk: Chunk) -> bool:
+    def expects(self, chunk: Microbatch) -> bool:
         """Whether `chunk` continues the open logical batch: every chunk before it is in the sum."""
         return self.is_open and chunk.step == self._step and chunk.chunk == self._next_chunk
 
@@ -126,7 +189,7 @@ class PrivateStep:
         """How many parts of logical batch `step` are in the open sum."""
         return self._next_chunk if self._step == step else 0
 
-    def recording(self, chunk: Chunk, *, scale: float = 1.0) -> AbstractContextManager[object]:
+    def recording(self, chunk: Microbatch, *, scale: float = 1.0) -> AbstractContextManager[object]:
         """Capture the forward and backward of one chunk; opens the logical batch with its first chunk.
 
         Args:
@@ -134,12 +197,12 @@ class PrivateStep:
             scale: what the per-record gradients must be multiplied by, 1 for a loss that is a sum over records.
 
         Raises:
-            UnprivateStep: the chunk is not the one that comes next. The open batch is abandoned.
+            NonPrivateStep: the chunk is not the one that comes next. The open batch is abandoned.
         """
         self.begin(chunk)
         return self._recorder().recording(chunk.records, scale=scale, taking=self._taking(chunk))
 
-    def start(self, chunk: Chunk, *, rows: int, scale: float = 1.0) -> None:
+    def start(self, chunk: Microbatch, *, rows: int, scale: float = 1.0) -> None:
         """`recording` without a block: forward and backward passes are captured until `add` or `abandon`.
 
         `rows` is the number of records in the batch that stands for the chunk: a chunk of no records may come as
@@ -151,12 +214,12 @@ class PrivateStep:
     def _recorder(self) -> Recorder:
         if not isinstance(self._capture, Recorder):
             self.abandon()
-            raise UnprivateStep("capture must record a model to be recorded, got another. Call `begin`, then `add`.")
+            raise NonPrivateStep("capture must record a model to be recorded, got another. Call `begin`, then `add`.")
         return self._capture
 
-    def _taking(self, chunk: Chunk) -> Early | Blocks | TwoPasses | None:
+    def _taking(self, chunk: Microbatch) -> NormsInBackward | GroupwiseInBackward | TwoPassBackward | None:
         """What measures or clips while backward passes run."""
-        if not isinstance(self.bounds, Bounds) or self._memory == "fast":
+        if not isinstance(self.bounds, ClippedSumAccumulator) or self._memory == "fast":
             return None
         if self._memory == "lean":
             return self.bounds.early()
@@ -167,11 +230,11 @@ class PrivateStep:
         loss = losses.sum()
         self._recorder().backward(lambda again: loss.backward(retain_graph=again))
 
-    def begin(self, chunk: Chunk) -> None:
+    def begin(self, chunk: Microbatch) -> None:
         """Open the logical batch with its first chunk, or check that `chunk` is the next one."""
         if chunk.chunk == 0 and not self.is_open:
             if chunk.step <= self._last_step:
-                raise UnprivateStep(f"step must be after step {self._last_step}, got {chunk.step}. Draw a new batch.")
+                raise NonPrivateStep(f"step must be after step {self._last_step}, got {chunk.step}. Draw a new batch.")
             self._now = self._at(chunk.step)
             self.bounds.begin(self._now)
             self._step = self._last_step = chunk.step
@@ -181,7 +244,7 @@ class PrivateStep:
             self._catch_up(chunk.step)
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
             self.abandon()
-            raise UnprivateStep("chunk must be the next one of the open batch. Take batches from the loader in order.")
+            raise NonPrivateStep("chunk must be the next one of the open batch. Take batches from the loader in order.")
 
     def _catch_up(self, step: int) -> None:
         """Bring correlated noise past steps that were abandoned or left out; their numbers are used up."""
@@ -189,14 +252,14 @@ class PrivateStep:
             return
         if self._stream.next_step < self._first_step:
             self.abandon()
-            raise UnprivateStep(
+            raise NonPrivateStep(
                 f"correlated noise must go on from the state after step {self._first_step - 1}, got none: without it "
                 "nothing of the earlier noise is taken back. Call load_state first."
             )
         trained = [self._capture.names[parameter] for parameter in self._summed]
         if self._trained is not None and self._trained != trained:
             self.abandon()
-            raise UnprivateStep(
+            raise NonPrivateStep(
                 "trained parameters must stay the same in a run with correlated noise, got others: later noise takes "
                 "back what was added to the same parameter. Unfreeze between runs only."
             )
@@ -206,25 +269,25 @@ class PrivateStep:
 
     def add_losses(self, losses: Tensor) -> None:
         """Take in the losses of the chunk being recorded, shape (records,), for the plan's loss curve."""
-        if self._buys_losses and isinstance(self.bounds, Bounds):
+        if self._buys_losses and isinstance(self.bounds, ClippedSumAccumulator):
             self.bounds.add_losses(losses)
         self._seen = True
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: Microbatch) -> None:
         """Clip the recorded chunk's per-record gradients and add them to the sum, once.
 
         What was recorded for a chunk of no records is the gradient of made-up ones: it is left out.
         """
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
-            raise UnprivateStep("chunk must be the one just recorded. Call `recording`, then `add`.")
+            raise NonPrivateStep("chunk must be the one just recorded. Call `recording`, then `add`.")
         self._check_losses(chunk)
         self.bounds.add(self._sums, records=chunk.records)
         self._end_chunk()
 
-    def add_sums(self, chunk: Chunk, sums: Mapping[nn.Parameter, Tensor]) -> None:
+    def add_sums(self, chunk: Microbatch, sums: Mapping[nn.Parameter, Tensor]) -> None:
         """Add a chunk whose clipped sums were computed elsewhere, by the bounds of this step."""
         if chunk.step != self._step or chunk.chunk != self._next_chunk:
-            raise UnprivateStep("chunk must be the one just opened. Call `begin`, then `add_sums`.")
+            raise NonPrivateStep("chunk must be the one just opened. Call `begin`, then `add_sums`.")
         self._check_losses(chunk)
         for parameter, value in sums.items():
             present = self._sums.get(parameter)
@@ -232,7 +295,7 @@ class PrivateStep:
         self._end_chunk()
 
     def _end_chunk(self) -> None:
-        if isinstance(self._sums, ScatteredSums):
+        if isinstance(self._sums, ReduceScatteredSums):
             self._sums.end_chunk()
         self._capture.discard()
         self._next_chunk += 1
@@ -241,12 +304,12 @@ class PrivateStep:
         """Whole sums of the logical batch; where memory is spared, rows of them from each chunk on."""
         if self.shards is None or self._memory == "fast" or not self.is_even:
             return {}
-        return ScatteredSums(self.shards, self._summed)
+        return ReduceScatteredSums(self.shards, self._summed)
 
-    def _check_losses(self, chunk: Chunk) -> None:
+    def _check_losses(self, chunk: Microbatch) -> None:
         if self._buys_losses and chunk.records and not self._seen:
             self.abandon()
-            raise UnprivateStep(
+            raise NonPrivateStep(
                 "losses must be given for every chunk under a plan with a loss curve, got none. Call `add_losses` "
                 "before `add`, or train with sordino.fit."
             )
@@ -256,13 +319,13 @@ class PrivateStep:
         """Add the noise, divide, and write the result to every trained parameter's ``.grad``.
 
         Raises:
-            UnprivateStep: no batch is open, or the set of trained parameters changed since it was opened.
+            NonPrivateStep: no batch is open, or the set of trained parameters changed since it was opened.
         """
         if self._step is None:
-            raise UnprivateStep("a batch must be open to finish it. Run forward and backward on a batch first.")
+            raise NonPrivateStep("a batch must be open to finish it. Run forward and backward on a batch first.")
         if list(map(id, self._summed)) != list(map(id, self._capture.trainable())):
             self.abandon()
-            raise UnprivateStep(
+            raise NonPrivateStep(
                 "trained parameters must stay the same within a batch. Freeze or unfreeze between steps."
             )
         mechanism, beside = self.bounds.mechanism()
@@ -293,13 +356,13 @@ class PrivateStep:
 
     def _keep_loss(self, now: StepPlan) -> None:
         """Note the loss that was just released, with the noise that lies on it."""
-        if now.loss_curve is None or self._step is None or not isinstance(self.bounds, Bounds):
+        if now.loss_curve is None or self._step is None or not isinstance(self.bounds, ClippedSumAccumulator):
             return
         assert self.bounds.released_loss is not None
         spread = now.loss_curve.stddev(
             noise_multiplier=now.noise_multiplier, expected_batch_size=now.expected_batch_size
         )
-        self._points.append(LossPoint(step=self._step, loss=self.bounds.released_loss, stddev=spread))
+        self._points.append(ReleasedLoss(step=self._step, loss=self.bounds.released_loss, stddev=spread))
 
     def abandon(self) -> None:
         """Throw the open batch away. Its step stays charged and its number is not used again."""
@@ -333,7 +396,7 @@ class PrivateStep:
         # Checkpoints of earlier versions hold no losses.
         losses = cast("Tensor | None", state.get("losses"))
         points = [] if losses is None else losses.tolist()
-        self._points = [LossPoint(step=int(step), loss=loss, stddev=spread) for step, loss, spread in points]
+        self._points = [ReleasedLoss(step=int(step), loss=loss, stddev=spread) for step, loss, spread in points]
         noise = state["noise"]
         if (noise is None) != (self._stream is None):
             raise InvalidArgument("state must be one of this plan, with its noise. Was the file exchanged?")
@@ -348,9 +411,9 @@ class PrivateStep:
         if self.shards is not None:
             self.shards.scatter()
 
-    def _rows(self, shards: "Shards") -> list[Tensor]:
+    def _rows(self, shards: "ShardedModel") -> list[Tensor]:
         """This process's rows of every parameter's sum over all processes."""
-        if isinstance(self._sums, ScatteredSums):
+        if isinstance(self._sums, ReduceScatteredSums):
             return [self._sums.rows[parameter] for parameter in self._summed]
         self._totals()
         return shards.summed(self._summed, self._sums)
@@ -360,14 +423,18 @@ class PrivateStep:
         totals: list[Tensor] = []
         for p in self._summed:
             total = self._sums.get(p)
-            if total is None or total.dtype != sum_dtype(p):
-                total = torch.zeros_like(p, dtype=sum_dtype(p)) if total is None else total.to(sum_dtype(p))
+            if total is None or total.dtype != accumulation_dtype(p):
+                total = (
+                    torch.zeros_like(p, dtype=accumulation_dtype(p))
+                    if total is None
+                    else total.to(accumulation_dtype(p))
+                )
                 self._sums[p] = total
             totals.append(total)
         return totals
 
 
-def check_memory(memory: Memory, plan: Plan, *, by_unit: bool = False) -> None:
+def check_clipping_mode(memory: ClippingMode, plan: Plan, *, by_unit: bool = False) -> None:
     """Refuse a plan whose records or groups can't be clipped while backward passes run.
 
     Raises:

@@ -1,11 +1,23 @@
 """Fixed feature maps and public models to put in front of private training (floor 1: knows torch and the words)."""
 
-from sordino.transfer.features import FrozenFeatures, features
-from sordino.transfer.heads import TRAINABLE, FixedNorm, replace_head, set_trainable
-from sordino.transfer.patches import PatchFeatures
-from sordino.transfer.pictures import made_pictures, second_moments_of_pictures
-from sordino.transfer.public import PublicInput, file_sha256, fingerprint
-from sordino.transfer.scattering import Scattering, scattering_features
+from sordino.transfer.public_models import (
+    TRAINABLE,
+    FixedNorm,
+    FrozenFeatures,
+    PublicInput,
+    feature_extractor,
+    file_sha256,
+    module_digest,
+    replace_head,
+    set_trainable,
+)
+from sordino.transfer.scattering import (
+    PatchFeatures,
+    Scattering,
+    scattering_features,
+    synthetic_images,
+    synthetic_second_moments,
+)
 
 __all__ = [
     "FixedNorm",
@@ -14,12 +26,12 @@ __all__ = [
     "PublicInput",
     "Scattering",
     "TRAINABLE",
-    "features",
+    "feature_extractor",
     "file_sha256",
-    "fingerprint",
-    "made_pictures",
+    "module_digest",
     "replace_head",
     "scattering_features",
-    "second_moments_of_pictures",
     "set_trainable",
+    "synthetic_images",
+    "synthetic_second_moments",
 ]

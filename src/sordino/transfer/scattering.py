@@ -1,4 +1,4 @@
-"""The scattering transform: image features from fixed wavelets, for when there are no public data (floor 1).
+"""The scattering transform: image features from fixed wavelets, for when there are no public data.
 
 A picture is convolved with oriented waves of several sizes, the modulus is taken, and again; a Gaussian blur and
 coarse sampling end it. Small shifts and deformations change the result little, and nothing in it was ever trained, so
@@ -16,12 +16,24 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.special import expit, ndtri
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sordino import checks
 from sordino.errors import InvalidArgument
+from sordino.randomness import KeyedRNG, RandomStream
 
-__all__ = ["Scattering", "gaussian_window", "morlet_wavelet", "scattering_features"]
+__all__ = [
+    "PatchFeatures",
+    "Scattering",
+    "gaussian_window",
+    "morlet_wavelet",
+    "scattering_features",
+    "synthetic_images",
+    "synthetic_second_moments",
+]
+
 
 _BANDWIDTH = 0.8
 _FREQUENCY = 3 * math.pi / 4
@@ -240,3 +252,214 @@ def _sampled_blur(side: int, kept: int, *, scales: int, level: int) -> npt.NDArr
     window = gaussian_window(side, scales)
     centres = border + 2**scales * np.arange(kept // 2**scales)
     return window[(np.arange(0, side, step)[None, :] - centres[:, None]) % side] * step
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Pictures made of nothing but random numbers, to see how features vary where no public data are at hand.
+#
+# Objects of a few turned ellipses and boxes with cloudy surfaces: dark around them in grey pictures, filled up to the
+# edges in colour. They resemble no data set more than any other, and the same seed gives the same pictures everywhere.
+# So whatever is computed from them is a constant, as public as the code.
+#
+# References:
+#     Baradad, Wulff, Wang, Isola, Torralba 2021, "Learning to see by looking at noise" (dead leaves, spectra 1/f).
+#     DP-KFC 2026 and Tang, Panda, Sehwag, Mittal 2023 use noise images to prepare private training.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+Floats = npt.NDArray[np.float64]
+
+_BATCH = 500
+_SHAPES = 5
+_EDGE = 15.0  # how steeply a shape's edge falls off, per half picture
+
+
+def synthetic_images(count: int, shape: Sequence[int], colours: int = 1, *, seed: int = 0) -> Tensor:
+    """Pictures [count, colours, H, W] in [0, 1], the same for the same arguments.
+
+    Args:
+        count: ≥ 1.
+        shape: (height, width).
+        colours: 1 for objects on black, more for coloured pictures without a background.
+        seed: any integer.
+
+    Example:
+        >>> synthetic_images(2, (28, 28)).shape
+        torch.Size([2, 1, 28, 28])
+    """
+    checks.integer(1, count=count)
+    height, width = (checks.integer(2, shape=side) for side in shape)
+    randomness = KeyedRNG(seed=checks.integer(seed=seed), reproducible=True)
+    parts = [
+        _batch(randomness.stream("pictures", step=start), min(_BATCH, count - start), (height, width), colours)
+        for start in range(0, count, _BATCH)
+    ]
+    return torch.from_numpy(np.concatenate(parts)).float()
+
+
+@torch.no_grad()
+def synthetic_second_moments(
+    features: nn.Module, shape: Sequence[int], colours: int = 1, *, count: int = 8000, seed: int = 0
+) -> Tensor:
+    """Mean of xxᵀ over the unit rows x that `features` makes of `synthetic_images`; [columns, columns], float32.
+
+    When: features are to be whitened and no part of the budget shall be spent on their covariance.
+
+    Guarantee: releases nothing: no record is involved.
+
+    Args:
+        features: pictures ↦ rows [n, columns].
+        shape: (height, width) of the pictures.
+        colours: of the pictures.
+        count: number of pictures.
+        seed: of the pictures.
+    """
+    pictures = synthetic_images(count, shape, colours, seed=seed)
+    total: Tensor | None = None
+    for part in pictures.split(_BATCH):
+        rows = nn.functional.normalize(features(part).float(), dim=1)
+        moments = rows.T @ rows
+        total = moments if total is None else total.add_(moments)
+    assert total is not None
+    return total / count
+
+
+def _batch(stream: RandomStream, count: int, size: tuple[int, int], colours: int) -> Floats:
+    def uniform(low: float, high: float, *shape: int) -> Floats:
+        draws = stream.uniform(int(np.prod((count, *shape))))
+        return low + (high - low) * draws.reshape(count, *shape, *(1,) * (3 - len(shape)))
+
+    def normal(mean: float, deviation: float) -> Floats:
+        return mean + deviation * ndtri(uniform(0.0, 1.0))
+
+    height, width = size
+    y, x = np.linspace(-1, 1, height)[:, None], np.linspace(-1, 1, width)[None, :]
+    picture = np.zeros((count, colours, height, width))
+    if colours > 1:
+        picture += uniform(0.0, 1.0, colours)
+    for _ in range(_SHAPES):
+        centre_x, centre_y = normal(0.0, 0.35), normal(0.0, 0.35)
+        angle = uniform(0.0, np.pi) * (uniform(0.0, 1.0) < 0.5)
+        long, wide = np.exp(normal(-1.0, 0.6)), np.exp(normal(-1.0, 0.6))
+        along = (np.cos(angle) * (x - centre_x) + np.sin(angle) * (y - centre_y)) / long
+        across = (np.cos(angle) * (y - centre_y) - np.sin(angle) * (x - centre_x)) / wide
+        power = np.where(uniform(0.0, 1.0) < 0.5, 2.0, 8.0)
+        distance = (np.minimum(np.abs(along), 9.0) ** power + np.minimum(np.abs(across), 9.0) ** power) ** (1 / power)
+        inside = expit(_EDGE * (1 - distance)) * (uniform(0.0, 1.0) < 0.8)
+        picture = picture * (1 - inside) + inside * uniform(0.0, 1.0, colours)
+    clouds = _clouds(stream, count, size)[:, None]
+    return np.clip(picture * (1 + uniform(0.0, 0.35) * clouds), 0.0, 1.0)
+
+
+def _clouds(stream: RandomStream, count: int, size: tuple[int, int]) -> Floats:
+    """Noise of spectrum 1/f, a quarter of a torus, of mean 0 and variance 1 in each picture; [count, H, W]."""
+    height, width = 2 * size[0], 2 * size[1]
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
+    frequency[0, 0] = 1.0
+    white = ndtri(stream.uniform(count * height * width)).reshape(count, height, width)
+    noise = np.fft.irfft2(np.fft.rfft2(white) / frequency, s=(height, width))[:, : size[0], : size[1]]
+    noise = noise - noise.mean(axis=(1, 2), keepdims=True)
+    return noise / noise.std(axis=(1, 2), keepdims=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Features of pictures by small patches: how much each place looks like patches of made pictures.
+#
+# Every small square of a picture is brought to mean 0 and length 1, evened out, and compared with a few hundred patches
+# of pictures that were made of random numbers; what is clearly alike, and clearly opposite, is averaged over parts of
+# the picture. Nothing in it was ever trained or saw a record, so features of private pictures are one function of one
+# record: they cost no privacy and need no public data.
+#
+# References:
+#     Coates, Ng, Lee 2011, "An analysis of single-layer networks in unsupervised feature learning" (whitened patches,
+#     pooled over quarters; random patches do nearly as well as learned ones); Coates, Ng 2011, "The importance of
+#     encoding versus training with sparse coding and vector quantization" (two-sided thresholds).
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_PICTURES, _A_PICTURE = 2000, 50
+# Variance that is added to a patch's, so that noise in flat places is not blown up; of values in [0, 1].
+_FLAT = 1.5e-3
+# Ridge of the whitening of patches, whose directions have a variance of 1 on average.
+_RIDGE = 0.1
+# Patches of less variance tell nothing of edges.
+_LEAST = 1e-3
+
+
+class PatchFeatures(nn.Module):
+    """Likeness to patches of made pictures, averaged over parts of the picture: a fixed map, nothing is trained.
+
+    When: colour photographs and no public data to pre-train on.
+
+    Guarantee: releases nothing. A record's features depend on that record alone: no record of a batch is mixed with
+    another, and nothing is estimated from data.
+
+    Args:
+        colours: of the pictures.
+        patches: K ≥ 1 patches to compare with.
+        side: of a patch, ≥ 2 pixels.
+        threshold: ≥ 0, what likeness has to exceed; likeness varies by about 1.
+        grid: parts along each side ≥ 1.
+        seed: of the choice of patches.
+
+    Example:
+        >>> PatchFeatures(3, patches=8)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 64])
+    """
+
+    def __init__(
+        self,
+        colours: int = 3,
+        *,
+        patches: int = 512,
+        side: int = 6,
+        threshold: float = 0.5,
+        grid: int = 2,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.side, self.grid = checks.integer(2, side=side), checks.integer(1, grid=grid)
+        self.threshold = checks.non_negative(threshold=threshold)
+        count, colours = checks.integer(1, patches=patches), checks.integer(1, colours=colours)
+        filters = _filters(colours, self.side, count, seed).reshape(count, colours, self.side, self.side)
+        self.register_buffer("_filters", filters, persistent=False)
+        mean = torch.full((1, colours, self.side, self.side), 1 / (colours * self.side**2))
+        self.register_buffer("_mean", mean, persistent=False)
+
+    @property
+    def columns(self) -> int:
+        """Features of a picture."""
+        return 2 * len(self.get_buffer("_filters")) * self.grid**2
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Features [n, columns] of float pictures [n, colours, H, W] in [0, 1]."""
+        filters, mean = self.get_buffer("_filters"), self.get_buffer("_mean")
+        least = self.side - 1 + self.grid
+        if pictures.ndim != 4 or pictures.shape[1] != filters.shape[1] or min(pictures.shape[2:]) < least:
+            raise InvalidArgument(
+                f"pictures must be of shape (records, {filters.shape[1]}, height, width) with sides of at least "
+                f"{least}, got {tuple(pictures.shape)}. Give the number of colours to PatchFeatures."
+            )
+        pictures = pictures.to(filters.dtype)
+        variance = F.conv2d(pictures.square(), mean) - F.conv2d(pictures, mean).square()
+        alike = F.conv2d(pictures, filters) / torch.sqrt(variance.clamp(min=0) + _FLAT)
+        parts = [F.adaptive_avg_pool2d(F.relu(sign * alike - self.threshold), self.grid) for sign in (1, -1)]
+        return torch.cat(parts, dim=1).flatten(1)
+
+
+def _filters(colours: int, side: int, count: int, seed: int) -> Tensor:
+    """[K, columns]: filters of mean 0 whose product with a patch is that of the two whitened, the first of length 1."""
+    pictures = synthetic_images(_PICTURES, (32, 32), colours, seed=1)
+    found = F.unfold(pictures, side)
+    stream = KeyedRNG(seed=checks.integer(0, seed=seed), reproducible=True).stream("patches", step=0)
+    places = torch.from_numpy((stream.uniform(_PICTURES * _A_PICTURE) * found.shape[2]).astype(np.int64))
+    places = places.reshape(_PICTURES, 1, _A_PICTURE)
+    rows = found.gather(2, places.expand(-1, found.shape[1], -1)).permute(0, 2, 1).flatten(0, 1)
+    rows = rows - rows.mean(1, keepdim=True)
+    variance = rows.square().mean(1, keepdim=True)
+    rows = (rows / torch.sqrt(variance + _FLAT))[variance[:, 0] > _LEAST]
+    values, vectors = torch.linalg.eigh(rows.T @ rows / len(rows))
+    whitening = (vectors / torch.sqrt(values + _RIDGE)) @ vectors.T
+    chosen = rows[torch.from_numpy(np.argsort(stream.uniform(len(rows)))[:count])] @ whitening
+    filters = F.normalize(chosen, dim=1) @ whitening
+    return filters - filters.mean(1, keepdim=True)

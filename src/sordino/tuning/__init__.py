@@ -1,8 +1,8 @@
-"""Private choice of settings (floor 5): every run that looks at private records is on the bill, and so is the choice.
+"""Private choice of settings: every run that looks at private records is on the bill, and so is the choice.
 
     tune                 many private runs, one winner, one charge made before the first of them
     RandomStopping, …    how many runs, or how to choose among all
-    tune_on_part         settings from small samples, then one run on everything
+    tune_on_subsample         settings from small samples, then one run on everything
     transfer             settings from public records, then one private run: nothing of the search is on the bill
     PrivateRandomSearch  the same over estimators, as scikit-learn calls it
     recommend_settings   batch size, steps, noise, clipping and learning rate by published rules, without data
@@ -11,66 +11,73 @@ Example:
     >>> from sordino.events import PureDP
     >>> from sordino.tuning import RandomStopping
     >>> RandomStopping(mean=10, shape=1.0).event(PureDP(epsilon=0.1))
-    Selection(event=PureDP(epsilon=0.1), distribution='negative_binomial', mean=10, shape=1.0)
+    RepeatAndSelect(event=PureDP(epsilon=0.1), distribution='negative_binomial', mean=10, shape=1.0)
 """
 
 from typing import TYPE_CHECKING
 
-from sordino.lazy_names import lazy_names
+from sordino.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from sordino.tuning.choosing import ExponentialChoice, GeneralizedChoice
-    from sordino.tuning.part import tune_on_part
+    from sordino.tuning.methods import (
+        Choice,
+        ExponentialSelection,
+        GeneralizedExponentialSelection,
+        Integers,
+        LogUniform,
+        PoissonStopping,
+        RandomStopping,
+        SearchSpace,
+        ThresholdStopping,
+        Uniform,
+    )
     from sordino.tuning.random_search import PrivateRandomSearch
-    from sordino.tuning.scaling import Settings, recommend_settings
-    from sordino.tuning.search import Tuned, tune
-    from sordino.tuning.share import PrivateScore, Share
-    from sordino.tuning.space import Choice, Integers, LogUniform, SearchSpace, Uniform
-    from sordino.tuning.stopping import PoissonStopping, RandomStopping, ThresholdStopping
-    from sordino.tuning.transferring import transfer
+    from sordino.tuning.recommended_settings import RecommendedSettings, recommend_settings
+    from sordino.tuning.search import PrivateScore, TrialBudget, TuningResult, tune
+    from sordino.tuning.two_stage import tune_on_public_data, tune_on_subsample
 
 __all__ = [
     "Choice",
-    "ExponentialChoice",
-    "GeneralizedChoice",
+    "ExponentialSelection",
+    "GeneralizedExponentialSelection",
     "Integers",
     "LogUniform",
     "PoissonStopping",
     "PrivateRandomSearch",
     "PrivateScore",
     "RandomStopping",
+    "RecommendedSettings",
     "SearchSpace",
-    "Settings",
-    "Share",
     "ThresholdStopping",
-    "Tuned",
+    "TrialBudget",
+    "TuningResult",
     "Uniform",
     "recommend_settings",
-    "transfer",
     "tune",
-    "tune_on_part",
+    "tune_on_public_data",
+    "tune_on_subsample",
 ]
 
 _HOMES = {
-    "Choice": "space",
-    "ExponentialChoice": "choosing",
-    "GeneralizedChoice": "choosing",
-    "Integers": "space",
-    "LogUniform": "space",
-    "PoissonStopping": "stopping",
+    "Choice": "methods",
+    "ExponentialSelection": "methods",
+    "GeneralizedExponentialSelection": "methods",
+    "Integers": "methods",
+    "LogUniform": "methods",
+    "PoissonStopping": "methods",
     "PrivateRandomSearch": "random_search",
-    "PrivateScore": "share",
-    "RandomStopping": "stopping",
-    "SearchSpace": "space",
-    "Settings": "scaling",
-    "Share": "share",
-    "ThresholdStopping": "stopping",
-    "Tuned": "search",
-    "Uniform": "space",
-    "recommend_settings": "scaling",
-    "transfer": "transferring",
+    "PrivateScore": "search",
+    "RandomStopping": "methods",
+    "SearchSpace": "methods",
+    "RecommendedSettings": "recommended_settings",
+    "TrialBudget": "search",
+    "ThresholdStopping": "methods",
+    "TuningResult": "search",
+    "Uniform": "methods",
+    "recommend_settings": "recommended_settings",
+    "tune_on_public_data": "two_stage",
     "tune": "search",
-    "tune_on_part": "part",
+    "tune_on_subsample": "two_stage",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,24 +1,121 @@
-"""`PrivateRandomSearch`: random stopping over an estimator's parameters, as scikit-learn calls it (floor 5)."""
+"""`PrivateRandomSearch`: random stopping over an estimator's parameters, as scikit-learn calls it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 from sklearn.base import clone
 
-from sordino.errors import InvalidArgument, MissingDeclaration
+from sordino import accounting
+from sordino.accounting.base import flatten
+from sordino.definitions import NeighboringRelation
+from sordino.errors import InvalidArgument, MissingDeclaration, SordinoError
 from sordino.estimators import PrivateGridSearch
-from sordino.estimators.base import PrivateEstimator
-from sordino.estimators.intake import Labels, matrix, one_a_record
+from sordino.estimators.base import (
+    Labels,
+    PrivateEstimator,
+    check_one_target_per_record,
+    common_relation,
+    dry_run_events,
+    validate_matrix,
+)
+from sordino.events import ApproximateDP, Event, Gaussian, PureDP, compose
 from sordino.ledger import Account, Reservation
-from sordino.mechanisms.values import Numbers
-from sordino.randomness import Randomness
-from sordino.tuning.estimator_runs import EstimatorRuns
-from sordino.tuning.search import tune
-from sordino.tuning.share import PrivateScore, Share
-from sordino.tuning.space import Config, SearchSpace
-from sordino.tuning.stopping import RandomStopping
+from sordino.mechanisms.base import Numbers
+from sordino.randomness import KeyedRNG
+from sordino.tuning.methods import Config, RandomStopping, SearchSpace
+from sordino.tuning.search import PrivateScore, TrialBudget, tune
 
-__all__ = ["PrivateRandomSearch"]
+__all__ = ["EstimatorRuns", "PrivateRandomSearch"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Estimators as the runs of a search: what one of them does, whatever its settings are.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# An estimator's own calibration rounds its noise in the sixth digit.
+_ROOM = 3e-5
+Build = Callable[[Config, float, float, int | None], PrivateEstimator]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatorRuns:
+    """Fits of estimators that differ in their settings, as runs that are alike in what they spend.
+
+    Where all that a fit does is Gaussian noise on all records (`gaussian`), the search knows one run by its noise
+    multiplier, which is the tighter bill; otherwise by its (ε, δ).
+
+    Guarantee: an estimator whose fit does more than the share says is refused by `check`, whatever the records are.
+
+    Args:
+        build: (settings, ε, δ, seed or None) ↦ an estimator.
+        examples: settings to look at, before a record is read.
+        columns: of the records.
+        run_delta: δ at which the noise of a Gaussian fit is asked for; it only names the noise.
+    """
+
+    build: Build
+    examples: Sequence[Config]
+    columns: int
+    run_delta: float
+    gaussian: bool = field(init=False)
+    relation: NeighboringRelation = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = [
+            dry_run_events(self.build(config, 1.0, self.run_delta, None), self.columns) for config in self.examples
+        ]
+        object.__setattr__(self, "relation", common_relation([relation for _, relation in found]))
+        alone = [_gaussian(events, self.relation) for events, _ in found]
+        object.__setattr__(self, "gaussian", all(one is not None for one in alone))
+
+    @property
+    def run(self) -> Callable[[float], Event] | None:
+        """``run=`` of the search."""
+        return (lambda noise: Gaussian(noise_multiplier=noise)) if self.gaussian else None
+
+    def estimator(self, config: Config, share: TrialBudget) -> PrivateEstimator:
+        """The estimator of one run, not fitted."""
+        if share.noise_multiplier is None:
+            assert share.epsilon is not None
+            assert share.delta is not None
+            return self.build(config, share.epsilon, share.delta, share.seed)
+        noisier = Gaussian(noise_multiplier=share.noise_multiplier * (1 + _ROOM))
+        epsilon = accounting.epsilon(noisier, self.run_delta, relation=self.relation).upper
+        return self.build(config, epsilon, self.run_delta, share.seed)
+
+    def check(self, fitted: PrivateEstimator, share: TrialBudget) -> None:
+        """Refuse a fit that spent more than its share. What a fit spends doesn't depend on records."""
+        if fitted.privacy_.relation is not self.relation or not self._within(fitted.events_, share):
+            raise SordinoError("a fit must spend what its share allows, got one that does more. It does not count.")
+
+    def _within(self, events: Sequence[Event], share: TrialBudget) -> bool:
+        if share.noise_multiplier is not None:
+            alone = _gaussian(events, self.relation)
+            return alone is not None and alone.noise_multiplier >= share.noise_multiplier
+        told = cast("ApproximateDP | PureDP", share.event)
+        limit = told.delta if isinstance(told, ApproximateDP) else 0.0
+        return accounting.epsilon(compose(list(events)), limit, relation=self.relation).upper <= told.epsilon * (
+            1 + 1e-9
+        )
+
+
+def _gaussian(events: Sequence[Event], relation: NeighboringRelation) -> Gaussian | None:
+    """The one Gaussian that all events together are, or None."""
+    try:
+        counts = flatten(compose(list(events)), relation).counts
+    except (SordinoError, InvalidArgument):
+        return None
+    if len(counts) == 1 and counts[0][1] == 1 and isinstance(counts[0][0], Gaussian):
+        return counts[0][0]
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `PrivateRandomSearch`: random stopping over an estimator's parameters, as scikit-learn calls it.
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 _EXAMPLES = 3
 _OWN = {"epsilon", "delta", "random_state", "reproducible", "ledger"}
@@ -97,9 +194,9 @@ class PrivateRandomSearch(PrivateGridSearch):
         epsilon, delta = self._budget()
         randomness = self._randomness()
         space = self._space()
-        records, present = matrix(X, estimator=self, reset=True)
-        one_a_record(y, len(records))
-        looks = Randomness(seed=0, reproducible=True)
+        records, present = validate_matrix(X, estimator=self, reset=True)
+        check_one_target_per_record(y, len(records))
+        looks = KeyedRNG(seed=0, reproducible=True)
         runs = EstimatorRuns(
             build=self._build,
             examples=[space.draw(looks.stream("examples", step=step)) for step in range(_EXAMPLES)],
@@ -107,7 +204,7 @@ class PrivateRandomSearch(PrivateGridSearch):
             run_delta=delta,
         )
 
-        def train(config: Config, share: Share) -> tuple[PrivateEstimator, float]:
+        def train(config: Config, share: TrialBudget) -> tuple[PrivateEstimator, float]:
             model = runs.estimator(config, share)
             model.fit(X, y)  # pyright: ignore[reportAttributeAccessIssue]
             runs.check(model, share)

@@ -1,42 +1,304 @@
-"""`tune`: many private runs, one winner, one bill (floor 5).
+"""`tune`: many private runs, one winner, one bill.
 
 The bill is made and charged before the first run. Settings are drawn from a declared law, their number too. Nothing of
 the runs is seen but the winner: no count, no scores of losers, no text, no warning.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import io
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from sordino import accounting, checks
-from sordino.definitions import FIXED_SEED, Guarantee, NeighboringRelation, PrivacyUnit
-from sordino.errors import InvalidArgument
-from sordino.estimators.base import refuse_several
-from sordino.events import Event
-from sordino.ledger import Account, Reservation
-from sordino.randomness import Randomness
-from sordino.tuning.choosing import ExponentialChoice, GeneralizedChoice
-from sordino.tuning.sealed import Trial, attempt, sealed
-from sordino.tuning.share import Budget, PrivateScore, Share, declared_budget
-from sordino.tuning.space import Config, SearchSpace
-from sordino.tuning.stopping import PoissonStopping, RandomStopping, ThresholdStopping
-from sordino.wording import sampling_words
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["Method", "Space", "Train", "Tuned", "charge", "divides", "drawn", "tune", "winner_of"]
+from sordino import accounting, checks
+from sordino.definitions import FIXED_SEED_CAVEAT, Guarantee, NeighboringRelation, PrivacyUnit
+from sordino.errors import InvalidArgument, MissingDeclaration
+from sordino.estimators.base import check_single_process
+from sordino.events import ApproximateDP, Event, Gaussian, PoissonSampled, compose, describe_sampling
+from sordino.ledger import Account, Reservation
+from sordino.mechanisms.samplers import laplace, normal
+from sordino.randomness import KeyedRNG, RandomStream
+from sordino.tuning.methods import (
+    Config,
+    ExponentialSelection,
+    GeneralizedExponentialSelection,
+    PoissonStopping,
+    RandomStopping,
+    SearchSpace,
+    ThresholdStopping,
+)
+
+__all__ = [
+    "Method",
+    "PrivateScore",
+    "Space",
+    "Train",
+    "Trial",
+    "TrialBudget",
+    "TuningBudget",
+    "TuningResult",
+    "charge_search",
+    "delta_divisor",
+    "draw_config",
+    "run_trial",
+    "select_winner",
+    "suppress_output",
+    "tune",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Runs that nobody watches: what a run prints, warns or raises is not part of what was paid for.
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 Model = TypeVar("Model")
-Train = Callable[[Config, Share], tuple[Model, float]]
-Method = RandomStopping | PoissonStopping | ThresholdStopping | ExponentialChoice | GeneralizedChoice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(Generic[Model]):
+    """One run: its settings and what came out, or nothing when it failed. Kept inside the search."""
+
+    config: Config
+    model: Model | None
+    score: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is no model to choose."""
+        return self.model is None
+
+
+class _Nowhere(io.TextIOBase):
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+@contextlib.contextmanager
+def suppress_output() -> Iterator[None]:
+    """Nothing is written to standard output or error, logged or warned inside."""
+    before = logging.root.manager.disable
+    with (
+        contextlib.redirect_stdout(_Nowhere()),
+        contextlib.redirect_stderr(_Nowhere()),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def run_trial(train: Callable[[], tuple[Model, float]], config: Config) -> Trial[Model]:
+    """A run that counts whatever happens: an exception, or no model, is a run with the worst score.
+
+    The exception's text is dropped, as it may quote a record.
+    """
+    try:
+        model, score = train()
+        number = float(score)
+    except Exception:
+        return Trial(config=config, model=None, score=-math.inf)
+    if model is None:
+        return Trial(config=config, model=None, score=-math.inf)
+    return Trial(config=config, model=model, score=-math.inf if math.isnan(number) else number)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What one run of a search may spend, and the score it is judged by.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+RunEvent = Callable[[float], Event]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialBudget:
+    """What one run may spend on the records, without its score, which the search pays itself.
+
+    Args:
+        event: what the training of one run does at most. Every run must, whatever its settings are.
+        epsilon: ε of the training, or None when `noise_multiplier` says what to do.
+        delta: δ of the training, or None.
+        noise_multiplier: of the training, when the search was given ``run=``; otherwise None.
+        seed: None, or in a repeatable search a number of this run's own.
+        sample_rate: of the records that this run may read; 1 for all.
+    """
+
+    event: Event
+    epsilon: float | None
+    delta: float | None
+    noise_multiplier: float | None
+    seed: int | None = None
+    sample_rate: float = 1.0
+    _mask: Callable[[], RandomStream] = field(default=lambda: KeyedRNG().fresh("subset"), repr=False, compare=False)
+
+    def subset(self, records: int) -> npt.NDArray[np.bool_]:
+        """Which of so many records this run may read, each by a coin of its own; the same for every call of a run."""
+        checks.integer(0, records=records)
+        if self.sample_rate == 1:
+            return np.ones(records, dtype=np.bool_)
+        return self._mask().uniform(records) < self.sample_rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateScore:
+    """A score that is computed on the private records: the search adds noise to it, and pays for that in every run.
+
+    The noise's scale is `noise_multiplier` × `sensitivity`: Laplace beside runs with an (ε, δ) of their own, Gaussian
+    beside runs with a noise multiplier.
+
+    Guarantee: the noisy score of one run is private as ``event(…)`` says when one privacy unit moves the score by at
+    most `sensitivity`, for every model that a run may give. A number of right answers moves by 1.
+
+    Args:
+        noise_multiplier: > 0; for right answers, the noise in records. 30 is little for thousands of records.
+        sensitivity: > 0.
+    """
+
+    noise_multiplier: float = 30.0
+    sensitivity: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.positive(noise_multiplier=self.noise_multiplier)
+        checks.positive(sensitivity=self.sensitivity)
+
+    def noisy(self, score: float, stream: RandomStream, *, gaussian: bool) -> float:
+        """The score with its noise."""
+        draw = normal if gaussian else laplace
+        return score + self.noise_multiplier * self.sensitivity * float(draw(1, stream)[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningBudget:
+    """How a search spends: the event of one run at a noise level z, and the largest budget a run can have.
+
+    Args:
+        epsilon: of everything, > 0.
+        delta: of everything, in (0, 1).
+        divides: by how much δ is divided between runs.
+        run: None when a run is only known by its (ε, δ); otherwise noise multiplier ↦ the event of its training.
+        score: None for scores on public records.
+        subsample: probability that a record may be read by a run.
+        relation: the neighbouring relation.
+        accountant: a name, or ``auto``.
+    """
+
+    epsilon: float
+    delta: float
+    divides: float
+    run: RunEvent | None
+    score: PrivateScore | None
+    subsample: float
+    relation: NeighboringRelation
+    accountant: str = "auto"
+
+    def __post_init__(self) -> None:
+        checks.positive(epsilon=self.epsilon)
+        checks.probability(zero=False, one=False, delta=self.delta)
+        checks.probability(zero=False, subsample=self.subsample)
+        if self.subsample < 1 and self.relation is NeighboringRelation.REPLACE_ONE:
+            raise InvalidArgument(
+                "subsample must be 1 under replace-one, got less: no amplification of a whole training is known there. "
+                "Use add-or-remove-one."
+            )
+
+    @property
+    def run_delta(self) -> float:
+        """δ of one run that is known by (ε, δ): all runs' together fit what a Rényi account keeps for such events."""
+        return self.delta / (9 * self.divides)
+
+    def training(self, noise: float) -> Event:
+        """What one run's training does at noise level z; without ``run=`` z is 1/ε of training and score together."""
+        if self.run is not None:
+            return self.run(noise)
+        return ApproximateDP(epsilon=1 / noise - self._score_epsilon, delta=self.run_delta)
+
+    @property
+    def _score_epsilon(self) -> float:
+        return 0.0 if self.score is None else 1 / self.score.noise_multiplier
+
+    def whole(self, noise: float) -> Event:
+        """What one run does at noise level z: training and score, on its sample."""
+        if self.run is None:
+            event: Event = ApproximateDP(epsilon=1 / noise, delta=self.run_delta)
+        elif self.score is None:
+            event = self.run(noise)
+        else:
+            event = compose([self.run(noise), Gaussian(noise_multiplier=self.score.noise_multiplier)])
+        return PoissonSampled(sample_rate=self.subsample, event=event) if self.subsample < 1 else event
+
+    def least_noise(self, everything: Callable[[Event], Event]) -> float:
+        """The least z with which everything that the runs do stays within the budget.
+
+        Raises:
+            InvalidArgument: the score alone takes all that one run may spend.
+            AccountingError: no amount of noise is enough.
+        """
+        noise = accounting.calibrate_noise_multiplier(
+            lambda z: everything(self.whole(z)),
+            target_epsilon=self.epsilon,
+            target_delta=self.delta,
+            relation=self.relation,
+            accountant=self.accountant,
+        )
+        if self.run is None and 1 / noise <= self._score_epsilon * (1 + 1e-9):
+            raise InvalidArgument(
+                f"score must leave something of a run's ε, got noise multiplier {1 / self._score_epsilon:g}, which "
+                "takes all. Add noise to the score, or raise target_epsilon."
+            )
+        return noise
+
+    def share(
+        self, noise: float, *, seed: int | None = None, mask: Callable[[], RandomStream] | None = None
+    ) -> TrialBudget:
+        """What a run at noise level z is given."""
+        event = self.training(noise)
+        known = event if isinstance(event, ApproximateDP) and self.run is None else None
+        parts = {} if mask is None else {"_mask": mask}
+        return TrialBudget(
+            event=event,
+            epsilon=None if known is None else known.epsilon,
+            delta=None if known is None else known.delta,
+            noise_multiplier=noise if known is None else None,
+            seed=seed,
+            sample_rate=self.subsample,
+            **parts,
+        )
+
+
+def declared_budget(target_epsilon: float | None, delta: float | None) -> tuple[float, float]:
+    """(ε, δ) of everything, which must be said."""
+    if target_epsilon is None or delta is None:
+        raise MissingDeclaration("target_epsilon and delta must be declared, of everything together. Give both.")
+    return checks.positive(target_epsilon=target_epsilon), checks.probability(zero=False, one=False, delta=delta)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `tune`: many private runs, one winner, one bill.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+Train = Callable[[Config, TrialBudget], tuple[Model, float]]
+Method = RandomStopping | PoissonStopping | ThresholdStopping | ExponentialSelection | GeneralizedExponentialSelection
 Space = SearchSpace | Sequence[Mapping[str, object]]
 
-UNSEEN = "how many runs there were, what the others gave and how long they took must stay unseen"
+HIDDEN_TRIALS_CAVEAT = "how many runs there were, what the others gave and how long they took must stay unseen"
 _SEEDS = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned(Generic[Model]):
+class TuningResult(Generic[Model]):
     """What leaves a search, and nothing else does.
 
     Args:
@@ -53,7 +315,7 @@ class Tuned(Generic[Model]):
     score: float | None
     guarantee: Guarantee
     event: Event
-    share: Share
+    share: TrialBudget
 
     @property
     def found(self) -> bool:
@@ -74,10 +336,10 @@ def tune(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
     privacy_unit: PrivacyUnit = PrivacyUnit.EXAMPLE,
     ledger: Account | Reservation | None = None,
-    randomness: Randomness | None = None,
+    randomness: KeyedRNG | None = None,
     workers: int = 1,
     accountant: str = "auto",
-) -> Tuned[Model]:
+) -> TuningResult[Model]:
     """Search settings on private records, with everything on the bill: all runs, their scores, and the choice.
 
     Guarantee: what is returned is (target_epsilon, delta)-differentially private, as its `guarantee` states, when
@@ -91,8 +353,8 @@ def tune(
         space: a `SearchSpace`, or a list of settings, each as likely (or, for a choice, all of them).
         target_epsilon: ε of everything. Required.
         delta: δ of everything. Required.
-        method: `RandomStopping` (the default), `PoissonStopping`, `ThresholdStopping`, `ExponentialChoice` or
-            `GeneralizedChoice`.
+        method: `RandomStopping` (the default), `PoissonStopping`, `ThresholdStopping`, `ExponentialSelection` or
+            `GeneralizedExponentialSelection`.
         run: noise multiplier ↦ what one training does, such as ``lambda z: plan_with(z).event()``; the share then has
             a `noise_multiplier`, and the bill is tighter. None: a training is any (ε, δ)-private mechanism.
         score: None when scores are computed on public records; a `PrivateScore` adds noise to a score of the private
@@ -124,8 +386,8 @@ def tune(
     chosen = RandomStopping() if method is None else method
     checks.integer(1, workers=workers)
     relation = NeighboringRelation(neighboring_relation)
-    randomness = Randomness() if randomness is None else randomness
-    if isinstance(chosen, ExponentialChoice | GeneralizedChoice):
+    randomness = KeyedRNG() if randomness is None else randomness
+    if isinstance(chosen, ExponentialSelection | GeneralizedExponentialSelection):
         if not isinstance(space, SearchSpace):
             chosen = replace(chosen, candidates=checks.integer(1, candidates=len(space)))
         if score is not None or subsample < 1:
@@ -133,10 +395,10 @@ def tune(
                 "score and subsample must be left out with a choice, got one: it takes scores as they are, of all "
                 "records. Drop it, or take RandomStopping."
             )
-    budget = Budget(
+    budget = TuningBudget(
         epsilon=epsilon,
         delta=slack,
-        divides=divides(chosen),
+        divides=delta_divisor(chosen),
         run=run,
         score=score,
         subsample=subsample,
@@ -146,15 +408,15 @@ def tune(
     noise = budget.least_noise(chosen.event)
     event = chosen.event(budget.whole(noise))
     configs = _configs(chosen, space, randomness)
-    if isinstance(chosen, ExponentialChoice | GeneralizedChoice):
+    if isinstance(chosen, ExponentialSelection | GeneralizedExponentialSelection):
         chosen.prepared(configs)
-    guarantee = charge(
+    guarantee = charge_search(
         event, budget, unit=privacy_unit, ledger=ledger, randomness=randomness, sampler=budget.training(noise)
     )
-    with sealed():
-        winner = winner_of(train, chosen, configs, space, budget, noise, randomness, workers)
-    inside = isinstance(chosen, ExponentialChoice | GeneralizedChoice)
-    return Tuned(
+    with suppress_output():
+        winner = select_winner(train, chosen, configs, space, budget, noise, randomness, workers)
+    inside = isinstance(chosen, ExponentialSelection | GeneralizedExponentialSelection)
+    return TuningResult(
         model=None if winner is None else winner.model,
         config={} if winner is None or winner.failed else winner.config,
         score=None if inside or winner is None or winner.failed else winner.score,
@@ -164,18 +426,18 @@ def tune(
     )
 
 
-def charge(
+def charge_search(
     event: Event,
-    budget: Budget,
+    budget: TuningBudget,
     *,
     unit: PrivacyUnit,
     ledger: Account | Reservation | None,
-    randomness: Randomness,
+    randomness: KeyedRNG,
     sampler: Event,
-    caveats: tuple[str, ...] = (UNSEEN,),
+    caveats: tuple[str, ...] = (HIDDEN_TRIALS_CAVEAT,),
 ) -> Guarantee:
     """The guarantee of everything; an account is charged with it first."""
-    refuse_several("search")
+    check_single_process("search")
     spent = accounting.epsilon(event, budget.delta, relation=budget.relation, accountant=budget.accountant)
     if spent.upper > budget.epsilon:
         raise InvalidArgument(f"target_epsilon must be above what is spent, {budget.epsilon:g} is not. Raise it.")
@@ -185,14 +447,14 @@ def charge(
         epsilon=spent.upper,
         delta=budget.delta,
         accountant=spent.accountant,
-        sampler=sampling_words(sampler),
+        sampler=describe_sampling(sampler),
         relation=budget.relation,
         unit=PrivacyUnit(unit),
-        caveats=(*caveats, *((FIXED_SEED,) if randomness.reproducible else ())),
+        caveats=(*caveats, *((FIXED_SEED_CAVEAT,) if randomness.reproducible else ())),
     )
 
 
-def drawn(space: Space, randomness: Randomness) -> Config:
+def draw_config(space: Space, randomness: KeyedRNG) -> Config:
     """One setting of everything, drawn afresh."""
     stream = randomness.fresh("tuning settings")
     if isinstance(space, SearchSpace):
@@ -201,7 +463,7 @@ def drawn(space: Space, randomness: Randomness) -> Config:
     return dict(space[min(len(space) - 1, int(float(stream.uniform(1)[0]) * len(space)))])
 
 
-def divides(method: Method) -> float:
+def delta_divisor(method: Method) -> float:
     """By how much δ is divided between the runs of a method."""
     match method:
         case RandomStopping():
@@ -214,7 +476,7 @@ def divides(method: Method) -> float:
             return float(method.candidates)
 
 
-def _configs(method: Method, space: Space, randomness: Randomness) -> list[Config]:
+def _configs(method: Method, space: Space, randomness: KeyedRNG) -> list[Config]:
     """The settings of all runs; a threshold draws its own as it goes, one here for the sake of early errors."""
     match method:
         case RandomStopping() | PoissonStopping():
@@ -225,18 +487,18 @@ def _configs(method: Method, space: Space, randomness: Randomness) -> list[Confi
             return [dict(config) for config in space]
         case _:
             count = method.candidates
-    drawn(space, randomness)
-    return [drawn(space, randomness) for _ in range(count)]
+    draw_config(space, randomness)
+    return [draw_config(space, randomness) for _ in range(count)]
 
 
-def winner_of(
+def select_winner(
     train: Train[Model],
     method: Method,
     configs: Sequence[Config],
     space: Space,
-    budget: Budget,
+    budget: TuningBudget,
     noise: float,
-    randomness: Randomness,
+    randomness: KeyedRNG,
     workers: int,
 ) -> Trial[Model] | None:
     """All runs, and the one that leaves, if any."""
@@ -264,10 +526,10 @@ def _all(one: Callable[[Config], Trial[Model]], configs: Sequence[Config], worke
 
 
 def _until(
-    one: Callable[[Config], Trial[Model]], method: ThresholdStopping, space: Space, randomness: Randomness
+    one: Callable[[Config], Trial[Model]], method: ThresholdStopping, space: Space, randomness: KeyedRNG
 ) -> Trial[Model] | None:
     while True:
-        trial = one(drawn(space, randomness))
+        trial = one(draw_config(space, randomness))
         if not trial.failed and trial.score >= method.threshold:
             return trial
         if method.ends(randomness.fresh("tuning end")):
@@ -275,7 +537,7 @@ def _until(
 
 
 def _trial(
-    train: Train[Model], config: Config, *, budget: Budget, noise: float, randomness: Randomness
+    train: Train[Model], config: Config, *, budget: TuningBudget, noise: float, randomness: KeyedRNG
 ) -> Trial[Model]:
     """One run, whatever happens in it."""
     seed = int(randomness.fresh("tuning seed").integers64(1)[0] % _SEEDS) if randomness.reproducible else None
@@ -290,4 +552,4 @@ def _trial(
         gaussian = budget.run is not None
         return model, budget.score.noisy(float(found), randomness.fresh("tuning score"), gaussian=gaussian)
 
-    return attempt(told, config)
+    return run_trial(told, config)

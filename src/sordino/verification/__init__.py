@@ -1,8 +1,8 @@
-"""Checking a finished run from its folder alone (floor 6): nothing that it says is taken on trust. No torch.
+"""Checking a finished run from its folder alone: nothing that it says is taken on trust. No torch.
 
 What can be found: files, lines and numbers that don't fit together, also when one of them was changed. What can't:
 a folder that was rebuilt as a whole, by someone who could write to it. Against that, note the head of the chain
-somewhere else (`Verification.head`), and give it back as ``head=`` later.
+somewhere else (`VerificationReport.head`), and give it back as ``head=`` later.
 
 Example:
     >>> import tempfile, pathlib
@@ -15,7 +15,7 @@ Example:
     (True, 'pass')
 """
 
-from sordino.verification.items import Item, Verification
-from sordino.verification.verifying import verify
+from sordino.verification.checks import CheckResult, VerificationReport
+from sordino.verification.verifier import verify
 
-__all__ = ["Item", "Verification", "verify"]
+__all__ = ["CheckResult", "VerificationReport", "verify"]

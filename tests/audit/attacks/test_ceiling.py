@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sordino.audit.attacks import ceiling, ceiling_of_epsilon
-from sordino.events import Gaussian, NoPrivacy, PoissonSampled, SelfComposed
+from sordino.audit.attacks import membership_bound, membership_bound_of_epsilon
+from sordino.events import Gaussian, NonPrivate, PoissonSampled, SelfComposed
 
 # mu, advantage, TPR at 1 %, TPR at 0.1 %, AUC: 2Φ(μ/2) − 1, Φ(Φ⁻¹(x) + μ), Φ(μ/√2)
 GAUSSIAN = [
@@ -22,7 +22,7 @@ PURE = [(0.5, 0.6225, 0.0165), (1, 0.7311, 0.0272), (2, 0.8808, 0.0739), (4, 0.9
 
 @pytest.mark.parametrize(("mu", "advantage", "at_one", "at_tenth", "auc"), GAUSSIAN)
 def test_gaussian_ceilings_have_their_golden_values(mu, advantage, at_one, at_tenth, auc):
-    found = ceiling(Gaussian(noise_multiplier=1 / mu))
+    found = membership_bound(Gaussian(noise_multiplier=1 / mu))
     assert found.advantage == pytest.approx(advantage, abs=1e-4)
     assert found.true_positive_rate(0.01) == pytest.approx(at_one, abs=1e-4)
     assert found.true_positive_rate(0.001) == pytest.approx(at_tenth, abs=1e-4)
@@ -32,12 +32,14 @@ def test_gaussian_ceilings_have_their_golden_values(mu, advantage, at_one, at_te
 @pytest.mark.parametrize(("epsilon", "accuracy", "at_one"), PURE)
 def test_pure_ceilings_have_their_golden_values(epsilon, accuracy, at_one):
     # The golden values have δ = 1e-5 in the rates.
-    assert ceiling_of_epsilon(epsilon=epsilon, delta=0).accuracy == pytest.approx(accuracy, abs=1e-4)
-    assert ceiling_of_epsilon(epsilon=epsilon, delta=1e-5).true_positive_rate(0.01) == pytest.approx(at_one, abs=1e-4)
+    assert membership_bound_of_epsilon(epsilon=epsilon, delta=0).accuracy == pytest.approx(accuracy, abs=1e-4)
+    assert membership_bound_of_epsilon(epsilon=epsilon, delta=1e-5).true_positive_rate(0.01) == pytest.approx(
+        at_one, abs=1e-4
+    )
 
 
 def test_between_its_points_the_curve_is_never_below_the_truth():
-    found = ceiling(Gaussian(noise_multiplier=0.8))
+    found = membership_bound(Gaussian(noise_multiplier=0.8))
     for rate in np.geomspace(1e-6, 0.999, 400):
         truth = stats.norm.cdf(stats.norm.ppf(rate) + 1.25)
         assert found.true_positive_rate(rate) >= truth - 1e-9
@@ -45,11 +47,14 @@ def test_between_its_points_the_curve_is_never_below_the_truth():
 
 def test_the_mechanism_says_more_than_its_epsilon():
     event = SelfComposed(event=PoissonSampled(event=Gaussian(noise_multiplier=1.0), sample_rate=0.02), count=100)
-    own, known = ceiling(event), ceiling_of_epsilon(epsilon=2.0, delta=1e-5)
+    own, known = membership_bound(event), membership_bound_of_epsilon(epsilon=2.0, delta=1e-5)
     assert own.true_positive_rate(0.01) < known.true_positive_rate(0.01)
     assert own.auc < known.auc
 
 
 def test_no_privacy_has_no_ceiling():
-    for found in (ceiling(NoPrivacy(reason="no noise")), ceiling_of_epsilon(epsilon=math.inf, delta=0.0)):
+    for found in (
+        membership_bound(NonPrivate(reason="no noise")),
+        membership_bound_of_epsilon(epsilon=math.inf, delta=0.0),
+    ):
         assert (found.advantage, found.auc, found.true_positive_rate(0.001)) == (1.0, 1.0, 1.0)

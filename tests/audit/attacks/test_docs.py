@@ -48,7 +48,7 @@ def test_the_pictures_are_there_and_small():
 
 def test_the_picture_of_the_leaking_gradient_can_be_drawn_again(tmp_path, capsys):
     try:
-        data.load("mnist")
+        data.load_dataset("mnist")
     except DataUnavailable:
         pytest.skip("mnist is not on this machine")
     found = runpy.run_path(str(ROOT / "examples" / "attack_pictures.py"))["main"](

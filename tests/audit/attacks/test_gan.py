@@ -9,7 +9,7 @@ import torch
 from sordino import data
 from sordino.audit.attacks import Federation, Protection, impersonate
 from sordino.errors import DataUnavailable, InvalidArgument
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "attack_pictures.py"
 
@@ -33,7 +33,7 @@ def painted(protection, **settings):
         classes=4,
         federation=Federation(rounds=12, local_steps=5, batch_size=32, protection=protection, **settings),
         generator_steps=15,
-        randomness=Randomness(seed=1, reproducible=True),
+        randomness=KeyedRNG(seed=1, reproducible=True),
     )
     mean = found.pictures.mean(dim=0)
     return found, [mean[mask == 1].mean().item() for mask in masks]
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_refused():
 @pytest.mark.slow
 def test_a_digit_is_painted_despite_noise_for_records_and_not_despite_noise_for_participants(tmp_path):
     try:
-        data.load("mnist")
+        data.load_dataset("mnist")
     except DataUnavailable:
         pytest.skip("mnist is not on this machine")
     found = runpy.run_path(str(EXAMPLE))["federated"](tmp_path, 60)

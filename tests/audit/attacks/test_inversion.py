@@ -18,11 +18,11 @@ from sordino.audit.attacks import (
     ssim,
 )
 from sordino.errors import DataUnavailable, InvalidArgument
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
 
 def fixed():
-    return Randomness(seed=7, reproducible=True)
+    return KeyedRNG(seed=7, reproducible=True)
 
 
 def sigmoid_network():
@@ -45,7 +45,7 @@ def sigmoid_network():
 
 def digit():
     try:
-        features, labels = data.load("mnist").test.tensors()
+        features, labels = data.load_dataset("mnist").test.tensors()
     except DataUnavailable:
         pytest.skip("mnist is not on this machine")
     return features[:1], labels[:1]

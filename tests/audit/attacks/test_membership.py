@@ -9,18 +9,25 @@ from torch import nn
 from torch.nn import functional as F
 
 from sordino import data
-from sordino.audit.attacks import ceiling, confidence, draw_roc, membership_report, plain_training, train_references
+from sordino.audit.attacks import (
+    confidence,
+    membership_bound,
+    membership_report,
+    plot_roc,
+    standard_training,
+    train_references,
+)
 from sordino.errors import DataUnavailable, InvalidArgument
-from sordino.events import Gaussian, NoPrivacy
-from sordino.randomness import Randomness
+from sordino.events import Gaussian, NonPrivate
+from sordino.randomness import KeyedRNG
+from sordino.training.fit import fit
 from sordino.training.plan import Plan
-from sordino.training.trainer import fit
 
-UNPROTECTED = NoPrivacy(reason="trained without noise")
+UNPROTECTED = NonPrivate(reason="trained without noise")
 
 
 def fixed(seed=1):
-    return Randomness(seed=seed, reproducible=True)
+    return KeyedRNG(seed=seed, reproducible=True)
 
 
 def noisy_records(count, seed):
@@ -38,7 +45,7 @@ def network():
 @pytest.fixture(scope="module")
 def overfitted():
     torch.manual_seed(0)
-    train = plain_training(network, steps=120, batch_size=64, learning_rate=0.01, randomness=fixed())
+    train = standard_training(network, steps=120, batch_size=64, learning_rate=0.01, randomness=fixed())
     members, others, population = (noisy_records(count, seed) for count, seed in ((600, 1), (600, 2), (300, 3)))
     return membership_report(
         train(*members),
@@ -62,7 +69,7 @@ def test_the_overfitted_model_gives_its_members_away(overfitted):
 
 
 def test_a_false_claim_is_refuted_by_the_same_scores(overfitted):
-    lying = replace(overfitted, ceiling=ceiling(Gaussian(noise_multiplier=10.0)))
+    lying = replace(overfitted, ceiling=membership_bound(Gaussian(noise_multiplier=10.0)))
     assert overfitted.strongest.name in lying.above_ceiling
 
 
@@ -72,14 +79,14 @@ def test_the_report_is_json_and_a_picture_and_names_the_most_exposed(overfitted,
     assert "no proof" in body["note"]
     assert len(overfitted.most_exposed(5)) == 5
     assert max(overfitted.most_exposed(5)) < 600
-    draw_roc(overfitted, tmp_path / "roc.png")
+    plot_roc(overfitted, tmp_path / "roc.png")
     assert (tmp_path / "roc.png").stat().st_size > 10_000
     assert overfitted.slices == tuple(sorted(overfitted.slices, key=lambda part: -part.lower))
 
 
 def test_a_model_that_saw_neither_side_refutes_nothing():
     torch.manual_seed(0)
-    train = plain_training(network, steps=60, batch_size=64, learning_rate=0.01, randomness=fixed())
+    train = standard_training(network, steps=60, batch_size=64, learning_rate=0.01, randomness=fixed())
     refuted = 0
     for seed in range(6):
         mine, others, population, elsewhere = (noisy_records(500, 10 * seed + k) for k in range(4))
@@ -114,7 +121,7 @@ def test_a_private_model_stays_under_its_ceiling():
         randomness=fixed(),
         progress=False,
     )
-    train = plain_training(network, steps=120, batch_size=64, learning_rate=0.01, randomness=fixed())
+    train = standard_training(network, steps=120, batch_size=64, learning_rate=0.01, randomness=fixed())
     report = membership_report(
         result.model,
         members,
@@ -134,7 +141,7 @@ def test_a_private_model_stays_under_its_ceiling():
 @pytest.mark.slow
 def test_the_strong_attacks_find_members_of_a_digit_model_and_none_of_a_private_one():
     try:
-        features, labels = data.load("mnist").train.tensors()
+        features, labels = data.load_dataset("mnist").train.tensors()
     except DataUnavailable:
         pytest.skip("mnist is not on this machine")
     generator = torch.Generator().manual_seed(0)
@@ -146,7 +153,7 @@ def test_the_strong_attacks_find_members_of_a_digit_model_and_none_of_a_private_
     def build():
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
 
-    train = plain_training(build, steps=400, batch_size=64, randomness=fixed())
+    train = standard_training(build, steps=400, batch_size=64, randomness=fixed())
     plan = Plan.for_epsilon(
         target_epsilon=2.0, delta=1e-4, sample_rate=0.1, steps=100, max_grad_norm=1.0, expected_batch_size=100.0
     )
@@ -171,7 +178,7 @@ def test_the_strong_attacks_find_members_of_a_digit_model_and_none_of_a_private_
 
 def test_every_record_is_in_half_of_the_reference_models():
     records = noisy_records(30, 4)
-    train = plain_training(network, steps=1, randomness=fixed())
+    train = standard_training(network, steps=1, randomness=fixed())
     found = train_references(train, records, count=6, population=noisy_records(10, 5), randomness=fixed())
     assert (found.included.sum(axis=0) == 3).all()
     assert len({tuple(column) for column in found.included.T.tolist()}) > 10

@@ -5,9 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from sordino.audit.attacks import class_prototype, difference, plain_training, reconstruct_bits, solve_release
+from sordino.audit.attacks import (
+    class_prototype,
+    difference_attack,
+    least_squares_reconstruction,
+    reconstruct_bits,
+    standard_training,
+)
 from sordino.errors import InvalidArgument
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
 
 def test_the_prototype_is_what_the_class_looks_like_and_no_record():
@@ -17,11 +23,11 @@ def test_the_prototype_is_what_the_class_looks_like_and_no_record():
     labels = torch.randint(0, 3, (300,), generator=generator)
     features = (masks[labels] * 0.8 + 0.2 * torch.rand(300, 1, 6, 6, generator=generator)).clamp(0, 1)
     torch.manual_seed(1)
-    train = plain_training(
+    train = standard_training(
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3)),
         steps=200,
         learning_rate=0.02,
-        randomness=Randomness(seed=1, reproducible=True),
+        randomness=KeyedRNG(seed=1, reproducible=True),
     )
     model = train(features, labels).train()
     for label in range(3):
@@ -34,13 +40,13 @@ def test_the_prototype_is_what_the_class_looks_like_and_no_record():
 
 def test_two_sums_give_one_person_away():
     salaries = [52_500.0, 61_000.0, 48_250.0]
-    assert difference(sum(salaries), sum(salaries[1:])) == 52_500.0
+    assert difference_attack(sum(salaries), sum(salaries[1:])) == 52_500.0
 
 
 def test_only_records_in_the_span_of_the_queries_are_determined():
     queries = np.array([[1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 2]])
     truth = np.array([0.3, 0.9, 0.1, 0.7])
-    found = solve_release(queries, queries @ truth)
+    found = least_squares_reconstruction(queries, queries @ truth)
     assert found.determined.tolist() == [True, False, False, True]
     assert found.values[[0, 3]] == pytest.approx(truth[[0, 3]])
     assert found.residual < 1e-12
@@ -65,6 +71,6 @@ def test_noise_beyond_the_square_root_of_the_records_protects():
 
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(InvalidArgument, match="one row of weights"):
-        solve_release([[1.0]], [1.0, 2.0])
+        least_squares_reconstruction([[1.0]], [1.0, 2.0])
     with pytest.raises(InvalidArgument, match="low must be below high"):
-        solve_release([[1.0]], [1.0], low=1.0, high=0.0)
+        least_squares_reconstruction([[1.0]], [1.0], low=1.0, high=0.0)

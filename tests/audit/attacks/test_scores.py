@@ -15,7 +15,7 @@ from sordino.audit.attacks import (
     rmia_average,
     rmia_offset,
     rmia_scores,
-    roc,
+    roc_curve,
     shadow_scores,
 )
 from sordino.errors import InvalidArgument
@@ -24,7 +24,7 @@ from sordino.errors import InvalidArgument
 def test_the_loss_threshold_reaches_the_advantage_of_theory():
     generator = np.random.default_rng(0)
     # Under μ-GDP no threshold has more than 2Φ(μ/2) − 1; normal losses one μ apart reach it.
-    found = roc(loss_scores(generator.normal(0, 1, 50_000)), loss_scores(generator.normal(1, 1, 50_000)))
+    found = roc_curve(loss_scores(generator.normal(0, 1, 50_000)), loss_scores(generator.normal(1, 1, 50_000)))
     assert found.advantage == pytest.approx(2 * stats.norm.cdf(0.5) - 1, abs=0.01)
 
 
@@ -65,9 +65,9 @@ def test_lira_tells_members_where_one_threshold_for_all_cannot():
     included = generator.uniform(size=(16, 2000)).argsort(axis=0) < 8
     phi = generator.normal(hardness + 2.0 * included)
     target = generator.normal(hardness + 2.0 * (np.arange(2000) < 1000))
-    online = roc(*np.split(lira_online(target, phi, included), 2))
-    offline = roc(*np.split(lira_offline(target, phi, included), 2))
-    plain = roc(*np.split(target, 2))
+    online = roc_curve(*np.split(lira_online(target, phi, included), 2))
+    offline = roc_curve(*np.split(lira_offline(target, phi, included), 2))
+    plain = roc_curve(*np.split(target, 2))
     assert online.auc > 0.85
     assert offline.auc > 0.85
     assert plain.auc < 0.7
@@ -123,7 +123,7 @@ def test_rmia_works_with_one_reference_model():
         population_target=p[1000:],
         population_references=models_x[:, 1000:],
     )
-    assert roc(scores[:500], scores[500:]).auc > 0.8
+    assert roc_curve(scores[:500], scores[500:]).auc > 0.8
 
 
 def test_the_offset_is_the_best_against_a_model_of_ones_own():
@@ -138,7 +138,7 @@ def test_the_offset_is_the_best_against_a_model_of_ones_own():
     for a in np.linspace(0, 1, 11).round(1).tolist():
         settings = {"population_target": population[0], "population_references": population[1:], "offset": a}
         scores = rmia_scores(models[0], models[1:], included[1:], **settings)
-        areas[a] = roc(scores[included[0]], scores[~included[0]], false_positive_rates=()).auc
+        areas[a] = roc_curve(scores[included[0]], scores[~included[0]], false_positive_rates=()).auc
     assert areas[found] == max(areas.values()) > min(areas.values())
     assert rmia_offset(models[:1], included[:1], population_references=population[:1]) == 0.3
 
@@ -154,7 +154,7 @@ def test_quantile_regression_flags_the_wanted_share_of_others_and_more_members()
     others, members = scores[:1000], scores[1000:]
     assert 0.01 < (others > 0).mean() < 0.15
     assert (members > 0).mean() > 3 * (others > 0).mean()
-    assert roc(members, others).auc > roc(confidence[2000:], confidence[1000:2000]).auc
+    assert roc_curve(members, others).auc > roc_curve(confidence[2000:], confidence[1000:2000]).auc
 
 
 def test_shadow_models_teach_what_members_look_like():
@@ -171,7 +171,7 @@ def test_shadow_models_teach_what_members_look_like():
 
     shadows = np.stack([probabilities(row) for row in included])
     scores = shadow_scores(probabilities(member), labels, shadows, included)
-    assert roc(scores[member], scores[~member]).auc > 0.75
+    assert roc_curve(scores[member], scores[~member]).auc > 0.75
 
 
 def test_shapes_that_do_not_fit_are_refused():

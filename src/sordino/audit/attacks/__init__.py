@@ -1,4 +1,4 @@
-"""Attacks on models and gradients (floor 4): what an attacker finds, beside what the guarantee lets through at most.
+"""Attacks on models and gradients: what an attacker finds, beside what the guarantee lets through at most.
 
     membership_report                 every membership attack on one model, with the ceiling of its claim
     loss_scores, lira_online, …       the attacks' scores, one a record; `roc` says what scores are worth
@@ -10,44 +10,67 @@
 Attacks are plain functions with a frozen result. None of them promises anything, and none that fails is a proof.
 
 Example:
-    >>> from sordino.audit.attacks import ceiling_of_epsilon
-    >>> f"{ceiling_of_epsilon(epsilon=1.0, delta=1e-5).true_positive_rate(0.01):.4f}"
+    >>> from sordino.audit.attacks import membership_bound_of_epsilon
+    >>> f"{membership_bound_of_epsilon(epsilon=1.0, delta=1e-5).true_positive_rate(0.01):.4f}"
     '0.0272'
 """
 
-from sordino.audit.attacks.ceiling import Ceiling, ceiling, ceiling_of_epsilon
 from sordino.audit.attacks.gan import Federation, Impersonation, Impersonator, Protection, impersonate
-from sordino.audit.attacks.gradient_inversion import (
+from sordino.audit.attacks.membership import (
+    NO_PROOF,
+    MembershipAttack,
+    MembershipReport,
+    SubgroupResult,
+    membership_report,
+    plot_roc,
+    subgroup_results,
+)
+from sordino.audit.attacks.membership_scores import (
+    Confidence,
+    ReferenceModels,
+    TrainReference,
+    confidence,
+    gaussian_log_ratio,
+    lira_offline,
+    lira_online,
+    loss_scores,
+    quantile_scores,
+    rmia_average,
+    rmia_offset,
+    rmia_scores,
+    shadow_scores,
+    standard_training,
+    train_references,
+)
+from sordino.audit.attacks.reconstruction import (
+    ClassPrototype,
     Inversion,
+    Reconstruction,
+    class_prototype,
+    difference_attack,
+    gradient_of_update,
     invert_by_direction,
     invert_by_matching,
     label_from_sign,
+    least_squares_reconstruction,
+    privatized_gradient,
+    psnr,
     read_linear_layer,
+    reconstruct_bits,
+    shared_gradient,
+    ssim,
 )
-from sordino.audit.attacks.likeness import psnr, ssim
-from sordino.audit.attacks.linear_release import Reconstruction, difference, reconstruct_bits, solve_release
-from sordino.audit.attacks.lira import gaussian_log_ratio, lira_offline, lira_online
-from sordino.audit.attacks.membership import NO_PROOF, MembershipAttack, MembershipReport, membership_report
-from sordino.audit.attacks.prototype import ClassPrototype, class_prototype
-from sordino.audit.attacks.quantile import quantile_scores
-from sordino.audit.attacks.references import (
-    Confidence,
-    References,
-    TrainReference,
-    confidence,
-    plain_training,
-    train_references,
+from sordino.audit.attacks.roc import (
+    MembershipBound,
+    RateInterval,
+    RocCurve,
+    membership_bound,
+    membership_bound_of_epsilon,
+    min_non_members,
+    roc_curve,
 )
-from sordino.audit.attacks.rmia import rmia_average, rmia_offset, rmia_scores
-from sordino.audit.attacks.roc import Rate, Roc, fewest_for, roc
-from sordino.audit.attacks.roc_picture import draw_roc
-from sordino.audit.attacks.shadow import shadow_scores
-from sordino.audit.attacks.shared_gradient import gradient_of_update, privatized_gradient, shared_gradient
-from sordino.audit.attacks.slices import Slice, slices
-from sordino.audit.attacks.threshold import loss_scores
 
 __all__ = [
-    "Ceiling",
     "ClassPrototype",
     "Confidence",
     "Federation",
@@ -55,33 +78,34 @@ __all__ = [
     "Impersonator",
     "Inversion",
     "MembershipAttack",
+    "MembershipBound",
     "MembershipReport",
     "NO_PROOF",
     "Protection",
-    "Rate",
+    "RateInterval",
     "Reconstruction",
-    "References",
-    "Roc",
-    "Slice",
+    "ReferenceModels",
+    "RocCurve",
+    "SubgroupResult",
     "TrainReference",
-    "ceiling",
-    "ceiling_of_epsilon",
     "class_prototype",
     "confidence",
-    "difference",
-    "draw_roc",
-    "fewest_for",
+    "difference_attack",
     "gaussian_log_ratio",
     "gradient_of_update",
     "impersonate",
     "invert_by_direction",
     "invert_by_matching",
     "label_from_sign",
+    "least_squares_reconstruction",
     "lira_offline",
     "lira_online",
     "loss_scores",
+    "membership_bound",
+    "membership_bound_of_epsilon",
     "membership_report",
-    "plain_training",
+    "min_non_members",
+    "plot_roc",
     "privatized_gradient",
     "psnr",
     "quantile_scores",
@@ -90,11 +114,11 @@ __all__ = [
     "rmia_average",
     "rmia_offset",
     "rmia_scores",
-    "roc",
+    "roc_curve",
     "shadow_scores",
     "shared_gradient",
-    "slices",
-    "solve_release",
     "ssim",
+    "standard_training",
+    "subgroup_results",
     "train_references",
 ]

@@ -1,4 +1,4 @@
-"""A malicious participant (floor 4): in federated learning it paints another participant's class with a generator.
+"""A malicious participant: in federated learning it paints another participant's class with a generator.
 
 The shared model serves the attacker as the judge of its generator. Whatever comes out is what the class looks like, not
 one record; so clipping and noise for single records leave the attack alive, and only noise for whole
@@ -19,7 +19,7 @@ from sordino.clipping import FlatClipping
 from sordino.errors import InvalidArgument
 from sordino.gradients import GradientCapture
 from sordino.mechanisms import standard_normal
-from sordino.randomness import Randomness
+from sordino.randomness import KeyedRNG
 
 __all__ = ["Federation", "Impersonation", "Impersonator", "Protection", "impersonate"]
 
@@ -118,12 +118,12 @@ class Impersonator:
         classes: int,
         federation: Federation,
         generator_steps: int = 30,
-        randomness: Randomness | None = None,
+        randomness: KeyedRNG | None = None,
     ) -> None:
         self._records, self._target, self._federation = records, checks.integer(0, target=target), federation
         self._classes = checks.integer(2, classes=classes)
         self._steps = checks.integer(1, generator_steps=generator_steps)
-        self._source = randomness or Randomness()
+        self._source = randomness or KeyedRNG()
         self._painter = _painter(tuple(records[0].shape[1:]))
         self._optimizer = torch.optim.Adam(self._painter.parameters(), lr=1e-3, betas=(0.5, 0.999))
 
@@ -157,7 +157,7 @@ def impersonate(
     classes: int,
     federation: Federation,
     generator_steps: int = 30,
-    randomness: Randomness | None = None,
+    randomness: KeyedRNG | None = None,
 ) -> Impersonation:
     """Runs the attack of an `Impersonator` in a federation of two.
 
@@ -182,7 +182,7 @@ def impersonate(
             f"victim must have pictures (records, channels, height, width) with sides that are multiples of 4, got "
             f"{tuple(victim[0].shape)}. Pad them."
         )
-    source, shape = randomness or Randomness(), tuple(victim[0].shape[1:])
+    source, shape = randomness or KeyedRNG(), tuple(victim[0].shape[1:])
     model = _shared_model(shape, checks.integer(2, classes=classes) + 1)
     malicious = Impersonator(
         attacker,
@@ -208,7 +208,7 @@ def impersonate(
 # ── the federation ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _together(updates: list[Tensor], federation: Federation, randomness: Randomness) -> Tensor:
+def _together(updates: list[Tensor], federation: Federation, randomness: KeyedRNG) -> Tensor:
     """Mean update; under client protection each is clipped and their sum noisy."""
     if federation.protection is not Protection.CLIENT:
         return torch.stack(updates).mean(dim=0)
@@ -224,7 +224,7 @@ def _update(
     weights: Tensor,
     batches: Iterator[Pair],
     federation: Federation,
-    noise: Randomness | None,
+    noise: KeyedRNG | None,
 ) -> Tensor:
     """What one participant sends: its weights after the local steps, minus those it was given."""
     _load(model, weights)
@@ -246,7 +246,7 @@ def _private_slopes(
     features: Tensor,
     labels: Tensor,
     federation: Federation,
-    randomness: Randomness,
+    randomness: KeyedRNG,
 ) -> list[Tensor]:
     bound, sums = federation.max_grad_norm, {parameter: torch.zeros_like(parameter) for parameter in parameters}
     capture = GradientCapture(model)
@@ -261,7 +261,7 @@ def _private_slopes(
     return [(sums[p] + stddev * _normal(p.shape, randomness)) / federation.batch_size for p in parameters]
 
 
-def _batches(records: Pair, federation: Federation, randomness: Randomness) -> Iterator[Pair]:
+def _batches(records: Pair, federation: Federation, randomness: KeyedRNG) -> Iterator[Pair]:
     features, labels = records
     for _ in range(federation.local_steps):
         draws = randomness.fresh("federation-batch").uniform(federation.batch_size) * len(labels)
@@ -278,7 +278,7 @@ def _with_fakes(batches: Iterator[Pair], fakes: Tensor, label: int) -> Iterator[
 
 
 def _paint(
-    model: nn.Module, painter: nn.Module, optimizer: torch.optim.Optimizer, target: int, steps: int, source: Randomness
+    model: nn.Module, painter: nn.Module, optimizer: torch.optim.Optimizer, target: int, steps: int, source: KeyedRNG
 ) -> None:
     wanted = torch.full((_FAKES,), target)
     for _ in range(steps):
@@ -319,7 +319,7 @@ def _shared_model(shape: tuple[int, ...], outputs: int) -> nn.Module:
     )
 
 
-def _normal(shape: tuple[int, ...], randomness: Randomness) -> Tensor:
+def _normal(shape: tuple[int, ...], randomness: KeyedRNG) -> Tensor:
     return standard_normal(int(np.prod(shape)), randomness.fresh("federation-normal")).reshape(shape)
 
 

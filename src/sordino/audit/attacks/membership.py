@@ -1,7 +1,9 @@
-"""All membership attacks on one model, held against the ceiling of its guarantee (floor 4)."""
+"""All membership attacks on one model, held against the ceiling of its guarantee."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -9,27 +11,115 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sordino import checks
-from sordino.audit.attacks.ceiling import Ceiling, ceiling_of_claim
-from sordino.audit.attacks.lira import lira_offline, lira_online
-from sordino.audit.attacks.quantile import quantile_scores
-from sordino.audit.attacks.references import (
+from sordino.audit.attacks.membership_scores import (
     Confidence,
-    References,
+    ReferenceModels,
     TrainReference,
     confidence,
+    lira_offline,
+    lira_online,
+    loss_scores,
+    quantile_scores,
+    rmia_offset,
+    rmia_scores,
+    shadow_scores,
     train_references,
 )
-from sordino.audit.attacks.rmia import rmia_offset, rmia_scores
-from sordino.audit.attacks.roc import Rate, Roc, roc
-from sordino.audit.attacks.shadow import shadow_scores
-from sordino.audit.attacks.slices import Slice, slices
-from sordino.audit.attacks.threshold import loss_scores
+from sordino.audit.attacks.roc import MembershipBound, RateInterval, RocCurve, membership_bound_of_claim, roc_curve
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument
 from sordino.events import Event
-from sordino.randomness import Randomness
+from sordino.plot_style import COLORS, SERIF, STYLE
+from sordino.randomness import KeyedRNG
 
-__all__ = ["MembershipAttack", "MembershipReport", "NO_PROOF", "membership_report"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "MembershipAttack",
+    "MembershipReport",
+    "NO_PROOF",
+    "SubgroupResult",
+    "membership_report",
+    "plot_roc",
+    "subgroup_results",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Where an attack bites hardest: by class, and by how hard a record is.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_FEWEST = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubgroupResult:
+    """The attack on a group of records alone.
+
+    Args:
+        name: of the group.
+        members: members in it.
+        non_members: non-members in it.
+        auc: area under the curve within the group.
+        lower: end of its 95 % interval, for this group alone: of many groups one looks bad by chance.
+        upper: the other end.
+    """
+
+    name: str
+    members: int
+    non_members: int
+    auc: float
+    lower: float
+    upper: float
+
+
+def subgroup_results(
+    scores: NDArray[np.float64],
+    *,
+    members: int,
+    labels: NDArray[np.int64],
+    difficulty: NDArray[np.float64],
+    label_names: tuple[str, ...] = (),
+) -> tuple[SubgroupResult, ...]:
+    """Classes and tenths of difficulty, the worst first; groups with fewer than 20 records on either side are left out.
+
+    Args:
+        scores: of all candidates, members first.
+        members: how many of them are members, ≥ 1.
+        labels: class of each candidate.
+        difficulty: how hard each is for a model that has not seen it, a loss for instance.
+        label_names: names of the classes.
+    """
+    inside = np.arange(len(scores)) < checks.integer(1, members=members)
+    groups = {
+        f"class {label_names[label] if label < len(label_names) else label}": labels == label
+        for label in np.unique(labels).tolist()
+    }
+    tenth = np.minimum(10 * difficulty.argsort(kind="stable").argsort(kind="stable") // len(scores), 9)
+    for k in range(10):
+        words = " (easiest)" if k == 0 else " (hardest)" if k == 9 else ""
+        groups[f"difficulty, tenth {k + 1}{words}"] = tenth == k
+    found = []
+    for name, mask in groups.items():
+        mine, others = scores[mask & inside], scores[mask & ~inside]
+        if min(len(mine), len(others)) < _FEWEST:
+            continue
+        curve = roc_curve(mine, others, false_positive_rates=())
+        lower, upper = curve.auc_interval
+        found.append(
+            SubgroupResult(
+                name=name, members=len(mine), non_members=len(others), auc=curve.auc, lower=lower, upper=upper
+            )
+        )
+    return tuple(sorted(found, key=lambda part: part.lower, reverse=True))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# All membership attacks on one model, held against the ceiling of its guarantee.
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 Floats = NDArray[np.float64]
 Pair = tuple[Tensor, Tensor]
@@ -63,7 +153,7 @@ class MembershipAttack:
 
     name: str
     knowledge: str
-    roc: Roc
+    roc: RocCurve
     scores: Floats
 
 
@@ -83,9 +173,9 @@ class MembershipReport:
     """
 
     attacks: tuple[MembershipAttack, ...]
-    ceiling: Ceiling
+    ceiling: MembershipBound
     claim: Guarantee | None
-    slices: tuple[Slice, ...]
+    slices: tuple[SubgroupResult, ...]
     references: int
     public: bool
 
@@ -157,7 +247,7 @@ def membership_report(
     claim: Guarantee | None = None,
     label_names: tuple[str, ...] = (),
     public: bool = False,
-    randomness: Randomness | None = None,
+    randomness: KeyedRNG | None = None,
 ) -> MembershipReport:
     """Every membership attack on `model`, from the weakest attacker to the strongest.
 
@@ -197,20 +287,20 @@ def membership_report(
     models = None
     if train_reference is not None:
         models = train_references(
-            train_reference, candidates, count=references, population=known, randomness=randomness or Randomness()
+            train_reference, candidates, count=references, population=known, randomness=randomness or KeyedRNG()
         )
     scores = _scores(target, on_population, models, candidates, known)
     count = len(members[1])
     attacks = [
-        MembershipAttack(name=name, knowledge=_KNOWLEDGE[name], roc=roc(s[:count], s[count:]), scores=s)
+        MembershipAttack(name=name, knowledge=_KNOWLEDGE[name], roc=roc_curve(s[:count], s[count:]), scores=s)
         for name, s in scores.items()
     ]
     attacks.sort(key=_strength, reverse=True)
     return MembershipReport(
         attacks=tuple(attacks),
-        ceiling=ceiling_of_claim(event, claim, rates=_RATES),
+        ceiling=membership_bound_of_claim(event, claim, rates=_RATES),
         claim=claim,
-        slices=slices(
+        slices=subgroup_results(
             attacks[0].scores,
             members=count,
             labels=candidates[1].numpy(),
@@ -224,7 +314,7 @@ def membership_report(
 
 def _strength(attack: MembershipAttack) -> tuple[float, float]:
     """By the lower end of TPR at the smallest measurable FPR, then by AUC."""
-    rates: tuple[Rate, ...] = attack.roc.rates
+    rates: tuple[RateInterval, ...] = attack.roc.rates
     # 1 % is the usual one to compare by; fewer records allow only 10 %, and very few none.
     chosen = next((rate for rate in rates if rate.false_positive_rate == 0.01), rates[-1] if rates else None)
     return (chosen.value if chosen else 0.0, attack.roc.auc)
@@ -235,7 +325,7 @@ def _split(records: Pair) -> tuple[Pair, Pair]:
     return (features[0::2], labels[0::2]), (features[1::2], labels[1::2])
 
 
-def _difficulty(target: Confidence, models: References | None) -> Floats:
+def _difficulty(target: Confidence, models: ReferenceModels | None) -> Floats:
     """Loss under reference models that didn't see the record; without them the attacked model's own loss."""
     if models is None:
         return -target.own
@@ -245,7 +335,7 @@ def _difficulty(target: Confidence, models: References | None) -> Floats:
 
 
 def _scores(
-    target: Confidence, on_population: Confidence, models: References | None, candidates: Pair, known: Pair
+    target: Confidence, on_population: Confidence, models: ReferenceModels | None, candidates: Pair, known: Pair
 ) -> Mapping[str, Floats]:
     found = {
         "loss threshold": loss_scores(-target.own),
@@ -288,3 +378,76 @@ def _scores(
 def _with_label(records: Pair) -> Floats:
     features, labels = records
     return np.column_stack([features.reshape(len(labels), -1).double().numpy(), labels.numpy()])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The attacks' ROC curves on logarithmic axes, under the ceiling of the claim.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_OTHERS = ("#5f7f9e", "#b08948", "#8d6a9f", "#7d8a4a", "#b0665c", "#4f9090")
+
+
+def plot_roc(report: MembershipReport, path: Path, *, title: str = "") -> None:
+    """Draw the strongest attack with its band, the others behind it, and the ceiling, to a PNG of 1000 × 800 pixels.
+
+    Guarantee: none: the curves are statistics of the members. The picture says so unless the records are public.
+
+    Args:
+        report: from `membership_report`.
+        path: where the PNG goes.
+        title: what was attacked.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lowest = 0.5 / report.strongest.roc.non_members
+    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
+        figure = Figure(figsize=(10, 8), dpi=100)
+        FigureCanvasAgg(figure)
+        axes = figure.add_axes((0.1, 0.13, 0.86, 0.7))
+        _curves(axes, report, lowest)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(lowest, 1)
+        axes.set_ylim(min(lowest, 0.5 / report.strongest.roc.members), 1.15)
+        axes.set_xlabel("share of non-members wrongly accused", color=COLORS["soft"], loc="right")
+        axes.set_title("share of members found", loc="left", color=COLORS["soft"], fontsize=11)
+        axes.grid(color=COLORS["hair"], which="major")
+        axes.set_axisbelow(True)
+        axes.legend(loc="lower right", frameon=False, labelcolor=COLORS["ink"], fontsize=10.5)
+        figure.text(0.06, 0.93, title or "Membership attacks", fontsize=20, color=COLORS["ink"], family=SERIF)
+        figure.text(0.06, 0.885, _describe(report), fontsize=11, color=COLORS["soft"])
+        figure.text(0.06, 0.03, NO_PROOF, fontsize=10, color=COLORS["soft"])
+        if not report.public:
+            figure.text(0.96, 0.03, "Private: keep beside the data.", fontsize=10, color=COLORS["alarm"], ha="right")
+        figure.savefig(path, metadata={"Software": "sordino"})
+
+
+def _describe(report: MembershipReport) -> str:
+    roc = report.strongest.roc
+    claim = f"claimed ε = {report.claim.epsilon:.3g}" if report.claim is not None else "no guarantee claimed"
+    return f"{roc.members:,} members, {roc.non_members:,} others, {report.references} reference models · {claim}"
+
+
+def _curves(axes: "Axes", report: MembershipReport, lowest: float) -> None:
+    rates = [rate for rate, _ in report.ceiling.curve if rate >= lowest]
+    most = [value for rate, value in report.ceiling.curve if rate >= lowest]
+    axes.fill_between(rates, most, 1.15, color=COLORS["hair"], alpha=0.55, linewidth=0)
+    axes.plot(rates, most, color=COLORS["alarm"], linewidth=2, label=f"ceiling, from {report.ceiling.source}")
+    for number, attack in enumerate(report.attacks):
+        points = [point for point in attack.roc.curve if point[0] > 0]
+        x, y = [point[0] for point in points], [point[1] for point in points]
+        # A logarithmic axis has no zero: a curve that found nobody yet starts where it finds somebody.
+        first = next((k for k, value in enumerate(y) if value > 0), len(y))
+        label = f"{attack.name}   AUC {attack.roc.auc:.3f}"
+        if number == 0:
+            low, high = [max(point[2], 1e-9) for point in points], [point[3] for point in points]
+            axes.fill_between(x, low, high, color=COLORS["tint"], alpha=0.8, linewidth=0)
+            axes.plot(x[first:], y[first:], color=COLORS["accent"], linewidth=2.8, label=label, zorder=3)
+        else:
+            axes.plot(x[first:], y[first:], color=_OTHERS[(number - 1) % len(_OTHERS)], linewidth=1.3, label=label)
+    axes.plot(
+        [lowest, 1], [lowest, 1], color=COLORS["soft"], linewidth=1, linestyle=(0, (2, 3)), label="blind guessing"
+    )

@@ -1,4 +1,4 @@
-"""How well scores tell members from others (floor 4): rates with exact intervals, AUC, advantage."""
+"""How well scores tell members from others: rates with exact intervals, AUC, advantage."""
 
 import math
 from dataclasses import dataclass
@@ -7,10 +7,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from sordino import checks
-from sordino.errors import InvalidArgument
+from sordino import accounting, checks
+from sordino.definitions import Guarantee, NeighboringRelation
+from sordino.errors import AccountingError, InvalidArgument, UnsupportedEvent
+from sordino.events import Event
 
-__all__ = ["Rate", "Roc", "fewest_for", "roc"]
+__all__ = [
+    "MembershipBound",
+    "RateInterval",
+    "RocCurve",
+    "membership_bound",
+    "membership_bound_of_claim",
+    "membership_bound_of_epsilon",
+    "min_non_members",
+    "roc_curve",
+]
+
 
 Floats = NDArray[np.float64]
 
@@ -20,7 +32,7 @@ _BAND_POINTS = 160
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rate:
+class RateInterval:
     """True-positive rate at one false-positive rate.
 
     Args:
@@ -57,7 +69,7 @@ class Rate:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Roc:
+class RocCurve:
     """What an attack's scores are worth.
 
     Args:
@@ -71,7 +83,7 @@ class Roc:
         non_members: number of non-members.
     """
 
-    rates: tuple[Rate, ...]
+    rates: tuple[RateInterval, ...]
     auc: float
     auc_interval: tuple[float, float]
     advantage: float
@@ -80,7 +92,7 @@ class Roc:
     members: int
     non_members: int
 
-    def at(self, false_positive_rate: float) -> Rate:
+    def at(self, false_positive_rate: float) -> RateInterval:
         """The rate at one of the false-positive rates.
 
         Raises:
@@ -91,24 +103,24 @@ class Roc:
                 return rate
         raise InvalidArgument(
             f"false_positive_rate must be one of {[rate.false_positive_rate for rate in self.rates]}, got "
-            f"{false_positive_rate!r}. It takes {fewest_for(false_positive_rate):,} non-members to measure it."
+            f"{false_positive_rate!r}. It takes {min_non_members(false_positive_rate):,} non-members to measure it."
         )
 
 
-def fewest_for(false_positive_rate: float) -> int:
+def min_non_members(false_positive_rate: float) -> int:
     """Non-members that it takes to quote a true-positive rate at this false-positive rate: 5 expected accusations.
 
     Example:
-        >>> fewest_for(0.001), fewest_for(0.01)
+        >>> min_non_members(0.001), min_non_members(0.01)
         (5000, 500)
     """
     rate = checks.probability(zero=False, false_positive_rate=false_positive_rate)
     return math.ceil(_LEAST_FALSE_POSITIVES / rate - 1e-9)
 
 
-def roc(
+def roc_curve(
     members: ArrayLike, non_members: ArrayLike, *, false_positive_rates: tuple[float, ...] = (0.1, 0.01, 0.001)
-) -> Roc:
+) -> RocCurve:
     """Measures scores; higher ones accuse. Thresholds are strict, so equal scores never count as an accusation.
 
     Guarantee: none: a statistic of the members. Keep it beside the data, or measure on public records.
@@ -119,7 +131,7 @@ def roc(
         false_positive_rates: in (0, 1); those with fewer than five expected false positives are left out.
 
     Example:
-        >>> found = roc([2.0, 3.0, 4.0, 1.0], [0.0, 0.5, 1.0, 2.5], false_positive_rates=())
+        >>> found = roc_curve([2.0, 3.0, 4.0, 1.0], [0.0, 0.5, 1.0, 2.5], false_positive_rates=())
         >>> found.auc, found.advantage
         (0.84375, 0.5)
 
@@ -134,9 +146,9 @@ def roc(
     advantage = max(0.0, float(gaps.max(initial=0.0)))
     slack = math.sqrt(math.log(4 / 0.05) / 2) * (1 / math.sqrt(len(inside)) + 1 / math.sqrt(len(outside)))
     auc, error = _auc(inside, outside)
-    return Roc(
+    return RocCurve(
         rates=tuple(
-            _rate(ordered_in, ordered_out, rate) for rate in sorted(wanted) if len(outside) >= fewest_for(rate)
+            _rate(ordered_in, ordered_out, rate) for rate in sorted(wanted) if len(outside) >= min_non_members(rate)
         ),
         auc=auc,
         auc_interval=(max(0.0, auc - 1.96 * error), min(1.0, auc + 1.96 * error)),
@@ -160,12 +172,12 @@ def _above(ordered: Floats, thresholds: Floats) -> Floats:
     return (len(ordered) - np.searchsorted(ordered, thresholds, side="right")).astype(np.float64)
 
 
-def _rate(inside: Floats, outside: Floats, rate: float) -> Rate:
+def _rate(inside: Floats, outside: Floats, rate: float) -> RateInterval:
     """The threshold is the non-member's score above which at most rate · n others lie."""
     allowed = math.floor(rate * len(outside) + 1e-9)
     threshold = outside[-(allowed + 1)] if allowed < len(outside) else -math.inf
     hits = int((inside > threshold).sum())
-    return Rate(
+    return RateInterval(
         false_positive_rate=rate,
         value=hits / len(inside),
         lower=_lower(hits, len(inside), 0.025),
@@ -205,3 +217,123 @@ def _curve(inside: Floats, outside: Floats) -> tuple[tuple[float, float, float, 
         spread = _lower(hits, len(inside), 0.025), _upper(hits, len(inside), 0.025)
         points.append((float((outside > threshold).mean()), hits / len(inside), *spread))
     return tuple(points)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What no membership attack can exceed: the ceiling that a mechanism sets, or ε and δ alone.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_FLAT = 600
+_LOGARITHMIC = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipBound:
+    """Upper bounds on every membership attack on the release, whatever it knows and however it was found.
+
+    Per record TPR ≤ T(FPR) with a concave T, so the bounds hold as well for rates averaged over records.
+
+    Args:
+        curve: (FPR, largest TPR), rising.
+        advantage: largest TPR − FPR.
+        auc: largest area under a ROC curve.
+        accuracy: largest share of right guesses when half of the records are members.
+        source: what it was computed from.
+    """
+
+    curve: tuple[tuple[float, float], ...]
+    advantage: float
+    auc: float
+    source: str
+
+    @property
+    def accuracy(self) -> float:
+        """(1 + advantage) / 2."""
+        return (1 + self.advantage) / 2
+
+    def true_positive_rate(self, false_positive_rate: float) -> float:
+        """The bound at a false-positive rate: that of the next larger rate on the curve, so never too low."""
+        rate = checks.probability(false_positive_rate=false_positive_rate)
+        return next((most for at, most in self.curve if at >= rate * (1 - 1e-12)), 1.0)
+
+
+def membership_bound(
+    event: Event,
+    *,
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    false_positive_rates: tuple[float, ...] = (0.1, 0.01, 0.001),
+) -> MembershipBound:
+    """The ceiling that a mechanism sets, from its whole trade-off curve.
+
+    Args:
+        event: what was done, a run's composed event for instance.
+        relation: the neighbouring relation.
+        false_positive_rates: at these the bound is computed exactly; up to eight.
+
+    Raises:
+        UnsupportedEvent: no accountant has a curve for the event; use `membership_bound_of_epsilon`.
+
+    Example:
+        >>> from sordino.events import Gaussian
+        >>> most = membership_bound(Gaussian(noise_multiplier=1.0))
+        >>> round(most.true_positive_rate(0.01), 4), round(most.advantage, 4)
+        (0.0924, 0.3829)
+
+    References:
+        Dong, Roth and Su 2022, "Gaussian differential privacy", proposition 2.12.
+    """
+    relation, grid = NeighboringRelation(relation), _grid()
+    exact = {rate: accounting.true_positive_rate(event, rate, relation=relation) for rate in false_positive_rates}
+    missed = accounting.trade_off_curve(event, grid, relation=relation)
+    points = dict(zip(grid, (1 - share for share in missed), strict=True)) | exact
+    return _made(points, accounting.membership_advantage(event, relation=relation).upper, "the whole mechanism")
+
+
+def membership_bound_of_epsilon(
+    *, epsilon: float, delta: float, false_positive_rates: tuple[float, ...] = (0.1, 0.01, 0.001)
+) -> MembershipBound:
+    """The ceiling when only ε and δ are known: it is higher than the mechanism's own.
+
+    Args:
+        epsilon: ≥ 0, may be ∞.
+        delta: in [0, 1].
+        false_positive_rates: points that the curve must hold.
+
+    Example:
+        >>> [round(membership_bound_of_epsilon(epsilon=e, delta=0.0).accuracy, 4) for e in (0.5, 1, 2, 4)]
+        [0.6225, 0.7311, 0.8808, 0.982]
+
+    References:
+        Kairouz, Oh, Viswanath 2015, "The composition theorem for differential privacy", theorem 2.1.
+    """
+    checks.probability(delta=delta)
+    if math.isinf(epsilon):
+        return _made(dict.fromkeys([*_grid(), *false_positive_rates], 1.0), 1.0, "an infinite ε")
+    checks.non_negative(epsilon=epsilon)
+    growth, kept = math.exp(min(epsilon, 700.0)), math.exp(-epsilon)
+    points = {x: min(1.0, growth * x + delta, 1 - kept * (1 - delta - x)) for x in (*_grid(), *false_positive_rates)}
+    advantage = math.tanh(epsilon / 2) + 2 * delta / (1 + growth)
+    return _made(points, min(1.0, advantage), "ε and δ alone")
+
+
+def membership_bound_of_claim(event: Event, claim: Guarantee | None, *, rates: tuple[float, ...]) -> MembershipBound:
+    """The mechanism's ceiling; that of the claimed ε and δ where no curve can be computed for the event."""
+    if claim is None:
+        return membership_bound(event, false_positive_rates=rates)
+    try:
+        return membership_bound(event, relation=claim.relation, false_positive_rates=rates)
+    except (AccountingError, UnsupportedEvent):
+        return membership_bound_of_epsilon(epsilon=claim.epsilon, delta=claim.delta, false_positive_rates=rates)
+
+
+def _grid() -> list[float]:
+    return sorted({*np.geomspace(1e-5, 0.1, _LOGARITHMIC).tolist(), *np.linspace(0, 1, _FLAT + 1)[1:-1].tolist()})
+
+
+def _made(points: dict[float, float], advantage: float, source: str) -> MembershipBound:
+    curve = sorted(points.items())
+    rates, most = [0.0, *(rate for rate, _ in curve), 1.0], [*(value for _, value in curve), 1.0]
+    # T rises, so each strip lies below its right edge: the area is bounded from above.
+    area = sum((right - left) * top for left, right, top in zip(rates, rates[1:], most, strict=False))
+    return MembershipBound(curve=tuple(curve), advantage=advantage, auc=min(1.0, area), source=source)

@@ -1,16 +1,6 @@
-"""Layer rules, one file per family (floor 1, gradients). Importing this package registers them."""
+"""Layer rules, one file per family. Importing this package registers them."""
 
-from sordino.gradients.rules import convolution, embedding, linear, normalization, transposed
-from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, rule_for
+from sordino.gradients.rules import convolution, embedding, linear, normalization
+from sordino.gradients.rules.base import LayerCall, LayerRule, get_rule, layer_rule
 
-__all__ = [
-    "LayerRule",
-    "Use",
-    "convolution",
-    "embedding",
-    "layer_rule",
-    "linear",
-    "normalization",
-    "rule_for",
-    "transposed",
-]
+__all__ = ["LayerCall", "LayerRule", "convolution", "embedding", "get_rule", "layer_rule", "linear", "normalization"]

@@ -1,4 +1,4 @@
-"""Convolutions in one, two and three dimensions (floor 1, gradients).
+"""Convolutions in one, two and three dimensions.
 
 A record's weight gradient is the convolution of its own input with its own output gradient. All records at once are
 one convolution gradient with B times the groups. Where there are few positions and many weights (late layers), the
@@ -18,12 +18,23 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
 
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
-from sordino.gradients.products import grams as pixel_grams
-from sordino.gradients.rules.cost import Kernel, cheapest, chunk_records, convolution_kernel_costs, patch_products
+from sordino.gradients.numerics import grams as pixel_grams
+from sordino.gradients.rules.base import (
+    PIECE,
+    TIMED_RECORDS,
+    Kernel,
+    LayerCall,
+    LayerRule,
+    Rounding,
+    cheapest_kernel,
+    chunk_records,
+    convolution_kernel_costs,
+    layer_rule,
+    patch_products,
+    unit,
+    weighted_sum,
+)
 from sordino.gradients.rules.linear import GHOST_LENGTHS, GHOST_ROUNDING, ghost_sum, keep_ghost
-from sordino.gradients.rules.rounding import PIECE, Rounding, unit
-from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, weigh
-from sordino.gradients.rules.timings import TIMED_RECORDS
 
 __all__ = ["ConvolutionRule"]
 
@@ -38,7 +49,7 @@ class ConvolutionRule(LayerRule):
         """Unbatched inputs have one dimension fewer and are refused."""
         return 2 + len(_convolution(module).kernel_size)
 
-    def squared_norms(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
+    def squared_norms(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
         """Each record's squared norm over weight and bias, as far as they are in `names`."""
         total = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
         if "bias" in names:
@@ -49,7 +60,7 @@ class ConvolutionRule(LayerRule):
         x, grads, padding = _padded(use)
         return total + _by_kernel(self._kernel(use, x, grads, padding), use, x, grads, padding)
 
-    def _kernel(self, use: Use, x: Tensor, grads: Tensor, padding: _Sizes) -> Kernel:
+    def _kernel(self, use: LayerCall, x: Tensor, grads: Tensor, padding: _Sizes) -> Kernel:
         layer, positions = _convolution(use.module), self.terms(use)
         shape = {
             "positions": positions,
@@ -61,7 +72,7 @@ class ConvolutionRule(LayerRule):
         pixels = _pixels(x, padding) if layer.groups == 1 else None
         costs = convolution_kernel_costs(records=use.records, pixels=pixels, lean=use.lean, **shape)
         if use.timings is None:
-            return cheapest(costs)
+            return cheapest_kernel(costs)
 
         def attempt(kernel: Kernel) -> object:
             saved, grad = (part.new_ones(TIMED_RECORDS, *part.shape[1:]) for part in (use.saved[0], use.grad))
@@ -71,7 +82,7 @@ class ConvolutionRule(LayerRule):
 
         return use.timings.fastest(type(layer).__name__, shape | {"pixels": pixels or 0}, costs, attempt, like=grads)
 
-    def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
+    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """One grouped convolution gradient for the weight, the sum over positions for the bias."""
         if name == "bias":
             return use.grad.to(compute_dtype(use.grad)).flatten(2).sum(2)
@@ -80,14 +91,14 @@ class ConvolutionRule(LayerRule):
         return _per_record_weight(_convolution(use.module), *_padded(use))
 
     def weighted_sums(
-        self, use: Use, names: Iterable[str], weights: Float[Tensor, " B"]
+        self, use: LayerCall, names: Iterable[str], weights: Float[Tensor, " B"]
     ) -> dict[str, Float[Tensor, "*shape"]]:
         """From stored gradients, or as the ordinary gradient of the weighted output gradients."""
         sums: dict[str, Tensor] = {}
         for name in names:
             if name in use.memo or name == "bias":
                 stored = use.memo.get(name)
-                sums[name] = weigh(self.per_example(use, name) if stored is None else stored, weights)
+                sums[name] = weighted_sum(self.per_example(use, name) if stored is None else stored, weights)
                 continue
             x, grads, padding = _padded(use)
             per_record = weights.to(grads.dtype).view(-1, *[1] * (grads.dim() - 1))
@@ -101,7 +112,7 @@ class ConvolutionRule(LayerRule):
             sums[name] = total
         return sums
 
-    def rounding(self, use: Use, names: Iterable[str]) -> Rounding | None:
+    def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:
         """One convolution gradient for the sum, and one more per record for a norm that was not a ghost norm."""
         if not set(names) - use.memo.keys():
             return None
@@ -114,11 +125,11 @@ class ConvolutionRule(LayerRule):
         lengths = self.term_lengths(use, ["weight"])
         return Rounding(squares=squares, length=rounds * unit(compute_dtype(use.saved[0], use.grad)) * lengths)
 
-    def terms(self, use: Use) -> int:
+    def terms(self, use: LayerCall) -> int:
         """Output positions."""
         return math.prod(use.grad.shape[2:])
 
-    def term_lengths(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
+    def term_lengths(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
         """``Σ_t |patch_t||g_t|`` from the ghost norm, otherwise the product of the norms over all positions."""
         names = set(names)
         total = super().term_lengths(use, names & {"bias"}).square_()
@@ -141,7 +152,7 @@ def _convolution(module: nn.Module) -> _ConvNd:
     return cast("_ConvNd", module)
 
 
-def _by_kernel(kernel: Kernel, use: Use, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[Tensor, " B"]:
+def _by_kernel(kernel: Kernel, use: LayerCall, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[Tensor, " B"]:
     """Squared norms of the weight's gradients; what a kernel keeps for the sum goes into the memo."""
     layer = _convolution(use.module)
     if kernel == "ghost":
@@ -154,12 +165,12 @@ def _by_kernel(kernel: Kernel, use: Use, x: Tensor, grads: Tensor, padding: _Siz
     return torch.cat([row_squared_norms(_per_record_weight(layer, a, g, padding)) for a, g in pairs])
 
 
-def _records_at_once(use: Use) -> int:
+def _records_at_once(use: LayerCall) -> int:
     """Records whose positions are added up by one convolution gradient; calls cost more than those of a product."""
     return max(1, 4 * PIECE // max(math.prod(use.grad.shape[2:]), 1))
 
 
-def _padded(use: Use) -> tuple[Tensor, Tensor, _Sizes]:
+def _padded(use: LayerCall) -> tuple[Tensor, Tensor, _Sizes]:
     """Input and output gradient in the computing type, and the zero padding that is left to do.
 
     Other padding modes, and 'same' padding that is not symmetric, are applied here.
@@ -288,7 +299,7 @@ def _offset_grams(layer: _ConvNd, x: Float[Tensor, "B C *S"], positions: _Sizes)
     return total
 
 
-def _ghost(use: Use, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[Tensor, " B"]:
+def _ghost(use: LayerCall, x: Tensor, grads: Tensor, padding: _Sizes) -> Float[Tensor, " B"]:
     """``Σ_{s,t} ⟨patch_s, patch_t⟩⟨g_s, g_t⟩``, with the same care for cancellation as for linear layers."""
     layer = _convolution(use.module)
     x = F.pad(x, [pad for pad in reversed(padding) for _ in range(2)])

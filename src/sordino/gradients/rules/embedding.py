@@ -1,4 +1,4 @@
-"""Lookup tables (floor 1, gradients).
+"""Lookup tables.
 
 A record's gradient has at most T non-zero rows; it is never formed densely. Positions with the same id in the same
 record are added up first, by keys ``record · V + id``. Legend: B records, T positions, V rows, d columns.
@@ -13,12 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from sordino.errors import UnsupportedModule
-from sordino.gradients.numerics import compute_dtype, row_squared_norms
-from sordino.gradients.rules.cost import chunk_records
-from sordino.gradients.rules.linear import LinearRule, positions_of
-from sordino.gradients.rules.rounding import Rounding, unit
-from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, only_input
-from sordino.gradients.usual import is_recorded
+from sordino.gradients.numerics import compute_dtype, is_tracing_graph, row_squared_norms
+from sordino.gradients.rules.base import LayerCall, LayerRule, Rounding, chunk_records, layer_rule, only_input, unit
+from sordino.gradients.rules.linear import LinearRule, num_positions
 
 __all__ = ["EmbeddingBagRule", "EmbeddingRule"]
 
@@ -44,7 +41,7 @@ class EmbeddingRule(LayerRule):
         """Ids may be one per record."""
         return 1
 
-    def squared_norms(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:  # noqa: ARG002
+    def squared_norms(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:  # noqa: ARG002
         """Sparse segment sums, then the norms of the segments."""
         ids, grads = self.lookups(use)
         rows = _rows(use.module)
@@ -53,7 +50,7 @@ class EmbeddingRule(LayerRule):
             return total
         offsets = rows * torch.arange(use.records, device=ids.device)[:, None]
         keys = (ids + offsets).flatten()
-        if is_recorded():
+        if is_tracing_graph():
             segments, count = _numbered(keys), keys.numel()
             use.memo[_SEGMENTS] = segments.view(ids.shape)
             records = torch.zeros_like(keys).scatter_(0, segments, keys // rows)
@@ -70,14 +67,14 @@ class EmbeddingRule(LayerRule):
             total.index_add_(0, owners, row_squared_norms(sums))
         return total
 
-    def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:  # noqa: ARG002
+    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:  # noqa: ARG002
         """The dense gradient, for a table that is shared with a layer of another kind."""
         ids, grads = self.lookups(use)
         dense = grads.new_zeros(use.records, _rows(use.module), grads.shape[2])
         return dense.scatter_add_(1, ids[:, :, None].expand_as(grads), grads)
 
     def weighted_sums(
-        self, use: Use, names: Iterable[str], weights: Float[Tensor, " B"]
+        self, use: LayerCall, names: Iterable[str], weights: Float[Tensor, " B"]
     ) -> dict[str, Float[Tensor, "*shape"]]:
         """The weighted segment sums that were measured, in their rows; without a measurement the ordinary gradient."""
         ids, grads = self.lookups(use)
@@ -85,7 +82,7 @@ class EmbeddingRule(LayerRule):
         summed = grads.new_zeros(_rows(use.module), grads.shape[2])
         flat, rows = grads.flatten(0, 1), ids.flatten()
         owners = torch.arange(use.records, device=ids.device).repeat_interleave(ids.shape[1])
-        if known is not None and is_recorded():
+        if known is not None and is_tracing_graph():
             _add_segments(summed, known.flatten(), known.numel(), flat, rows, owners, weights)
             return dict.fromkeys(names, summed)
         weighted = (grads * weights.to(grads.dtype)[:, None, None]).flatten(0, 1)
@@ -97,35 +94,35 @@ class EmbeddingRule(LayerRule):
                 _add_segments(summed, places, int(places.max()) + 1, *chosen, weights)
         return dict.fromkeys(names, summed.index_add_(0, rows, weighted))
 
-    def rounding(self, use: Use, names: Iterable[str]) -> Rounding | None:
+    def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:
         """None on a CPU, where segments are added up in one order; compiled or elsewhere the order may change."""
-        if use.grad.device.type == "cpu" and not is_recorded():
+        if use.grad.device.type == "cpu" and not is_tracing_graph():
             return None
         lengths = 2 * self.lookups(use)[0].shape[1] * unit(torch.float64) * self.term_lengths(use, names)
         return Rounding(squares=torch.zeros_like(lengths), length=lengths)
 
-    def term_lengths(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:  # noqa: ARG002
+    def term_lengths(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:  # noqa: ARG002
         """``Σ_t |g_t|`` or more."""
         ids, grads = self.lookups(use)
         return row_squared_norms(grads).mul_(ids.shape[1]).sqrt_()
 
-    def terms(self, use: Use) -> int:
+    def terms(self, use: LayerCall) -> int:
         """Positions."""
         return self.lookups(use)[0].shape[1]
 
-    def merge(self, uses: list[Use], names: frozenset[str]) -> Use | None:  # noqa: ARG002
+    def merge(self, uses: list[LayerCall], names: frozenset[str]) -> LayerCall | None:  # noqa: ARG002
         """Several calls are one call with all their ids."""
         looked_up = [rule.lookups(use) for use in uses if isinstance(rule := use.rule, EmbeddingRule)]
         ids = torch.cat([ids for ids, _ in looked_up], dim=1)
         grads = torch.cat([grads for _, grads in looked_up], dim=1)
         return replace(uses[0], rule=_MERGED, saved=(ids,), grads=(grads,), memo={}, versions=())
 
-    def inner_products(self, use: Use, other: Use) -> Float[Tensor, " B"] | None:
+    def inner_products(self, use: LayerCall, other: LayerCall) -> Float[Tensor, " B"] | None:
         """With a linear layer that shares the table: ``Σ_{t,s} G[t, id_s] ⟨h_t, g_s⟩``."""
         if not isinstance(other.rule, LinearRule):
             return None
         ids, grads = self.lookups(use)
-        hidden, logits = positions_of(other)
+        hidden, logits = num_positions(other)
         step = chunk_records(use.records, hidden.shape[1] * ids.shape[1])
         parts = []
         for start in range(0, use.records, step):
@@ -135,7 +132,7 @@ class EmbeddingRule(LayerRule):
             parts.append((matches.double() * logits[chunk].gather(2, index)).sum((1, 2)))
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=ids.device)
 
-    def lookups(self, use: Use) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B T d"]]:
+    def lookups(self, use: LayerCall) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B T d"]]:
         """Ids and the gradient at each looked-up row; zero where the id is the padding."""
         ids, grads = use.saved[0], use.grad
         ids = ids.reshape(use.records, -1) if use.records else ids.reshape(0, 0)
@@ -174,7 +171,7 @@ class EmbeddingBagRule(EmbeddingRule):
             shares = counted / counted.sum(1, keepdim=True).clamp(min=1)
         return ids, shares
 
-    def lookups(self, use: Use) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B T d"]]:
+    def lookups(self, use: LayerCall) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B T d"]]:
         """Every position of a bag receives the bag's gradient times its share."""
         ids, shares = use.saved
         dtype = compute_dtype(use.grad, shares)
@@ -185,7 +182,7 @@ class EmbeddingBagRule(EmbeddingRule):
 class _MergedLookups(EmbeddingRule):
     """Lookups of several calls, with each call's own padding taken out already."""
 
-    def lookups(self, use: Use) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B T d"]]:
+    def lookups(self, use: LayerCall) -> tuple[Int[Tensor, "B T"], Float[Tensor, "B T d"]]:
         return use.saved[0], use.grad
 
 

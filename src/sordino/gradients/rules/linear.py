@@ -1,4 +1,4 @@
-"""Linear layers on inputs of any rank (floor 1, gradients).
+"""Linear layers on inputs of any rank.
 
 Per record the weight gradient is ``G^T A`` over T positions. With T = 1 its norm factors into |a|·|g|; otherwise the
 cost model picks a kernel. Legend: A = inputs [B, T, d], G = output gradients [B, T, p].
@@ -11,25 +11,38 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sordino.gradients.numerics import compute_dtype, row_squared_norms
-from sordino.gradients.products import grams, per_record_product
-from sordino.gradients.rules.cost import Kernel, cheapest, chunk_records, kernel_costs
-from sordino.gradients.rules.rounding import PIECE, Rounding, additions, gram_rounding, product, unit
-from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, weigh
-from sordino.gradients.rules.timings import TIMED_RECORDS
-from sordino.gradients.usual import is_usual
+from sordino.gradients.numerics import compute_dtype, grams, guard_holds, per_record_product, row_squared_norms
+from sordino.gradients.rules.base import (
+    PIECE,
+    TIMED_RECORDS,
+    Kernel,
+    LayerCall,
+    LayerRule,
+    Rounding,
+    additions,
+    cheapest_kernel,
+    chunk_records,
+    gram_rounding,
+    kernel_costs,
+    layer_rule,
+    unit,
+    weighted_product,
+    weighted_sum,
+)
 
 __all__ = [
     "GHOST_LENGTHS",
     "GHOST_ROUNDING",
     "LinearRule",
     "SharedBias",
+    "TransposedLinearRule",
     "ghost_sum",
     "keep_ghost",
-    "matrix_per_example",
+    "matrix_per_record_gradient",
     "matrix_squared_norms",
-    "positions_of",
+    "num_positions",
 ]
+
 
 # Names in a use's memo, which no parameter has: the allowance of a ghost norm and the lengths of its terms.
 GHOST_ROUNDING, GHOST_LENGTHS = "rounding of the ghost norm", "lengths of the terms"
@@ -51,7 +64,7 @@ class SharedBias:
 class LinearRule(LayerRule):
     """nn.Linear: ghost, stored or norm-only kernel for T > 1, the product of norms for T = 1."""
 
-    def squared_norms(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
+    def squared_norms(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
         """Each record's squared norm over weight and bias, as far as they are in `names`."""
         inputs, grads = use.saved[0], use.grad
         if inputs.shape[:-1].numel() == use.records:
@@ -60,18 +73,18 @@ class LinearRule(LayerRule):
                 lengths = row_squared_norms(inputs)
                 total *= lengths.add_(_biases(use, names))
             return total
-        inputs, grads = positions_of(use)
+        inputs, grads = num_positions(use)
         if "weight" not in names:
             return super().squared_norms(use, names)
         return matrix_squared_norms(use, inputs, grads, biases=_biases(use, names))
 
-    def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
+    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """``G^T A`` for the weight, the sum over positions for the bias."""
-        inputs, grads = positions_of(use)
-        return grads.sum(1) if name == "bias" else matrix_per_example(inputs, grads)
+        inputs, grads = num_positions(use)
+        return grads.sum(1) if name == "bias" else matrix_per_record_gradient(inputs, grads)
 
     def weighted_sums(
-        self, use: Use, names: Iterable[str], weights: Float[Tensor, " B"]
+        self, use: LayerCall, names: Iterable[str], weights: Float[Tensor, " B"]
     ) -> dict[str, Float[Tensor, "*shape"]]:
         """One matrix product for the weight, one matrix-vector product for the bias."""
         sums: dict[str, Tensor] = {}
@@ -88,17 +101,17 @@ class LinearRule(LayerRule):
         per_row = weights if positions == 1 else _for_rows(weights, positions, time_first=time_first)
         for name in names:
             if name in use.memo:
-                sums[name] = weigh(use.memo[name], weights)
+                sums[name] = weighted_sum(use.memo[name], weights)
             elif name == "weight":
-                sums[name] = product(rows_g, rows_a, per_row)
+                sums[name] = weighted_product(rows_g, rows_a, per_row)
             elif positions == 1:
                 # A record of one position is one term: it has no partial sums that could be longer than its gradient.
                 sums[name] = per_row @ rows_g
             else:
-                sums[name] = product(rows_g, rows_g.new_ones(1).expand(len(rows_g), 1), per_row)[:, 0]
+                sums[name] = weighted_product(rows_g, rows_g.new_ones(1).expand(len(rows_g), 1), per_row)[:, 0]
         return sums
 
-    def rounding(self, use: Use, names: Iterable[str]) -> Rounding | None:
+    def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:
         """One product for the sum, and for a norm that was not a ghost norm one more product per record."""
         positions = self.terms(use)
         missing = set(names) - use.memo.keys()
@@ -112,11 +125,11 @@ class LinearRule(LayerRule):
         lengths = self.term_lengths(use, missing)
         return Rounding(squares=squares, length=rounds * unit(compute_dtype(use.saved[0], use.grad)) * lengths)
 
-    def terms(self, use: Use) -> int:
+    def terms(self, use: LayerCall) -> int:
         """Positions."""
         return use.saved[0].shape[1:-1].numel()
 
-    def term_lengths(self, use: Use, names: Iterable[str]) -> Float[Tensor, " B"]:
+    def term_lengths(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
         """``Σ_t |a_t||g_t|`` from the ghost norm, otherwise the product of the norms over all positions."""
         known = use.memo.get(GHOST_LENGTHS)
         if known is not None:
@@ -129,17 +142,17 @@ class LinearRule(LayerRule):
         inputs += self.terms(use) * _biases(use, names)
         return inputs.mul_(row_squared_norms(use.grad)).sqrt_()
 
-    def merge(self, uses: list[Use], names: frozenset[str]) -> Use | None:
+    def merge(self, uses: list[LayerCall], names: frozenset[str]) -> LayerCall | None:
         """Several calls are one call on all their positions: the sums over positions add up."""
         if "weight" not in names:
             return None
-        flat = [positions_of(use) for use in uses]
+        flat = [num_positions(use) for use in uses]
         inputs = torch.cat([inputs for inputs, _ in flat], dim=1)
         grads = torch.cat([grads for _, grads in flat], dim=1)
         return replace(uses[0], saved=(inputs,), grads=(grads,), memo={}, versions=())
 
 
-def _biases(use: Use, names: Iterable[str]) -> int:
+def _biases(use: LayerCall, names: Iterable[str]) -> int:
     """How many parameters the bias stands for; none where it isn't asked for."""
     if "bias" not in names:
         return 0
@@ -150,7 +163,7 @@ def _for_rows(weights: Float[Tensor, " B"], positions: int, *, time_first: bool)
     return weights.repeat(positions) if time_first else weights.repeat_interleave(positions)
 
 
-def positions_of(use: Use) -> tuple[Float[Tensor, "B T d"], Float[Tensor, "B T p"]]:
+def num_positions(use: LayerCall) -> tuple[Float[Tensor, "B T d"], Float[Tensor, "B T p"]]:
     """Inputs and output gradients of a linear layer with all middle dimensions as one, in the computing type."""
     (inputs,), grads = use.saved, use.grad
     dtype = compute_dtype(inputs, grads)
@@ -164,7 +177,7 @@ def _positions(x: Float[Tensor, "B *T d"]) -> Float[Tensor, "B T d"]:
     return x.reshape(x.shape[0], positions, x.shape[-1])
 
 
-def matrix_per_example(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"]) -> Float[Tensor, "B p d"]:
+def matrix_per_record_gradient(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"]) -> Float[Tensor, "B p d"]:
     """``G^T A`` of each record, with sums over at most `PIECE` positions whose results are added."""
     if inputs.shape[1] <= PIECE:
         return per_record_product(grads, inputs)
@@ -176,7 +189,7 @@ def matrix_per_example(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T
 
 
 def matrix_squared_norms(
-    use: Use, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, biases: int
+    use: LayerCall, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, biases: int
 ) -> Float[Tensor, " B"]:
     """``‖G^T A‖²`` of each record by the cheapest kernel, plus ``‖Σ_t g_t‖²`` for each of the `biases`.
 
@@ -185,11 +198,11 @@ def matrix_squared_norms(
     return _by_kernel(_kernel(use, inputs, grads, biases), use, inputs, grads, biases=biases)
 
 
-def _kernel(use: Use, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], biases: int) -> Kernel:
+def _kernel(use: LayerCall, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], biases: int) -> Kernel:
     records, positions, width = inputs.shape
     costs = kernel_costs(records, positions, width, grads.shape[2], lean=use.lean)
     if use.timings is None:
-        return cheapest(costs)
+        return cheapest_kernel(costs)
 
     def attempt(kernel: Kernel) -> Tensor:
         a, g = (x.new_ones(TIMED_RECORDS, *x.shape[1:]) for x in (inputs, grads))
@@ -197,15 +210,15 @@ def _kernel(use: Use, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T 
         weights = g.new_ones(TIMED_RECORDS)
         _by_kernel(kernel, trial, a, g, biases=biases)
         if "weight" in trial.memo:
-            return weigh(trial.memo["weight"], weights)
-        return product(g.flatten(0, 1), a.flatten(0, 1), weights.repeat_interleave(positions))
+            return weighted_sum(trial.memo["weight"], weights)
+        return weighted_product(g.flatten(0, 1), a.flatten(0, 1), weights.repeat_interleave(positions))
 
     sizes = {"positions": positions, "inputs": width, "outputs": grads.shape[2], "biases": biases}
     return use.timings.fastest("linear", sizes, costs, attempt, like=grads)
 
 
 def _by_kernel(
-    kernel: Kernel, use: Use, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, biases: int
+    kernel: Kernel, use: LayerCall, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, biases: int
 ) -> Float[Tensor, " B"]:
     if kernel == "ghost":
         return _ghost(use, inputs, grads, biases=biases)
@@ -214,7 +227,7 @@ def _by_kernel(
         use.memo["bias"] = grads.sum(1)
         total += biases * row_squared_norms(use.memo["bias"])
     if kernel == "stored":
-        use.memo["weight"] = matrix_per_example(inputs, grads)
+        use.memo["weight"] = matrix_per_record_gradient(inputs, grads)
         return total + row_squared_norms(use.memo["weight"])
     return total + _norm_only(inputs, grads)
 
@@ -222,13 +235,14 @@ def _by_kernel(
 def _norm_only(inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"]) -> Float[Tensor, " B"]:
     step = chunk_records(inputs.shape[0], inputs.shape[2] * grads.shape[2])
     parts = [
-        row_squared_norms(matrix_per_example(a, g)) for a, g in zip(inputs.split(step), grads.split(step), strict=True)
+        row_squared_norms(matrix_per_record_gradient(a, g))
+        for a, g in zip(inputs.split(step), grads.split(step), strict=True)
     ]
     return torch.cat(parts)
 
 
 def _ghost(
-    use: Use, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, biases: int
+    use: LayerCall, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], *, biases: int
 ) -> Float[Tensor, " B"]:
     step = chunk_records(inputs.shape[0], inputs.shape[1] ** 2)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -247,7 +261,7 @@ def _ghost(
     return keep_ghost(use, parts)
 
 
-def keep_ghost(use: Use, parts: list[tuple[Tensor, Tensor, Tensor]]) -> Float[Tensor, " B"]:
+def keep_ghost(use: LayerCall, parts: list[tuple[Tensor, Tensor, Tensor]]) -> Float[Tensor, " B"]:
     """The squared norms out of what `ghost_sum` gave for each chunk; the rest stays in the use's memo."""
     if not parts:
         return torch.zeros(0, dtype=torch.float64, device=use.grad.device)
@@ -282,8 +296,63 @@ def ghost_sum(
     scale = products.diagonal(dim1=1, dim2=2).double().sum(1)
     total = products.sum((1, 2), dtype=torch.float64) + _GRAM_ROUNDING * torch.finfo(grads.dtype).eps * scale
     sound = (total > _CANCELLED * scale) & (total > 1e-24) & (total < 1e36)
-    if not is_usual(sound):
+    if not guard_holds(sound):
         index = (~sound).nonzero().flatten()
         total[index], lengths[index] = exact(index)
         squares[index] = 0
     return total, squares, lengths
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Linear layers that keep their matrix as (inputs, outputs), as GPT-2 implementations do.
+#
+# Hugging Face's ``Conv1D`` flattens its input to rows before it multiplies, so its records can't be followed inside;
+# the layer as a whole is a linear map like any other. It is recognised by its name, without importing it.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_LINEAR = LinearRule()
+
+
+@layer_rule("transformers.pytorch_utils.Conv1D")
+class TransposedLinearRule(LayerRule):
+    """``x W + b`` with W of shape (inputs, outputs): the linear rule's kernels, the result transposed."""
+
+    def squared_norms(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
+        """As of the linear layer with the transposed matrix."""
+        total = _LINEAR.squared_norms(use, names)
+        if "weight" in use.memo:
+            use.memo["weight"] = use.memo["weight"].transpose(1, 2)
+        return total
+
+    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
+        """``A^T G`` for the weight, the sum over positions for the bias."""
+        gradient = _LINEAR.per_example(use, name)
+        return gradient.transpose(1, 2) if name == "weight" else gradient
+
+    def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:
+        """As of the linear layer."""
+        return _LINEAR.rounding(use, names)
+
+    def terms(self, use: LayerCall) -> int:
+        """Positions."""
+        return _LINEAR.terms(use)
+
+    def term_lengths(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
+        """As of the linear layer."""
+        return _LINEAR.term_lengths(use, names)
+
+    def weighted_sums(
+        self, use: LayerCall, names: Iterable[str], weights: Float[Tensor, " B"]
+    ) -> dict[str, Float[Tensor, "*shape"]]:
+        """The linear layer's sums, the matrix transposed."""
+        sums = {name: weighted_sum(use.memo[name], weights) for name in names if name in use.memo}
+        others = [name for name in names if name not in sums]
+        for name, value in _LINEAR.weighted_sums(use, others, weights).items():
+            sums[name] = value.t().contiguous() if name == "weight" else value
+        return sums
+
+    def merge(self, uses: list[LayerCall], names: frozenset[str]) -> LayerCall | None:
+        """Several calls are one call on all their positions."""
+        merged = _LINEAR.merge(uses, names)
+        return None if merged is None else replace(merged, rule=self)

@@ -1,4 +1,4 @@
-"""Normalisation layers with a scale and a shift (floor 1, gradients).
+"""Normalisation layers with a scale and a shift.
 
 With x̂ the normalised input, a record's gradient is ``Σ_t g·x̂`` for the scale and ``Σ_t g`` for the shift. Both are
 as small as the parameters, so they are kept. Statistics that torch has computed already are reused.
@@ -14,7 +14,7 @@ from torch._C._autograd import (
 )
 
 from sordino.gradients.numerics import compute_dtype
-from sordino.gradients.rules.rule import LayerRule, Use, layer_rule, only_input
+from sordino.gradients.rules.base import LayerCall, LayerRule, layer_rule, only_input
 
 __all__ = ["ChannelNormRule", "GroupNormRule", "LayerNormRule", "RMSNormRule"]
 
@@ -46,7 +46,7 @@ class LayerNormRule(LayerRule):
         """The input, with torch's statistics where there are any."""
         return only_input(args, kwargs), *_saved_statistics(output)
 
-    def per_example(self, use: Use, name: str) -> Float[Tensor, "B *shape"]:
+    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """Sum over the positions in front of the normalised dimensions."""
         trailing = len(getattr(use.module, "normalized_shape", ()))
         grads = use.grad.to(compute_dtype(use.grad))
@@ -55,7 +55,7 @@ class LayerNormRule(LayerRule):
         between = tuple(range(1, grads.dim() - trailing))
         return grads.sum(between) if between else grads
 
-    def normalized(self, use: Use, dims: tuple[int, ...]) -> Float[Tensor, "B *shape"]:
+    def normalized(self, use: LayerCall, dims: tuple[int, ...]) -> Float[Tensor, "B *shape"]:
         """The normalised input x̂."""
         x = use.saved[0].to(compute_dtype(use.saved[0]))
         if len(use.saved) == 3:
@@ -80,7 +80,7 @@ class RMSNormRule(LayerNormRule):
         """The input."""
         return (only_input(args, kwargs),)
 
-    def normalized(self, use: Use, dims: tuple[int, ...]) -> Float[Tensor, "B *shape"]:
+    def normalized(self, use: LayerCall, dims: tuple[int, ...]) -> Float[Tensor, "B *shape"]:
         """The input over its root mean square."""
         x = use.saved[0]
         epsilon = _epsilon(use.module, x)
@@ -95,7 +95,7 @@ class ChannelNormRule(LayerRule):
         """Records and channels."""
         return 2
 
-    def per_example(self, use: Use, name: str) -> Float[Tensor, "B C"]:
+    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B C"]:
         """``(Σ g·x − mean·Σ g)/deviation`` per channel, or ``Σ g``."""
         grads = use.grad.to(compute_dtype(use.grad))
         shift = use.memo.get("bias")
@@ -107,7 +107,7 @@ class ChannelNormRule(LayerRule):
         x = use.saved[0].to(grads.dtype)
         return (_over_positions(grads * x) - mean * shift) * reciprocal
 
-    def statistics(self, use: Use) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
+    def statistics(self, use: LayerCall) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
         """Mean and reciprocal deviation, broadcastable to [B, C]."""
         raise NotImplementedError
 
@@ -126,7 +126,7 @@ class GroupNormRule(ChannelNormRule):
         """The input, with torch's statistics where there are any."""
         return only_input(args, kwargs), *_saved_statistics(output)
 
-    def statistics(self, use: Use) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
+    def statistics(self, use: LayerCall) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
         """One mean and deviation per group."""
         x = use.saved[0].to(compute_dtype(use.saved[0]))
         groups = int(getattr(use.module, "num_groups"))  # noqa: B009
@@ -148,7 +148,7 @@ class InstanceNormRule(ChannelNormRule):
         """Unbatched inputs have one dimension fewer and are refused."""
         return {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4}.get(_base(module, nn.InstanceNorm1d, nn.InstanceNorm2d), 5)
 
-    def statistics(self, use: Use) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
+    def statistics(self, use: LayerCall) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
         """Over the positions of each channel."""
         x = use.saved[0].to(compute_dtype(use.saved[0]))
         if isinstance(getattr(use.module, "running_mean", None), Tensor) and not use.module.training:
@@ -161,7 +161,7 @@ class InstanceNormRule(ChannelNormRule):
 class FrozenBatchNormRule(ChannelNormRule):
     """nn.BatchNorm in eval mode: the stored statistics are constants."""
 
-    def statistics(self, use: Use) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
+    def statistics(self, use: LayerCall) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C"]]:
         """The stored statistics."""
         return _running(use.module, use.saved[0].to(compute_dtype(use.saved[0])))
 

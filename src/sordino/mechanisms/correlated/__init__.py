@@ -1,28 +1,35 @@
-"""Gaussian noise that is correlated over the steps of a run, so that it cancels in the model's position (floor 1).
+"""Gaussian noise that is correlated over the steps of a run, so that it cancels in the model's position.
 
 A *strategy* is the correlation, a *participation* says in which steps one record can be, the mechanism joins both to
 noise and an event, and its stream adds the noise to tensors. Only the stream loads torch.
 """
 
-from sordino.mechanisms.correlated.choice import NoiseChoice, choose_correlated_noise
-from sordino.mechanisms.correlated.dense import DenseStrategy, optimal_dense
-from sordino.mechanisms.correlated.description import (
+from sordino.mechanisms.correlated.dense_strategies import BinaryTree, DenseStrategy, optimize_dense, tree_sensitivity
+from sordino.mechanisms.correlated.mechanism import (
+    CorrelatedGaussianMechanism,
     participation_from_dict,
     participation_to_dict,
     strategy_from_dict,
     strategy_to_dict,
 )
-from sordino.mechanisms.correlated.mechanism import CorrelatedGaussianMechanism
-from sordino.mechanisms.correlated.optimal import optimal_banded, optimal_buffered
-from sordino.mechanisms.correlated.participation import (
+from sordino.mechanisms.correlated.optimization import (
+    NoiseCandidate,
+    choose_correlated_noise,
+    max_error,
+    mean_error,
+    optimize_banded,
+    optimize_buffered,
+    prefix_variances,
+)
+from sordino.mechanisms.correlated.sensitivity import (
     CyclicPoisson,
-    EveryEpoch,
+    FixedEpochOrder,
     MinSeparation,
     Participation,
     SingleParticipation,
+    matrix_sensitivity,
+    sensitivity,
 )
-from sordino.mechanisms.correlated.prefix_error import max_error, mean_error, prefix_variances
-from sordino.mechanisms.correlated.sensitivity import matrix_sensitivity, sensitivity
 from sordino.mechanisms.correlated.strategies import (
     BandedInverse,
     BandedToeplitz,
@@ -32,7 +39,6 @@ from sordino.mechanisms.correlated.strategies import (
     noise_matrix,
     square_root_coefficients,
 )
-from sordino.mechanisms.correlated.tree import BinaryTree, tree_sensitivity
 
 __all__ = [
     "BandedInverse",
@@ -42,10 +48,10 @@ __all__ = [
     "CorrelatedGaussianMechanism",
     "CyclicPoisson",
     "DenseStrategy",
-    "EveryEpoch",
+    "FixedEpochOrder",
     "IndependentNoise",
     "MinSeparation",
-    "NoiseChoice",
+    "NoiseCandidate",
     "Participation",
     "SingleParticipation",
     "Strategy",
@@ -54,9 +60,9 @@ __all__ = [
     "max_error",
     "mean_error",
     "noise_matrix",
-    "optimal_banded",
-    "optimal_buffered",
-    "optimal_dense",
+    "optimize_banded",
+    "optimize_buffered",
+    "optimize_dense",
     "participation_from_dict",
     "participation_to_dict",
     "prefix_variances",

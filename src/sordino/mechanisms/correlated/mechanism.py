@@ -1,20 +1,43 @@
-"""Gaussian noise correlated over the steps of a run: its scale and its events (floor 1)."""
+"""Gaussian noise correlated over the steps of a run: its scale and its events."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from sordino import checks
 from sordino.errors import InvalidArgument
-from sordino.events import Composed, Event, Gaussian, MatrixGaussian, Nothing, PoissonSampled, SelfComposed
-from sordino.mechanisms.correlated.participation import CyclicPoisson, Participation
-from sordino.mechanisms.correlated.sensitivity import sensitivity
-from sordino.mechanisms.correlated.strategies import Strategy, fingerprint
+from sordino.events import Composed, Event, Gaussian, MatrixGaussian, NoOp, PoissonSampled, SelfComposed
+from sordino.mechanisms.correlated.dense_strategies import BinaryTree, DenseStrategy
+from sordino.mechanisms.correlated.sensitivity import (
+    CyclicPoisson,
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+    sensitivity,
+)
+from sordino.mechanisms.correlated.strategies import (
+    BandedInverse,
+    BandedToeplitz,
+    BufferedToeplitz,
+    IndependentNoise,
+    Strategy,
+    strategy_digest,
+)
 
 if TYPE_CHECKING:
-    from sordino.mechanisms.correlated.noise import CorrelatedNoise
+    from sordino.mechanisms.correlated.noise_stream import CorrelatedNoiseStream
 
-__all__ = ["CorrelatedGaussianMechanism"]
+__all__ = [
+    "CorrelatedGaussianMechanism",
+    "participation_from_dict",
+    "participation_to_dict",
+    "strategy_from_dict",
+    "strategy_to_dict",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +59,9 @@ class CorrelatedGaussianMechanism:
         InvalidArgument: the strategy has no known sensitivity under the participation.
 
     Example:
-        >>> from sordino.mechanisms.correlated import EveryEpoch, optimal_banded
+        >>> from sordino.mechanisms.correlated import FixedEpochOrder, optimize_banded
         >>> mechanism = CorrelatedGaussianMechanism(
-        ...     strategy=optimal_banded(16, steps=64), participation=EveryEpoch(steps_per_epoch=16),
+        ...     strategy=optimize_banded(16, steps=64), participation=FixedEpochOrder(steps_per_epoch=16),
         ...     noise_multiplier=3.0, l2_sensitivity=1.0)
         >>> round(mechanism.sensitivity, 6), round(mechanism.stddev, 6)
         (2.0, 6.0)
@@ -70,7 +93,9 @@ class CorrelatedGaussianMechanism:
     @property
     def fingerprint(self) -> str:
         """A hash of all that a saved stream depends on."""
-        return f"{fingerprint(self.strategy)} {self.participation!r} {self.noise_multiplier!r} {self.l2_sensitivity!r}"
+        return (
+            f"{strategy_digest(self.strategy)} {self.participation!r} {self.noise_multiplier!r} {self.l2_sensitivity!r}"
+        )
 
     def event(self, steps: int | None = None) -> Event:
         """The event of the whole run, or of its first `steps` steps when it ended there.
@@ -81,7 +106,7 @@ class CorrelatedGaussianMechanism:
         if steps > self.strategy.steps:
             raise InvalidArgument(f"steps must be at most {self.strategy.steps}, got {steps}. Use a longer strategy.")
         if steps == 0:
-            return Nothing()
+            return NoOp()
         if isinstance(self.participation, CyclicPoisson):
             return SelfComposed(event=self._cycle(), count=self.participation.most(steps))
         part = self.sensitivity
@@ -97,7 +122,7 @@ class CorrelatedGaussianMechanism:
         """
         steps = self.strategy.steps
         if checks.integer(0, step=step) >= steps:
-            return Nothing()
+            return NoOp()
         if not isinstance(self.participation, CyclicPoisson):
             return self.event()
         # The participation whose column reaches over the cut has had its coin tossed: it counts without sampling.
@@ -110,8 +135,89 @@ class CorrelatedGaussianMechanism:
         rate = self.participation.group_rate
         return one if rate == 1 else PoissonSampled(sample_rate=rate, event=one)
 
-    def start(self) -> "CorrelatedNoise":
+    def start(self) -> "CorrelatedNoiseStream":
         """The stream of a run's noise, from step 0; it holds buffers, so every run needs its own."""
-        from sordino.mechanisms.correlated.noise import CorrelatedNoise
+        from sordino.mechanisms.correlated.noise_stream import CorrelatedNoiseStream
 
-        return CorrelatedNoise(self)
+        return CorrelatedNoiseStream(self)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Strategies and participations as plain JSON types, for plans that are written down.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_STRATEGIES: dict[str, type] = {
+    "independent": IndependentNoise,
+    "banded": BandedToeplitz,
+    "banded_inverse": BandedInverse,
+    "buffered": BufferedToeplitz,
+    "tree": BinaryTree,
+    "dense": DenseStrategy,
+}
+_PARTICIPATIONS: dict[str, type] = {
+    "single": SingleParticipation,
+    "min_separation": MinSeparation,
+    "every_epoch": FixedEpochOrder,
+    "cyclic_poisson": CyclicPoisson,
+}
+
+
+def strategy_to_dict(strategy: Strategy) -> dict[str, object]:
+    """The strategy with its kind; numbers keep all their digits.
+
+    Example:
+        >>> strategy_to_dict(BandedToeplitz(coefficients=(1.0, 0.5), steps=9))
+        {'kind': 'banded', 'coefficients': [1.0, 0.5], 'steps': 9}
+    """
+    return _to_dict(strategy, _STRATEGIES)
+
+
+def strategy_from_dict(body: object) -> Strategy:
+    """What `strategy_to_dict` wrote. Unknown kinds, missing and surplus fields raise `InvalidArgument`."""
+    return cast("Strategy", _from_dict(body, _STRATEGIES, "strategy"))
+
+
+def participation_to_dict(participation: Participation) -> dict[str, object]:
+    """The participation with its kind.
+
+    Example:
+        >>> participation_to_dict(CyclicPoisson(groups=8, sample_rate=0.01))
+        {'kind': 'cyclic_poisson', 'groups': 8, 'sample_rate': 0.01}
+    """
+    return _to_dict(participation, _PARTICIPATIONS)
+
+
+def participation_from_dict(body: object) -> Participation:
+    """What `participation_to_dict` wrote. Unknown kinds, missing and surplus fields raise `InvalidArgument`."""
+    return cast("Participation", _from_dict(body, _PARTICIPATIONS, "participation"))
+
+
+def _to_dict(value: object, kinds: dict[str, type]) -> dict[str, object]:
+    kind = next(name for name, member in kinds.items() if type(value) is member)
+    body: dict[str, object] = {"kind": kind}
+    for item in fields(kinds[kind]):
+        entry = getattr(value, item.name)
+        body[item.name] = entry.tolist() if isinstance(entry, np.ndarray) else entry
+        if isinstance(entry, tuple):
+            body[item.name] = list(entry)
+    return body
+
+
+def _from_dict(body: object, kinds: dict[str, type], what: str) -> object:
+    member = kinds.get(str(body.get("kind"))) if isinstance(body, dict) else None
+    if member is None or not isinstance(body, dict):
+        raise InvalidArgument(f"{what} must be one of {', '.join(kinds)} with its fields, got another. Check the file.")
+    given = {name: value for name, value in body.items() if name != "kind"}
+    expected = {item.name for item in fields(member)}
+    if set(given) != expected:
+        raise InvalidArgument(
+            f"fields of {what} {body['kind']} must be {sorted(expected)}, got {sorted(given)}. Check the file."
+        )
+    return cast("Callable[..., object]", member)(
+        **{name: _numbers(value, member) if isinstance(value, list) else value for name, value in given.items()}
+    )
+
+
+def _numbers(value: list[object], member: type) -> object:
+    return np.asarray(value, dtype=np.float64) if member is DenseStrategy else tuple(value)

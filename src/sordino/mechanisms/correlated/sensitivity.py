@@ -1,30 +1,153 @@
-"""Sensitivity of a strategy under a participation, from the matrix that is really used (floor 1).
+"""Participation: in which steps one record can take part.
 
-A record moves row i of the gradients by at most 1 (times the clipping norm) in every step i of its participation π.
-The change of CG has squared norm Σ_{i,j∈π} X_ij ⟨u_i, u_j⟩ ≤ Σ_{i,j∈π} |X_ij| with X = CᵀC. Closed forms of the maximum
-are used only where their conditions hold in the numbers at hand; otherwise the sum is maximised or bounded from above.
-
-References:
-    Choquette-Choo et al. 2023, section 4 (bands; the bound by two nested searches). Kalinin, Lampert 2024, theorem 2
-    (non-increasing Toeplitz columns).
+The sensitivity of a strategy depends on it, and so does the event. A participation is a promise about the batches:
+the sampler must keep it.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
+from sordino import checks
 from sordino.errors import InvalidArgument
-from sordino.mechanisms.correlated.participation import (
-    CyclicPoisson,
-    EveryEpoch,
-    Participation,
-    SingleParticipation,
-)
-from sordino.mechanisms.correlated.series import FloatArray
-from sordino.mechanisms.correlated.strategies import Strategy
-from sordino.mechanisms.correlated.tree import BinaryTree, tree_sensitivity
+from sordino.mechanisms.correlated.dense_strategies import BinaryTree, tree_sensitivity
+from sordino.mechanisms.correlated.strategies import FloatArray, Strategy
 
-__all__ = ["LARGEST_MATRIX", "matrix_sensitivity", "sensitivity"]
+__all__ = [
+    "CyclicPoisson",
+    "FixedEpochOrder",
+    "LARGEST_MATRIX",
+    "MinSeparation",
+    "Participation",
+    "SingleParticipation",
+    "matrix_sensitivity",
+    "sensitivity",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleParticipation:
+    """Each record takes part in at most one step: one pass over the data."""
+
+    @property
+    def separation(self) -> int:
+        """Nothing is promised between participations, as there is one."""
+        return 1
+
+    def most(self, steps: int) -> int:  # noqa: ARG002
+        """Once."""
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinSeparation:
+    """Participations of a record are at least `separation` steps apart: steps i < j with j − i ≥ separation.
+
+    Args:
+        separation: ≥ 1.
+        participations: how often a record takes part at most; None is as often as the steps allow.
+    """
+
+    separation: int
+    participations: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.integer(1, separation=self.separation)
+        if self.participations is not None:
+            checks.integer(1, participations=self.participations)
+
+    def most(self, steps: int) -> int:
+        """The most participations in `steps` steps."""
+        fits = -(-steps // self.separation)
+        return fits if self.participations is None else min(fits, self.participations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedEpochOrder:
+    """Batches are dealt once and come in the same order every epoch: a record is in steps j, j + e, j + 2e, ….
+
+    Which batch a record is in must depend on that record alone, or the neighbouring relation must keep the others where
+    they are (replace-one, zero-out).
+
+    Args:
+        steps_per_epoch: e ≥ 1.
+    """
+
+    steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        checks.integer(1, steps_per_epoch=self.steps_per_epoch)
+
+    @property
+    def separation(self) -> int:
+        """One epoch."""
+        return self.steps_per_epoch
+
+    def most(self, steps: int) -> int:
+        """Once an epoch."""
+        return -(-steps // self.steps_per_epoch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicPoisson:
+    """Records are in `groups` fixed groups; step t draws from group t mod groups alone, each record by its own coin.
+
+    Which group a record belongs to must depend on that record alone (or on chance of its own), never on how many others
+    there are.
+
+    Args:
+        groups: ≥ 1; 1 is ordinary Poisson sampling.
+        sample_rate: the part of *all* records in an expected batch, in (0, 1/groups]. A member of the group
+            whose turn it is joins with probability groups · sample_rate.
+
+    References:
+        Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization", algorithm 2 and theorem 4.
+    """
+
+    groups: int
+    sample_rate: float
+
+    def __post_init__(self) -> None:
+        checks.integer(1, groups=self.groups)
+        checks.probability(zero=False, sample_rate=self.sample_rate)
+        if self.groups * self.sample_rate > 1 + 1e-9:
+            raise InvalidArgument(
+                f"sample_rate must be at most 1/groups ({1 / self.groups:.6g}), got {self.sample_rate!r}. A batch "
+                "comes from one group: use fewer groups or smaller batches."
+            )
+
+    @property
+    def separation(self) -> int:
+        """One cycle."""
+        return self.groups
+
+    @property
+    def group_rate(self) -> float:
+        """The probability that a member of the group whose turn it is joins the batch."""
+        return min(1.0, self.groups * self.sample_rate)
+
+    def most(self, steps: int) -> int:
+        """Once a cycle."""
+        return -(-steps // self.groups)
+
+
+Participation = SingleParticipation | MinSeparation | FixedEpochOrder | CyclicPoisson
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sensitivity of a strategy under a participation, from the matrix that is really used.
+#
+# A record moves row i of the gradients by at most 1 (times the clipping norm) in every step i of its participation π.
+# The change of CG has squared norm Σ_{i,j∈π} X_ij ⟨u_i, u_j⟩ ≤ Σ_{i,j∈π} |X_ij| with X = CᵀC. Closed forms of the
+# maximum are used only where their conditions hold in the numbers at hand; otherwise the sum is maximised or bounded
+# from above.
+#
+# References:
+#     Choquette-Choo et al. 2023, section 4 (bands; the bound by two nested searches). Kalinin, Lampert 2024, theorem 2
+#     (non-increasing Toeplitz columns).
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 LARGEST_MATRIX = 4096
 """Steps up to which strategies without a closed form are written out as matrices."""
@@ -37,7 +160,8 @@ def sensitivity(strategy: Strategy, participation: Participation) -> float:
 
     Returns:
         The exact value for one participation, for at most as many bands as there are steps between participations,
-        for Toeplitz strategies with a non-negative, non-increasing first column, and for `EveryEpoch` when CᵀC ≥ 0;
+        for Toeplitz strategies with a non-negative, non-increasing first column, and for `FixedEpochOrder` when CᵀC ≥
+        0;
         otherwise an upper bound.
 
     Raises:
@@ -46,7 +170,7 @@ def sensitivity(strategy: Strategy, participation: Participation) -> float:
 
     Example:
         >>> from sordino.mechanisms.correlated.strategies import BandedToeplitz
-        >>> from sordino.mechanisms.correlated.participation import MinSeparation
+        >>> from sordino.mechanisms.correlated.sensitivity import MinSeparation
         >>> strategy = BandedToeplitz(coefficients=(0.8, 0.6), steps=8)
         >>> round(sensitivity(strategy, MinSeparation(separation=2)), 6)
         2.0
@@ -104,10 +228,10 @@ def matrix_sensitivity(matrix: FloatArray, participation: Participation) -> floa
     most, apart = participation.most(steps), participation.separation
     if most == 1:
         return math.sqrt(float(np.diag(gram).max()))
-    if isinstance(participation, EveryEpoch):
+    if isinstance(participation, FixedEpochOrder):
         return math.sqrt(max(float(gram[first::apart, first::apart].sum()) for first in range(min(apart, steps))))
     # Σ_{i∈π} Σ_{j∈π} |X_ij| ≤ max_π Σ_{i∈π} r_i, where r_i is the largest inner sum that any π with i in it can have.
-    reach = _largest_rows(gram, apart, most)
+    reach = _max_rows(gram, apart, most)
     return math.sqrt(_spaced(reach[:, None], apart, most)[-1][-1, 0])
 
 
@@ -123,7 +247,7 @@ def _spaced(values: FloatArray, apart: int, most: int) -> list[FloatArray]:
     return best
 
 
-def _largest_rows(gram: FloatArray, apart: int, most: int) -> FloatArray:
+def _max_rows(gram: FloatArray, apart: int, most: int) -> FloatArray:
     """r_i = |X_ii| + the best of m entries of row i to the left and most − 1 − m to the right."""
     steps = len(gram)
     left, right = _one_sided(gram, apart, most - 1), _one_sided(gram[::-1, ::-1], apart, most - 1)[:, ::-1]

@@ -1,4 +1,4 @@
-"""Strategies of correlated noise whose matrix is Toeplitz: independent, banded, banded inverse, buffered (floor 1).
+"""Strategies of correlated noise whose matrix is Toeplitz: independent, banded, banded inverse, buffered.
 
 A strategy is an invertible lower-triangular matrix C, steps × steps. The noise of the steps is X = C⁻¹Z for
 white Z, so that the noisy gradients are C⁻¹(CG + Z): private as the Gaussian mechanism on CG, useful because sums
@@ -16,22 +16,79 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from sordino import checks
 from sordino.errors import InvalidArgument
-from sordino.mechanisms.correlated.series import FloatArray, ratio, toeplitz
 
 __all__ = [
     "BandedInverse",
     "BandedToeplitz",
     "BufferedToeplitz",
+    "FloatArray",
     "IndependentNoise",
     "Recurrence",
     "Strategy",
-    "fingerprint",
     "noise_matrix",
+    "prefix_workload",
+    "ratio",
+    "series_product",
     "square_root_coefficients",
+    "strategy_digest",
+    "toeplitz",
 ]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Power series: first columns of lower-triangular Toeplitz matrices, their products and inverses.
+#
+# A lower-triangular Toeplitz matrix is its first column; products of such matrices multiply the columns as power
+# series.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def prefix_workload(steps: int, *, momentum: float = 0.0) -> FloatArray:
+    """First column of the map from the steps' gradients to the model's positions, at learning rate 1.
+
+    Plain steps add the gradients up: all ones. With heavy-ball momentum β entry k is 1 + β + … + β^k.
+
+    Args:
+        steps: ≥ 1.
+        momentum: β in [0, 1).
+    """
+    checks.integer(1, steps=steps)
+    checks.in_range(0.0, 1.0 - 1e-9, momentum=momentum)
+    return np.cumsum(momentum ** np.arange(steps, dtype=np.float64))
+
+
+def series_product(first: FloatArray, second: FloatArray, steps: int) -> FloatArray:
+    """The first `steps` coefficients of the product of two series."""
+    from scipy.signal import fftconvolve
+
+    return fftconvolve(first[:steps], second[:steps])[:steps]
+
+
+def ratio(numerator: FloatArray, denominator: FloatArray, steps: int) -> FloatArray:
+    """The first `steps` coefficients of numerator/denominator, by the recursion; denominator[0] ≠ 0."""
+    from scipy.signal import lfilter
+
+    unit = np.zeros(steps)
+    unit[0] = 1.0
+    return np.asarray(lfilter(numerator[:steps], denominator[:steps], unit), dtype=np.float64)
+
+
+def toeplitz(column: FloatArray) -> FloatArray:
+    """The lower-triangular Toeplitz matrix with this first column."""
+    gaps = np.subtract.outer(np.arange(len(column)), np.arange(len(column)))
+    return np.where(gaps >= 0, column[np.maximum(gaps, 0)], 0.0)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Strategies of correlated noise whose matrix is Toeplitz: independent, banded, banded inverse, buffered.
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,7 +171,7 @@ def noise_matrix(strategy: Strategy) -> FloatArray:
     return rows
 
 
-def fingerprint(strategy: Strategy) -> str:
+def strategy_digest(strategy: Strategy) -> str:
     """A hash of the strategy's kind, size and numbers: a saved stream must not go on under another matrix."""
     text = f"{type(strategy).__name__} {strategy.steps} ".encode()
     return hashlib.blake2b(text + strategy.numbers().astype("<f8").tobytes(), digest_size=16).hexdigest()

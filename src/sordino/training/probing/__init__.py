@@ -1,1 +1,1 @@
-"""Experiments on made-up records before any private record is read (floor 3)."""
+"""Experiments on made-up records before any private record is read."""

@@ -1,4 +1,4 @@
-"""Batches padded to their longest record (floor 3): allowed where the padded length changes no record's gradient.
+"""Batches padded to their longest record: allowed where the padded length changes no record's gradient.
 
 How far a batch is padded depends on its longest record. That reaches no other record when the model and the loss give
 every record the same gradient whatever the length: attention masks, masked means, sums over valid positions. It is
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from sordino.errors import CoupledRecords, SordinoError
 from sordino.gradients import GradientCapture, Recorder
-from sordino.training.probing.determinism import Chance, ChanceByPosition, WithoutChance
-from sordino.training.probing.observation import Observation, Observer
-from sordino.training.probing.probe import ProbeSize, without_traces
-from sordino.training.probing.synthetic import INTEGER_PATTERNS, Poison, SyntheticRecords
-from sordino.training.structure import map_tensors, tensors_in
+from sordino.training.probing.probe import ProbeResult, ProbeRunner, ProbeSize, preserve_model_state
+from sordino.training.probing.snapshots import ChanceByPosition, DisableRandomness, SeededGenerators
+from sordino.training.probing.synthetic import INTEGER_PATTERNS, AdversarialValue, SyntheticRecords
+from sordino.training.pytree import map_tensors, tensors_in
 
 __all__ = ["PaddedTensor", "Padding", "check_padding", "padding_refusal"]
 
@@ -144,7 +143,7 @@ def check_padding(
         model: in the mode in which it will be trained.
         recorder: of the model's gradients, with no recording in use; a record taken alone is not padded for others.
         records: a batch, or a batch with no rows; or a tuple whose first part is one.
-        run: batch ↦ loss, as for `check_records_are_independent`.
+        run: batch ↦ loss, as for `check_record_independence`.
         reduction: "none", "mean" or "sum".
         public_batch: records to use instead of synthetic ones.
         size: how many records at once.
@@ -161,7 +160,7 @@ def check_padding(
     thorough = padding.may_vary is None or not size.again
     look = _Look(padding, recorder, run, reduction, records, list(tensors_in(public_batch)), size)
     grown, padding.untried = [*_LONGER, *map(_to, padding.untried)], []
-    with without_traces(model):
+    with preserve_model_state(model):
         padding.may_vary = look.is_independent_of_length(grown, thorough=thorough)
     if padding.varies and not padding.may_vary:
         raise padding_refusal()
@@ -180,7 +179,7 @@ class _Way:
     in_front: bool
 
     def course(self, seed: int) -> ChanceByPosition:
-        within = inspect.unwrap(Observer.observe).__code__
+        within = inspect.unwrap(ProbeRunner.observe).__code__
         return ChanceByPosition(seed=seed, within=within, in_front=self.in_front, is_folded=self.is_folded)
 
 
@@ -196,7 +195,7 @@ class _Look:
         size: ProbeSize,
     ) -> None:
         self._padding, self._records, self._example = padding, records, example
-        self._observer = Observer(capture, run, reduction, two_passes=size.two_passes)
+        self._observer = ProbeRunner(capture, run, reduction, two_passes=size.two_passes)
         self._is_random = False
         self._count = max(1, min(_RECORDS, size.records))
         self._weights = torch.linspace(0.5, 1.0, self._count)[None]
@@ -228,7 +227,7 @@ class _Look:
         self, synthetic: SyntheticRecords, way: "_Way", grown: "Sequence[_Grown]", *, thorough: bool
     ) -> bool | None:
         """Whether lengths make no difference, without chance and with; None where these records don't run."""
-        still, course = WithoutChance(), way.course(0)
+        still, course = DisableRandomness(), way.course(0)
         with still:
             found = self._tried(synthetic, None, grown, course)
             poisons = list(self._poisons(synthetic, thorough=thorough)) if found else []
@@ -241,17 +240,17 @@ class _Look:
             return False
         return all(self._tried(synthetic, poison, grown, course) is not False for poison in poisons)
 
-    def _poisons(self, synthetic: SyntheticRecords, *, thorough: bool) -> Iterator[Poison]:
+    def _poisons(self, synthetic: SyntheticRecords, *, thorough: bool) -> Iterator[AdversarialValue]:
         """Ids that all differ, and those that the code compares with."""
         kinds = ["range", *(list(self._observer.singled.integers) if thorough else ())]
         for place in synthetic.places(floating=False) if not self._example else ():
             if place in self._padding.tensors:
-                yield from (Poison(integers=kind, place=place) for kind in kinds)
+                yield from (AdversarialValue(integers=kind, place=place) for kind in kinds)
 
     def _tried(
         self,
         synthetic: SyntheticRecords,
-        poison: Poison | None,
+        poison: AdversarialValue | None,
         grown: "Sequence[_Grown]",
         chance: ChanceByPosition,
     ) -> bool | None:
@@ -266,12 +265,14 @@ class _Look:
         tolerance = _ROUNDING.get(self._observer.dtype, _ROUNDING_HALF)
         return bool(tried) and all(_same(shown, other, tolerance) for other in tried)
 
-    def _observed(self, batch: object, chance: ChanceByPosition, *, than: object = None) -> Observation | None:
+    def _observed(self, batch: object, chance: ChanceByPosition, *, than: object = None) -> ProbeResult | None:
         """None where the code does not run on such a batch."""
         chance.start([] if than is None else self._lengths(than, batch))
         with chance:
             try:
-                return self._observer.observe(batch, self._weights, chance=Chance(seed=chance.seed), large=True)
+                return self._observer.observe(
+                    batch, self._weights, chance=SeededGenerators(seed=chance.seed), large=True
+                )
             except SordinoError:
                 raise
             except Exception:
@@ -288,7 +289,7 @@ class _Look:
         ]
 
 
-def _same(one: Observation, other: Observation, tolerance: float) -> bool:
+def _same(one: ProbeResult, other: ProbeResult, tolerance: float) -> bool:
     if not float(torch.linalg.vector_norm(one.sketches[0] - other.sketches[0])) <= tolerance * one.scale(0):
         return False
     if one.losses is None or other.losses is None:

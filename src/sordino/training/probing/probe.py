@@ -1,4 +1,4 @@
-"""The independence probe (floor 3): experiments on made-up records before any private record is used.
+"""The independence probe: experiments on made-up records before any private record is used.
 
 Some records of a batch are replaced, made extreme, or taken away; no other record's gradient may change. What is found
 this way is found whatever its cause: batch normalisation in any disguise, ``x - x.mean(0)``, contrastive losses, losses
@@ -12,28 +12,495 @@ is an experiment in which the first is replaced and the second is not.
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import combinations, product
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sordino.errors import (
     CoupledRecords,
+    LossShapeError,
     RecordCountMismatch,
     SordinoError,
+    UncapturedParameter,
     UnsupportedModule,
 )
 from sordino.gradients import GradientCapture
-from sordino.training.probing.determinism import GENERATORS, Chance, WithoutChance, random_state_kept
-from sordino.training.probing.observation import OTHER_SHAPE, OTHER_SHAPE_HALF, Observation, Observer
-from sordino.training.probing.state import ModuleState, attributes_kept
-from sordino.training.probing.synthetic import INTEGER_PATTERNS, Poison, SyntheticRecords
-from sordino.training.structure import tensors_in
+from sordino.gradients.backward_strategies import TwoPassBackward
+from sordino.gradients.interception import CAPTURING_NODES
+from sordino.training.probing.snapshots import (
+    GENERATORS,
+    DisableRandomness,
+    ModuleSnapshot,
+    SeededGenerators,
+    generators_used,
+    preserve_attributes,
+    preserve_rng_state,
+)
+from sordino.training.probing.synthetic import INTEGER_PATTERNS, AdversarialValue, SyntheticRecords
+from sordino.training.probing.torch_modes import ComparisonConstants, IndexBoundsCheck, NoClassWeights, PublicDivisor
+from sordino.training.pytree import tensors_in
 
-__all__ = ["ProbeSize", "check_records_are_independent", "refuse_renormalised_tables", "without_traces"]
+__all__ = [
+    "OTHER_SHAPE",
+    "OTHER_SHAPE_HALF",
+    "PastOutputs",
+    "ProbeResult",
+    "ProbeRunner",
+    "ProbeSize",
+    "backward_into_the_module",
+    "check_no_max_norm_embeddings",
+    "check_record_independence",
+    "external_parameter_error",
+    "graph_bypassing_outputs",
+    "graph_leaves",
+    "preserve_model_state",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One look at a model and loss on made-up records: losses, gradient norms, a weighted sum of gradients.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# Alone or in another batch, a record goes through other kernels: rounding, but far from the factor that a wrong
+# reduction makes.
+OTHER_SHAPE = {torch.float64: 1e-6, torch.float32: 1e-3}
+OTHER_SHAPE_HALF = 5e-2
+# A parameter's gradient that is nothing but rounding, relative to the whole gradient, and how much more it is in half
+# precision; and what a parameter's error may be, relative to the whole gradient's.
+_NOISE, _HALF_NOISE, _FLOOR = 1e-6, 1e4, 1e-2
+# So many entries of a record's outputs are looked at one by one.
+_SEEN = 64
+# So many numbers, and one for the rest, stand for the gradient of a parameter.
+_PROJECTED = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeResult:
+    """What one forward and backward gave.
+
+    Args:
+        losses: one value per record, float64 on the CPU, or None for a loss that is reduced.
+        norms: of the records' gradients, float64 on the CPU.
+        sketches: for each row of weights, a random projection of the weighted sum of the records' gradients: two of
+            them are as far apart as the sums, up to a factor near 1.
+        weights: the rows of weights, on the CPU.
+        outputs: what the forward pass gave for each record, in a few numbers, as `Observer.look` tells it; or None.
+    """
+
+    losses: Tensor | None
+    norms: Tensor
+    sketches: tuple[Tensor, ...]
+    weights: Tensor
+    outputs: Tensor | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether there is neither NaN nor infinity in it."""
+        return bool(self.norms.isfinite().all()) and (self.losses is None or bool(self.losses.isfinite().all()))
+
+    def scale(self, row: int) -> float:
+        """The weighted sum of the norms."""
+        weights = self.weights[row]
+        return float((self.norms * weights)[weights != 0].sum())
+
+
+class ProbeRunner:
+    """Runs model and loss on batches of made-up records and reads the gradients that a private step would read.
+
+    Args:
+        capture: hooks on the model, with no recording in use.
+        run: batch ↦ loss.
+        reduction: "none", "mean" or "sum" over records.
+        two_passes: run backward passes as the step does, twice, keeping nothing of a layer.
+
+    Attributes:
+        generators: the generators of random numbers that were used so far.
+        singled: what tensors were compared with so far.
+        dtype: in which gradients were summed.
+    """
+
+    def __init__(
+        self, capture: GradientCapture, run: Callable[[object], Tensor], reduction: str, *, two_passes: bool = False
+    ) -> None:
+        self.generators: set[str] = set()
+        self.singled = ComparisonConstants()
+        self._capture = capture
+        self._run = run
+        self._reduction = reduction
+        self._two_passes = two_passes
+        self._own = set(capture.model.parameters())
+        self._directions: dict[int, Tensor] = {}
+        # Outputs of the model, by their number, that no loss was made of so far.
+        self._idle: set[int] | None = None
+        self.dtype = torch.float32
+
+    def observe(
+        self,
+        batch: object,
+        weights: Tensor,
+        *,
+        chance: SeededGenerators | None = None,
+        large: bool = False,
+        looks: bool = True,
+        outputs: bool = False,
+    ) -> ProbeResult:
+        """One forward and backward.
+
+        Args:
+            batch: made-up records.
+            weights: rows of one for each record, in sums of gradients; a record of weight 0 adds nothing, not even NaN.
+            chance: the course of random numbers.
+            large: the batch is as large as one of training: spare memory where the step does.
+            looks: look into operations and graph, which a smaller batch needn't have shown already.
+            outputs: also tell what the forward pass gave for each record.
+
+        Raises:
+            LossShapeError: the loss doesn't have the shape of its reduction.
+            UncapturedParameter: a parameter would get an ordinary gradient.
+        """
+        count = weights.size(1)
+        taking = _Norms(self._capture.trainable(), weights) if large and self._two_passes else None
+        (chance or SeededGenerators()).start()
+        with ExitStack() as stack:
+            if looks:
+                stack.enter_context(generators_used(self.generators))
+            scale = float(max(count, 1)) if self._reduction == "mean" else 1.0
+            stack.enter_context(
+                self._capture.recording(count, scale=scale, taking=None if taking is None else taking.passes)
+            )
+            noted = stack.enter_context(self._outputs_noted()) if outputs else None
+            loss = self._loss(stack, batch, count, looks=looks)
+            total = loss.sum()
+            rows = None if noted is None else self._rows(noted, loss, count)
+            if looks:
+                self._check_parameters(total)
+                self._backward(total, count)
+            else:
+                self._capture.backward(lambda again: total.backward(retain_graph=again))
+        norms = taking.norms if taking is not None else self._capture.squared_norms().sqrt()
+        sketches: list[Tensor] = []
+        for row in weights:
+            sums: dict[nn.Parameter, Tensor] = {}
+            if taking is None:
+                self._capture.add_weighted_sums(row.to(norms.device, norms.dtype), into=sums)
+            else:
+                self._capture.add_taken_sums(sums)
+            sketches.append(self.sketch(sums))
+        self._capture.discard()
+        return ProbeResult(
+            losses=loss.detach().cpu().double() if self._reduction == "none" else None,
+            norms=norms.cpu(),
+            sketches=tuple(sketches),
+            weights=weights,
+            outputs=rows,
+        )
+
+    def compare_with_autograd(self, batch: object, weights: Tensor, *, least: float = 0.0) -> None:
+        """Compare the captured sum of gradients with what torch's autograd gives, for every trained parameter.
+
+        Args:
+            batch: made-up records, on which chance decides nothing.
+            weights: one for each record; all 1 for a loss that is reduced.
+            least: a whole gradient with a smaller norm is nothing but rounding.
+
+        Raises:
+            UncapturedParameter: names the parameters with another gradient.
+        """
+        count = len(weights)
+        sums: dict[nn.Parameter, Tensor] = {}
+        SeededGenerators().start()
+        with ExitStack() as stack:
+            scale = float(max(count, 1)) if self._reduction == "mean" else 1.0
+            stack.enter_context(self._capture.recording(count, scale=scale))
+            self._backward(self._loss(stack, batch, count, looks=True).sum(), count)
+        self._capture.add_weighted_sums(weights.double(), into=sums)
+        self._capture.discard()
+        SeededGenerators().start()
+        trained = self._capture.trainable()
+        with ExitStack() as stack:
+            stack.enter_context(self._capture.ordinary())
+            loss = self._loss(stack, batch, count, looks=True)
+            total = (loss * weights.to(loss.device, loss.dtype)).sum() if loss.dim() else loss * scale
+            plain = _plain_gradients(total, trained) if total.requires_grad else ()
+        gradients = dict(zip(trained, plain, strict=False))
+        whole = sum(float(torch.linalg.vector_norm(g.double())) ** 2 for g in plain if g is not None) ** 0.5
+        whole = max(whole, least)
+        wrong = [
+            name
+            for parameter, name in self._capture.names.items()
+            if parameter.requires_grad and not self._is_gradient(sums.get(parameter), gradients.get(parameter), whole)
+        ]
+        if wrong:
+            raise UncapturedParameter(
+                f"{', '.join(wrong)} must get from the captured layers the gradient that the loss has, got another: "
+                "part of the loss reaches it on a way that is not captured (a term that a module keeps in an attribute "
+                "instead of returning it, a custom autograd function on the parameter, a hook). Return such terms from "
+                "the module that computes them, call the layer that holds the parameter, or freeze the parameter."
+            )
+
+    def _is_gradient(self, captured: Tensor | None, plain: Tensor | None, whole: float) -> bool:
+        wanted = None if plain is None else plain.detach().double()
+        size = 0.0 if wanted is None else float(torch.linalg.vector_norm(wanted))
+        if captured is None or not bool(captured.any()):
+            # What a layer passes on may be rounding only: a bias that a softmax takes out again.
+            return size <= _NOISE * whole * (_HALF_NOISE if self.singled.is_half else 1.0)
+        got = captured.double()
+        difference = float(torch.linalg.vector_norm(got if wanted is None else got - wanted))
+        tolerance = OTHER_SHAPE_HALF if self.singled.is_half else OTHER_SHAPE.get(captured.dtype, OTHER_SHAPE_HALF)
+        return difference <= tolerance * size + _FLOOR * tolerance * whole
+
+    def look(self, batch: object, count: int) -> Tensor:
+        """What the forward pass gives for each record, in a few numbers: float64 on the CPU, shape (count, numbers).
+
+        They are made of the rows of the model's outputs, and of the losses where there is one for each record; not of
+        outputs that no loss was made of in `observe`. Nothing is captured, and no gradient computed.
+        """
+        SeededGenerators().start()
+        with self._outputs_noted() as noted, self._capture.ordinary(), PublicDivisor(), torch.no_grad():
+            loss = self._run(batch)
+        return self._rows(noted, loss, count)
+
+    @contextmanager
+    def _outputs_noted(self) -> Iterator[list[Tensor]]:
+        """The tensors that calls of the model return in the block."""
+        noted: list[Tensor] = []
+
+        def note(_module: nn.Module, _args: object, output: object) -> None:
+            noted.extend(tensors_in(output))
+
+        # Before the capture's own, which must stay the last where the model itself holds parameters.
+        handle = self._capture.model.register_forward_hook(note, prepend=True)
+        try:
+            yield noted
+        finally:
+            handle.remove()
+
+    def _rows(self, noted: Sequence[Tensor], loss: Tensor, count: int) -> Tensor:
+        if loss.requires_grad:
+            nodes = _nodes(loss) if len(noted) > 1 else None
+            idle = {number for number, one in enumerate(noted) if nodes and one.grad_fn and one.grad_fn not in nodes}
+            self._idle = idle if self._idle is None else self._idle & idle
+        used = (tensor for number, tensor in enumerate(noted) if number not in (self._idle or ()))
+        rows = [_in_few_numbers(tensor, count) for tensor in used if _has_rows(tensor, count)]
+        if loss.shape == (count,):
+            rows.append(loss.detach().cpu().double()[:, None])
+        return torch.cat(rows, 1) if rows else torch.zeros(count, 0, dtype=torch.float64)
+
+    def plain_run(self, batch: object, count: int) -> None:
+        """Run model and loss without capturing anything: whatever it raises is not the capture's doing."""
+        SeededGenerators().start()
+        with ExitStack() as stack:
+            stack.enter_context(self._capture.ordinary())
+            self._loss(stack, batch, count, looks=True)
+
+    def sketch(self, sums: Mapping[nn.Parameter, Tensor]) -> Tensor:
+        """A random projection of a sum of gradients, the same one every time; float64 on the CPU."""
+        parts: list[Tensor] = []
+        for parameter in self._capture.names:
+            total = sums.get(parameter)
+            if total is None:
+                parts.append(torch.zeros(_PROJECTED + 1, dtype=torch.float64))
+                continue
+            self.dtype = total.dtype
+            flat = total.reshape(-1)
+            if not flat.numel():
+                continue
+            width = -(-flat.numel() // _PROJECTED)
+            rows = flat.numel() // width
+            direction = self._direction(width).to(flat.device, flat.dtype)
+            table = flat[: rows * width].view(rows, width) @ direction
+            rest = flat[rows * width :] @ direction[: flat.numel() - rows * width]
+            projected = torch.zeros(_PROJECTED + 1, dtype=torch.float64)
+            projected[:rows] = table.cpu().double()
+            projected[-1] = rest.cpu().double()
+            parts.append(projected)
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+    def _direction(self, width: int) -> Tensor:
+        if width not in self._directions:
+            # numpy's, for torch's draws are watched here.
+            drawn = np.random.default_rng(width).standard_normal(width, dtype=np.float32)
+            self._directions[width] = torch.from_numpy(drawn) if width > 1 else torch.ones(1)
+        return self._directions[width]
+
+    def _loss(self, stack: ExitStack, batch: object, count: int, *, looks: bool) -> Tensor:
+        stack.enter_context(torch.enable_grad())
+        with ExitStack() as looking:
+            looking.enter_context(PublicDivisor())
+            if looks:
+                looking.enter_context(NoClassWeights())
+                looking.enter_context(IndexBoundsCheck())
+                looking.enter_context(self.singled)
+            loss = self._run(batch)
+        self._check_shape(loss, count)
+        return loss
+
+    def _backward(self, total: Tensor, count: int) -> None:
+        def run() -> None:
+            self._capture.backward(lambda again: total.backward(retain_graph=again))
+
+        backward_into_the_module(total, run, records=count)
+
+    def _check_parameters(self, total: Tensor) -> None:
+        names = self._capture.uncaptured_uses(total)
+        if names:
+            raise UncapturedParameter(
+                f"{', '.join(names)} must be used through a captured layer only, got another use. Call the layer "
+                "itself rather than reading its parameter, and keep penalties on parameters out of the loss."
+            )
+        for leaf in graph_leaves(total):
+            if isinstance(leaf, nn.Parameter) and leaf not in self._own:
+                raise external_parameter_error(leaf)
+
+    def _check_shape(self, loss: Tensor, count: int) -> None:
+        if self._reduction == "none" and loss.shape != (count,):
+            got = tuple("B" if size == count and count > 1 else size for size in loss.shape)
+            raise LossShapeError(
+                f"loss must have shape (B,), one value per record, got {_written(got)}. Use reduction='none' and sum "
+                "or average over everything but the records, for example .flatten(1).mean(1)."
+            )
+        if self._reduction != "none" and loss.numel() != 1:
+            raise LossShapeError("loss must be one number for the whole batch, got several. Take .mean() over records.")
+
+
+def _has_rows(tensor: Tensor, count: int) -> bool:
+    """Whether a tensor has one row a record, or some."""
+    return tensor.dim() > 0 and tensor.size(0) > 0 and tensor.size(0) % count == 0 and not tensor.dtype.is_complex
+
+
+def _in_few_numbers(tensor: Tensor, count: int) -> Tensor:
+    """Norm, sum and some entries of each record's rows."""
+    rows = tensor.detach().reshape(count, -1)
+    some = rows[:, :: max(1, rows.size(1) // _SEEN)]
+    rows = rows if rows.dtype.is_floating_point else rows.to(torch.float32)
+    whole = torch.stack([torch.linalg.vector_norm(rows, dim=1, dtype=_wide(rows)), rows.sum(1, dtype=_wide(rows))], 1)
+    return torch.cat([whole.cpu().double(), some.cpu().double()], 1)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _plain_gradients(total: Tensor, parameters: Sequence[nn.Parameter]) -> Sequence[Tensor | None]:
+    try:
+        return torch.autograd.grad(total, parameters, allow_unused=True, retain_graph=True)
+    except RuntimeError:
+        # Reentrant checkpoints can be run by backward() only.
+        total.backward()
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        return gradients
+
+
+class _Norms:
+    """Two backward passes that tell the norms on the way, and add up with given weights."""
+
+    def __init__(self, parameters: list[nn.Parameter], weights: Tensor) -> None:
+        self.norms = torch.zeros(weights.size(1), dtype=torch.float64)
+        self._weights = weights
+        self.passes = TwoPassBackward([parameters], self._factors)
+
+    def _factors(self, squared_bounds: Tensor) -> Tensor:
+        self.norms = squared_bounds.sum(0).sqrt()
+        chosen = self._weights[:1] if len(self._weights) else torch.zeros(1, self._weights.size(1))
+        return chosen.to(squared_bounds.device, squared_bounds.dtype)
+
+
+def backward_into_the_module(total: Tensor, run: Callable[[], object], *, records: int) -> None:
+    """Run a backward pass of `total`; tensors outside the module keep the gradients that they had.
+
+    Raises:
+        UncapturedParameter: such a tensor learns, one without a row for each record.
+    """
+    # Leaves of the capture's own get no gradient.
+    others = [leaf for leaf in graph_leaves(total) if not isinstance(leaf, nn.Parameter)]
+    before = [leaf.grad for leaf in others]
+    if total.requires_grad:
+        run()
+    found = [leaf.grad for leaf in others]
+    for leaf, gradient in zip(others, before, strict=True):
+        leaf.grad = gradient
+    for leaf, gradient, got in zip(others, before, found, strict=True):
+        by_record = leaf.dim() > 0 and leaf.size(0) == records
+        if got is not gradient and got is not None and bool(got.any()) and not by_record:
+            raise external_parameter_error(leaf)
+
+
+def external_parameter_error(leaf: Tensor) -> UncapturedParameter:
+    """What is raised when a tensor that is not the module's would get a raw gradient."""
+    return UncapturedParameter(
+        f"loss must send gradients to the private module only, got a trainable tensor of shape {tuple(leaf.shape)} "
+        "outside it, which would learn from records without clipping and noise. Make it a part of the module "
+        "(one nn.Module that holds both), or freeze it with requires_grad_(False)."
+    )
+
+
+def graph_leaves(loss: Tensor) -> list[Tensor]:
+    """The tensors that backward would write a ``.grad`` to, each once."""
+    return graph_bypassing_outputs(loss, ()).leaves
+
+
+def _nodes(loss: Tensor) -> set[torch.autograd.graph.Node]:
+    """The graph of a loss."""
+    seen: set[torch.autograd.graph.Node] = set()
+    pending = [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            pending.extend(parent for parent, _ in node.next_functions)
+    return seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastOutputs:
+    """What backward reaches on ways that don't lead through a module's outputs.
+
+    Args:
+        leaves: tensors that it would write a ``.grad`` to, each once.
+        captured: whether it reaches a captured layer.
+    """
+
+    leaves: list[Tensor]
+    captured: bool
+
+
+def graph_bypassing_outputs(loss: Tensor, outputs: Collection[torch.autograd.graph.Node]) -> PastOutputs:
+    """Walk the graph of `loss` without passing the nodes of `outputs`."""
+    if loss.is_leaf:
+        return PastOutputs(leaves=[loss] if loss.requires_grad else [], captured=False)
+    found: dict[int, Tensor] = {}
+    captured = False
+    seen: set[torch.autograd.graph.Node] = set(outputs)
+    pending = [] if loss.grad_fn is None else [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        captured = captured or type(node).__name__ in CAPTURING_NODES
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            found[id(variable)] = variable
+        pending.extend(parent for parent, _ in node.next_functions if parent is not None)
+    return PastOutputs(leaves=list(found.values()), captured=captured)
+
+
+def _written(shape: tuple[object, ...]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The independence probe: experiments on made-up records before any private record is used.
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 # Batches of everything; a larger one, of training's own size, is for what begins with more records.
 _RECORDS = 8
@@ -91,7 +558,7 @@ class ProbeSize:
     is_thorough: bool = True
 
 
-def check_records_are_independent(
+def check_record_independence(
     model: nn.Module,
     capture: GradientCapture,
     records: object,
@@ -133,9 +600,9 @@ def check_records_are_independent(
     if any(tensor.dim() and tensor.size(0) == 0 for tensor in tensors_in(records)):
         rows = 0
     size = ProbeSize() if size is None else size
-    refuse_renormalised_tables(model)
-    with without_traces(model):
-        observer = Observer(capture, run, reduction, two_passes=size.two_passes)
+    check_no_max_norm_embeddings(model)
+    with preserve_model_state(model):
+        observer = ProbeRunner(capture, run, reduction, two_passes=size.two_passes)
         probe = _Probe(observer, records, rows, list(tensors_in(public_batch)), reduction, size)
         if not (size.again and size.is_thorough):
             probe.start()
@@ -154,10 +621,10 @@ def check_records_are_independent(
 
 
 @contextmanager
-def without_traces(model: nn.Module) -> Iterator[None]:
+def preserve_model_state(model: nn.Module) -> Iterator[None]:
     """Leave the model and chance as they were, and refuse a model that was written to in the block."""
-    with random_state_kept(), _gradients_kept(model), attributes_kept(model):
-        state = ModuleState(model)
+    with preserve_rng_state(), _gradients_kept(model), preserve_attributes(model):
+        state = ModuleSnapshot(model)
         try:
             yield
         except BaseException:
@@ -166,7 +633,7 @@ def without_traces(model: nn.Module) -> Iterator[None]:
         state.refuse_changes()
 
 
-def refuse_renormalised_tables(model: nn.Module) -> None:
+def check_no_max_norm_embeddings(model: nn.Module) -> None:
     """Refuse embeddings with ``max_norm``: they rewrite the rows that a batch looks up."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
@@ -181,7 +648,7 @@ class _Probe:
 
     def __init__(
         self,
-        observer: Observer,
+        observer: ProbeRunner,
         structure: object,
         rows: int,
         example: Sequence[Tensor],
@@ -194,7 +661,7 @@ class _Probe:
         self._count = min(_RECORDS, size.records)
         self._sets = _replaced_sets(self._count)
         self._weights = _rows_of_weights(self._count, self._sets)
-        self._ran: list[Poison] = []
+        self._ran: list[AdversarialValue] = []
         self._least_refused: dict[int | None, int] = {}
         # How far two equal passes are apart, relative to the norms.
         self._unrepeated = 0.0
@@ -204,7 +671,7 @@ class _Probe:
         """Find made-up records that model and loss run on, and look at them."""
         self._records, self._first = self._workable()
 
-    def _workable(self) -> tuple[SyntheticRecords, Observation]:
+    def _workable(self) -> tuple[SyntheticRecords, ProbeResult]:
         """The first kind of made-up records that the loop runs on, and what it gives on them."""
         failed: tuple[SyntheticRecords, Exception] | None = None
         for pattern in INTEGER_PATTERNS:
@@ -266,7 +733,7 @@ class _Probe:
         self._unrepeated = apart
         self._refuse_unrepeated()
 
-    def _again(self) -> Observation:
+    def _again(self) -> ProbeResult:
         return self._observer.observe(self._records.batch(range(self._count)), self._weights)
 
     def _refuse_unrepeated(self) -> None:
@@ -275,7 +742,7 @@ class _Probe:
         if not self._unrepeated <= (_UNREPEATED_HALF if self._observer.singled.is_half else most):
             raise _forgets_nothing()
 
-    def _distance(self, one: Observation, other: Observation) -> float:
+    def _distance(self, one: ProbeResult, other: ProbeResult) -> float:
         """The largest relative difference in sums, norms and losses."""
         rows = range(len(one.weights))
         apart = [_far(one.sketches[row], other.sketches[row], one.scale(row)) for row in rows]
@@ -304,11 +771,11 @@ class _Probe:
         for row, replaced in enumerate(self._sets[: 1 if self._size.again else 2]):
             self._compare(row, self._replaced(replaced, {}, row=row), replaced, _CHANGED)
 
-    def _replaced(self, replaced: Sequence[int], poisons: dict[int, Poison], *, row: int) -> Observation:
+    def _replaced(self, replaced: Sequence[int], poisons: dict[int, AdversarialValue], *, row: int) -> ProbeResult:
         places = [self._count + place if place in replaced else place for place in range(self._count)]
         return self._observer.observe(self._records.batch(places, poisons), self._weights[row : row + 1])
 
-    def _compare(self, row: int, changed: Observation, replaced: Sequence[int], reason: str) -> None:
+    def _compare(self, row: int, changed: ProbeResult, replaced: Sequence[int], reason: str) -> None:
         """Refuse a difference in what the batch gives for the records that stayed."""
         kept = [place for place in range(self._count) if place not in set(replaced)]
         sums = (self._first.sketches[row], changed.sketches[0], self._first.scale(row))
@@ -320,8 +787,12 @@ class _Probe:
 
         Each replaced record holds another kind. Where code refuses one of them, each is tried by itself.
         """
-        tried: set[Poison] = set()
-        fill = [Poison(floats=_EXTREME), Poison(floats=-_EXTREME)] if self._records.places(floating=True) else []
+        tried: set[AdversarialValue] = set()
+        fill = (
+            [AdversarialValue(floats=_EXTREME), AdversarialValue(floats=-_EXTREME)]
+            if self._records.places(floating=True)
+            else []
+        )
         for turn in range(_MOST_TURNS if self._sets else 0):
             row = turn % len(self._sets)
             replaced = self._sets[row]
@@ -334,10 +805,10 @@ class _Probe:
                 some += [fill[place % 2] for place in range(len(replaced) - len(some))]
             self._try_together(row, dict(zip(replaced, some, strict=False)))
 
-    def _try_together(self, row: int, poisons: dict[int, Poison]) -> None:
+    def _try_together(self, row: int, poisons: dict[int, AdversarialValue]) -> None:
         if self._try(row, poisons):
             return
-        runs: dict[int, Poison] = {}
+        runs: dict[int, AdversarialValue] = {}
         for place, poison in poisons.items():
             if not self._is_refused(poison) and self._runs(place, poison):
                 runs[place] = poison
@@ -346,7 +817,7 @@ class _Probe:
         for place, poison in runs.items():
             self._try(row, {place: poison})
 
-    def _runs(self, place: int, poison: Poison) -> bool:
+    def _runs(self, place: int, poison: AdversarialValue) -> bool:
         """Whether code runs with this one record; nothing is captured."""
         try:
             self._observer.plain_run(self._records.batch(range(self._count), {place: poison}), self._count)
@@ -359,7 +830,7 @@ class _Probe:
             return False
         return True
 
-    def _try(self, row: int, poisons: dict[int, Poison]) -> bool:
+    def _try(self, row: int, poisons: dict[int, AdversarialValue]) -> bool:
         """Whether code runs on these values; what refuses them can't be asked in this way."""
         replaced = list(poisons)
         try:
@@ -372,37 +843,37 @@ class _Probe:
         self._compare(row, changed, replaced, _UNUSUAL)
         return True
 
-    def _is_refused(self, poison: Poison) -> bool:
+    def _is_refused(self, poison: AdversarialValue) -> bool:
         """Whether a smaller number was refused there: it is no id, and no larger one is."""
         least = self._least_refused.get(poison.place)
         return least is not None and isinstance(poison.integers, int) and poison.integers >= least
 
-    def _kinds(self) -> Iterator[Poison]:
+    def _kinds(self) -> Iterator[AdversarialValue]:
         floating, integer = (self._records.places(floating=kind) for kind in (True, False))
         for value in _FLOATS if floating else ():
-            yield Poison(floats=value)
+            yield AdversarialValue(floats=value)
             for place in floating[:_PARTS] if len(floating) > 1 else ():
-                yield Poison(floats=value, place=place)
+                yield AdversarialValue(floats=value, place=place)
         for mark in (*_MARKS, *_IDS) if integer else ():
-            yield Poison(integers=mark)
+            yield AdversarialValue(integers=mark)
             for place in integer[:_PARTS] if len(integer) > 1 and mark in _MARKS_ALONE else ():
-                yield Poison(integers=mark, place=place)
+                yield AdversarialValue(integers=mark, place=place)
         if floating and integer:
             for mark in _MARKS:
-                yield Poison(floats=_EXTREME, integers=mark)
+                yield AdversarialValue(floats=_EXTREME, integers=mark)
         yield from self._singled_out(floating, integer)
 
-    def _singled_out(self, floating: Sequence[int], integer: Sequence[int]) -> Iterator[Poison]:
+    def _singled_out(self, floating: Sequence[int], integer: Sequence[int]) -> Iterator[AdversarialValue]:
         """What the code itself compares with: padding, labels to be ignored, special tokens."""
         for mark in list(self._observer.singled.integers) if integer else ():
             if mark not in (*_MARKS, *_IDS):
-                yield Poison(integers=mark)
+                yield AdversarialValue(integers=mark)
                 for place in integer[:_PARTS] if len(integer) > 1 else ():
-                    yield Poison(integers=mark, place=place)
+                    yield AdversarialValue(integers=mark, place=place)
         for value in list(self._observer.singled.floats) if floating else ():
-            yield Poison(floats=value)
+            yield AdversarialValue(floats=value)
             for place in floating[:_PARTS] if len(floating) > 1 else ():
-                yield Poison(floats=value, place=place)
+                yield AdversarialValue(floats=value, place=place)
 
     def vary_chance(self) -> None:
         """Whatever chance decides, one record must not change the others: also what it decides rarely."""
@@ -410,19 +881,22 @@ class _Probe:
             return
         # What no Python code reads decides within tensors, for which the extremes of chance stand.
         unread = self._observer.generators <= {"torch"} and not self._observer.singled.reads_values
-        courses = [Chance(seed=seed) for seed in range(1, _SEEDS_UNREAD if unread else _SEEDS)]
-        courses += [Chance(forced=name, high=high) for name in GENERATORS for high in (False, True)]
+        courses = [SeededGenerators(seed=seed) for seed in range(1, _SEEDS_UNREAD if unread else _SEEDS)]
+        courses += [SeededGenerators(forced=name, high=high) for name in GENERATORS for high in (False, True)]
         for chance in courses:
             # Draws that come only behind a branch of chance are noticed once that branch was taken.
             used = self._observer.generators
             if used if chance.forced is None else chance.forced in used:
                 self._vary(chance)
 
-    def _vary(self, chance: Chance) -> None:
+    def _vary(self, chance: SeededGenerators) -> None:
         """The others' gradients with some ordinary and some extreme records."""
         replaced = self._sets[0]
         places = [self._count + place if place in replaced else place for place in range(self._count)]
-        extreme = {place: Poison(floats=_EXTREME if number % 2 else -_EXTREME) for number, place in enumerate(replaced)}
+        extreme = {
+            place: AdversarialValue(floats=_EXTREME if number % 2 else -_EXTREME)
+            for number, place in enumerate(replaced)
+        }
         weights = self._weights[:1]
         try:
             plain = self._observer.observe(self._records.batch(range(self._count)), weights, chance=chance)
@@ -438,7 +912,7 @@ class _Probe:
 
     # --- other numbers of records --------------------------------------------------------------------------------
 
-    def take_apart(self, first: Observation, *, values: bool) -> None:
+    def take_apart(self, first: ProbeResult, *, values: bool) -> None:
         """In a batch a record must have the gradient, and if asked for the loss, that it has in any smaller one.
 
         The same records come in batches of half the size, a quarter, and so on down to one, the last record first.
@@ -446,10 +920,10 @@ class _Probe:
         count = self._size.records
         weights = _evenly(count)
         order = range(count - 1, -1, -1)
-        parts: list[Observation] = []
+        parts: list[ProbeResult] = []
         # Without chance a loss may vanish up to rounding, such as one of a model with itself.
         least = first.scale(0), float(first.norms.mean())
-        with WithoutChance():
+        with DisableRandomness():
             if self._observer.generators:
                 first = self._observer.observe(self._large.batch(range(count)), weights, large=True, looks=False)
             for size in _smaller(count):
@@ -468,7 +942,7 @@ class _Probe:
 
     def _look_at_sizes(self, count: int, whole: Tensor | None) -> None:
         """What the forward pass gives for a record, in batches of sizes between the halves."""
-        with WithoutChance():
+        with DisableRandomness():
             whole = self._observer.look(self._large.batch(range(count)), count) if whole is None else whole
             sizes = sorted({count * eighths // 8 for eighths in _EIGHTHS} - {0, 1})
             parts = [(size, self._observer.look(self._large.batch(range(size)), size)) for size in sizes]
@@ -479,7 +953,7 @@ class _Probe:
             if not _same_looks(whole[:size], part, 4 * self._other_shape(), ties=ties):
                 raise _coupled(f"a record's result depends on how many others there are. {_REMEDY}")
 
-    def _part(self, places: list[int], weights: Tensor) -> Observation:
+    def _part(self, places: list[int], weights: Tensor) -> ProbeResult:
         try:
             return self._observer.observe(self._large.batch(places), weights, large=True, looks=False)
         except SordinoError:
@@ -492,7 +966,7 @@ class _Probe:
                 f"then, got {type(failure).__name__}. A bare .squeeze() drops the records there: write .squeeze(1)."
             ) from failure
 
-    def _compare_parts(self, whole: Observation, parts: Sequence[Observation], *, values: bool, least: float) -> None:
+    def _compare_parts(self, whole: ProbeResult, parts: Sequence[ProbeResult], *, values: bool, least: float) -> None:
         tolerance = self._other_shape()
         norms = torch.cat([part.norms for part in parts]).flip(0)
         wrong = ~_near(whole.norms, norms, 4 * tolerance, floor=_SMALL_ELSEWHERE, least=least)
@@ -541,7 +1015,7 @@ class _Probe:
         self._look_at_missing(first, sets[-1], len(sets))
         self.take_apart(first, values=values)
 
-    def _look_at_missing(self, first: Observation, replaced: list[int], turn: int) -> None:
+    def _look_at_missing(self, first: ProbeResult, replaced: list[int], turn: int) -> None:
         """What the forward pass gives for a record must be the same where some of the others are NaN, too."""
         count = self._large.count
         try:
@@ -558,7 +1032,7 @@ class _Probe:
 
     def _extremes(
         self, replaced: Sequence[int], turn: int, *, last: bool = False
-    ) -> tuple[list[int], dict[int, Poison]]:
+    ) -> tuple[list[int], dict[int, AdversarialValue]]:
         """Places of a large batch, and what the replaced records in it hold; some become copies of their neighbors."""
         count = self._large.count
         places, poisons = list(range(count)), {}
@@ -569,7 +1043,7 @@ class _Probe:
                 poisons[place] = kind
         return places, poisons
 
-    def _filled(self, count: int, weights: Tensor) -> Observation:
+    def _filled(self, count: int, weights: Tensor) -> ProbeResult:
         """A large batch of diverse records, or if model and loss don't run on them of ordinary ones."""
         failure: Exception | None = None
         patterns = INTEGER_PATTERNS if self._pattern is None else (self._pattern,)
@@ -592,7 +1066,7 @@ class _Probe:
             raise self._does_not_run(None)
         raise _too_many(failure, count) from failure
 
-    def _measure_large(self, first: Observation, weights: Tensor) -> None:
+    def _measure_large(self, first: ProbeResult, weights: Tensor) -> None:
         """How far equal passes are apart, where they were apart before or may be."""
         if self._unrepeated > 0 or (self._size.again and (self._is_cuda or self._observer.singled.is_half)):
             for _ in range(2):
@@ -602,9 +1076,9 @@ class _Probe:
                 self._unrepeated = max(self._unrepeated, self._distance(first, again))
             self._refuse_unrepeated()
 
-    def _extreme(self, turn: int, number: int, *, last: bool) -> Poison | None:
+    def _extreme(self, turn: int, number: int, *, last: bool) -> AdversarialValue | None:
         """What a replaced record of a large batch holds; None for a copy of another one."""
-        kinds: list[Poison | None] = [Poison(floats=_EXTREME), Poison(floats=-_EXTREME)]
+        kinds: list[AdversarialValue | None] = [AdversarialValue(floats=_EXTREME), AdversarialValue(floats=-_EXTREME)]
         if not self._large.places(floating=True):
             # Those that the code compares with come last.
             kinds = []
@@ -613,13 +1087,13 @@ class _Probe:
             return None
         # NaN hides thresholds: it is in one of the experiments only.
         is_nan = last and number % 5 == 3 and self._large.places(floating=True)
-        return Poison(floats=torch.nan) if is_nan else kinds[(number + turn) % len(kinds)]
+        return AdversarialValue(floats=torch.nan) if is_nan else kinds[(number + turn) % len(kinds)]
 
     def _compare_large(
         self,
-        first: Observation,
+        first: ProbeResult,
         places: list[int],
-        poisons: dict[int, Poison],
+        poisons: dict[int, AdversarialValue],
         replaced: Sequence[int],
         *,
         row: int | None = None,
@@ -648,7 +1122,7 @@ class _Probe:
     def compare_with_autograd(self) -> None:
         """The captured gradients must be those of plain autograd."""
         weights = _evenly(self._count)[0] if self._reduction == "none" else torch.ones(self._count)
-        with WithoutChance():
+        with DisableRandomness():
             self._observer.compare_with_autograd(
                 self._records.batch(range(self._count)), weights, least=_VANISHING * float(self._first.norms.sum())
             )
@@ -723,8 +1197,8 @@ def _near(one: Tensor, other: Tensor, tolerance: float, *, floor: float, least: 
 
 
 def _same(
-    one: Observation,
-    other: Observation,
+    one: ProbeResult,
+    other: ProbeResult,
     kept: Sequence[int],
     tolerance: float,
     *,

@@ -1,0 +1,335 @@
+"""The front door: check the question, pick an accountant, say which one answered.
+
+`auto` asks, in this order: the closed form, the contour integral, the PLD accountant, the Rényi bound. An
+accountant that can't bound its own error passes the question on; the answer names the one that gave it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from sordino import checks
+from sordino.accounting.base import (
+    Accountant,
+    EventCounts,
+    Interval,
+    bounding_events,
+    double_precision,
+    flatten,
+    sampled_epsilon,
+)
+from sordino.accounting.composition_theorems import (
+    AdvancedCompositionAccountant,
+    BasicCompositionAccountant,
+    MomentsAccountant,
+    OptimalCompositionAccountant,
+)
+from sordino.accounting.contour import ClosedFormAccountant, ContourAccountant
+from sordino.accounting.pld import PLDAccountant
+from sordino.accounting.private_selection import SelectionAccountant
+from sordino.accounting.rdp import RDPAccountant
+from sordino.accounting.zcdp_gdp import GDPAccountant, TCDPAccountant, ZCDPAccountant
+from sordino.definitions import NeighboringRelation
+from sordino.errors import AccountingError, UnsupportedEvent
+from sordino.events import (
+    BoundedRange,
+    DiscreteLaplace,
+    Event,
+    Laplace,
+    PoissonSampled,
+    PureDP,
+    RandomizedResponse,
+    RepeatAndSelect,
+    SampledWithoutReplacement,
+)
+
+__all__ = ["ACCOUNTANTS", "delta", "epsilon", "epsilon_by_accountant", "get_accountant"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The accountants by name, in the order in which ``auto`` asks them.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+ACCOUNTANTS: tuple[Accountant, ...] = (
+    ClosedFormAccountant(),
+    ContourAccountant(),
+    PLDAccountant(),
+    RDPAccountant(),
+    SelectionAccountant(),
+    ZCDPAccountant(),
+    GDPAccountant(),
+    OptimalCompositionAccountant(),
+    AdvancedCompositionAccountant(),
+    BasicCompositionAccountant(),
+    MomentsAccountant(),
+    TCDPAccountant(),
+)
+
+
+def get_accountant(name: str) -> Accountant:
+    """The accountant with this name."""
+    checks.one_of([known.name for known in ACCOUNTANTS], accountant=name)
+    return next(known for known in ACCOUNTANTS if known.name == name)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The front door: check the question, pick an accountant, say which one answered.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_NARROW = 1e-4  # relative width with which ``auto`` is content
+_Question = Callable[[Accountant, Event], Interval]
+
+
+@double_precision("ε")
+def epsilon(
+    event: Event,
+    delta: float,
+    *,
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    accountant: str = "auto",
+) -> Interval:
+    """The ε of an event at a given δ: an interval that contains the truth, whose upper end is reported.
+
+    Args:
+        event: what was done.
+        delta: in [0, 1].
+        relation: the neighbouring relation under which noise multipliers are std / sensitivity.
+        accountant: a name from `epsilons`, or ``auto``.
+
+    Returns:
+        Ends ≥ 0; both 0 when nothing was done, both ∞ when some step had no protection.
+
+    Raises:
+        InvalidArgument: δ is not in [0, 1], or the accountant is unknown.
+        UnsupportedEvent: the accountant (under ``auto``: every one) has no sound answer for the event.
+        AccountingError: the accountant can't bound its own error here.
+
+    Example:
+        >>> from sordino.events import Gaussian, PoissonSampled, SelfComposed
+        >>> step = PoissonSampled(sample_rate=0.01, event=Gaussian(noise_multiplier=4.0))
+        >>> round(epsilon(SelfComposed(event=step, count=10_000), 1e-5).upper, 6)
+        0.946867
+    """
+    relation = NeighboringRelation(relation)
+    delta = checks.probability(delta=delta, hint="A typical δ is below 1 / number of records.")
+    chosen = None if accountant == "auto" else get_accountant(accountant)
+    choices, truncated = bounding_events(event, relation)
+    answers = [_epsilon(choice, delta, relation, chosen) for choice in choices]
+    answer = max(answers, key=lambda one: one.upper)
+    answer = replace(answer, lower=max(one.lower for one in answers))
+    if truncated > 0 and delta < 1 and answer.upper < math.inf:
+        return _with_truncation(choices, delta, truncated, relation, chosen)
+    return answer
+
+
+@double_precision("δ")
+def delta(
+    event: Event,
+    epsilon: float,
+    *,
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    accountant: str = "auto",
+) -> Interval:
+    """The δ of an event at a given ε ≥ 0: an interval that contains the truth.
+
+    Args and errors are those of `epsilon`.
+
+    Example:
+        >>> from sordino.events import Gaussian
+        >>> round(delta(Gaussian(noise_multiplier=3.730631634815942), 1.0).upper, 12)
+        1e-05
+    """
+    relation = NeighboringRelation(relation)
+    epsilon = checks.non_negative(epsilon=epsilon)
+    chosen = None if accountant == "auto" else get_accountant(accountant)
+    choices, truncated = bounding_events(event, relation)
+    answers = [_delta(choice, epsilon, relation, chosen) for choice in choices]
+    answer = max(answers, key=lambda one: one.upper)
+    answer = replace(answer, lower=max(one.lower for one in answers))
+    if truncated > 0:
+        more = truncated * (1 + math.exp(min(epsilon, 700.0)))
+        return replace(answer, lower=0.0, upper=min(1.0, answer.upper + more))
+    return answer
+
+
+def epsilon_by_accountant(
+    event: Event,
+    delta: float,
+    *,
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+) -> dict[str, float]:
+    """The reported ε by every accountant that supports the event, by name.
+
+    Example:
+        >>> from sordino.events import Gaussian
+        >>> {"closed_form", "contour", "rdp"} <= set(epsilon_by_accountant(Gaussian(noise_multiplier=1.0), 1e-5))
+        True
+    """
+    answers: dict[str, float] = {}
+    for known in ACCOUNTANTS:
+        try:
+            answers[known.name] = epsilon(event, delta, relation=relation, accountant=known.name).upper
+        except (AccountingError, UnsupportedEvent):
+            continue
+    return answers
+
+
+# ── one alternative ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _epsilon(event: Event, delta: float, relation: NeighboringRelation, chosen: Accountant | None) -> Interval:
+    label = "exact" if chosen is None else chosen.name
+    steps = flatten(event, relation)
+    if delta == 1 or steps.empty:
+        return Interval(lower=0.0, upper=0.0, accountant=label)
+    if steps.unprotected:
+        return Interval(lower=0.0 if steps.loose else math.inf, upper=math.inf, accountant=label)
+    if delta == 0:
+        return _pure(steps, label, relation)
+    if _chance_of_use(steps) <= delta:
+        return Interval(lower=0.0, upper=0.0, accountant=label)
+    answer = _ask(event, relation, chosen, lambda known, one: known.epsilon(one, delta, relation))
+    return replace(answer, lower=0.0) if steps.loose else answer
+
+
+def _delta(event: Event, epsilon: float, relation: NeighboringRelation, chosen: Accountant | None) -> Interval:
+    label = "exact" if chosen is None else chosen.name
+    steps = flatten(event, relation)
+    if steps.empty:
+        return Interval(lower=0.0, upper=0.0, accountant=label)
+    if steps.unprotected:
+        return Interval(lower=0.0 if steps.loose else 1.0, upper=1.0, accountant=label)
+    answer = _ask(event, relation, chosen, lambda known, one: known.delta(one, epsilon, relation))
+    return replace(answer, lower=0.0) if steps.loose else answer
+
+
+def _ask(event: Event, relation: NeighboringRelation, chosen: Accountant | None, question: _Question) -> Interval:
+    if chosen is not None:
+        if not _supports(chosen, event, relation):
+            raise UnsupportedEvent(
+                f"event must be supported by the {chosen.name} accountant under {relation.words}, got {event.kind}. "
+                "Choose accountant='auto'."
+            )
+        return _answer(chosen, event, question)
+    refusal: AccountingError | None = None
+    best: Interval | None = None
+    loose = flatten(event, relation).loose
+    for known in ACCOUNTANTS:
+        if known.automatic and _supports(known, event, relation):
+            try:
+                answer = _answer(known, event, question)
+            except AccountingError as error:
+                refusal = error
+                continue
+            # Several intervals that contain the truth intersect in one that does.
+            lower = max(answer.lower, best.lower if best else 0.0)
+            best = answer if best is None or answer.upper < best.upper else best
+            best = replace(best, lower=min(lower, best.upper))
+            # Where every accountant works from an upper bound of its own, all are asked for the smallest.
+            if not loose and best.width <= _NARROW * best.upper:
+                return best
+    if best is not None:
+        return best
+    if refusal is not None:
+        raise refusal
+    raise UnsupportedEvent(
+        f"event must be supported by some accountant under {relation.words}, got {event.kind}. "
+        "No sound answer is known here."
+    )
+
+
+def _supports(known: Accountant, event: Event, relation: NeighboringRelation) -> bool:
+    try:
+        with double_precision("the event's law"):
+            return known.supports(event, relation)
+    except AccountingError:
+        return False
+
+
+def _answer(known: Accountant, event: Event, question: _Question) -> Interval:
+    """What one accountant says; numbers that are none are no answer."""
+    with double_precision(f"the {known.name} accountant's answer"):
+        answer = question(known, event)
+        if math.isnan(answer.upper) or math.isnan(answer.lower):
+            raise ValueError
+        return answer
+
+
+def _chance_of_use(steps: EventCounts) -> float:
+    """A bound on the probability that the record is used at all: δ(0), and so ε = 0 at every δ above it."""
+    total = 0.0
+    for event, count in steps.counts:
+        match event:
+            case PoissonSampled():
+                rate = event.sample_rate
+            case SampledWithoutReplacement():
+                rate = event.size / event.population
+            case _:
+                return 1.0
+        total += rate * count * (1 + 1e-15)
+    return total * (1 + 1e-12)
+
+
+def _with_truncation(
+    choices: tuple[Event, ...],
+    delta: float,
+    truncated: float,
+    relation: NeighboringRelation,
+    chosen: Accountant | None,
+) -> Interval:
+    """The smallest ε with δ(ε) + β(1 + e^ε) ≤ δ: each side's law moved by at most β in total variation."""
+    guess = 0.0
+    for _ in range(60):
+        room = delta - truncated * (1 + math.exp(min(guess, 700.0)))
+        if room <= 0:
+            break
+        answers = [_epsilon(choice, room, relation, chosen) for choice in choices]
+        worst = max(answers, key=lambda one: one.upper)
+        if worst.upper <= guess or worst.upper == 0:
+            return Interval(lower=0.0, upper=max(guess, worst.upper), accountant=worst.accountant)
+        guess = worst.upper * (1 + 1e-7)
+    raise AccountingError(
+        f"the probability that a batch is truncated must be far below δ, got {truncated:.2g}. "
+        "Raise the largest batch size."
+    )
+
+
+def _pure(steps: EventCounts, label: str, relation: NeighboringRelation) -> Interval:
+    """ε at δ = 0: the largest losses add up; infinite as soon as one step's loss is unbounded."""
+    if any(_is_unbounded(event) for event, _ in steps.counts):
+        return Interval(lower=0.0 if steps.loose else math.inf, upper=math.inf, accountant=label)
+    losses = [(count, _max_loss(event, relation)) for event, count in steps.counts]
+    if any(loss is None for _, loss in losses):
+        return Interval(lower=0.0, upper=math.inf, accountant=label)
+    total = math.fsum(count * loss for count, loss in losses if loss is not None)
+    return Interval(lower=0.0 if steps.loose else total * (1 - 1e-14), upper=total * (1 + 1e-14), accountant=label)
+
+
+def _max_loss(event: Event, relation: NeighboringRelation) -> float | None:
+    """The essential supremum of one step's loss, or None where only a bound would be known."""
+    match event:
+        case Laplace():
+            return 1 / event.noise_multiplier
+        case DiscreteLaplace():
+            return event.sensitivity / event.scale
+        case PureDP() | RandomizedResponse() | BoundedRange():
+            return event.epsilon
+        case RepeatAndSelect() if event.distribution != "poisson":
+            inner = _max_loss(event.event, relation)
+            shape = 0.0 if event.distribution == "threshold" else event.shape
+            return None if inner is None else (2 + shape) * inner
+        case PoissonSampled() if relation is not NeighboringRelation.REPLACE_ONE:
+            # Removing has the larger supremum: log(1 + q(e^ε − 1)). A replaced record has no such hiding place: what a
+            # batch without it gives may be far from both.
+            inner = _max_loss(event.event, relation)
+            return None if inner is None else sampled_epsilon(inner, event.sample_rate)
+        case _:
+            return None
+
+
+def _is_unbounded(event: Event) -> bool:
+    """Whether the loss is certainly unbounded: Gaussian noise takes part."""
+    inner = getattr(event, "event", event)
+    return "Gaussian" in type(inner).__name__

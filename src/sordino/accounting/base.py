@@ -1,0 +1,456 @@
+"""What an accountant is: the one interface that every file of this room implements."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from sordino.definitions import NeighboringRelation
+from sordino.errors import AccountingError, SordinoError, UnsupportedEvent
+from sordino.events import (
+    BoundedRange,
+    Composed,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Event,
+    Gaussian,
+    GaussianMixture,
+    GroupPoissonSampled,
+    Laplace,
+    MatrixGaussian,
+    NonPrivate,
+    NoOp,
+    ParallelComposed,
+    PoissonSampled,
+    ProjectedGaussian,
+    RandomAllocation,
+    RepeatAndSelect,
+    SampledWithoutReplacement,
+    SampledWithReplacement,
+    SelfComposed,
+    ShuffledEpochs,
+    TruncatedPoissonSampled,
+)
+
+__all__ = ["Accountant", "EventCounts", "Interval", "bounding_events", "double_precision", "flatten", "sampled_epsilon"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The answer of every accountant: an interval that contains the truth.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A range that contains the true ε (or δ) of an event; `upper` is the number to report.
+
+    An accountant that proves an upper bound only, such as Rényi accounting, gives `lower` = 0.
+
+    Args:
+        lower: nothing smaller than this can be the truth, ≥ 0.
+        upper: nothing larger than this can be the truth; ∞ when there is no guarantee.
+        accountant: name of the accountant that proved both ends.
+
+    Raises:
+        AccountingError: an end is NaN or negative, or the ends are in the wrong order.
+
+    Example:
+        >>> Interval(lower=0.9, upper=1.0, accountant="contour").width < 0.11
+        True
+    """
+
+    lower: float
+    upper: float
+    accountant: str
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.lower) or math.isnan(self.upper) or not 0 <= self.lower <= self.upper:
+            raise AccountingError(
+                f"interval of {self.accountant} must have 0 ≤ lower ≤ upper, got [{self.lower!r}, {self.upper!r}]. "
+                "Use another accountant and report the event."
+            )
+
+    @property
+    def width(self) -> float:
+        """`upper` − `lower`, the certified error."""
+        return 0.0 if self.lower == self.upper else self.upper - self.lower
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What an accountant is: the one interface that every file of this room implements.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def double_precision(what: str) -> Iterator[None]:
+    """Report arithmetic that leaves the doubles as `AccountingError`: an accountant that can't compute has no answer.
+
+    Floating-point warnings are off inside: tails underflow, and errors are bounded, not signalled.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except SordinoError:
+        raise
+    except (ArithmeticError, ValueError, MemoryError) as error:
+        raise AccountingError(
+            f"{what} must be computable in double precision, got an intermediate result beyond it. Ask another "
+            "accountant, or for less extreme values."
+        ) from error
+
+
+class Accountant(Protocol):
+    """Turns an event into ε or δ, soundly, or refuses.
+
+    Guarantee:
+        The true ε (δ) of every mechanism that the event describes lies in the returned interval, under the
+        relation given. An event that the accountant can't bound raises `UnsupportedEvent`; an input where its
+        own numerical error can't be bounded raises `AccountingError`.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name under which the accountant is chosen and reported."""
+        ...
+
+    @property
+    def automatic(self) -> bool:
+        """Whether ``auto`` may use it: sound, and not dominated by another accountant everywhere."""
+        ...
+
+    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+        """Whether this accountant has a sound answer for the event under the relation."""
+        ...
+
+    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+        """The smallest ε for which the event is (ε, `delta`)-private, as an interval."""
+        ...
+
+    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+        """The smallest δ for which the event is (`epsilon`, δ)-private, as an interval."""
+        ...
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# From a tree of events to a flat list of distinct steps with counts.
+#
+# Composition of independent steps, adaptively chosen results included, is the sum of their losses, so the order and the
+# nesting of `Composed` and `SelfComposed` don't matter. Sampling does not distribute over composition: several
+# mechanisms on *one* sample are one step.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_LARGEST_INVERSE_NOISE = 1e150
+# More noise than this is counted as this much, from above: squares of what is left must be doubles.
+_LARGEST_NOISE = 1e100
+_LARGEST_COUNT = 10**300
+_LARGEST_ALTERNATIVES = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventCounts:
+    """Distinct steps and how often each happened.
+
+    Args:
+        counts: each base event with its count ≥ 1. Samples have 0 < rate < 1 and one mechanism inside.
+        unprotected: whether some step had no protection at all, so that ε = ∞.
+        loose: whether the steps only bound the event from above, so that no lower end may be claimed.
+    """
+
+    counts: tuple[tuple[Event, int], ...]
+    unprotected: bool = False
+    loose: bool = False
+
+    @property
+    def total(self) -> int:
+        """Number of steps."""
+        return sum(count for _, count in self.counts)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no data were touched."""
+        return not self.counts and not self.unprotected
+
+
+class _Collector:
+    """Walks one event tree."""
+
+    def __init__(self, relation: NeighboringRelation) -> None:
+        self.relation = relation
+        self.counts: dict[Event, int] = {}
+        self.unprotected = False
+        self.loose = False
+
+    def collect(self, event: Event, count: int) -> None:
+        """Adds the event's steps `count` times."""
+        if count == 0 or isinstance(event, NoOp):
+            return
+        if count > _LARGEST_COUNT:
+            # No double holds that many steps: nothing is promised, and nothing is claimed from below.
+            self.unprotected = self.loose = True
+            return
+        match event:
+            case NonPrivate():
+                self.unprotected = True
+            case SelfComposed():
+                self.collect(event.event, count * event.count)
+            case Composed():
+                for part in event.events:
+                    self.collect(part, count)
+            case MatrixGaussian():
+                if event.sensitivity > 0:
+                    with np.errstate(over="ignore", under="ignore"):
+                        ratio = float(np.float64(event.noise_multiplier) / event.sensitivity)
+                    self.loose = self.loose or ratio > _LARGEST_NOISE
+                    self.collect(Gaussian(noise_multiplier=min(ratio, _LARGEST_NOISE)), count)
+            case ShuffledEpochs():
+                self._shuffled(event, count)
+            case GaussianMixture():
+                self._mixture(event, count)
+            case PoissonSampled() | GroupPoissonSampled() if event.sample_rate == 0:
+                pass
+            case SampledWithoutReplacement() | SampledWithReplacement() if event.size == 0:
+                pass
+            case PoissonSampled():
+                self._poisson(event, count)
+            case SampledWithoutReplacement() | SampledWithReplacement() | GroupPoissonSampled() | RandomAllocation():
+                self._sampled(event, count)
+            case ParallelComposed() | TruncatedPoissonSampled():
+                raise UnsupportedEvent(
+                    f"{event.kind} must not be inside a sample, a selection or an allocation. "
+                    "Put the sampling inside its parts."
+                )
+            case _:
+                self._base(event, count)
+
+    def _base(self, event: Event, count: int) -> None:
+        noise = math.inf
+        if isinstance(event, Gaussian | Laplace | ProjectedGaussian):
+            noise = event.noise_multiplier
+        elif isinstance(event, DiscreteGaussian):
+            noise = event.stddev
+        elif isinstance(event, DiscreteLaplace):
+            noise = event.scale
+        if noise * _LARGEST_INVERSE_NOISE < 1:
+            self.unprotected = True
+            return
+        if _LARGEST_NOISE < noise < math.inf:
+            event, self.loose = _capped(event), True
+        if isinstance(event, RepeatAndSelect) and _unprotected(event.event, self.relation):
+            self.unprotected = self.loose = True
+            return
+        # A bounded range says more than its pure ε, so that the pairs and moments used for it are bounds only.
+        self.loose = self.loose or isinstance(event, BoundedRange | ProjectedGaussian | RepeatAndSelect)
+        self.counts[event] = self.counts.get(event, 0) + count
+
+    def _mixture(self, event: GaussianMixture, count: int) -> None:
+        hit = {m for m, p in zip(event.sensitivities, event.probabilities, strict=True) if m > 0 and p > 0}
+        if not hit:
+            return
+        if event.noise_multiplier * _LARGEST_INVERSE_NOISE < max(hit):
+            # As for a sample: the record may be missed, so nothing is claimed from below.
+            self.unprotected = self.loose = True
+            return
+        if max(hit) < event.noise_multiplier / _LARGEST_NOISE:
+            self.loose = True
+            self.collect(Gaussian(noise_multiplier=_LARGEST_NOISE), count)
+            return
+        self.counts[event] = self.counts.get(event, 0) + count
+
+    def _shuffled(self, event: ShuffledEpochs, count: int) -> None:
+        if self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            raise UnsupportedEvent(
+                "shuffled epochs must be accounted under replace-one or zero-out, because adding a record moves others "
+                "between batches. Set the relation, or sample with Poisson."
+            )
+        self.loose = True
+        self.collect(event.event, count * event.epochs)
+
+    def _single(self, event: Event) -> Event | None:
+        """The one mechanism inside a sample; several Gaussians count as one. None when there is nothing."""
+        steps = flatten(event, self.relation)
+        if steps.unprotected:
+            # A sample may miss the record: the truth can be finite at δ ≥ rate, so nothing is claimed from below.
+            self.unprotected = self.loose = True
+            return None
+        if steps.empty:
+            return None
+        if steps.total > 1:
+            raise UnsupportedEvent(
+                f"a sample must be used by one mechanism (Gaussians count as one), got {steps.total}. "
+                "Draw a fresh sample for each mechanism."
+            )
+        self.loose = self.loose or steps.loose
+        return steps.counts[0][0]
+
+    def _poisson(self, event: PoissonSampled, count: int) -> None:
+        rate, inner = event.sample_rate, event.event
+        if isinstance(inner, PoissonSampled):
+            # Two independent Poisson draws, one inside the other, are one draw at the product of the rates.
+            merged = PoissonSampled(sample_rate=rate * inner.sample_rate, event=inner.event)
+            self.collect(merged, count)
+        elif rate == 1:
+            self.collect(inner, count)
+        else:
+            base = self._single(inner)
+            if base is not None:
+                step = PoissonSampled(sample_rate=rate, event=base)
+                self.counts[step] = self.counts.get(step, 0) + count
+
+    def _sampled(
+        self,
+        event: SampledWithoutReplacement | SampledWithReplacement | GroupPoissonSampled | RandomAllocation,
+        count: int,
+    ) -> None:
+        base = self._single(event.event)
+        if base is None:
+            return
+        step: Event
+        match event:
+            case RandomAllocation():
+                self._allocated(event, base, count)
+                return
+            case SampledWithoutReplacement():
+                step = SampledWithoutReplacement(population=event.population, size=event.size, event=base)
+            case SampledWithReplacement():
+                step = SampledWithReplacement(population=event.population, size=event.size, event=base)
+            case GroupPoissonSampled():
+                if event.group_size == 1:
+                    self.collect(PoissonSampled(sample_rate=event.sample_rate, event=base), count)
+                    return
+                step = GroupPoissonSampled(sample_rate=event.sample_rate, group_size=event.group_size, event=base)
+        self.counts[step] = self.counts.get(step, 0) + count
+
+    def _allocated(self, event: RandomAllocation, base: Event, count: int) -> None:
+        """K of t steps: a random division into k blocks, one step in each, of which the division may be known.
+
+        Uniform k-subsets are what one uniform step in each block of a random division gives, whatever the blocks'
+        sizes, and δ is convex in the pair, so that k independent allocations bound it (Feldman and Shenfeld 2025).
+        """
+        size, longer = divmod(event.steps, event.participations)
+        amplified = isinstance(base, Gaussian) and self.relation is not NeighboringRelation.REPLACE_ONE
+        self.loose = self.loose or event.participations > 1 or (size > 1 and not amplified)
+        for steps, blocks in ((size, event.participations - longer), (size + 1, longer)):
+            uses = count * blocks * event.epochs
+            if uses and (steps == 1 or not amplified):
+                self.counts[base] = self.counts.get(base, 0) + uses
+            elif uses:
+                step = RandomAllocation(steps=steps, participations=1, epochs=1, event=base)
+                self.counts[step] = self.counts.get(step, 0) + uses
+
+
+@lru_cache(maxsize=8)  # one answer asks for the same steps several times
+def flatten(event: Event, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> EventCounts:
+    """The steps of an event, with equal ones counted together and all unsampled Gaussians as one.
+
+    Raises:
+        UnsupportedEvent: a sample holds several mechanisms, or shuffling is asked about under add-or-remove.
+
+    Example:
+        >>> from sordino.events import Gaussian, SelfComposed
+        >>> flatten(SelfComposed(event=Gaussian(noise_multiplier=10.0), count=100)).counts
+        ((Gaussian(noise_multiplier=1.0), 1),)
+    """
+    collector = _Collector(relation)
+    collector.collect(event, 1)
+    counts = collector.counts
+    steps = [(base, count) for base, count in counts.items() if not isinstance(base, Gaussian)]
+    together = [(1 / base.noise_multiplier, count) for base, count in counts.items() if isinstance(base, Gaussian)]
+    if together:
+        # Relative to the largest, so that no square leaves the doubles.
+        top = max(inverse for inverse, _ in together)
+        precision = top * math.sqrt(math.fsum(count * (inverse / top) ** 2 for inverse, count in together))
+        if precision > _LARGEST_INVERSE_NOISE:
+            return EventCounts(counts=tuple(steps), unprotected=True, loose=collector.loose)
+        steps.insert(0, (Gaussian(noise_multiplier=1 / precision), 1))
+    return EventCounts(counts=tuple(steps), unprotected=collector.unprotected, loose=collector.loose)
+
+
+def _capped(event: Event) -> Event:
+    """The event with `_LARGEST_NOISE`, which costs more."""
+    name = {DiscreteGaussian: "stddev", DiscreteLaplace: "scale"}.get(type(event), "noise_multiplier")
+    return replace(event, **{name: _LARGEST_NOISE})
+
+
+def _unprotected(event: Event, relation: NeighboringRelation) -> bool:
+    """Whether a step inside had no protection; what can't be flattened has a profile that says so."""
+    try:
+        return flatten(event, relation).unprotected
+    except UnsupportedEvent:
+        return False
+
+
+# ── what is not a list of steps ─────────────────────────────────────────────────────────────────────────────
+
+
+def bounding_events(
+    event: Event, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+) -> tuple[tuple[Event, ...], float]:
+    """Events without `ParallelComposed` and truncation, one of which bounds the truth, and the truncations' total
+    probability.
+
+    A record lies in one part of a parallel event, so that ε is the largest over parts. A truncated Poisson sample
+    differs from the Poisson one with probability at most P(Binomial(population + 1, rate) > largest).
+    """
+    if isinstance(event, ParallelComposed):
+        if relation is NeighboringRelation.REPLACE_ONE:
+            raise UnsupportedEvent(
+                "parallel events must be accounted under add-or-remove or zero-out: a replaced record may change its "
+                "part. Set the relation."
+            )
+        parts = [bounding_events(part, relation) for part in event.events]
+        return tuple(choice for choices, _ in parts for choice in choices) or (NoOp(),), max(
+            (extra for _, extra in parts), default=0.0
+        )
+    if isinstance(event, SelfComposed):
+        choices, extra = bounding_events(event.event, relation)
+        return tuple(SelfComposed(event=choice, count=event.count) for choice in choices), extra * min(
+            event.count, _LARGEST_COUNT
+        )
+    if isinstance(event, TruncatedPoissonSampled):
+        from scipy.special import bdtrc
+
+        beyond = float(bdtrc(event.largest, event.population + 1, event.sample_rate))
+        if event.largest > event.population:
+            beyond = 0.0
+        return (PoissonSampled(sample_rate=event.sample_rate, event=event.event),), beyond * (1 + 1e-9)
+    if isinstance(event, Composed):
+        combined: list[tuple[Event, ...]] = [()]
+        extra = 0.0
+        for part in event.events:
+            choices, more = bounding_events(part, relation)
+            extra += more
+            combined = [(*before, choice) for before in combined for choice in choices]
+            if len(combined) > _LARGEST_ALTERNATIVES:
+                raise UnsupportedEvent(
+                    f"parallel events must give ≤ {_LARGEST_ALTERNATIVES} combinations, got more. Compose inside the "
+                    "parts."
+                )
+        return tuple(Composed(events=events) for events in combined), extra
+    return (event,), 0.0
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a Poisson sample does to an ε.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def sampled_epsilon(epsilon: float, sample_rate: float) -> float:
+    """Log(1 + q(e^ε − 1)) for every ε ≥ 0, ∞ among them, without overflow.
+
+    References:
+        Balle, Barthe and Gaboardi 2018, theorem 8. Not under replace-one.
+
+    Example:
+        >>> sampled_epsilon(1000.0, 0.01) == 1000.0 + math.log(0.01), sampled_epsilon(math.inf, 0.01)
+        (True, inf)
+    """
+    if sample_rate == 0:
+        return 0.0
+    if epsilon > 30:
+        return epsilon + math.log(sample_rate) + math.log1p((1 - sample_rate) / sample_rate * math.exp(-epsilon))
+    return math.log1p(sample_rate * math.expm1(epsilon))

@@ -1,0 +1,490 @@
+"""`train` with an estimator: charged in a run folder first, fitted then, and the same files and page at the end."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from sordino import accounting, checks
+from sordino.cli.console import Output, check_single_process_options
+from sordino.cli.training_job import Outcome, default_delta, render_outcome
+from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
+from sordino.errors import InvalidArgument, SordinoError
+from sordino.events import Event, compose
+from sordino.randomness import KeyedRNG
+from sordino.runs import Metric, RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from sordino.data import DatasetSplits
+    from sordino.estimators.base import PrivateEstimator
+    from sordino.ledger import Account
+    from sordino.recipes import TabularTask
+    from sordino.recipes.tabular import FittedTable
+    from sordino.tuning.methods import Config, SearchSpace
+    from sordino.tuning.random_search import EstimatorRuns
+    from sordino.tuning.search import TrialBudget
+
+__all__ = [
+    "EstimatorJob",
+    "TuningJob",
+    "check_no_overrides",
+    "estimator_metadata",
+    "estimator_metrics",
+    "estimator_tensors",
+    "is_method",
+    "run_and_print",
+    "run_estimator_job",
+    "run_tuning_job",
+]
+
+
+_TUNED_ON = ("adult",)
+_USUAL_DELTA = 1e-5
+_MODULES = ("logistic", "mlp", "cnn")
+
+
+def is_method(model: str) -> bool:
+    """Whether `model` names an estimator's method; other names are modules.
+
+    Raises:
+        InvalidArgument: it is no name of either.
+    """
+    if ":" in model or model in _MODULES:
+        return False
+    from sordino.recipes.tabular import TABULAR_METHODS
+
+    checks.one_of((*_MODULES, *TABULAR_METHODS), model=model)
+    return True
+
+
+def check_no_overrides(model: str, names: tuple[str, ...], **others: object) -> None:
+    """Settings by hand, resuming, several processes and the like are for modules; an estimator has its own."""
+    check_single_process_options(**{f"model {model}": True})
+    names = (*names, *(name.replace("_", " ") for name, value in others.items() if value is not None))
+    if names:
+        raise InvalidArgument(
+            f"{', '.join(names)} must be left out with --model {model}, got a value. "
+            "Use the estimator from Python to set its parameters."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatorJob:
+    """One fit of an estimator as the command asks for it.
+
+    Args:
+        dataset: what is trained on; `dataset.public` decides what may be measured.
+        test_is_public: whether `dataset.test` may be measured on.
+        method: name of the method.
+        target: the column to predict, or None for the label.
+        epsilon: of the fit.
+        delta: of the fit; None takes the default.
+        seed: a chosen seed, or None.
+        folder: where the run goes.
+        ledger: the data set's account, or None.
+    """
+
+    dataset: "DatasetSplits"
+    test_is_public: bool
+    method: str
+    target: str | None
+    epsilon: float
+    delta: float | None
+    seed: int | None
+    folder: Path
+    ledger: "Account | None" = None
+
+
+def run_and_print(job: EstimatorJob, out: Output) -> None:
+    """Fit, and print the document or the page."""
+    kind = "public" if job.dataset.public else "private"
+    out.say(Text.assemble((job.dataset.name, "bold"), f": {kind} records, {job.method}"))
+    outcome = run_estimator_job(job, out.stderr)
+    out.finish(outcome.to_dict(), *render_outcome(outcome))
+
+
+def run_estimator_job(job: EstimatorJob, console: Console) -> Outcome:
+    """Fit, and leave a complete run folder.
+
+    Guarantee: `Outcome.guarantee`. What the fit will cost is known before a record is read (its events depend on no
+    record), and it is written to the transcript then. Nothing is measured on records that are not declared public.
+    """
+    from sordino.estimators.base import dry_run_events
+    from sordino.recipes.tabular import fit_to, get_method, make_tabular_task
+    from sordino.report import write_report
+
+    rows = make_tabular_task(job.dataset, target=job.target)
+    delta = default_delta(rows.facts.population) if job.delta is None else job.delta
+    checks.probability(one=False, delta=delta)
+    if delta * rows.facts.population >= 1:
+        raise InvalidArgument(
+            f"delta must be below 1 / number of records = {1 / rows.facts.population:.3g}, got {delta!r}. "
+            "A larger one would allow the release of whole records."
+        )
+    method = get_method(job.method)
+    seeded = {} if job.seed is None else {"random_state": job.seed, "reproducible": True}
+    estimator = method.estimator(rows.facts, epsilon=job.epsilon, delta=delta, **seeded)
+    events, relation = dry_run_events(estimator, rows.facts.columns)
+    spent = accounting.epsilon(compose(list(events)), delta, relation=relation)
+    if job.ledger is not None:
+        job.ledger.check(compose(list(events)), relation=relation)
+        estimator.set_params(ledger=job.ledger)
+    run = RunFolder.create(
+        job.folder, plan=_plan(job, estimator, delta, relation.value), meta=estimator_metadata(job, rows)
+    )
+    try:
+        for number, event in enumerate(events):
+            last = number == len(events) - 1
+            run.append(step=number, event=event, epsilon=spent.upper if last else None)
+        with console.status(f"fitting {type(estimator).__name__}"):
+            fitted = fit_to(estimator, rows)
+    except BaseException:
+        run.close()
+        if not any(run):
+            shutil.rmtree(run.path)
+        raise
+    run.save_model(estimator_tensors(estimator))
+    run.close()
+    guarantee = estimator.privacy_
+    # Divisors and batch sizes, or δ, were taken from the number of records, so the guarantee says so.
+    if "population" in method.wants or (job.delta is None and delta < _USUAL_DELTA):
+        guarantee = _with_public_size(guarantee)
+    run.write_guarantee(guarantee)
+    with console.status("measuring and writing the report"):
+        metrics = estimator_metrics(job, rows, fitted)
+        run.write_metrics(metrics)
+        write_report(run)
+    return Outcome(run=run, guarantee=guarantee, metrics=metrics, steps=len(events), interrupted=False)
+
+
+def _with_public_size(guarantee: Guarantee) -> Guarantee:
+    return Guarantee(
+        epsilon=guarantee.epsilon,
+        delta=guarantee.delta,
+        accountant=guarantee.accountant,
+        sampler=guarantee.sampler,
+        relation=guarantee.relation,
+        unit=guarantee.unit,
+        caveats=("the size of the data set is treated as public", *guarantee.caveats),
+    )
+
+
+def _plan(job: EstimatorJob, estimator: "PrivateEstimator", delta: float, relation: str) -> str:
+    """Everything that changes the guarantee: the estimator's parameters, all of them public."""
+    from sordino.recipes.tabular import get_method
+
+    parameters = {
+        name: value if isinstance(value, int | float | str | bool | list | tuple | None) else repr(value)
+        for name, value in estimator.get_params(deep=False).items()
+        if name not in {"random_state", "ledger"}
+    }
+    body = {
+        "schema": 1,
+        "method": job.method,
+        "estimator": type(estimator).__name__,
+        "parameters": parameters,
+        "delta": delta,
+        "neighboring_relation": relation,
+        "privacy_unit": "example",
+        "dataset_size_is_public": "population" in get_method(job.method).wants,
+    }
+    return json.dumps(body, indent=2, allow_nan=False)
+
+
+def estimator_metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, object]:
+    """Public facts about the run. No path of this machine is among them."""
+    dataset = job.dataset
+    measured = "Accuracy or error on test records that are declared public."
+    return {
+        "target_epsilon": job.epsilon,
+        "reproducible": job.seed is not None,
+        "settings": "The settings are the estimator's defaults, which were fixed beforehand on public data sets",
+        "tuned_on_these_data": dataset.public and dataset.name in _TUNED_ON,
+        "data": {
+            "name": dataset.name,
+            "records": rows.facts.population if dataset.public else None,
+            "labels": rows.facts.classes,
+            "target": rows.facts.target,
+            "source": dataset.source if dataset.public else "not public",
+            "licence": dataset.licence,
+            "public": dataset.public,
+        },
+        "training": {"model": job.method, "optimizer": None, "learning_rate": None, "averaging": None},
+        "noise_arithmetic": "floating point",
+        "data_touches": {
+            "preprocessing": "Each record is scaled and encoded on its own, by the declared schema.",
+            "normalization": "No statistic of the records is computed.",
+            "schema": "Bounds, categories and labels are declared, never taken from the records.",
+            "early_stopping": "None: the number of steps is fixed beforehand.",
+            "evaluation": measured if job.test_is_public and dataset.test is not None else "None.",
+            "logging": "No loss, norm or number of records is printed or stored.",
+        },
+        **({"composition": "The records are public: other uses of them concern nobody."} if dataset.public else {}),
+    }
+
+
+def estimator_tensors(estimator: "PrivateEstimator") -> "dict[str, Tensor]":
+    """What was learned, by name: the module's parameters, or every array of numbers."""
+    import torch
+
+    if hasattr(estimator, "module_"):
+        return dict(estimator.module_.state_dict())  # pyright: ignore[reportAttributeAccessIssue]
+    return {name: torch.from_numpy(np.array(value)) for name, value in _arrays(vars(estimator))}
+
+
+def _arrays(attributes: Mapping[str, object]) -> Iterator[tuple[str, np.ndarray]]:
+    for name, value in attributes.items():
+        if name.endswith("_") and not name.startswith("_") and isinstance(value, np.ndarray | float | int):
+            array = np.asarray(value)
+            if array.dtype.kind in "fib":
+                yield name, array
+
+
+def estimator_metrics(job: EstimatorJob, rows: "TabularTask", fitted: "FittedTable") -> dict[str, Metric]:
+    """What may be shown: the private model on public test records; models without privacy only when all is public."""
+    from sordino.recipes.tabular import non_private_scores
+
+    if rows.test is None or not len(rows.test[0]) or not job.test_is_public:
+        return {}
+    kind = f"test_{rows.measure}"
+    found = {kind: Metric(value=fitted.score(*rows.test), public=True, what="private model, public test records")}
+    if not job.dataset.public:
+        return found
+    others = non_private_scores(rows)
+    twin = "trees" if job.method == "boosting" else "linear"
+    found[f"twin_{kind}"] = Metric(
+        value=others[twin], public=True, what=f"scikit-learn's {twin} model without privacy, public data"
+    )
+    floor = "majority_accuracy" if rows.measure == "accuracy" else "trivial_rmse"
+    found[floor] = Metric(
+        value=others["nothing"], public=True, what="the commonest label, or the mean, of test targets"
+    )
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# `tune` at work: charged in a run folder before the first run, then the search, and the winner's files.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningJob:
+    """One search as the command asks for it.
+
+    Args:
+        dataset: what is trained on; `dataset.public` decides what may be measured.
+        test_is_public: whether `dataset.test` may be measured on.
+        method: name of the estimator's method.
+        target: the column to predict, or None for the label.
+        epsilon: of everything.
+        delta: of everything; None takes the default.
+        mean: of the number of runs.
+        shape: η of its law.
+        public_score: whether runs are judged on public test records.
+        score_noise: of a private score, in records.
+        space: of the estimator's parameters.
+        randomness: of the search.
+        folder: where the run goes.
+        ledger: the data set's account, or None.
+    """
+
+    dataset: "DatasetSplits"
+    test_is_public: bool
+    method: str
+    target: str | None
+    epsilon: float
+    delta: float | None
+    mean: float
+    shape: float
+    public_score: bool
+    score_noise: float
+    space: "SearchSpace"
+    randomness: KeyedRNG
+    folder: Path
+    ledger: "Account | None"
+
+
+class _Written:
+    """Stands for the account: charges it, and writes the charge to the transcript, as its one line."""
+
+    def __init__(self, run: RunFolder, ledger: "Account | None") -> None:
+        self.run, self.ledger = run, ledger
+
+    def charge(self, event: Event, *, note: str, relation: NeighboringRelation, unit: PrivacyUnit) -> None:
+        """Charge the account, which may refuse, then write the line."""
+        if self.ledger is not None:
+            self.ledger.charge(event, note=note, run=self.run.path.name, relation=relation, unit=unit)
+        self.run.append(step=0, event=event, epsilon=None)
+
+
+def _accountant(ledger: "Account | None", *, gaussian: bool) -> str:
+    """The one by which the account prices, so that a search that fits the target fits the account."""
+    if ledger is None or ledger.budget().policy == "pld":
+        return "auto"
+    return "rdp" if gaussian else "basic"
+
+
+def _one(job: TuningJob) -> EstimatorJob:
+    """The winner as one fit."""
+    return EstimatorJob(
+        dataset=job.dataset,
+        test_is_public=job.test_is_public,
+        method=job.method,
+        target=job.target,
+        epsilon=job.epsilon,
+        delta=job.delta,
+        seed=job.randomness.seed,
+        folder=job.folder,
+    )
+
+
+def run_tuning_job(job: TuningJob, console: Console) -> "tuple[Outcome, Config]":
+    """Search, and leave a complete run folder with the winner.
+
+    Guarantee: `Outcome.guarantee`, of everything in the folder. The folder's transcript has one line, for the whole
+    search; nothing in it tells how many runs there were.
+    """
+    from sordino.recipes.tabular import make_tabular_task
+    from sordino.report import write_report
+    from sordino.tuning import PrivateScore, RandomStopping, tune
+
+    rows = make_tabular_task(job.dataset, target=job.target)
+    delta = default_delta(rows.facts.population) if job.delta is None else job.delta
+    if delta * rows.facts.population >= 1:
+        raise InvalidArgument(
+            f"delta must be below 1 / number of records = {1 / rows.facts.population:.3g}, got {delta!r}. "
+            "A larger one would allow the release of whole records."
+        )
+    train, runs = _training(job, rows, delta)
+    method = RandomStopping(mean=job.mean, shape=job.shape)
+    run = RunFolder.create(job.folder, plan=_tuning_run_plan(job, delta, runs.relation.value), meta=_meta(job, rows))
+    try:
+        with console.status("searching"):
+            tuned = tune(
+                train,
+                job.space,
+                target_epsilon=job.epsilon,
+                delta=delta,
+                method=method,
+                run=runs.run,
+                score=None if job.public_score else PrivateScore(noise_multiplier=job.score_noise),
+                neighboring_relation=runs.relation,
+                ledger=_Written(run, job.ledger),  # pyright: ignore[reportArgumentType]
+                randomness=job.randomness,
+                accountant=_accountant(job.ledger, gaussian=runs.gaussian),
+            )
+    except BaseException:
+        run.close()
+        if not any(run):
+            shutil.rmtree(run.path)
+        raise
+    size = ("the size of the data set is treated as public", *tuned.guarantee.caveats)
+    guarantee = replace(tuned.guarantee, caveats=size)
+    if tuned.model is None:
+        run.close()
+        run.write_guarantee(guarantee)
+        raise SordinoError("settings must give a model in some run, got none. The search is paid for. Narrow --space.")
+    run.save_model(estimator_tensors(tuned.model.estimator))
+    run.close()
+    run.write_guarantee(guarantee)
+    with console.status("measuring and writing the report"):
+        metrics = estimator_metrics(_one(job), rows, tuned.model)
+        run.write_metrics(metrics)
+        write_report(run)
+    return Outcome(run=run, guarantee=guarantee, metrics=metrics, steps=1, interrupted=False), tuned.config
+
+
+def _training(
+    job: TuningJob, rows: "TabularTask", delta: float
+) -> "tuple[Callable[[Config, TrialBudget], tuple[FittedTable, float]], EstimatorRuns]":
+    """One run of the search, and what it may spend."""
+    from sordino.recipes.tabular import fit_to, get_method
+    from sordino.tuning.random_search import EstimatorRuns
+
+    method = get_method(job.method)
+
+    def build(config: "Config", epsilon: float, slack: float, seed: int | None) -> "PrivateEstimator":
+        seeded = {} if seed is None else {"random_state": seed, "reproducible": True}
+        return method.estimator(rows.facts, epsilon=epsilon, delta=slack, **seeded).set_params(**config)
+
+    unknown = set(job.space.priors) - set(build({}, 1.0, delta, None).get_params())
+    if unknown:
+        raise InvalidArgument(
+            f"space must name parameters of {job.method}, got {', '.join(sorted(unknown))}. Check the spelling."
+        )
+    looks = KeyedRNG(seed=0, reproducible=True)
+    runs = EstimatorRuns(
+        build=build,
+        examples=[job.space.draw(looks.stream("examples", step=step)) for step in range(_EXAMPLES)],
+        columns=rows.facts.columns,
+        run_delta=delta,
+    )
+
+    def train(config: "Config", share: "TrialBudget") -> "tuple[FittedTable, float]":
+        fitted = fit_to(runs.estimator(config, share), rows)
+        runs.check(fitted.estimator, share)
+        if job.public_score:
+            assert rows.test is not None
+            value = fitted.score(*rows.test)
+            return fitted, value if rows.measure == "accuracy" else -value
+        return fitted, _right(fitted, rows)
+
+    return train, runs
+
+
+def _right(fitted: "FittedTable", rows: "TabularTask") -> float:
+    """Right answers on the training records, or Σ(1 − (error/range)²): one record moves it by at most 1."""
+    features, targets = rows.train
+    found = fitted.predict(features)
+    if rows.facts.target_bounds is None:
+        return float(np.count_nonzero(found == targets))
+    low, high = rows.facts.target_bounds
+    told, guessed = (np.clip(part.astype(np.float64), low, high) for part in (targets, found))
+    return float(np.nan_to_num(1 - ((guessed - told) / (high - low)) ** 2).sum())
+
+
+def _tuning_run_plan(job: TuningJob, delta: float, relation: str) -> str:
+    """Everything that changes the guarantee, all of it public."""
+    body = {
+        "schema": 1,
+        "method": job.method,
+        "steps": 1,
+        "tuning": {
+            "method": "random stopping",
+            "mean": checks.positive(runs=job.mean),
+            "shape": job.shape,
+            "score": "public" if job.public_score else "private",
+            "score_noise": None if job.public_score else job.score_noise,
+            "space": {name: repr(prior) for name, prior in job.space.priors.items()},
+        },
+        "delta": delta,
+        "neighboring_relation": relation,
+        "privacy_unit": "example",
+        "dataset_size_is_public": True,
+    }
+    return json.dumps(body, indent=2, allow_nan=False)
+
+
+def _meta(job: TuningJob, rows: "TabularTask") -> dict[str, object]:
+    meta = estimator_metadata(_one(job), rows)
+    judged = "on public test records" if job.public_score else "on the records, with noise"
+    said = (
+        f"Settings were drawn at random from a space fixed beforehand, a secret random number of times (mean "
+        f"{job.mean:g}), and judged {judged}. Every run, its score and the choice are within ε; only the winner left."
+    )
+    touches = meta["data_touches"]
+    assert isinstance(touches, dict)
+    return meta | {"settings": said, "tuned_on_these_data": False, "data_touches": touches | {"tuning": said}}

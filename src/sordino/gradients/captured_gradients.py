@@ -1,0 +1,300 @@
+"""Everything captured from one chunk of records, and what is computed from it."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from sordino.errors import PrivacyError, UncapturedParameter
+from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward
+from sordino.gradients.norms import NormMeasurement, group_numbers
+from sordino.gradients.numerics import guard_holds
+from sordino.gradients.rules.base import KernelTimings, LayerCall, chunk_records
+
+__all__ = ["CapturedGradients"]
+
+
+class CapturedGradients:
+    """The uses of captured parameters in one chunk: filled by the backward pass, read once for norms and sums.
+
+    Args:
+        records: number of records in the chunk, ≥ 0.
+        scale: what every captured gradient is multiplied by (the record count, when the loss was a mean).
+        device: where results live when nothing was captured.
+        lean: whether rules spare memory, at the price of time.
+        timings: where the fastest kernels are measured and kept; None takes the cost model's.
+        taking: takes norms or sums while backward passes run; None to read the recording afterwards.
+    """
+
+    def __init__(
+        self,
+        records: int,
+        *,
+        scale: float,
+        device: torch.device,
+        lean: bool = False,
+        timings: KernelTimings | None = None,
+        taking: NormsInBackward | GroupwiseInBackward | TwoPassBackward | None = None,
+    ) -> None:
+        self.records = records
+        self.scale = scale
+        self.open = True
+        # What takes the sums.
+        self.taking = None if isinstance(taking, NormsInBackward) else taking
+        # Whether calls are made whose backward pass never comes.
+        self.is_rehearsed = False
+        self._early = taking if isinstance(taking, NormsInBackward) else None
+        self._lean, self._timings = lean, timings
+        self._device = device
+        self._uses: dict[int, LayerCall] = {}
+        self._norms: Tensor | None = None
+        self._bounds: Tensor | None = None
+        self._group_of: dict[nn.Parameter, int] = {}
+        self._sealed = self._spent = False
+        self._poison: str | None = None
+
+    def poison(self, name: str) -> None:
+        """Remember that parameter `name` had an uncaptured use: norms and sums are refused from now on."""
+        self._poison = name
+
+    def receive(self, use: LayerCall, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
+        """Take a use whose output gradients arrived; a second backward through the same call adds to the first."""
+        if not self.open or self._sealed:
+            self.poison(use.label)
+            raise PrivacyError(
+                f"backward through {use.label} must happen in the recording of its forward pass, got a recording that "
+                "has ended. Run forward and backward of a batch before its private gradient is taken."
+            )
+        if all(grad is None for grad in grads):
+            return
+        if isinstance(self.taking, GroupwiseInBackward) and self.taking.clusters.is_done(use):
+            self.poison(use.label)
+            raise PrivacyError(
+                f"{use.label} must be called and run backward once in a batch that is clipped block by block, got a "
+                'backward pass after its sum was taken. Use memory="lean", or one forward and one backward a batch.'
+            )
+        if id(use) in self._uses:
+            if self._early is not None:
+                self._early.take_back(use)
+            use.grads = tuple(_added(old, new) for old, new in zip(use.grads, grads, strict=True))
+            return
+        use.saved, use.grads, use.lean, use.timings = saved, grads, self._lean, self._timings
+        use.versions = tuple(tensor._version for tensor in saved)
+        if isinstance(self.taking, TwoPassBackward):
+            self._pass(self.taking, use)
+            return
+        self._uses[id(use)] = use
+        if self._early is not None:
+            self._early.arrive(use)
+        if self.taking is not None:
+            self._take(self.taking, self.taking.clusters.arrive(use))
+
+    def expect(self, use: LayerCall) -> None:
+        """A captured call was made, whose backward pass may come."""
+        if self.taking is not None and not self.is_rehearsed:
+            self.taking.clusters.expect(use)
+        if self._early is not None and not self.is_rehearsed:
+            self._early.expect(use)
+
+    def backward(self, run: Callable[[bool], object]) -> object:
+        """Run the backward pass of the chunk's loss, or both where it takes two.
+
+        Args:
+            run: one backward pass; called with whether the graph must be kept for another.
+        """
+        if not isinstance(self.taking, TwoPassBackward):
+            return run(False)
+        measured = NormMeasurement.nothing(len(self.taking.groups), self.records, self._device)
+        return self.taking.backward(run, measured, scale=self.scale)
+
+    def add_taken_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
+        """Add the clipped sums that were taken during the backward pass, and those of what is left."""
+        self._check()
+        assert self.taking is not None
+        if isinstance(self.taking, GroupwiseInBackward):
+            for uses in self.taking.clusters.rest():
+                self._take(self.taking, uses)
+        elif not self.taking.is_complete:
+            raise PrivacyError(
+                "a batch must be run backward to be clipped in two passes, got none. Call loss.backward() on the loss."
+            )
+        self._check()
+        self._sealed = self._spent = True
+        taken: set[int] = set()
+        for parameter, value in self.taking.sums.items():
+            _accumulate(into, parameter, value, taken)
+        self.taking.sums.clear()
+
+    def _take(self, blocks: GroupwiseInBackward, uses: list[LayerCall]) -> None:
+        """Clip the groups that `uses` belong to, add up, and drop what was kept of them."""
+        if not uses or not self.records:
+            return
+        numbers = blocks.members(uses)
+        part = CapturedGradients(
+            self.records, scale=self.scale, device=self._device, lean=self._lean, timings=self._timings
+        )
+        part._uses = {id(use): self._uses.pop(id(use)) for use in uses}
+        part.group([blocks.groups[number] for number in numbers])
+        try:
+            with blocks.reading():
+                part.add_weighted_sums(blocks.factors(part.squared_bounds(), numbers), blocks.sums, last=True)
+        except BaseException:
+            self.poison(uses[0].label)
+            raise
+        for use in uses:
+            use.saved, use.grads, use.versions, use.memo = (), (), (), {}
+
+    def _pass(self, passes: TwoPassBackward, use: LayerCall) -> None:
+        """Give `use` to the pass that is running."""
+
+        def weigh(use: LayerCall, weights: Float[Tensor, "G B"]) -> None:
+            part = CapturedGradients(
+                self.records, scale=self.scale, device=self._device, lean=self._lean, timings=self._timings
+            )
+            part._uses, part._group_of = {id(use): use}, passes.group_of
+            part.add_weighted_sums(weights, passes.sums)
+
+        try:
+            passes.arrive(use, weigh)
+        except BaseException:
+            self.poison(use.label)
+            raise
+
+    def group(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+        """Measure the parameters of each group apart; those in no group belong to the first."""
+        if self._sealed:
+            raise PrivacyError(
+                "groups must be set before norms are read, got a recording that was read. Set them first."
+            )
+        self._group_of = group_numbers(groups)
+
+    @property
+    def groups(self) -> int:
+        """Number of groups, at least one."""
+        return max(self._group_of.values(), default=0) + 1
+
+    def squared_norms(self) -> Float[Tensor, "G B"]:
+        """Squared norm of each record's summed gradient in each group, in float64."""
+        return self._measured()[0].clone()
+
+    def squared_bounds(self) -> Float[Tensor, "G B"]:
+        """Square of a bound on the norm of what each record adds at weight 1, rounding included, in float64."""
+        return self._measured()[1].clone()
+
+    def _measured(self) -> tuple[Float[Tensor, "G B"], Float[Tensor, "G B"]]:
+        self._check()
+        if self.taking is not None:
+            raise PrivacyError(
+                "a recording that is clipped while backward passes run must be read by its sums, got a request for "
+                "norms. Record without."
+            )
+        self._sealed = True
+        if self._norms is None or self._bounds is None:
+            measured = NormMeasurement.nothing(self.groups, self.records, self._device)
+            with torch.no_grad():
+                if self.records:
+                    uses = self.uses
+                    if self._early is not None:
+                        uses = self._early.add_to(measured, uses, self._group_of)
+                    measured.add(uses, self._group_of)
+                self._norms = measured.squares * self.scale**2
+                self._bounds = measured.squared_bounds() * self.scale**2
+        return self._norms, self._bounds
+
+    def add_weighted_sums(
+        self,
+        weights: Float[Tensor, "G B"],
+        into: dict[nn.Parameter, Tensor],
+        *,
+        without: Bool[Tensor, " B"] | None = None,
+        last: bool = False,
+    ) -> None:
+        """Add ``scale · Σ_b weights[g, b] · gradient[b]`` to every used parameter's entry of `into`, g its group.
+
+        Records `without` are padding, with weight 0: finite gradients that need not be left out. With `last` every use
+        is dropped once it was added, and the recording can't be read again.
+        """
+        self._check()
+        self._spent = last
+        self._sealed = True
+        with torch.no_grad():
+            for group, row in enumerate(weights.detach() * self.scale):
+                self._add_group(group, row, into, without)
+        if last:
+            self._uses.clear()
+
+    def _add_group(
+        self, group: int, weights: Float[Tensor, " B"], into: dict[nn.Parameter, Tensor], without: Tensor | None
+    ) -> None:
+        # Below the smallest normal number a weight has lost its precision, and a product with zero keeps NaN:
+        # records without weight are left out instead.
+        kept = weights.abs() > torch.finfo(torch.float32).tiny
+        everyone = guard_holds(kept if without is None else kept | without)
+        index = None if everyone else kept.nonzero().flatten()
+        if self.records == 0 or (index is not None and index.numel() == 0):
+            return
+        chosen = weights if index is None else weights.index_select(0, index)
+        taken: set[int] = set()
+        alone = self.groups == 1
+        for use in self._uses.values():
+            names = [name for name, p in use.parameters.items() if alone or self._group_of.get(p, 0) == group]
+            if names:
+                sums = (use if index is None else use.select(index)).weighted_sums(chosen)
+                for name in names:
+                    _accumulate(into, use.parameters[name], sums[name], taken)
+            if self._spent and alone:
+                use.saved, use.grads, use.versions, use.memo = (), (), (), {}
+
+    def per_record_gradients(self) -> Iterator[dict[nn.Parameter, Float[Tensor, "b *shape"]]]:
+        """Each record's gradient before `scale`, a few records at a time, summed over the uses of a parameter."""
+        self._check()
+        self._sealed = True
+        if self._early is not None:
+            self._early.take_all_back()
+        entries = sum(parameter.numel() for parameter in {p for use in self.uses for p in use.parameters.values()})
+        step = chunk_records(self.records, entries, in_cache=True)
+        for start in range(0, self.records, step):
+            index = torch.arange(start, min(start + step, self.records), device=self._device)
+            found: dict[nn.Parameter, Tensor] = {}
+            for use in self.uses:
+                part = use.select(index)
+                with torch.no_grad():
+                    for name, parameter in use.parameters.items():
+                        value = part.rule.per_example(part, name)
+                        found[parameter] = found[parameter] + value if parameter in found else value
+            yield found
+
+    @property
+    def uses(self) -> list[LayerCall]:
+        """The uses whose output gradients arrived."""
+        return list(self._uses.values())
+
+    def _check(self) -> None:
+        if self._spent:
+            raise PrivacyError("a recording must be read before its last sums, got one that was dropped. Record again.")
+        if self._poison is not None:
+            raise UncapturedParameter(
+                f"{self._poison} must be used through a captured layer only, got an uncaptured use in this batch. "
+                "Discard the batch and see the refusal that was raised in its backward pass."
+            )
+        for use in self._uses.values():
+            use.check_unmodified()
+
+
+def _added(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+    if old is None or new is None:
+        return new if old is None else old
+    return old + new
+
+
+def _accumulate(into: dict[nn.Parameter, Tensor], parameter: nn.Parameter, value: Tensor, taken: set[int]) -> None:
+    present = into.get(parameter)
+    if present is not None:
+        present.add_(value)
+        return
+    # The entry will be added to: it must be the only owner of its memory, row by row.
+    memory = value.untyped_storage()
+    alone = memory.nbytes() == value.nbytes and value.is_contiguous() and memory.data_ptr() not in taken
+    into[parameter] = value if alone else value.clone(memory_format=torch.contiguous_format)
+    taken.add(memory.data_ptr())

@@ -1,0 +1,235 @@
+"""Norms of uses and what rounding can do to them, group by group."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from sordino.gradients.numerics import compute_dtype, guard_holds, row_squared_norms
+from sordino.gradients.rules.base import LayerCall, Rounding, additions, chunk_records, unit
+from sordino.gradients.rules.linear import GHOST_ROUNDING
+
+__all__ = ["NormMeasurement", "group_numbers", "tied_squared_norms"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Norms of parameters with several uses: tied weights, modules called twice.
+#
+# The gradient of a record is the sum over all uses, so its squared norm has cross terms. Clipping by the uses' own
+# norms would let a record contribute up to the number of uses times the bound.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# A squared norm this far below the sum of its parts has cancelled and is recomputed.
+_CANCELLED = 0.05
+
+
+def tied_squared_norms(uses: list[LayerCall], shares: list[tuple[str, ...]]) -> tuple[Float[Tensor, " B"], Rounding]:
+    """Squared norm of each record's summed gradient over parameters that share the same uses.
+
+    What is released is the sum of the uses' own weighted sums. The uses of one record may cancel, so the rounding is
+    that of the lengths of all their terms.
+
+    Args:
+        uses: the uses, at least two.
+        shares: for each parameter its name in each use.
+
+    Returns:
+        One value per record, in float64, and what rounding can do to it and to the released sum.
+    """
+    if all(len(set(names)) == 1 for names in shares):
+        together = frozenset(names[0] for names in shares)
+        merged = _merged(uses, together)
+        if len(merged) == 1:
+            total = merged[0].rule.squared_norms(merged[0], together)
+            lengths = merged[0].rule.term_lengths(merged[0], together)
+            length = (_sum_unit(uses) + _norm_unit(uses)) * lengths
+            return total, Rounding(squares=ghost_rounding(merged[0]), length=length)
+    parts = [_of_one_parameter(uses, names) for names in shares]
+    squares = torch.stack([rounding.squares for _, rounding in parts]).sum(0)
+    length = torch.stack([rounding.length for _, rounding in parts]).square().sum(0).sqrt_()
+    return torch.stack([norms for norms, _ in parts]).sum(0), Rounding(squares=squares, length=length)
+
+
+def _of_one_parameter(uses: list[LayerCall], names: tuple[str, ...]) -> tuple[Float[Tensor, " B"], Rounding]:
+    """By cross terms where the rules know them, otherwise by adding gradients."""
+    merged = _merged(uses, frozenset(names)) if len(set(names)) == 1 else uses
+    if len(merged) > 2:
+        return _by_adding(uses, names)
+    first, second = merged
+    crossed = first.rule.inner_products(first, second)
+    if crossed is None:
+        crossed = second.rule.inner_products(second, first)
+    if crossed is None:
+        return _by_adding(uses, names)
+    read = [(first, frozenset(names[:1])), (second, frozenset(names[-1:]))]
+    norms = [use.rule.squared_norms(use, chosen).double() for use, chosen in read]
+    parts = norms[0] + norms[1]
+    total = parts + 2 * crossed
+    # The terms of the inner product are themselves inner products over the columns of the shared parameter.
+    one, other = (use.rule.term_lengths(use, chosen) for use, chosen in read)
+    columns = uses[0].parameters[names[0]].shape[-1]
+    squares = 2 * (columns + 3) * unit(_dtype(uses)) * one * other + ghost_rounding(first) + ghost_rounding(second)
+    length = _sum_unit(uses) * (one + other)
+    sound = total > _CANCELLED * parts
+    total += 4 * torch.finfo(torch.float32).eps * parts
+    if not guard_holds(sound):
+        index = (~sound).nonzero().flatten()
+        total[index], _ = _by_adding([use.select(index) for use in uses], names)
+        squares[index] = 0
+        length[index] += _norm_unit(uses) * (one + other)[index]
+    return total, Rounding(squares=squares, length=length)
+
+
+def _sum_unit(uses: list[LayerCall]) -> float:
+    """Rounding of a sum that is formed use by use and then added, relative to the lengths of all terms."""
+    rounds = max(additions(use.records * use.rule.terms(use)) for use in uses) + len(uses)
+    return rounds * unit(_dtype(uses))
+
+
+def _norm_unit(uses: list[LayerCall]) -> float:
+    """The same for gradients that are formed apart, for their norms."""
+    return (additions(sum(use.rule.terms(use) for use in uses)) + len(uses)) * unit(_dtype(uses))
+
+
+def ghost_rounding(use: LayerCall) -> Float[Tensor, " B"]:
+    """What the ghost norms of a use, or of its parts, may lack together."""
+    total = torch.zeros(use.records, dtype=torch.float64, device=use.device)
+    for name, value in use.memo.items():
+        if name.endswith(GHOST_ROUNDING):
+            total += value
+    return total
+
+
+def _merged(uses: list[LayerCall], names: frozenset[str]) -> list[LayerCall]:
+    """One use per rule where the rule can merge; the uses themselves where it can't."""
+    by_rule: dict[int, list[LayerCall]] = {}
+    for use in uses:
+        by_rule.setdefault(id(use.rule), []).append(use)
+    result: list[LayerCall] = []
+    for group in by_rule.values():
+        one = group[0] if len(group) == 1 else group[0].rule.merge(group, names)
+        result += group if one is None else [one]
+    return result
+
+
+def _device(uses: list[LayerCall]) -> torch.device:
+    return uses[0].device
+
+
+def _dtype(uses: list[LayerCall]) -> torch.dtype:
+    return compute_dtype(*uses[0].parameters.values())
+
+
+def _by_adding(uses: list[LayerCall], names: tuple[str, ...]) -> tuple[Float[Tensor, " B"], Rounding]:
+    """Form the summed gradient of a few records at a time."""
+    records = uses[0].records
+    step = chunk_records(records, uses[0].parameters[names[0]].numel())
+    device = _device(uses)
+    lengths = torch.stack([use.rule.term_lengths(use, [name]) for use, name in zip(uses, names, strict=True)]).sum(0)
+    rounding = Rounding(squares=torch.zeros_like(lengths), length=(_sum_unit(uses) + _norm_unit(uses)) * lengths)
+    parts = []
+    for start in range(0, records, step):
+        index = torch.arange(start, min(start + step, records), device=device)
+        chosen = [(use.select(index), name) for use, name in zip(uses, names, strict=True)]
+        # What a rule has kept is what its sum will weigh.
+        gradients = [use.memo[name] if name in use.memo else use.rule.per_example(use, name) for use, name in chosen]
+        parts.append(row_squared_norms(torch.stack(gradients).sum(0)))
+    total = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=device)
+    return total, rounding
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Norms of uses and what rounding can do to them, group by group.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# Called with a use and the parameters that were measured with it alone.
+Note = Callable[[LayerCall, frozenset[str]], None]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NormMeasurement:
+    """Squares and squared lengths, which add over parameters; the two are apart until the end.
+
+    Args:
+        squares: squared norms of each group and record.
+        lacking: how much more the true ones can be.
+        apart: squared distance, at most, between what was measured and what a sum at weight 1 adds.
+    """
+
+    squares: Float[Tensor, "G B"]
+    lacking: Float[Tensor, "G B"]
+    apart: Float[Tensor, "G B"]
+
+    @staticmethod
+    def nothing(groups: int, records: int, device: torch.device) -> "NormMeasurement":
+        """Before the first use."""
+        parts = (torch.zeros(groups, records, dtype=torch.float64, device=device) for _ in range(3))
+        return NormMeasurement(squares=next(parts), lacking=next(parts), apart=next(parts))
+
+    def add(self, uses: Sequence[LayerCall], group_of: Mapping[nn.Parameter, int], note: Note | None = None) -> None:
+        """Take in uses whose parameters are used by no others.
+
+        Args:
+            uses: at least one record each.
+            group_of: the number of each parameter's group, 0 by default.
+            note: told of each use that is the only one of some parameters.
+        """
+        gathered = _gathered(uses, group_of)
+        waiting = Counter(id(members[0]) for _, members, _ in gathered if len(members) == 1)
+        for group, members, shares in gathered:
+            if len(members) == 1:
+                names = frozenset(names[0] for names in shares)
+                part = members[0].rule.squared_norms(members[0], names)
+                rounding = members[0].rule.rounding(members[0], names)
+                if note is not None:
+                    note(members[0], names)
+                waiting[id(members[0])] -= 1
+                if not waiting[id(members[0])]:
+                    members[0].release()
+            else:
+                part, rounding = tied_squared_norms(members, shares)
+            self.squares[group] += part
+            if rounding is not None:
+                self.lacking[group] += rounding.squares
+                self.apart[group] += rounding.length.square()
+
+    def squared_bounds(self) -> Float[Tensor, "G B"]:
+        """Square of a bound on the norm of what each record adds to a sum at weight 1."""
+        # (√(n² + lacking) + apart)², multiplied out so that it is n² where there is nothing to add.
+        measured = self.squares + self.lacking
+        return measured + 2 * (measured * self.apart).sqrt_() + self.apart
+
+
+def group_numbers(groups: Sequence[Sequence[nn.Parameter]]) -> dict[nn.Parameter, int]:
+    """The number of each parameter's group."""
+    return {parameter: number for number, members in enumerate(groups) for parameter in members}
+
+
+def _gathered(
+    uses: Sequence[LayerCall], group_of: Mapping[nn.Parameter, int]
+) -> list[tuple[int, list[LayerCall], list[tuple[str, ...]]]]:
+    """Parameters of one group that share exactly the same uses: (group, the uses, per parameter its name in each use).
+
+    Squared norms add over parameters, but not over the uses of one parameter.
+    """
+    # By number: a tensor's hash is a call of its own.
+    shares: dict[int, list[tuple[int, str]]] = {}
+    groups: dict[int, int] = {}
+    for position, use in enumerate(uses):
+        for name, parameter in use.parameters.items():
+            present = shares.get(id(parameter))
+            if present is None:
+                shares[id(parameter)] = [(position, name)]
+                groups[id(parameter)] = group_of.get(parameter, 0) if group_of else 0
+            else:
+                present.append((position, name))
+    found: dict[tuple[int, tuple[int, ...]], list[tuple[str, ...]]] = defaultdict(list)
+    for number, occurrences in shares.items():
+        positions = tuple([position for position, _ in occurrences])
+        found[groups[number], positions].append(tuple([name for _, name in occurrences]))
+    return [(group, [uses[position] for position in key], names) for (group, key), names in found.items()]

@@ -1,0 +1,471 @@
+"""The Gaussian mechanism on tensors, with noise from the run's cryptographic randomness.
+
+The noise is floating-point Gaussian noise: it protects against every adversary who sees values as real
+numbers, not against one who inspects the last bits of the released floats (Mironov 2012). It is labelled so.
+
+References:
+    Dwork, Roth 2014, appendix A (mechanism); Box, Muller 1958 (transform).
+"""
+
+import ctypes
+import itertools
+import math
+import sys
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sordino import checks
+from sordino.errors import InvalidArgument
+from sordino.events import Event, Gaussian
+from sordino.mechanisms.base import observable_release
+from sordino.randomness import KeyedRNG, RandomStream
+
+__all__ = [
+    "ShardGaussianMechanism",
+    "ShardSlice",
+    "TensorGaussianMechanism",
+    "add_normal_",
+    "group_by_precision",
+    "standard_normal",
+    "stop_idle_openmp_threads",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Threads of torch's that wait for work give their processors free.
+#
+# After an operation on several threads those of OpenMP go on asking for work for some milliseconds, each on a
+# processor. Other threads that begin to work then share these with them: the noise of ten million numbers takes a third
+# longer.
+#
+# References:
+#     OpenMP API 5.0, omp_pause_resource_all.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_SOFT = 1
+
+
+def stop_idle_openmp_threads() -> None:
+    """End the threads that wait for torch's next operation, which starts them again.
+
+    Only the calling thread's are ended. Where torch has no OpenMP of its own, nothing happens.
+    """
+    library = _openmp()
+    if library is not None:
+        library.omp_pause_resource_all(_SOFT)
+
+
+@cache
+def _openmp() -> ctypes.CDLL | None:
+    """The library that torch came with, and has loaded."""
+    found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")) if sys.platform == "linux" else []
+    loaded = Path("/proc/self/maps").read_text() if found else ""
+    names = [name for name in found if str(name) in loaded]
+    if not names:
+        return None
+    library = ctypes.CDLL(str(names[0]))
+    return library if hasattr(library, "omp_pause_resource_all") else None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Standard normal draws from a stream of secret bits, in blocks and on several threads.
+#
+# A block of draws takes a fixed stretch of the stream, whoever makes it: so the draws don't depend on the number of
+# threads, and any part of a long row of draws can be made without the rest.
+#
+# References:
+#     Box, Muller 1958.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# Pairs a block: its intermediates stay in the processor's cache, and each call is long beside handing over the
+# interpreter, so that two threads take 0.6 of the time of one.
+_BLOCK = 1 << 16
+# Draws a block.
+_DRAWS = 2 * _BLOCK
+# Blocks that are worth a thread: starting one takes as long as a tenth of a block.
+_BLOCKS_A_THREAD = 2
+# Blocks that a thread takes at once: each time its place in the stream has to be found.
+_MOST_AT_ONCE = 4
+# Draws that are sent to another device at once.
+_SENT = 1 << 24
+_EXPONENT_OF_ONE = 0x3FF0_0000_0000_0000
+# Words of 32 bits below this get 52 bits more, so that the tail has them where it needs them.
+_SHORT = 1 << 12
+# Where in the stream those lie, as seen from the pair's own bits: further than any row of draws reaches.
+_RESERVE = 1 << 80
+# 2⁻³², and a little less, so that a word of ones is not rounded to U = 1, which would be a draw of exactly zero.
+_UNIT = np.float32(2.0**-32 * (1 - 2.0**-24))
+
+# Where in the row of draws an array begins, and the array.
+_Target = tuple[int, np.ndarray]
+
+
+def standard_normal(count: int, stream: RandomStream, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`count` independent standard normal draws, shape (count,), on the CPU.
+
+    Box–Muller: √(−2 ln U)·(cos 2πV, sin 2πV). For float32 results U and V have 32 bits each, and where U < 2⁻²⁰ it has
+    52 bits more: the tail reaches 10.8 standard deviations (32 bits alone would end at 6.8). For float64 results
+    both have 52 bits, and the tail reaches 8.5.
+
+    Args:
+        count: ≥ 0.
+        stream: source of the bits; read in order.
+        dtype: float64 gives float64 arithmetic throughout; every other dtype is drawn in float32.
+
+    Returns:
+        A tensor of float64 when asked for, otherwise float32.
+    """
+    noise = torch.zeros(checks.integer(0, count=count), dtype=_working(dtype))
+    add_normal_([noise], stream, stddev=1.0)
+    return noise
+
+
+def add_normal_(
+    tensors: Sequence[Tensor],
+    stream: RandomStream,
+    *,
+    stddev: float,
+    places: Sequence[int] | None = None,
+    count: int | None = None,
+) -> None:
+    """Add `stddev` times standard normal draws in place, block by block: the noise is never in memory as a whole.
+
+    There is one row of draws, and every tensor gets those of its place in it.
+
+    Args:
+        tensors: of any shape, device and floating type; either all of them are float64 or none is.
+        stream: source of the bits; afterwards it stands behind the whole row.
+        stddev: > 0.
+        places: where in the row each tensor begins, in order and without overlap; by default each behind the last.
+        count: length of the row; by default to the end of the last tensor.
+    """
+    if not tensors:
+        return
+    sizes = [tensor.numel() for tensor in tensors]
+    starts = list(itertools.accumulate(sizes[:-1], initial=0)) if places is None else list(places)
+    length = starts[-1] + sizes[-1] if count is None else count
+    near: list[_Target] = []
+    away: list[tuple[int, Tensor]] = []
+    for start, tensor in zip(starts, tensors, strict=True):
+        if not tensor.numel():
+            continue
+        reachable = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
+        if reachable and tensor.is_contiguous():
+            near.append((start, tensor.detach().view(-1).numpy()))
+        else:
+            away.append((start, tensor))
+    if near:
+        _draw(near, length, stream, stddev)
+    for batch in _batches(away):
+        noise = [torch.zeros(part.numel(), dtype=_working(part.dtype)) for _, part in batch]
+        targets = [(start, own.numpy()) for (start, _), own in zip(batch, noise, strict=True)]
+        _draw(targets, length, stream, stddev)
+        for (_, part), own in zip(batch, noise, strict=True):
+            part.add_(own.view(part.shape).to(part.device, part.dtype))
+    stream.skip(_bytes(length, _working(tensors[0].dtype).itemsize))
+
+
+def _working(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _bytes(count: int, itemsize: int) -> int:
+    """How much of the stream the first `count` draws take: two words a pair, of 4 or 8 bytes."""
+    return (count + 1) // 2 * 2 * itemsize
+
+
+def _batches(away: Sequence[tuple[int, Tensor]]) -> Iterator[list[tuple[int, Tensor]]]:
+    """What can't be added to from here, in parts whose noise is made and sent together; large tensors are cut."""
+    batch: list[tuple[int, Tensor]] = []
+    size = 0
+    for start, tensor in away:
+        cut = tensor.numel() > _SENT and tensor.is_contiguous()
+        parts = tensor.view(-1).split(_SENT) if cut else [tensor]
+        for number, part in enumerate(parts):
+            if batch and size + part.numel() > _SENT:
+                yield batch
+                batch, size = [], 0
+            batch.append((start + number * _SENT, part))
+            size += part.numel()
+    if batch:
+        yield batch
+
+
+def _draw(targets: Sequence[_Target], count: int, stream: RandomStream, stddev: float) -> None:
+    """The blocks of the row that `targets` lie in, on as many of torch's threads as they are worth."""
+    blocks = sorted(
+        {block for start, row in targets for block in range(start // _DRAWS, -(-(start + len(row)) // _DRAWS))}
+    )
+    threads = max(1, min(torch.get_num_threads(), len(blocks) // _BLOCKS_A_THREAD))
+    if threads == 1:
+        _draw_blocks(blocks, targets, count, stream, stddev)
+        return
+    stop_idle_openmp_threads()
+    # Who is done takes the next few, whatever else keeps the processors busy.
+    few = max(1, min(_MOST_AT_ONCE, len(blocks) // (4 * threads)))
+    waiting = iter([blocks[first : first + few] for first in range(0, len(blocks), few)])
+
+    def work() -> None:
+        for part in waiting:
+            _draw_blocks(part, targets, count, stream, stddev)
+
+    with ThreadPoolExecutor(threads - 1) as others:
+        started = [others.submit(work) for _ in range(threads - 1)]
+        work()
+        for thread in started:
+            thread.result()
+
+
+def _draw_blocks(
+    blocks: Sequence[int], targets: Sequence[_Target], count: int, stream: RandomStream, stddev: float
+) -> None:
+    working = targets[0][1].dtype
+    starts = [start for start, _ in targets]
+    reader, place = stream, -1
+    with _arrays(working, min(_BLOCK, (count + 1) // 2)) as arrays:
+        for block in blocks:
+            first, last = block * _DRAWS, min((block + 1) * _DRAWS, count)
+            if first != place:
+                reader = stream.ahead(_bytes(first, working.itemsize))
+            place = last
+            drawn = arrays.draw((last - first + 1) // 2, reader, stddev)
+            for start, row in targets[max(0, bisect_right(starts, first) - 1) : bisect_left(starts, last)]:
+                low, high = max(first, start), min(last, start + len(row))
+                if low < high:
+                    part = row[low - start : high - start]
+                    np.add(part, drawn[low - first : high - first], out=part)
+
+
+# --- one block ----------------------------------------------------------------------------------------------------
+
+
+class _Arrays:
+    """Space for one block. The work is done in place, in arrays that stay in the processor's cache.
+
+    NumPy's functions are vectorised for whatever processor they run on, and let other threads run.
+    """
+
+    def __init__(self, working: np.dtype, pairs: int) -> None:
+        self.pairs, self._words = pairs, np.empty(2 * pairs, np.uint64 if working == np.float64 else np.uint32)
+        self._radii, self._angles = np.empty(pairs, working), np.empty(pairs, working)
+        self._draws = np.empty(2 * pairs, working)
+
+    def draw(self, pairs: int, stream: RandomStream, stddev: float) -> np.ndarray:
+        """`stddev` times 2·`pairs` draws; the next call overwrites them."""
+        words, block = self._words[: 2 * pairs], self._draws[: 2 * pairs]
+        radius, angle = self._radii[:pairs], self._angles[:pairs]
+        stream.fill(words.data)
+        single = words.dtype == np.uint32
+        if single:
+            _single_logarithms(words[:pairs], radius, stream)
+        else:
+            np.log(_uniforms(words[:pairs]), out=radius)
+        np.multiply(radius, -2.0, out=radius, casting="same_kind")
+        np.sqrt(radius, out=radius)
+        np.multiply(radius, stddev, out=radius, casting="same_kind")
+        if single:
+            # Of 32 bits, in [−π, π).
+            np.copyto(angle, words[pairs:].view(np.int32), casting="same_kind")
+            np.multiply(angle, np.float32(2 * math.pi * 2.0**-32), out=angle)
+        else:
+            np.multiply(_uniforms(words[pairs:]), 2 * math.pi, out=angle)
+        np.multiply(np.cos(angle, out=block[:pairs]), radius, out=block[:pairs])
+        np.multiply(np.sin(angle, out=block[pairs:]), radius, out=block[pairs:])
+        return block
+
+
+# Arrays that no draw is using. New ones would go back to the system after each draw, and their pages would be fetched
+# anew for the next, which takes longer than the draws of a block.
+_free: dict[np.dtype, list[_Arrays]] = {np.dtype(np.float32): [], np.dtype(np.float64): []}
+
+
+@contextmanager
+def _arrays(working: np.dtype, pairs: int) -> Iterator[_Arrays]:
+    """Space for blocks of so many pairs, which no other thread has."""
+    free = _free[working]
+    try:
+        arrays = free.pop()
+    except IndexError:
+        arrays = _Arrays(working, pairs)
+    if arrays.pairs < pairs:
+        arrays = _Arrays(working, pairs)
+    yield arrays
+    free.append(arrays)
+
+
+def _single_logarithms(words: np.ndarray, out: np.ndarray, stream: RandomStream) -> None:
+    """The logarithm of U in single precision; `stream` stands behind both words of every pair of the block.
+
+    U = w·2⁻³² for a word w, and (w + V)·2⁻³² with a uniform V of 52 bits where w is small.
+    """
+    np.copyto(out, words, casting="same_kind")
+    if words.min() < _SHORT:
+        for place in np.flatnonzero(words < _SHORT):
+            # As far behind this pair's own bits as the reserve of any other pair lies behind those.
+            own = _RESERVE - 2 * words.nbytes + 8 * int(place)
+            out[place] = words[place] + stream.ahead(own).uniform(1)[0]
+    np.multiply(out, _UNIT, out=out)
+    np.log(out, out=out)
+
+
+def _uniforms(words: np.ndarray) -> np.ndarray:
+    """Float64 uniforms in (0, 1), in the memory of `words` (uint64): odd multiples of 2⁻⁵³."""
+    # The top 52 bits become the fraction of a float in [1, 2).
+    np.right_shift(words, np.uint64(12), out=words)
+    np.bitwise_or(words, np.uint64(_EXPONENT_OF_ONE), out=words)
+    uniforms = words.view(np.float64)
+    uniforms -= 1.0 - 2.0**-53
+    return uniforms
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The Gaussian mechanism on tensors, with noise from the run's cryptographic randomness.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorGaussianMechanism:
+    """Adds N(0, (noise_multiplier · l2_sensitivity)²) to every coordinate of a value.
+
+    Guarantee: one release is ``Gaussian(noise_multiplier)`` when one privacy unit moves the value, all its
+    tensors taken together, by at most `l2_sensitivity` in ℓ2 norm under the declared relation.
+
+    Args:
+        noise_multiplier: standard deviation over sensitivity, ≥ 0. Zero is for debugging: ε is ∞.
+        l2_sensitivity: > 0.
+
+    Example:
+        >>> TensorGaussianMechanism(noise_multiplier=2.0, l2_sensitivity=0.5).stddev
+        1.0
+    """
+
+    noise_multiplier: float
+    l2_sensitivity: float
+
+    def __post_init__(self) -> None:
+        checks.non_negative(noise_multiplier=self.noise_multiplier)
+        checks.positive(l2_sensitivity=self.l2_sensitivity)
+
+    @property
+    def stddev(self) -> float:
+        """Standard deviation of the noise on each coordinate."""
+        return self.noise_multiplier * self.l2_sensitivity
+
+    def event(self) -> Event:
+        """The event of one release."""
+        return Gaussian(noise_multiplier=self.noise_multiplier)
+
+    @observable_release
+    def add_noise_(self, tensors: Sequence[Tensor], *, randomness: KeyedRNG, step: int, rank: int = 0) -> None:
+        """Add fresh noise to `tensors` in place; (`step`, `rank`) must never repeat within one `randomness`.
+
+        All tensors take their noise from one stream, each its own draws.
+        """
+        if self.stddev == 0:
+            return
+        stream = randomness.stream("gaussian", step=step, rank=rank)
+        for group in group_by_precision(tensors):
+            add_normal_(group, stream, stddev=self.stddev)
+
+
+def group_by_precision(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Neighbours whose noise is drawn in one row: in double precision, or in single precision for every other type."""
+    return [list(group) for _, group in itertools.groupby(tensors, lambda tensor: tensor.dtype == torch.float64)]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The noise of tensors of which each process holds a part: every part takes its stretch of the one noise.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardSlice:
+    """Where a held tensor lies in the whole one, counted in entries of the flattened whole.
+
+    Args:
+        first: place of its first entry.
+        whole: number of entries of the whole tensor; the held one has at most so many.
+    """
+
+    first: int
+    whole: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardGaussianMechanism:
+    """Adds to the held parts of tensors the noise that `mechanism` would add to the whole tensors.
+
+    Guarantee: all parts of all processes together are one release of `mechanism` on the whole tensors, when every
+    process draws from the same key: each entry gets the draw of its own place, so noise on different parts is
+    independent, and the same on copies of one part.
+
+    Args:
+        mechanism: of the whole tensors.
+        parts: what is held of each tensor, in order.
+
+    Example:
+        >>> import torch
+        >>> mechanism = TensorGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0)
+        >>> randomness, whole, held = KeyedRNG(), torch.zeros(5), torch.zeros(2)
+        >>> mechanism.add_noise_([whole], randomness=randomness, step=0)
+        >>> ShardGaussianMechanism(mechanism=mechanism, parts=(ShardSlice(first=3, whole=5),)).add_noise_(
+        ...     [held], randomness=randomness, step=0)
+        >>> bool((held == whole[3:]).all())
+        True
+
+    References:
+        NIST SP 800-38A, section 6.5: any stretch of a counter-mode stream can be made without the rest.
+    """
+
+    mechanism: TensorGaussianMechanism
+    parts: tuple[ShardSlice, ...]
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation over sensitivity."""
+        return self.mechanism.noise_multiplier
+
+    @property
+    def l2_sensitivity(self) -> float:
+        """Of all whole tensors together."""
+        return self.mechanism.l2_sensitivity
+
+    @property
+    def stddev(self) -> float:
+        """Standard deviation of the noise on each entry."""
+        return self.mechanism.stddev
+
+    def event(self) -> Event:
+        """The event of one release of the whole tensors."""
+        return self.mechanism.event()
+
+    @observable_release
+    def add_noise_(self, tensors: Sequence[Tensor], *, randomness: KeyedRNG, step: int, rank: int = 0) -> None:
+        """Add the noise of their places to `tensors` in place; (`step`, `rank`) must never repeat.
+
+        Raises:
+            InvalidArgument: a part doesn't lie in its whole.
+        """
+        for tensor, part in zip(tensors, self.parts, strict=True):
+            if not 0 <= part.first <= part.first + tensor.numel() <= part.whole:
+                raise InvalidArgument("parts must lie within their tensors, got one beyond its end. Check the shards.")
+        if self.stddev == 0:
+            return
+        stream = randomness.stream("gaussian", step=step, rank=rank)
+        left = list(self.parts)
+        for group in group_by_precision(tensors):
+            parts, left = left[: len(group)], left[len(group) :]
+            wholes = list(itertools.accumulate((part.whole for part in parts), initial=0))
+            places = [start + part.first for start, part in zip(wholes, parts, strict=False)]
+            add_normal_(group, stream, stddev=self.stddev, places=places, count=wholes[-1])

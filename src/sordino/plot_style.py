@@ -1,0 +1,53 @@
+"""How every picture looks: colours, and matplotlib's settings.
+
+Example:
+    >>> sorted(COLORS)
+    ['accent', 'alarm', 'hair', 'ink', 'mute', 'paper', 'soft', 'tint']
+"""
+
+__all__ = ["COLORS", "METHOD_COLOURS", "SERIF", "STYLE"]
+
+
+COLORS = {
+    "accent": "#0b6e69",
+    "alarm": "#a63a24",
+    "hair": "#e4e2dc",
+    "ink": "#1c1f23",
+    "mute": "#b9bdc1",
+    "paper": "#faf9f6",
+    "soft": "#5b626b",
+    "tint": "#e3eeec",
+}
+METHOD_COLOURS = (
+    COLORS["accent"],
+    "#c08a2d",
+    "#7a5ea8",
+    COLORS["alarm"],
+    "#4c7bb0",
+    "#8a8f96",
+    "#5f8a3a",
+    "#3b9fa0",
+    "#b0577f",
+    "#2f4858",
+)
+SERIF = "DejaVu Serif"
+STYLE: dict[str, object] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.edgecolor": COLORS["hair"],
+    "axes.facecolor": COLORS["paper"],
+    "axes.labelcolor": COLORS["soft"],
+    "axes.titlecolor": COLORS["ink"],
+    "xtick.color": COLORS["soft"],
+    "ytick.color": COLORS["soft"],
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.major.pad": 7,
+    "ytick.major.pad": 7,
+    "figure.facecolor": COLORS["paper"],
+    "savefig.facecolor": COLORS["paper"],
+    "svg.hashsalt": "sordino",
+}

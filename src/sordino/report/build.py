@@ -1,0 +1,513 @@
+"""Reading a run folder into a report. Nothing in it is trusted more than needed: ε is computed again."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
+from sordino.errors import InvalidArgument
+from sordino.events import Event, compose, describe_sampling
+from sordino.ledger import Account, Ledger, LedgerEntry
+from sordino.report.formatting import describe_clipping, describe_noise, describe_schedule, format_value
+from sordino.report.interpretation import (
+    Evidence,
+    accounted,
+    attack_bounds,
+    curves,
+    is_exact,
+    list_covered,
+    list_not_covered,
+    privacy_hazards,
+    user_level,
+)
+from sordino.report.schema import (
+    Accounting,
+    Audit,
+    Composition,
+    DataAccess,
+    GuaranteeSection,
+    Mechanism,
+    Process,
+    Report,
+    losses_shown,
+)
+from sordino.report.utility import joint_epsilon, read_utility, summarize_evaluation
+from sordino.runs import RunFolder, RunSegment, TranscriptLine
+
+__all__ = [
+    "TOUCHES",
+    "audits",
+    "build_report",
+    "composition",
+    "data_accesses",
+    "missing_fields",
+    "one_line",
+    "registry_texts",
+    "released",
+    "training_process",
+    "trust",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a run says of itself beyond the plan: data touched outside the mechanism, randomness, other uses, audits.
+#
+# Everything is read through the run folder. What it does not say stays None, which a report shows as "not stated".
+#
+# | key of the run's facts | holds |
+# |---|---|
+# | `data_touches` | text for each of preprocessing, normalization, schema, tuning, early_stopping, evaluation, logging
+# |
+# | `randomness`, `noise_arithmetic` | class of the generator; kind of numbers |
+# | `released`, `trust` | what is released; who is trusted with the records |
+# | `composition` | other uses of the same records, in words |
+# | `registry` | texts for the public registry of deployments |
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+TOUCHES = {
+    "preprocessing": "Preprocessing",
+    "normalization": "Normalisation and other statistics",
+    "schema": "Bounds, categories, vocabulary",
+    "tuning": "Tuning and choice of settings",
+    "early_stopping": "Early stopping and choice of the model",
+    "evaluation": "Validation and evaluation",
+    "logging": "Printed, logged, plotted",
+}
+_AUDITS = TypeAdapter(list[Audit])
+_REGISTRY = (
+    "additional_information",
+    "curator",
+    "curator_type",
+    "description",
+    "intended_use",
+    "justification",
+    "name",
+    "region",
+    "registry_author",
+    "sector",
+)
+
+
+def data_accesses(meta: Mapping[str, object], *, evaluations: int = 0) -> tuple[DataAccess, ...]:
+    """Everything that touched the records outside the mechanism, as the run states it.
+
+    `evaluations` is how many on private records lie in the run folder.
+    """
+    body = meta.get("data_touches")
+    said = body if isinstance(body, Mapping) else {}
+    settings = meta.get("settings")
+    found = {name: one_line(said.get(name)) for name in TOUCHES}
+    if found["tuning"] is None and isinstance(settings, str):
+        found["tuning"] = one_line(settings)
+    if meta.get("diagnostics") is not None:
+        found["logging"] = "Losses and batch sizes were shown while it ran, computed from the records without noise."
+    if evaluations and found["evaluation"] is not None:
+        times = {1: "once", 2: "twice"}.get(evaluations, f"{evaluations:,} times")
+        paid = f"The finished model was evaluated on private records {times}, with noise, and that was paid for apart."
+        found["evaluation"] += f" {paid}"
+    return tuple(DataAccess(name=name, title=title, text=found[name]) for name, title in TOUCHES.items())
+
+
+def training_process(run: RunFolder, lines: list[TranscriptLine], meta: Mapping[str, object]) -> Process:
+    """Randomness, arithmetic, and the processes that worked on the run."""
+    segments = run.segments()
+    keys = [segment.key for segment in segments]
+    seeded = _seeded(run, segments, meta)
+    randomness = one_line(meta.get("randomness"))
+    if seeded:
+        randomness = "chosen seed, so that the run can be repeated"
+    elif randomness is None and seeded is False:
+        randomness = "AES-256 in counter mode, keyed by the operating system's entropy"
+    return Process(
+        randomness=randomness,
+        seeded=seeded,
+        arithmetic=_arithmetic(run, meta),
+        segments=len(segments) or None,
+        repeated_steps=sum(line.attempt > 1 for line in lines),
+        fresh_keys=len(set(keys)) == len(keys) if keys and None not in keys else None,
+        head=run.chain_head,
+    )
+
+
+def _arithmetic(run: RunFolder, meta: Mapping[str, object]) -> str | None:
+    """What the plan says of the numbers the noise is drawn in, otherwise what the facts of the run say."""
+    planned = run.plan.get("secure_noise")
+    if isinstance(planned, bool):
+        return "integers on a grid, drawn exactly" if planned else "floating point"
+    return one_line(meta.get("noise_arithmetic"))
+
+
+def _seeded(run: RunFolder, segments: Sequence[RunSegment], meta: Mapping[str, object]) -> bool | None:
+    """Whether a chosen seed took part: one word for it anywhere is enough; silence everywhere is None."""
+    said = meta.get("reproducible")
+    claim = run.guarantee
+    warned = claim is not None and any("not for release" in caveat for caveat in claim.caveats)
+    if said or warned or any(segment.seeded for segment in segments):
+        return True
+    return False if said is False or any(segment.key is not None for segment in segments) else None
+
+
+def audits(run: RunFolder) -> tuple[Audit, ...]:
+    """The lower bounds in the run folder's ``audit.json``: a list, or one, of `Audit`.
+
+    Raises:
+        InvalidArgument: the file holds something else.
+    """
+    file = run.path / "audit.json"
+    if not file.is_file():
+        return ()
+    try:
+        body = json.loads(file.read_text(encoding="utf-8"))
+        return tuple(_AUDITS.validate_python(body if isinstance(body, list) else [body]))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InvalidArgument(
+            f"audit.json must hold audits, got one that fails at {where}: {first['msg']}. See docs/report.md."
+        ) from error
+    except ValueError as error:
+        raise InvalidArgument("audit.json must be JSON, got other text. See docs/report.md.") from error
+
+
+def released(run: RunFolder, meta: Mapping[str, object]) -> str | None:
+    """What is released, in words."""
+    files = run.manifest.get("files")
+    model = isinstance(files, Mapping) and "model.safetensors" in files
+    return one_line(meta.get("released")) or ("the trained parameters, model.safetensors" if model else None)
+
+
+def trust(meta: Mapping[str, object]) -> str:
+    """Who has to be trusted with the records."""
+    return one_line(meta.get("trust")) or (
+        "Central: whoever runs the training holds the records and is trusted with them, and with the machine. "
+        "Everyone who sees what is released is not trusted."
+    )
+
+
+def registry_texts(meta: Mapping[str, object]) -> dict[str, str]:
+    """What the user says for the registry; unknown names are left out."""
+    body = meta.get("registry")
+    said = body if isinstance(body, Mapping) else {}
+    texts = {name: one_line(said.get(name)) for name in _REGISTRY}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def one_line(value: object) -> str | None:
+    """A text on one line; a list or an object is no text."""
+    if isinstance(value, bool) or value is None or isinstance(value, Mapping | list):
+        return None
+    return " ".join(str(value).split()) or None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Other uses of the same records: what a ledger holds beside this run, or what the run states of them.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def composition(
+    lines: list[TranscriptLine], meta: Mapping[str, object], place: str | Path | None, *, paid: Collection[str] = ()
+) -> Composition:
+    """What is known of other uses of the records.
+
+    Args:
+        lines: the transcript, whose lines name the charges that paid for them.
+        meta: facts of the run.
+        place: the ledger, or None.
+        paid: charges of evaluations, which may be all that the ledger holds of this run.
+
+    Raises:
+        InvalidArgument: the ledger holds no charge of this run.
+    """
+    said = one_line(meta.get("composition"))
+    charges = {line.charge for line in lines if line.charge is not None}
+    if place is None:
+        if said is None and charges:
+            said = (
+                f"The run was charged to a ledger, with {len(charges):,} charges. What else was charged to the same "
+                "account is told by the ledger; it was not given for this report."
+            )
+        return Composition(text=said)
+    accounts = _accounts(place)
+    # The account that paid for training, wherever evaluations were charged.
+    for account, history, wanted in [(*one, set(wanted)) for wanted in (charges, paid) for one in accounts]:
+        own = [entry for entry in history if entry.digest in wanted]
+        if own:
+            return _of(account, history, own, said)
+    raise InvalidArgument(
+        "ledger must hold charges of this run, got one without any. Give the ledger that the run was charged to."
+    )
+
+
+def _accounts(place: str | Path) -> list[tuple[Account, list[LedgerEntry]]]:
+    book = Ledger(place)
+    accounts = [book.account(name) for name in book.accounts()]
+    return [(account, account.history()) for account in accounts]
+
+
+def _of(account: Account, history: list[LedgerEntry], own: list[LedgerEntry], said: str | None) -> Composition:
+    charged = [entry for entry in history if entry.kind == "charge"]
+    before = sum(entry.seq < own[0].seq for entry in charged)
+    after = sum(entry.seq > own[-1].seq for entry in charged)
+    others = len({entry.run for entry in charged} - {entry.run for entry in own})
+    words = (
+        f"This run made {_times(len(own), 'charge')} to the account; {_times(before, 'charge')} came before its first, "
+        f"{_times(after, 'charge')} after its last, from {_times(others, 'other run or use', 'other runs or uses')}."
+    )
+    spent = account.spent()
+    return Composition(
+        account=account.name,
+        text=" ".join(filter(None, (words, said, *(f"{caveat}." for caveat in spent.caveats)))),
+        spent=spent.epsilon,
+        budget=account.budget().epsilon,
+    )
+
+
+def _times(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a report must state, and which of it a run leaves out.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def missing_fields(report: Report) -> tuple[str, ...]:
+    """Names of the required things that the run does not state, in the order of the report.
+
+    Audits, evaluation and the registry's texts are no part of this: a report without them is complete.
+    """
+    mechanism, process, answer = report.mechanism, report.process, report.accounting
+    private = report.guarantee.is_private
+    stated: dict[str, object] = {
+        "when the run began": report.started,
+        "what is released": report.released,
+        "noise multiplier": mechanism.noise_multiplier,
+        "clipping norm": mechanism.max_grad_norm,
+        "sample rate": mechanism.sample_rate,
+        "expected batch size": mechanism.expected_batch_size,
+        "steps planned": mechanism.steps_planned,
+        "whether the size of the data set is public": mechanism.dataset_size_is_public,
+        "δ at every ε": report.curves.profile if private else "not private",
+        "what an attacker can do": report.risk if private else "not private",
+        "ε without amplification": answer.without_amplification,
+        "ε at the level of users": report.user_level
+        if private and report.guarantee.unit.value == "example"
+        else "given",
+        "class of the random generator": process.randomness,
+        "arithmetic of the noise": process.arithmetic,
+        "processes and resumes": process.segments,
+        "composition with other uses of the records": report.composition.text or report.composition.spent,
+        "versions of the software": report.environment,
+        **{touch.title.lower(): touch.text for touch in report.touches},
+    }
+    return tuple(name for name, value in stated.items() if value is None or value == "" or value == ())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reading a run folder into a report. Nothing in it is trusted more than needed: ε is computed again.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def build_report(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
+    """Read a run, and compute its ε again from the transcript.
+
+    The guarantee shown is the run's own, unless the transcript, asked anew, gives a larger ε: then that one.
+
+    Args:
+        run: the run.
+        ledger: the ledger that the run was charged to, a file or a URL, for what else was spent on the same records.
+
+    Raises:
+        InvalidArgument: the folder lacks what a report needs, or was changed.
+    """
+    lines, plan, meta = list(run), run.plan, run.meta
+    event = compose([line.event for line in lines])
+    claim = run.guarantee
+    delta, relation, unit = (claim.delta, claim.relation, claim.unit) if claim else _planned(plan)
+    found = accounted(
+        event, delta, relation=relation, claimed=claim.epsilon if claim else None, version=metadata.version("sordino")
+    )
+    budget = _budget(meta) if claim is None else None
+    guarantee = _guarantee(
+        claim, found, budget, delta=delta, relation=relation, unit=unit, sampler=describe_sampling(event)
+    )
+    drawn = curves(lines, event, delta, relation=relation, answer=found)
+    process = training_process(run, lines, meta)
+    parts = {
+        "guarantee": guarantee,
+        "accounting": found,
+        "process": process,
+        "touches": data_accesses(meta, evaluations=len(run.evaluations)),
+        "composition": composition(lines, meta, ledger, paid=_evaluation_charges(run)),
+        "audits": audits(run),
+        "utility": read_utility(run.metrics),
+    }
+    report = Report.model_validate(
+        {
+            **parts,
+            "name": run.path.resolve().name,
+            **_is_declared(run, meta),
+            "user_level": user_level(event, delta, relation=relation, unit=unit),
+            "mechanism": _mechanism(plan, meta, lines, claimed=guarantee.sampler, charged=describe_sampling(event)),
+            "curves": drawn,
+            "losses": losses_shown(run.loss_curve),
+            "evaluations": tuple(map(summarize_evaluation, run.evaluations)),
+            "epsilon_together": _together(run, event, guarantee),
+            "risk": attack_bounds(drawn, guarantee.epsilon, delta, relation=relation, unit=unit),
+            "pitfalls": privacy_hazards(Evidence(**parts, lines=lines, plan=plan, meta=meta)),
+            "covered": list_covered(guarantee, losses=run.loss_curve is not None),
+            "not_covered": list_not_covered(
+                guarantee,
+                meta=meta,
+                plan=plan,
+                measured=bool(parts["utility"].accuracy),
+                evaluated=bool(run.evaluations),
+                seeded=process.seeded is True,
+                exact=is_exact(process.arithmetic) is True,
+            ),
+            "not_for_release": _not_for_release(guarantee, process, meta),
+            "missing": (),
+        }
+    )
+    return report.model_copy(update={"missing": missing_fields(report)})
+
+
+def _is_declared(run: RunFolder, meta: Mapping[str, object]) -> dict[str, object]:
+    """What is taken over as the run says it."""
+    target = meta.get("target_epsilon")
+    return {
+        "started": str(meta.get("started", "")),
+        "released": released(run, meta),
+        "trust": trust(meta),
+        "target_epsilon": target if isinstance(target, int | float) else None,
+        "training": _rows(meta.get("training")),
+        "data": _rows(meta.get("data")),
+        "environment": _environment(run.environment),
+        "registry": registry_texts(meta),
+    }
+
+
+def _planned(plan: Mapping[str, object]) -> tuple[float, NeighboringRelation, PrivacyUnit]:
+    """δ, relation and unit of a run that did not get to write its guarantee."""
+    try:
+        return (
+            float(str(plan["delta"])),
+            NeighboringRelation(str(plan["neighboring_relation"])),
+            PrivacyUnit(str(plan["privacy_unit"])),
+        )
+    except (KeyError, ValueError) as error:
+        raise InvalidArgument(
+            "plan.json must hold delta, neighboring_relation and privacy_unit, got one that lacks "
+            "or garbles one of them. The run folder was changed."
+        ) from error
+
+
+def _guarantee(
+    claim: Guarantee | None,
+    found: Accounting,
+    budget: float | None,
+    *,
+    delta: float,
+    relation: NeighboringRelation,
+    unit: PrivacyUnit,
+    sampler: str,
+) -> GuaranteeSection:
+    """The run's claim; what the transcript says when it says more, or when there is no claim and no budget."""
+    said = claim
+    if claim is None or not found.agrees:
+        caveats = ("the run did not finish: this counts the steps it took",)
+        if budget is not None:
+            caveats = ("the run did not finish: this is the budget that it could spend",)
+        if claim is not None:
+            caveats = (*claim.caveats, "the transcript says more than the run claimed")
+        said = Guarantee(
+            epsilon=max(found.interval.upper, budget or 0.0),
+            delta=delta,
+            accountant=found.accountant,
+            sampler=claim.sampler if claim else sampler,
+            relation=relation,
+            unit=unit,
+            caveats=caveats,
+        )
+    assert said is not None
+    return GuaranteeSection(
+        epsilon=said.epsilon,
+        delta=said.delta,
+        relation=said.relation,
+        unit=said.unit,
+        sampler=said.sampler,
+        accountant=said.accountant,
+        caveats=said.caveats,
+        sentence=said.sentence(),
+    )
+
+
+def _evaluation_charges(run: RunFolder) -> list[str]:
+    return [one.charge for one in run.evaluations if one.charge is not None]
+
+
+def _together(run: RunFolder, event: Event, guarantee: GuaranteeSection) -> float | None:
+    """ε of training and evaluations; None when there are none."""
+    found, told = run.evaluations, {"delta": guarantee.delta, "relation": guarantee.relation}
+    return joint_epsilon(found, event, claimed=guarantee.epsilon, **told) if found else None
+
+
+def _budget(meta: Mapping[str, object]) -> float | None:
+    """ε of a run that chose its noise on the way: a run that was cut off has still the whole of it as its guarantee."""
+    body = meta.get("budget")
+    epsilon = body.get("epsilon") if isinstance(body, Mapping) else None
+    return float(epsilon) if isinstance(epsilon, int | float) else None
+
+
+def _mechanism(
+    plan: Mapping[str, object], meta: Mapping[str, object], lines: list[TranscriptLine], *, claimed: str, charged: str
+) -> Mechanism:
+    steps, public = plan.get("steps"), plan.get("dataset_size_is_public")
+    return Mechanism(
+        noise_multiplier=_setting(plan.get("noise_multiplier")),
+        max_grad_norm=_setting(plan.get("max_grad_norm")),
+        clipping=describe_clipping(plan.get("clipping")),
+        noise=describe_noise(plan, meta),
+        sample_rate=_setting(plan.get("sample_rate")),
+        expected_batch_size=_setting(plan.get("expected_batch_size")),
+        steps_planned=steps if isinstance(steps, int) and not isinstance(steps, bool) else None,
+        steps_charged=len(lines),
+        dataset_size_is_public=public if isinstance(public, bool) else None,
+        sampler_claimed=claimed,
+        sampler_charged=charged,
+        committed_steps=sum(line.indices is not None for line in lines),
+    )
+
+
+def _setting(value: object) -> float | str | None:
+    """One number; or a schedule, in words."""
+    if isinstance(value, Mapping):
+        return describe_schedule(value)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _rows(body: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(body, Mapping):
+        return ()
+    return tuple(
+        (str(name).replace("_", " "), format_value(value)) for name, value in body.items() if value is not None
+    )
+
+
+def _environment(body: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    plain = {name: value for name, value in body.items() if name != "packages"}
+    return (*_rows(plain), *_rows(body.get("packages")))
+
+
+def _not_for_release(guarantee: GuaranteeSection, process: Process, meta: Mapping[str, object]) -> str:
+    if not guarantee.is_private:
+        return "This run is not private."
+    if process.seeded:
+        return "The noise came from a chosen seed."
+    if process.fresh_keys is False:
+        return "Two processes of the run drew noise from the same key."
+    return "This was a run for debugging." if meta.get("debug") else ""

@@ -1,0 +1,601 @@
+"""Every number of a report that follows from the transcript's event: ε and its interval, curves, risk, user level."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from scipy.special import ndtr, ndtri
+
+from sordino import accounting, checks
+from sordino.definitions import NeighboringRelation, PrivacyUnit, format_upper_bound
+from sordino.errors import AccountingError, UnsupportedEvent
+from sordino.events import (
+    Composed,
+    Event,
+    Gaussian,
+    NonPrivate,
+    NoOp,
+    PoissonSampled,
+    RandomAllocation,
+    SampledWithoutReplacement,
+    SelfComposed,
+    ShuffledEpochs,
+    compose,
+)
+from sordino.report.schema import (
+    Accounting,
+    AttackBounds,
+    Audit,
+    Composition,
+    Curves,
+    DataAccess,
+    EpsilonInterval,
+    EpsilonPoint,
+    GuaranteeSection,
+    Measurements,
+    PrivacyHazard,
+    Process,
+    Remark,
+    UserLevel,
+)
+from sordino.runs import TranscriptLine
+
+__all__ = [
+    "Evidence",
+    "FALSE_POSITIVE_RATES",
+    "accounted",
+    "advantage_bound",
+    "attack_bounds",
+    "curves",
+    "is_exact",
+    "list_covered",
+    "list_not_covered",
+    "max_true_positive_rate",
+    "privacy_hazards",
+    "question",
+    "user_level",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the guarantee means and where it ends, in plain words and in an attacker's numbers.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_LOWEST_BITS = "The lowest bits of the noise"
+
+
+def max_true_positive_rate(*, epsilon: float, delta: float, false_positive_rate: float) -> float:
+    """The greatest true positive rate of any membership test with this false positive rate.
+
+    Args:
+        epsilon: ≥ 0, may be ∞.
+        delta: in [0, 1].
+        false_positive_rate: in [0, 1].
+
+    Returns:
+        min(1, e^ε·FPR + δ, 1 − e^−ε·(1 − δ − FPR)), in [0, 1].
+
+    References:
+        Kairouz, Oh, Viswanath 2015, "The composition theorem for differential privacy", theorem 2.1.
+    """
+    checks.probability(delta=delta)
+    if math.isinf(epsilon):
+        return 1.0
+    checks.non_negative(epsilon=epsilon)
+    rate = checks.probability(false_positive_rate=false_positive_rate)
+    # e^ε overflows a double beyond 709; by then the bound is 1 for every rate that isn't zero.
+    growth = math.exp(min(epsilon, 709.0))
+    upper = 1 - math.exp(-epsilon) * (1 - delta - rate)
+    return min(1.0, growth * rate + delta, upper)
+
+
+def advantage_bound(*, epsilon: float, delta: float) -> float:
+    """The greatest difference between true and false positive rate of any membership test.
+
+    Returns:
+        (e^ε − 1 + 2δ) / (e^ε + 1), in [0, 1].
+    """
+    if math.isinf(epsilon):
+        return 1.0
+    # tanh keeps it finite for large ε.
+    return min(1.0, math.tanh(epsilon / 2) + 2 * delta / (1 + math.exp(min(epsilon, 709.0))))
+
+
+def question(relation: NeighboringRelation, unit: PrivacyUnit) -> str:
+    """What the attacker wants to know, in words."""
+    return {
+        NeighboringRelation.ADD_OR_REMOVE_ONE: f"whether one given {unit.value} was in the training data",
+        NeighboringRelation.REPLACE_ONE: f"which of two given {unit.value}s was in the training data",
+        NeighboringRelation.REPLACE_SPECIAL: f"whether one given {unit.value} contributed to the training",
+    }[relation]
+
+
+def list_covered(guarantee: GuaranteeSection, *, losses: bool = False) -> tuple[Remark, ...]:
+    """What the guarantee covers; `losses` says that the plan bought noisy ones."""
+    if not guarantee.is_private:
+        return ()
+    unit = guarantee.unit.value
+    return (
+        Remark(
+            title="The model",
+            text="Every parameter in model.safetensors, and everything anyone computes from it, on any input, "
+            "now or later, whatever else they know.",
+        ),
+        Remark(
+            title="The whole course of training",
+            text="ε counts every step as if each intermediate model had been published too.",
+        ),
+        Remark(title=f"Each {unit}, wholly", text=f"All that one {unit} contributed, features and label alike."),
+        Remark(
+            title="This run folder",
+            text="The plan, the transcript and this report hold no batch sizes, losses or gradient norms"
+            + (", except for the noisy losses that are shown: ε covers them. " if losses else ". ")
+            + "Values measured on private records are never shown here without noise.",
+        ),
+    )
+
+
+def list_not_covered(
+    guarantee: GuaranteeSection,
+    *,
+    meta: Mapping[str, object],
+    plan: Mapping[str, object],
+    measured: bool,
+    evaluated: bool = False,
+    seeded: bool = False,
+    exact: bool = False,
+) -> tuple[Remark, ...]:
+    """What the guarantee does not cover, the most weighty first."""
+    remarks: list[Remark] = []
+    if not guarantee.is_private:
+        remarks.append(
+            Remark(title="Anything at all", text="The run added no noise, or its ε is infinite. Nothing is promised.")
+        )
+    if seeded:
+        remarks.append(
+            Remark(
+                title="Anyone who knows the seed",
+                text="The noise came from a chosen seed. Whoever knows or guesses it can subtract the noise. "
+                "Use this model for tests only.",
+            )
+        )
+    settings = meta.get("settings", "The settings were given from outside")
+    remarks.append(
+        Remark(
+            title="The choice of settings",
+            text=f"{settings}. If anyone picked them by looking at results on these records, that choice is not "
+            "counted in ε.",
+        )
+    )
+    remarks.append(Remark(title="The test records", text=_about_test_records(meta, measured=measured)))
+    if evaluated:
+        remarks.append(
+            Remark(
+                title="The evaluations on private records",
+                text="Each has an ε of its own, which the headline does not hold. Together with training they come to "
+                "the ε that is shown beside them.",
+            )
+        )
+    if plan.get("dataset_size_is_public"):
+        remarks.append(
+            Remark(
+                title="The size of the data set",
+                text="The sample rate and the divisor were computed from it, so it is treated as public.",
+            )
+        )
+    outside = _always_outside(guarantee.unit.value)
+    return (*remarks, *(remark for remark in outside if not (exact and remark.title == _LOWEST_BITS)))
+
+
+def _about_test_records(meta: Mapping[str, object], *, measured: bool) -> str:
+    if not measured:
+        return "None were measured for this report. Measuring on private records would be a release of its own."
+    words = "Accuracy was measured on them without noise. They are public, and ε says nothing about them."
+    if meta.get("tuned_on_these_data"):
+        words += " The recipe was chosen with a view to them: expect a little less elsewhere."
+    return words
+
+
+def _always_outside(unit: str) -> tuple[Remark, ...]:
+    """What no (ε, δ) of a single run speaks about."""
+    return (
+        Remark(
+            title="Other uses of the same records",
+            text="Every further run, statistic or model on them adds to the bill. This report counts this run alone.",
+        ),
+        Remark(
+            title="What is true of everyone",
+            text="A model may reveal a pattern of the whole population, and that may concern a person who was never in "
+            f"the data. The guarantee is about what one {unit}'s own presence adds.",
+        ),
+        Remark(
+            title=_LOWEST_BITS,
+            text="Noise is drawn in floating point from a cryptographic generator. The proof is about real numbers; "
+            "attacks on rounding (Mironov 2012) are outside it.",
+        ),
+        Remark(title="Side channels", text="How long the run took, and what the machine did meanwhile."),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Every number of a report that follows from the transcript's event: ε and its interval, curves, risk, user level.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
+_PRIORS = (0.001, 0.01, 0.1)
+_GROUPS = (2, 5, 10)
+_MOST_POINTS = 240
+_FEWEST_POINTS = 24
+_PROFILE_POINTS = 48
+# False positive rates of the drawn trade-off curve: evenly spaced, and evenly spaced in their logarithm.
+_RATES = tuple(sorted({*(k / 40 for k in range(1, 40)), *(10 ** (-4 + k / 10) for k in range(31)), 0.001, 0.01, 0.1}))
+# Accountants whose curve answers in a millisecond; for the others no Gaussian curve is fitted.
+_QUICK = ("exact", "closed_form", "contour")
+
+
+def accounted(
+    event: Event, delta: float, *, relation: NeighboringRelation, claimed: float | None, version: str
+) -> Accounting:
+    """ε of the event with the interval that contains the true one, and ε without amplification."""
+    answer = accounting.epsilon(event, delta, relation=relation)
+    bare = accounting.without_amplification(event)
+    try:
+        plain = answer.upper if bare == event else accounting.epsilon(bare, delta, relation=relation).upper
+    except (AccountingError, UnsupportedEvent):
+        plain = None
+    return Accounting(
+        accountant=answer.accountant,
+        version=version,
+        interval=EpsilonInterval(lower=min(answer.lower, answer.upper), upper=answer.upper),
+        claimed_epsilon=claimed,
+        without_amplification=plain,
+        sampled=bare != event or _is_sampled(event),
+    )
+
+
+def _is_sampled(event: Event) -> bool:
+    match event:
+        case PoissonSampled() | SampledWithoutReplacement() | RandomAllocation():
+            return True
+        case SelfComposed():
+            return _is_sampled(event.event)
+        case Composed():
+            return any(map(_is_sampled, event.events))
+        case _:
+            return False
+
+
+def user_level(
+    event: Event, delta: float, *, relation: NeighboringRelation, unit: PrivacyUnit
+) -> tuple[UserLevel, ...]:
+    """ε for users who own several examples each; empty when the unit is no example, or no rule is known."""
+    if unit is not PrivacyUnit.EXAMPLE:
+        return ()
+    found = []
+    for size in _GROUPS:
+        try:
+            group = accounting.group_privacy_event(event, size)
+            found.append(UserLevel(size=size, epsilon=accounting.epsilon(group, delta, relation=relation).upper))
+        except (AccountingError, UnsupportedEvent):
+            continue
+    return tuple(found)
+
+
+def curves(
+    lines: list[TranscriptLine], event: Event, delta: float, *, relation: NeighboringRelation, answer: Accounting
+) -> Curves:
+    """ε over the steps, δ(ε), and the trade-off curve."""
+    spent = _spent(lines, delta=delta, relation=relation)
+    if math.isinf(answer.interval.upper):
+        return Curves(spent=spent, profile=(), trade_off=(), gaussian_mu=None, gaussian_regret=None)
+    fit = None
+    try:
+        if answer.accountant in _QUICK:
+            # How loose the fit is, is read off the curve below; one rate is the least that the search takes.
+            fit = accounting.fit_gaussian_trade_off(event, relation=relation, rates=(0.1,))
+        found = accounting.trade_off_curve(event, list(_RATES), relation=relation)
+        points = [k * 2 * max(answer.interval.upper, 0.1) / _PROFILE_POINTS for k in range(_PROFILE_POINTS + 1)]
+        deltas = accounting.privacy_profile(event, points, relation=relation)
+    except (AccountingError, UnsupportedEvent):
+        # Only ε at one δ is known; what that says of an attacker is drawn from it.
+        found, points, deltas = [], [], []
+    epsilon = answer.interval.upper
+    # Both are lower bounds on the false negative rate; the larger one holds.
+    least = [1 - max_true_positive_rate(epsilon=epsilon, delta=delta, false_positive_rate=rate) for rate in _RATES]
+    least = [max(pair) for pair in zip(least, found or least, strict=True)]
+    return Curves(
+        spent=spent,
+        profile=tuple(zip(points, deltas, strict=True)),
+        trade_off=tuple(zip(_RATES, least, strict=True)),
+        gaussian_mu=fit.mu if fit else None,
+        gaussian_regret=_regret(fit.mu, least) if fit else None,
+    )
+
+
+def attack_bounds(
+    drawn: Curves, epsilon: float, delta: float, *, relation: NeighboringRelation, unit: PrivacyUnit
+) -> AttackBounds | None:
+    """What an attacker can at most do, read off the curves; None when nothing is promised."""
+    if math.isinf(epsilon) or delta >= 1 or not drawn.trade_off:
+        return None
+    missed = dict(drawn.trade_off)
+    best = advantage_bound(epsilon=epsilon, delta=delta)
+    if drawn.profile:
+        best = min(best, drawn.profile[0][1])
+    return AttackBounds(
+        question=question(relation, unit),
+        found=tuple((rate, 1 - missed[rate]) for rate in FALSE_POSITIVE_RATES),
+        advantage=best,
+        right_guesses=min(1.0, (1 + best) / 2),
+        # Hayes, Mahloujifar and Balle 2023, theorem 2: the prior in the place of the false positive rate.
+        reconstruction=tuple((prior, 1 - missed[prior]) for prior in _PRIORS),
+        from_mechanism=bool(drawn.profile),
+    )
+
+
+def _regret(mu: float, least: list[float]) -> float:
+    """How much μ-GDP overstates the true positive rate at most: Φ(μ + Φ⁻¹(FPR)) less the run's own bound."""
+    if math.isinf(mu):
+        return 0.0
+    gaps = [ndtr(mu + ndtri(rate)) - (1 - beta) for rate, beta in zip(_RATES, least, strict=True)]
+    return max(0.0, *map(float, gaps))
+
+
+def _spent(lines: list[TranscriptLine], *, delta: float, relation: NeighboringRelation) -> tuple[EpsilonPoint, ...]:
+    """ε over the steps charged: what the transcript says where it says it, otherwise computed at a few steps."""
+    told = [
+        EpsilonPoint(steps=place, epsilon=line.epsilon)
+        for place, line in enumerate(lines, 1)
+        if line.epsilon is not None
+    ]
+    # Where many steps share one upper bound it is tight at the last of them: only that one is drawn.
+    written = [point for point, later in pairwise(told) if point.epsilon != later.epsilon] + told[-1:]
+    if len(told) < min(_FEWEST_POINTS, len(lines)):
+        wanted = sorted({math.ceil(len(lines) * k / _FEWEST_POINTS) for k in range(1, _FEWEST_POINTS + 1)})
+        events = [line.event for line in lines]
+        written = [
+            EpsilonPoint(
+                steps=count, epsilon=accounting.epsilon(compose(events[:count]), delta, relation=relation).upper
+            )
+            for count in wanted
+        ]
+    if len(written) > _MOST_POINTS:
+        last = len(written) - 1
+        written = [written[round(last * k / (_MOST_POINTS - 1))] for k in range(_MOST_POINTS)]
+    return (EpsilonPoint(steps=0, epsilon=0.0), *written)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Ways in which private training goes wrong, each held against what the run folder tells.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What the list of pitfalls is judged by: parts of the report, the transcript, the plan, the facts of the run."""
+
+    guarantee: GuaranteeSection
+    accounting: Accounting
+    process: Process
+    touches: tuple[DataAccess, ...]
+    composition: Composition
+    audits: tuple[Audit, ...]
+    utility: Measurements
+    lines: list[TranscriptLine]
+    plan: Mapping[str, object]
+    meta: Mapping[str, object]
+
+
+def privacy_hazards(evidence: Evidence) -> tuple[PrivacyHazard, ...]:
+    """Every pitfall with its status: violated ones first, then unknown ones."""
+    order = {"violated": 0, "unknown": 1, "ok": 2}
+    weight = {"critical": 0, "theoretical": 1, "negligible": 2}
+    found = [*_accounting(evidence), *_mechanism(evidence), *_randomness(evidence), *_surroundings(evidence)]
+    return tuple(sorted(found, key=lambda item: (order[item.status], weight[item.severity])))
+
+
+def _of(title: str, ok: bool | None, severity: str, yes: str, no: str, unknown: str = "") -> PrivacyHazard:
+    status = "unknown" if ok is None else "ok" if ok else "violated"
+    text = {"ok": yes, "violated": no}.get(status, unknown)
+    return PrivacyHazard.model_validate({"title": title, "status": status, "severity": severity, "text": text})
+
+
+def _accounting(evidence: Evidence) -> Iterator[PrivacyHazard]:
+    accounting = evidence.accounting
+    yield _of(
+        "The claim is borne out by the transcript",
+        None if accounting.claimed_epsilon is None else accounting.agrees,
+        "critical",
+        "ε was computed again from what each step charged, and does not exceed the claim.",
+        "The transcript gives a larger ε than the run claimed. The larger one is shown.",
+        "The run did not end with a claim. ε is computed from the transcript.",
+    )
+    yield _of(
+        "The transcript is whole",
+        not any(line.torn for line in evidence.lines),
+        "negligible",
+        "Each line holds the hash of the one before it, and steps follow without gaps.",
+        "The machine stopped while a line was written; it is counted as the most that a step can charge.",
+    )
+    records = _records(evidence.meta)
+    delta = evidence.guarantee.delta
+    yield _of(
+        "δ is well below one in the number of records",
+        None if records is None else delta * records < 1,
+        "critical",
+        f"δ = {delta:g}, and {records or 0:,} records.",
+        f"δ = {delta:g} allows one of {records or 0:,} records to be published outright.",
+        "The number of records is not stated.",
+    )
+    bound = max((audit.epsilon_lower for audit in evidence.audits), default=None)
+    yield _of(
+        "No audit contradicts the claim",
+        None if bound is None else bound <= evidence.guarantee.epsilon,
+        "critical",
+        "Every measured lower bound is below the claimed ε. That is no proof of privacy.",
+        f"An audit proves ε ≥ {bound or 0:.2f}, which is more than was claimed. The claim is false, or the audit is.",
+        "No audit is in the run folder.",
+    )
+
+
+def _mechanism(evidence: Evidence) -> Iterator[PrivacyHazard]:
+    plan = evidence.plan
+    yield _of(
+        "Batches are drawn as they are accounted for",
+        _sampling_fits(plan, evidence.lines),
+        "critical",
+        "Each step was charged by the sampler that drew its batch, at the rate that was planned.",
+        "Some step was charged for another way of sampling than was planned.",
+        "The plan names no single sample rate. ε counts what each step charged.",
+    )
+    yield _of(
+        "The noise is at least what was planned",
+        _noise_fits(plan, evidence.lines),
+        "critical",
+        "Every step was charged with the noise multiplier of the plan or more.",
+        "Some step was charged with less noise than was planned. ε counts what was charged.",
+        "The plan names no single noise multiplier. ε counts what each step charged.",
+    )
+    planned = plan.get("steps")
+    steps = len({line.step for line in evidence.lines})
+    yield _of(
+        "No more steps than planned",
+        steps <= planned if isinstance(planned, int) and planned > 0 else None,
+        "critical",
+        "The steps taken are among those planned. ε counts the steps taken.",
+        "The run took more steps than planned. ε counts them.",
+        "The plan does not limit the steps.",
+    )
+    public = plan.get("dataset_size_is_public")
+    yield _of(
+        "The noise is not scaled by a secret number",
+        True if isinstance(public, bool) else None,
+        "theoretical",
+        "The divisor of the noisy sum comes from the size of the data set, which is treated as public."
+        if public
+        else "The divisor of the noisy sum was declared.",
+        "",
+        "The plan does not say where the divisor comes from.",
+    )
+
+
+def _randomness(evidence: Evidence) -> Iterator[PrivacyHazard]:
+    process = evidence.process
+    yield _of(
+        "Nobody can draw the noise again",
+        None if process.seeded is None else not process.seeded,
+        "critical",
+        "Noise and sampling come from the operating system's entropy.",
+        "The noise came from a chosen seed. Whoever knows or guesses it can subtract the noise.",
+        "The run does not say where its randomness comes from.",
+    )
+    yield _of(
+        "Resuming replays no noise and forgets no step",
+        process.fresh_keys if process.segments else None,
+        "critical",
+        "Each process that worked on the run drew a key of its own, and steps that were repeated are charged again."
+        if (process.segments or 0) > 1
+        else "One process did the whole run.",
+        "Two processes drew noise from the same key.",
+        "The transcript does not say which processes worked on the run.",
+    )
+    yield _of(
+        "Noise is drawn exactly",
+        is_exact(process.arithmetic),
+        "theoretical",
+        "The noise is drawn on whole numbers, as in the proof.",
+        "Noise is drawn in floating point; the proof is about real numbers. Attacks on rounding (Mironov 2012) read "
+        "the lowest bits of what is released.",
+        "The run does not say in which arithmetic noise is drawn.",
+    )
+
+
+def is_exact(arithmetic: str | None) -> bool | None:
+    """Whether the noise is drawn on whole numbers, as far as the run says."""
+    return None if arithmetic is None else any(word in arithmetic.lower() for word in ("integer", "exact"))
+
+
+def _surroundings(evidence: Evidence) -> Iterator[PrivacyHazard]:
+    silent = [touch.title.lower() for touch in evidence.touches if touch.text is None]
+    yield _of(
+        "Whatever else touched the records is told",
+        None if silent else True,
+        "critical",
+        "All of it is stated in this report. A statement is not checked.",
+        "",
+        f"Not stated: {', '.join(silent)}.",
+    )
+    logged = next(touch.text for touch in evidence.touches if touch.name == "logging")
+    yield _of(
+        "Nothing computed from the records was shown without noise",
+        False if evidence.meta.get("diagnostics") is not None else None if logged is None else True,
+        "critical",
+        "As the run states under what was printed, logged and plotted.",
+        "Losses and batch sizes were shown while the run went on. What was seen there is not covered.",
+        "The run does not say what was printed, logged or plotted.",
+    )
+    known = evidence.composition
+    total, budget = known.spent, known.budget
+    yield _of(
+        "Other uses of the same records are counted",
+        (budget is None or total <= budget) if total is not None else (True if known.text else None),
+        "critical",
+        f"All charges to the account together: ε = {format_upper_bound(total)}."
+        if total is not None
+        else (known.text or ""),
+        "The account of the data set is overdrawn.",
+        "No ledger is named, and the run says nothing of other uses.",
+    )
+    withheld = evidence.utility.withheld
+    yield _of(
+        "Nothing measured on private records lies in the folder",
+        not withheld,
+        "critical",
+        "Every value in metrics.json is marked public.",
+        f"{withheld} measured value{'s are' if withheld != 1 else ' is'} marked private. Publish the folder only "
+        "without metrics.json.",
+    )
+
+
+def _records(meta: Mapping[str, object]) -> int | None:
+    data = meta.get("data")
+    records = data.get("records") if isinstance(data, Mapping) else None
+    return records if isinstance(records, int) and not isinstance(records, bool) else None
+
+
+def _sampling_fits(plan: Mapping[str, object], lines: list[TranscriptLine]) -> bool | None:
+    rate, poisson = plan.get("sample_rate"), plan.get("poisson_sampling", True)
+    if not isinstance(rate, int | float):
+        return None
+    return all(_drawn_as_planned(event, float(rate), poisson=bool(poisson)) for event in _distinct(lines))
+
+
+def _drawn_as_planned(event: Event, rate: float, *, poisson: bool) -> bool:
+    if isinstance(event, PoissonSampled):
+        return poisson and event.sample_rate <= rate
+    if isinstance(event, ShuffledEpochs):
+        return not poisson
+    # Charged as if every record took part: right for full batches, and on the safe side otherwise.
+    return True
+
+
+def _noise_fits(plan: Mapping[str, object], lines: list[TranscriptLine]) -> bool | None:
+    planned = plan.get("noise_multiplier")
+    if not isinstance(planned, int | float):
+        return None
+    found = [_noise(event) for event in _distinct(lines) if not isinstance(event, NoOp)]
+    return None if None in found else all(noise >= planned * (1 - 1e-12) for noise in found if noise is not None)
+
+
+def _noise(event: Event) -> float | None:
+    inner = getattr(event, "event", event)
+    if isinstance(inner, NonPrivate):
+        return 0.0
+    return inner.noise_multiplier if isinstance(inner, Gaussian) else None
+
+
+def _distinct(lines: list[TranscriptLine]) -> list[Event]:
+    return list(dict.fromkeys(line.event for line in lines))

@@ -1,0 +1,480 @@
+"""The files of a report: `report.html`, which needs no other file and no network, and `report.png`."""
+
+import base64
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from sordino.definitions import format_upper_bound
+from sordino.plot_style import COLORS, SERIF, STYLE
+from sordino.report import charts as figures
+from sordino.report import formatting
+from sordino.report.build import build_report
+from sordino.report.formatting import format_epsilon, percent_up, power_of_ten, scientific
+from sordino.report.schema import PrivateEvaluation, Report
+from sordino.runs import ReleasedLoss, RunFolder, average_adjacent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "ReportFiles",
+    "plot_report",
+    "render_comparison_html",
+    "render_comparison_markdown",
+    "render_html",
+    "render_markdown",
+    "write_report",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The picture: the guarantee, ε over steps, and accuracy or the attacker's limit, on one sheet.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_EDGE = 0.075
+_STYLE = STYLE | {"axes.spines.left": False}
+
+
+def plot_report(report: Report, path: Path) -> None:
+    """Draw the report's picture to a PNG of 1600 × 900 pixels."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):  # pyright: ignore[reportArgumentType]
+        figure = Figure(figsize=(16, 9), dpi=100)
+        canvas = FigureCanvasAgg(figure)
+        guarantee = report.guarantee
+        head = figure.text(
+            _EDGE, 0.8, f"ε = {format_upper_bound(guarantee.epsilon)}", fontsize=46, color=COLORS["ink"], family=SERIF
+        )
+        width = head.get_window_extent(canvas.get_renderer()).width / (100 * 16)
+        figure.text(
+            _EDGE + width + 0.03,
+            0.8,
+            f"δ = {power_of_ten(guarantee.delta)}",
+            fontsize=46,
+            color=COLORS["soft"],
+            family=SERIF,
+        )
+        terms = (
+            f"unit {guarantee.unit.words}   ·   neighbours {guarantee.relation.words}   ·   {guarantee.sampler}   ·   "
+            f"accountant {guarantee.accountant.replace('_', ' ')}"
+        )
+        figure.text(_EDGE, 0.725, terms, fontsize=14, color=COLORS["soft"])
+        if report.not_for_release:
+            figure.text(_EDGE, 0.93, f"Not for release. {report.not_for_release}", fontsize=15, color=COLORS["alarm"])
+        else:
+            figure.text(_EDGE, 0.93, report.name, fontsize=15, color=COLORS["soft"])
+        left, right = figure.subplots(
+            1, 2, gridspec_kw={"left": _EDGE, "right": 1 - _EDGE, "bottom": 0.1, "top": 0.6, "wspace": 0.22}
+        )
+        _epsilon(left, report)
+        if report.utility.accuracy:
+            _accuracy(right, report)
+        else:
+            _plot_attack(right, report)
+        figure.savefig(path, metadata={"Software": "sordino"})
+
+
+def _title(axes: "Axes", text: str) -> None:
+    axes.set_title(text, loc="left", fontsize=17, pad=16, family=SERIF)
+
+
+def _epsilon(axes: "Axes", report: Report) -> None:
+    _title(axes, "Privacy spent (ε)")
+    points = [point for point in report.curves.spent if math.isfinite(point.epsilon)]
+    steps, spent = [point.steps for point in points], [point.epsilon for point in points]
+    axes.fill_between(steps, spent, color=COLORS["tint"])
+    axes.plot(steps, spent, color=COLORS["accent"], linewidth=2.6)
+    if points:
+        axes.plot(steps[-1], spent[-1], "o", color=COLORS["accent"], markersize=8, clip_on=False)
+        axes.annotate(
+            f"ε = {format_upper_bound(spent[-1])}",
+            (steps[-1], spent[-1]),
+            xytext=(0, 10),
+            textcoords="offset points",
+            ha="right",
+            weight="bold",
+            color=COLORS["ink"],
+            fontsize=13,
+        )
+    if report.target_epsilon is not None:
+        axes.axhline(report.target_epsilon, color=COLORS["soft"], linewidth=1.2, linestyle=(0, (2, 3)))
+        axes.annotate(
+            f"target {report.target_epsilon:g}",
+            (0, report.target_epsilon),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 6),
+            textcoords="offset points",
+            color=COLORS["soft"],
+        )
+    axes.set_xlim(0, max(steps[-1] if steps else 0, 1))
+    axes.set_ylim(0, 1.15 * max([*spent, report.target_epsilon or 0.0, 1e-9]))
+    axes.set_xlabel("steps", color=COLORS["soft"], loc="right")
+    axes.grid(axis="y", color=COLORS["hair"])
+    axes.set_axisbelow(True)
+
+
+def _accuracy(axes: "Axes", report: Report) -> None:
+    _title(axes, "Accuracy on public test records")
+    rows = list(reversed(report.utility.accuracy))
+    for place, item in enumerate(rows):
+        axes.barh(place, 1.0, height=0.3, color=COLORS["hair"])
+        axes.barh(place, item.value, height=0.3, color=COLORS["accent"] if item.is_private_model else COLORS["mute"])
+        axes.text(0, place + 0.24, item.name, color=COLORS["ink"], fontsize=13)
+        weight = "bold" if item.is_private_model else "normal"
+        axes.text(
+            1.0, place + 0.24, f"{100 * item.value:.1f} %", color=COLORS["ink"], fontsize=13, ha="right", weight=weight
+        )
+    axes.set_xlim(0, 1)
+    axes.set_ylim(-0.5, max(len(rows), 2) - 0.4)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines["bottom"].set_visible(False)
+
+
+def _plot_attack(axes: "Axes", report: Report) -> None:
+    _title(axes, "Share that a membership attack can at most find")
+    curve = report.curves.trade_off
+    rates = [0.0, *(rate for rate, _ in curve), 1.0]
+    most = [1 - missed for _, missed in curve]
+    found = [most[0], *most, 1.0] if most else [1.0, 1.0]
+    axes.fill_between(rates, found, color=COLORS["tint"])
+    axes.plot(rates, found, color=COLORS["accent"], linewidth=2.6)
+    axes.plot([0, 1], [0, 1], color=COLORS["mute"], linewidth=1.4, linestyle=(0, (2, 3)))
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("share wrongly accused", color=COLORS["soft"], loc="right")
+    axes.grid(axis="y", color=COLORS["hair"])
+    axes.set_axisbelow(True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The files of a report: `report.html`, which needs no other file and no network, and `report.png`.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_MOST_GROUP_CHARTS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFiles:
+    """Where a report lies, and what it says."""
+
+    report: Report
+    page: Path
+    picture: Path
+
+
+def write_report(run: RunFolder, *, folder: Path | None = None) -> ReportFiles:
+    """Write a run's page and picture, by default into the run folder; an earlier report is replaced.
+
+    Guarantee: post-processing of the run folder. Values marked private appear in neither file.
+
+    Args:
+        run: the run.
+        folder: where to write instead.
+    """
+    report = build_report(run)
+    folder = folder or run.path
+    folder.mkdir(parents=True, exist_ok=True)
+    page, picture = folder / "report.html", folder / "report.png"
+    page.write_text(render_html(report), encoding="utf-8")
+    plot_report(report, picture)
+    run.vouch(page, picture)
+    return ReportFiles(report=report, page=page, picture=picture)
+
+
+def render_html(report: Report) -> str:
+    """The page, whole: style, script and charts are inside it, and its policy lets it load and run nothing else."""
+    guarantee, utility = report.guarantee, report.utility
+    epsilon = guarantee.epsilon
+    return _render(
+        "page.html.jinja",
+        report=report,
+        guarantee=guarantee,
+        epsilon=format_epsilon(epsilon),
+        delta=scientific(guarantee.delta),
+        factor=format_upper_bound(math.exp(epsilon)) if epsilon < 20 else "very large",
+        gaussian=_gaussian(report),
+        accounting_rows=formatting.accounting_rows(report),
+        user_rows=formatting.user_rows(report),
+        mechanism_rows=formatting.mechanism_rows(report),
+        process_rows=formatting.process_rows(report),
+        composition_rows=formatting.composition_rows(report),
+        spent_chart=figures.spent_chart(report.curves.spent, target=report.target_epsilon),
+        profile_chart=figures.profile_chart(report.curves, epsilon=epsilon, delta=guarantee.delta),
+        attack_charts=figures.attack_charts(report.curves),
+        accuracy_chart=figures.accuracy_chart(utility.accuracy),
+        reliability_chart=figures.reliability_chart(utility.calibration) if utility.calibration else "",
+        subgroup_charts=_subgroup_charts(report),
+        loss_chart=figures.loss_chart(report.losses) if report.losses else "",
+        evaluation_rows=formatting.evaluation_rows(report),
+        evaluation_charts=_evaluation_charts(report),
+    )
+
+
+def render_comparison_html(reports: Sequence[Report]) -> str:
+    """Several runs side by side on one page."""
+    alike = len({(one.guarantee.unit, one.guarantee.relation, one.guarantee.delta) for one in reports}) == 1
+    measured = [
+        (report.name, report.guarantee.epsilon, item.value)
+        for report in reports
+        for item in report.utility.accuracy
+        if item.is_private_model
+    ]
+    return _render(
+        "compare.html.jinja",
+        reports=reports,
+        alike=alike,
+        rows=formatting.comparison_rows(list(reports)),
+        cost_chart=figures.cost_chart(measured) if alike else "",
+    )
+
+
+def _gaussian(report: Report) -> str:
+    """μ, and a word of warning where it overstates an attack by more than a percentage point."""
+    mu, regret = report.curves.gaussian_mu, report.curves.gaussian_regret
+    if mu is None or math.isinf(mu):
+        return ""
+    return f"μ = {format_upper_bound(mu)}" + (", loose" if regret is not None and regret > 0.01 else "")
+
+
+def _subgroup_charts(report: Report) -> list[tuple[str, str]]:
+    charts = [
+        (column, figures.subgroup_chart(column, list(groups)))
+        for column, groups in groupby(report.utility.subgroups, key=lambda group: group.column)
+    ]
+    return charts[:_MOST_GROUP_CHARTS]
+
+
+def _evaluation_charts(report: Report) -> list[tuple[str, str, PrivateEvaluation]]:
+    """(title, drawing, evaluation) for the last evaluation that gave an answer: reliability first, then shares."""
+    answered = [one for one in report.evaluations if one.shares]
+    if not answered:
+        return []
+    last = answered[-1]
+    return [(column, drawing, last) for column, drawing in figures.paid_charts(last)][: _MOST_GROUP_CHARTS + 1]
+
+
+def _render(name: str, **values: object) -> str:
+    style, script = _source("page.css"), _source("page.js")
+    template = _environment().get_template(name)
+    return template.render(style=style, script=script, style_hash=_hash(style), script_hash=_hash(script), **values)
+
+
+def _hash(text: str) -> str:
+    """How a content security policy names a style or a script: nothing else may run on the page."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@cache
+def _source(name: str) -> str:
+    return resources.files("sordino.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("sordino.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["percent_up"] = percent_up
+    return environment
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The report as Markdown: the same contents as the page, without the drawings.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_NOT_STATED = "*not stated*"
+_MOST_LOSSES = 12
+_SPECIAL = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", **{mark: f"\\{mark}" for mark in "\\`*_[]{}#|~!"}})
+
+
+def render_markdown(report: Report) -> str:
+    """The report as one Markdown document."""
+    return "\n".join(_sections(report)).rstrip("\n") + "\n"
+
+
+def render_comparison_markdown(reports: Sequence[Report]) -> str:
+    """Several runs in one table."""
+    names = [_safe(report.name) for report in reports]
+    head = ["# Runs, side by side", "", f"| | {' | '.join(names)} |", f"|---{'|---' * len(names)}|"]
+    rows = formatting.comparison_rows(list(reports))
+    body = [f"| {_safe(name)} | {' | '.join(_stated(value) for value in values)} |" for name, values in rows]
+    return "\n".join([*head, *body]) + "\n"
+
+
+def _sections(report: Report) -> Iterator[str]:
+    guarantee = report.guarantee
+    yield f"# Privacy report: {_safe(report.name)}\n"
+    if report.not_for_release:
+        yield f"> **NOT FOR RELEASE.** {_safe(report.not_for_release)}\n"
+    yield f"**ε = {format_epsilon(guarantee.epsilon)}, δ = {power_of_ten(guarantee.delta)}**\n"
+    yield f"{_safe(guarantee.sentence)}.\n\nReleased: {_stated(report.released)}\n"
+    yield from _attack(report)
+    yield from _table("How ε was found", formatting.accounting_rows(report))
+    if report.user_level:
+        yield from _table("If a user owns several examples", formatting.user_rows(report))
+    yield from _table("The mechanism", formatting.mechanism_rows(report))
+    yield from _table("Randomness and processes", formatting.process_rows(report))
+    yield "## What can go wrong, and whether it did\n"
+    for item in report.pitfalls:
+        word = "holds" if item.status == "ok" else f"{item.status} ({item.severity})"
+        yield f"- **{word}**: {_safe(item.title)}. {_safe(item.text)}"
+    yield ""
+    yield from _table("What else touched the records", [(touch.title, touch.text) for touch in report.touches])
+    yield from _table("Other uses of the same records", formatting.composition_rows(report))
+    yield f"## Who is trusted\n\n{_safe(report.trust)}\n"
+    yield from _audits(report)
+    yield from _utility(report)
+    yield from _evaluations(report)
+    yield from _losses(report)
+    yield from _remarks("What is covered", ((item.title, item.text) for item in report.covered))
+    yield from _remarks("What is not covered", ((item.title, item.text) for item in report.not_covered))
+    yield from _table("Training", report.training)
+    yield from _table("Data", report.data)
+    yield from _table("Software", report.environment)
+    if report.missing:
+        yield f"Not stated by the run: {_safe(', '.join(report.missing))}.\n"
+
+
+def _attack(report: Report) -> Iterator[str]:
+    risk = report.risk
+    if risk is None:
+        return
+    yield "## What an attacker can at most do\n"
+    yield (
+        f"Whoever knows every other record and wants to know {risk.question} is right at most "
+        f"{percent_up(risk.right_guesses)} of the time when a fair coin decided; the advantage (found minus wrongly "
+        f"accused) is at most {percent_up(risk.advantage)}.\n"
+    )
+    yield "| wrongly accuses | finds at most |\n|---|---|"
+    for rate, found in risk.found:
+        yield f"| {100 * rate:g} % | {percent_up(found)} |"
+    yield "\n| a record guessed blindly | reconstructed at most |\n|---|---|"
+    for prior, chance in risk.reconstruction:
+        yield f"| one time in {1 / prior:,.0f} | {percent_up(chance)} of the time |"
+    yield ""
+
+
+def _audits(report: Report) -> Iterator[str]:
+    yield "## Audits\n"
+    for audit in report.audits:
+        right = "" if audit.correct is None else f", {audit.correct:,} right"
+        yield (
+            f"- {_safe(audit.method)}: ε ≥ {audit.epsilon_lower:.2f} with {100 * (1 - audit.alpha):g} % confidence; "
+            f"{audit.canaries:,} canaries, {audit.guesses:,} guesses{right}. Attacker: {_safe(audit.attacker)}."
+        )
+    yield "" if report.audits else "None is in the run folder.\n"
+
+
+def _utility(report: Report) -> Iterator[str]:
+    utility = report.utility
+    yield "## How well it predicts\n"
+    if not utility.accuracy:
+        yield "Not measured on public records.\n"
+    else:
+        yield from _rows([(item.name, f"{100 * item.value:.1f} %") for item in utility.accuracy])
+    if utility.calibration:
+        found = utility.calibration
+        yield (
+            f"Calibration: mean gap (ECE) {100 * found.expected_error:.1f} %, largest gap (MCE) "
+            f"{100 * found.maximum_error:.1f} %.\n"
+        )
+    if utility.subgroups:
+        yield "| subgroup | records | accuracy | 95 % interval |\n|---|---|---|---|"
+        for group in utility.subgroups:
+            yield (
+                f"| {_safe(group.column)}: {_safe(group.value)} | {group.records:,} | {100 * group.accuracy:.1f} % | "
+                f"{100 * group.lower:.1f} to {100 * group.upper:.1f} % |"
+            )
+        yield ""
+    if utility.withheld:
+        yield f"Measured values that are marked private and not shown: {utility.withheld}.\n"
+
+
+def _evaluations(report: Report) -> Iterator[str]:
+    if not report.evaluations:
+        return
+    yield from _table("Measured on private records, and paid for", formatting.evaluation_rows(report))
+    for one in report.evaluations:
+        if not one.shares:
+            yield f"The evaluation on {_safe(one.records)} was paid for and gave no answer.\n"
+            continue
+        yield f"| {_safe(one.records)} | records, noisy | accuracy | 95 % interval, chance and noise |"
+        yield "|---|---|---|---|"
+        for share in one.shares:
+            name = _safe(share.value if share.column == "all" else f"{share.column}: {share.value}")
+            yield (
+                f"| {name} | {share.records:,} | {share.words} | {100 * share.lower:.1f} to {100 * share.upper:.1f} % |"
+            )
+        yield ""
+        if one.calibration and one.calibration_noise is not None:
+            yield (
+                f"Calibration: mean gap (ECE) {100 * one.calibration.expected_error:.1f} %, of which noise alone makes "
+                f"about {100 * one.calibration_noise:.1f} %.\n"
+            )
+
+
+def _losses(report: Report) -> Iterator[str]:
+    bought = report.losses
+    if bought is None or not bought.points:
+        return
+    yield "## Training loss, as it was bought\n"
+    yield (
+        f"{bought.released:,} noisy means of losses cut to {bought.bound:g}; ε covers them. Each line is the mean "
+        "since the line before.\n"
+    )
+    yield "| steps | loss | noise, 95 % |\n|---|---|---|"
+    points = [ReleasedLoss(step=point.steps, loss=point.loss, stddev=point.noise) for point in bought.points]
+    for point in average_adjacent(points, _MOST_LOSSES):
+        yield f"| {point.step:,} | {point.loss:.3f} | ± {1.96 * point.stddev:.3f} |"
+    yield ""
+
+
+def _table(title: str, rows: Iterable[tuple[str, str | None]]) -> Iterator[str]:
+    listed = list(rows)
+    if listed:
+        yield f"## {title}\n"
+        yield from _rows(listed)
+
+
+def _rows(rows: Iterable[tuple[str, str | None]]) -> Iterator[str]:
+    yield "| | |\n|---|---|"
+    for name, value in rows:
+        yield f"| {_safe(name)} | {_stated(value)} |"
+    yield ""
+
+
+def _remarks(title: str, remarks: Iterable[tuple[str, str]]) -> Iterator[str]:
+    listed = list(remarks)
+    if listed:
+        yield f"## {title}\n"
+        yield from (f"- **{_safe(head)}.** {_safe(text)}" for head, text in listed)
+        yield ""
+
+
+def _stated(value: str | None) -> str:
+    return _NOT_STATED if value is None or value == "" else _safe(value)
+
+
+def _safe(text: str) -> str:
+    """Text from a run folder on one line, in which no character means anything to Markdown or HTML."""
+    return " ".join(text.split()).translate(_SPECIAL)

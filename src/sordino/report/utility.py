@@ -1,0 +1,581 @@
+"""What a model is good for, from its predictions on public records: accuracy, calibration, subgroups.
+
+`utility` turns predictions into metrics that a run folder stores; `read_utility` reads them back for the report.
+
+Example:
+    >>> metrics = compute_utility([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7]], [0, 1, 1, 1], public=True)
+    >>> metrics["test_accuracy"].value, round(metrics["test_ece"].value, 3)
+    (0.75, 0.3)
+    >>> found = measure_private_utility(lambda: ([[0.9, 0.1]] * 500, [0] * 500), classes=("no", "yes"), epsilon=50.0)
+    >>> found.table("all").right[0] in range(480, 521), found.epsilon
+    (True, 50.0)
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sordino import accounting, checks
+from sordino.definitions import NeighboringRelation, PrivacyUnit
+from sordino.errors import AccountingError, InvalidArgument, UnsupportedEvent
+from sordino.events import Event, Gaussian, NoOp, SelfComposed, compose
+from sordino.ledger import Account, Reservation
+from sordino.mechanisms import PrivateHistogram, PureBudget, make_budget
+from sordino.mechanisms.base import Numbers, to_float_array
+from sordino.randomness import KeyedRNG
+from sordino.report.schema import Accuracy, Bin, Calibration, Measurements, NoisyAccuracy, PrivateEvaluation, Subgroup
+from sordino.runs import Evaluation, Metric, NoisyTable, RunFolder
+
+__all__ = [
+    "Predictions",
+    "compute_utility",
+    "joint_epsilon",
+    "measure_private_utility",
+    "proportion_interval",
+    "read_utility",
+    "summarize_evaluation",
+]
+
+
+_ACCURACIES = {
+    "test_accuracy": "this model, private",
+    "twin_test_accuracy": "its twin, not private",
+    "majority_accuracy": "always the commonest label",
+}
+_BIN, _GROUP = "calibration", "subgroup"
+_Z95 = 1.959963984540054
+_FEWEST_IN_GROUP = 1
+
+
+def compute_utility(
+    probabilities: ArrayLike,
+    labels: ArrayLike,
+    *,
+    public: bool,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    bins: int = 15,
+) -> dict[str, Metric]:
+    """Accuracy, calibration and accuracy by subgroup of predictions on public records.
+
+    Guarantee: none beyond the model's, and none for the records measured on: so they must be declared public. A
+    statistic of private records is a release of its own.
+
+    Args:
+        probabilities: (records, classes), each row ≥ 0 and summing to 1.
+        labels: (records,), each the index of the right class.
+        public: whether everybody may see the records measured on. Must be True.
+        groups: for each column the value of every record, for instance ``{"sex": [...]}``.
+        bins: equal parts of [0, 1] into which confidence is sorted, ≥ 1.
+
+    Returns:
+        Metrics for `RunFolder.write_metrics`: `test_accuracy`, `test_ece`, `test_mce`, and what the reliability
+        diagram and the table of subgroups need.
+
+    Raises:
+        InvalidArgument: the records are not public, or the shapes do not fit.
+
+    References:
+        Guo, Pleiss, Sun and Weinberger 2017, "On calibration of modern neural networks", equations 3 and 5.
+    """
+    if not public:
+        raise InvalidArgument(
+            "public must be True, got False: what is measured on private records is a release of its own. Pay for one "
+            "with sordino.report.measure_private_utility, or measure on public records."
+        )
+    checks.integer(1, bins=bins)
+    chances, right = _checked(probabilities, labels)
+    confidence = chances.max(axis=1)
+    correct = (chances.argmax(axis=1) == right).astype(np.float64)
+    # Bins are (k/bins, (k+1)/bins], as in the reference; confidence is never 0.
+    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    metrics = {"test_accuracy": _public(correct.mean(), "private model, public test records")}
+    gaps, weights = [], []
+    for k in range(bins):
+        inside = place == k
+        if inside.any():
+            means = correct[inside].mean(), confidence[inside].mean()
+            gaps.append(abs(means[0] - means[1]))
+            weights.append(inside.mean())
+            for what, value in zip(("records", "accuracy", "confidence"), (inside.sum(), *means), strict=True):
+                metrics[f"{_BIN}:{k}:{what}"] = _public(value, "reliability diagram, public test records")
+    metrics["test_ece"] = _public(min(1.0, np.dot(gaps, weights)), "expected calibration error")
+    metrics["test_mce"] = _public(max(gaps), "maximum calibration error")
+    for column, values in (groups or {}).items():
+        _same_length(values, right, column)
+        names = np.asarray([str(value) for value in values])
+        for name in dict.fromkeys(names.tolist()):
+            inside = names == name
+            metrics[f"{_GROUP}:{column}:{name}:records"] = _public(inside.sum(), "public test records")
+            metrics[f"{_GROUP}:{column}:{name}:accuracy"] = _public(correct[inside].mean(), "public test records")
+    return metrics
+
+
+def read_utility(metrics: Mapping[str, Metric]) -> Measurements:
+    """What a report may show of a run's metrics: public values only."""
+    shown = {name: metric.value for name, metric in metrics.items() if metric.public}
+    accuracy = tuple(
+        Accuracy(
+            name=words,
+            value=shown[name],
+            is_private_model=name == "test_accuracy",
+            is_twin=name == "twin_test_accuracy",
+        )
+        for name, words in _ACCURACIES.items()
+        if name in shown
+    )
+    return Measurements(
+        accuracy=accuracy,
+        calibration=_calibration(shown),
+        subgroups=_subgroups(shown),
+        withheld=sum(not metric.public for metric in metrics.values()),
+    )
+
+
+def _calibration(shown: Mapping[str, float]) -> Calibration | None:
+    if "test_ece" not in shown or "test_mce" not in shown:
+        return None
+    numbers = sorted(
+        int(name.split(":")[1]) for name in shown if name.startswith(f"{_BIN}:") and name.endswith(":records")
+    )
+    found = [
+        Bin(
+            records=int(shown[f"{_BIN}:{k}:records"]),
+            confidence=shown[f"{_BIN}:{k}:confidence"],
+            accuracy=shown[f"{_BIN}:{k}:accuracy"],
+        )
+        for k in numbers
+    ]
+    return Calibration(expected_error=shown["test_ece"], maximum_error=shown["test_mce"], bins=tuple(found))
+
+
+def _subgroups(shown: Mapping[str, float]) -> tuple[Subgroup, ...]:
+    found = []
+    for name, records in shown.items():
+        if name.startswith(f"{_GROUP}:") and name.endswith(":records") and records >= _FEWEST_IN_GROUP:
+            stem = name.removesuffix(":records")
+            column, value = stem.removeprefix(f"{_GROUP}:").split(":", 1)
+            accuracy = shown[f"{stem}:accuracy"]
+            lower, upper = _wilson(accuracy, int(records))
+            found.append(
+                Subgroup(column=column, value=value, records=int(records), accuracy=accuracy, lower=lower, upper=upper)
+            )
+    return tuple(found)
+
+
+def _wilson(share: float, records: int) -> tuple[float, float]:
+    """95 % interval of a share: Wilson 1927."""
+    z2 = _Z95**2 / records
+    centre = (share + z2 / 2) / (1 + z2)
+    half = _Z95 * math.sqrt(share * (1 - share) / records + z2 / (4 * records)) / (1 + z2)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    chances, right = np.asarray(probabilities, dtype=np.float64), np.asarray(labels)
+    if chances.ndim != 2 or right.shape != chances.shape[:1] or not len(right):
+        raise InvalidArgument(
+            f"probabilities and labels must have shapes (records, classes) and (records,), got {chances.shape} and "
+            f"{right.shape}. Give one row and one label a record."
+        )
+    if not np.isfinite(chances).all() or (chances < 0).any() or (abs(chances.sum(axis=1) - 1) > 1e-4).any():
+        raise InvalidArgument(
+            "probabilities must be ≥ 0 and sum to 1 in every row, got others. Apply a softmax to the model's outputs."
+        )
+    if not np.issubdtype(right.dtype, np.integer) or right.min() < 0 or right.max() >= chances.shape[1]:
+        raise InvalidArgument(f"labels must be whole numbers below {chances.shape[1]}, got others. Give class indices.")
+    return np.minimum(chances, 1.0), right.astype(np.int64)
+
+
+def _same_length(values: Sequence[str], labels: NDArray[np.int64], column: str) -> None:
+    if len(values) != len(labels):
+        raise InvalidArgument(
+            f"groups must have one value a record, got {len(values)} for {len(labels)} records in {column!r}."
+        )
+    if ":" in column:
+        raise InvalidArgument(f"a column of groups must be named without a colon, got {column!r}. Rename it.")
+
+
+def _public(value: float, what: str) -> Metric:
+    return Metric(value=float(value), public=True, what=what)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Evaluation on private records that was paid for: noisy counts of right and wrong predictions.
+#
+# A record lies in one cell of each table: right or wrong, by confidence, by class, by subgroup. Each table is one
+# private histogram with its share of the budget. See ``docs/proofs/private-evaluation.md``.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+Predictions: TypeAlias = tuple[Numbers, Numbers] | tuple[Numbers, Numbers, Mapping[str, Sequence[object]]]
+"""Probabilities [records, classes], right classes [records], and each record's value in every column of groups."""
+
+_OTHER = "other"
+_ALL, _CONFIDENCE, _CLASS = "all", "confidence", "class"
+
+
+def measure_private_utility(
+    read: Callable[[], Predictions],
+    *,
+    classes: Sequence[str],
+    epsilon: float,
+    delta: float = 0.0,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    bins: int = 15,
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    records: str = "private records",
+    disjoint: bool = False,
+    ledger: Account | Reservation | None = None,
+    run: RunFolder | None = None,
+    randomness: KeyedRNG | None = None,
+) -> Evaluation:
+    """Accuracy, calibration and subgroups of a model on private records, bought with a budget of their own.
+
+    When: there are no public records of the kind. With public ones use `utility`, which costs nothing.
+
+    Guarantee: (ε, δ)-differentially private for one record of `read()` under `relation`: what is returned, written and
+    raised depends on the records through the noisy counts alone. All of it is charged to the ledger, and noted in the
+    run folder, before `read` is called; a failure after that leaves the charge. A record that is not finite, or whose
+    class is none, counts nowhere.
+
+    Args:
+        read: reads the records and predicts; called once. It must treat records alone.
+        classes: names of the classes, in the order of the probabilities. Declared, never read from the records.
+        epsilon: > 0.
+        delta: in [0, 1); 0 adds discrete Laplace noise, more adds Gaussian noise, which is less for many subgroups.
+        groups: for each column the values it may have; any other value counts as ``other``. Each column is one more
+            table, and shares the budget.
+        bins: equal parts of confidence from 1 / classes to 1, ≥ 1.
+        relation: which sets of records are neighbours; with a run, the run's own.
+        records: what the records are, in public words, for the report.
+        disjoint: declares that nobody's data are both here and in the records that the model was trained on; what is
+            spent here is then not added to what training spent.
+        ledger: the account of these records.
+        run: of the model; the answer is written into its folder, for reports.
+        randomness: of the noise; None takes a fresh key.
+
+    Raises:
+        BudgetExceeded: it does not fit the ledger's account; nothing was read.
+        InvalidArgument: an argument is out of its range, the run protects more than single records, or `read` gave
+            something else than predictions.
+
+    References:
+        Guo, Pleiss, Sun and Weinberger 2017, equation 3, for the bins.
+    """
+    layout = _Layout(classes=tuple(classes), groups={k: tuple(v) for k, v in (groups or {}).items()}, bins=bins)
+    relation = relation if run is None else _relation_of(run)
+    shares = make_budget(epsilon=epsilon, delta=delta).split(*(1 for _ in layout.tables))
+    key = KeyedRNG() if randomness is None else randomness
+    mechanisms = [
+        PrivateHistogram(budget=share, categories=tuple(range(2 * len(values))), relation=relation, randomness=key)
+        for share, values in zip(shares, layout.tables.values(), strict=True)
+    ]
+    event = compose([mechanism.event() for mechanism in mechanisms])
+    evaluation = Evaluation(
+        records=records,
+        event=event,
+        epsilon=epsilon,
+        delta=delta,
+        relation=relation,
+        stddev=max(map(_stddev, mechanisms)),
+        disjoint=disjoint,
+        charge=_charged(ledger, event=event, records=records, run=run, relation=relation),
+        head="" if run is None else run.chain_head,
+    )
+    earlier = () if run is None else run.evaluations
+    if run is not None:
+        # Before the records are read: what was paid for and gave no answer is counted all the same.
+        run.write_evaluations((*earlier, evaluation))
+    cells = layout.cells(read())
+    noisy = [mechanism.release(cells[name]) for mechanism, name in zip(mechanisms, layout.tables, strict=True)]
+    evaluation = replace(evaluation, tables=layout.told(noisy))
+    if run is not None:
+        run.write_evaluations((*earlier, evaluation))
+    return evaluation
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """The tables, fixed before anything is read; cell 2k holds the right ones of value k, cell 2k + 1 the others."""
+
+    classes: tuple[str, ...]
+    groups: Mapping[str, tuple[str, ...]]
+    bins: int
+
+    def __post_init__(self) -> None:
+        checks.integer(1, bins=self.bins)
+        if len(set(self.classes)) != len(self.classes) or len(self.classes) < 2:
+            raise InvalidArgument(f"classes must be at least two different names, got {self.classes!r}. Declare them.")
+        for column, values in self.groups.items():
+            if column in (_ALL, _CONFIDENCE, _CLASS) or _OTHER in values or len(set(values)) != len(values):
+                raise InvalidArgument(
+                    f"groups must hold different values other than 'other', by columns not called 'all', 'confidence' "
+                    f"or 'class', got {column!r}: {values!r}. Rename the column, or declare each value once."
+                )
+
+    @property
+    def tables(self) -> dict[str, tuple[str, ...]]:
+        """The values of each table, in order."""
+        low = 1 / len(self.classes)
+        edges = [low + (1 - low) * k / self.bins for k in range(self.bins + 1)]
+        parts = tuple(f"{a:.6f} to {b:.6f}" for a, b in pairwise(edges))
+        columns = {name: (*values, _OTHER) for name, values in self.groups.items()}
+        return {_ALL: (_ALL,), _CONFIDENCE: parts, _CLASS: self.classes, **columns}
+
+    def cells(self, predictions: Predictions) -> dict[str, NDArray[np.int64]]:
+        """For each table the cell of every record; −1 for a record that counts nowhere."""
+        chances, labels = to_float_array(predictions[0], "probabilities"), to_float_array(predictions[1], "labels")
+        chances = chances.reshape(0, len(self.classes)) if not chances.size else chances
+        if chances.ndim != 2 or chances.shape[1] != len(self.classes):
+            raise InvalidArgument(f"probabilities must have shape (records, {len(self.classes)}), got another.")
+        if labels.shape != (len(chances),):
+            raise InvalidArgument("labels must be one class per record, got another shape. Give numbers from 0.")
+        known = np.isfinite(chances).all(axis=1) & np.isin(labels, np.arange(len(self.classes)))
+        # What is not finite is in no cell; zeros only keep the arithmetic below quiet.
+        chances, right = np.where(known[:, None], chances, 0.0), np.where(known, labels, 0).astype(np.int64)
+        wrong = (chances.argmax(axis=1) != right).astype(np.int64)
+        low = 1 / len(self.classes)
+        place = np.ceil((np.clip(chances.max(axis=1), low, 1.0) - low) / (1 - low) * self.bins).astype(np.int64) - 1
+        found = {_ALL: np.zeros_like(right), _CONFIDENCE: np.clip(place, 0, self.bins - 1), _CLASS: right}
+        for column, values in self.groups.items():
+            found[column] = _positions(predictions, column, values, len(right))
+        return {name: np.where(known, 2 * value + wrong, -1) for name, value in found.items()}
+
+    def told(self, noisy: Sequence[NDArray[np.int64]]) -> tuple[NoisyTable, ...]:
+        """The noisy cells of all tables, by name."""
+        return tuple(
+            NoisyTable(name=name, values=values, right=tuple(counts[0::2].tolist()), wrong=tuple(counts[1::2].tolist()))
+            for (name, values), counts in zip(self.tables.items(), noisy, strict=True)
+        )
+
+
+def _positions(predictions: Predictions, column: str, values: tuple[str, ...], records: int) -> NDArray[np.int64]:
+    told = predictions[2] if len(predictions) == 3 else {}
+    if column not in told or len(told[column]) != records:
+        raise InvalidArgument(f"groups must hold one value per record for {column!r}, got none or another number.")
+    number = {value: place for place, value in enumerate(values)}
+    return np.array([number.get(str(value), len(values)) for value in told[column]], dtype=np.int64)
+
+
+def _charged(
+    ledger: Account | Reservation | None,
+    *,
+    event: Event,
+    records: str,
+    run: RunFolder | None,
+    relation: NeighboringRelation,
+) -> str | None:
+    if ledger is None:
+        return None
+    name = "" if run is None else run.path.name
+    note = f"evaluation on {records}"
+    paid = ledger.charge(event, note=note, run=name, relation=relation, unit=PrivacyUnit.EXAMPLE)
+    return paid.digest
+
+
+def _relation_of(run: RunFolder) -> NeighboringRelation:
+    """The run's own relation; its unit must be one record, for a user's records may lie in many cells."""
+    claim = run.guarantee
+    unit = PrivacyUnit(str(run.plan.get("privacy_unit", "example"))) if claim is None else claim.unit
+    if unit is not PrivacyUnit.EXAMPLE:
+        raise InvalidArgument(
+            f"run must protect single records to be evaluated on private ones, got one that protects a {unit.value}: "
+            f"how many records a {unit.value} has here is not bounded. Measure on public records."
+        )
+    if claim is not None:
+        return claim.relation
+    return NeighboringRelation(str(run.plan.get("neighboring_relation", "add_or_remove_one")))
+
+
+def _stddev(mechanism: PrivateHistogram) -> float:
+    """Standard deviation of the noise on each cell."""
+    scale = float(mechanism.noise.scales[0])
+    if not isinstance(mechanism.budget, PureBudget):
+        return scale
+    # Discrete Laplace of ratio e^(−1/b): variance 2r/(1 − r)² = 1/(2 sinh²(1/2b)).
+    return 1 / (math.sqrt(2) * math.sinh(1 / (2 * scale)))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What noisy counts say: shares with intervals for chance and noise together, calibration, and what all of it cost.
+#
+#     right − p·(right + wrong) has mean 0 and variance n p (1 − p) + σ² (p² + (1 − p)²)                          (1)
+#
+# An interval holds every p for which (1) explains what was seen; without noise it is Wilson's.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_NORMAL = 1.959963984540054
+# The 95 % interval of a Laplace variable, in its standard deviations: ln 20 / √2.
+_LAPLACE = math.log(20) / math.sqrt(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Counts:
+    """Noisy numbers of right and wrong ones, each with noise of variance `variance`."""
+
+    right: float
+    wrong: float
+    variance: float
+
+
+def proportion_interval(right: float, wrong: float, *, stddev: float, width: float = _NORMAL) -> tuple[float, float]:
+    """The 95 % interval of a share of right answers, for chance and noise together, by (1).
+
+    Args:
+        right: noisy count of right ones.
+        wrong: noisy count of wrong ones.
+        stddev: standard deviation of the noise on each, ≥ 0.
+        width: of the interval in standard deviations; more than 1.96 for noise with heavier tails.
+
+    Returns:
+        Lower and upper end in [0, 1]; (0, 1) where the counts say nothing.
+
+    Example:
+        >>> low, high = proportion_interval(80, 20, stddev=0.0)
+        >>> round(low, 4), round(high, 4)
+        (0.7112, 0.8666)
+    """
+    total = right + wrong
+    # The number of records in (1) is only known with noise: more of them are more variance.
+    records = max(total, 0.0) + width * math.sqrt(2) * stddev
+    square, noise = width**2, (width * stddev) ** 2
+    # (right − p·total)² ≤ width² (records p (1 − p) + σ² (1 − 2p + 2p²)), as a p² + b p + c ≤ 0.
+    a = total**2 + square * records - 2 * noise
+    b = -2 * right * total - square * records + 2 * noise
+    c = right**2 - noise
+    inside = b * b - 4 * a * c
+    if total <= 0 or a <= 0 or inside < 0:
+        return 0.0, 1.0
+    root = math.sqrt(inside)
+    low, high = (-b - root) / (2 * a), (-b + root) / (2 * a)
+    return (0.0, 1.0) if low > 1 or high < 0 else (max(0.0, low), min(1.0, high))
+
+
+def joint_epsilon(
+    evaluations: Sequence[Evaluation],
+    trained: Event,
+    *,
+    claimed: float,
+    delta: float,
+    relation: NeighboringRelation,
+) -> float | None:
+    """ε at `delta` of training and all evaluations; None where no accountant composes them.
+
+    `trained` are the events of training and `claimed` its ε. Where the claim is more than the events come to (a budget
+    that was spent step by step), pure ε of evaluations are added to the claim.
+
+    Those on records that are declared disjoint from the training records are composed among themselves: nobody pays for
+    both, so the larger of the two sums holds for everybody.
+    """
+    ours = [one.event for one in evaluations if not one.disjoint]
+    others = [one.event for one in evaluations if one.disjoint]
+    try:
+        apart = accounting.epsilon(compose(others), delta, relation=relation).upper
+        alone = accounting.epsilon(trained, delta, relation=relation).upper
+        if claimed <= alone * (1 + 1e-9):
+            return max(apart, accounting.epsilon(compose([trained, *ours]), delta, relation=relation).upper)
+        return max(apart, claimed + accounting.epsilon(compose(ours), 0.0, relation=relation).upper)
+    except (AccountingError, UnsupportedEvent):
+        return None
+
+
+def summarize_evaluation(evaluation: Evaluation) -> PrivateEvaluation:
+    """What a report says of one evaluation."""
+    width = _NORMAL if _is_gaussian(evaluation.event) else _LAPLACE
+    return PrivateEvaluation(
+        records=evaluation.records,
+        epsilon=evaluation.epsilon,
+        delta=evaluation.delta,
+        disjoint=evaluation.disjoint,
+        charged=evaluation.charge is not None,
+        noise=evaluation.stddev,
+        shares=() if evaluation.tables is None else tuple(_shares(evaluation, evaluation.tables, width)),
+        calibration=_paid_calibration(evaluation),
+        calibration_noise=_calibration_noise(evaluation),
+    )
+
+
+def _is_gaussian(event: Event) -> bool:
+    inner = event.event if isinstance(event, SelfComposed) else event
+    return isinstance(inner, Gaussian | NoOp)
+
+
+def _shares(evaluation: Evaluation, tables: Sequence[NoisyTable], width: float) -> list[NoisyAccuracy]:
+    """All records first, then every value of classes and columns."""
+    variance = evaluation.stddev**2
+    found = [_share("all", "all", _of_all(tables, variance), width)]
+    for table in tables:
+        if table.name in ("all", "confidence"):
+            continue
+        for value, right, wrong in zip(table.values, table.right, table.wrong, strict=True):
+            counts = _Counts(right=right, wrong=wrong, variance=variance)
+            found.append(_share(table.name, value, counts, width))
+    return found
+
+
+def _of_all(tables: Sequence[NoisyTable], variance: float) -> _Counts:
+    """Every table counts the same records, so their sums are averaged, each by the inverse of its noise."""
+    weights = [1 / len(table.values) for table in tables]
+    total = math.fsum(weights)
+    right = math.fsum(weight * sum(table.right) for weight, table in zip(weights, tables, strict=True)) / total
+    wrong = math.fsum(weight * sum(table.wrong) for weight, table in zip(weights, tables, strict=True)) / total
+    return _Counts(right=right, wrong=wrong, variance=variance / total)
+
+
+def _share(column: str, value: str, counts: _Counts, width: float) -> NoisyAccuracy:
+    total = counts.right + counts.wrong
+    low, high = proportion_interval(counts.right, counts.wrong, stddev=math.sqrt(counts.variance), width=width)
+    share = counts.right / total if total > 0 else 0.5
+    return NoisyAccuracy(
+        column=column,
+        value=value,
+        records=max(0, round(total)),
+        records_noise=math.sqrt(2 * counts.variance),
+        accuracy=min(max(share, low), high),
+        lower=low,
+        upper=high,
+    )
+
+
+def _middles(table: NoisyTable) -> list[float]:
+    """The middle of each part of confidence, which stands for all confidences in it."""
+    return [sum(map(float, value.split(" to "))) / 2 for value in table.values]
+
+
+def _paid_calibration(evaluation: Evaluation) -> Calibration | None:
+    """ECE with the middles of the bins in place of mean confidences; None where the counts say nothing."""
+    table = evaluation.table("confidence")
+    if table is None or evaluation.tables is None:
+        return None
+    counts = _of_all(evaluation.tables, 1.0)
+    total = counts.right + counts.wrong
+    if total <= 0:
+        return None
+    gaps, bins = [], []
+    for middle, right, wrong in zip(_middles(table), table.right, table.wrong, strict=True):
+        gaps.append(abs(right - middle * (right + wrong)))
+        # Bins in which noise hides whether there is anybody are not drawn.
+        if right + wrong > 3 * math.sqrt(2) * evaluation.stddev:
+            share = min(1.0, max(0.0, right / (right + wrong)))
+            bins.append(Bin(records=round(right + wrong), confidence=middle, accuracy=share))
+    largest = max((abs(part.accuracy - part.confidence) for part in bins), default=0.0)
+    return Calibration(
+        expected_error=min(1.0, math.fsum(gaps) / total), maximum_error=min(1.0, largest), bins=tuple(bins)
+    )
+
+
+def _calibration_noise(evaluation: Evaluation) -> float | None:
+    """What ECE would be, about, from noise alone: the mean of |noise| over all bins."""
+    table = evaluation.table("confidence")
+    if table is None or evaluation.tables is None:
+        return None
+    counts = _of_all(evaluation.tables, 1.0)
+    total = max(1.0, counts.right + counts.wrong)
+    spreads = [evaluation.stddev * math.hypot(1 - middle, middle) for middle in _middles(table)]
+    return min(1.0, math.sqrt(2 / math.pi) * math.fsum(spreads) / total)

@@ -1,0 +1,183 @@
+"""The clipping bounds of one run: which parameters are clipped together, to what, and what bounds learn."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from sordino.clipping import QuantileClipping, QuantileThresholds
+from sordino.errors import NonPrivateStep
+from sordino.gradients import Contributions, Recorder
+from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward
+from sordino.mechanisms import TensorGaussianMechanism
+from sordino.training.noisy_releases import LossSum
+from sordino.training.plan import StepPlan
+
+__all__ = ["ClippedSumAccumulator", "accumulation_dtype"]
+
+
+class ClippedSumAccumulator:
+    """Clips chunks by the step's plan; adaptive bounds are carried from step to step.
+
+    Guarantee: the sum of a record's clipped gradients has norm at most the plan's bound, or the adapted ones taken
+    together. Adapted bounds are functions of what `finish` released.
+
+    Args:
+        capture: names the parameters.
+    """
+
+    def __init__(self, capture: Contributions) -> None:
+        self._capture = capture
+        self._moving: QuantileThresholds | None = None
+        self._names: tuple[tuple[str, ...], ...] = ()
+        self._groups: list[list[nn.Parameter]] = []
+        self._numbers: list[int] = []
+        self._bounds: tuple[float, ...] = ()
+        self._counts: Tensor | None = None
+        self._now: StepPlan | None = None
+        self._saved: tuple[float, ...] | None = None
+        self._losses: LossSum | None = None
+        self.released_loss: float | None = None
+
+    def begin(self, now: StepPlan) -> None:
+        """Fix the groups and bounds of a logical batch."""
+        parameters = self._capture.trainable()
+        # The groups hold their parameters, so that a number is always that of the same one.
+        same = now is self._now and list(map(id, parameters)) == self._numbers
+        if same and self._moving is None and now.loss_curve is None:
+            return
+        self._numbers = list(map(id, parameters))
+        sizes = {self._capture.names[parameter]: parameter.numel() for parameter in parameters}
+        by_name = {self._capture.names[parameter]: parameter for parameter in parameters}
+        names = now.clipping.groups(sizes)
+        if self._moving is not None and names != self._names:
+            raise NonPrivateStep(
+                "trained parameters must stay the same while bounds adapt, got others. Unfreeze between runs only."
+            )
+        self._names, self._now = names, now
+        self._groups = [[by_name[name] for name in group] for group in names]
+        self._bounds = now.clipping.thresholds(sizes, max_grad_norm=now.max_grad_norm)
+        self._counts = None
+        self._losses = None if now.loss_curve is None else LossSum(now.loss_curve, now.neighboring_relation)
+        if isinstance(now.clipping, QuantileClipping):
+            if self._moving is None:
+                self._moving = now.clipping.begin(self._bounds)
+                self._moving.values = self._saved or self._moving.values
+            self._bounds = self._moving.values
+            self._moving.joint(now.neighboring_relation, now.gradient_multiplier)
+            self._counts = torch.zeros(len(names), dtype=torch.float64)
+
+    def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:
+        """Clip what was recorded and add it to `into`; a chunk of no records adds nothing."""
+        assert self._now is not None
+        if isinstance(self._capture, Recorder) and self._capture.takes_sums:
+            if records:
+                self._capture.add_taken_sums(into)
+            return
+        squares = self._capture.squared_bounds(self._groups if len(self._groups) > 1 else None)
+        squares = squares[None] if squares.dim() == 1 else squares
+        if not records:
+            return
+        factors = self.clip(squares)
+        self._capture.add_weighted_sums(factors if len(self._groups) > 1 else factors[0], into=into, last=True)
+
+    def clip(self, squares: Float[Tensor, "G B"]) -> Float[Tensor, "G B"]:
+        """The factors of a chunk's records, which are counted for bounds that adapt: once each."""
+        if self._moving is not None and self._counts is not None:
+            self._counts += self._moving.below(_finite(squares)).to(self._counts.device)
+        return self.factors(squares)
+
+    def early(self) -> NormsInBackward:
+        """The groups of the open batch, to be measured while the backward pass runs."""
+        return NormsInBackward(self._groups)
+
+    def blocks(self) -> GroupwiseInBackward:
+        """The groups of the open batch, to be clipped while the backward pass runs."""
+        return GroupwiseInBackward(self._groups, self.factors)
+
+    def passes(self, records: int, shared: set[nn.Parameter]) -> TwoPassBackward:
+        """The groups of the open batch, to be clipped between two backward passes through `records` that count."""
+        return TwoPassBackward(self._groups, self.clip if records else self.factors, shared=shared)
+
+    def factors(self, squares: Float[Tensor, "G B"], groups: Sequence[int] | None = None) -> Float[Tensor, "G B"]:
+        """The factor of each record in each group, or in the `groups` with these numbers, from squares of bounds."""
+        assert self._now is not None
+        bounds = self._bounds if groups is None else [self._bounds[group] for group in groups]
+        rows = zip(_finite(squares), bounds, strict=True)
+        return torch.stack([self._now.clipping.factors(row, max_grad_norm=bound) for row, bound in rows])
+
+    @property
+    def groups(self) -> Sequence[Sequence[nn.Parameter]]:
+        """The parameters that are clipped together in the open batch."""
+        return self._groups
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The bound of each group in the open batch."""
+        return self._bounds
+
+    def add_losses(self, losses: Float[Tensor, " B"]) -> None:
+        """Take in the losses of a chunk, for the plan's loss curve."""
+        if self._losses is not None:
+            self._losses.add(losses)
+
+    def mechanism(self) -> tuple[TensorGaussianMechanism, list[Tensor]]:
+        """The noise for the clipped sum, and what must be released together with it under the same noise.
+
+        Counts and losses take their shares one after the other: 1/z² is the sum of all shares.
+        """
+        now = self._now
+        assert now is not None
+        if self._moving is None and self._losses is None:
+            return now.mechanism, []
+        sensitivity, beside = now.sensitivity, []
+        if self._moving is not None and self._counts is not None:
+            scale, sensitivity = self._moving.joint(now.neighboring_relation, now.gradient_multiplier)
+            self._counts *= scale
+            beside.append(self._counts)
+        if now.loss_curve is not None and self._losses is not None:
+            scale, sensitivity = now.loss_curve.joint(sensitivity)
+            beside.append(self._losses.scaled(scale))
+        return TensorGaussianMechanism(noise_multiplier=now.noise_multiplier, l2_sensitivity=sensitivity), beside
+
+    def held(self) -> list[Tensor]:
+        """Sums that are kept here instead of in `into`: none."""
+        return []
+
+    def learn(self, released: Sequence[Tensor]) -> None:
+        """Move the bounds by what was released, and keep the released loss."""
+        now, sensitivity = self._now, 0.0
+        if now is None or not released:
+            return
+        if self._moving is not None:
+            scale, sensitivity = self._moving.joint(now.neighboring_relation, now.gradient_multiplier)
+            counts = [float(value) / scale for value in released[0]]
+            self._moving.update(counts, expected_batch_size=now.expected_batch_size)
+        if now.loss_curve is not None:
+            scale, _ = now.loss_curve.joint(sensitivity or now.sensitivity)
+            self.released_loss = now.loss_curve.mean(
+                float(released[-1]),
+                scale=scale,
+                relation=now.neighboring_relation,
+                expected_batch_size=now.expected_batch_size,
+            )
+
+    def state_dict(self) -> dict[str, object]:
+        """The adapted bounds, as plain JSON types: they were released, so they are no secret."""
+        return {"bounds": self._saved and list(self._saved) if self._moving is None else list(self._moving.values)}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on from the bounds of `state_dict`, from the next batch on."""
+        bounds = state["bounds"]
+        self._saved = tuple(map(float, bounds)) if isinstance(bounds, list) else None
+
+
+def _finite(squares: Float[Tensor, "G B"]) -> Float[Tensor, "G B"]:
+    """A record that is not finite in one group contributes zero in all of them."""
+    return torch.where(squares.isfinite().all(0), squares, torch.inf)
+
+
+def accumulation_dtype(parameter: nn.Parameter) -> torch.dtype:
+    """Sums of half-precision gradients are held in float32."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32

@@ -1,0 +1,156 @@
+"""The step of `fit` as compiled graphs: the engine's own forward, norms and sums without Python in between.
+
+Batches of Poisson sampling have other sizes each time. Graphs are made for a few public sizes, and a batch is filled up
+to the next one with copies of its first record that weigh nothing. Noise stays outside, where it always is.
+"""
+
+import math
+import shutil
+from collections.abc import Callable, Hashable, Sequence
+from os import environ
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from sordino.clipping import AdaClip, QuantileClipping
+from sordino.errors import InvalidArgument, UnsupportedModule
+from sordino.gradients import GradientCapture
+from sordino.gradients.step_graphs import StepGraphs, trace_step
+from sordino.schedules import Schedule
+from sordino.training.accumulators import ClippedSumAccumulator
+from sordino.training.loss_tracing.loss_tracer import module_state_key
+from sordino.training.plan import Plan
+from sordino.training.probing.synthetic import SyntheticRecords
+from sordino.training.probing.torch_modes import PublicDivisor
+from sordino.training.pytree import map_tensors, tensors_in
+
+__all__ = ["CompiledStep", "padded_size"]
+
+
+# What the graphs give may differ from the ordinary way by other orders of additions.
+_SAME = 1e-5
+
+
+def padded_size(records: int, expected_batch_size: float) -> int:
+    """The public size to which a batch of `records` is filled up.
+
+    Example:
+        >>> [padded_size(records, 512.0) for records in (1, 480, 500, 530)]
+        [64, 512, 512, 576]
+    """
+    # A power of two, at least two standard deviations of the size: most batches need one of two sizes.
+    width = 1 << max(0, math.ceil(math.log2(2 * max(expected_batch_size, 1) ** 0.5)))
+    return -(-records // width) * width
+
+
+class CompiledStep:
+    """Chunks of `fit` through compiled graphs, one pair for each public size and state of the model.
+
+    Guarantee: the clipped sums are those of `Bounds.add`, up to the order of additions. What the graphs don't cover
+    (a record that is not finite, norms out of range) is computed the ordinary way.
+
+    Args:
+        capture: hooks on the model.
+        plan: with fixed bounds.
+        loss: ``loss(model, *batch)``, one value per record.
+
+    Raises:
+        InvalidArgument: the plan's bounds adapt or change, or there is no C++ compiler.
+    """
+
+    def __init__(self, capture: GradientCapture, plan: Plan, loss: Callable[..., Tensor]) -> None:
+        _check_plan(plan)
+        _check_compiler()
+        self._capture, self._plan, self._loss = capture, plan, loss
+        self._graphs: dict[Hashable, StepGraphs] = {}
+
+    def sums(self, bounds: ClippedSumAccumulator, batch: tuple[object, ...]) -> dict[nn.Parameter, Tensor] | None:
+        """The clipped sums of a chunk, by the `bounds` of the open step; None where only the ordinary way will do."""
+        tensors = list(tensors_in(batch))
+        records = tensors[0].shape[0]
+        size = padded_size(records, self._plan.at(0).expected_batch_size)
+        if any(tensor.dim() == 0 or tensor.shape[0] != records for tensor in tensors):
+            raise UnsupportedModule(
+                "batch must hold one row per record in each tensor to be compiled, got another. Leave compile out."
+            )
+        shapes = tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors)
+        key = (size, shapes, bounds.values, module_state_key(self._capture.model))
+        if key not in self._graphs:
+            self._graphs[key] = self._record(bounds, batch, records, size)
+        counted = torch.arange(size, device=tensors[0].device) < records
+        return self._graphs[key].run([_filled(tensor, size) for tensor in tensors], counted)
+
+    def _record(self, bounds: ClippedSumAccumulator, batch: tuple[object, ...], records: int, size: int) -> StepGraphs:
+        model = self._capture.model
+        made_up = SyntheticRecords(batch, rows=records, count=size, pattern="zeros")
+        first = made_up.batch(range(size))
+
+        def losses(*tensors: Tensor) -> Tensor:
+            parts = iter(tensors)
+            with PublicDivisor():
+                return self._loss(model, *map_tensors(lambda _: next(parts), batch))  # pyright: ignore[reportGeneralTypeIssues]
+
+        graphs = trace_step(self._capture, losses, list(tensors_in(first)), bounds.factors, bounds.groups, _compiled)
+        other = list(tensors_in(made_up.batch(range(size, 0, -1))))
+        self._compare(bounds, graphs, losses, other)
+        return graphs
+
+    def _compare(
+        self, bounds: ClippedSumAccumulator, graphs: StepGraphs, losses: Callable[..., Tensor], batch: Sequence[Tensor]
+    ) -> None:
+        """Made-up records give the same sums both ways."""
+        counted = torch.ones(len(batch[0]), dtype=torch.bool, device=batch[0].device)
+        sums = graphs.run(batch, counted)
+        ordinary: dict[nn.Parameter, Tensor] = {}
+        with self._capture.recording(records=len(batch[0])):
+            losses(*batch).sum().backward()
+        bounds.add(ordinary, records=len(batch[0]))
+        self._capture.discard()
+        same = sums is None or (
+            sums.keys() == ordinary.keys()
+            and all(_close(sums[parameter], total) for parameter, total in ordinary.items())
+        )
+        if not same:
+            raise UnsupportedModule(
+                "model and loss must give the same sums compiled as they are, got others: something depends on values "
+                "or on the outside. Leave compile out."
+            )
+
+
+def _close(sums: Tensor, ordinary: Tensor) -> bool:
+    return bool((sums - ordinary).abs().max() <= _SAME * (ordinary.abs().max() + 1e-6))
+
+
+def _filled(tensor: Tensor, size: int) -> Tensor:
+    missing = size - tensor.shape[0]
+    return torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) if missing else tensor
+
+
+def _compiled(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    # The graph is one of plain operations already: what torch.compile does ahead of the compiler, in every call, is
+    # not needed.
+    from torch._inductor import compile as compiled
+
+    with torch.no_grad():
+        return cast("Callable[..., Sequence[Tensor]]", compiled(graph, list(inputs)))
+
+
+def _check_plan(plan: Plan) -> None:
+    reasons = {
+        "secure_noise": plan.secure_noise,
+        "a loss curve": plan.loss_curve is not None,
+        "AdaClip": isinstance(plan.clipping, AdaClip),
+        "bounds that adapt": isinstance(plan.clipping, QuantileClipping),
+        "a schedule of max_grad_norm": isinstance(plan.max_grad_norm, Schedule),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise InvalidArgument(f"compile must be False with {reason}, got True. Leave it out.")
+
+
+def _check_compiler() -> None:
+    names = [environ["CXX"]] if "CXX" in environ else ["g++", "clang++", "cl"]
+    if not any(shutil.which(name) for name in names):
+        raise InvalidArgument("compile must be False without a C++ compiler, got True. Install g++ or clang.")

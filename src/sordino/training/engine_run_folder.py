@@ -1,0 +1,529 @@
+"""The run folder of an engine: every step is in its transcript before the step's records are read.
+
+Whatever a crash leaves behind, all that can be seen of the records is in the transcript; who goes on, from the last
+checkpoint or an older one, is charged all of it. Without a folder steps are noted in memory, so that a folder that is
+begun later holds them too.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+from weakref import WeakValueDictionary, finalize
+
+from sordino.definitions import Guarantee
+from sordino.errors import InvalidArgument
+from sordino.events import Event, NonPrivate, NoOp
+from sordino.randomness import KeyedRNG
+from sordino.runs import RunFolder
+from sordino.training.adaptive_budget import AdaptiveBudgetRun
+from sordino.training.charging import ChargeLog
+from sordino.training.distributed import get_distributed_context
+from sordino.training.plan import Plan
+
+__all__ = ["Journal", "JournaledModel", "RUN_FOLDERS", "find_run_folder", "is_open_here", "next_run_folder"]
+
+
+RUN_FOLDERS = "sordino-runs"
+"""Folder of the run folders beside another library's checkpoints."""
+
+
+_LOG = logging.getLogger(__name__)
+
+# Which journal of this process has a folder open: another one that needs it takes it over.
+_OPEN: "WeakValueDictionary[Path, Journal]" = WeakValueDictionary()
+
+
+@dataclass
+class _Steps:
+    """Consecutive steps that charge the same."""
+
+    first: int
+    event: Event
+    receipt: str | None
+    count: int = 1
+
+
+@dataclass(kw_only=True)
+class JournaledModel:
+    """One `make_private`: its plan and key, and the steps of it that no folder holds yet.
+
+    Args:
+        number: which of the engine's models, from 0.
+        plan: what its steps follow.
+        key: commitment to its secret key.
+        seeded: whether the key came from a chosen seed.
+        most: the event that one step charges at most.
+        budget: facts of the budget that chooses its noise, or None.
+    """
+
+    number: int
+    plan: Plan
+    key: str
+    seeded: bool
+    most: Event
+    budget: Mapping[str, object] | None = None
+    _begun_in: object = None
+    _pending: list[_Steps] = field(default_factory=list)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether it has steps that no folder holds."""
+        return bool(self._pending)
+
+    def note(self, step: int, event: Event, receipt: str | None) -> None:
+        """Remember a step that no folder holds."""
+        last = self._pending[-1] if self._pending else None
+        if last is not None and last.first + last.count == step and (last.event, last.receipt) == (event, receipt):
+            last.count += 1
+        else:
+            self._pending.append(_Steps(step, event, receipt))
+
+    def write(self, folder: RunFolder, step: int, event: Event, receipt: str | None, *, diagnosed: bool) -> None:
+        """Write a step, and before its first one in this opening of the folder that a segment begins."""
+        if self._begun_in is not folder or folder.next_step(self.number) != step:
+            own = _body(self.plan)
+            folder.begin(
+                # A key stands once: what follows in another segment has other numbers of the same streams.
+                key=self.key if self._begun_in is None else None,
+                first_step=step,
+                most=self.most,
+                seeded=self.seeded,
+                model=self.number,
+                plan=None if folder.plan == own else own,
+                diagnosed=diagnosed,
+            )
+            self._begun_in = folder
+        folder.append(step=step, event=event, epsilon=None, charge=receipt, model=self.number)
+
+    def flush(self, folder: RunFolder, *, diagnosed: bool) -> int:
+        """Write what was noted; returns how many lines that are."""
+        written = 0
+        for steps in self._pending:
+            for step in range(steps.first, steps.first + steps.count):
+                self.write(folder, step, steps.event, steps.receipt, diagnosed=diagnosed)
+                written += 1
+        self._pending.clear()
+        return written
+
+
+class Journal:
+    """What an engine charged, on disk once it has a folder. Of several processes the first one writes.
+
+    Guarantee: when `charge` returns, the step's line is with the operating system, and a killed process loses none;
+    the disk has it within a second, and before `note` or `finish` returns.
+
+    Args:
+        charges: the engine's own record; what a folder held before is added to it.
+    """
+
+    def __init__(self, charges: ChargeLog) -> None:
+        self._charges = charges
+        self._models: list[JournaledModel] = []
+        self._holder: dict[str, object] = {"folder": None, "process": os.getpid()}
+        self._choose: Callable[[], Path] | None = None
+        self._cut_off: Callable[[], Path | None] | None = None
+        self._path: Path | None = None
+        self._facts: dict[str, object] = {}
+        self._known = 0
+        self.plans: list[Plan] = []
+        self.seeded = self.diagnosed = self.has_foreign_charges = False
+        self._budget: object = None
+        finalize(self, _close, self._holder)
+
+    # --- opening -------------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path | None:
+        """The run folder; None before there is one."""
+        return self._path
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the folder is open, in the process that opened it."""
+        return self._holder["folder"] is not None and self._holder["process"] == os.getpid()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a folder, or one will be made before the first step."""
+        return self._path is not None or self._choose is not None
+
+    def will_create(
+        self, choose: Callable[[], Path], cut_off: Callable[[], Path | None] | None = None, **facts: object
+    ) -> None:
+        """Make a new folder where `choose` says, before the first step is charged, unless there is one already.
+
+        Args:
+            choose: called when the folder is made; again when another process was faster.
+            cut_off: called before; the folder of a run that never ended, to go on in instead, or None.
+            **facts: public, for run.json.
+        """
+        self._facts |= {name: value for name, value in facts.items() if value is not None}
+        if self._path is None:
+            self._choose, self._cut_off = choose, cut_off
+
+    def open(self, path: str | Path, **facts: object) -> None:
+        """Go on in an existing run folder, or make it before the first step; what it holds is charged here too.
+
+        Raises:
+            InvalidArgument: another process writes it, it is not empty and no run of an engine, or this engine has
+                charged something that is not in it.
+        """
+        path = Path(path)
+        ranks = get_distributed_context()
+        known = ranks.agreed(lambda: self._opened(path, facts))
+        if not ranks.is_first and self._path is None and self._choose is None:
+            self._mirror(cast("Mapping[str, object]", known))
+
+    def _opened(self, path: Path, facts: Mapping[str, object]) -> dict[str, object]:
+        if self._path is not None and self._path.resolve() == path.resolve():
+            self._folder()
+            return {}
+        if self._path is not None or (self._has_steps() and (path / "run.json").is_file()):
+            raise InvalidArgument(
+                f"run folder must be the one that this engine writes, got {str(path)!r} after steps that are not in "
+                "it. Load a checkpoint before the first step, or make a new engine."
+            )
+        if self.has_foreign_charges:
+            raise InvalidArgument(
+                "run folder must hold all that its engine charged, got an engine with charges from load_state_dict. "
+                "Make a new engine with the run folder."
+            )
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            self._path = path
+            try:
+                self._resume()
+            except BaseException:
+                self._path = None
+                raise
+        else:
+            self.will_create(lambda: path, None, **facts)
+        return self._known_facts()
+
+    def _known_facts(self) -> dict[str, object]:
+        return {
+            "charged": self._charges.state_dict(),
+            "plans": [plan.to_json() for plan in self.plans],
+            "seeded": self.seeded,
+            "diagnosed": self.diagnosed,
+            "budget": self._budget,
+        }
+
+    def _mirror(self, known: Mapping[str, object]) -> None:
+        """What the first process read, in another one, which writes nothing."""
+        if not known:
+            return
+        self._charges.load_state_dict(cast("dict[str, object]", known["charged"]))
+        self.plans = [Plan.from_json(text) for text in cast("list[str]", known["plans"])]
+        self.seeded, self.diagnosed = bool(known["seeded"]), bool(known["diagnosed"])
+        self._budget = known["budget"]
+
+    def look_into(self, path: Path) -> None:
+        """Take over what a run folder has charged, without writing to it yet: for an evaluation of its model."""
+        if self._has_steps() or self._path is not None:
+            return
+        self._take_over(RunFolder.open(path))
+        self._path = path
+
+    def _has_steps(self) -> bool:
+        return any(model.has_pending for model in self._models) or self._known > 0
+
+    def _folder(self) -> RunFolder:
+        """The folder, open for writing."""
+        folder = cast("RunFolder | None", self._holder["folder"])
+        if folder is not None:
+            return folder
+        if self._path is None:
+            return self._create()
+        return self._resume()
+
+    def _create(self) -> RunFolder:
+        assert self._choose is not None
+        cut_off = None if self._cut_off is None else self._cut_off()
+        if cut_off is not None:
+            return self._join(cut_off)
+        first = self._models[0]
+        facts = {
+            "id": KeyedRNG().commitment,
+            "open_ended": True,
+            "budget": first.budget,
+            "diagnostics": "private" if self.diagnosed else None,
+            "reproducible": first.seeded,
+        }
+        facts = {name: value for name, value in (self._facts | facts).items() if value is not None}
+        while True:
+            path = self._choose()
+            try:
+                folder = RunFolder.create(path, plan=first.plan.to_json(), meta=facts)
+                break
+            except (OSError, InvalidArgument):
+                # Another process may have taken the name in between.
+                if not path.exists() or self._choose() == path:
+                    raise
+        self._path = path
+        self._hold(folder)
+        self._budget = first.budget
+        for model in self._models:
+            self._known += model.flush(folder, diagnosed=self.diagnosed)
+        return folder
+
+    def _join(self, path: Path) -> RunFolder:
+        """Go on in the folder of a run that never ended: what it has charged is charged here too."""
+        self._path = path
+        try:
+            folder = self._resume()
+        except BaseException:
+            self._path = None
+            raise
+        _LOG.warning(
+            "going on in %s, whose run never ended: all that it charged is charged to this one too. For an account of "
+            "its own end each run, or name another folder.",
+            path,
+        )
+        for model in self._models:
+            self._known += model.flush(folder, diagnosed=self.diagnosed)
+        return folder
+
+    def _resume(self) -> RunFolder:
+        assert self._path is not None
+        other = _OPEN.get(self._path.resolve())
+        if other is not None and other is not self:
+            # Two engines of one process take turns: each is charged what the other wrote.
+            other.let_go()
+        folder = RunFolder.resume(self._path)
+        try:
+            self._take_over(folder)
+        except BaseException:
+            folder.close()
+            raise
+        self._hold(folder)
+        return folder
+
+    def _hold(self, folder: RunFolder) -> None:
+        self._holder["folder"], self._holder["process"] = folder, os.getpid()
+        _OPEN[folder.path.resolve()] = self
+
+    def let_go(self) -> None:
+        """Close the folder; it is opened again when a step comes."""
+        folder = cast("RunFolder | None", self._holder["folder"])
+        if folder is not None and self._holder["process"] == os.getpid():
+            self._holder["folder"] = None
+            folder.close()
+
+    def _take_over(self, folder: RunFolder) -> None:
+        """Charge the lines that are not known here."""
+        if folder.meta.get("open_ended") is not True:
+            raise InvalidArgument(
+                f"run_folder must be one that an engine wrote, got {str(folder.path)!r}, which fit or a recipe wrote. "
+                "Choose another path."
+            )
+        segments = folder.segments()
+        texts = [folder.plan, *(segment.plan for segment in segments if segment.plan is not None)]
+        plans = [Plan.from_json(json.dumps(body)) for body in texts]
+        self._check_same(folder, plans)
+        for line in list(folder)[self._known :]:
+            self._known += 1
+            if not isinstance(line.event, NoOp):
+                self._charges.add(line.event)
+        self.plans = plans
+        self.seeded = self.seeded or any(segment.seeded for segment in segments)
+        shown = folder.meta.get("diagnostics") is not None or any(segment.diagnosed for segment in segments)
+        self.diagnosed = self.diagnosed or shown
+        self._budget = folder.meta.get("budget")
+
+    def _check_same(self, folder: RunFolder, plans: Sequence[Plan]) -> None:
+        """Refuse a folder whose charges can't be told together with those of the models that are here already."""
+        for model in self._models:
+            for name in ("neighboring_relation", "privacy_unit"):
+                if any(getattr(plan, name) is not getattr(model.plan, name) for plan in plans):
+                    raise InvalidArgument(
+                        f"{name} must be that of the run folder {str(folder.path)!r}, got another. Choose the same, or "
+                        "another folder."
+                    )
+            if folder.meta.get("budget") != model.budget:
+                raise InvalidArgument(
+                    f"budget must be that of the run folder, {folder.meta.get('budget')}, got {model.budget}. Give the "
+                    "same AdaptiveBudget, or another run_folder."
+                )
+
+    @property
+    def run_id(self) -> object:
+        """Random name of the run; None without a folder."""
+        return None if self._path is None else RunFolder.open(self._path).meta.get("id")
+
+    def reached(self, model: int) -> int:
+        """One more than the last step of a model that any process charged to the folder."""
+        return 0 if self._path is None else self._folder().reached(model)
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    def model(
+        self, number: int, plan: Plan, randomness: KeyedRNG, adaptive: AdaptiveBudgetRun | None
+    ) -> "JournaledModel":
+        """A model whose steps will be charged here.
+
+        Raises:
+            InvalidArgument: the folder is of a run under another budget.
+        """
+        facts = None if adaptive is None else adaptive.facts()
+        if self._path is not None and self._budget != facts:
+            raise InvalidArgument(
+                f"budget must be that of the run folder, {self._budget}, got {facts}. Give the same AdaptiveBudget, "
+                "or another run_folder."
+            )
+        made = JournaledModel(
+            number=number,
+            plan=plan,
+            key=randomness.commitment,
+            seeded=randomness.reproducible,
+            most=_most(plan) if adaptive is None else adaptive.event(),
+            budget=facts,
+        )
+        self.seeded = self.seeded or made.seeded
+        self._models.append(made)
+        return made
+
+    def catch_up(self) -> None:
+        """Charge what another engine of this process has written to the run folder since."""
+        if self._path is not None:
+            self._folder()
+
+    def charge(self, model: JournaledModel, step: int, event: Event, receipt: str | None) -> None:
+        """Write a step; call it before its records are read."""
+        if not self.is_set:
+            model.note(step, event, receipt)
+            return
+        self._check_there()
+        folder = self._folder()
+        reached = folder.reached(model.number)
+        if step > reached:
+            raise InvalidArgument(
+                f"step must be at most {reached}, where the run folder is, got {step}. Load a checkpoint of this run."
+            )
+        model.write(folder, step, event, receipt, diagnosed=self.diagnosed)
+        self._known += 1
+
+    def _check_there(self) -> None:
+        """Refuse to go on when the folder was deleted or moved: nobody could read what was charged."""
+        if self._path is not None and not (self._path / "transcript.jsonl").is_file():
+            raise InvalidArgument(
+                f"run folder must stay where it is until its run has ended, got none at {str(self._path)!r} any more. "
+                "Put it back; guarantee() still says what this engine has charged."
+            )
+
+    def sync(self) -> None:
+        """Have the disk hold all that was charged; call it before anything is shown or saved."""
+        folder = cast("RunFolder | None", self._holder["folder"])
+        if folder is not None:
+            folder.sync()
+
+    def note(self) -> dict[str, object]:
+        """What a checkpoint says of the run that it belongs to, in plain JSON types; the disk holds the run then."""
+        if not self.is_set or (self._path is None and not self._models):
+            return {"schema": 2, "run": None}
+        self._check_there()
+        opened = cast("RunFolder | None", self._holder["folder"])
+        folder = opened or (RunFolder.open(self._path) if self._path is not None else self._folder())
+        folder.sync()
+        return {
+            "schema": 2,
+            "run": folder.path.name,
+            "id": folder.meta.get("id"),
+            "head": folder.head,
+            "lines": folder.lines,
+        }
+
+    def finish(self, guarantee: Guarantee, model: Mapping[str, object] | None = None) -> None:
+        """Write what was reached, and let others have the folder; it is opened again when a further step comes."""
+        if self._path is None or not get_distributed_context().is_first:
+            return
+        self._check_there()
+        folder = self._folder()
+        if model is not None:
+            folder.save_model(cast("Mapping[str, object]", model))  # pyright: ignore[reportArgumentType]
+        folder.write_guarantee(guarantee)
+        self.let_go()
+
+
+def is_open_here(path: str | Path) -> bool:
+    """Whether an engine of this process has a run folder open."""
+    journal = _OPEN.get(Path(path).resolve())
+    return journal is not None and journal.is_writing
+
+
+def next_run_folder(root: str | Path) -> Path:
+    """A run folder that is not there yet, among those of `root`: numbered from 1."""
+    folder = Path(root) / RUN_FOLDERS
+    taken = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
+    return folder / str(max(taken, default=0) + 1)
+
+
+def find_run_folder(note: Mapping[str, object], near: Sequence[str | Path], *, what: str) -> Path | None:
+    """The run folder that a checkpoint belongs to; None when nothing was charged for it.
+
+    Args:
+        note: what `Journal.note` said when the checkpoint was made.
+        near: run folders, or folders beside or above which it may lie, the likeliest first.
+        what: the checkpoint's name in the caller's own words.
+
+    Raises:
+        InvalidArgument: it is not there, or lacks the lines that came before the checkpoint.
+    """
+    if note.get("schema") != 2 or "run" not in note:
+        raise InvalidArgument(f"{what} must say which run it belongs to, got none: what was spent is not known.")
+    if note["run"] is None:
+        return None
+    for place in near:
+        for base in (Path(place).absolute(), *Path(place).absolute().parents):
+            runs = base / RUN_FOLDERS
+            for path in (base, runs / str(note["run"]), *sorted(runs.glob("*"))):
+                if (path / "run.json").is_file() and _id_of(path) == note.get("id"):
+                    _check_contained(path, note, what)
+                    return path
+    raise InvalidArgument(
+        f"{what} must have its run folder, {RUN_FOLDERS}/{note['run']}, beside it or in a folder above, got none: what "
+        "was spent since is not known. Move them together, or name it with run_folder=."
+    )
+
+
+def _id_of(path: Path) -> object:
+    try:
+        return RunFolder.open(path).meta.get("id")
+    except InvalidArgument:
+        return None
+
+
+def _check_contained(path: Path, note: Mapping[str, object], what: str) -> None:
+    lines, count = (path / "transcript.jsonl").read_bytes().split(b"\n")[:-1], int(str(note["lines"]))
+    if len(lines) < count or (count and hashlib.sha256(lines[count - 1]).hexdigest() != note["head"]):
+        raise InvalidArgument(
+            f"{what} must not be newer than its run folder, got one after line {count} of another transcript than "
+            f"that of {str(path)!r}: what was spent is not known. Put the run folder back that lay beside it."
+        )
+
+
+def _most(plan: Plan) -> Event:
+    """An event that costs at least as much as any one step."""
+    if plan.mechanism is not None and plan.is_private:
+        return plan.mechanism.branch_event(0)
+    if not plan.is_scheduled:
+        return plan.step_event()
+    return NonPrivate(reason="a line is torn, and the schedule has no last step")
+
+
+def _body(plan: Plan) -> dict[str, object]:
+    return cast("dict[str, object]", json.loads(plan.to_json()))
+
+
+def _close(holder: dict[str, object]) -> None:
+    """At the end of the engine, in the process that opened the folder: a worker that was forked leaves it alone."""
+    folder = cast("RunFolder | None", holder["folder"])
+    if folder is not None and holder["process"] == os.getpid():
+        # A folder that is being deleted meanwhile, at the end of a process, is nobody's error.
+        with suppress(OSError):
+            folder.close()

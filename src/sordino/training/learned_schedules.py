@@ -1,0 +1,359 @@
+"""Learning to protect: noise and learning rate of each step, learned on a public task and taken elsewhere."""
+
+import copy
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from sordino import checks
+from sordino.errors import InvalidArgument
+from sordino.mechanisms.tensor_noise import standard_normal
+from sordino.randomness import KeyedRNG, RandomStream
+from sordino.schedules import ListSchedule
+
+__all__ = ["LearnedSchedule", "estimate_influence", "exponential_influence", "learn_schedule"]
+
+
+_SCHEMA = 1
+_SLOWEST = 0.03  # of the learning rate that was given; the learned one stays within this factor and its inverse
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedSchedule:
+    """A shape of the noise and learning rates, one number a step each.
+
+    Guarantee: learned from public records. On a private task it reads the number of the step and nothing else, so a
+    plan with it costs what its noise multipliers cost, step by step.
+
+    Args:
+        noise: noise multipliers up to a common factor, each > 0; for ``Plan.for_epsilon(noise_shape=…)``.
+        learning_rate: each > 0.
+
+    Example:
+        >>> policy = LearnedSchedule(noise=(2.0, 1.0), learning_rate=(0.5, 0.25))
+        >>> LearnedSchedule.from_json(policy.to_json()) == policy
+        True
+        >>> policy.learning_rate_schedule().relative(2)(1)
+        0.5
+    """
+
+    noise: tuple[float, ...]
+    learning_rate: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("noise", "learning_rate"):
+            values = tuple(checks.positive(**{name: value}) for value in getattr(self, name))
+            object.__setattr__(self, name, values)
+        if not self.noise or len(self.noise) != len(self.learning_rate):
+            raise InvalidArgument("noise and learning_rate must hold one number for each step, got other lengths.")
+
+    def noise_shape(self) -> ListSchedule:
+        """The noise's shape; a plan scales it to its budget."""
+        return ListSchedule(values=self.noise)
+
+    def learning_rate_schedule(self) -> ListSchedule:
+        """The learning rate of each step."""
+        return ListSchedule(values=self.learning_rate)
+
+    def to_json(self) -> str:
+        """The policy as JSON."""
+        return json.dumps({"schema": _SCHEMA, "noise": list(self.noise), "learning_rate": list(self.learning_rate)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What `to_json` wrote; anything else raises `InvalidArgument`."""
+        body = json.loads(text)
+        if not isinstance(body, dict) or set(body) != {"schema", "noise", "learning_rate"} or body["schema"] != _SCHEMA:
+            raise InvalidArgument(
+                f"policy must be JSON with noise and learning_rate, schema {_SCHEMA}. Check the file."
+            )
+        return cls(noise=tuple(body["noise"]), learning_rate=tuple(body["learning_rate"]))
+
+
+def learn_schedule(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    public_data: Sequence[Tensor],
+    *,
+    steps: int,
+    budget: float,
+    max_grad_norm: float,
+    expected_batch_size: float,
+    learning_rate: float,
+    rounds: int = 40,
+    knots: int = 5,
+    draws: int = 2,
+    randomness: KeyedRNG | None = None,
+) -> LearnedSchedule:
+    """Unroll private full-batch training on a public task, and descend on what the schedule makes of its last loss.
+
+        θ_{t+1} = θ_t − η_t [ Σ_i clip_C(∇ℓ_i) / B + N(0, (σ_t C / B)² I) · ]      Σ_t σ_t⁻² = R                  (1)
+
+    log σ_t and log η_t are straight between a few knots; σ is scaled to the budget in every round, so no penalty is
+    needed. The gradient goes through all steps, clipping included. Half of the public records are trained on, the last
+    loss is that of the other half.
+
+    Guarantee: `public_data` is read without protection: give public records. The policy that comes back is public.
+
+    Args:
+        model: where training starts, of any kind that ``torch.func`` can run; it is left alone.
+        loss: ``loss(model, *batch)``, one value per record.
+        public_data: equally long tensors, public; a few hundred records do.
+        steps: T ≥ 1.
+        budget: R > 0 of the private task, Σ σ_t⁻²: a full-batch run is (R/2)-zCDP.
+        max_grad_norm: C > 0.
+        expected_batch_size: B > 0 of the *private* task, so that the noise is as strong as it will be there.
+        learning_rate: where η begins.
+        rounds: of the outer descent, ≥ 1.
+        knots: ≥ 2.
+        draws: of the noise in a round, ≥ 1.
+        randomness: of the noise; fresh when None.
+
+    Example:
+        >>> features = torch.linspace(-1, 1, 8)[:, None]
+        >>> def logistic(model, x, y):
+        ...     return nn.functional.softplus(-y * model(x)[:, 0])
+        >>> policy = learn_schedule(nn.Linear(1, 1), logistic, (features, features[:, 0].sign()), steps=3, budget=1.0,
+        ...     max_grad_norm=1.0, expected_batch_size=100.0, learning_rate=1.0, rounds=2)
+        >>> len(policy.noise), round(sum(value**-2 for value in policy.noise), 6)
+        (3, 1.0)
+
+    References:
+        Hong, Wang, Zhou 2021, "Learning to protect: learning to protect privacy by gradient perturbation schedules",
+        section 4. There the schedule is a recurrent network that also reads a private norm, which is charged; here it
+        reads the number of the step only, and nothing has to be charged.
+    """
+    count = checks.integer(1, steps=steps)
+    checks.positive(budget=budget)
+    unroll = _Unrolled(model, loss, public_data, checks.positive(max_grad_norm=max_grad_norm))
+    spread = max_grad_norm / checks.positive(expected_batch_size=expected_batch_size)
+    between = _interpolation(count, checks.integer(2, knots=knots))
+    free = torch.zeros(2, between.shape[1], dtype=torch.float64, requires_grad=True)
+    outer = torch.optim.Adam([free], lr=0.1)
+    stream = (KeyedRNG() if randomness is None else randomness).fresh("learned policy")
+    total, kept = torch.zeros_like(free.detach()), 0
+    for number in range(checks.integer(1, rounds=rounds)):
+        noise, rate = _policy(free, between, budget, learning_rate)
+        last = torch.stack([unroll.last_loss(noise * spread, rate, stream) for _ in range(draws)]).mean()
+        if not bool(last.isfinite()):
+            raise InvalidArgument("learning_rate must leave training finite, got one that doesn't. Make it smaller.")
+        outer.zero_grad()
+        last.backward()
+        outer.step()
+        # Single rounds are noisy: what comes back is the mean of the second half.
+        if 2 * (number + 1) >= rounds:
+            total, kept = total + free.detach(), kept + 1
+    noise, rate = _policy(total / kept, between, budget, learning_rate)
+    return LearnedSchedule(noise=tuple(noise.tolist()), learning_rate=tuple(rate.tolist()))
+
+
+def _policy(free: Tensor, between: Tensor, budget: float, learning_rate: float) -> tuple[Tensor, Tensor]:
+    """(σ_t, η_t); Σ σ_t⁻² is the budget whatever the knots say."""
+    shape = (between @ free[0]).exp()
+    noise = shape * ((shape**-2).sum() / budget).sqrt()
+    reach = -math.log(_SLOWEST)
+    return noise, learning_rate * (reach * torch.tanh(between @ free[1] / reach)).exp()
+
+
+def _interpolation(steps: int, knots: int) -> Tensor:
+    """The matrix that draws straight lines between knots."""
+    place = torch.linspace(0, knots - 1, steps, dtype=torch.float64)
+    return (1 - (place[:, None] - torch.arange(knots)).abs()).clamp_min(0)
+
+
+class _Unrolled:
+    """Private training on public records, with its graph."""
+
+    def __init__(
+        self, model: nn.Module, loss: Callable[..., Tensor], data: Sequence[Tensor], max_grad_norm: float
+    ) -> None:
+        self._model, self._loss, self._bound = model, loss, max_grad_norm
+        half = len(data[0]) // 2
+        if half < 1:
+            raise InvalidArgument("public_data must hold at least two records, got fewer.")
+        self._train = tuple(part[:half] for part in data)
+        self._test = tuple(part[half:] for part in data)
+        self._start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def _losses(self, parameters: dict[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+        return functional_call(_Loss(self._model, self._loss), {f"model.{k}": v for k, v in parameters.items()}, batch)
+
+    def _mean_clipped(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        def one(chosen: dict[str, Tensor], *record: Tensor) -> Tensor:
+            return self._losses(chosen, tuple(part[None] for part in record)).sum()
+
+        dims = (None, *(0 for _ in self._train))
+        rows = cast("dict[str, Tensor]", vmap(grad(one), in_dims=dims)(parameters, *self._train))
+        count = len(self._train[0])
+        # The small number keeps the root's slope finite where a gradient is zero.
+        squares = torch.stack([row.reshape(count, -1).square().sum(1) for row in rows.values()]).sum(0)
+        factors = (self._bound / (squares + 1e-12).sqrt()).clamp_max(1.0)
+        return {name: torch.tensordot(factors, row, 1) / count for name, row in rows.items()}
+
+    def last_loss(self, stddev: Tensor, rate: Tensor, stream: RandomStream) -> Tensor:
+        """The held-out loss after all steps; `stddev` of the noise in each step's mean gradient."""
+        parameters = {name: value.clone() for name, value in self._start.items()}
+        for step in range(len(stddev)):
+            gradients = self._mean_clipped(parameters)
+            moved = {}
+            for name, value in parameters.items():
+                noise = standard_normal(value.numel(), stream, dtype=value.dtype).view(value.shape).to(value)
+                update = gradients[name] + stddev[step].to(value.dtype) * noise
+                moved[name] = value - rate[step].to(value.dtype) * update
+            parameters = moved
+        return self._losses(parameters, self._test).mean()
+
+
+class _Loss(nn.Module):
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self._loss(self.model, *batch)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How much the noise of each step matters at the end, measured on public data.
+#
+# The influence q_t of `sordino.schedules` is known in closed form for strongly convex losses only. Otherwise it can be
+# measured on public records of a similar task: perturb one step, train on, and look at the last loss.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_LEAST = 1e-4  # of the largest: what is lost in rounding must not become an endless schedule
+
+
+def estimate_influence(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    public_data: Sequence[Tensor],
+    *,
+    steps: int,
+    learning_rate: float,
+    perturbation: float,
+    places: int = 8,
+    draws: int = 4,
+    randomness: KeyedRNG | None = None,
+) -> tuple[float, ...]:
+    """q_t by experiment: how much the final loss rises when the gradient of step t alone has noise.
+
+    Full-batch gradient descent is run once undisturbed, and for each of some steps with noise ±ξ in that step's
+    gradient: half the second difference, (f(+ξ) + f(−ξ))/2 − f(0), is what noise costs in the mean, without the linear
+    part. All steps are tried with the same ξ. Between them, log q is interpolated.
+
+    Guarantee: `public_data` is read without protection. Give records that are public; what follows from the result is
+    then public too, and a private run that is planned with it pays nothing for it.
+
+    Args:
+        model: where training starts; it is left alone.
+        loss: ``loss(model, *batch)``, one value per record.
+        public_data: equally long tensors, public.
+        steps: T ≥ 1 of the run that is planned.
+        learning_rate: > 0 of the descent.
+        perturbation: standard deviation of ξ in each entry of the gradient, > 0: about the noise that is expected,
+            z·C/B of a step.
+        places: steps that are tried, ≥ 2, spread over the run.
+        draws: of ξ for each, ≥ 1.
+        randomness: of ξ; fresh when None.
+
+    Returns:
+        One number > 0 a step, the largest of them 1, for `optimal_noise_schedule`.
+
+    Example:
+        >>> features = torch.tensor([[1.0], [-1.0]])
+        >>> def squares(model, x):
+        ...     return model(x).square().sum(1)
+        >>> found = estimate_influence(nn.Linear(1, 1, bias=False), squares, (features,), steps=4, learning_rate=0.25,
+        ...     perturbation=0.1, places=4)
+        >>> [round(value, 2) for value in found]
+        [0.02, 0.06, 0.25, 1.0]
+
+    References:
+        Hong, Wang, Zhou 2022, section 5 (the influence of a step, estimated by its effect on the final loss).
+    """
+    count = checks.integer(1, steps=steps)
+    checks.positive(learning_rate=learning_rate)
+    checks.positive(perturbation=perturbation)
+    tried = sorted({round(place) for place in np.linspace(0, count - 1, checks.integer(2, places=places))})
+    randomness = KeyedRNG() if randomness is None else randomness
+    stream = randomness.fresh("influence")
+    path = _descend(copy.deepcopy(model), loss, public_data, count, learning_rate)
+    start = _mean_loss(path[-1], loss, public_data)
+    size = sum(parameter.numel() for parameter in path[-1].parameters())
+    noises = [
+        perturbation * standard_normal(size, stream, dtype=torch.float64) for _ in range(checks.integer(1, draws=draws))
+    ]
+    costs: list[float] = []
+    for step in tried:
+        rises = []
+        for noise in noises:
+            ends = [
+                _descend(copy.deepcopy(path[step]), loss, public_data, count - step, learning_rate, sign * noise)[-1]
+                for sign in (1.0, -1.0)
+            ]
+            rises.append(sum(_mean_loss(end, loss, public_data) for end in ends) / 2 - start)
+        costs.append(math.fsum(rises) / len(rises))
+    largest = max(costs)
+    if not largest > 0:
+        raise InvalidArgument("perturbation must raise the final loss somewhere, got one that doesn't. Make it larger.")
+    logs = np.log(np.maximum(np.array(costs) / largest, _LEAST))
+    return tuple(float(value) for value in np.exp(np.interp(np.arange(count), tried, logs)))
+
+
+def exponential_influence(influences: Sequence[float]) -> tuple[float, ...]:
+    """The exponential q_t = e^{rate·(t − T + 1)} that is nearest to measured influences, by least squares of log q.
+
+    Measured influences of networks are noisy; one rate is not.
+
+    Example:
+        >>> [round(value, 4) for value in exponential_influence((0.25, 0.5, 1.0))]
+        [0.25, 0.5, 1.0]
+    """
+    logs = [math.log(checks.positive(influences=value)) for value in influences]
+    if len(logs) < 2:
+        raise InvalidArgument(f"influences must hold at least two steps, got {len(logs)}.")
+    rate = float(np.polyfit(np.arange(len(logs)), logs, 1)[0])
+    return tuple(math.exp(rate * (step - len(logs) + 1)) for step in range(len(logs)))
+
+
+def _descend(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    data: Sequence[Tensor],
+    steps: int,
+    rate: float,
+    first_noise: Tensor | None = None,
+) -> list[nn.Module]:
+    """The models before each step and after the last; the first step's gradient has `first_noise` added.
+
+    Without noise every state is kept, since runs start from them; with noise only the last.
+    """
+    kept = [copy.deepcopy(model)] if first_noise is None else []
+    parameters = list(model.parameters())
+    for step in range(steps):
+        gradients = torch.autograd.grad(loss(model, *data).mean(), parameters)
+        with torch.no_grad():
+            place = 0
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.sub_(gradient, alpha=rate)
+                if step == 0 and first_noise is not None:
+                    part = first_noise[place : place + parameter.numel()].view(parameter.shape)
+                    parameter.sub_(part.to(parameter), alpha=rate)
+                    place += parameter.numel()
+        if first_noise is None:
+            kept.append(copy.deepcopy(model))
+    return kept or [model]
+
+
+@torch.no_grad()
+def _mean_loss(model: nn.Module, loss: Callable[..., Tensor], data: Sequence[Tensor]) -> float:
+    return float(loss(model, *data).double().mean())

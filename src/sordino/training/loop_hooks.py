@@ -1,0 +1,841 @@
+"""One model under one plan: which chunk a forward belongs to, and which step an optimizer may take.
+
+The module and the optimizer stay the user's objects. Three hooks do everything: before and after the root module's
+forward, and before the optimizer's step. Chunks come from the loader, which calls `hand_out`.
+"""
+
+import gc
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from weakref import ReferenceType, ref
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from sordino.errors import CoupledRecords, InvalidArgument, NonPrivateStep
+from sordino.gradients import OneByOne
+from sordino.gradients.module_hooks import untraced
+from sordino.randomness import KeyedRNG
+from sordino.sampling import Microbatch
+from sordino.training.adaptive_budget import AdaptiveBudgetRun
+from sordino.training.distributed import DistributedContext
+from sordino.training.generators import BatchGenerators, check_not_seeded
+from sordino.training.loader import left_out
+from sordino.training.loss_tracing.batch_state import CrossBatchState, batch_tag, is_public, tag_batch, texts_in
+from sordino.training.loss_tracing.criterion import Criterion
+from sordino.training.loss_tracing.loss_tracer import ForwardMonitor, LossCheck, LossTracer, TryForward
+from sordino.training.loss_tracing.trace import OperationTrace, scaler_refusal, without_trace
+from sordino.training.loss_tracing.traced_tensor import TaintedFloat, TaintedInt, TracedTensor, leave_untraced
+from sordino.training.optimizer_checks import (
+    check_module_and_optimizer,
+    optimizer_parameters,
+    register_private_parameters,
+    unregister_private_parameters,
+)
+from sordino.training.plan import PerformanceOptions, Plan
+from sordino.training.probing.padding import Padding
+from sordino.training.probing.snapshots import random_states
+from sordino.training.pytree import map_tensors, tensors_in, tree_leaves
+from sordino.training.record_source import UnitMicrobatch
+from sordino.training.special_accumulators import UnitAccumulator
+from sordino.training.step import PrivateStep
+
+__all__ = ["LoopHooks", "OptimizerSettingsWatch", "RootHook", "check_not_copied"]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Hooks of one module that its copies carry without taking part.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class RootHook:
+    """A hook of one module: a copy of the module carries one that only looks, and pickling drops it.
+
+    Args:
+        call: the hook, called as torch calls it but without the module.
+        module: whose hook it is.
+        on_copy: called in its place, with the module first, when a copy of `module` runs.
+    """
+
+    def __init__(
+        self, call: Callable[..., object], module: nn.Module, on_copy: Callable[..., None] | None = None
+    ) -> None:
+        self._call, self._module, self._on_copy = call, module, on_copy
+
+    def __call__(self, module: nn.Module, *arguments: object) -> object:
+        """Called by torch."""
+        if module is self._module:
+            return untraced(self._call, *arguments)
+        return None if self._on_copy is None else self._on_copy(module, *arguments)
+
+    def __deepcopy__(self, memo: object) -> "RootHook":
+        return self
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return _inert, ()
+
+
+def check_not_copied(_gradient: Tensor) -> None:
+    """A gradient hook for the outputs of a copy that ran on private records."""
+    raise NonPrivateStep(
+        "a copy of a private module must not be trained on private batches, got a backward pass through one: its "
+        "gradients are not clipped and have no noise. Train the module itself, or call the copy under torch.no_grad()."
+    )
+
+
+def _inert() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*_: object) -> None:
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a step reads besides the gradient: settings and state of the optimizer, parameters, buffers.
+#
+# Between a batch and its step nothing of it may change, since nobody can tell what a new value was made of; from one
+# step to the next batch it may, but not to what came from a batch. The number of parts of a logical batch must not
+# count.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+# Schedulers are looked for, among all objects of the process, at the start of this many logical batches.
+_SEARCHES = 2
+_PRIVATE = (TaintedFloat, TaintedInt, TracedTensor)
+# What an optimizer's setting or a tensor is known by, without reading a tensor's values.
+_Known = list[object]
+
+
+class OptimizerSettingsWatch:
+    """Watches an optimizer, the schedulers that hold it, and what it trains, from batch to step and on to the next.
+
+    Args:
+        optimizer: the user's.
+        carried: memories that values of a batch were written to, and results of batches.
+    """
+
+    def __init__(self, optimizer: Optimizer, carried: CrossBatchState) -> None:
+        self._optimizer, self._carried = optimizer, carried
+        self._schedulers: list[ReferenceType[LRScheduler]] = []
+        self._searches = 0
+        # Where the module holds its parameters and buffers: a dictionary, and a name in it.
+        self._places: list[tuple[dict[str, Tensor | None], str]] = []
+        self._seen: tuple[_Known, list[int | None]] | None = None
+        self._state: _Known = []
+        self._memory: list[object] | None = None
+        self._numbers: list[float] = []
+        # Records of the last batch and the one before; how often settings changed as they did.
+        self._rows, self._in_step = (0, 0), 0
+
+    def watch(self, module: nn.Module | None) -> None:
+        """Watch the parameters and buffers of `module` from the next batch on; of None, none."""
+        parts = () if module is None else module.modules()
+        held = [vars(part)[kind] for part in parts for kind in ("_parameters", "_buffers")]
+        self._places = [(tensors, name) for tensors in held for name in tensors]
+        self._memory = None
+
+    def look(self, *, begins: bool, rows: int) -> None:
+        """A part with `rows` records comes; `begins` says that it is the first of a logical batch.
+
+        Raises:
+            NonPrivateStep: something changed since the part before.
+            CoupledRecords: something holds what came from a batch.
+        """
+        if begins and self._searches < _SEARCHES:
+            self._searches += 1
+            self._schedulers = [ref(found) for found in _schedulers_of(self._optimizer)]
+        self._refuse_private()
+        now = _settings(self._optimizer), [_count(scheduler()) for scheduler in self._schedulers]
+        if not begins and now != self._seen:
+            raise NonPrivateStep(
+                "optimizer's settings must not change within a logical batch, got a change between two of its parts. "
+                "Step schedulers after the last part only: if loader.ends_step: scheduler.step()."
+            )
+        if begins:
+            self._refuse_counts(now[0], rows)
+        self._seen, self._state = now, _state(self._optimizer)
+        memory = _memory(self._places)
+        if self._memory is not None and memory != self._memory:
+            self._refuse_copies(self._memory, memory)
+        self._memory = memory
+
+    def check(self) -> None:
+        """Before a step: all is as it was when the part came.
+
+        Raises:
+            NonPrivateStep: something changed.
+            CoupledRecords: something holds what came from a batch.
+        """
+        self._refuse_private()
+        settings = None if self._seen is None else self._seen[0]
+        for what, before, now in (
+            ("the optimizer's settings", settings, _settings(self._optimizer)),
+            ("the optimizer's state", self._state, _state(self._optimizer)),
+            ("parameters and buffers", self._memory, _memory(self._places)),
+        ):
+            if before is not None and before != now:
+                raise _changed(what)
+
+    def check_hooks(self, gradients: Sequence[Tensor | None]) -> None:
+        """After hooks that may change the private gradient: they changed no settings, and wrote nothing of a batch.
+
+        Raises:
+            NonPrivateStep: a setting changed.
+            CoupledRecords: a gradient, a setting or the state holds what came from a batch.
+        """
+        self._refuse_private()
+        if any(
+            isinstance(held, TracedTensor) or self._carried.was_written(held) for held in gradients if held is not None
+        ):
+            raise _private("gradients")
+        if self._seen is not None and self._seen[0] != _settings(self._optimizer):
+            raise _changed("the optimizer's settings")
+
+    def stepped(self) -> None:
+        """The optimizer has taken its step: what changed by it is released."""
+        self._memory = _memory(self._places)
+
+    def _refuse_private(self) -> None:
+        """Refuse settings and state that carry a batch's notes, or lie in memory that a batch was written to."""
+        for value in _values(self._optimizer):
+            if isinstance(value, _PRIVATE) or (isinstance(value, Tensor) and self._carried.was_written(value)):
+                raise _private("the optimizer's settings and state")
+
+    def _refuse_copies(self, before: list[object], now: list[object]) -> None:
+        """Refuse a parameter or buffer that the loop set to a result of a batch since the step."""
+        for (tensors, name), old, new in zip(self._places, before, now, strict=True):
+            tensor = tensors.get(name)
+            if old != new and tensor is not None and self._carried.is_copy(tensor):
+                raise _private("parameters and buffers")
+
+    def _refuse_counts(self, settings: _Known, rows: int) -> None:
+        """A setting that changes twice as the number of records did was made from it (``len(batch)``)."""
+        numbers = [float(value) for value in settings if isinstance(value, int | float)]
+        old, (older, last) = self._numbers, self._rows
+        self._numbers, self._rows = numbers, (last, rows)
+        # What was set after a step is seen with the next batch, and follows the batch before.
+        if not older or older == last or len(numbers) != len(old):
+            return
+        follows = any(
+            one != two and (_is_close(one * last, two * older) or _is_close(one * older, two * last))
+            for one, two in zip(old, numbers, strict=True)
+        )
+        self._in_step = self._in_step + 1 if follows else 0
+        if self._in_step > 1:
+            raise _private("the optimizer's settings")
+
+
+def _is_close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-9)
+
+
+def _changed(what: str) -> NonPrivateStep:
+    return NonPrivateStep(
+        f"{what} must not change between a batch and optimizer.step, got a change: what the new values were made of "
+        "can't be told, and they reach the parameters without clipping and noise. Make such changes (learning rate, "
+        "schedulers, limits on weights) after optimizer.step, before the next batch is taken."
+    )
+
+
+def _private(what: str) -> CoupledRecords:
+    return CoupledRecords(
+        f"{what} must not be made of private batches, got what came from one (a loss, a mean, the number of "
+        "records): it reaches the parameters without clipping and noise. Use constants, schedules fixed in advance, or "
+        "what public records give."
+    )
+
+
+def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _values(optimizer: Optimizer) -> Iterator[object]:
+    """Every setting and every entry of the state."""
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            if name != "params":
+                yield from _leaves(value)
+    for state in optimizer.state.values():
+        yield from state.values() if isinstance(state, dict) else ()
+
+
+def _known(value: object) -> object:
+    """A tensor by its place and torch's count of changes, other objects than plain ones by their place."""
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    return value if isinstance(value, int | float | str | None) else id(value)
+
+
+def _settings(optimizer: Optimizer) -> _Known:
+    return [
+        _known(value)
+        for group in optimizer.param_groups
+        for name, whole in group.items()
+        if name != "params"
+        for value in _leaves(whole)
+    ]
+
+
+def _state(optimizer: Optimizer) -> _Known:
+    return [
+        (name, _known(value))
+        for state in optimizer.state.values()
+        if isinstance(state, dict)
+        for name, value in state.items()
+        if isinstance(value, Tensor | int | float)
+    ]
+
+
+def _memory(places: Sequence[tuple[dict[str, Tensor | None], str]]) -> list[object]:
+    return [_place_of(tensors.get(name)) for tensors, name in places]
+
+
+def _place_of(tensor: Tensor | None) -> object:
+    if tensor is None:
+        return None
+    try:
+        return id(tensor), tensor.data_ptr(), tensor._version
+    except (RuntimeError, NotImplementedError):
+        return id(tensor), 0, tensor._version  # It has no memory of its own.
+
+
+def _count(scheduler: LRScheduler | None) -> int | None:
+    return None if scheduler is None else scheduler.last_epoch
+
+
+def _schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
+    # Nothing leads from an optimizer to its schedulers; reading changes none of them.
+    return [
+        found
+        for found in gc.get_objects()
+        if issubclass(type(found), LRScheduler) and getattr(found, "optimizer", None) is optimizer
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One model under one plan: which chunk a forward belongs to, and which step an optimizer may take.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class _Call:
+    """A running forward pass of the root module: for training, free (no gradients), or put aside.
+
+    Put aside are evaluation, and predictions in training mode on anything but the current batch; `untrained` says why
+    no backward pass may go through such a prediction.
+    """
+
+    kind: str
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    recording: object = None
+    watch: ForwardMonitor | None = None
+    untrained: str | None = None
+
+
+class LoopHooks:
+    """Turns the user's own forward, backward and step into private steps.
+
+    Guarantee: `optimizer` only ever steps on gradients that `PrivateStep.finish` wrote for the logical batch at hand;
+    everything else raises before a parameter changes.
+
+    Args:
+        module: the root module; its forward is called on the loader's batches.
+        optimizer: the user's; decides which parameters are trained.
+        plan: clipping, noise and divisor.
+        randomness: source of the noise, and of the random numbers of forward and backward passes.
+        mean_over_records: whether the user's loss is a mean over the records of a chunk, otherwise a sum.
+        adaptive: chooses each step's values under a budget.
+        per_unit_loss: whether chunks are `UnitMicrobatch`s.
+        performance: how gradients and sums are taken.
+        ranks: processes that each hold a part of the batch, and maybe of the parameters.
+
+    Raises:
+        InvalidArgument: the optimizer can't be private, or holds parameters that are not the module's.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        plan: Plan,
+        randomness: KeyedRNG,
+        mean_over_records: bool,
+        adaptive: AdaptiveBudgetRun | None = None,
+        by_unit: bool = False,
+        performance: PerformanceOptions | None = None,
+        ranks: DistributedContext | None = None,
+    ) -> None:
+        check_module_and_optimizer(module, optimizer)
+        self.module, self.optimizer, self.plan = module, optimizer, plan
+        self._randomness, self._adaptive, self._by_unit = randomness, adaptive, by_unit
+        self._ranks = DistributedContext() if ranks is None else ranks
+        self._mean, self._performance = mean_over_records, performance or PerformanceOptions()
+        self._verify_module: Callable[[int], None] | None = None
+        self._following = LossTracer(module)
+        leave_untraced()
+        self._chunk: Microbatch | None = None
+        # The part that was given last; and the same, until it is in the sum.
+        self._handed: Microbatch | None = None
+        self._given: Microbatch | None = None
+        self._rows = 0
+        self._texts: dict[int, object] = {}
+        self._settings = OptimizerSettingsWatch(optimizer, self._following.carried)
+        self._calls: list[_Call] = []
+        self._claimed: list[nn.Parameter] = []
+        self._started = self._backward = self._busy = self._detached = False
+        # In secret states while a batch is under way; and the user's states when its loop ended before its step.
+        self._generators = BatchGenerators(randomness, rank=self._ranks.number)
+        self._states_left: list[np.ndarray] | None = None
+        self._has_trained = self._has_left_out = False
+        self._capture_held(after_step=-1)
+        self._ranks.scatter()
+        for parameter in module.parameters():
+            parameter.grad = None
+        self._step_handles = [
+            optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs)),
+            optimizer.register_step_pre_hook(_LastHook(self._after_hooks)),
+            optimizer.register_step_post_hook(lambda *_: self._settings.stepped()),
+        ]
+
+    def follow_padding(self, padding: Padding | None) -> None:
+        """Treat the lengths of padded tensors as values of the batch: they follow its longest record."""
+        self._following.padding = padding
+
+    def verify_loss_with(self, verify: LossCheck, try_forward: TryForward | None = None) -> None:
+        """Have every new form of the loss proved before its backward pass.
+
+        Args:
+            verify: called with the tape of a batch, the loss's place on it, and how many times it came since it was
+                proved, 0 for a new one; raises when the loss couples records.
+            try_forward: called with the tape and the arguments of the first training forward, before it runs.
+        """
+        self._following.prove, self._following.try_forward = verify, try_forward
+
+    def verify_module_with(
+        self,
+        verify: Callable[[int], None],
+        criterion: Criterion | None = None,
+        verify_arguments: LossCheck | None = None,
+    ) -> None:
+        """Have module and loss proved by `verify` before the first training forward.
+
+        Args:
+            verify: called with how many batches came since it was called before, 0 for a new state of the module;
+                raises when module or criterion couples records.
+            criterion: compared with the gradients that the loop sends to the module's output.
+            verify_arguments: called with the tape of a batch and the place of the module's arguments on it; raises when
+                what the loop made of the batch couples records.
+        """
+        self._verify_module, self._following.criterion = verify, criterion
+        self._following.prove_arguments = verify_arguments
+
+    @property
+    def processes(self) -> int:
+        """How many processes train together."""
+        return self._ranks.count
+
+    def detach(self) -> None:
+        """Give module and optimizer back as they were; later steps are the user's own again."""
+        self._detached = True
+        self._generators.close()
+        self._release_held()
+        for handle in self._step_handles:
+            handle.remove()
+        unregister_private_parameters(self._claimed)
+
+    # --- parameters ----------------------------------------------------------------------------------------------
+
+    def _capture_held(self, *, after_step: int) -> None:
+        """Capture the parameters that the optimizer holds now."""
+        self._held = optimizer_parameters(self.optimizer)
+        owned = self._ranks.held(self.module.parameters())
+        if not {id(parameter) for parameter in self._held} <= {id(parameter) for parameter in owned}:
+            raise InvalidArgument(
+                "optimizer must hold only parameters of the module, got one that is not. Build it from "
+                "module.parameters()."
+            )
+        unregister_private_parameters(self._claimed)
+        self._claimed = owned
+        register_private_parameters(owned, self.optimizer)
+        self.capture = self._performance.recorder(self.module, self._ranks.whole(self._held), own_loop=True)
+        self._following.passes = self.capture.backward if self._performance.memory == "two-pass" else None
+        if isinstance(self.capture, OneByOne):
+            # Only the loss of the batch at hand may reach the parameters: no layer tells its gradient from others.
+            self._following.is_one_by_one = True
+            self.capture.allows = lambda: self._busy or self._following.is_passing
+        self.step = self._new_step(after_step)
+        # Shards come and go in other memory; their module is left to the looks at its values.
+        self._settings.watch(self.module if self._ranks.shards is None else None)
+        before = RootHook(self._before_forward, self.module)
+        after = RootHook(lambda _args, _kwargs, output: self._after_forward(output), self.module, self._after_copy)
+        # Outside the capture's own hooks on the root: the recording starts before they look for it.
+        first = self.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        last = self.module.register_forward_hook(after, with_kwargs=True, always_call=True)
+        self.capture.surrounded_by(first, last)
+        self._handles = [first, last]
+
+    def _new_step(self, after_step: int) -> PrivateStep:
+        chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
+        chosen |= {"after_step": after_step, "by_unit": self._by_unit, "memory": self._performance.memory}
+        step = PrivateStep(self.capture, self.plan, self._randomness, **chosen)
+        step.add_up_, step.shards = self._ranks.add_up_, self._ranks.shards
+        return step
+
+    def go_on(self, step: int, state: Mapping[str, object]) -> None:
+        """Go on from `PrivateStep.state`, with step `step`, or later: no number comes twice."""
+        self.step.abandon()
+        self.step = self._new_step(max(self.step.last_step, step - 1))
+        self.step.load_state(state)
+
+    def _release_held(self) -> None:
+        self.step.abandon()
+        self.capture.detach()
+        for handle in self._handles:
+            handle.remove()
+
+    def _held_changed(self) -> bool:
+        """Whether the optimizer holds, or the module owns, other parameters than before."""
+        owned = self._ranks.held(self.module.parameters())
+        return not (_same(optimizer_parameters(self.optimizer), self._held) and _same(owned, self._claimed))
+
+    # --- the loader ----------------------------------------------------------------------------------------------
+
+    def check_attached(self) -> None:
+        """Refuse to give out batches that nobody would make private.
+
+        Raises:
+            NonPrivateStep: after `detach`.
+        """
+        if self._detached:
+            raise NonPrivateStep(
+                "loader must belong to an engine that is attached, got one after detach(): steps on its batches would "
+                "not be private. Call make_private again, or train on your own DataLoader if you want no privacy."
+            )
+
+    def parts_taken(self) -> int | None:
+        """How many parts of the logical batch at hand are in its sum; None when its step was taken or there is none."""
+        chunk = self._given
+        return None if chunk is None or self._detached else self.step.taken(chunk.step)
+
+    def leave_out(self) -> None:
+        """The loop asks for the next batch without a step on the present one: it may look, but not train as well.
+
+        Raises:
+            NonPrivateStep: the module was called in training mode before.
+        """
+        if self._has_trained:
+            raise left_out()
+        self._has_left_out = True
+
+    def hand_out(self, chunk: Microbatch, batch: object, rows: int) -> object:
+        """Make `chunk` the current one, and return `batch` as the user gets it. An unfinished step is given up.
+
+        Args:
+            chunk: a part of a logical batch.
+            batch: its records, or made-up ones when it has none.
+            rows: number of records in `batch`.
+        """
+        self.check_attached()
+        self._generators.close()
+        # Chunk k of an open batch may only follow once chunk k − 1 was stepped: otherwise it is missing from the sum.
+        if self.step.is_open and not self.step.expects(chunk):
+            self.step.abandon()
+        self.capture.discard()
+        self.step.begin_again(chunk.step)
+        # Hooks between ours (filters of the private gradient) may change the gradient; this one comes last.
+        _step_hooks(self.optimizer).move_to_end(self._step_handles[1].id)
+        self._chunk = None
+        self._settings.look(begins=chunk.chunk == 0, rows=rows)
+        if chunk.chunk == 0 and self._held_changed():
+            self._release_held()
+            self._capture_held(after_step=min(self.step.last_step, chunk.step - 1))
+        if chunk.chunk == 0:
+            self._ranks.gather()
+        self._chunk = self._handed = self._given = chunk
+        self._rows = rows
+        self._started = self._backward = False
+        self._texts = texts_in(batch)
+        batch = self._following.begin(batch, rows, self._on_backward)
+        tag_batch(batch, (chunk.step, chunk.chunk))
+        self._generators.open(chunk.step, chunk.chunk)
+        self._following.mark_chance()
+        self._states_left = None
+        return batch
+
+    def let_go(self, chunk: Microbatch) -> None:
+        """The loop over batches asks for the next one or has ended: its random numbers are its own again."""
+        if chunk is self._handed and self._generators.are_open:
+            self._generators.close()
+            self._states_left = random_states()
+
+    def _check_generators(self, chunk: Microbatch) -> None:
+        """See that the forward pass on `chunk` draws secret numbers, and that the loop drew no others for it."""
+        if self._generators.are_open:
+            check_not_seeded()
+        elif not self._open_again(chunk):
+            raise NonPrivateStep(
+                "random numbers for a batch must be drawn while its loop runs, got some drawn after its end, which "
+                "follow from a record's place in the batch. Write `batches = iter(loader)` and `next(batches)` instead "
+                "of next(iter(loader)), or step inside the loop."
+            )
+
+    def _open_again(self, chunk: Microbatch) -> bool:
+        """Go on with secret numbers for a batch whose loop has ended, if none were drawn since."""
+        if self._states_left is None or not all(map(np.array_equal, self._states_left, random_states())):
+            return False
+        self._generators.open(chunk.step, chunk.chunk, again=True)
+        self._following.mark_chance()
+        return True
+
+    def _untrained(self, call: _Call) -> str | None:
+        """Why a forward in training mode is no part of a private step; None for one on the current batch."""
+        chunk = self._chunk
+        if chunk is None:
+            return (
+                "without a batch, or after the step on it. Take the next batch first. Public records take part in the "
+                "loss of a private batch, as many as it has: module(engine.public(records))."
+            )
+        here = (chunk.step, chunk.chunk)
+        given = list(tensors_in((call.args, call.kwargs)))
+        # A copy loses its tag, but what a taped tensor became is still on its tape.
+        elsewhere = any(tensor.tape is not self._following.tape for tensor in given if isinstance(tensor, TracedTensor))
+        if elsewhere or any(batch_tag(tensor) not in {None, here} for tensor in given):
+            return (
+                "on an earlier or later batch than the loader gave last. Let nothing fetch batches ahead of the loop; "
+                "the DataLoader's own workers may."
+            )
+        if not self._comes_from_batch(given, call):
+            return (
+                "on tensors from elsewhere: records that the loader did not draw are not accounted for. Call the "
+                "module on the loader's batch or on what torch functions made of it, move preprocessing to the dataset "
+                "or collate_fn, and mark public or synthetic inputs with engine.public(tensor)."
+            )
+        return None
+
+    def _comes_from_batch(self, given: list[Tensor], call: _Call) -> bool:
+        """Whether some input is known to be of this batch, or public. Others beside it (noise, positions) are free."""
+        known = any(isinstance(t, TracedTensor) or batch_tag(t) is not None or is_public(t) for t in given)
+        return known or any(id(leaf) in self._texts for leaf in tree_leaves((call.args, dict(call.kwargs))))
+
+    # --- forward and backward ------------------------------------------------------------------------------------
+
+    def _before_forward(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[object, object] | None:
+        kind = "free" if self._busy or not torch.is_grad_enabled() else "train" if self.module.training else "aside"
+        call = _Call(kind=kind, args=args, kwargs=kwargs)
+        self._calls.append(call)
+        chunk = self._chunk
+        if kind == "train":
+            call.untrained = self._untrained(call)
+        if kind == "train" and call.untrained is None and chunk is not None:
+            if self._has_left_out:
+                raise left_out()
+            self._check_generators(chunk)
+            self._start(chunk, call)
+            call.watch = self._following.watch(args, kwargs)
+        elif not self._busy:
+            if torch.is_grad_enabled():
+                call.kind, call.recording = "aside", self.capture.set_aside()
+            self._following.begin_beside()
+            if call.untrained is not None:
+                call.watch = self._following.watch_beside()
+                if chunk is not None and not self._generators.are_open:
+                    self._open_again(chunk)
+        if any(isinstance(tensor, TracedTensor) for tensor in tensors_in((args, kwargs))):
+            return map_tensors(without_trace, args), map_tensors(without_trace, kwargs)
+        return None
+
+    def _start(self, chunk: Microbatch, call: _Call) -> None:
+        tape, attempt, verify = self._following.tape, self._following.try_forward, self._verify_module
+        if tape is not None and attempt is not None and not self._started:
+            self._put_to_proof(lambda: attempt(tape, call.args, call.kwargs))
+            self._following.try_forward = None
+        self._following.prove_state(None if verify is None else lambda times: self._put_to_proof(lambda: verify(times)))
+        if self._started:
+            return
+        self._has_trained = True
+        self.step.start(chunk, rows=self._rows, scale=float(self._rows) if self._mean else 1.0)
+        self._started = True
+
+    def _after_forward(self, output: object) -> object:
+        call = self._calls.pop()
+        if call.kind == "aside":
+            self.capture.take_back(call.recording)
+        if call.watch is not None:
+            self._end_watch(call.watch, failed=output is None)
+        chunk = self._chunk
+        if call.kind != "train" and not self._busy:
+            self._following.mark_chance()
+            return None if output is None else self._beside(call, output)
+        if call.kind != "train" or output is None or chunk is None:
+            return None
+        output, tracked = self._following.outputs(call.args, call.kwargs, output, bool(chunk.records))
+        for tensor in tracked:
+            tensor.register_hook(self._note_backward)
+        # An output without a tensor that we can see is trusted to be used: a step without backward is only noise.
+        self._backward = self._backward or not tracked
+        return output
+
+    def _beside(self, call: _Call, output: object) -> object:
+        """The output of a forward pass that is not trained."""
+        if call.untrained is not None and any(parameter.requires_grad for parameter in self.module.parameters()):
+            refuse = partial(self._refuse_untrained, call.untrained)
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(refuse)
+        return self._following.beside(call.args, call.kwargs, output, self.capture)
+
+    def _refuse_untrained(self, why: str, _gradient: Tensor) -> None:
+        """A gradient hook for the outputs of a training forward on anything but the current batch."""
+        if self._detached or self._busy:
+            return
+        self._chunk = None
+        raise NonPrivateStep(
+            "backward pass must go through training forwards on the private loader's batch only, got one through a "
+            f"forward {why} A prediction needs no backward pass; for gradients of inputs call module.eval() before the "
+            "forward."
+        )
+
+    def _end_watch(self, watch: ForwardMonitor, *, failed: bool) -> None:
+        if failed:
+            watch.close()
+            return
+        try:
+            watch.end()
+        except BaseException:
+            self._chunk = None
+            raise
+
+    def _after_copy(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
+        """A copy of the module may be called on anything, but must not learn from private batches."""
+        private = any(isinstance(t, TracedTensor) or batch_tag(t) is not None for t in tensors_in((args, kwargs)))
+        learns = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters())
+        if self._detached or self._busy or not private or not learns:
+            return
+        with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(check_not_copied)
+
+    def _note_backward(self, _gradient: Tensor) -> None:
+        try:
+            check_not_seeded()
+            self._following.arrived()
+        except NonPrivateStep:
+            self._chunk = None
+            raise
+        self._backward = True
+
+    def _on_backward(self, tape: OperationTrace, loss: int) -> None:
+        """Before a backward pass: prove the loss on made-up records if it is a new one."""
+        try:
+            self._following.look(tape, loss, self._put_to_proof)
+        except BaseException:
+            self._chunk = None
+            raise
+
+    def _put_to_proof(self, prove: Callable[[], None]) -> None:
+        """Run the probe through our own hooks without taking part; after a refusal the batch can't be used."""
+        recording = self.capture.set_aside()
+        self._busy = True
+        try:
+            prove()
+        except BaseException:
+            self._chunk = None
+            raise
+        finally:
+            self._busy = False
+            self.capture.take_back(recording)
+
+    # --- step ----------------------------------------------------------------------------------------------------
+
+    def _before_step(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        if any(value is not None for value in (*args[1:], *kwargs.values())):
+            raise NonPrivateStep(
+                "optimizer.step must be called without a closure, got an argument. Call loss.backward() before it."
+            )
+        if getattr(self.optimizer, "grad_scale", None) is not None:
+            raise scaler_refusal()
+        chunk = self._chunk
+        if chunk is None or not self._started or not self._backward:
+            raise NonPrivateStep(
+                "optimizer.step must follow a forward and a backward pass on the current batch, got none. Take a batch "
+                "from the private loader, call the module on it, and call loss.backward()."
+            )
+        self._chunk = None
+        try:
+            self._finish(chunk)
+        except BaseException:
+            self.step.abandon()
+            raise
+        finally:
+            self._generators.close()
+
+    def _after_hooks(self) -> None:
+        """Other hooks ran since the private gradient was made: no setting changed, and nothing came from a batch."""
+        if next(reversed(_step_hooks(self.optimizer))) != self._step_handles[1].id:
+            raise NonPrivateStep(
+                "hooks of the optimizer must not be registered between a batch and optimizer.step, got one that runs "
+                "after the private gradient was made and may change it. Register it before the batch is taken."
+            )
+        self._settings.check_hooks([parameter.grad for parameter in self._held])
+
+    def _finish(self, chunk: Microbatch) -> None:
+        self._following.check_step(self._put_to_proof)
+        if self._held_changed():
+            raise NonPrivateStep(
+                "optimizer must hold the same parameters in forward and step, got a change in between. Add parameter "
+                "groups between a step and the next batch."
+            )
+        self._settings.check()
+        self._busy = True
+        try:
+            if isinstance(self.step.bounds, UnitAccumulator) and isinstance(chunk, UnitMicrobatch):
+                self.step.add_sums(chunk, self.step.bounds.sums(chunk))
+            else:
+                self.step.add(chunk)
+        finally:
+            self._busy = False
+        # Also those that the optimizer does not hold: a raw gradient must not stay where somebody could read it.
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        if chunk.is_last:
+            # From here on its noise is drawn: the batch can't be given again.
+            self._given = None
+            self.step.finish()
+            if self._adaptive is not None:
+                self._adaptive.learn(self._held, self.step.released_norm)
+        self._following.end()
+
+
+class _LastHook:
+    """Called before a step, after all other hooks; it changes no gradient."""
+
+    only_looks = True
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self, *_: object) -> None:
+        """Called by torch."""
+        self._call()
+
+
+def _step_hooks(optimizer: Optimizer) -> "OrderedDict[int, object]":
+    return vars(optimizer)["_optimizer_step_pre_hooks"]
+
+
+def _same(one: list[nn.Parameter], other: list[nn.Parameter]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))

@@ -1,0 +1,654 @@
+"""The user's loop, followed from batch to step: which losses were proved, what the module stored, whether a
+gradient came from anywhere else.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from enum import Enum
+from types import FunctionType, MethodType, ModuleType
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.overrides import _get_current_function_mode_stack as _function_modes  # pyright: ignore[reportPrivateUsage]
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode_stack as _dispatch_modes,  # pyright: ignore[reportPrivateUsage]
+)
+
+from sordino.errors import CoupledRecords, NonPrivateStep
+from sordino.gradients import Recorder
+from sordino.training.loss_tracing.batch_state import CrossBatchState
+from sordino.training.loss_tracing.criterion import Criterion, OutputGradientCheck, tensors_within
+from sordino.training.loss_tracing.trace import OperationTrace, untraceable_loss_error
+from sordino.training.loss_tracing.traced_tensor import TracedTensor, not_noting, untainted
+from sordino.training.probing.padding import Padding
+from sordino.training.probing.probe import external_parameter_error, graph_bypassing_outputs, graph_leaves
+from sordino.training.probing.snapshots import ModuleSnapshot, exports_by_hooks, tensor_attributes
+from sordino.training.probing.torch_modes import PublicDivisor
+from sordino.training.pytree import tensors_in
+
+__all__ = [
+    "CheckedLossForm",
+    "ForwardMonitor",
+    "LossCheck",
+    "LossTracer",
+    "ModuleMarks",
+    "TryForward",
+    "compares_values",
+    "is_recheck_due",
+    "module_state_key",
+    "order_of_magnitude",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Losses that were proved, by their form, and when one has to be proved again.
+#
+# A form leaves out the values of constants. ``loss + beta * penalty`` is proved with the beta of its first batch; where
+# that was 0, nothing was seen of the penalty.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = tuple(getattr(torch_module, f"_global{name}") for name in _HOOKS)
+# Objects of these packages in a module's attributes are the loop's, not the model's.
+_OF_LOOPS = frozenset(
+    {"torch", "lightning", "lightning_fabric", "pytorch_lightning", "accelerate", "sordino", "logging"}
+)
+# How deep objects in attributes are looked into, and how many values of each.
+_DEPTH, _FORMS_MOST = 4, 64
+_FIRST_AGAIN, _FACTOR = 16, 4
+
+
+def is_recheck_due(times: int) -> bool:
+    """Whether what came this many times is proved again: at 16, 64, 256, …"""
+    while times > _FIRST_AGAIN and times % _FACTOR == 0:
+        times //= _FACTOR
+    return times == _FIRST_AGAIN
+
+
+def order_of_magnitude(number: float) -> Hashable:
+    """Sign and power of two of a number; zero is by itself."""
+    if isinstance(number, int) and number:
+        return math.copysign(1.0, number), number.bit_length()  # It may be too large for a float.
+    if number == 0 or not math.isfinite(number):
+        return str(abs(number))
+    return math.copysign(1.0, number), math.frexp(number)[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleMarks:
+    """What a module does besides its parameters and buffers, roughly.
+
+    Args:
+        modes: which parts are in training.
+        rest: kinds of its parts, frozen parameters, hooks, replaced methods, plain attributes and what they hold.
+    """
+
+    modes: tuple[bool, ...]
+    rest: tuple[Hashable, ...]
+
+
+class _Itself:
+    """An object that is known by its identity, and kept, so that no other takes its place."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def module_state_key(module: nn.Module) -> ModuleMarks:
+    """The marks of a module at this moment; two states that do different things have different ones, as far as known.
+
+    Numbers count by their magnitude, tensors not at all: those of a batch are known by their notes.
+    """
+    marks: list[Hashable] = [parameter.requires_grad for parameter in module.parameters()]
+    # A mode of torch that the loop has entered sees every call inside the module.
+    marks += [_Itself(mode) for mode in (*_function_modes(), *_dispatch_modes()) if _is_users(mode)]
+    seen: set[int] = set()
+    for hooks in _GLOBAL_HOOKS:
+        _add_hooks(hooks, marks, seen)
+    modes: list[bool] = []
+    for part in module.modules():
+        kind, attributes = type(part), vars(part)
+        modes.append(part.training)
+        marks += (kind, getattr(kind, "forward", None))
+        for name in _HOOKS:
+            if attributes.get(name):
+                _add_hooks(attributes[name], marks, seen)
+        for name, value in attributes.items():
+            if name not in _OF_TORCH:
+                marks.append(name)
+                _add(value, marks, seen, _DEPTH)
+    return ModuleMarks(modes=tuple(modes), rest=tuple(marks))
+
+
+def _is_users(mode: object) -> bool:
+    """Whether a mode is neither torch's nor ours."""
+    return type(mode).__module__.partition(".")[0] not in {"torch", "sordino"}
+
+
+def _add_hooks(hooks: Mapping[object, object], marks: list[Hashable], seen: set[int]) -> None:
+    for hook in hooks.values():
+        if not str(getattr(hook, "__module__", "")).startswith("sordino."):
+            _add(hook, marks, seen, _DEPTH)
+
+
+def _add(value: object, marks: list[Hashable], seen: set[int], depth: int) -> None:
+    """Append what is known of a value, and of what it holds."""
+    if isinstance(value, bool | str | bytes | Enum | torch.dtype | torch.device | type | None):
+        marks.append(value)
+    elif isinstance(value, int | float):
+        marks.append(order_of_magnitude(untainted(value)))  # pyright: ignore[reportArgumentType]
+    elif isinstance(value, Tensor | nn.Module | ModuleType):
+        marks.append(type(value))
+    elif isinstance(value, list | tuple | set | frozenset | dict):
+        marks += (type(value), order_of_magnitude(len(value)))
+        held = itertools.chain(value, value.values()) if isinstance(value, dict) else value
+        _add_all(held, id(value), marks, seen, depth)
+    elif isinstance(value, np.ndarray):
+        marks.append(value.tobytes() if value.size <= _FORMS_MOST and value.dtype != object else value.shape)
+    elif isinstance(value, FunctionType):
+        marks.append(_Itself(value))
+        _add_all([*_cells(value), *(value.__defaults__ or ())], id(value), marks, seen, depth)
+    elif isinstance(value, MethodType):
+        marks.append(_Itself(value.__func__))
+        _add(value.__self__, marks, seen, depth)
+    elif isinstance(value, functools.partial):
+        marks.append(_Itself(value))
+        _add_all([value.func, *value.args, *value.keywords.values()], id(value), marks, seen, depth)
+    else:
+        marks.append(type(value))
+        if callable(value):
+            marks.append(_Itself(value))
+        if type(value).__module__.partition(".")[0] not in _OF_LOOPS:
+            held = [*getattr(value, "__dict__", {}).values(), *_slots(value)]
+            _add_all(held, id(value), marks, seen, depth)
+
+
+def _add_all(values: Iterable[object], place: int, marks: list[Hashable], seen: set[int], depth: int) -> None:
+    if depth and place not in seen:
+        seen.add(place)
+        for value in itertools.islice(values, _FORMS_MOST):
+            _add(value, marks, seen, depth - 1)
+
+
+def _cells(function: FunctionType) -> Iterator[object]:
+    """What a function holds of the scope that it was made in."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            continue  # It is not set yet.
+
+
+def _slots(value: object) -> list[object]:
+    names = getattr(type(value), "__slots__", ())
+    return [getattr(value, name, None) for name in ((names,) if isinstance(names, str) else names)]
+
+
+@dataclass(eq=False, kw_only=True)
+class CheckedLossForm:
+    """What is known of a loss of one form.
+
+    Args:
+        late: constants behind a place where values left the tape; they must stay.
+        numbers: all constants in the batch before.
+        records: number of records in the batch before.
+        shapes: those of tensors from outside that were taken as constants though they may have a row a record.
+
+    Attributes:
+        times: how many times it came.
+        has_grown: whether a constant was of a new size in the batch that came last.
+    """
+
+    late: tuple[float, ...]
+    numbers: tuple[float, ...]
+    records: int
+    shapes: Hashable = None
+    _magnitudes: list[set[Hashable]] = field(init=False)
+    _in_step: list[int] = field(init=False)
+    times: int = field(init=False, default=1)
+    has_grown: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._magnitudes = [{order_of_magnitude(number)} for number in self.numbers]
+        self._in_step = [0] * len(self.numbers)
+
+    def meet(self, late: tuple[float, ...], numbers: tuple[float, ...], records: int) -> bool:
+        """Whether a loss of this form has to be proved again in the batch at hand.
+
+        Raises:
+            CoupledRecords: its constants follow the records.
+        """
+        if late != self.late:
+            raise CoupledRecords(
+                "loss must keep its constants from batch to batch when values of the batch were read into numpy or "
+                "lists before it, got another one: it may have been computed from records. Stay with tensors up to the "
+                "loss, and compute metrics after it."
+            )
+        self.times += 1
+        self.has_grown = False
+        if len(numbers) != len(self.numbers):
+            self.numbers, self._magnitudes = numbers, [set() for _ in numbers]
+            self._in_step = [0] * len(numbers)
+        elif records != self.records:
+            self._refuse_counts(numbers, records)
+        for number, known in zip(numbers, self._magnitudes, strict=True):
+            size = order_of_magnitude(number)
+            self.has_grown = self.has_grown or size not in known
+            known.add(size)
+        self.numbers, self.records = numbers, records
+        return self.has_grown or is_recheck_due(self.times)
+
+    def fits(self, shapes: Hashable) -> bool:
+        """Whether what was proved as a constant may be one in the batch at hand: it has the same shape."""
+        return self.shapes is None or self.shapes == shapes
+
+    def _refuse_counts(self, numbers: Sequence[float], records: int) -> None:
+        """A constant that changes as the number of records does was made from it (``len(batch)``)."""
+        for place, (old, new) in enumerate(zip(self.numbers, numbers, strict=True)):
+            exact = (old, new) in {(self.records, records), (1 / self.records, 1 / records)}
+            one, other = old * records, new * self.records
+            inverse = math.isclose(old * self.records, new * records, rel_tol=1e-9)
+            follows = old != new and (exact or inverse or math.isclose(one, other, rel_tol=1e-9))
+            self._in_step[place] = self._in_step[place] + 1 if follows else 0
+            if follows and (exact or self._in_step[place] > 1):
+                raise CoupledRecords(
+                    "loss must not use the number of records as a Python number, got a constant that follows it: one "
+                    "record more would change what all others do. Take .mean() over records with "
+                    "loss_reduction='mean', or divide by x.size(0), which is understood; len(x) is not."
+                )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The user's loop, followed from batch to step: which losses were proved, what the module stored, whether a gradient
+# came from anywhere else.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+LossCheck = Callable[[OperationTrace, int, int], None]
+"""Proves the loss at a place of a tape on made-up records, or raises; 0, or the times it came since it was proved."""
+
+TryForward = Callable[[OperationTrace, tuple[object, ...], Mapping[str, object]], None]
+"""Tries the module on made-up records in place of the arguments of its first call, or raises."""
+
+# So many states of the module are remembered.
+_MOST = 1024
+# The module's values are compared in this many first batches, and then whenever their number is a power of two.
+_FIRST = 3
+
+
+def compares_values(batches: int) -> bool:
+    """Whether the module's values are compared in a batch that comes after this many."""
+    return batches < _FIRST or batches & (batches - 1) == 0
+
+
+class ForwardMonitor:
+    """A training forward of the root module: mean losses have a public divisor, and nothing is stored.
+
+    Args:
+        module: the root.
+        values: whether to compare values, or only what torch's own counts tell.
+        is_private: whether mean losses are of private records.
+    """
+
+    def __init__(self, module: nn.Module, *, values: bool, is_private: bool = True) -> None:
+        self._state = ModuleSnapshot(module, values=values)
+        self._stack = ExitStack()
+        if is_private:
+            self._stack.enter_context(PublicDivisor())
+
+    def close(self) -> None:
+        """End the watch without looking: the forward pass failed."""
+        self._stack.close()
+
+    def end(self) -> None:
+        """End the watch.
+
+        Raises:
+            CoupledRecords: the module stored something; its values are put back where they were kept.
+        """
+        self._stack.close()
+        self._state.refuse_changes()
+
+
+class _Beside:
+    """Calls a module as it was called in the loop, in the mode it had and without taking part in a recording."""
+
+    def __init__(self, module: nn.Module, capture: Recorder) -> None:
+        self._module, self._capture = module, capture
+        self._modes = [(part, part.training) for part in module.modules()]
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        modes, recording = [(part, part.training) for part in self._module.modules()], self._capture.set_aside()
+        try:
+            for part, mode in self._modes:
+                part.training = mode
+            return self._module(*args, **kwargs)
+        finally:
+            for part, mode in modes:
+                part.training = mode
+            self._capture.take_back(recording)
+
+
+class LossTracer:
+    """Follows a loop with the private batches of one module.
+
+    Guarantee: while `prove` is set, every gradient that reached the module's outputs in a batch came from losses whose
+    form was proved, made of that batch alone. With a declared criterion, the first batches' gradients are compared
+    with the criterion's own.
+
+    Args:
+        module: the root module.
+
+    Attributes:
+        prove: proves a loss of the loop; None with a declared criterion.
+        try_forward: tries the module on made-up records before its first real forward; None with a criterion.
+        criterion: the declared criterion.
+        prove_arguments: with a criterion, proves what the module was called on.
+        passes: runs both backward passes of a loss that takes two; None for one.
+        is_one_by_one: whether gradients are taken from the parameters, whatever sends them there.
+        padding: how batches follow their longest record, or None.
+        carried: what the loop carries from batch to batch.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.prove: LossCheck | None = None
+        self.try_forward: TryForward | None = None
+        self.criterion: Criterion | None = None
+        self.prove_arguments: LossCheck | None = None
+        self.passes: Callable[[Callable[[bool], object]], object] | None = None
+        self.is_one_by_one = False
+        self.padding: Padding | None = None
+        self.tape: OperationTrace | None = None
+        self._module = module
+        self._rows = self._batches = self._beside = 0
+        self.carried = CrossBatchState(module)
+        # Forms of losses that were proved, and states of the module in which something was.
+        self._known: dict[Hashable, CheckedLossForm] = {}
+        # With a criterion, where the arguments of the module's calls are on the tape.
+        self._given: list[int] = []
+        # Whether the loop drew random numbers for the batch: state of torch's generator, looked at around forwards.
+        self._has_drawn = False
+        self._chance: Hashable = None
+        self._states: dict[ModuleMarks, int] = {}
+        self._proved: set[int] = set()
+        # The module's state before the first training forward of the batch, and after the last one.
+        self._before: ModuleMarks | None = None
+        self._after: Hashable = None
+        self._state = 0
+        self._is_proved = False
+        self._target: Tensor | None = None
+        self._arrivals: list[OutputGradientCheck] = []
+        self._attributes: frozenset[tuple[int, int]] = frozenset()
+        self._outputs: set[torch.autograd.graph.Node] = set()
+
+    # --- batches -------------------------------------------------------------------------------------------------
+
+    def begin(self, batch: object, rows: int, on_backward: Callable[[OperationTrace, int], None]) -> object:
+        """The batch as its loop gets it."""
+        self.end()
+        self._batches += 1
+        self._rows, self._is_proved = rows, False
+        if self.criterion is not None and self._batches <= _FIRST and isinstance(batch, tuple | list):
+            last = batch[-1]
+            self._target = last.clone() if isinstance(last, Tensor) else None
+        self.tape = OperationTrace(records=rows, on_backward=on_backward, carried=self.carried)
+        self.tape.may_leave = self.carried.is_left()
+        self.tape.passes = None if self.passes is None else self._run_passes
+        return self.tape.inputs(batch, padded=() if self.padding is None else self.padding.tensors)
+
+    def _run_passes(self, run: Callable[[bool], object]) -> object:
+        """Both backward passes; the gradients at the outputs count once."""
+
+        def one(again: bool) -> object:
+            for arrival in self._arrivals:
+                arrival.restart()
+            return run(again)
+
+        assert self.passes is not None
+        return self.passes(one)
+
+    def end(self) -> None:
+        """The batch is over."""
+        self._arrivals, self._target, self._outputs, self._before = [], None, set(), None
+        self._given, self._has_drawn = [], False
+        if self.tape is not None:
+            self.tape.close()
+            self.tape = None
+
+    def prove_state(self, prove: Callable[[int], None] | None) -> None:
+        """Before a training forward: a state that the module was in before (modes, hooks, attributes) is known.
+
+        Args:
+            prove: proves module and criterion; without one losses are proved in every state of the module.
+
+        Raises:
+            NonPrivateStep: the module was in another state in an earlier forward of the batch, or is now.
+        """
+        before, marks = self._before, module_state_key(self._module)
+        if before is None and len(self._states) > _MOST:
+            self._states.clear()
+            self._proved.clear()
+            self._known.clear()
+        if before is not None and marks.modes == before.modes and marks.rest in {before.rest, self._after}:
+            return
+        if before is not None:
+            raise _another_state()
+        self._before, self._after = marks, marks.rest
+        self._state = self._states.setdefault(marks, len(self._states))
+        is_known = self._state in self._proved
+        if prove is None or (is_known and not is_recheck_due(self._batches) and not self._has_new_length):
+            return
+        prove(self._batches if is_known else 0)
+        self._proved.add(self._state)
+
+    def _note_state(self) -> None:
+        """A forward pass of the module is over. What it changed in the module by itself, it may."""
+        if self._before is not None and self._state not in self._proved:
+            self._after = module_state_key(self._module).rest
+
+    def _require_state(self) -> None:
+        """Before a proof: the module does what it did in the forward passes of the batch."""
+        before, marks = self._before, module_state_key(self._module)
+        if before is None:
+            raise NonPrivateStep(
+                "loss must come from model(batch), a call of the module that was made private, got one without it: its "
+                "layers or methods (model.encode(batch)) were called past its forward, where nothing is clipped. Let "
+                "forward do what the loop needs, for example by an argument: forward(batch, part='encode')."
+            )
+        if marks.modes != before.modes or marks.rest not in {before.rest, self._after}:
+            raise _another_state()
+
+    @property
+    def _has_new_length(self) -> bool:
+        """Whether a batch came that is padded to a length at which nothing was tried."""
+        return self.padding is not None and bool(self.padding.untried)
+
+    # --- forward -------------------------------------------------------------------------------------------------
+
+    def watch(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> ForwardMonitor:
+        """Watch the training forward that begins."""
+        if self.prove_arguments is not None and self.tape is not None:
+            self._given.append(self.tape.note_arguments(args, kwargs))
+        self._has_drawn = self._has_drawn or self._chance != _chance()
+        self._attributes = frozenset(tensor_attributes(self._module))
+        own = set(self._module.parameters())
+        for tensor in tensors_in((args, dict(kwargs))):
+            if tensor.requires_grad:
+                with not_noting():
+                    leaves = graph_leaves(tensor)
+                for leaf in leaves:
+                    if isinstance(leaf, nn.Parameter) and leaf not in own:
+                        raise external_parameter_error(leaf)
+        return ForwardMonitor(self._module, values=compares_values(self._batches - 1))
+
+    def outputs(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, compare: bool
+    ) -> tuple[object, list[Tensor]]:
+        """The module's output as its loop gets it, and the tensors at which gradients arrive.
+
+        Args:
+            args: the module's arguments.
+            kwargs: arguments by name.
+            output: what the module returned.
+            compare: whether there are records whose gradients count.
+        """
+        self._note_state()
+        self.mark_chance()
+        if self.criterion is not None and self._target is not None and compare:
+            self._arrivals.append(OutputGradientCheck(self.criterion, output, self._target))
+        if self.tape is not None:
+            made = [tensor for key, tensor in tensor_attributes(self._module).items() if key not in self._attributes]
+            if made or exports_by_hooks(self._module):
+                self.tape.leave(made)
+        if any(isinstance(tensor, TracedTensor) for tensor in tensors_in(output)):
+            raise CoupledRecords(
+                "module must get tensors of the batch as arguments only, got an output made with one that the loop "
+                "left in an attribute: what it does to other records can't be tried out. Pass it to the forward."
+            )
+        if self.criterion is not None:
+            self._outputs.update(t.grad_fn for t in tensors_within(output) if t.grad_fn is not None)
+        tracked = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        noted = output if self.tape is None else self.tape.note(self._module, args, kwargs, output)
+        return noted, tracked
+
+    def begin_beside(self) -> None:
+        """A forward begins that is not trained: what it draws, the loop does not draw."""
+        if self.tape is not None:
+            self._draws()
+
+    def watch_beside(self) -> ForwardMonitor:
+        """Watch a forward in training mode that is not trained: it may store nothing either."""
+        self._beside += 1
+        return ForwardMonitor(self._module, values=compares_values(self._beside - 1), is_private=False)
+
+    def beside(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, capture: Recorder
+    ) -> object:
+        """The output of a forward that is not trained: what it makes of the batch is still of the batch."""
+        self._note_state()
+        tape = next(
+            (tensor.tape for tensor in tensors_in((args, dict(kwargs))) if isinstance(tensor, TracedTensor)), None
+        )
+        if tape is None:
+            return output
+        return tape.note(_Beside(self._module, capture), args, kwargs, output)
+
+    # --- backward and step ---------------------------------------------------------------------------------------
+
+    def look(self, tape: OperationTrace, loss: int, put_to_proof: Callable[[Callable[[], None]], None]) -> None:
+        """Before a backward pass: a loss of a new form is proved, one of a known form must have its constants."""
+        prove = self.prove
+        if prove is None:
+            self._refuse_past_output(tape)
+            return
+        if tape.is_weighted:
+            return  # Not followed: what arrives at the module's outputs is refused.
+        self._prove_value(tape, loss, prove, put_to_proof)
+        tape.keep_constants()
+        self._is_proved = True
+
+    def _prove_value(
+        self, tape: OperationTrace, value: int, prove: LossCheck, put_to_proof: Callable[[Callable[[], None]], None]
+    ) -> None:
+        """Prove a loss, or arguments of the module, unless its form is known."""
+        tape.check(value)
+        rows = tape.rows_from_outside(value, by_chance=self._draws)
+        (made, late), numbers = tape.form(value), tape.numbers(value)
+        form = (self._state, made, rows)
+        known = self._known.get(form)
+        again = known is None or known.meet(late, numbers, self._rows) or not known.fits(tape.outside_shapes())
+        if again or self._has_new_length:
+            # Forgotten meanwhile: what is refused stays unknown.
+            self._known.pop(form, None)
+            self._require_state()
+            tape.outside = "rows"
+            times = 0 if known is None or known.has_grown else known.times
+            put_to_proof(lambda: prove(tape, value, times))
+            self._known[form] = known or CheckedLossForm(late=late, numbers=numbers, records=self._rows)
+            self._known[form].shapes = tape.outside_shapes() if tape.outside == "constants" else None
+            self._proved.add(self._state)
+
+    def mark_chance(self) -> None:
+        """What random numbers are drawn from here on, the loop draws."""
+        self._chance = _chance()
+
+    def _draws(self) -> bool:
+        """Whether random numbers were drawn for this batch, outside the module's forward passes."""
+        self._has_drawn = self._has_drawn or self._chance != _chance()
+        return self._has_drawn
+
+    def _refuse_past_output(self, tape: OperationTrace) -> None:
+        """With a criterion: refuse a loss that reaches the module past its outputs, or teaches something else."""
+        if tape.loss is None:
+            return
+        found = graph_bypassing_outputs(tape.loss, self._outputs)
+        if found.captured:
+            raise untraceable_loss_error()
+        own = set(self._module.parameters())
+        for leaf in found.leaves:
+            if leaf in own and self.is_one_by_one:
+                raise untraceable_loss_error()
+            if leaf not in own and not (leaf.dim() and leaf.size(0) == self._rows):
+                raise external_parameter_error(leaf)
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether a backward pass runs from losses of the batch that were looked at."""
+        tape = self.tape
+        return tape is not None and (tape.is_passing or (self.prove is None and tape.is_weighted))
+
+    def arrived(self) -> None:
+        """A gradient has arrived at the module's outputs.
+
+        Raises:
+            NonPrivateStep: it does not come from a loss that was proved.
+        """
+        if self.prove is not None and (self.tape is None or not self.tape.is_passing):
+            raise untraceable_loss_error()
+
+    def check_step(self, put_to_proof: Callable[[Callable[[], None]], None]) -> None:
+        """Before the step.
+
+        Raises:
+            NonPrivateStep: no loss of this batch was seen, or the gradients are not those of the criterion.
+        """
+        if self.prove is not None and not self._is_proved:
+            raise untraceable_loss_error()
+        for arrival in self._arrivals:
+            arrival.check()
+        if self.prove_arguments is not None and self.tape is not None:
+            for given in self._given:
+                self._prove_value(self.tape, given, self.prove_arguments, put_to_proof)
+            self.tape.keep_constants()
+
+
+def _chance() -> Hashable:
+    """The state of torch's generators, without waiting for a device."""
+    states = [bytes(torch.get_rng_state().numpy())]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states += [bytes(generator.get_state().numpy()) for generator in torch.cuda.default_generators]
+    return tuple(states)
+
+
+def _another_state() -> NonPrivateStep:
+    return NonPrivateStep(
+        "module must be in one state from its first forward on a batch to loss.backward(), got another one (a hook, a "
+        "replaced forward, an attribute, a mode of the module or of torch): what it did can't be tried out again. "
+        "Change it between a step and the next batch, and pass what differs between two forwards as an argument."
+    )

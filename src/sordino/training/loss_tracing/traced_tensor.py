@@ -1,0 +1,318 @@
+"""Tensors that note every torch function applied to them on their tape."""
+
+import copy
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sordino.errors import NonPrivateStep
+from sordino.training.probing.torch_modes import with_public_divisor
+from sordino.training.pytree import tensors_in
+
+__all__ = [
+    "TaintedFloat",
+    "TaintedInt",
+    "TracedTensor",
+    "ValueSource",
+    "leave_untraced",
+    "not_noting",
+    "scaler_refusal",
+    "tainted",
+    "untainted",
+    "without_trace",
+]
+
+
+# How far up the stack a gradient scaler's own frame is from the multiplication it makes.
+_SCALER_DEPTH = 8
+# What torch does in another way, or not at all, for subclasses.
+_OF_PLAIN_TENSORS = frozenset({"__format__", "__repr__", "__reduce_ex__"})
+
+
+def leave_untraced() -> None:
+    """Have torch.compile start behind the place where taped tensors become plain ones."""
+    from torch._dynamo import config  # loaded by every optimizer; slow where nothing is trained
+
+    config.nontraceable_tensor_subclasses.add(TracedTensor)
+
+
+class Notes(Protocol):
+    """What a taped tensor needs of its tape."""
+
+    is_open: bool
+    records: int
+
+    def begin(self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """A call begins; `note` follows."""
+        ...
+
+    def note(
+        self, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], result: object
+    ) -> object:
+        """Note a call and return its result as taped tensors."""
+        ...
+
+    def backward(
+        self, losses: Sequence["TracedTensor"], run: Callable[[bool], object], *, is_weighted: bool = False
+    ) -> object:
+        """Run a backward pass after a look at the losses; `run` is called with whether its graph must be kept."""
+        ...
+
+
+class TracedTensor(Tensor):
+    """A tensor of a private batch, or made from one.
+
+    Attributes:
+        tape: the batch's tape.
+        slot: the tensor's place on it.
+        keeps_values: whether its values depend on more than shapes.
+        has_data_dependent_size: whether its shape depends on values.
+    """
+
+    tape: Notes
+    slot: int
+    keeps_values: bool
+    sized_by_values: bool
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _OF_PLAIN_TENSORS:
+            return func(*(without_trace(arg) if isinstance(arg, Tensor) else arg for arg in args), **kwargs)
+        if name == "__deepcopy__":
+            return _copied(args)
+        tapes = [tensor.tape for tensor in tensors_in((args, dict(kwargs))) if isinstance(tensor, TracedTensor)]
+        # Results of an earlier batch's tensors still belong to that batch.
+        tape = next((tape for tape in tapes if tape.is_open), tapes[0] if tapes else None)
+        if tape is None:
+            with not_noting():
+                return func(*args, **kwargs)
+        if tape.is_open and func in {Tensor.backward, torch.autograd.backward}:
+            return _backward(tape, func, args, kwargs)
+        if name in {"mul", "__mul__"}:
+            _check_no_scaler()
+        if tape.is_open and name == "register_hook":
+            raise NonPrivateStep(
+                "gradients must reach the module as the loss makes them, got register_hook on a tensor of the loop: a "
+                "hook may mix the gradients of records. Clipping by record makes clipping here needless."
+            )
+        with not_noting():
+            if tape.is_open:
+                tape.begin(func, args, kwargs)
+            result = with_public_divisor(func, args, kwargs)
+        return tape.note(func, args, kwargs, result)
+
+
+def _backward(
+    tape: Notes, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> object:
+    """A backward pass; one from weighted losses, or from a tensor off the tape, is run as not followed."""
+    given = args[0] if args else kwargs.get("tensors")
+    losses = list(tensors_in(given))
+    weights = [*args[1:2], kwargs.get("gradient"), kwargs.get("grad_tensors")]
+
+    def run(again: bool) -> object:
+        given, named = _retaining(args, kwargs) if again else (args, kwargs)
+        with not_noting():
+            return function(*given, **named)
+
+    own = [loss for loss in losses if isinstance(loss, TracedTensor) and loss.tape is tape]
+    if len(own) != len(losses):
+        return run(False)
+    return tape.backward(own, run, is_weighted=any(True for _ in tensors_in(weights)))
+
+
+def _retaining(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The arguments of a backward pass whose graph is kept for another."""
+    if len(args) > 2:
+        return (*args[:2], True, *args[3:]), dict(kwargs)
+    return args, {**kwargs, "retain_graph": True}
+
+
+def _copied(args: tuple[object, ...]) -> object:
+    """A deep copy: as torch makes it, noted as a clone."""
+    (taped, memo) = args
+    assert isinstance(taped, TracedTensor)
+    with not_noting():
+        made = copy.deepcopy(without_trace(taped), memo)  # pyright: ignore[reportArgumentType]
+    return taped.tape.note(Tensor.clone, (taped,), {}, made)
+
+
+def not_noting() -> AbstractContextManager[None]:
+    """Inside, taped tensors behave as ordinary ones."""
+    return torch._C.DisableTorchFunctionSubclass()  # pyright: ignore[reportPrivateUsage]
+
+
+def without_trace(tensor: Tensor) -> Tensor:
+    """The same tensor without notes; autograd sees no difference."""
+    if not isinstance(tensor, TracedTensor):
+        return tensor
+    with not_noting():
+        return tensor.as_subclass(Tensor)
+
+
+def scaler_refusal() -> NonPrivateStep:
+    """What is raised when a dynamic loss scaler takes part."""
+    return NonPrivateStep(
+        "loss must not be scaled by a GradScaler: it skips steps when a record's gradient overflows, which tells about "
+        "the record. Use torch.autocast with bfloat16, without a scaler."
+    )
+
+
+def _check_no_scaler() -> None:
+    frame = inspect.currentframe()
+    for _ in range(_SCALER_DEPTH):
+        if frame is None:
+            return
+        if isinstance(frame.f_locals.get("self"), torch.amp.GradScaler):
+            raise scaler_refusal()
+        frame = frame.f_back
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Numbers read from a taped tensor: ordinary floats and ints that remember where they come from.
+#
+# ``x - x.mean().item()`` couples the records of a batch as ``x - x.mean()`` does. The number that ``item()`` gives
+# notes the arithmetic done with it on the same tape, and is computed anew in a replay.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class ValueSource(Protocol):
+    """What a number was read from: a tape."""
+
+    def note_number(
+        self, function: Callable[..., object], args: tuple[object, ...], result: object, *, counts: bool = False
+    ) -> object:
+        """Note a computation with numbers and return its result, tainted."""
+        ...
+
+    def decide(self, *, counts: bool) -> None:
+        """A comparison, which a loop may branch on, is being made."""
+        ...
+
+    def read(self, value: float) -> None:
+        """The bare number is being read."""
+        ...
+
+
+class _Tainted:
+    """Arithmetic of numbers that came from a tape.
+
+    Attributes:
+        source: the tape.
+        slot: place on it, None when it was closed by then.
+        counts: whether it is a number of records, or made of such numbers and constants only.
+    """
+
+    source: ValueSource
+    slot: int | None
+    counts: bool
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object]]:
+        value = untainted(self)
+        return type(value), (value,)
+
+    def __deepcopy__(self, memo: object) -> object:
+        return untainted(self)
+
+    def __bool__(self) -> bool:
+        self.source.decide(counts=self.counts)
+        return bool(untainted(self))
+
+
+class TaintedFloat(_Tainted, float):
+    """A float that came from a tape."""
+
+    __hash__ = float.__hash__
+
+
+class TaintedInt(_Tainted, int):
+    """An int that came from a tape."""
+
+    __hash__ = int.__hash__
+
+
+def tainted(value: object, source: ValueSource, slot: int | None, *, counts: bool = False) -> object:
+    """`value` with its origin; anything but a float or an int is returned as it is."""
+    if isinstance(value, bool) or not isinstance(value, float | int):
+        return value
+    number = TaintedFloat(value) if isinstance(value, float) else TaintedInt(value)
+    number.source, number.slot, number.counts = source, slot, counts
+    return number
+
+
+def untainted(value: object) -> object:
+    """The bare number; anything else is returned as it is."""
+    if isinstance(value, TaintedFloat):
+        return float.__pos__(value)
+    return int.__pos__(value) if isinstance(value, TaintedInt) else value
+
+
+def _arithmetic(name: str, function: Callable[..., object], *, reflected: bool) -> Callable[..., object]:
+    def compute(self: _Tainted, *others: object) -> object:
+        args = (*others, self) if reflected else (self, *others)
+        if any(not isinstance(other, float | int | None) for other in others):
+            return NotImplemented
+        result = function(*map(untainted, args))
+        counts = all(arg.counts for arg in args if isinstance(arg, _Tainted))
+        return self.source.note_number(function, args, result, counts=counts)
+
+    compute.__name__ = name
+    return compute
+
+
+def _comparison(name: str, function: Callable[..., object]) -> Callable[..., object]:
+    def compare(self: _Tainted, other: object) -> object:
+        if not isinstance(other, float | int):
+            return NotImplemented
+        self.source.decide(counts=self.counts)
+        return function(untainted(self), untainted(other))
+
+    compare.__name__ = name
+    return compare
+
+
+def _conversion(name: str, function: Callable[..., object]) -> Callable[..., object]:
+    def convert(self: _Tainted) -> object:
+        result = function(untainted(self))
+        if not self.counts and isinstance(result, float | int):
+            self.source.read(result)
+        return result
+
+    convert.__name__ = name
+    return convert
+
+
+_BINARY = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+}
+_UNARY = {"neg": operator.neg, "pos": operator.pos, "abs": abs, "round": round}
+_COMPARED = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+
+for _kind in (TaintedFloat, TaintedInt):
+    for _name, _function in {**_BINARY, **_UNARY}.items():
+        setattr(_kind, f"__{_name}__", _arithmetic(_name, _function, reflected=False))
+    for _name, _function in _BINARY.items():
+        setattr(_kind, f"__r{_name}__", _arithmetic(f"r{_name}", _function, reflected=True))
+    for _name, _function in _COMPARED.items():
+        setattr(_kind, f"__{_name}__", _comparison(_name, _function))
+    for _name, _function in {"int": int, "float": float}.items():
+        setattr(_kind, f"__{_name}__", _conversion(_name, _function))

@@ -1,0 +1,211 @@
+"""A loss curve that the budget pays for: the batch's losses are released with its gradients, as one Gaussian.
+
+    (Σ_i ḡ_i, κ Σ_i (min(max(ℓ_i, 0), L) − m)) + N(0, s² I),   Δ² = Δ_g² + κ² L²,   s = z Δ                    (1)
+    κ = (Δ_g / L) √(a / (1 − a))   ⇒   Δ = Δ_g / √(1 − a)                                                      (2)
+
+z is the plan's noise multiplier, a the share. The center m is L/2 under replace-one, so that a record's own vector is
+no longer than Δ/2, which sampling needs to know, and 0 otherwise. A step is one ``Gaussian(z)`` as without the curve.
+See ``docs/proofs/loss-curve.md``.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sordino import checks
+from sordino.clipping import AdaClip, Clipping, ProjectedClipping
+from sordino.definitions import NeighboringRelation
+from sordino.errors import InvalidArgument
+from sordino.mechanisms import TensorGaussianMechanism
+
+__all__ = ["LossRelease", "LossSum", "NormRelease", "check_loss_release"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossRelease:
+    """Buy the mean loss of every batch, with noise, from the budget of the step.
+
+    When: training should be watched, and the watching may be shown to anyone.
+
+    Guarantee:
+        Σ min(max(ℓ, 0), bound) over the batch is scaled and released beside the clipped gradients as *one* Gaussian
+        vector, whose sensitivity is that of the joint vector. A step is ``Gaussian(noise_multiplier)`` exactly as
+        without the curve; the price is more noise on the gradient, by the factor `price`. The sum is divided by the
+        public expected batch size. Under replace-one each loss is counted from `bound` / 2, which is added again to the
+        mean. A loss that is not finite is left out of the sum.
+
+    Args:
+        bound: L > 0; losses are cut to [0, L]. Public: twice the loss of a model that knows nothing is usual.
+        share: of the step's budget (of 1 / noise_multiplier²) that the losses get, in (0, 1). 0.02 costs 1 % more noise
+            on the gradient.
+
+    Raises:
+        InvalidArgument: a value is out of its range.
+
+    Example:
+        >>> curve = LossRelease(bound=2.0, share=0.02)
+        >>> round(curve.price, 4), round(curve.stddev(noise_multiplier=1.0, expected_batch_size=500.0), 4)
+        (1.0102, 0.0283)
+
+    References:
+        Andrew, Thakkar, McMahan, Ramaswamy 2021, theorem 1, for the joint release; the losses are our own.
+    """
+
+    bound: float
+    share: float = 0.02
+
+    def __post_init__(self) -> None:
+        checks.positive(bound=self.bound)
+        checks.probability(zero=False, one=False, share=self.share)
+
+    @property
+    def price(self) -> float:
+        """By how much the noise on the gradient grows: 1/√(1 − share)."""
+        return 1 / math.sqrt(1 - self.share)
+
+    def joint(self, sensitivity: float) -> tuple[float, float]:
+        """(κ, ℓ2 sensitivity of the joint vector) beside a vector of ℓ2 sensitivity `sensitivity`, by (2).
+
+        A loss in [0, L] moves its sum by at most L under every relation: added, removed, zeroed out or replaced.
+        """
+        return sensitivity / self.bound * math.sqrt(self.share / (1 - self.share)), sensitivity * self.price
+
+    def center(self, relation: NeighboringRelation) -> float:
+        """What is subtracted from each bounded loss before it is summed.
+
+        Under replace-one `bound` / 2: the two values of a record then lie on both sides of nothing, at most half of the
+        sensitivity away from it. Otherwise 0: a record is there or not.
+        """
+        return self.bound / 2 if relation is NeighboringRelation.REPLACE_ONE else 0.0
+
+    def mean(self, noisy: float, *, scale: float, relation: NeighboringRelation, expected_batch_size: float) -> float:
+        """The mean loss that a released value of κ = `scale` times the sum stands for."""
+        return self.center(relation) + noisy / scale / expected_batch_size
+
+    def stddev(self, *, noise_multiplier: float, expected_batch_size: float) -> float:
+        """Standard deviation of the noise on one point of the curve: z L / (√share · B)."""
+        return noise_multiplier * self.bound / (math.sqrt(self.share) * expected_batch_size)
+
+    def to_dict(self) -> dict[str, object]:
+        """The curve as plain JSON types."""
+        return {"bound": self.bound, "share": self.share}
+
+    @classmethod
+    def from_dict(cls, body: object) -> "LossRelease":
+        """The curve that `to_dict` described."""
+        if not isinstance(body, Mapping) or set(body) != {"bound", "share"}:
+            raise InvalidArgument("loss_curve must hold bound and share, got another body. Check the file.")
+        return cls(bound=body["bound"], share=body["share"])
+
+
+def check_loss_release(curve: object, *, clipping: Clipping, correlated: bool, secure: bool) -> None:
+    """The losses ride on the Gaussian noise of one step; other noise and other sums have no place for them.
+
+    Raises:
+        InvalidArgument: names what a loss curve does not go with.
+    """
+    if not isinstance(curve, LossRelease):
+        raise InvalidArgument(
+            f"loss_curve must be None or LossRelease, got {type(curve).__name__}. See sordino.training."
+        )
+    unfit = {
+        "correlated noise": correlated,
+        "secure noise": secure,
+        type(clipping).__name__: isinstance(clipping, AdaClip | ProjectedClipping),
+    }
+    for name in (name for name, applies in unfit.items() if applies):
+        raise InvalidArgument(
+            f"loss_curve must be None with {name}, got LossRelease. Leave it out, or use independent noise and "
+            "clipping "
+            "by exact norms."
+        )
+
+
+class LossSum:
+    """The bounded losses of one logical batch, added up over its chunks in double precision.
+
+    Args:
+        curve: bound and share.
+        relation: the neighboring relation, which says where losses are counted from.
+    """
+
+    def __init__(self, curve: LossRelease, relation: NeighboringRelation) -> None:
+        self._bound, self._center = curve.bound, curve.center(relation)
+        self._total = torch.zeros(1, dtype=torch.float64)
+
+    def add(self, losses: Float[Tensor, " B"]) -> None:
+        """Take in the losses of a chunk; one that is not finite adds nothing."""
+        known = losses.detach().double()
+        known = torch.where(known.isfinite(), known.clamp(0.0, self._bound) - self._center, 0.0)
+        self._total = self._total.to(known.device) + known.sum()
+
+    def scaled(self, scale: float) -> Float[Tensor, " 1"]:
+        """κ times the sum, to be released beside the gradients."""
+        return self._total * scale
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The norm of the clipped sum, bought from the step's own budget for the next choice.
+#
+#     (S, κ‖S‖) + N(0, s² I),   Δ² = Δ_S² + κ² Δ_S²,   κ = √(a / (1 − a))   ⇒   Δ = Δ_S / √(1 − a)                   (1)
+#
+# ‖S‖ moves by no more than S does, so both together are one Gaussian vector of that sensitivity: a step costs what it
+# cost before, and the gradient carries more noise, by the factor 1/√(1 − a). a is the share.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormRelease:
+    """Releases ‖S‖ of the clipped sum S with the sum.
+
+    Guarantee: with the mechanism of `joint`, sum and norm together are one ``Gaussian(noise_multiplier)``, by (1).
+
+    Args:
+        share: a of the step's budget 1/z² that the norm gets, in (0, 1). 0.05 costs 2.6 % more noise on the gradient.
+
+    Example:
+        >>> round(NormRelease(share=0.05).price, 3)
+        1.026
+
+    References:
+        Hong, Wang, Zhou 2021, "Learning to protect", section 4: there the scheduler reads ‖S‖², whose sensitivity is
+        (2B − 1)C²; the norm itself moves by C at most, and its square is post-processing.
+    """
+
+    share: float
+
+    def __post_init__(self) -> None:
+        checks.probability(zero=False, one=False, share=self.share)
+
+    @property
+    def price(self) -> float:
+        """The factor by which the noise on the gradient grows."""
+        return 1 / math.sqrt(1 - self.share)
+
+    def joint(self, mechanism: object, totals: Sequence[Tensor]) -> tuple[TensorGaussianMechanism, Tensor]:
+        """The noise for the sum and its norm together, and the scaled norm, one number in double precision.
+
+        Raises:
+            InvalidArgument: the sum isn't noised by one Gaussian of the step: AdaClip, secure or correlated noise.
+        """
+        if not isinstance(mechanism, TensorGaussianMechanism):
+            raise InvalidArgument(
+                "norm_share must be None with AdaClip, secure or correlated noise, got a share: the norm is released "
+                "as one Gaussian with the sum. Use flat clipping and independent noise."
+            )
+        squares = [float(total.double().square().sum()) for total in totals]
+        norm = torch.tensor([math.sqrt(math.fsum(squares)) * self._scale], dtype=torch.float64)
+        wider = mechanism.l2_sensitivity * self.price
+        return TensorGaussianMechanism(noise_multiplier=mechanism.noise_multiplier, l2_sensitivity=wider), norm
+
+    def told(self, noisy: Tensor, *, expected_batch_size: float) -> float:
+        """The norm of the mean gradient that was released."""
+        return float(noisy) / self._scale / expected_batch_size
+
+    @property
+    def _scale(self) -> float:
+        return math.sqrt(self.share / (1 - self.share))

@@ -1,0 +1,589 @@
+"""What a module holds, compared around a forward pass and put back.
+
+A forward pass that writes into the module stores what it saw of the records, and nobody clips or adds noise to that.
+"""
+
+import copy
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+import jaxtyping
+import numpy as np
+import torch
+from numpy import random as numpy_random
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sordino.errors import CoupledRecords
+from sordino.gradients.backward_strategies import tensor_fingerprint
+from sordino.training.generators import states_undisturbed
+from sordino.training.pytree import tensors_in
+
+__all__ = [
+    "ChanceByPosition",
+    "DisableRandomness",
+    "GENERATORS",
+    "ModuleSnapshot",
+    "SeededGenerators",
+    "exports_by_hooks",
+    "generators_used",
+    "preserve_attributes",
+    "preserve_rng_state",
+    "random_states",
+    "readable_fingerprint",
+    "tensor_attributes",
+]
+
+
+_REMEDY = (
+    "what a module stores of records is released without noise. Turn the statistics off, call .eval() on that layer, "
+    "or initialise it from public data before making the model private"
+)
+# Bytes of frozen weights and buffers that are kept however little is trained.
+_ROOM = 1 << 24
+_OF_TORCH = frozenset(vars(nn.Module()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    """A parameter or buffer: the object, its memory, how often torch changed it, its value or a fingerprint if kept."""
+
+    tensor: Tensor
+    memory: Tensor
+    version: int
+    value: Tensor | None
+    fingerprint: Tensor | None
+
+    def is_unchanged(self, now: Tensor | None) -> bool:
+        if now is None or now is not self.tensor or now.data_ptr() != self.memory.data_ptr():
+            return False
+        # Rewriting .data goes past the version, so that only the values can tell.
+        if self.value is not None:
+            return _same_bits(self.value, now.detach())
+        if self.fingerprint is not None and not torch.equal(self.fingerprint, tensor_fingerprint(now)):
+            return False
+        return now._version == self.version
+
+
+class ModuleSnapshot:
+    """All parameters and buffers of a module at one moment.
+
+    Args:
+        module: whose they are.
+        values: also look at the values: it finds what is written past torch's version count, and lets `refuse_changes`
+            put things back. Costs the memory of the trained parameters once; of large frozen weights beside them only
+            a fingerprint is kept.
+    """
+
+    def __init__(self, module: nn.Module, *, values: bool = True) -> None:
+        self._module = module
+        trained = sum(tensor.nbytes for _, tensor in _tensors(module) if tensor.requires_grad)
+        # So much of what is not trained is kept beside it.
+        self._room = max(trained, _ROOM)
+        self._held = {name: self._hold(tensor, values=values) for name, tensor in _tensors(module)}
+
+    def _hold(self, tensor: Tensor, *, values: bool) -> _Held:
+        value = bits = None
+        if values:
+            is_kept = tensor.requires_grad or tensor.nbytes <= self._room
+            bits = None if is_kept else readable_fingerprint(tensor)
+            if bits is None:
+                value = tensor.detach().clone()
+                self._room -= 0 if tensor.requires_grad else tensor.nbytes
+        return _Held(tensor=tensor, memory=tensor.detach(), version=tensor._version, value=value, fingerprint=bits)
+
+    def refuse_changes(self) -> None:
+        """Put back what changed since, and refuse it.
+
+        Raises:
+            CoupledRecords: names the parameters and buffers that changed.
+        """
+        names = self.restore()
+        if names:
+            raise CoupledRecords(
+                f"parameters and buffers must not change in a training forward pass, got changes of "
+                f"{', '.join(sorted(names))}: {_REMEDY}. Large frozen weights among them are not put back: load them "
+                "anew."
+            )
+
+    def restore(self) -> list[str]:
+        """Put back what changed, and name it."""
+        now = dict(_tensors(self._module))
+        changed = [name for name, held in self._held.items() if not held.is_unchanged(now.get(name))]
+        changed += [name for name in now if name not in self._held]
+        for name in changed:
+            owner, _, attribute = name.rpartition(".")
+            module = self._module.get_submodule(owner)
+            if name not in self._held:
+                delattr(module, attribute)
+                continue
+            held = self._held[name]
+            if held.value is not None:
+                held.memory.copy_(held.value)
+                held.tensor.data = held.memory
+            if now.get(name) is not held.tensor:
+                setattr(module, attribute, held.tensor)
+        return changed
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def readable_fingerprint(tensor: Tensor) -> Tensor | None:
+    """A few numbers that tell a tensor's bits; None for a kind of tensor whose bits can't be read in place."""
+    try:
+        return tensor_fingerprint(tensor)
+    except (RuntimeError, KeyError):
+        return None
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+@contextmanager
+def preserve_attributes(module: nn.Module) -> Iterator[None]:
+    """Python attributes of all submodules are after the block what they were before it.
+
+    Tensors, lists, dicts and sets get back their contents too; what lies deeper is the user's own.
+    """
+    kept = [
+        (vars(part), name, value, _contents(value))
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if name not in _OF_TORCH
+    ]
+    names = {id(vars(part)): set(vars(part)) for part in module.modules()}
+    try:
+        yield
+    finally:
+        for part in module.modules():
+            attributes = vars(part)
+            for name in [name for name in attributes if name not in names.get(id(attributes), attributes)]:
+                del attributes[name]
+        for attributes, name, value, contents in kept:
+            _put_back(value, contents)
+            attributes[name] = value
+
+
+def tensor_attributes(module: nn.Module) -> dict[tuple[int, int], Tensor]:
+    """Tensors in plain attributes of all submodules, and in lists and dicts there, by whose they are and which."""
+    found: dict[tuple[int, int], Tensor] = {}
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name not in _OF_TORCH:
+                found.update({(id(part), id(tensor)): tensor for tensor in tensors_in(value)})
+    return found
+
+
+def exports_by_hooks(module: nn.Module) -> bool:
+    """Whether somebody else's forward hooks see what flows through the module."""
+    hooks = (hook for part in module.modules() for hook in vars(part)["_forward_hooks"].values())
+    return any(not type(hook).__module__.startswith("sordino.") for hook in hooks)
+
+
+def _contents(value: object) -> object:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return copy.copy(value) if type(value) in {list, dict, set} else None
+
+
+def _put_back(value: object, contents: object) -> None:
+    if isinstance(value, Tensor) and isinstance(contents, Tensor):
+        if not _same_bits(value.detach(), contents):
+            value.data = contents
+    elif isinstance(value, list) and isinstance(contents, list):
+        value[:] = contents
+    elif isinstance(value, dict | set) and isinstance(contents, dict | set):
+        value.clear()
+        value.update(contents)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Ways to hold chance in a forward pass: repeat it, drive it to an extreme, or switch it off.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+GENERATORS = ("torch", "python", "numpy")
+"""The generators that the probe can drive. One of the user's own (``numpy.random.default_rng``) is out of reach."""
+
+_FILLED = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
+_CONSTANT = {"exponential_": 1.0, "log_normal_": 1.0, "cauchy_": 0.0}
+# The word of a Mersenne Twister's state whose output has all bits set; the word 0 gives the output 0.
+_ALL_BITS = 0x12DD9BB3
+# This many first draws are extreme, the others as the seed has them: loops that reject a draw come to an end.
+_FORCED_WORDS = 64
+# Where torch's serialised Mersenne Twister has its counters and its 64-bit words.
+_TORCH_LEFT, _TORCH_NEXT, _TORCH_WORDS, _WORDS = slice(8, 12), slice(16, 24), 24, 624
+
+
+@contextmanager
+def preserve_rng_state() -> Iterator[None]:
+    """The random states of torch (every device in use), numpy and Python after the block are those before it."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    # An abandoned loop's states would otherwise come back in the midst of it.
+    with states_undisturbed(), _states_kept(devices):
+        yield
+
+
+@contextmanager
+def _states_kept(devices: list[int]) -> Iterator[None]:
+    python, numpy = random.getstate(), numpy_random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy_random.set_state(numpy)  # noqa: NPY002
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeededGenerators:
+    """One course of all random numbers.
+
+    Args:
+        seed: of every generator.
+        forced: one of `GENERATORS`, whose first draws are then as small as they can be, or as large.
+        high: as large as they can be.
+    """
+
+    seed: int = 0
+    forced: str | None = None
+    high: bool = False
+
+    def start(self) -> None:
+        """Start all generators anew, so that two passes over batches of one shape meet the same chance."""
+        torch.manual_seed(self.seed)
+        random.seed(self.seed)
+        numpy_random.seed(self.seed)  # noqa: NPY002
+        word = _ALL_BITS if self.high else 0
+        if self.forced == "python":
+            version, words, gauss = random.getstate()
+            random.setstate((version, (*[word] * _FORCED_WORDS, *words[_FORCED_WORDS:-1], 0), gauss))
+        elif self.forced == "numpy":
+            state = numpy_random.get_state(legacy=False)  # noqa: NPY002
+            assert isinstance(state, dict)
+            state["state"]["key"][:_FORCED_WORDS], state["state"]["pos"] = word, 0
+            numpy_random.set_state(state)  # noqa: NPY002
+        elif self.forced == "torch":
+            _force_torch(word)
+
+
+def _force_torch(word: int) -> None:
+    state = torch.get_rng_state()
+    as_bytes = state.numpy()
+    as_bytes[_TORCH_LEFT] = np.array([_WORDS], dtype=np.int32).view(np.uint8)
+    as_bytes[_TORCH_NEXT] = np.array([0], dtype=np.uint64).view(np.uint8)
+    forced = np.full(_FORCED_WORDS, word, dtype=np.uint64).view(np.uint8)
+    as_bytes[_TORCH_WORDS : _TORCH_WORDS + len(forced)] = forced
+    torch.set_rng_state(state)
+
+
+@contextmanager
+def generators_used(used: set[str]) -> Iterator[None]:
+    """Add to `used` the generators that the block draws from."""
+    before = random_states()
+    yield
+    after = random_states()
+    used.update(name for name, old, new in zip(GENERATORS, before, after, strict=True) if not np.array_equal(old, new))
+
+
+def random_states() -> list[np.ndarray]:
+    """The states of `GENERATORS`, in that order."""
+    parts = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        parts += torch.cuda.get_rng_state_all()
+    _, words, _ = random.getstate()
+    state = numpy_random.get_state(legacy=False)  # noqa: NPY002
+    assert isinstance(state, dict)
+    return [
+        torch.cat(parts).numpy(),
+        np.asarray(words),
+        np.append(state["state"]["key"], (state["state"]["pos"], state["has_gauss"])),
+    ]
+
+
+class DisableRandomness(TorchDispatchMode):
+    """Inside, dropout keeps everything, and numbers and choices are constant. Permutations stay random on purpose.
+
+    Batches of different size then give every record the same forward pass.
+
+    Attributes:
+        is_used: whether torch was asked for a random number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_used = False
+
+    def __torch_dispatch__(
+        self,
+        func: "torch._ops.OpOverload",  # pyright: ignore[reportPrivateUsage]
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        kwargs = dict(kwargs or {})
+        name = func.overloadpacket.__name__
+        self.is_used |= torch.Tag.nondeterministic_seeded in func.tags
+        if name == "bernoulli_" and isinstance(args[0], Tensor):
+            return _fill(args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5))
+        if name == "bernoulli" and isinstance(args[0], Tensor):
+            return args[0].clone()
+        if name == "native_dropout" and isinstance(args[0], Tensor):
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if name in {"randint", "randint_like", "random_"}:
+            arguments = _by_name(func, args, kwargs)
+            made = args[0] if name == "random_" else func(*args, **kwargs)
+            assert isinstance(made, Tensor)
+            low, high = _limits(arguments, made)
+            return made.fill_((low + high) // 2)
+        if name == "multinomial":
+            return _likeliest(_by_name(func, args, kwargs))
+        if name in _CONSTANT and isinstance(args[0], Tensor):
+            return _fill(args[0], _CONSTANT[name])
+        if name in {"uniform_", "normal_"} and isinstance(args[0], Tensor):
+            low, high = [*args[1:3], *([0.0, 1.0][len(args) - 1 :])]
+            return _fill(args[0], low if name == "normal_" else (_number(low) + _number(high)) / 2)
+        if name in _FILLED:
+            return func(*args, **kwargs).fill_(_FILLED[name])
+        return func(*_without_dropout(func, args, kwargs), **kwargs)
+
+
+def _without_dropout(
+    func: "torch._ops.OpOverload",  # pyright: ignore[reportPrivateUsage]
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> tuple[object, ...]:
+    """The arguments of a fused attention with its dropout probability at 0."""
+    names = [argument.name for argument in func._schema.arguments]  # pyright: ignore[reportPrivateUsage]
+    if "dropout_p" not in names:
+        return args
+    if "dropout_p" in kwargs:
+        kwargs["dropout_p"] = 0.0
+    place = names.index("dropout_p")
+    return (*args[:place], 0.0, *args[place + 1 :]) if place < len(args) else args
+
+
+def _likeliest(arguments: "_Arguments") -> Tensor:
+    """What is chosen most often; with replacement again and again."""
+    weights, count = arguments["self"], arguments["num_samples"]
+    assert isinstance(weights, Tensor)
+    assert isinstance(count, int)
+    if arguments["replacement"]:
+        return weights.argmax(-1, keepdim=True).expand(*weights.shape[:-1], count).clone()
+    return weights.topk(count).indices
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _fill(tensor: Tensor, value: object) -> Tensor:
+    fill: Callable[..., Tensor] = tensor.copy_ if isinstance(value, Tensor) else tensor.fill_
+    return fill(value)
+
+
+# --- the same chance at the same position -----------------------------------------------------------------------------
+
+# An odd number without a pattern: the golden ratio's bits, as a signed word; and its part after the point.
+_SCRAMBLE = 0x9E37_79B9_7F4A_7C15 - (1 << 64)
+_TURN = 0.618_033_988_749_895
+_UNIFORM_BITS = 53
+_LIBRARIES = (
+    "<",
+    *(
+        f"{place}/"
+        for place in (Path(torch.__file__).parent, Path(jaxtyping.__file__).parent, Path(__file__).parents[2])
+    ),
+)
+
+_Uniform = Callable[[Sequence[int]], Tensor]
+_Arguments = Mapping[str, object]
+
+
+class ChanceByPosition(TorchDispatchMode):
+    """Inside, a random number follows from the call that draws it and from its place among those drawn there.
+
+    It does not follow from how many are drawn: batches padded to different lengths have the same chance at the
+    positions that both have, and the longer one has further chance beyond. What a batch of the one length makes of that
+    has then the distribution that a batch of the other length has, if it is the same.
+
+    Calls are matched by the code that makes them and by how often it did so before; the numbers of one call by their
+    indices. Dimensions whose size changes with the length are counted from the side that is not padded.
+
+    Args:
+        seed: another chance for every one; those of one position are spread evenly over the seeds 0, 1, 2, ….
+        within: the code under which calls are told apart.
+        in_front: whether positions are counted from the last one.
+        is_folded: whether a dimension whose size is a multiple of a padded length holds records, or heads, times
+            positions.
+    """
+
+    def __init__(self, *, seed: int, within: CodeType, in_front: bool, is_folded: bool) -> None:
+        super().__init__()
+        self.seed = seed
+        self._within, self._in_front, self._is_folded = within, in_front, is_folded
+        self._lengths: Sequence[tuple[int, int]] = ()
+        self._sites: dict[tuple[object, ...], int] = {}
+        self._calls: Counter[int] = Counter()
+        # The shapes of the first pass, by call.
+        self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._is_first = True
+
+    def start(self, lengths: Sequence[tuple[int, int]] = ()) -> None:
+        """Start a pass; in the first there are no `lengths`, in others those of the first pass and of this one."""
+        self._is_first, self._lengths = not lengths, lengths
+        self._calls.clear()
+
+    def __torch_dispatch__(
+        self,
+        func: "torch._ops.OpOverload",  # pyright: ignore[reportPrivateUsage]
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        kwargs = dict(kwargs or {})
+        name = func.overloadpacket.__name__
+        if name not in _DRAWN and torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*_without_dropout(func, args, kwargs), **kwargs)
+        call = self._call()
+        if name not in _DRAWN:
+            torch.manual_seed(hash((self.seed, *call)) % (1 << 63))
+            return func(*_without_dropout(func, args, kwargs), **kwargs)
+        arguments = _by_name(func, args, kwargs)
+        if name == "native_dropout":
+            return _dropped(arguments, lambda shape: self._uniform(call, shape, arguments["input"]))
+        given = func(*args, **kwargs)
+        assert isinstance(given, Tensor)
+        values = _DRAWN[name](arguments, given, lambda shape: self._uniform(call, shape, given))
+        return given.copy_(values)
+
+    def _call(self) -> tuple[int, int]:
+        """The call's site, by the order in which sites came first, and how often it was there before."""
+        where: list[object] = []
+        frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+        while frame is not None and frame.f_code is not self._within:
+            owner = frame.f_locals.get("self")
+            # What stands between, in torch and here, is not always the same.
+            if isinstance(owner, nn.Module) or not frame.f_code.co_filename.startswith(_LIBRARIES):
+                where.append((frame.f_code, frame.f_lineno, id(owner) if isinstance(owner, nn.Module) else None))
+            frame = frame.f_back
+        site = self._sites.setdefault(tuple(where), len(self._sites))
+        self._calls[site] += 1
+        return site, self._calls[site]
+
+    def _uniform(self, call: tuple[int, int], shape: Sequence[int], like: object) -> Tensor:
+        """Numbers in (0, 1), float64, one for each place of `shape`."""
+        device = like.device if isinstance(like, Tensor) else None
+        known = tuple(shape) if self._is_first else self._shapes.get(call, tuple(shape))
+        if self._is_first:
+            self._shapes[call] = tuple(shape)
+        code = torch.tensor(call[0] * 1_000_003 + call[1], device=device)
+        for dim, size in enumerate(shape):
+            index = torch.arange(size, device=device)
+            if len(known) == len(shape) and known[dim] != size:
+                index = self._aligned(index, known[dim], size)
+            code = _scrambled(code[..., None] + _SCRAMBLE * (index + 1))
+        mantissa = _scrambled(code) & ((1 << _UNIFORM_BITS) - 1)
+        return ((mantissa.double() + 0.5) / (1 << _UNIFORM_BITS) + self.seed * _TURN) % 1.0
+
+    def _aligned(self, index: Tensor, first: int, now: int) -> Tensor:
+        """Where places of a dimension that had the size `first` were then; places that are new come behind."""
+        for before, after in self._lengths if self._is_folded else ():
+            if first % before == now % after == 0 and first // before == now // after:
+                place = index % after - (after - before if self._in_front else 0)
+                return torch.where((place >= 0) & (place < before), index // after * before + place, first + index)
+        place = index - (now - first if self._in_front else 0)
+        return torch.where(place >= 0, place, first + index)
+
+
+def _scrambled(words: Tensor) -> Tensor:
+    for shift in (30, 27, 31):
+        words = (words ^ (words >> shift)) * _SCRAMBLE
+    return words
+
+
+def _by_name(
+    func: "torch._ops.OpOverload",  # pyright: ignore[reportPrivateUsage]
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> _Arguments:
+    declared = func._schema.arguments  # pyright: ignore[reportPrivateUsage]
+    found = {one.name: one.default_value for one in declared if one.has_default_value()}
+    return {**found, **{one.name: value for one, value in zip(declared, args, strict=False)}, **kwargs}
+
+
+def _dropped(arguments: _Arguments, uniform: _Uniform) -> tuple[Tensor, Tensor]:
+    given, p = arguments["input"], _number(arguments["p"])
+    assert isinstance(given, Tensor)
+    if arguments["train"] is False:
+        return given.clone(), torch.ones_like(given, dtype=torch.bool)
+    kept = uniform(given.shape) >= p
+    return given * kept.to(given.dtype) / max(1.0 - p, 1e-30), kept
+
+
+def _normal(arguments: _Arguments, given: Tensor, uniform: _Uniform) -> Tensor:
+    found = torch.special.ndtri(uniform(given.shape))
+    return found * arguments.get("std", 1.0) + arguments.get("mean", 0.0)
+
+
+def _between(arguments: _Arguments, given: Tensor, uniform: _Uniform) -> Tensor:
+    low, high = _number(arguments.get("from", 0.0)), _number(arguments.get("to", 1.0))
+    return low + (high - low) * uniform(given.shape)
+
+
+def _integers(arguments: _Arguments, given: Tensor, uniform: _Uniform) -> Tensor:
+    low, high = _limits(arguments, given)
+    return low + (uniform(given.shape) * (high - low)).floor()
+
+
+def _limits(arguments: _Arguments, given: Tensor) -> tuple[int, int]:
+    """The smallest random integer, and one more than the largest."""
+    low, high = arguments.get("low", arguments.get("from")), arguments.get("high", arguments.get("to"))
+    largest = 1 << 24 if given.dtype.is_floating_point else torch.iinfo(given.dtype).max
+    return int(_number(low)), largest if high is None else int(_number(high))
+
+
+def _coins(arguments: _Arguments, given: Tensor, uniform: _Uniform) -> Tensor:
+    return uniform(given.shape) < arguments.get("p", arguments["self"])  # pyright: ignore[reportOperatorIssue]
+
+
+def _chosen(arguments: _Arguments, given: Tensor, uniform: _Uniform) -> Tensor:
+    weights = arguments["self"]
+    assert isinstance(weights, Tensor)
+    weights = weights.double()
+    if given.size(-1) == 1 or arguments["replacement"]:
+        limits = weights.cumsum(-1)
+        found = torch.searchsorted(limits, uniform(given.shape) * limits[..., -1:], right=True)
+        return found.clamp(max=weights.size(-1) - 1)
+    return (-uniform(weights.shape).log() / weights).topk(given.size(-1), largest=False).indices
+
+
+_DRAWN: dict[str, Callable[[_Arguments, Tensor, _Uniform], Tensor]] = {
+    **dict.fromkeys(("rand", "rand_like", "uniform", "uniform_"), _between),
+    **dict.fromkeys(("randn", "randn_like", "normal", "normal_", "normal_functional"), _normal),
+    **dict.fromkeys(("randint", "randint_like", "random", "random_"), _integers),
+    **dict.fromkeys(("bernoulli", "bernoulli_"), _coins),
+    "native_dropout": lambda _arguments, given, _uniform: given,
+    "multinomial": _chosen,
+    "randperm": lambda _, given, uniform: uniform(given.shape).argsort(),
+    "exponential_": lambda said, given, uniform: -torch.log1p(-uniform(given.shape)) / _number(said["lambd"]),
+    "log_normal_": lambda said, given, uniform: _normal(said, given, uniform).exp(),
+    "geometric_": lambda said, given, uniform: (
+        (torch.log1p(-uniform(given.shape)) / np.log1p(-_number(said["p"]))).ceil().clamp(min=1)
+    ),
+    "cauchy_": lambda said, given, uniform: (
+        _number(said["median"]) + _number(said["sigma"]) * torch.tan(torch.pi * (uniform(given.shape) - 0.5))
+    ),
+}

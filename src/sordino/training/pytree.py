@@ -1,0 +1,82 @@
+"""Batches as trees of tensors: map over them, list their tensors.
+
+A batch may be a tensor, a mapping, a tuple, a named tuple, a list, a dataclass, or any nesting of them. Everything
+else (a string, a number, None) is a leaf that is carried along unchanged.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, TypeGuard, cast
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = ["container_items", "is_leaf", "map_tensors", "tensors_in", "tree_leaves", "tree_map", "tree_rebuild"]
+
+
+def tree_map(function: Callable[[object], object], batch: object) -> object:
+    """The same structure with `function` applied to everything that is not a container."""
+    if is_leaf(batch):
+        return function(batch)
+    return tree_rebuild(batch, lambda part: tree_map(function, part))
+
+
+def map_tensors(function: Callable[[Tensor], object], batch: object) -> object:
+    """The same structure with `function` applied to every tensor."""
+    return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def tree_leaves(batch: object) -> Iterator[object]:
+    """Everything in the batch that is not a container, in order."""
+    if is_leaf(batch):
+        yield batch
+        return
+    for part in container_items(batch).values():
+        yield from tree_leaves(part)
+
+
+def tensors_in(batch: object) -> Iterator[Tensor]:
+    """Every tensor of the batch, in order."""
+    return (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+
+
+def container_items(container: object) -> dict[object, object]:
+    """The parts of a container by their names, keys or positions, in order."""
+    if _is_record_type(container):
+        return {item.name: getattr(container, item.name) for item in fields(container)}
+    if isinstance(container, Mapping):
+        return dict(container)
+    return dict(enumerate(container)) if isinstance(container, tuple | list) else {}
+
+
+def tree_rebuild(batch: object, function: Callable[[object], object]) -> object:
+    """The same container with `function` applied to its parts."""
+    make = cast(Callable[..., object], type(batch))
+    if _is_record_type(batch):
+        return replace(batch, **{item.name: function(getattr(batch, item.name)) for item in fields(batch)})
+    if isinstance(batch, Mapping):
+        parts = {key: function(value) for key, value in batch.items()}
+        try:
+            return make(parts)
+        except TypeError:
+            return parts
+    if isinstance(batch, tuple):
+        changed = [function(part) for part in batch]
+        # Named tuples take their fields one by one, torch's own result types take one sequence.
+        if hasattr(batch, "_fields"):
+            return make(*changed)
+        return make(changed) if hasattr(batch, "n_fields") else tuple(changed)
+    if isinstance(batch, list):
+        return [function(part) for part in batch]
+    return batch
+
+
+def _is_record_type(batch: object) -> TypeGuard["DataclassInstance"]:
+    return is_dataclass(batch) and not isinstance(batch, type)
+
+
+def is_leaf(batch: object) -> bool:
+    """Whether it is carried along whole: not a mapping, tuple, list or dataclass."""
+    return not isinstance(batch, Mapping | tuple | list) and not _is_record_type(batch)

@@ -1,0 +1,569 @@
+"""What `fit` writes into a run folder, and how it takes a run up again.
+
+Order is everything here: a step is in the transcript before its records are read, the transcript is on the disk before
+a checkpoint or a model is, and a checkpoint is there whole or not at all. So whatever a crash leaves behind, all that
+can be seen of the records has been charged. Steps after the last checkpoint are lost and taken again; both count.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+from weakref import WeakValueDictionary
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from sordino import accounting, checks
+from sordino.definitions import Guarantee, format_upper_bound
+from sordino.errors import InvalidArgument
+from sordino.events import Event, NoOp
+from sordino.randomness import KeyedRNG
+from sordino.runs import ReleasedLosses, RunFolder
+from sordino.training.adaptive_budget import AdaptiveBudgetRun
+from sordino.training.averaging import WeightAverage
+from sordino.training.charging import ChargeLog
+from sordino.training.checkpoint import (
+    gather_state,
+    load_module,
+    load_optimizer,
+    module_state,
+    read,
+    shard_state,
+    to_bytes,
+)
+from sordino.training.distributed import DistributedContext
+from sordino.training.plan import Plan
+from sordino.training.step import PrivateStep
+
+__all__ = [
+    "DIAGNOSTICS_CAVEAT",
+    "Diagnostics",
+    "ProgressBar",
+    "RunWriter",
+    "TrainingState",
+    "commit_to_batch",
+    "get_diagnostics",
+    "open_distributed_run_writer",
+    "open_run_writer",
+    "require_unused_key",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A commitment to the batch that a step drew.
+#
+# Amplification by sampling holds because nobody knows which records a batch holds. A plain hash would give that away:
+# whoever guesses a batch, or how many records there are, could check the guess. So the hash is keyed with a stream of
+# the run's own secret key, one for every step. Without the key it is as good as random; whoever kept the key can show
+# later which batch was drawn, and nobody can show another one.
+#
+# References:
+#     RFC 7693 (BLAKE2 with a key).
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_BYTES = 32
+
+
+def commit_to_batch(indices: np.ndarray, *, step: int, randomness: KeyedRNG) -> str:
+    """The commitment to batch `step`, 64 hexadecimal digits whatever the batch holds.
+
+    Guarantee: without the key of `randomness` the digits can't be told from random ones, whatever the indices are, as
+    long as keyed BLAKE2b is a pseudorandom function.
+
+    Args:
+        indices: int64 positions, shape (b,), sorted.
+        step: number of the step.
+        randomness: that of the segment.
+    """
+    key = bytearray(_BYTES)
+    randomness.stream("commitment", step=step).fill(memoryview(key))
+    content = np.ascontiguousarray(indices, dtype="<i8")
+    return hashlib.blake2b(content.data, key=bytes(key), digest_size=_BYTES).hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What `fit` writes into a run folder, and how it takes a run up again.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """What training changes from step to step."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    average: WeightAverage | None
+
+    def kinds(self) -> dict[str, object]:
+        """What the parts are, in words that another process can compare."""
+        return {
+            "optimizer": type(self.optimizer).__name__,
+            "schedule": None if self.schedule is None else type(self.schedule).__name__,
+            "averaging": None if self.average is None else repr(self.average.rule),
+        }
+
+    def state(self, *, keep: bool = True) -> dict[str, object]:
+        """Everything that is needed to go on, except randomness; who doesn't `keep` it helps to gather shards."""
+        return {
+            "model": gather_state(module_state(self.model), keep=keep),
+            "optimizer": gather_state(self.optimizer.state_dict(), keep=keep),
+            "schedule": None if self.schedule is None else self.schedule.state_dict(),
+            "averaging": None if self.average is None else gather_state(self.average.state(), keep=keep),
+        }
+
+    def load(self, facts: Mapping[str, object], state: Mapping[str, object]) -> None:
+        """Put the saved state into the parts.
+
+        Raises:
+            InvalidArgument: names the part that is not what was saved.
+        """
+        for name, kind in self.kinds().items():
+            if name != "optimizer" and facts.get(name) != kind:
+                raise InvalidArgument(f"{name} must be {facts.get(name)} as in the checkpoint, got {kind}.")
+        load_optimizer(self.optimizer, facts.get("optimizer"), state["optimizer"])
+        load_module(self.model, state["model"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(cast("dict[str, object]", state["schedule"]))
+        if self.average is not None:
+            saved = cast("list[Tensor] | None", state["averaging"])
+            pairs = zip(saved or (), self.model.parameters(), strict=saved is not None)
+            self.average.load_state(None if saved is None else [shard_state(part, like) for part, like in pairs])
+
+
+class RunWriter:
+    """One segment of a run: from its beginning, or from its checkpoint, to its end.
+
+    Guarantee: every step is in the transcript before its records are read. The files hold what `fit` releases anyway,
+    and commitments that say nothing without the key; under correlated noise the checkpoint holds noise besides, and
+    is as secret as the records.
+
+    Args:
+        folder: open for writing.
+        plan: what is run.
+        every: steps between checkpoints; None makes none.
+        is_new: whether the folder may be thrown away when nothing was charged.
+        adaptive: the budget that chooses each step's noise, if there is one. What the transcript holds is taken from it
+            before the first step, so that it is never spent twice.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        plan: Plan,
+        *,
+        every: int | None,
+        is_new: bool,
+        adaptive: AdaptiveBudgetRun | None = None,
+    ) -> None:
+        self.folder = folder
+        self._adaptive = adaptive
+        self.receipt: str | None = None
+        self.first_step = 0
+        self.earlier = ChargeLog()
+        self._plan = plan
+        self._every = every
+        self.seeded = False
+        self._is_new = is_new
+        self._charged = ChargeLog()
+        self._saved = -1
+        self._step: PrivateStep | None = None
+        self._carried: Mapping[str, object] | None = None
+        self._taken = 0
+        self.repeats = False
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether something was charged before this segment."""
+        return not isinstance(self.earlier.event(), NoOp)
+
+    @property
+    def is_diagnosed(self) -> bool:
+        """Whether the run began with private diagnostics on display."""
+        return self.folder.meta.get("diagnostics") is not None
+
+    def begin(self, parts: TrainingState, randomness: KeyedRNG) -> None:
+        """Load the checkpoint into the parts, if there is one, and write that a segment begins.
+
+        Raises:
+            InvalidArgument: the checkpoint is not one of this plan and these parts.
+        """
+        self.load(parts)
+        segments = self.folder.segments()
+        if randomness.commitment in {segment.key for segment in segments}:
+            raise InvalidArgument(
+                "randomness must be fresh for a resumed run, got the key of an earlier segment, whose noise would come "
+                "again. Leave it out, or give another seed."
+            )
+        self.seeded = randomness.reproducible or any(segment.seeded for segment in segments)
+        self._randomness = randomness
+        begun = self.folder.begin(
+            key=randomness.commitment,
+            first_step=self.first_step,
+            most=_dearest(self._plan) if self._adaptive is None else self._adaptive.event(),
+            seeded=randomness.reproducible,
+        )
+        self._lineage = [{"key": one.key, "first_step": one.first_step} for one in (*segments, begun)]
+
+    def load(self, parts: TrainingState) -> None:
+        """Read what was charged, and load the checkpoint into the parts, if there is one.
+
+        Raises:
+            InvalidArgument: the checkpoint is not one of this plan and these parts.
+        """
+        for line in self.folder:
+            if not isinstance(line.event, NoOp):
+                self.earlier.add(line.event)
+            self.receipt = line.charge or self.receipt
+            self._taken += 1
+        self._charged = self.earlier.copy()
+        if self._adaptive is not None:
+            for event, times in self.earlier.runs():
+                self._adaptive.take_over(event, times)
+        file = self.folder.path / "checkpoint.safetensors"
+        if not self._is_new and file.is_file():
+            facts, state = read(file)
+            if _differing(facts.get("plan"), self._plan):
+                raise InvalidArgument(
+                    "checkpoint must be one of this plan, got another plan's. Was the file exchanged?"
+                )
+            self.first_step = self._saved = checks.integer(0, step=facts.get("step"))
+            parts.load(facts, state)
+            self._carried = cast("Mapping[str, object] | None", state["step"])
+            if self._adaptive is not None:
+                self._adaptive.load_state(cast("Mapping[str, object]", state["adaptive"]))
+            # A step that was under way when the checkpoint was written had released nothing.
+            self.repeats = self._taken > checks.integer(0, taken=facts.get("taken"))
+
+    def follow(self, step: PrivateStep) -> None:
+        """Keep what steps hand on, bounds and noise, in the checkpoints, and go on from the one that was loaded."""
+        self._step = step
+        if self._carried is not None:
+            step.load_state(self._carried)
+
+    def charge(
+        self, *, step: int, event: Event, epsilon: float, indices: np.ndarray, charge: str | None = None
+    ) -> None:
+        """Write the step to the transcript; call it before its records are read."""
+        if not isinstance(event, NoOp):
+            self._charged.add(event)
+        self._taken += 1
+        commitment = commit_to_batch(indices, step=step, randomness=self._randomness)
+        self.folder.append(step=step, event=event, epsilon=epsilon, indices=commitment, charge=charge)
+
+    def after_step(self, parts: TrainingState, done: int) -> None:
+        """Save a checkpoint when one is due after `done` steps."""
+        if self._every is not None and done % self._every == 0 and done < self._plan.steps:
+            self.save(parts, done)
+
+    def save(self, parts: TrainingState, done: int) -> None:
+        """Save a checkpoint: the state after `done` steps."""
+        if done == self._saved:
+            return
+        self._saved = done
+        facts = {
+            "schema": _SCHEMA,
+            "step": done,
+            "plan": json.loads(self._plan.to_json()),
+            **parts.kinds(),
+            "head": self.folder.chain_head,
+            "lines": self.folder.lines,
+            "taken": self._taken,
+            "charged": self._charged.state_dict(),
+            "lineage": self._lineage,
+        }
+        carried = {"step": None if self._step is None else self._step.state()}
+        if self._adaptive is not None:
+            carried["adaptive"] = self._adaptive.state()
+        self.folder.save_checkpoint(to_bytes(facts, parts.state() | carried))
+
+    def guarantee(self, planned: Guarantee) -> Guarantee:
+        """`planned` for all that was charged: repeated steps, earlier segments, runs that are charged as a whole."""
+        if self._adaptive is not None or (not self.is_resumed and self._plan.noise is None):
+            return planned
+        relation = self._plan.neighboring_relation
+        spent = accounting.epsilon(self._charged.event(), self._plan.delta, relation=relation)
+        return replace(planned, epsilon=spent.upper, accountant=spent.accountant)
+
+    def finish(self, model: nn.Module, guarantee: Guarantee, *, complete: bool) -> None:
+        """Write model, guarantee and manifest; a complete run has no more use for the noise in its checkpoint."""
+        if complete and self._plan.noise is not None:
+            (self.folder.path / "checkpoint.safetensors").unlink(missing_ok=True)
+        if self._plan.loss_curve is not None and self._step is not None:
+            curve = self._plan.loss_curve
+            losses = ReleasedLosses(bound=curve.bound, share=curve.share, points=self._step.loss_curve)
+            self.folder.write_loss_curve(losses)
+        self.folder.save_model(cast("Mapping[str, Tensor]", gather_state(model.state_dict())))
+        self.folder.write_guarantee(guarantee)
+        self.folder.close()
+
+    def give_up(self) -> None:
+        """After a failure: a folder in which nothing was charged is thrown away, any other is closed."""
+        self.folder.close()
+        if self._is_new and not any(self.folder):
+            shutil.rmtree(self.folder.path)
+
+
+def open_run_writer(
+    plan: Plan,
+    *,
+    run: RunFolder | str | Path | None,
+    resume: str | Path | None,
+    every: int | None,
+    diagnostics: str | None = None,
+    adaptive: AdaptiveBudgetRun | None = None,
+) -> RunWriter | None:
+    """The record that `fit` was asked for, or None.
+
+    Raises:
+        InvalidArgument: both a new run and one to resume, checkpoints without a run, a run of another plan or budget,
+            or one that is finished.
+    """
+    facts = None if adaptive is None else adaptive.facts()
+    if every is not None:
+        checks.integer(1, checkpoint_every=every)
+    if run is not None and resume is not None:
+        raise InvalidArgument("resume must be None for a new run, got both. Give run=… to begin, resume=… to go on.")
+    if resume is not None:
+        _check_budget(RunFolder.open(resume), facts)
+        _check_unfinished(RunFolder.open(resume), plan)
+        return RunWriter(RunFolder.resume(resume), plan, every=every, is_new=False, adaptive=adaptive)
+    if run is None:
+        if every is not None:
+            raise InvalidArgument("checkpoint_every must be None without a run, got a number. Give run=… a folder.")
+        return None
+    if isinstance(run, RunFolder):
+        _check_budget(run, facts)
+        _check_plan(run, plan)
+        return RunWriter(run, plan, every=every, is_new=True, adaptive=adaptive)
+    said = {"diagnostics": diagnostics, "budget": facts}
+    meta = {name: value for name, value in said.items() if value is not None}
+    folder = RunFolder.create(run, plan=plan.to_json(), meta=meta)
+    return RunWriter(folder, plan, every=every, is_new=True, adaptive=adaptive)
+
+
+def _dearest(plan: Plan) -> Event:
+    """An event that costs at least as much as any one step: the least noise together with the largest sample rate."""
+    if plan.mechanism is not None and plan.steps and plan.is_private:
+        return plan.mechanism.branch_event(0)
+    if not plan.is_scheduled or not plan.steps:
+        return plan.step_event()
+    steps = [plan.at(step) for step in range(plan.steps)]
+    noise, rate = min(step.noise_multiplier for step in steps), max(step.sample_rate for step in steps)
+    return replace(plan, noise_multiplier=noise, sample_rate=rate).step_event()
+
+
+def _check_budget(folder: RunFolder, facts: Mapping[str, object] | None) -> None:
+    written = folder.meta.get("budget")
+    if written != facts:
+        raise InvalidArgument(
+            f"budget must be that of the run folder, {written}, got {facts}. Give the same AdaptiveBudget, or begin a "
+            "new run by the path of its folder."
+        )
+
+
+def _check_plan(folder: RunFolder, plan: Plan) -> None:
+    if differing := _differing(folder.plan, plan):
+        raise InvalidArgument(
+            f"plan must be that of the run folder, got one that differs in {', '.join(differing)}. "
+            "Use Plan.from_json on the folder's plan.json, or begin a new run."
+        )
+
+
+def _differing(written: object, plan: Plan) -> list[str]:
+    """Names of fields that differ. Earlier schemas lack fields that are null when they are not used."""
+    body, given = written if isinstance(written, dict) else {}, json.loads(plan.to_json())
+    names = (body.keys() | given.keys()) - {"schema"}
+    return sorted(name for name in names if body.get(name) != given.get(name))
+
+
+def _check_unfinished(folder: RunFolder, plan: Plan) -> None:
+    _check_plan(folder, plan)
+    reached = max((line.step + 1 for line in folder), default=0)
+    if folder.guarantee is not None and reached >= plan.steps:
+        raise InvalidArgument(f"run must be unfinished to be resumed, got {str(folder.path)!r}, which is complete.")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The run folder of a run in several processes: the first one writes it, the others follow.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class _Followed(RunWriter):
+    """A run that another process writes: its checkpoint is loaded here too, and nothing is written.
+
+    Where the model is sharded, what is written there is gathered from here too.
+    """
+
+    def begin(self, parts: TrainingState, randomness: KeyedRNG) -> None:
+        """Load the checkpoint, before the first process writes that a segment begins."""
+        self.load(parts)
+        self._randomness = randomness
+        self.seeded = randomness.reproducible or any(segment.seeded for segment in self.folder.segments())
+
+    def charge(
+        self, *, step: int, event: Event, epsilon: float, indices: np.ndarray, charge: str | None = None
+    ) -> None:
+        """Count it; the first process writes it."""
+        del step, epsilon, indices, charge
+        if not isinstance(event, NoOp):
+            self._charged.add(event)
+
+    def save(self, parts: TrainingState, done: int) -> None:
+        """The first process writes it."""
+        if done != self._saved:
+            self._saved = done
+            parts.state(keep=False)
+
+    def finish(self, model: nn.Module, guarantee: Guarantee, *, complete: bool) -> None:
+        """The first process writes it."""
+        del guarantee, complete
+        gather_state(model.state_dict(), keep=False)
+
+    def give_up(self) -> None:
+        """Nothing was begun here."""
+
+
+def open_distributed_run_writer(
+    ranks: DistributedContext,
+    plan: Plan,
+    *,
+    run: RunFolder | str | Path | None,
+    resume: str | Path | None,
+    every: int | None,
+    diagnostics: str | None,
+    adaptive: AdaptiveBudgetRun | None,
+) -> RunWriter | None:
+    """`open_run_writer` in the first process; the others only read a run that is resumed, from the same disk.
+
+    Those of a sharded model help to write every run.
+    """
+    if ranks.shards is not None:
+        ranks.require_same(run=run is not None, resume=resume is not None, checkpoint_every=every)
+    made: list[RunWriter | None] = []
+    ranks.agreed(
+        lambda: made.append(
+            open_run_writer(plan, run=run, resume=resume, every=every, diagnostics=diagnostics, adaptive=adaptive)
+        )
+    )
+    if made:
+        return made[0]
+    if resume is not None:
+        seen = every if ranks.shards is not None else None
+        return _Followed(RunFolder.open(resume), plan, every=seen, is_new=False, adaptive=adaptive)
+    if run is None or ranks.shards is None:
+        return None
+    path = run.path if isinstance(run, RunFolder) else run
+    return _Followed(RunFolder.open(path), plan, every=every, is_new=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One key, one run.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_USED: WeakValueDictionary[int, KeyedRNG] = WeakValueDictionary()
+
+
+def require_unused_key(randomness: KeyedRNG) -> KeyedRNG:
+    """A second run with the same key would repeat its noise, and the difference of two gradients would be bare."""
+    if _USED.get(id(randomness)) is randomness and not randomness.reproducible:
+        raise InvalidArgument("randomness must be fresh for every run, got one that was used. Make a new KeyedRNG().")
+    _USED[id(randomness)] = randomness
+    return randomness
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The progress line of a run: step, ε so far, time left. Nothing in it depends on a record.
+#
+# Diagnostics are the exception: asked for by name, shown on standard error, never written, and a caveat in the
+# guarantee.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+DIAGNOSTICS_CAVEAT = "losses and batch sizes were shown while it ran: what was seen there is not covered"
+_BANNER = (
+    "PRIVATE DIAGNOSTICS: the losses and batch sizes below are computed from the records without noise. They are not "
+    "covered by the guarantee. Keep this terminal to yourself, and choose nothing by what you see."
+)
+
+
+class Diagnostics:
+    """Mean loss and size of the batch that is being read. Private: for whoever may see the records themselves."""
+
+    def __init__(self) -> None:
+        self._total, self._records = 0.0, 0
+
+    def add(self, losses: Tensor) -> None:
+        """Take in the losses of a chunk, shape (records,)."""
+        self._total += float(losses.detach().sum())
+        self._records += len(losses)
+
+    def words(self) -> str:
+        """What was taken in since the last call."""
+        mean = self._total / self._records if self._records else float("nan")
+        text = f"loss {mean:.4f}, {self._records} records"
+        self._total, self._records = 0.0, 0
+        return text
+
+
+def get_diagnostics(name: str | None) -> Diagnostics | None:
+    """The diagnostics that were asked for; only "private" ones can be, so that nobody takes them for safe."""
+    if name is None:
+        return None
+    checks.one_of(("private",), diagnostics=name, hint="Leave it out for a run whose output may be shared.")
+    return Diagnostics()
+
+
+class ProgressBar:
+    """A line on standard error while a ``with`` block runs.
+
+    Args:
+        steps: length of the run.
+        delta: the δ at which ε is shown.
+        visible: False shows nothing.
+        diagnostics: shown after every step, below a warning, whatever `visible` says.
+    """
+
+    def __init__(self, *, steps: int, delta: float, visible: bool, diagnostics: Diagnostics | None = None) -> None:
+        self._diagnostics = diagnostics
+        self._progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn(f"ε ≤ {{task.fields[epsilon]}} at δ = {delta:g}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not visible and diagnostics is None,
+        )
+        self._task = self._progress.add_task("", total=steps, epsilon="0.00")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        if self._diagnostics is not None:
+            self._progress.console.print(_BANNER, style="bold red", highlight=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, *, steps: int, epsilon: float) -> None:
+        """`steps` steps are done; all that was charged comes to at most `epsilon`."""
+        self._progress.update(self._task, completed=steps, epsilon=format_upper_bound(epsilon))
+        if self._diagnostics is not None:
+            self._progress.console.print(f"step {steps}: {self._diagnostics.words()} (private)", highlight=False)

@@ -1,0 +1,592 @@
+"""AdaClip in a private step: records are transformed and clipped one by one; what is released is
+transformed back.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+
+from sordino.clipping import AdaClip, AdaClipState, ProjectedClipping
+from sordino.errors import InvalidArgument, LossShapeError, NonPrivateStep
+from sordino.gradients import Contributions, Recorder
+from sordino.gradients.numerics import row_squared_norms
+from sordino.mechanisms import TensorGaussianMechanism
+from sordino.mechanisms.integer_noise import GridSumMechanism
+from sordino.mechanisms.tensor_noise import standard_normal
+from sordino.randomness import KeyedRNG
+from sordino.training.accumulators import ClippedSumAccumulator
+from sordino.training.plan import Plan, StepPlan
+from sordino.training.probing.snapshots import preserve_rng_state
+from sordino.training.probing.torch_modes import PublicDivisor
+from sordino.training.pytree import map_tensors
+from sordino.training.record_source import UnitMicrobatch
+
+__all__ = [
+    "AdaClipAccumulator",
+    "IntegerAccumulator",
+    "ProjectedAccumulator",
+    "UnitAccumulator",
+    "check_bounds",
+    "make_accumulator",
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# DP-SGD with norms from random projections: r forward-mode products and one ordinary backward pass.
+#
+#     n̂_i² = (1/r) Σ_j ⟨g_i, v_j⟩²,   v_j ~ N(0, I),   ⟨g_i, v_j⟩ = d/dt ℓ_i(θ + t v_j)
+#     (1)
+#     Σ_i min(1, C/n̂_i) g_i  is the gradient of  Σ_i min(1, C/n̂_i) ℓ_i
+#     (2)
+#
+# No per-record gradient is ever formed, and no layer rule is needed. What the estimates cost is in the event,
+# `ProjectedGaussian`.
+#
+# References:
+#     Bu, Gopi, Kulkarni, Lee, Shen, Tantipongpipat 2021, "Fast and memory efficient differentially private-SGD via JL
+#     projections", algorithms 1 and 2.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_Loss = Callable[..., Tensor]
+_Batch = tuple[object, ...]
+
+
+class ProjectedAccumulator:
+    """Clipped sums of chunks by (1) and (2); stands where `Bounds` does.
+
+    Guarantee: with the step's noise, ``ProjectedGaussian(noise_multiplier, projections)`` under add-or-remove-one and
+    zero-out. Directions are drawn afresh for every chunk, after the parameters were fixed. Forward-mode and backward
+    passes use the same random masks; what they differ by in rounding is not bounded, so a record whose terms are huge
+    and cancel may add more than its estimate says.
+
+    Args:
+        capture: names the parameters; nothing is recorded with it.
+        randomness: source of the directions.
+    """
+
+    def __init__(self, capture: Recorder, randomness: KeyedRNG) -> None:
+        self._capture, self._randomness = capture, randomness
+        self._now: StepPlan | None = None
+
+    def begin(self, now: StepPlan) -> None:
+        """Take the values of a logical batch."""
+        self._now = now
+
+    def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:  # noqa: ARG002
+        """Refused for a chunk with records: norms are not read from recordings."""
+        if records:
+            raise InvalidArgument(
+                "clipping must be by exact norms in a loop of your own, got ProjectedClipping. Train with sordino.fit, "
+                "or use FlatClipping."
+            )
+
+    def sums(self, loss: _Loss, batch: _Batch, *, records: int) -> dict[nn.Parameter, Tensor]:
+        """The clipped sums of a chunk of at least one record; records that are not finite add nothing.
+
+        Raises:
+            LossShapeError: the loss is not one value per record.
+        """
+        assert self._now is not None
+        squares = self.estimates(loss, batch, records=records)
+        factors = self._now.clipping.factors(squares, max_grad_norm=self._now.max_grad_norm)
+        if not bool((factors > 0).all()):
+            kept = (factors > 0).nonzero().flatten()
+            return self.sums(loss, _rows(batch, kept, records), records=len(kept)) if len(kept) else {}
+        # Stand-ins for the parameters, which refuse an ordinary backward pass.
+        leaves = {name: p.detach().requires_grad_() for name, p in self._named().items()}
+        losses = _checked(functional_call(_LossOf(self._capture.model, loss), leaves, batch), records)
+        weighted = (losses * factors.to(losses.dtype)).sum()
+        found = torch.autograd.grad(weighted, list(leaves.values()), allow_unused=True)
+        sums = {p: value for p, value in zip(self._named().values(), found, strict=True) if value is not None}
+        if all(bool(value.isfinite().all()) for value in sums.values()):
+            return sums
+        return self._one_by_one(loss, batch, records)
+
+    def estimates(self, loss: _Loss, batch: _Batch, *, records: int) -> Float[Tensor, " B"]:
+        """Estimates (1) of the squared norms, float64; without bias, and not finite where the gradient is not."""
+        assert self._now is not None
+        assert isinstance(self._now.clipping, ProjectedClipping)
+        count = self._now.clipping.projections
+        whole = _LossOf(self._capture.model, loss)
+        held = {name: parameter.detach() for name, parameter in self._named().items()}
+        stream = self._randomness.fresh("projections")
+
+        def losses(parameters: dict[str, Tensor]) -> Tensor:
+            return _checked(functional_call(whole, parameters, batch), records)
+
+        total = torch.zeros(records, dtype=torch.float64)
+        for _ in range(count):
+            drawn = {
+                name: standard_normal(value.numel(), stream, dtype=value.dtype).view(value.shape).to(value)
+                for name, value in held.items()
+            }
+            # The first use of forward mode in a process loads old parts of torch that warn.
+            with preserve_rng_state(), torch.no_grad(), warnings.catch_warnings(action="ignore"):
+                _, slopes = jvp(losses, (held,), (drawn,))[:2]
+            total = total.to(slopes.device) + slopes.detach().double().square()
+        return total / count
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        return {f"model.{self._capture.names[parameter]}": parameter for parameter in self._capture.trainable()}
+
+    def _one_by_one(self, loss: _Loss, batch: _Batch, records: int) -> dict[nn.Parameter, Tensor]:
+        """Some record's backward pass overflowed: each on its own, those that are not finite left out."""
+        if records == 1:
+            return {}
+        total: dict[nn.Parameter, Tensor] = {}
+        for record in range(records):
+            part = self.sums(loss, _rows(batch, torch.tensor([record]), records), records=1)
+            for parameter, value in part.items():
+                total[parameter] = total[parameter] + value if parameter in total else value
+        return total
+
+    def mechanism(self) -> tuple[TensorGaussianMechanism, list[Tensor]]:
+        """The noise for the clipped sum; nothing is released beside it."""
+        assert self._now is not None
+        return self._now.mechanism, []
+
+    def held(self) -> list[Tensor]:
+        """Sums that are kept here: none."""
+        return []
+
+    def learn(self, released: Sequence[Tensor]) -> None:
+        """Nothing: the bound is the plan's."""
+
+    def state_dict(self) -> dict[str, object]:
+        """Nothing is carried from step to step."""
+        return {"bounds": None}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Nothing is carried from step to step."""
+
+
+class _LossOf(nn.Module):
+    """The loss as a module, so that the model's parameters can be replaced in it."""
+
+    def __init__(self, model: nn.Module, loss: _Loss) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, *batch: object) -> Tensor:
+        with PublicDivisor():
+            return self._loss(self.model, *batch)
+
+
+def _checked(losses: object, records: int) -> Tensor:
+    if not isinstance(losses, Tensor) or losses.shape != (records,):
+        raise LossShapeError(
+            "loss must be a tensor of shape (records,), one value per record, got another. "
+            'Use reduction="none" and average over everything but the records.'
+        )
+    return losses
+
+
+def _rows(batch: _Batch, index: Tensor, records: int) -> _Batch:
+    def chosen(tensor: Tensor) -> Tensor:
+        has_records = tensor.dim() > 0 and tensor.shape[0] == records
+        return tensor.index_select(0, index.to(tensor.device)) if has_records else tensor
+
+    found = map_tensors(chosen, batch)
+    assert isinstance(found, tuple)
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The clipped sum of a logical batch in whole numbers: what secure noise is added to.
+#
+#     v_i = round(f_i · g_i / step),   v_i = 0 unless ‖v_i‖₂ ≤ K (checked on the integers),   Σ_i v_i in int64
+#
+# Every record's gradient is formed apart, rounded to a public grid and checked again, so nothing that one record does
+# can change how another is rounded in the sum. See ``docs/proofs/secure-gradient-noise.md``.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_Gradients = dict[nn.Parameter, Tensor]
+
+
+class IntegerAccumulator:
+    """Clips records one by one, rounds them to the grid of the step, and adds them up without rounding.
+
+    Guarantee: `add_noise_` is one ``Gaussian(noise_multiplier)`` on the records added since `begin`, exactly: sums and
+    noise are integers. It takes for granted that a record's gradient, as it was computed, depends on that record
+    alone; a chunk of one record makes that so, see the proof.
+
+    Args:
+        capture: the model's gradients, record by record.
+    """
+
+    def __init__(self, capture: Contributions) -> None:
+        self._capture = capture
+        self._sums: _Gradients = {}
+        self._now: StepPlan | None = None
+        self._mechanism: GridSumMechanism | None = None
+        self._groups: list[list[nn.Parameter]] = []
+        self._bounds: Sequence[float] = ()
+
+    def begin(self, now: StepPlan) -> None:
+        """Fix grid, groups and bounds of a logical batch, from public numbers only."""
+        names, parameters = self._capture.names, self._capture.trainable()
+        sizes = {names[parameter]: parameter.numel() for parameter in parameters}
+        by_name = {names[parameter]: parameter for parameter in parameters}
+        self._now = now
+        self._groups = [[by_name[name] for name in group] for group in now.clipping.groups(sizes)]
+        self._bounds = now.clipping.thresholds(sizes, max_grad_norm=now.max_grad_norm)
+        self._mechanism = now.grid_mechanism(sum(sizes.values()))
+        self._sums = {parameter: torch.zeros_like(parameter, dtype=torch.int64) for parameter in parameters}
+
+    def add(self, into: Mapping[nn.Parameter, Tensor], *, records: int) -> None:  # noqa: ARG002
+        """Clip, round and check what was recorded, and add it; a chunk of no records adds nothing.
+
+        `into`, where sums of floats would go, stays as it is.
+        """
+        for gradients, scale in self._capture.per_record_gradients():
+            whole = self._whole(gradients, scale)
+            if not records:
+                continue
+            for parameter, rows in whole.items():
+                # Whole numbers below 2³² of at most 2¹⁹ records: the partial sums are exact in any order.
+                self._sums[parameter] += rows.sum(0).to(torch.int64).view_as(parameter)
+
+    def _whole(self, gradients: _Gradients, scale: float) -> dict[nn.Parameter, Float[Tensor, "B n"]]:
+        """The records' gradients in grid steps, zero where the norm of the integers is above the bound."""
+        assert self._mechanism is not None
+        whole: dict[nn.Parameter, Tensor] = {}
+        squares = torch.zeros(())
+        for group, row in zip(self._groups, self._factors(gradients, scale), strict=True):
+            for parameter in group:
+                if parameter in gradients:
+                    rows = gradients[parameter].reshape(len(row), -1).double()
+                    rows *= (row * (scale / self._mechanism.grid.step))[:, None]
+                    whole[parameter] = rows.round_()
+                    squares = squares + torch.linalg.vector_norm(rows, dim=1).square()
+        # Each addition in double precision loses less than one part in 2⁵³; the rest covers roots and products.
+        entries = self._mechanism.dimension + 16
+        sound = squares * (1 + entries * 2.0**-52) <= float(self._mechanism.largest_norm**2)
+        if not bool(sound.all()):
+            for rows in whole.values():
+                rows[~sound] = 0
+        return whole
+
+    def _factors(self, gradients: _Gradients, scale: float) -> list[Float[Tensor, " B"]]:
+        """One factor for each group and record; zero in all groups for a record that is not finite in one."""
+        assert self._now is not None
+        some = next(iter(gradients.values()))
+        none = torch.zeros(len(some), dtype=torch.float64, device=some.device)
+        squares = [
+            scale**2 * sum((row_squared_norms(gradients[p]) for p in group if p in gradients), none)
+            for group in self._groups
+        ]
+        finite = torch.stack(squares).isfinite().all(0)
+        return [
+            self._now.clipping.factors(torch.where(finite, row, torch.inf), max_grad_norm=bound)
+            for row, bound in zip(squares, self._bounds, strict=True)
+        ]
+
+    def mechanism(self) -> tuple[Self, list[Tensor]]:
+        """The object itself adds the noise; nothing else is released with it."""
+        return self, []
+
+    def held(self) -> list[Tensor]:
+        """The sums of whole numbers, which processes may add up before the noise."""
+        return list(self._sums.values())
+
+    def add_noise_(self, tensors: Sequence[Tensor], *, randomness: KeyedRNG, step: int) -> None:
+        """Overwrite `tensors` by the noisy sums, parameter by parameter in the order of `begin`.
+
+        Every number written is a function of the noisy integer: the noisy sum in double precision, then in the type of
+        the tensor. `step` must never repeat within one `randomness`.
+        """
+        assert self._mechanism is not None
+        whole = torch.cat([total.flatten().cpu() for total in self._sums.values()])
+        noisy = torch.from_numpy(self._mechanism.release(whole.numpy(), randomness=randomness, step=step))
+        parts = noisy.split([total.numel() for total in self._sums.values()])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_((part.double() * self._mechanism.grid.step).view_as(tensor))
+        self._sums = {}
+
+    def learn(self, released: Sequence[Tensor]) -> None:
+        """Nothing: the bounds are the plan's."""
+
+    def state_dict(self) -> dict[str, object]:
+        """What `Bounds.state_dict` says of bounds that don't adapt."""
+        return {"bounds": None}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Nothing to go on from: the bounds are the plan's."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The clipped sum of units in a loop of one's own: a unit's records are rows, its gradient is their sum.
+#
+#     g_u = Σ_{i of u} w_i ∇ℓ_i,   Σ_u min(1, C/‖g_u‖) g_u                                                         (1)
+#
+# The loop sees records, in any number of parts; units are put together before anything is clipped.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_Rows = dict[nn.Parameter, Tensor]
+
+
+class UnitAccumulator:
+    """Adds the gradients of each unit's records up, in double precision, and clips their sum; stands where `Bounds`
+    does.
+
+    Guarantee: a unit with all its records moves the sum by at most the plan's bound, or the adapted ones taken
+    together. Norms are those of the very numbers that are summed.
+
+    Args:
+        capture: the model's gradients, record by record; each costs a gradient of the whole model.
+    """
+
+    def __init__(self, capture: Contributions) -> None:
+        self._capture, self._bounds = capture, ClippedSumAccumulator(capture)
+        self._open: tuple[int, _Rows] | None = None
+
+    def begin(self, now: StepPlan) -> None:
+        """Fix the groups and bounds of a logical batch."""
+        self._bounds.begin(now)
+        self._open = None
+
+    def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:  # noqa: ARG002
+        """Refused for a chunk with records: whose they are must be known."""
+        if records:
+            raise InvalidArgument("units must be known for every record, got a chunk without them. Use `sums`.")
+
+    def sums(self, chunk: UnitMicrobatch) -> _Rows:
+        """The clipped sums of the units that end in this chunk; one that may go on is kept until it ends."""
+        into: _Rows = {}
+        place = 0
+        for gradients, factor in self._capture.per_record_gradients():
+            count = len(next(iter(gradients.values()))) if gradients else 0
+            if not chunk.records or not count:
+                continue
+            owners = torch.from_numpy(chunk.units[place : place + count])
+            weights = torch.from_numpy(chunk.weights[place : place + count]) * factor
+            place += count
+            units, rows = self._by_unit(gradients, owners, weights)
+            if self._open is not None and self._open[0] == units[0]:
+                for parameter, row in self._open[1].items():
+                    rows[parameter][:1] += row
+            elif self._open is not None:
+                self._fold(self._open[1], into)
+            self._fold({parameter: row[:-1] for parameter, row in rows.items()}, into)
+            self._open = units[-1], {parameter: row[-1:].clone() for parameter, row in rows.items()}
+        if chunk.is_last and self._open is not None:
+            self._fold(self._open[1], into)
+            self._open = None
+        return into
+
+    def _by_unit(
+        self, gradients: Mapping[nn.Parameter, Tensor], owners: Tensor, weights: Tensor
+    ) -> tuple[list[int], _Rows]:
+        """The units of some neighbouring records, and the sum of the records of each; zeros where nothing was used."""
+        units, rank = torch.unique_consecutive(owners, return_inverse=True)
+        rows: _Rows = {}
+        for parameter in self._capture.trainable():
+            row = torch.zeros(len(units), parameter.numel(), dtype=torch.float64, device=parameter.device)
+            if parameter in gradients:
+                parts = gradients[parameter].reshape(len(owners), -1).double()
+                row.index_add_(0, rank.to(row.device), parts * weights.to(row.device)[:, None])
+            rows[parameter] = row
+        return units.tolist(), rows
+
+    def _fold(self, rows: _Rows, into: _Rows) -> None:
+        """Clip the sums of whole units and add them to `into`."""
+        if not len(next(iter(rows.values()))):
+            return
+        groups = self._bounds.groups
+        squares = torch.stack([torch.stack([rows[p].square().sum(1) for p in group]).sum(0) for group in groups])
+        for group, factors in zip(groups, self._bounds.clip(squares), strict=True):
+            for parameter in group:
+                # A unit that is not finite has factor 0, and 0 · ∞ would not be 0.
+                kept = torch.where(factors[:, None] > 0, rows[parameter] * factors[:, None], 0.0)
+                total = kept.sum(0).view_as(parameter)
+                into[parameter] = into[parameter] + total if parameter in into else total
+
+    def mechanism(self) -> tuple[TensorGaussianMechanism, list[Tensor]]:
+        """The noise for the clipped sum, and the counts that are released together with it."""
+        return self._bounds.mechanism()
+
+    def held(self) -> list[Tensor]:
+        """Sums that are kept here: none."""
+        return []
+
+    def learn(self, released: Sequence[Tensor]) -> None:
+        """Move the bounds by what was released."""
+        self._bounds.learn(released)
+
+    def state_dict(self) -> dict[str, object]:
+        """The adapted bounds."""
+        return self._bounds.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on from the bounds of `state_dict`."""
+        self._bounds.load_state_dict(state)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# AdaClip in a private step: records are transformed and clipped one by one; what is released is transformed back.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def make_accumulator(
+    capture: Contributions, plan: Plan, randomness: KeyedRNG, *, by_unit: bool = False
+) -> "ClippedSumAccumulator | AdaClipAccumulator | IntegerAccumulator | ProjectedAccumulator | UnitAccumulator":
+    """What clips the chunks of a run; `per_unit_loss` says that rows are records, to be put together unit by unit.
+
+    Raises:
+        InvalidArgument: the clipping doesn't go with the plan's noise or relation, or not with rows of units.
+    """
+    check_bounds(plan, by_unit=by_unit)
+    if by_unit:
+        return UnitAccumulator(capture)
+    if isinstance(plan.clipping, AdaClip):
+        return AdaClipAccumulator(capture)
+    if isinstance(plan.clipping, ProjectedClipping):
+        if not isinstance(capture, Recorder):
+            raise InvalidArgument(
+                "clipping must look at the contributions that come in, got ProjectedClipping, which projects gradients "
+                "of a loss. Use FlatClipping."
+            )
+        return ProjectedAccumulator(capture, randomness)
+    return IntegerAccumulator(capture) if plan.secure_noise else ClippedSumAccumulator(capture)
+
+
+def check_bounds(plan: Plan, *, by_unit: bool = False) -> None:
+    """Refuse what `make_accumulator` has no sums for.
+
+    Raises:
+        InvalidArgument: the clipping doesn't go with the plan's noise, or not with rows of units.
+    """
+    special = isinstance(plan.clipping, AdaClip | ProjectedClipping)
+    if by_unit and (special or plan.secure_noise):
+        got = type(plan.clipping).__name__ if special else "secure noise"
+        raise InvalidArgument(
+            f"units must be None with {got} in a loop of your own: its sums are made record by record. Use "
+            "FlatClipping, or train with sordino.fit."
+        )
+    if special and (plan.noise is not None or plan.secure_noise):
+        raise InvalidArgument(
+            f"clipping must be another one with correlated or secure noise, got {type(plan.clipping).__name__}. Use "
+            "FlatClipping, or independent noise."
+        )
+
+
+class AdaClipAccumulator:
+    """Sums of transformed and clipped gradients, in double precision; stands where `Bounds` does.
+
+    Guarantee: a record moves the sum that noise is added to by at most 1 (2 when replaced); transform and scale follow
+    from what earlier steps released.
+
+    Args:
+        capture: the model's gradients, record by record.
+    """
+
+    def __init__(self, capture: Contributions) -> None:
+        self._capture = capture
+        self._state: AdaClipState | None = None
+        self._names: list[str] = []
+        self._parameters: list[nn.Parameter] = []
+        self._scale: list[Tensor] = []
+        self._sums: list[Tensor] = []
+        self._now: StepPlan | None = None
+        self._saved: Mapping[str, object] | None = None
+
+    def begin(self, now: StepPlan) -> None:
+        """Fix the transform of a logical batch."""
+        assert isinstance(now.clipping, AdaClip)
+        self._parameters = self._capture.trainable()
+        names = [self._capture.names[parameter] for parameter in self._parameters]
+        if self._state is None:
+            self._state = now.clipping.begin([parameter.numel() for parameter in self._parameters])
+            self._load(names)
+        elif names != self._names:
+            raise NonPrivateStep(
+                "trained parameters must stay the same while bounds adapt, got others. Unfreeze between runs only."
+            )
+        self._names, self._now = names, now
+        self._scale = [
+            part.to(p.device) for part, p in zip(self._state.scale(now.max_grad_norm), self._parameters, strict=True)
+        ]
+        self._state.mean = [part.to(p.device) for part, p in zip(self._state.mean, self._parameters, strict=True)]
+        self._sums = [torch.zeros_like(part) for part in self._scale]
+
+    def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:  # noqa: ARG002
+        """Transform and clip what was recorded and add it; a chunk of no records adds nothing.
+
+        `into`, where other sums would go, stays as it is.
+        """
+        assert self._now is not None
+        assert self._state is not None
+        for gradients, factor in self._capture.per_record_gradients():
+            if not records:
+                continue
+            count = len(next(iter(gradients.values())))
+            rows = [
+                (factor * self._rows(gradients, parameter, count) - mean) / scale
+                for parameter, mean, scale in zip(self._parameters, self._state.mean, self._scale, strict=True)
+            ]
+            squares = torch.stack([row.square().sum(1) for row in rows]).sum(0)
+            factors = self._now.clipping.factors(squares, max_grad_norm=1.0)
+            for total, row in zip(self._sums, rows, strict=True):
+                # A record that is not finite has factor 0, and 0 · ∞ would not be 0.
+                total += torch.where(factors[:, None] > 0, row * factors[:, None], 0.0).sum(0)
+
+    @staticmethod
+    def _rows(gradients: Mapping[nn.Parameter, Tensor], parameter: nn.Parameter, count: int) -> Tensor:
+        """The records' gradients as rows; a parameter that was not used has zeros, which are transformed as well."""
+        if parameter not in gradients:
+            return torch.zeros(count, parameter.numel(), dtype=torch.float64, device=parameter.device)
+        return gradients[parameter].reshape(count, -1).double()
+
+    def mechanism(self) -> tuple[Self, list[Tensor]]:
+        """The object itself adds the noise; nothing else is released with it."""
+        return self, []
+
+    def held(self) -> list[Tensor]:
+        """The sums of transformed gradients, which processes may add up before the noise."""
+        return self._sums
+
+    def add_noise_(self, tensors: Sequence[Tensor], *, randomness: KeyedRNG, step: int) -> None:
+        """Overwrite `tensors` by B·g̃, and learn from it. `step` must never repeat within one `randomness`."""
+        assert self._now is not None
+        assert self._state is not None
+        factor, divisor = self._now.neighboring_relation.sensitivity_factor, self._now.expected_batch_size
+        noise = TensorGaussianMechanism(noise_multiplier=self._now.noise_multiplier, l2_sensitivity=factor)
+        noise.add_noise_(self._sums, randomness=randomness, step=step)
+        released: list[Tensor] = []
+        for tensor, total, mean, scale in zip(tensors, self._sums, self._state.mean, self._scale, strict=True):
+            released.append(mean + scale * total / divisor)
+            tensor.copy_((divisor * released[-1]).view_as(tensor))
+        stddev = [noise.stddev * scale / divisor for scale in self._scale]
+        self._state.learn([part.cpu() for part in released], [part.cpu() for part in stddev])
+        self._sums = []
+
+    def learn(self, released: Sequence[Tensor]) -> None:
+        """Nothing beside the gradient was released."""
+
+    def state_dict(self) -> dict[str, object]:
+        """The transform: it follows from what was released, so it is no secret."""
+        if self._state is None:
+            return {"bounds": None, "adaclip": self._saved}
+        body = {"names": list(self._names), "mean": list(self._state.mean), "variance": list(self._state.variance)}
+        return {"bounds": None, "adaclip": body}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on from the transform of `state_dict`, from the next batch on."""
+        self._saved = cast("Mapping[str, object] | None", state.get("adaclip"))
+
+    def _load(self, names: list[str]) -> None:
+        if self._saved is None or self._state is None:
+            return
+        if list(cast("list[str]", self._saved["names"])) != names:
+            raise InvalidArgument("state must be one of the same trained parameters, got others.")
+        self._state.mean = [part.double() for part in cast("list[Tensor]", self._saved["mean"])]
+        self._state.variance = [part.double() for part in cast("list[Tensor]", self._saved["variance"])]
