@@ -47,8 +47,8 @@ def measured(
 ) -> Row:
     """One run and what it reached on the test records, which are public."""
     started = time.process_time()
-    randomness = KeyedRNG(seed=seed, reproducible=True)
-    fitted = pipeline.fit(dataset, epsilon=epsilon, setting=setting, delta=DELTA, randomness=randomness)
+    rng = KeyedRNG(seed=seed, reproducible=True)
+    fitted = pipeline.fit(dataset, epsilon=epsilon, setting=setting, delta=DELTA, rng=rng)
     seconds = time.process_time() - started
     test = dataset.test
     assert test is not None
@@ -64,7 +64,7 @@ def measured(
         "ece": round(found["test_ece"].value, 6),
         "epsilon_spent": fitted.guarantee.epsilon,
         "epsilon_rdp": fitted.epsilon_under("rdp"),
-        "relation": fitted.guarantee.relation.value,
+        "neighboring_relation": fitted.guarantee.neighboring_relation.value,
         "sampler": fitted.guarantee.sampler,
         "seconds": round(seconds, 1),
         "made": datetime.now(UTC).strftime("%Y-%m-%d"),

@@ -2,7 +2,7 @@
 
     SORDINO_DATA=… ./run bench adassp [--repeats 5] [--sets airfoil,bike] [--json FILE]
 
-Protocol of Wang 2018, "Revisiting differentially private linear regression": features standardised without privacy,
+Protocol of Wang 2018, "Revisiting differentially private linear regression": features standardized without privacy,
 rows scaled to norm 1, targets divided by the largest |y|, 10 fixed folds, δ = 1e-6, no intercept. "paper" are the
 author's results, "its noise" a rerun with that noise, (ε/3, δ/3) a release, "ours" `LinearRegression(method="adassp")`.
 

@@ -215,7 +215,7 @@ def in_a_process(library: Library, case: str) -> CaseResult:
         pass
     finally:
         process.join()
-    return CaseResult(case=case, verdict="wrong", passed=False, words=words)
+    return CaseResult(case=case, verdict="wrong", passed=False, description=words)
 
 
 def _send(end: Connection, library: Library, case: str) -> None:
@@ -243,7 +243,7 @@ def by_opacus(case: str) -> tuple[str, CaseResult, dict[str, str]]:
 def words(found: CaseResult) -> str:
     if found.verdict == "not offered":
         return "–"
-    said = f"{found.verdict}: {found.words}" if found.words else found.verdict
+    said = f"{found.verdict}: {found.description}" if found.description else found.verdict
     # Refused, although it must work.
     return said if found.passed or found.verdict == "wrong" else f"{said} (it must work)"
 

@@ -163,16 +163,16 @@ def run(data: tuple[Pair, Pair], row: Row, chosen: Settings) -> dict[str, object
         plan,
         local=LocalTraining(learning_rate=chosen.local_rate, epochs=1, batch_size=chosen.local_batch),
         optimizer=lambda parameters: fed_avgm(parameters, learning_rate=chosen.server_rate),
-        randomness=KeyedRNG(seed=row.seed, reproducible=True),
-        together=32 if row.model == "logistic" else 1,
+        rng=KeyedRNG(seed=row.seed, reproducible=True),
+        clients_per_batch=32 if row.model == "logistic" else 1,
     )
     with torch.no_grad():
         scores = model(test_x)
     return {
         **asdict(row),
         "spent": None if row.epsilon is None else result.guarantee.epsilon,
-        "noise_first": plan.at(0).noise_multiplier,
-        "noise_last": plan.at(plan.steps - 1).noise_multiplier,
+        "noise_first": plan.step_plan(0).noise_multiplier,
+        "noise_last": plan.step_plan(plan.steps - 1).noise_multiplier,
         "accuracy": float((scores.argmax(1) == test_y).double().mean()),
         "loss": float(nn.functional.cross_entropy(scores, test_y)),
         "cpu_seconds": time.process_time() - start,

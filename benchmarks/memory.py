@@ -10,7 +10,7 @@ process had before its own first step is no part of its growth.
 The processor time of the plain step and of this library's is measured in one more process, round by round.
 
     ./run bench memory --quick
-    ./run bench memory --alone --modes lean,block --only BERT --no-times
+    ./run bench memory --alone --modes low_memory,groupwise --only BERT --no-times
 """
 
 import argparse

@@ -51,7 +51,7 @@ def schedules(
     make: Callable[[Tensor], nn.Module], public: tuple[Tensor, Tensor], plan: Plan, rate: float, size: dict[str, int]
 ) -> dict[str, tuple[Plan, float | ListSchedule]]:
     """Noise of one budget Σ σ⁻², spent in several ways."""
-    sigma = plan.at(0).noise_multiplier
+    sigma = plan.step_plan(0).noise_multiplier
     budget = plan.steps / sigma**2
     measured = estimate_influence(
         make(public[0]),
@@ -59,7 +59,7 @@ def schedules(
         public,
         steps=plan.steps,
         learning_rate=rate,
-        perturbation=plan.at(0).gradient_noise,
+        perturbation=plan.step_plan(0).gradient_noise_stddev,
         places=size["places"],
     )
     learned: LearnedSchedule = learn_schedule(
@@ -69,7 +69,7 @@ def schedules(
         steps=plan.steps,
         budget=budget,
         max_grad_norm=1.0,
-        expected_batch_size=plan.at(0).expected_batch_size,
+        expected_batch_size=plan.step_plan(0).expected_batch_size,
         learning_rate=rate,
         rounds=size["rounds"],
     )
@@ -103,7 +103,7 @@ def dynamic(size: dict[str, int]) -> dict[str, object]:
         reference: list[float] = []
         for way, (chosen, pace) in schedules(make, open_data, plan, rate, size).items():
             runs = [trained(make, task, chosen, seed=seed, rate=pace) for seed in range(size["seeds"])]
-            noise = [chosen.at(step).noise_multiplier for step in range(plan.steps)]
+            noise = [chosen.step_plan(step).noise_multiplier for step in range(plan.steps)]
             alpha = noise_to_signal(
                 dimensions=sum(p.numel() for p in make(task[0][0]).parameters()),
                 lipschitz=1.0,
@@ -141,7 +141,7 @@ def clippings(size: dict[str, int]) -> dict[str, object]:
         plan = base_plan(len(private[0][0]), 1.0, size["steps"], method)
         rate = best_rate(network, public, plan)
         runs = [trained(network, private, plan, seed=seed, rate=rate) for seed in range(size["seeds"])]
-        rows[name] = {**mean_of(runs), "rate": rate, "noise": plan.at(0).noise_multiplier}
+        rows[name] = {**mean_of(runs), "rate": rate, "noise": plan.step_plan(0).noise_multiplier}
     table(
         "clipping methods, network on digits 3 and 5, ε = 1", rows, ("loss", "loss_sd", "accuracy", "rate", "seconds")
     )
@@ -151,7 +151,7 @@ def clippings(size: dict[str, int]) -> dict[str, object]:
 def optimizers(size: dict[str, int]) -> dict[str, object]:
     private, public = digits((3, 5), size["records"]), digits((4, 6), size["records"])
     plan = base_plan(len(private[0][0]), 0.5, size["steps"])
-    noise = plan.at(0).gradient_noise
+    noise = plan.step_plan(0).gradient_noise_stddev
     bias_corrected = partial(AdamBC, noise_stddev=noise, floor=(0.1 * noise) ** 2)
     fast, slow = (0.5, 2.0, 8.0), (0.003, 0.01, 0.03, 0.1)
     choices = {

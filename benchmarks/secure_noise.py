@@ -57,7 +57,7 @@ def stepper(model: nn.Module, x: Tensor, y: Tensor, *, secure: bool, alone: bool
         steps=1,
         expected_batch_size=float(len(x)),
         delta=1e-5,
-        secure_noise=secure,
+        secure_mode=secure,
     )
     step = PrivateStep(GradientCapture(model), plan, KeyedRNG())
 
@@ -66,7 +66,7 @@ def stepper(model: nn.Module, x: Tensor, y: Tensor, *, secure: bool, alone: bool
             np.arange(len(x)), step=step.last_step + 1, microbatch_size=1 if alone else None
         ):
             index = torch.from_numpy(chunk.indices)
-            with step.recording(chunk):
+            with step.capturing(chunk):
                 nn.functional.cross_entropy(model(x[index]), y[index], reduction="sum").backward()
             step.add(chunk)
         step.finish()
@@ -77,12 +77,12 @@ def stepper(model: nn.Module, x: Tensor, y: Tensor, *, secure: bool, alone: bool
 def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
-    randomness = KeyedRNG()
+    rng = KeyedRNG()
     mechanism = GridSumMechanism(noise_multiplier=1.0, record_norm=1.0, dimension=10**6)
     pairs = [
         (
-            clock(lambda: mechanism.noise(10**6, randomness.fresh("secure"))),
-            clock(lambda: standard_normal(10**6, randomness.fresh("floats"))),
+            clock(lambda: mechanism.noise(10**6, rng.new_stream("secure"))),
+            clock(lambda: standard_normal(10**6, rng.new_stream("floats"))),
         )
         for _ in range(_ROUNDS)
     ]

@@ -21,7 +21,7 @@ DELTA = 1e-5
 
 
 def model(facts, **changes):
-    given = {"data_norm": facts.data_norm, "classes": (0, 1), "population": facts.population}
+    given = {"data_norm": facts.data_norm, "classes": (0, 1), "dataset_size": facts.dataset_size}
     return LogisticRegression(method="dp-gd", **given, **changes)
 
 
@@ -60,7 +60,7 @@ def main() -> None:
         "search": found,
         "mean_search": float(np.mean(found)),
         "chosen": chosen,
-        "guarantee": search.privacy_.sentence(),
+        "guarantee": search.guarantee_.describe(),
         "seconds": seconds,
     }
     print(json.dumps(document, indent=2))

@@ -91,12 +91,12 @@ def gradients(out: Path, digits: int) -> dict[str, float]:
         x, y = features[k : k + 1], labels[k : k + 1]
         exact = shared_gradient(model, x, y)
         known = torch.tensor([label_from_sign(exact[-1])])
-        open_ = invert_by_matching(model, exact, classes=10, steps=200, restarts=2, randomness=seeded(k), shape=SHAPE)
-        noisy = privatized_gradient(model, x, y, max_grad_norm=1.0, noise_multiplier=NOISE, randomness=seeded(100 + k))
+        open_ = invert_by_matching(model, exact, classes=10, steps=200, restarts=2, rng=seeded(k), shape=SHAPE)
+        noisy = privatized_gradient(model, x, y, max_grad_norm=1.0, noise_multiplier=NOISE, rng=seeded(100 + k))
         matched = invert_by_matching(
-            model, noisy, classes=10, labels=known, steps=60, restarts=1, randomness=seeded(k), shape=SHAPE
+            model, noisy, classes=10, labels=known, steps=60, restarts=1, rng=seeded(k), shape=SHAPE
         )
-        turned = invert_by_direction(model, noisy, labels=known, steps=300, randomness=seeded(k), shape=SHAPE)
+        turned = invert_by_direction(model, noisy, labels=known, steps=300, rng=seeded(k), shape=SHAPE)
         pictures = [x, open_.features, matched.features, turned.features]
         rows.append((f"digit {int(y)}", [picture[0, 0] for picture in pictures]))
         for name, picture in zip(("open", "matched", "turned"), pictures[1:], strict=True):
@@ -105,7 +105,7 @@ def gradients(out: Path, digits: int) -> dict[str, float]:
             print(f"digit {int(y)}, {name}: PSNR {found[f'{name} {k}']:.1f} dB, SSIM {likeness:.2f}")
     event = Gaussian(noise_multiplier=NOISE)
     epsilon, most = accounting.epsilon(event, DELTA).upper, accounting.reconstruction_bound(event, 0.001)
-    print(f"The private gradient: ({format_upper_bound(epsilon)}, {DELTA:g})-differentially private: unit one example.")
+    print(f"The private gradient: ({format_upper_bound(epsilon)}, {DELTA:g})-differentially private: unit one record.")
     print(f"A record that is guessed with chance 0.1 % is reconstructed with chance {100 * most:.1f} % at most.")
     save(rows, out / "gradient-leak.png", ["original", "from its gradient", "private: matching", "private: direction"])
     return found
@@ -126,7 +126,7 @@ def members(out: Path, records: int) -> dict[str, float]:
     def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(model(x), y, reduction="none")
 
-    train = standard_training(build, steps=400, batch_size=64, randomness=seeded(1))
+    train = standard_training(build, steps=400, batch_size=64, rng=seeded(1))
     plan = Plan.for_epsilon(
         target_epsilon=2.0, delta=1e-4, sample_rate=0.1, steps=100, max_grad_norm=1.0, expected_batch_size=records / 10
     )
@@ -136,29 +136,27 @@ def members(out: Path, records: int) -> dict[str, float]:
         parts[0],
         plan,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.5),
-        randomness=seeded(2),
+        rng=seeded(2),
         progress=False,
     )
     settings = {"population": parts[2], "train_reference": train, "references": 16, "public": True}
-    bare = membership_report(
-        train(*parts[0]), *parts[:2], event=NonPrivate(reason="none"), randomness=seeded(3), **settings
-    )
+    bare = membership_report(train(*parts[0]), *parts[:2], event=NonPrivate(reason="none"), rng=seeded(3), **settings)
     kept = membership_report(
-        private.model, *parts[:2], event=plan.event(), claim=private.guarantee, randomness=seeded(3), **settings
+        private.model, *parts[:2], event=plan.event(), claim=private.guarantee, rng=seeded(3), **settings
     )
     found = {}
     for name, words, report in (("open", "without privacy", bare), ("private", "trained privately", kept)):
         out.mkdir(parents=True, exist_ok=True)
         plot_roc(report, out / f"members-{name}.png", title=f"Members of an MNIST model, {words}")
         for attack in report.attacks:
-            rate = attack.roc.at(0.01)
+            rate = attack.roc.true_positive_rate(0.01)
             found[f"{name} {attack.name}"] = rate.value
             span = f"{100 * rate.lower:.1f}–{100 * rate.upper:.1f}"
             print(f"{name}, {attack.name}: TPR at 1 % {100 * rate.value:.1f} % ({span}), AUC {attack.roc.auc:.3f}")
         print(
             f"{name}: ceiling {100 * report.ceiling.true_positive_rate(0.01):.1f} %, above it: {report.above_ceiling}"
         )
-    print(private.guarantee.sentence())
+    print(private.guarantee.describe())
     return found
 
 
@@ -171,7 +169,7 @@ def federated(out: Path, rounds: int) -> dict[str, float]:
     judge = standard_training(
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)),
         steps=600,
-        randomness=seeded(5),
+        rng=seeded(5),
     )(others[:5000], other_labels[:5000])
     rows, found = [], {}
     for protection, bound, noise in (
@@ -190,7 +188,7 @@ def federated(out: Path, rounds: int) -> dict[str, float]:
             classes=10,
             federation=federation,
             generator_steps=20,
-            randomness=seeded(3),
+            rng=seeded(3),
         )
         taken = (judge(painted.pictures).argmax(1) == target).float().mean().item()
         right = (painted.model(others)[:, :10].argmax(1) == other_labels).float().mean().item()

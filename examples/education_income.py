@@ -57,7 +57,7 @@ def models(
     linear = budget | {"data_norm": view.data_norm, "classes": (0, 1)}
     return {
         "noise in the objective": LogisticRegression(**linear),
-        "noisy gradient descent": LogisticRegression(method="dp-gd", population=POPULATION, **linear),
+        "noisy gradient descent": LogisticRegression(method="dp-gd", dataset_size=POPULATION, **linear),
         "noisy least squares": LinearRegression(data_norm=view.data_norm, target_bounds=(0.0, 1.0), **budget),
         "boosted curves": HistGradientBoostingClassifier(
             bounds=(-1.0, 1.0), classes=(0, 1), one_hot=view.one_hot or None, **budget
@@ -77,7 +77,7 @@ def accuracies(adult: data.DatasetSplits, view: View, epsilons: list[float]) -> 
             if isinstance(model, LinearRegression):
                 guessed = guessed > 0.5
             found.setdefault(name, []).append(float(np.mean(guessed == truth)))
-            assert model.privacy_.epsilon <= epsilon
+            assert model.guarantee_.epsilon <= epsilon
     exact = linear_model.LogisticRegression(max_iter=1000).fit(x, y)
     return {**found, "logistic, NOT private": [float(exact.score(tested, truth))] * len(epsilons)}
 
@@ -192,7 +192,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     print(f"  from the exact line {exact:.0%}, from the private line with ε = 1 {noisy:.0%}")
     print(f"  nobody, by any means, is right more often than {bound:.1%} of the time at ε = 1 (and δ beside it)")
     model = LogisticRegression(epsilon=1.0, delta=DELTA, data_norm=13**0.5, classes=(0, 1))
-    print(f"\n{model.fit(adult.train.features, adult.train.labels).privacy_.sentence()}")
+    print(f"\n{model.fit(adult.train.features, adult.train.labels).guarantee_.describe()}")
     return {"education": best["education alone"], "everything": best["everything"], "exact": exact, "private": noisy}
 
 

@@ -76,7 +76,7 @@ def seen(arm: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int) -> dict
     if arm == "none":
         return update
     if arm == "local":
-        local = LocalPrivacy(epsilon=EPSILON, delta=DELTA, max_update_norm=BOUND, randomness=seeded(seed + 1))
+        local = LocalPrivacy(epsilon=EPSILON, delta=DELTA, max_update_norm=BOUND, rng=seeded(seed + 1))
         return local.privatize(update)
     plan = Plan.for_epsilon(
         target_epsilon=EPSILON,
@@ -89,7 +89,7 @@ def seen(arm: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int) -> dict
     )
     shared = copy.deepcopy(model)
     zero = {name: torch.zeros_like(value) for name, value in update.items()}
-    with PrivateServer(shared, plan, population=COHORT, randomness=seeded(seed + 2)) as server:
+    with PrivateServer(shared, plan, num_clients=COHORT, rng=seeded(seed + 2)) as server:
         for cohort in server.rounds():
             server.finish_round(cohort, ((client, update if client == 0 else zero) for client in range(COHORT)))
     moved = model_update(shared, dict(model.named_parameters()))
@@ -101,7 +101,7 @@ def inverted(arm: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int, ste
     gradient = gradient_of_update(model, seen(arm, model, x, y, seed=seed), learning_rate=RATE)
     label = y if arm != "none" else torch.tensor([label_from_sign(gradient[-1])])
     found = invert_by_matching(
-        model, gradient, classes=10, labels=label, steps=steps, restarts=1, randomness=seeded(seed), shape=x.shape[1:]
+        model, gradient, classes=10, labels=label, steps=steps, restarts=1, rng=seeded(seed), shape=x.shape[1:]
     )
     return found.features.clamp(0, 1)
 
@@ -177,10 +177,10 @@ def painted(
         classes=classes,
         federation=settings,
         generator_steps=generator_steps,
-        randomness=seeded(seed),
+        rng=seeded(seed),
     )
     guards = [
-        LocalPrivacy(epsilon=EPSILON, delta=DELTA, max_update_norm=bound, rounds=rounds, randomness=seeded(100 + k))
+        LocalPrivacy(epsilon=EPSILON, delta=DELTA, max_update_norm=bound, rounds=rounds, rng=seeded(100 + k))
         for k in range(len(honest) if arm == "local" else 0)
     ]
 
@@ -193,7 +193,7 @@ def painted(
         worker.load_state_dict(model.state_dict())
         yield people - 1, malicious.update(worker)
 
-    with PrivateServer(model, plan, population=people, randomness=seeded(seed + 1)) as server:
+    with PrivateServer(model, plan, num_clients=people, rng=seeded(seed + 1)) as server:
         for cohort in server.rounds():
             server.finish_round(cohort, answers(cohort.number))
     return malicious.pictures(), model
@@ -218,7 +218,7 @@ def class_(out: Path, rounds: int) -> dict[str, float]:
     judge = standard_training(
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)),
         steps=600,
-        randomness=seeded(5),
+        rng=seeded(5),
     )(others[:5000], other_labels[:5000])
     attacker = (features[labels > 3][:256], labels[labels > 3][:256])
     rows, found = [], {}

@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> float:
     x, y = adult.test.tensors()
     with torch.no_grad():
         accuracy = float((result.model(x).argmax(1) == y).float().mean())
-    print(result.guarantee.sentence())
+    print(result.guarantee.describe())
     print(f"test accuracy {accuracy:.1%}")
     return accuracy
 

@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         losses,
         digits((4, 6), 200, chosen.small),
         steps=chosen.steps,
-        budget=chosen.steps / uniform.at(0).noise_multiplier ** 2,
+        budget=chosen.steps / uniform.step_plan(0).noise_multiplier ** 2,
         max_grad_norm=1.0,
         expected_batch_size=float(chosen.records),
         learning_rate=chosen.learning_rate,
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         with torch.no_grad():
             found[name] = float(losses(model, x, y).mean())
         print(f"{name}: final loss {found[name]:.4f}")
-        print(result.guarantee.sentence())
+        print(result.guarantee.describe())
     return found
 
 

@@ -39,7 +39,7 @@ def digits(pair: tuple[int, int], count: int, small: bool) -> tuple[Tensor, Tens
 
 def follows(slope: float, plan: Plan) -> Callable[[int, ReleasedStatistics], float]:
     """σ_t = √(steps left / budget left) · (norm / first norm)^slope: only what was released goes in."""
-    whole = plan.steps / plan.at(0).noise_multiplier ** 2  # Σ σ⁻²
+    whole = plan.steps / plan.step_plan(0).noise_multiplier ** 2  # Σ σ⁻²
     first: list[float] = []
 
     def choose(step: int, released: ReleasedStatistics) -> float:
@@ -64,11 +64,15 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     if smooth:
         LowPass().attach(optimizer)
-    budget = None if slope is None else AdaptiveBudget(epsilon=epsilon, choose=follows(slope, plan), norm_share=0.05)
+    budget = (
+        None
+        if slope is None
+        else AdaptiveBudget(epsilon=epsilon, choose=follows(slope, plan), norm_budget_fraction=0.05)
+    )
     result = fit(model, losses, records, plan, optimizer=optimizer, progress=False, budget=budget)
     restore_parameters(optimizer)
     with torch.no_grad():
-        return float(losses(model, *records).mean()), result.guarantee.sentence()
+        return float(losses(model, *records).mean()), result.guarantee.describe()
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:

@@ -34,14 +34,14 @@ def main(arguments: list[str] | None = None) -> float:
         expected_batch_size=400.0,
         delta=1e-5,
     )
-    randomness = KeyedRNG()
-    step = PrivateStep(GradientCapture(model), plan, randomness)
+    rng = KeyedRNG()
+    step = PrivateStep(GradientCapture(model), plan, rng)
 
     for number in range(plan.steps):
-        batch = plan.sampling.draw(population=len(x), step=number, randomness=randomness)
+        batch = plan.sampling.draw(dataset_size=len(x), step=number, rng=rng)
         for chunk in split_into_microbatches(batch, step=number, microbatch_size=256):
             rows = torch.from_numpy(chunk.indices)
-            with step.recording(chunk):
+            with step.capturing(chunk):
                 nn.functional.cross_entropy(model(x[rows]), y[rows], reduction="sum").backward()
             step.add(chunk)
         step.finish()  # clipped sums + noise, over the expected batch size, in .grad
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> float:
     x = torch.randn(1000, 10)
     with torch.no_grad():
         accuracy = float((model(x).argmax(1) == (x @ normal > 0)).float().mean())
-    print(plan.guarantee().sentence())
+    print(plan.guarantee().describe())
     print(f"accuracy on new points {accuracy:.1%}")
     return accuracy
 

@@ -19,7 +19,7 @@ def check(model: nn.Module, loss: Callable[..., Tensor], *batch: Tensor, toleran
     expected = oracles.per_record_gradients(model, lambda m, record: loss(m, *record).sum(), batch)
     plain = loss(model, *batch).detach()
     capture = GradientCapture(model)
-    with capture.recording(records=records):
+    with capture.capturing(records=records):
         values = loss(model, *batch)
         assert torch.allclose(values.detach(), plain, rtol=1e-5, atol=1e-6)
         total = values.sum()
@@ -32,7 +32,7 @@ def check(model: nn.Module, loss: Callable[..., Tensor], *batch: Tensor, toleran
     assert squared.shape == (records,)
     assert torch.allclose(squared, true, rtol=2 * tolerance, atol=1e-9)
     sums: dict[nn.Parameter, Tensor] = {}
-    capture.add_weighted_sums(FlatClipping().factors(squared, max_grad_norm=BOUND), sums)
+    capture.add_weighted_sums(FlatClipping().clip_factors(squared, max_grad_norm=BOUND), sums)
     capture.detach()
     reference = oracles.clipped_sum(expected, BOUND)
     scale = float(true.sqrt().clamp(max=BOUND).max()) if records else 1.0
@@ -51,7 +51,7 @@ def check_on_one_seed(model: nn.Module, loss: Callable[[nn.Module], Tensor], rec
     after = torch.get_rng_state()
     capture = GradientCapture(model)
     torch.manual_seed(1)
-    with capture.recording(records=records):
+    with capture.capturing(records=records):
         values = loss(model)
         assert torch.allclose(values, plain, rtol=1e-5, atol=1e-6)
         values.sum().backward()

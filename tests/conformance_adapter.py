@@ -28,7 +28,7 @@ class Sordino(EngineLibrary):
     def fit(self, model: nn.Module, tensors: Sequence[Tensor], loss: Callable[..., Tensor], **options: Any) -> None:
         """Train natively: ``loss(model, *batch)`` has one value per record."""
         wanted = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.5, "steps": 5, "delta": 1e-5}
-        wanted["secure_noise"] = self.secure_noise
+        wanted["secure_mode"] = self.secure_mode
         plan = Plan(**(wanted | {"expected_batch_size": 0.5 * len(tensors[0])} | options))
         fit(model, loss, tensors, plan, progress=False)
 

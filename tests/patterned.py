@@ -25,7 +25,7 @@ def made_up(shape=(1, 4, 4), *, n=600, classes=3, seed=0):
         labels=tuple("abcdefghij"[:classes]),
         public=True,
         source="made up",
-        licence="none",
+        license="none",
         schema=None,
     )
 

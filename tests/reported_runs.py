@@ -21,7 +21,7 @@ PLAN = {
     "expected_batch_size": 30000.0,
     "delta": 1e-5,
     "neighboring_relation": "add_or_remove_one",
-    "privacy_unit": "example",
+    "privacy_unit": "record",
     "dataset_size_is_public": True,
 }
 PUBLIC = {
@@ -30,7 +30,7 @@ PUBLIC = {
     "majority_accuracy": Metric(value=0.754, public=True),
 }
 FACTS = {
-    "data": {"name": "adult", "licence": "CC BY 4.0", "records": 30000},
+    "data": {"name": "adult", "license": "CC BY 4.0", "records": 30000},
     "target_epsilon": 1.0,
     "training": {"model": "logistic"},
 }

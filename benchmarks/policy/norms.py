@@ -90,7 +90,7 @@ def one(way: str, width: int) -> dict[str, float]:
             private.begin(chunk)
             private.add_sums(chunk, private.bounds.sums(losses, batch, records=records))
         else:
-            with private.recording(chunk):
+            with private.capturing(chunk):
                 losses(model, *batch).sum().backward()
             private.add(chunk)
         private.finish()

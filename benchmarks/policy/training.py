@@ -86,7 +86,7 @@ def trained(
         scheduler=scheduler,
         progress=False,
         on_step=lambda _: ends.append(time.perf_counter()),
-        randomness=KeyedRNG(seed=seed, reproducible=True),
+        rng=KeyedRNG(seed=seed, reproducible=True),
     )
     seconds = (ends[-1] - ends[0]) / (len(ends) - 1)
     restore_parameters(made)

@@ -1,4 +1,4 @@
-"""Residual networks with group normalisation, for images of 32 × 32."""
+"""Residual networks with group normalization, for images of 32 × 32."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -42,7 +42,7 @@ class WideResNet(nn.Module):
 
 
 class Basic(nn.Module):
-    """Two 3 × 3 convolutions, each behind its normalisation, beside an identity or a projection."""
+    """Two 3 × 3 convolutions, each behind its normalization, beside an identity or a projection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

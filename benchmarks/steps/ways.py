@@ -48,7 +48,7 @@ def plain_step(case: Case) -> Step:
 
 def plan_for(case: Case, noise_multiplier: float = 1.0, *, memory: ClippingMode = "fast") -> Plan:
     return Plan(
-        clipping=GroupedClipping() if memory == "block" else FlatClipping(),
+        clipping=GroupedClipping() if memory == "groupwise" else FlatClipping(),
         noise_multiplier=noise_multiplier,
         max_grad_norm=1.0,
         sample_rate=0.01,
@@ -61,18 +61,18 @@ def plan_for(case: Case, noise_multiplier: float = 1.0, *, memory: ClippingMode 
 def private_step(
     case: Case, *, noise_multiplier: float = 1.0, memory: ClippingMode = "fast", autotune: bool = False
 ) -> Step:
-    """What `fit` does for one logical batch after it was drawn; "block" clips every layer apart."""
+    """What `fit` does for one logical batch after it was drawn; "groupwise" clips every layer apart."""
     model = case.build().train()
     optimizer = optimizer_of(model)
-    capture = PerformanceOptions(memory=memory, autotune=autotune).recorder(model, model.parameters())
+    capture = PerformanceOptions(clipping_mode=memory, autotune=autotune).recorder(model, model.parameters())
     plan = plan_for(case, noise_multiplier, memory=memory)
-    private = PrivateStep(capture, plan, KeyedRNG(), memory=memory)
+    private = PrivateStep(capture, plan, KeyedRNG(), clipping_mode=memory)
     number = 0
 
     def step() -> None:
         nonlocal number
-        chunk = Microbatch(step=number, chunk=0, is_last=True, indices=np.arange(case.records))
-        with private.recording(chunk):
+        chunk = Microbatch(step=number, index=0, is_last=True, indices=np.arange(case.records))
+        with private.capturing(chunk):
             private.backward(case.losses(model))
         private.add(chunk)
         private.finish()
@@ -93,7 +93,7 @@ def compiled_step(case: Case) -> Step:
 
     def step() -> None:
         nonlocal number
-        chunk = Microbatch(step=number, chunk=0, is_last=True, indices=np.arange(case.records))
+        chunk = Microbatch(step=number, index=0, is_last=True, indices=np.arange(case.records))
         private.begin(chunk)
         assert isinstance(private.bounds, ClippedSumAccumulator)
         sums = compiled.sums(private.bounds, case.batch)

@@ -5,7 +5,7 @@ nor numpy, so the parts that only count (accounting, the command line's `account
 
 Example:
     >>> import sordino
-    >>> sordino.NeighboringRelation.ADD_OR_REMOVE_ONE.words
+    >>> sordino.NeighboringRelation.ADD_OR_REMOVE_ONE.describe()
     'add or remove one'
 """
 

@@ -1,10 +1,10 @@
-"""What is promised: the neighbouring relation, the unit, and the guarantee that names both.
+"""What is promised: the neighboring relation, the unit, and the guarantee that names both.
 
 Example:
     >>> from sordino.definitions import Guarantee
     >>> claim = Guarantee(epsilon=1.0, delta=1e-5, accountant="contour", sampler="Poisson sampling")
-    >>> print(claim.sentence()[:58])
-    (ε = 1.00, δ = 1e-05)-differentially private: unit one exa
+    >>> print(claim.describe()[:58])
+    (ε = 1.00, δ = 1e-05)-differentially private: unit one rec
 """
 
 import math
@@ -21,7 +21,7 @@ FIXED_SEED_CAVEAT = "fixed seed: not for release"
 
 
 class NeighboringRelation(StrEnum):
-    """Which pairs of data sets count as neighbours.
+    """Which pairs of data sets count as neighbors.
 
     `REPLACE_SPECIAL` is the zero-out relation: one record is exchanged for a record that contributes
     nothing (Kairouz et al. 2021, "Practical and private (deep) learning without sampling or shuffling").
@@ -33,15 +33,16 @@ class NeighboringRelation(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "NeighboringRelation":
-        raise InvalidArgument(f"relation must be one of {', '.join(cls)}, got {value!r}. Use NeighboringRelation.")
+        raise InvalidArgument(
+            f"neighboring_relation must be one of {', '.join(cls)}, got {value!r}. Use NeighboringRelation."
+        )
 
     @property
     def sensitivity_factor(self) -> float:
         """How far one unit moves a sum whose terms have norm ≤ 1: 2 under replace-one, otherwise 1."""
         return 2.0 if self is NeighboringRelation.REPLACE_ONE else 1.0
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The relation as it is written in a guarantee."""
         return {
             NeighboringRelation.ADD_OR_REMOVE_ONE: "add or remove one",
@@ -53,12 +54,15 @@ class NeighboringRelation(StrEnum):
 class PrivacyUnit(StrEnum):
     """Whose contribution is protected as a whole."""
 
-    EXAMPLE = "example"
+    RECORD = "record"
     USER = "user"
     CLIENT = "client"
 
-    @property
-    def words(self) -> str:
+    @classmethod
+    def _missing_(cls, value: object) -> "PrivacyUnit | None":
+        return cls.RECORD if value == "example" else None
+
+    def describe(self) -> str:
         """The unit as it is written in a guarantee."""
         return f"one {self.value}"
 
@@ -85,8 +89,8 @@ class Guarantee:
     Args:
         epsilon: the upper end of the accountant's interval, ≥ 0; ∞ when the run is not private.
         delta: in [0, 1].
-        relation: the neighbouring relation.
-        unit: the privacy unit.
+        neighboring_relation: the neighboring relation.
+        privacy_unit: the privacy unit.
         accountant: name of the accountant that gave `epsilon`.
         sampler: how batches were drawn, in words.
         caveats: what weakens the statement (a fixed seed, no noise, …), in words.
@@ -96,8 +100,8 @@ class Guarantee:
     delta: float
     accountant: str
     sampler: str
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    unit: PrivacyUnit = PrivacyUnit.EXAMPLE
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    privacy_unit: PrivacyUnit = PrivacyUnit.RECORD
     caveats: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
@@ -110,12 +114,12 @@ class Guarantee:
         """Whether ε is finite and δ < 1."""
         return math.isfinite(self.epsilon) and self.delta < 1
 
-    def sentence(self) -> str:
+    def describe(self) -> str:
         """One line with ε, δ, unit, relation, sampler, accountant and any caveats."""
         head = f"(ε = {format_upper_bound(self.epsilon)}, δ = {self.delta:g})"
         claim = f"{head}-differentially private" if self.is_private else f"{head}: NOT private"
         line = (
-            f"{claim}: unit {self.unit.words}, neighbours {self.relation.words}, "
+            f"{claim}: unit {self.privacy_unit.describe()}, neighbors {self.neighboring_relation.describe()}, "
             f"sampler {self.sampler}, accountant {self.accountant.replace('_', ' ')}"
         )
         return line + "".join(f"; {caveat}" for caveat in self.caveats)

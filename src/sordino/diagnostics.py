@@ -187,7 +187,7 @@ def measure_convergence(
     noise_multiplier: float,
     loss: RecordLoss = cross_entropy,
     clipping: Clipping | None = None,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
 ) -> Convergence:
     """Full-batch gradient descent four times from the model's weights; the model itself is left unchanged.
 
@@ -204,7 +204,7 @@ def measure_convergence(
         noise_multiplier: σ ≥ 0; noise on the sum has standard deviation σC with clipping and without.
         loss: of each record.
         clipping: flat by default.
-        randomness: of the noise; both noisy arms get the same noise.
+        rng: of the noise; both noisy arms get the same noise.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -221,7 +221,7 @@ def measure_convergence(
     checks.positive(learning_rate=learning_rate)
     checks.positive(max_grad_norm=max_grad_norm)
     checks.non_negative(noise_multiplier=noise_multiplier)
-    method, source = clipping or FlatClipping(), randomness or KeyedRNG()
+    method, source = clipping or FlatClipping(), rng or KeyedRNG()
     found = {}
     for name, (clips, is_noisy) in _ARMS.items():
         found[name] = _descent(
@@ -229,12 +229,12 @@ def measure_convergence(
             (features, labels),
             loss,
             learning_rate=learning_rate,
-            factors=(lambda squares: method.factors(squares, max_grad_norm=max_grad_norm))
+            factors=(lambda squares: method.clip_factors(squares, max_grad_norm=max_grad_norm))
             if clips
             else torch.ones_like,
             stddev=noise_multiplier * max_grad_norm if is_noisy else 0.0,
             steps=steps,
-            randomness=source,
+            rng=source,
         )
     return Convergence(losses=found, steps=steps, max_grad_norm=max_grad_norm, noise_multiplier=noise_multiplier)
 
@@ -248,23 +248,23 @@ def _descent(
     factors: Callable[[Tensor], Tensor],
     stddev: float,
     steps: int,
-    randomness: KeyedRNG,
+    rng: KeyedRNG,
 ) -> tuple[float, ...]:
     features, labels = records
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     capture, losses = GradientCapture(model), []
     for step in range(steps):
         sums = {parameter: torch.zeros_like(parameter) for parameter in parameters}
-        with capture.recording(records=len(labels)):
+        with capture.capturing(records=len(labels)):
             own = loss(model(features), labels)
             own.sum().backward()
         losses.append(own.detach().mean().item())
-        capture.add_weighted_sums(factors(capture.squared_bounds()), sums)
+        capture.add_weighted_sums(factors(capture.squared_norm_bounds()), sums)
         capture.discard()
         for place, parameter in enumerate(parameters):
-            noise = standard_normal(
-                parameter.numel(), randomness.stream("convergence", step=step, tensor=place)
-            ).reshape(parameter.shape)
+            noise = standard_normal(parameter.numel(), rng.stream("convergence", step=step, tensor=place)).reshape(
+                parameter.shape
+            )
             with torch.no_grad():
                 parameter -= learning_rate * (sums[parameter] + stddev * noise.to(parameter)) / len(labels)
     capture.detach()
@@ -420,11 +420,11 @@ def _factors(seen: Kernels, bound: float) -> dict[str, Floats]:
     beyond = GlobalClipping(threshold=max(1.0, 1.001 * float(np.sqrt(whole.max())) / bound))
 
     def flat(method: Clipping) -> Floats:
-        return np.tile(method.factors(torch.from_numpy(whole), max_grad_norm=bound).numpy(), (layers, 1))
+        return np.tile(method.clip_factors(torch.from_numpy(whole), max_grad_norm=bound).numpy(), (layers, 1))
 
     def apart(method: Clipping) -> Floats:
         share = bound / layers**0.5
-        return np.stack([method.factors(torch.from_numpy(row), max_grad_norm=share).numpy() for row in squares])
+        return np.stack([method.clip_factors(torch.from_numpy(row), max_grad_norm=share).numpy() for row in squares])
 
     return {
         "none": np.ones_like(squares),
@@ -585,7 +585,7 @@ def _gap(column: str, value: str, private: NDArray[np.bool_], plain: NDArray[np.
     lost, won = int((plain & ~private).sum()), int((private & ~plain).sum())
     # Half a record more in each of the four cells keeps the interval honest where hardly anything differs.
     n, b, c = count + 2, lost + 0.5, won + 0.5
-    centre, half = (c - b) / n, _Z95 * math.sqrt((b + c) - (c - b) ** 2 / n) / n
+    center, half = (c - b) / n, _Z95 * math.sqrt((b + c) - (c - b) ** 2 / n) / n
     return SubgroupGap(
         column=column,
         value=value,
@@ -593,6 +593,6 @@ def _gap(column: str, value: str, private: NDArray[np.bool_], plain: NDArray[np.
         private=float(private.mean()),
         plain=float(plain.mean()),
         gap=(won - lost) / count,
-        lower=max(-1.0, centre - half),
-        upper=min(1.0, centre + half),
+        lower=max(-1.0, center - half),
+        upper=min(1.0, center + half),
     )

@@ -21,7 +21,7 @@ SordinoError
 ```
 
 Every message has the form ``<name> must be <constraint>, got <value>. <What to do next>.`` or names the
-module, parameter or option concerned. No message holds a record, a norm, a loss, or a realised batch size.
+module, parameter or option concerned. No message holds a record, a norm, a loss, or a realized batch size.
 Refusals link a section of ``docs/sharp-edges.md`` through `SordinoError.section`.
 """
 

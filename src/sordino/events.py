@@ -1,7 +1,7 @@
 """What a mechanism did: frozen, plain descriptions that accountants consume. JSON both ways.
 
 An event says nothing about data and nothing about ε. Sensitivity is already divided out: `noise_multiplier`
-is always noise standard deviation (or Laplace scale) over sensitivity *under the declared neighbouring
+is always noise standard deviation (or Laplace scale) over sensitivity *under the declared neighboring
 relation*, which stands beside the event, in the plan, not inside it.
 
 Example:
@@ -172,47 +172,47 @@ class PoissonSampled(Event, kind="poisson_sampled"):
 
 @dataclass(frozen=True, kw_only=True)
 class SampledWithoutReplacement(Event, kind="fixed_size_sampled"):
-    """`event` on a uniform subset of `size` out of `population` records, drawn without replacement."""
+    """`event` on a uniform subset of `sample_size` out of `dataset_size` records, drawn without replacement."""
 
-    population: int
-    size: int
+    dataset_size: int
+    sample_size: int
     event: Event
 
     def __post_init__(self) -> None:
-        checks.integer(1, population=self.population)
-        checks.integer(0, size=self.size)
-        if self.size > self.population:
+        checks.integer(1, dataset_size=self.dataset_size)
+        checks.integer(0, sample_size=self.sample_size)
+        if self.sample_size > self.dataset_size:
             raise InvalidArgument(
-                f"size must be ≤ population ({self.population}), got {self.size}. Draw fewer records."
+                f"sample_size must be ≤ population ({self.dataset_size}), got {self.sample_size}. Draw fewer records."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledWithReplacement(Event, kind="replacement_sampled"):
-    """`event` on `size` records drawn uniformly *with* replacement from `population`; a record may come repeatedly."""
+    """`event` on `sample_size` records drawn uniformly *with* replacement from `dataset_size`; records may repeat."""
 
-    population: int
-    size: int
+    dataset_size: int
+    sample_size: int
     event: Event
 
     def __post_init__(self) -> None:
-        checks.integer(1, population=self.population)
-        checks.integer(0, size=self.size)
+        checks.integer(1, dataset_size=self.dataset_size)
+        checks.integer(0, sample_size=self.sample_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TruncatedPoissonSampled(Event, kind="truncated_poisson_sampled"):
-    """A Poisson sample of `population` records, cut down at random to `largest` when it is bigger."""
+    """A Poisson sample of `dataset_size` records, cut down at random to `max_batch_size` when it is bigger."""
 
     sample_rate: float
-    population: int
-    largest: int
+    dataset_size: int
+    max_batch_size: int
     event: Event
 
     def __post_init__(self) -> None:
         checks.probability(sample_rate=self.sample_rate)
-        checks.integer(1, population=self.population)
-        checks.integer(1, largest=self.largest)
+        checks.integer(1, dataset_size=self.dataset_size)
+        checks.integer(1, max_batch_size=self.max_batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +340,7 @@ class ZeroConcentratedDP(Event, kind="zero_concentrated_dp"):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomizedResponse(Event, kind="randomized_response"):
-    """k-ary randomised response: the truth with probability e^ε/(e^ε + k − 1), any other answer equally likely."""
+    """k-ary randomized response: the truth with probability e^ε/(e^ε + k − 1), any other answer equally likely."""
 
     epsilon: float
     categories: int
@@ -425,7 +425,7 @@ class Composed(Event, kind="composed"):
 
 
 def compose(events: list[Event] | tuple[Event, ...]) -> Event:
-    """The composition of a run's events, with equal neighbours in time folded into `SelfComposed`.
+    """The composition of a run's events, with equal neighbors in time folded into `SelfComposed`.
 
     Example:
         >>> compose([Gaussian(noise_multiplier=1.0)] * 3)
@@ -526,7 +526,7 @@ def _samplings(event: Event) -> list[str]:
         case PoissonSampled():
             return [f"Poisson sampling at rate {event.sample_rate:.6g}"]
         case SampledWithoutReplacement():
-            return [f"fixed-size batches of {event.size} out of {event.population}"]
+            return [f"fixed-size batches of {event.sample_size} out of {event.dataset_size}"]
         case GaussianMixture():
             return ["random participation as stated"]
         case ShuffledEpochs():

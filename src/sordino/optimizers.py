@@ -62,7 +62,7 @@ class AdamBC(Optimizer):
     Args:
         params: parameters, or groups of them.
         lr: η > 0.
-        noise_stddev: s ≥ 0 in units of the gradient, `StepPlan.gradient_noise`; or a function of the step's number,
+        noise_stddev: s ≥ 0 in units of the gradient, `StepPlan.gradient_noise_stddev`; or a function of the step,
             from 0, for noise that changes.
         betas: (β₁, β₂), each in [0, 1).
         floor: > 0, in squared units of the gradient; it bounds an entry's step by η·|m̂|/√floor.
@@ -164,7 +164,7 @@ class GradientFilter(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def filtered(self, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:
+    def filter_gradient(self, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:
         """The gradient to step with; `memory` is the parameter's own, empty before the first step, and is updated."""
 
     def attach(self, optimizer: Optimizer) -> "FilterHandle":
@@ -218,7 +218,7 @@ class FilterHandle:
         for parameter in _stepped(optimizer):
             memory = dict(parameter_entries(optimizer, parameter, self.rule.name))
             assert parameter.grad is not None
-            parameter.grad = self.rule.filtered(parameter.grad, memory).to(parameter.dtype)
+            parameter.grad = self.rule.filter_gradient(parameter.grad, memory).to(parameter.dtype)
             self._pending[parameter] = memory
 
     @torch.no_grad()
@@ -297,7 +297,7 @@ class Kalman(GradientFilter):
 
     Example:
         >>> filter, memory = Kalman(gain=0.5, look_ahead=0.0), {}
-        >>> [round(float(filter.filtered(torch.tensor([value]), memory)), 4) for value in (4.0, 0.0)]
+        >>> [round(float(filter.filter_gradient(torch.tensor([value]), memory)), 4) for value in (4.0, 0.0)]
         [4.0, 2.0]
     """
 
@@ -315,7 +315,7 @@ class Kalman(GradientFilter):
         """γ."""
         return (1 - self.gain) / self.gain if self.look_ahead is None else self.look_ahead
 
-    def filtered(self, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:
+    def filter_gradient(self, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:
         """ĝ_t of (3); the first gradient is its own estimate."""
         working = gradient.to(torch.float64 if gradient.dtype == torch.float64 else torch.float32)
         memory["estimate"] = (
@@ -397,7 +397,7 @@ class LowPass(GradientFilter):
     Example:
         >>> filter = LowPass(feedforward=(0.1,), feedback=(-0.9,))
         >>> memory = {}
-        >>> [round(float(filter.filtered(torch.tensor([value]), memory)), 4) for value in (1.0, 1.0, 0.0)]
+        >>> [round(float(filter.filter_gradient(torch.tensor([value]), memory)), 4) for value in (1.0, 1.0, 0.0)]
         [1.0, 1.0, 0.631]
 
     References:
@@ -425,7 +425,7 @@ class LowPass(GradientFilter):
                 "isn't. For first order give (-0.9,)."
             )
 
-    def filtered(self, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:
+    def filter_gradient(self, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:
         """ĝ_t of (1)."""
         working = gradient.to(torch.float64 if gradient.dtype == torch.float64 else torch.float32)
         output = self.feedforward[0] * working
@@ -473,7 +473,7 @@ class DebiasedMomentum(GradientFilter):
 
     Example:
         >>> filter, memory = DebiasedMomentum(momentum=0.5), {}
-        >>> [round(float(filter.filtered(torch.tensor([value]), memory)), 4) for value in (3.0, 0.0)]
+        >>> [round(float(filter.filter_gradient(torch.tensor([value]), memory)), 4) for value in (3.0, 0.0)]
         [3.0, 1.0]
     """
 
@@ -483,7 +483,7 @@ class DebiasedMomentum(GradientFilter):
     def __post_init__(self) -> None:
         checks.probability(one=False, momentum=self.momentum)
 
-    def filtered(self, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:
+    def filter_gradient(self, gradient: Tensor, memory: dict[str, Tensor]) -> Tensor:
         """v̂ of (2)."""
         working = gradient.to(torch.float64 if gradient.dtype == torch.float64 else torch.float32)
         mean = memory.get("mean", torch.zeros_like(working)).lerp(working, 1 - self.momentum)

@@ -1,4 +1,4 @@
-"""How every picture looks: colours, and matplotlib's settings.
+"""How every picture looks: colors, and matplotlib's settings.
 
 Example:
     >>> sorted(COLORS)

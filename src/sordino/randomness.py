@@ -159,7 +159,7 @@ class KeyedRNG:
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("Randomness can't be pickled or copied: a copy would repeat its noise. Make a new one.")
 
-    def shared(self, exchange: Callable[[bytes], bytes]) -> "KeyedRNG":
+    def with_shared_key(self, exchange: Callable[[bytes], bytes]) -> "KeyedRNG":
         """The same randomness in all processes of one run: its key is what `exchange` makes of this one's.
 
         Whoever holds the key can take the noise off again: it may only travel between processes that hold the records.
@@ -190,7 +190,7 @@ class KeyedRNG:
             hashlib.blake2b(name, key=self._key, digest_size=_KEY_BYTES, person=b"sordino-stream").digest()
         )
 
-    def fresh(self, purpose: str) -> RandomStream:
+    def new_stream(self, purpose: str) -> RandomStream:
         """A stream that this object hands out only once: for draws that have no step number of their own.
 
         Everyone who holds this object shares one counter, and a forked process has other streams, so no two releases

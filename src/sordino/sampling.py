@@ -6,7 +6,7 @@ memory. Step number, chunk number and `is_last` travel inside the chunk.
 Example:
     >>> from sordino.randomness import KeyedRNG
     >>> sampler = PoissonSampling(sample_rate=0.5)
-    >>> indices = sampler.draw(population=6, step=0, randomness=KeyedRNG(seed=1, reproducible=True))
+    >>> indices = sampler.draw(dataset_size=6, step=0, rng=KeyedRNG(seed=1, reproducible=True))
     >>> [chunk.is_last for chunk in split_into_microbatches(indices, step=0, microbatch_size=2)][-1]
     True
 """
@@ -48,12 +48,12 @@ class Microbatch:
     """
 
     step: int
-    chunk: int
+    index: int
     is_last: bool
     indices: np.ndarray
 
     @property
-    def records(self) -> int:
+    def num_records(self) -> int:
         """Number of records in the chunk. Under Poisson sampling it is private."""
         return len(self.indices)
 
@@ -85,8 +85,7 @@ class PoissonSampling:
     def __post_init__(self) -> None:
         checks.probability(zero=False, sample_rate=self.sample_rate)
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The sampler as it is written in a guarantee."""
         return "full batches" if self.sample_rate == 1 else f"Poisson sampling at rate {self.sample_rate:.6g}"
 
@@ -94,37 +93,37 @@ class PoissonSampling:
         """The event on the whole data set of a step that is `event` on its batch."""
         return event if self.sample_rate == 1 else PoissonSampled(sample_rate=self.sample_rate, event=event)
 
-    def charges(self, steps: int) -> int:
+    def num_charges(self, steps: int) -> int:
         """How many times `event` is spent in `steps` steps: once a step."""
         return steps
 
-    def batches(self, *, population: int, first_step: int, steps: int, randomness: KeyedRNG) -> Iterator[np.ndarray]:
+    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
         """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
         for step in range(first_step, first_step + steps):
-            yield self.draw(population=population, step=step, randomness=randomness)
+            yield self.draw(dataset_size=dataset_size, step=step, rng=rng)
 
-    def draw(self, *, population: int, step: int, randomness: KeyedRNG) -> np.ndarray:
-        """Sorted int64 indices, shape (b,), of the records in batch `step` out of `population` records.
+    def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
+        """Sorted int64 indices, shape (b,), of the records in batch `step` out of `dataset_size` records.
 
         The gaps between successes of a Bernoulli(q) sequence are geometric: P[gap > k] = (1 − q)ᵏ, so
         gap = ⌈log U / log(1 − q)⌉ for U uniform in (0, 1). The cost is that of the batch, not of the data set.
         """
-        population = checks.integer(0, population=population)
+        dataset_size = checks.integer(0, dataset_size=dataset_size)
         if self.sample_rate == 1:
-            return np.arange(population, dtype=np.int64)
-        stream = randomness.stream("poisson", step=step)
+            return np.arange(dataset_size, dtype=np.int64)
+        stream = rng.stream("poisson", step=step)
         log_miss = math.log1p(-self.sample_rate)
-        expected = population * self.sample_rate
+        expected = dataset_size * self.sample_rate
         block = int(expected + 4 * math.sqrt(expected)) + 8
         position, parts = -1, []
-        while position < population:
+        while position < dataset_size:
             # A gap beyond the data set ends the draw however large it is; the cap keeps int64 from overflowing.
             gaps = np.ceil(np.log(stream.uniform(block)) / log_miss)
-            positions = position + np.cumsum(np.minimum(gaps, population + 1).astype(np.int64))
+            positions = position + np.cumsum(np.minimum(gaps, dataset_size + 1).astype(np.int64))
             parts.append(positions)
             position = int(positions[-1])
         indices = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-        return indices[indices < population]
+        return indices[indices < dataset_size]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,25 +139,22 @@ class ScheduledPoissonSampling:
 
     rate: Callable[[int], float]
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The sampler as it is written in a guarantee."""
         return "Poisson sampling at planned rates"
 
-    def charges(self, steps: int) -> int:
+    def num_charges(self, steps: int) -> int:
         """How many events are spent in `steps` steps: one a step."""
         return steps
 
-    def batches(self, *, population: int, first_step: int, steps: int, randomness: KeyedRNG) -> Iterator[np.ndarray]:
+    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
         """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
         for step in range(first_step, first_step + steps):
-            yield self.draw(population=population, step=step, randomness=randomness)
+            yield self.draw(dataset_size=dataset_size, step=step, rng=rng)
 
-    def draw(self, *, population: int, step: int, randomness: KeyedRNG) -> np.ndarray:
+    def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
         """Sorted int64 indices of the records in batch `step`."""
-        return PoissonSampling(sample_rate=self.rate(step)).draw(
-            population=population, step=step, randomness=randomness
-        )
+        return PoissonSampling(sample_rate=self.rate(step)).draw(dataset_size=dataset_size, step=step, rng=rng)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,14 +163,14 @@ class ShuffledSampling:
 
     Guarantee: a record is in exactly one batch of an epoch, so when each batch is one ``event``, a whole epoch is one
     ``event`` on the data set under replace-one and zero-out: the batches without the record are the same for both
-    neighbours. Nothing is claimed from the shuffling itself. Adding or removing a record would move the borders of
+    neighbors. Nothing is claimed from the shuffling itself. Adding or removing a record would move the borders of
     all batches, so that relation has no guarantee here.
 
     Args:
         steps_per_epoch: number of batches an epoch, ≥ 1.
 
     References:
-        McSherry 2009, theorem 4 (parallel composition), for neighbours that replace a record.
+        McSherry 2009, theorem 4 (parallel composition), for neighbors that replace a record.
     """
 
     steps_per_epoch: int
@@ -182,8 +178,7 @@ class ShuffledSampling:
     def __post_init__(self) -> None:
         checks.integer(1, steps_per_epoch=self.steps_per_epoch)
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The sampler as it is written in a guarantee."""
         return "shuffled epochs without amplification"
 
@@ -191,24 +186,24 @@ class ShuffledSampling:
         """The event on the whole data set of an epoch whose every step is `event` on its batch."""
         return event
 
-    def charges(self, steps: int) -> int:
+    def num_charges(self, steps: int) -> int:
         """How many times `event` is spent in `steps` steps without a break: once for each epoch begun."""
         return math.ceil(steps / self.steps_per_epoch)
 
-    def draw(self, *, population: int, step: int, randomness: KeyedRNG) -> np.ndarray:
+    def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
         """Sorted int64 indices of the records in batch `step`."""
-        return next(self.batches(population=population, first_step=step, steps=1, randomness=randomness))
+        return next(self.batches(dataset_size=dataset_size, first_step=step, steps=1, rng=rng))
 
-    def batches(self, *, population: int, first_step: int, steps: int, randomness: KeyedRNG) -> Iterator[np.ndarray]:
+    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
         """Batches `first_step`, …; epoch e holds the steps from e · `steps_per_epoch`. Sorted int64 indices."""
-        population = checks.integer(0, population=population)
+        dataset_size = checks.integer(0, dataset_size=dataset_size)
         epoch, order = -1, np.empty(0, dtype=np.int64)
         for step in range(first_step, first_step + steps):
             if step // self.steps_per_epoch != epoch:
                 epoch = step // self.steps_per_epoch
-                order = np.argsort(randomness.stream("shuffle", step=epoch).integers64(population), kind="stable")
+                order = np.argsort(rng.stream("shuffle", step=epoch).integers64(dataset_size), kind="stable")
             place = step % self.steps_per_epoch
-            start, end = (population * (place + side) // self.steps_per_epoch for side in (0, 1))
+            start, end = (dataset_size * (place + side) // self.steps_per_epoch for side in (0, 1))
             yield np.sort(order[start:end]).astype(np.int64)
 
 
@@ -220,7 +215,7 @@ class CyclicPoissonSampling:
 
     Guarantee: a record is drawn at most once a cycle, with probability ``groups · sample_rate``, whatever was drawn
     before. When each step is one ``event`` on its batch, a cycle is ``event(event)`` on the data set. A record's group
-    depends on its number alone, in every segment of a run: neighbours must agree in the numbers of all other records,
+    depends on its number alone, in every segment of a run: neighbors must agree in the numbers of all other records,
     so under add-or-remove-one the number of a removed record stays vacant.
 
     Args:
@@ -239,8 +234,7 @@ class CyclicPoissonSampling:
         checks.probability(zero=False, sample_rate=self.sample_rate)
         checks.in_range(0, 1 + 1e-9, groups_times_sample_rate=self.groups * self.sample_rate)
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The sampler as it is written in a guarantee."""
         return f"cyclic Poisson sampling at rate {self.sample_rate:.6g} from {self.groups} groups by record number"
 
@@ -252,20 +246,20 @@ class CyclicPoissonSampling:
         """The event on the whole data set of a cycle whose every step is `event` on its batch."""
         return self._within.event(event)
 
-    def charges(self, steps: int) -> int:
+    def num_charges(self, steps: int) -> int:
         """How many times `event` is spent in `steps` steps: once for each cycle begun."""
         return math.ceil(steps / self.groups)
 
-    def batches(self, *, population: int, first_step: int, steps: int, randomness: KeyedRNG) -> Iterator[np.ndarray]:
+    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
         """Batches `first_step`, `first_step` + 1, …, `steps` of them, each drawn when it is asked for."""
         for step in range(first_step, first_step + steps):
-            yield self.draw(population=population, step=step, randomness=randomness)
+            yield self.draw(dataset_size=dataset_size, step=step, rng=rng)
 
-    def draw(self, *, population: int, step: int, randomness: KeyedRNG) -> np.ndarray:
+    def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
         """Sorted int64 indices of the records in batch `step`."""
         group = step % self.groups
-        members = max(0, math.ceil((checks.integer(0, population=population) - group) / self.groups))
-        return self._within.draw(population=members, step=step, randomness=randomness) * self.groups + group
+        members = max(0, math.ceil((checks.integer(0, dataset_size=dataset_size) - group) / self.groups))
+        return self._within.draw(dataset_size=members, step=step, rng=rng) * self.groups + group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +269,7 @@ class FixedBatchSampling:
     When: noise is correlated over an epoch's steps, and nothing should be claimed from sampling. Nothing is random, so
     records that come sorted should be numbered in a random order first, once.
 
-    Guarantee: a record's steps are exactly `steps_per_epoch` apart, and depend on its number alone. Neighbours must
+    Guarantee: a record's steps are exactly `steps_per_epoch` apart, and depend on its number alone. Neighbors must
     agree in the numbers of all other records, so under add-or-remove-one the number of a removed record stays vacant.
 
     Args:
@@ -287,8 +281,7 @@ class FixedBatchSampling:
     def __post_init__(self) -> None:
         checks.integer(1, steps_per_epoch=self.steps_per_epoch)
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The sampler as it is written in a guarantee."""
         return f"{self.steps_per_epoch} fixed batches by record number"
 
@@ -296,19 +289,19 @@ class FixedBatchSampling:
         """The event on the whole data set of an epoch whose every step is `event` on its batch."""
         return event
 
-    def charges(self, steps: int) -> int:
+    def num_charges(self, steps: int) -> int:
         """How many times `event` is spent in `steps` steps when they are independent: once for each epoch begun."""
         return math.ceil(steps / self.steps_per_epoch)
 
-    def batches(self, *, population: int, first_step: int, steps: int, randomness: KeyedRNG) -> Iterator[np.ndarray]:
+    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
         """Batches `first_step`, `first_step` + 1, …, `steps` of them."""
         for step in range(first_step, first_step + steps):
-            yield self.draw(population=population, step=step, randomness=randomness)
+            yield self.draw(dataset_size=dataset_size, step=step, rng=rng)
 
-    def draw(self, *, population: int, step: int, randomness: KeyedRNG) -> np.ndarray:  # noqa: ARG002
+    def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:  # noqa: ARG002
         """Sorted int64 indices of the records in batch `step`."""
-        population = checks.integer(0, population=population)
-        return np.arange(step % self.steps_per_epoch, population, self.steps_per_epoch, dtype=np.int64)
+        dataset_size = checks.integer(0, dataset_size=dataset_size)
+        return np.arange(step % self.steps_per_epoch, dataset_size, self.steps_per_epoch, dtype=np.int64)
 
 
 Sampler: TypeAlias = (
@@ -324,7 +317,7 @@ def split_into_microbatches(
     starts = range(0, len(indices), max(size, 1)) if len(indices) else range(1)
     last = len(starts) - 1
     return tuple(
-        Microbatch(step=step, chunk=number, is_last=number == last, indices=indices[start : start + size])
+        Microbatch(step=step, index=number, is_last=number == last, indices=indices[start : start + size])
         for number, start in enumerate(starts)
     )
 
@@ -336,7 +329,7 @@ def split_evenly(indices: np.ndarray, *, step: int, parts: int) -> tuple[Microba
     """
     borders = even_borders(len(indices), parts)
     return tuple(
-        Microbatch(step=step, chunk=number, is_last=number == parts - 1, indices=indices[start:end])
+        Microbatch(step=step, index=number, is_last=number == parts - 1, indices=indices[start:end])
         for number, (start, end) in enumerate(borders)
     )
 

@@ -59,14 +59,14 @@ def test_the_loss_from_above_keeps_its_mass_and_the_one_from_below_has_no_more()
     assert upper.uncertain < 1e-9
 
 
-@pytest.mark.parametrize("relation", [ADD, ZERO])
-def test_more_steps_more_noise_and_fewer_epochs_cost_less(relation):
-    base = epsilon(allocated(100, 1.0, epochs=2), 1e-6, relation=relation)
+@pytest.mark.parametrize("neighboring_relation", [ADD, ZERO])
+def test_more_steps_more_noise_and_fewer_epochs_cost_less(neighboring_relation):
+    base = epsilon(allocated(100, 1.0, epochs=2), 1e-6, neighboring_relation=neighboring_relation)
     for cheaper in (allocated(150, 1.0, epochs=2), allocated(100, 1.1, epochs=2), allocated(100, 1.0)):
-        assert epsilon(cheaper, 1e-6, relation=relation).upper < base.lower
+        assert epsilon(cheaper, 1e-6, neighboring_relation=neighboring_relation).upper < base.lower
     assert base.upper < epsilon(SelfComposed(event=Gaussian(noise_multiplier=1.0), count=2), 1e-6).lower
     twice = SelfComposed(event=allocated(100, 1.0), count=2)
-    assert epsilon(twice, 1e-6, relation=relation) == base
+    assert epsilon(twice, 1e-6, neighboring_relation=neighboring_relation) == base
 
 
 def test_several_uses_are_one_in_each_block_of_a_division():
@@ -80,8 +80,8 @@ def test_several_uses_are_one_in_each_block_of_a_division():
 
 def test_replace_one_and_other_mechanisms_are_not_amplified():
     noise = Gaussian(noise_multiplier=2.0)
-    answer = epsilon(allocated(100, 2.0, epochs=3), 1e-5, relation=REPLACE)
-    assert answer.upper == epsilon(SelfComposed(event=noise, count=3), 1e-5, relation=REPLACE).upper
+    answer = epsilon(allocated(100, 2.0, epochs=3), 1e-5, neighboring_relation=REPLACE)
+    assert answer.upper == epsilon(SelfComposed(event=noise, count=3), 1e-5, neighboring_relation=REPLACE).upper
     assert answer.lower == 0
     laplace = RandomAllocation(steps=100, participations=1, epochs=1, event=Laplace(noise_multiplier=2.0))
     assert epsilon(laplace, 1e-5).upper == pytest.approx(epsilon(Laplace(noise_multiplier=2.0), 1e-5).upper, rel=1e-6)

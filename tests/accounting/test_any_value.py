@@ -92,10 +92,10 @@ class Any:
                 inner,
                 PoissonSampled(sample_rate=rate, event=inner),
                 PoissonSampled(sample_rate=rate, event=Gaussian(noise_multiplier=self.noise())),
-                SampledWithoutReplacement(population=population, size=size, event=inner),
-                SampledWithReplacement(population=population, size=size, event=inner),
+                SampledWithoutReplacement(dataset_size=population, sample_size=size, event=inner),
+                SampledWithReplacement(dataset_size=population, sample_size=size, event=inner),
                 GroupPoissonSampled(sample_rate=rate, group_size=3, event=inner),
-                TruncatedPoissonSampled(sample_rate=rate, population=population, largest=size, event=inner),
+                TruncatedPoissonSampled(sample_rate=rate, dataset_size=population, max_batch_size=size, event=inner),
                 RandomAllocation(steps=size, participations=1, epochs=2, event=inner),
             ]
         )
@@ -114,29 +114,31 @@ def asked(question):
 @pytest.mark.parametrize("seed", range(60))
 def test_every_question_has_an_answer_or_an_error_of_the_librarys_own(seed):
     given = Any(seed)
-    event, relation = given.event(), given.random.choice(list(NeighboringRelation))
+    event, neighboring_relation = given.event(), given.random.choice(list(NeighboringRelation))
     name = given.random.choice(["auto", *(known.name for known in ACCOUNTANTS)])
     wanted, at = given.delta(), given.between(1e-12, 1e8)
     assert from_json(to_json(event)) == event
     for question in (
-        lambda: epsilon(event, wanted, relation=relation, accountant=name),
-        lambda: delta(event, at, relation=relation, accountant=name),
+        lambda: epsilon(event, wanted, neighboring_relation=neighboring_relation, accountant=name),
+        lambda: delta(event, at, neighboring_relation=neighboring_relation, accountant=name),
     ):
         found = asked(question)
         if found is not None:
             assert isinstance(found, Interval)
             assert 0 <= found.lower <= found.upper
-    divergence = asked(lambda: renyi_divergence(event, 1 + at, relation=relation))
+    divergence = asked(lambda: renyi_divergence(event, 1 + at, neighboring_relation=neighboring_relation))
     assert divergence is None or divergence >= 0
     for make in (
-        lambda: ZCDPFilter(epsilon=at, delta=wanted, relation=relation),
-        lambda: GDPFilter(epsilon=at, delta=wanted, relation=relation),
-        lambda: RDPFilter(epsilon=at, delta=wanted, order=1 + given.between(1e-6, 1e8), relation=relation),
+        lambda: ZCDPFilter(epsilon=at, delta=wanted, neighboring_relation=neighboring_relation),
+        lambda: GDPFilter(epsilon=at, delta=wanted, neighboring_relation=neighboring_relation),
+        lambda: RDPFilter(
+            epsilon=at, delta=wanted, order=1 + given.between(1e-6, 1e8), neighboring_relation=neighboring_relation
+        ),
     ):
         rule = asked(make)
         if rule is not None:
             assert asked(lambda rule=rule: rule.admit(event)) in {True, False, None}
-    odometer = asked(lambda: ZCDPOdometer(delta=wanted, relation=relation))
+    odometer = asked(lambda: ZCDPOdometer(delta=wanted, neighboring_relation=neighboring_relation))
     told = None if odometer is None else asked(lambda: odometer.charge(event))
     assert told is None or told >= 0
 
@@ -159,6 +161,6 @@ def test_a_gaussian_at_any_noise_and_delta_lies_where_two_simple_bounds_say(nois
 
 def test_an_atom_far_below_the_others_does_not_ask_for_a_lattice_of_its_own():
     step = PoissonSampled(sample_rate=0.5, event=ApproximateDP(epsilon=3.6e-8, delta=1.0))
-    for relation in (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL):
-        found = epsilon(step, 2e-5, relation=relation)
+    for neighboring_relation in (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL):
+        found = epsilon(step, 2e-5, neighboring_relation=neighboring_relation)
         assert math.isinf(found.upper)

@@ -46,9 +46,9 @@ EVENTS: dict[str, Event] = {
     "poisson gaussian": PoissonSampled(sample_rate=0.1, event=NOISE),
     "poisson laplace": PoissonSampled(sample_rate=0.1, event=Laplace(noise_multiplier=4.0)),
     "poisson pure": PoissonSampled(sample_rate=0.1, event=PureDP(epsilon=0.5)),
-    "truncated poisson": TruncatedPoissonSampled(sample_rate=0.1, population=1000, largest=250, event=NOISE),
-    "fixed size": SampledWithoutReplacement(population=100, size=10, event=NOISE),
-    "with replacement": SampledWithReplacement(population=60, size=3, event=NOISE),
+    "truncated poisson": TruncatedPoissonSampled(sample_rate=0.1, dataset_size=1000, max_batch_size=250, event=NOISE),
+    "fixed size": SampledWithoutReplacement(dataset_size=100, sample_size=10, event=NOISE),
+    "with replacement": SampledWithReplacement(dataset_size=60, sample_size=3, event=NOISE),
     "group": GroupPoissonSampled(sample_rate=0.05, group_size=3, event=NOISE),
     "random distance": GaussianMixture(
         noise_multiplier=4.0, sensitivities=(0.0, 0.5, 1.0), probabilities=(0.85, 0.1, 0.05)
@@ -82,18 +82,18 @@ NAMES = [known.name for known in ACCOUNTANTS]
 
 
 @functools.cache
-def ask(event: Event, accountant: str, relation: NeighboringRelation, target: float = 1e-5) -> float | None:
+def ask(event: Event, accountant: str, neighboring_relation: NeighboringRelation, target: float = 1e-5) -> float | None:
     """The reported ε, or None where the accountant refuses."""
     try:
-        return epsilon(event, target, relation=relation, accountant=accountant).upper
+        return epsilon(event, target, neighboring_relation=neighboring_relation, accountant=accountant).upper
     except (UnsupportedEvent, AccountingError):
         return None
 
 
 @functools.cache
-def answered(event: Event, relation: NeighboringRelation) -> Interval:
+def answered(event: Event, neighboring_relation: NeighboringRelation) -> Interval:
     """The front door's own answer at δ = 1e-5."""
-    return epsilon(event, 1e-5, relation=relation)
+    return epsilon(event, 1e-5, neighboring_relation=neighboring_relation)
 
 
 PAIRS = list(itertools.product(EVENTS, NAMES))
@@ -110,13 +110,13 @@ def test_every_accountant_has_the_interface(known: Accountant):
     assert isinstance(known.automatic, bool)
 
 
-@pytest.mark.parametrize(("name", "relation"), list(itertools.product(EVENTS, NeighboringRelation)))
-def test_every_event_is_answered_under_every_relation_or_refused_for_a_stated_reason(name, relation):
-    if (name, relation) in REFUSED:
+@pytest.mark.parametrize(("name", "neighboring_relation"), list(itertools.product(EVENTS, NeighboringRelation)))
+def test_every_event_is_answered_under_every_relation_or_refused_for_a_stated_reason(name, neighboring_relation):
+    if (name, neighboring_relation) in REFUSED:
         with pytest.raises(UnsupportedEvent):
-            epsilon(EVENTS[name], 1e-5, relation=relation)
+            epsilon(EVENTS[name], 1e-5, neighboring_relation=neighboring_relation)
         return
-    answer = epsilon(EVENTS[name], 1e-5, relation=relation)
+    answer = epsilon(EVENTS[name], 1e-5, neighboring_relation=neighboring_relation)
     assert 0 <= answer.lower <= answer.upper < math.inf
     assert answer.upper > 0
 
@@ -124,28 +124,28 @@ def test_every_event_is_answered_under_every_relation_or_refused_for_a_stated_re
 @pytest.mark.parametrize(("name", "accountant"), PAIRS)
 def test_no_accountant_goes_below_the_certified_truth_and_steps_and_delta_count(name, accountant):
     event = SelfComposed(event=EVENTS[name], count=20)
-    relation = ZERO if name == "shuffled" else ADD
-    value = ask(event, accountant, relation)
+    neighboring_relation = ZERO if name == "shuffled" else ADD
+    value = ask(event, accountant, neighboring_relation)
     if value is None:
         return
-    truth = answered(event, relation)
+    truth = answered(event, neighboring_relation)
     assert value >= truth.lower * (1 - 1e-12)
     assert not math.isnan(value)
-    doubled = ask(SelfComposed(event=event, count=2), accountant, relation)
+    doubled = ask(SelfComposed(event=event, count=2), accountant, neighboring_relation)
     assert doubled is not None
     assert doubled > value or math.isinf(value)
-    smaller = ask(event, accountant, relation, 1e-7)
+    smaller = ask(event, accountant, neighboring_relation, 1e-7)
     assert smaller is None or smaller >= value * (1 - 1e-4)
 
 
 @pytest.mark.parametrize(("name", "accountant"), PAIRS)
 def test_delta_at_the_reported_epsilon_is_at_most_the_delta_asked_for(name, accountant):
     event = SelfComposed(event=EVENTS[name], count=20)
-    relation = ZERO if name == "shuffled" else ADD
-    value = ask(event, accountant, relation)
+    neighboring_relation = ZERO if name == "shuffled" else ADD
+    value = ask(event, accountant, neighboring_relation)
     if value is None or math.isinf(value):
         return
-    back = delta(event, value, relation=relation, accountant=accountant)
+    back = delta(event, value, neighboring_relation=neighboring_relation, accountant=accountant)
     assert back.lower <= 1e-5 * (1 + 1e-6)
     # What is stated can be stated again, up to the conversion's slack and the lattice's width.
     assert back.upper <= 1e-5 * 1.02
@@ -172,10 +172,10 @@ def test_a_gaussian_under_replace_one_is_what_half_the_noise_is_under_add_or_rem
 @pytest.mark.parametrize("name", EVENTS)
 def test_a_tight_accountant_is_never_above_a_loose_one(name):
     event = SelfComposed(event=EVENTS[name], count=20)
-    relation = ZERO if name == "shuffled" else ADD
-    best = answered(event, relation)
+    neighboring_relation = ZERO if name == "shuffled" else ADD
+    best = answered(event, neighboring_relation)
     for accountant in ("rdp", "zcdp", "moments"):
-        value = ask(event, accountant, relation)
+        value = ask(event, accountant, neighboring_relation)
         if value is not None:
             assert value >= best.lower
 

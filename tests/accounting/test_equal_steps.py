@@ -135,7 +135,7 @@ def test_a_random_distance_agrees_with_dp_accounting():
 
 def test_a_random_distance_is_refused_under_replace_one_and_with_probabilities_that_do_not_sum():
     with pytest.raises(UnsupportedEvent):
-        epsilon(binomial(2, 0.1, 2.0), 1e-5, relation=REPLACE)
+        epsilon(binomial(2, 0.1, 2.0), 1e-5, neighboring_relation=REPLACE)
     with pytest.raises(InvalidArgument, match="sum to 1"):
         GaussianMixture(noise_multiplier=1.0, sensitivities=(1.0,), probabilities=(0.5,))
     with pytest.raises(InvalidArgument):

@@ -119,11 +119,11 @@ def test_many_uses_are_a_short_sum():
     assert answer.upper < other
 
 
-@pytest.mark.parametrize("relation", list(NeighboringRelation))
-def test_an_answer_of_laplace_noise_is_its_closed_form(relation):
+@pytest.mark.parametrize("neighboring_relation", list(NeighboringRelation))
+def test_an_answer_of_laplace_noise_is_its_closed_form(neighboring_relation):
     # δ(ε) = 1 − e^{(ε − 1/b)/2} for one use (Balle, Barthe and Gaboardi 2018, theorem 3).
     for scale, wanted in ((0.5, 1e-8), (3.0, 1e-10), (1.0, 1e-3)):
         truth = 1 / scale + 2 * math.log1p(-wanted)
-        answer = epsilon(Laplace(noise_multiplier=scale), wanted, relation=relation)
+        answer = epsilon(Laplace(noise_multiplier=scale), wanted, neighboring_relation=neighboring_relation)
         assert answer.lower <= truth * (1 + 1e-12)
         assert truth * (1 - 1e-12) <= answer.upper

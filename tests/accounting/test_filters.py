@@ -86,7 +86,7 @@ def test_unprotected_steps_never_fit_and_require_raises():
         RDPFilter(epsilon=1.0, delta=1e-5, order=1.0)
 
 
-def test_many_small_charges_are_never_rounded_in_favour_of_one_more():
+def test_many_small_charges_are_never_rounded_in_favor_of_one_more():
     guard = ZCDPFilter(epsilon=1.0, delta=1e-5)
     count = admitted(guard, Gaussian(noise_multiplier=400.0), most=20_000)
     assert count * (1 / (2 * 400.0**2)) <= guard.budget

@@ -120,24 +120,28 @@ def test_k_gaussians_are_one_gaussian_with_root_k_less_noise(accountant):
 def test_noise_is_relative_to_the_sensitivity_under_the_relation(accountant, z):
     # First reading: z is std / sensitivity under the relation, so that a Gaussian costs the same under all three.
     costs = {
-        relation: epsilon(Gaussian(noise_multiplier=z), 1e-5, relation=relation, accountant=accountant).upper
-        for relation in NeighboringRelation
+        neighboring_relation: epsilon(
+            Gaussian(noise_multiplier=z), 1e-5, neighboring_relation=neighboring_relation, accountant=accountant
+        ).upper
+        for neighboring_relation in NeighboringRelation
     }
     assert len(set(costs.values())) == 1
     # Second reading: a sum of terms with norm ≤ C and noise z·C has z/factor; replace-one costs what z/2 costs.
     replaced = Gaussian(noise_multiplier=z / REPLACE.sensitivity_factor)
-    halved = epsilon(Gaussian(noise_multiplier=z / 2), 1e-5, relation=ADD, accountant=accountant)
-    assert epsilon(replaced, 1e-5, relation=REPLACE, accountant=accountant).upper == halved.upper > costs[ADD]
+    halved = epsilon(Gaussian(noise_multiplier=z / 2), 1e-5, neighboring_relation=ADD, accountant=accountant)
+    assert (
+        epsilon(replaced, 1e-5, neighboring_relation=REPLACE, accountant=accountant).upper == halved.upper > costs[ADD]
+    )
 
 
 def test_zero_out_on_a_poisson_sample_equals_add_or_remove():
     event = sampled(0.02, 1.1, 500)
-    assert epsilon(event, 1e-6, relation=ZERO).upper == epsilon(event, 1e-6, relation=ADD).upper
+    assert epsilon(event, 1e-6, neighboring_relation=ZERO).upper == epsilon(event, 1e-6, neighboring_relation=ADD).upper
 
 
 def test_replace_one_on_a_poisson_sample_lies_between_half_and_full_shift():
     # Std 2 per clipping norm 1: sensitivity 2 under replace-one gives z = 1.
-    replace = epsilon(sampled(0.01, 1.0, 1000), 1e-6, relation=REPLACE).upper
+    replace = epsilon(sampled(0.01, 1.0, 1000), 1e-6, neighboring_relation=REPLACE).upper
     assert epsilon(sampled(0.01, 2.0, 1000), 1e-6).upper < replace < epsilon(sampled(0.01, 1.0, 1000), 1e-6).upper
 
 
@@ -174,7 +178,8 @@ def test_a_sample_of_a_sample_is_a_smaller_sample():
 
 def test_an_event_without_a_sound_answer_is_refused():
     unknown = PoissonSampled(
-        sample_rate=0.1, event=SampledWithoutReplacement(population=10, size=2, event=Gaussian(noise_multiplier=1.0))
+        sample_rate=0.1,
+        event=SampledWithoutReplacement(dataset_size=10, sample_size=2, event=Gaussian(noise_multiplier=1.0)),
     )
     with pytest.raises(UnsupportedEvent):
         epsilon(unknown, 1e-5)
@@ -195,7 +200,7 @@ def test_an_interval_that_makes_no_sense_cannot_be_built(answer):
     q=log_uniform(1e-3, 1.0), steps=st.integers(1, 3000), goal=log_uniform(0.1, 20.0), target=log_uniform(1e-9, 1e-4)
 )
 def test_calibrated_noise_never_exceeds_the_target_and_wastes_little(q, steps, goal, target):
-    noise = calibrate_noise_multiplier(lambda z: sampled(q, z, steps), target_epsilon=goal, target_delta=target)
+    noise = calibrate_noise_multiplier(lambda z: sampled(q, z, steps), target_epsilon=goal, delta=target)
     assert epsilon(sampled(q, noise, steps), target).upper <= goal
     if noise > 1e-3:
         assert epsilon(sampled(q, noise * (1 - 2e-5), steps), target).upper > goal
@@ -203,7 +208,7 @@ def test_calibrated_noise_never_exceeds_the_target_and_wastes_little(q, steps, g
 
 def test_calibration_refuses_what_no_noise_can_reach():
     with pytest.raises(AccountingError):
-        calibrate_noise_multiplier(lambda z: NonPrivate(reason="x"), target_epsilon=1.0, target_delta=1e-5)
+        calibrate_noise_multiplier(lambda z: NonPrivate(reason="x"), target_epsilon=1.0, delta=1e-5)
 
 
 def test_at_delta_zero_the_largest_losses_add_up_and_a_gaussian_makes_it_infinite():
@@ -232,28 +237,30 @@ def test_a_record_that_may_take_part_in_hundreds_of_draws_is_refused_not_forgott
 @pytest.mark.parametrize("name", ["add_or_remove_one", "replace_one", "replace_special"])
 def test_a_relation_given_by_name_is_that_relation(name):
     event, member = sampled(0.01, 1.0, 1000), NeighboringRelation(name)
-    assert epsilon(event, 1e-6, relation=name) == epsilon(event, 1e-6, relation=member)
-    assert delta(event, 1.0, relation=name) == delta(event, 1.0, relation=member)
-    assert true_positive_rate(sampled(0.1, 1.0), 0.1, relation=name) == true_positive_rate(
-        sampled(0.1, 1.0), 0.1, relation=member
+    assert epsilon(event, 1e-6, neighboring_relation=name) == epsilon(event, 1e-6, neighboring_relation=member)
+    assert delta(event, 1.0, neighboring_relation=name) == delta(event, 1.0, neighboring_relation=member)
+    assert true_positive_rate(sampled(0.1, 1.0), 0.1, neighboring_relation=name) == true_positive_rate(
+        sampled(0.1, 1.0), 0.1, neighboring_relation=member
     )
-    assert renyi_divergence(event, 4.0, relation=name) == renyi_divergence(event, 4.0, relation=member)
+    assert renyi_divergence(event, 4.0, neighboring_relation=name) == renyi_divergence(
+        event, 4.0, neighboring_relation=member
+    )
 
 
 @pytest.mark.parametrize(
     "question",
     [
-        lambda one: epsilon(Gaussian(noise_multiplier=1.0), 1e-5, relation=one),
-        lambda one: epsilon_by_accountant(Gaussian(noise_multiplier=1.0), 1e-5, relation=one),
-        lambda one: delta(Gaussian(noise_multiplier=1.0), 1.0, relation=one),
-        lambda one: true_positive_rate(Gaussian(noise_multiplier=1.0), 0.1, relation=one),
-        lambda one: renyi_divergence(Gaussian(noise_multiplier=1.0), 2.0, relation=one),
+        lambda one: epsilon(Gaussian(noise_multiplier=1.0), 1e-5, neighboring_relation=one),
+        lambda one: epsilon_by_accountant(Gaussian(noise_multiplier=1.0), 1e-5, neighboring_relation=one),
+        lambda one: delta(Gaussian(noise_multiplier=1.0), 1.0, neighboring_relation=one),
+        lambda one: true_positive_rate(Gaussian(noise_multiplier=1.0), 0.1, neighboring_relation=one),
+        lambda one: renyi_divergence(Gaussian(noise_multiplier=1.0), 2.0, neighboring_relation=one),
         lambda one: zcdp_rho(Gaussian(noise_multiplier=1.0), one),
-        lambda one: to_dp_event(Gaussian(noise_multiplier=1.0), relation=one),
-        lambda one: ZCDPFilter(epsilon=1.0, delta=1e-5, relation=one),
-        lambda one: calibrate_steps(lambda _: NoOp(), target_epsilon=1.0, target_delta=1e-5, relation=one),
+        lambda one: to_dp_event(Gaussian(noise_multiplier=1.0), neighboring_relation=one),
+        lambda one: ZCDPFilter(epsilon=1.0, delta=1e-5, neighboring_relation=one),
+        lambda one: calibrate_steps(lambda _: NoOp(), target_epsilon=1.0, delta=1e-5, neighboring_relation=one),
     ],
 )
 def test_a_relation_that_does_not_exist_is_refused(question):
-    with pytest.raises(InvalidArgument, match="relation must be one of add_or_remove_one, replace_one"):
+    with pytest.raises(InvalidArgument, match="neighboring_relation must be one of add_or_remove_one, replace_one"):
         question("replace")

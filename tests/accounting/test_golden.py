@@ -112,7 +112,7 @@ def test_replace_one_on_a_poisson_sample_uses_the_two_sided_pair():
     params = case["params"]
     # The case gives std / clipping norm; under replace-one the sensitivity is twice the clipping norm.
     event = sampled(params["q"], params["sigma"] / 2, params["T"])
-    answer = epsilon(event, case["delta"], relation=REPLACE_ONE)
+    answer = epsilon(event, case["delta"], neighboring_relation=REPLACE_ONE)
     assert_overlaps(answer.lower, answer.upper, case)
 
 
@@ -128,7 +128,7 @@ def test_calibrated_noise_is_the_reference_rounded_up():
     case = CASES["calib_sigma"]
     params = case["params"]
     noise = calibrate_noise_multiplier(
-        lambda z: sampled(params["q"], z, params["T"]), target_epsilon=params["target_epsilon"], target_delta=1e-5
+        lambda z: sampled(params["q"], z, params["T"]), target_epsilon=params["target_epsilon"], delta=1e-5
     )
     assert case["truth"] <= noise <= case["truth"] + 1e-6
 
@@ -139,7 +139,7 @@ def test_calibrated_gaussian_noise_is_the_analytic_one_rounded_up(name):
     noise = calibrate_noise_multiplier(
         lambda z: Gaussian(noise_multiplier=z),
         target_epsilon=case["params"]["target_epsilon"],
-        target_delta=case["delta"],
+        delta=case["delta"],
     )
     assert case["truth"] <= noise <= case["truth"] * (1 + 1e-5)
 
@@ -199,7 +199,9 @@ def test_a_fixed_size_sample_under_add_or_remove_displaces_a_record(name):
     case = CASES[name]
     params = case["params"]
     population = round(1 / params["q"])
-    step = SampledWithoutReplacement(population=population, size=1, event=Gaussian(noise_multiplier=params["sigma"]))
+    step = SampledWithoutReplacement(
+        dataset_size=population, sample_size=1, event=Gaussian(noise_multiplier=params["sigma"])
+    )
     answer = epsilon(SelfComposed(event=step, count=params["T"]), case["delta"])
     assert_overlaps(answer.lower, answer.upper, case)
     assert answer.width <= 1e-6 * answer.upper
@@ -323,11 +325,11 @@ def test_square_root_toeplitz_noise(name):
     params = case["params"]
     if case["quantity"] == "epsilon":
         event = MatrixGaussian(noise_multiplier=params["sigma"], sensitivity=math.sqrt(params["sensitivity_squared"]))
-        answer = epsilon(event, case["delta"], relation=NeighboringRelation.REPLACE_SPECIAL)
+        answer = epsilon(event, case["delta"], neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
         assert_overlaps(answer.lower, answer.upper, case)
         return
     strategy = BandedToeplitz(coefficients=square_root_coefficients(params["n"]), steps=params["n"])
-    found = sensitivity(strategy, MinSeparation(separation=params.get("b", 1), participations=params.get("k", 1)))
+    found = sensitivity(strategy, MinSeparation(min_separation=params.get("b", 1), participations=params.get("k", 1)))
     value = found**2 if case["quantity"] == "sensitivity_squared" else found
     assert value == pytest.approx(case["truth"], abs=case["abs_tol"])
 
@@ -336,7 +338,7 @@ def test_tree_aggregation_is_one_gaussian():
     case = CASES[ALONE["tree_"]]
     params = case["params"]
     event = MatrixGaussian(noise_multiplier=params["sigma"], sensitivity=math.sqrt(params["sensitivity_squared"]))
-    answer = epsilon(event, case["delta"], relation=NeighboringRelation.REPLACE_SPECIAL)
+    answer = epsilon(event, case["delta"], neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
     assert_overlaps(answer.lower, answer.upper, case)
 
 
@@ -377,7 +379,7 @@ def test_the_largest_number_of_steps_for_a_target():
     steps = calibrate_steps(
         lambda count: sampled(params["q"], params["sigma"], count),
         target_epsilon=params["target_epsilon"],
-        target_delta=case["delta"],
+        delta=case["delta"],
     )
     assert steps == case["truth"]
 

@@ -19,16 +19,18 @@ def sampled(rate: float, noise: float, steps: int) -> Event:
 
 @pytest.mark.parametrize(("rate", "noise", "steps", "wanted"), [(0.01, 0.04, 100, 1e-5), (0.3, 0.02, 7, 1e-6),
                          (0.01, 0.03, 3, 1e-5), (0.001, 0.035, 10, 1e-3), (0.5, 0.04, 2, 0.3)])  # fmt: skip
-@pytest.mark.parametrize(("relation", "factor"), [(ADD, 1.0), (ZERO, 1.0), (REPLACE, 0.5)])
-def test_the_sum_lies_within_what_the_lattice_says_and_is_far_narrower(rate, noise, steps, wanted, relation, factor):
+@pytest.mark.parametrize(("neighboring_relation", "factor"), [(ADD, 1.0), (ZERO, 1.0), (REPLACE, 0.5)])
+def test_the_sum_lies_within_what_the_lattice_says_and_is_far_narrower(
+    rate, noise, steps, wanted, neighboring_relation, factor
+):
     # Under replace-one each side is moved by half of the shift.
     event = sampled(rate, noise * factor, steps)
-    exact = epsilon(event, wanted, relation=relation, accountant="closed_form")
-    lattice = epsilon(event, wanted, relation=relation, accountant="pld")
+    exact = epsilon(event, wanted, neighboring_relation=neighboring_relation, accountant="closed_form")
+    lattice = epsilon(event, wanted, neighboring_relation=neighboring_relation, accountant="pld")
     assert lattice.lower <= exact.upper
     assert exact.lower <= lattice.upper
     assert exact.width <= 1e-8 * exact.upper
-    back = delta(event, exact.upper, relation=relation, accountant="closed_form")
+    back = delta(event, exact.upper, neighboring_relation=neighboring_relation, accountant="closed_form")
     assert back.lower <= wanted * (1 + 1e-12)
     assert back.upper == pytest.approx(wanted, rel=1e-6)
 
@@ -37,7 +39,9 @@ def test_the_sum_lies_within_what_the_lattice_says_and_is_far_narrower(rate, noi
                          (0.01, 0.015, 1000, REPLACE), (0.3, 0.02, 7, REPLACE)])  # fmt: skip
 def test_the_sum_and_the_contour_agree(rate, noise, steps, relation):
     event = sampled(rate, noise, steps)
-    exact, contour = (epsilon(event, 1e-6, relation=relation, accountant=name) for name in ("closed_form", "contour"))
+    exact, contour = (
+        epsilon(event, 1e-6, neighboring_relation=relation, accountant=name) for name in ("closed_form", "contour")
+    )
     assert max(exact.lower, contour.lower) <= min(exact.upper, contour.upper)
     assert contour.width <= 1e-6 * contour.upper
 
@@ -57,14 +61,15 @@ def test_one_step_is_the_formula(rate, shift, wanted):
 
 def test_a_fixed_size_sample_moves_twice_as_far():
     event = SelfComposed(
-        event=SampledWithoutReplacement(population=100, size=5, event=Gaussian(noise_multiplier=0.06)), count=50
+        event=SampledWithoutReplacement(dataset_size=100, sample_size=5, event=Gaussian(noise_multiplier=0.06)),
+        count=50,
     )
     assert epsilon(event, 1e-5) == epsilon(sampled(0.05, 0.03, 50), 1e-5)
 
 
 @pytest.mark.parametrize(("rate", "steps", "target"), [(0.01, 1000, 1e6), (0.001, 100_000, 1e6), (0.01, 1000, 3e4)])
 def test_an_epsilon_of_a_million_is_calibrated_and_exact(rate, steps, target):
-    noise = calibrate_noise_multiplier(lambda z: sampled(rate, z, steps), target_epsilon=target, target_delta=1e-5)
+    noise = calibrate_noise_multiplier(lambda z: sampled(rate, z, steps), target_epsilon=target, delta=1e-5)
     answer = epsilon(sampled(rate, noise, steps), 1e-5)
     assert target * (1 - 1e-4) <= answer.lower <= answer.upper <= target
     # Hits times half the squared shift, at the 1e-5 quantile of the binomial, are most of it.

@@ -19,8 +19,10 @@ RELATIONS = {
 }
 
 
-def theirs(event: object, steps: int, relation: NeighboringRelation, delta: float, grid: float = 1e-4) -> float:
-    accountant = pld.PLDAccountant(RELATIONS[relation], value_discretization_interval=grid)
+def theirs(
+    event: object, steps: int, neighboring_relation: NeighboringRelation, delta: float, grid: float = 1e-4
+) -> float:
+    accountant = pld.PLDAccountant(RELATIONS[neighboring_relation], value_discretization_interval=grid)
     return accountant.compose(event, steps).get_epsilon(delta)
 
 
@@ -52,7 +54,7 @@ def test_poisson_sampled_gaussians_agree_with_a_discretised_loss_distribution(q,
 @pytest.mark.parametrize(("q", "sigma", "steps", "delta"), draws(3))
 def test_replace_one_agrees_when_noise_is_halved_for_the_doubled_sensitivity(q, sigma, steps, delta):
     step = PoissonSampled(sample_rate=q, event=Gaussian(noise_multiplier=sigma / 2))
-    ours = epsilon(SelfComposed(event=step, count=steps), delta, relation=NeighboringRelation.REPLACE_ONE)
+    ours = epsilon(SelfComposed(event=step, count=steps), delta, neighboring_relation=NeighboringRelation.REPLACE_ONE)
     reference = theirs(
         dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), steps, NeighboringRelation.REPLACE_ONE, delta
     )

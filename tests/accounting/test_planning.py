@@ -35,7 +35,7 @@ from sordino.events import (
     ZeroConcentratedDP,
 )
 
-GOAL = {"target_epsilon": 2.0, "target_delta": 1e-5}
+GOAL = {"target_epsilon": 2.0, "delta": 1e-5}
 
 
 def sampled(q: float, sigma: float, steps: int) -> Event:
@@ -64,7 +64,7 @@ def test_a_calibrated_batch_size_is_the_rate_times_the_population():
     def event(size: int) -> Event:
         return sampled(size / 10_000, 1.2, 500)
 
-    size = calibrate_batch_size(event, population=10_000, **GOAL)
+    size = calibrate_batch_size(event, dataset_size=10_000, **GOAL)
     assert epsilon(event(size), 1e-5).upper <= 2.0 < epsilon(event(size + 1), 1e-5).upper
 
 
@@ -83,7 +83,10 @@ def test_one_more_epoch_costs_what_the_longer_run_costs_more():
 
 def test_without_amplification_every_record_takes_part():
     event = Composed(
-        events=(sampled(0.01, 4.0, 10), SampledWithoutReplacement(population=9, size=3, event=PureDP(epsilon=1.0)))
+        events=(
+            sampled(0.01, 4.0, 10),
+            SampledWithoutReplacement(dataset_size=9, sample_size=3, event=PureDP(epsilon=1.0)),
+        )
     )
     plain = without_amplification(event)
     assert plain == Composed(events=(SelfComposed(event=Gaussian(noise_multiplier=4.0), count=10), PureDP(epsilon=1.0)))
@@ -103,25 +106,32 @@ def test_groups_scale_sensitivity_and_refuse_what_has_no_rule():
         group_privacy_event(ShuffledEpochs(epochs=1, steps_per_epoch=2, event=Gaussian(noise_multiplier=1.0)), 2)
 
 
-@pytest.mark.parametrize("relation", [NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE])
-def test_events_survive_the_way_to_dp_accounting_and_back(relation):
+@pytest.mark.parametrize(
+    "neighboring_relation", [NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE]
+)
+def test_events_survive_the_way_to_dp_accounting_and_back(neighboring_relation):
     pytest.importorskip("dp_accounting")
     event = Composed(
         events=(
             sampled(0.01, 2.0, 10),
             Laplace(noise_multiplier=3.0),
-            SampledWithoutReplacement(population=100, size=10, event=Gaussian(noise_multiplier=1.0)),
+            SampledWithoutReplacement(dataset_size=100, sample_size=10, event=Gaussian(noise_multiplier=1.0)),
             NonPrivate(reason="NonPrivateDpEvent"),
             NoOp(),
             ZeroConcentratedDP(rho=0.25),
         )
     )
-    assert from_dp_event(to_dp_event(event, relation=relation), relation=relation) == event
+    assert (
+        from_dp_event(
+            to_dp_event(event, neighboring_relation=neighboring_relation), neighboring_relation=neighboring_relation
+        )
+        == event
+    )
 
 
 def test_replace_one_halves_the_noise_that_dp_accounting_counts_per_clipping_norm():
     dpa = pytest.importorskip("dp_accounting")
-    read = from_dp_event(dpa.GaussianDpEvent(3.0), relation=NeighboringRelation.REPLACE_ONE)
+    read = from_dp_event(dpa.GaussianDpEvent(3.0), neighboring_relation=NeighboringRelation.REPLACE_ONE)
     assert read == Gaussian(noise_multiplier=1.5)
 
 

@@ -36,12 +36,12 @@ def sampled(q: float, sigma: float, steps: int) -> Event:
 
 
 def fixed(population: int, size: int, sigma: float, steps: int) -> Event:
-    step = SampledWithoutReplacement(population=population, size=size, event=Gaussian(noise_multiplier=sigma))
+    step = SampledWithoutReplacement(dataset_size=population, sample_size=size, event=Gaussian(noise_multiplier=sigma))
     return SelfComposed(event=step, count=steps)
 
 
 def repeated(population: int, size: int, sigma: float, steps: int) -> Event:
-    step = SampledWithReplacement(population=population, size=size, event=Gaussian(noise_multiplier=sigma))
+    step = SampledWithReplacement(dataset_size=population, sample_size=size, event=Gaussian(noise_multiplier=sigma))
     return SelfComposed(event=step, count=steps)
 
 
@@ -50,7 +50,7 @@ LAWS = {
     "laplace": Laplace(noise_multiplier=2.0),
     "poisson gaussian": PoissonSampled(sample_rate=0.1, event=Gaussian(noise_multiplier=0.8)),
     "poisson laplace": PoissonSampled(sample_rate=0.2, event=Laplace(noise_multiplier=1.5)),
-    "fixed size": SampledWithoutReplacement(population=100, size=10, event=Gaussian(noise_multiplier=3.0)),
+    "fixed size": SampledWithoutReplacement(dataset_size=100, sample_size=10, event=Gaussian(noise_multiplier=3.0)),
     "group": GroupPoissonSampled(sample_rate=0.05, group_size=3, event=Gaussian(noise_multiplier=2.0)),
     "response": RandomizedResponse(epsilon=1.0, categories=4),
     "pure": PureDP(epsilon=0.7),
@@ -65,9 +65,9 @@ def all_laws() -> list:
     return [*cases, pytest.param(LAWS["fixed size"], REPLACE, id="fixed size, replace one")]
 
 
-@pytest.mark.parametrize(("event", "relation"), all_laws())
-def test_a_law_is_a_pair_of_distributions_with_the_stated_likelihood_ratio(event, relation):
-    for law in event_plds(event, relation):
+@pytest.mark.parametrize(("event", "neighboring_relation"), all_laws())
+def test_a_law_is_a_pair_of_distributions_with_the_stated_likelihood_ratio(event, neighboring_relation):
+    for law in event_plds(event, neighboring_relation):
         low, high = law.support
         edges = np.linspace(low - 0.1, high + 0.1, 4001)
         p_above, q_above = law.upper(edges)
@@ -83,9 +83,9 @@ def test_a_law_is_a_pair_of_distributions_with_the_stated_likelihood_ratio(event
         assert np.all(ratio <= edges[1:][solid] + 1e-6)
 
 
-@pytest.mark.parametrize(("event", "relation"), all_laws())
-def test_lattices_enclose_the_law_and_keep_q_at_most_one(event, relation):
-    for law in event_plds(event, relation):
+@pytest.mark.parametrize(("event", "neighboring_relation"), all_laws())
+def test_lattices_enclose_the_law_and_keep_q_at_most_one(event, neighboring_relation):
+    for law in event_plds(event, neighboring_relation):
         step = (law.support[1] - law.support[0]) / 500
         upper, lower = pessimistic_discretization(law, step), optimistic_discretization(law, step)
         assert upper.masses.sum() + upper.infinite == pytest.approx(1, abs=1e-9)
@@ -115,7 +115,7 @@ def test_the_lattice_from_below_keeps_both_masses(q, sigma, points):
 
 
 @pytest.mark.parametrize(
-    ("event", "relation", "wanted", "width"),
+    ("event", "neighboring_relation", "wanted", "width"),
     [
         (fixed(10_000, 1, 1.0, 1_000_000), ZERO, 1e-5, 1e-3),
         (fixed(60_000, 256, 1.1, 14_062), REPLACE, 1e-5, 5e-4),
@@ -125,14 +125,16 @@ def test_the_lattice_from_below_keeps_both_masses(q, sigma, points):
         (sampled(1e-5, 0.6, 10_000), ADD, 1e-12, 2e-3),
     ],
 )
-def test_rare_and_displaced_records_have_narrow_intervals(event, relation, wanted, width):
-    answer = epsilon(event, wanted, relation=relation)
+def test_rare_and_displaced_records_have_narrow_intervals(event, neighboring_relation, wanted, width):
+    answer = epsilon(event, wanted, neighboring_relation=neighboring_relation)
     assert answer.accountant == "pld"
     assert 0 < answer.width <= width * answer.upper
 
 
 def test_what_lies_far_beyond_is_cut_by_mass_and_not_by_the_farthest_component():
-    (law, _) = event_plds(SampledWithReplacement(population=1000, size=30, event=Gaussian(noise_multiplier=1.0)), ADD)
+    (law, _) = event_plds(
+        SampledWithReplacement(dataset_size=1000, sample_size=30, event=Gaussian(noise_multiplier=1.0)), ADD
+    )
     cut = law.cut(math.log(1e-12))
     assert cut.support[1] < law.support[1] / 3
     assert float(cut.upper(np.array([cut.support[1]]))[0][0]) <= 1e-12
@@ -177,16 +179,16 @@ def test_infinite_losses_are_added_up():
 
 def test_a_fixed_size_sample_under_add_or_remove_is_poisson_with_half_the_noise():
     fixed = SelfComposed(
-        event=SampledWithoutReplacement(population=100, size=5, event=Gaussian(noise_multiplier=4.0)), count=50
+        event=SampledWithoutReplacement(dataset_size=100, sample_size=5, event=Gaussian(noise_multiplier=4.0)), count=50
     )
     assert epsilon(fixed, 1e-5).upper == pytest.approx(epsilon(sampled(0.05, 2.0, 50), 1e-5).upper, rel=1e-9)
 
 
 def test_a_fixed_size_sample_under_replace_one_costs_at_least_either_kind_of_step():
     event = SelfComposed(
-        event=SampledWithoutReplacement(population=100, size=5, event=Gaussian(noise_multiplier=2.0)), count=20
+        event=SampledWithoutReplacement(dataset_size=100, sample_size=5, event=Gaussian(noise_multiplier=2.0)), count=20
     )
-    answer = epsilon(event, 1e-5, relation=REPLACE)
+    answer = epsilon(event, 1e-5, neighboring_relation=REPLACE)
     assert answer.accountant == "pld"
     assert answer.upper >= epsilon(sampled(0.05, 2.0, 20), 1e-5).lower
 

@@ -82,7 +82,7 @@ def test_nothing_is_claimed_from_below_and_replacing_is_refused():
     event = SelfComposed(event=ProjectedGaussian(noise_multiplier=20.0, projections=50), count=3)
     assert accounting.epsilon(event, 1e-5).lower == 0
     with pytest.raises(UnsupportedEvent):
-        accounting.epsilon(event, 1e-5, relation=NeighboringRelation.REPLACE_ONE)
+        accounting.epsilon(event, 1e-5, neighboring_relation=NeighboringRelation.REPLACE_ONE)
 
 
 def test_the_event_goes_through_json():

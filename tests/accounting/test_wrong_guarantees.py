@@ -52,13 +52,13 @@ def test_selections_with_a_small_mean_add_up():
 
 
 def test_a_sample_does_not_amplify_the_pure_loss_of_a_replaced_record():
-    # One record, which is drawn or not: "nothing drawn" with probability 1 − q, otherwise its randomised response.
+    # One record, which is drawn or not: "nothing drawn" with probability 1 − q, otherwise its randomized response.
     rate, size = 0.1, 1.0
     hit = [rate / (1 + math.exp(-size)), rate / (1 + math.exp(size))]
     event = PoissonSampled(sample_rate=rate, event=PureDP(epsilon=size))
-    assert epsilon(event, 0.0, relation=REPLACE).upper >= math.log(hit[0] / hit[1])
-    assert epsilon(event, 0.0, relation=ADD).upper == pytest.approx(math.log1p(rate * math.expm1(size)))
-    assert epsilon(event, 0.0, relation=ZERO).upper == pytest.approx(math.log1p(rate * math.expm1(size)))
+    assert epsilon(event, 0.0, neighboring_relation=REPLACE).upper >= math.log(hit[0] / hit[1])
+    assert epsilon(event, 0.0, neighboring_relation=ADD).upper == pytest.approx(math.log1p(rate * math.expm1(size)))
+    assert epsilon(event, 0.0, neighboring_relation=ZERO).upper == pytest.approx(math.log1p(rate * math.expm1(size)))
 
 
 @pytest.mark.parametrize("size", [1e-6, 0.5, 29.9, 30.1, 500.0, 800.0, 1e4, 1e12])

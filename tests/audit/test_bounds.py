@@ -257,7 +257,7 @@ def one_release(noise_multiplier, canaries, dimension=20_000):
 
 
 def test_the_one_shot_estimate_is_near_the_truth_and_has_an_interval():
-    estimate = one_shot_estimate(one_release(1.0, 300), dimension=20_000, delta=1e-6, randomness=KeyedRNG())
+    estimate = one_shot_estimate(one_release(1.0, 300), dimension=20_000, delta=1e-6, rng=KeyedRNG())
     truth = GaussianTradeOffFamily().epsilon(1.0, 1e-6)
     assert truth - 1 < estimate.epsilon < truth + 2
     assert estimate.interval[0] < estimate.epsilon < estimate.interval[1]

@@ -48,10 +48,10 @@ def key():
     [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.name in SLOW else []) for case in CASES],
 )
 def test_every_public_path_passes(case):
-    report = replay(case.pipeline, case.data, case.neighbours)
+    report = replay(case.pipeline, case.data, case.neighbors)
     assert report.passed, report.violations
     assert report.releases
-    assert report.neighbours == 4
+    assert report.neighbors == 4
     assert report.unmeasured in {(), ("ObjectivePerturbation",)}
 
 
@@ -62,44 +62,38 @@ def test_the_quick_paths_are_not_all_of_them_and_the_names_are_distinct():
 
 
 def laplace(value, sensitivity=1.0):
-    return LaplaceMechanism(epsilon=1.0, l1_sensitivity=sensitivity, randomness=key()).release(value)
+    return LaplaceMechanism(epsilon=1.0, l1_sensitivity=sensitivity, rng=key()).release(value)
 
 
 def gaussian(value, sensitivity=1.0):
-    mechanism = GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=sensitivity, randomness=key())
+    mechanism = GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=sensitivity, rng=key())
     return mechanism.release(value)
 
 
 HONEST = {
     "sum": lambda d: laplace(sum(d)),
     "count and sum": lambda d: (
-        PrivateCount(budget=make_budget(epsilon=1.0), randomness=key()).release(d),
+        PrivateCount(budget=make_budget(epsilon=1.0), rng=key()).release(d),
         laplace(sum(d)),
     ),
-    "mean": lambda d: PrivateMean(budget=make_budget(epsilon=1.0), bounds=(0.0, 1.0), randomness=key()).release(d),
-    "bounded sum": lambda d: PrivateSum(budget=make_budget(epsilon=1.0), bounds=(0.0, 1.0), randomness=key()).release(
+    "mean": lambda d: PrivateMean(budget=make_budget(epsilon=1.0), bounds=(0.0, 1.0), rng=key()).release(d),
+    "bounded sum": lambda d: PrivateSum(budget=make_budget(epsilon=1.0), bounds=(0.0, 1.0), rng=key()).release(d),
+    "histogram": lambda d: PrivateHistogram(budget=make_budget(epsilon=1.0), edges=(0.0, 0.5, 1.0), rng=key()).release(
         d
     ),
-    "histogram": lambda d: PrivateHistogram(
-        budget=make_budget(epsilon=1.0), edges=(0.0, 0.5, 1.0), randomness=key()
-    ).release(d),
-    "quantile": lambda d: PrivateQuantile(epsilon=1.0, quantile=0.5, bounds=(0.0, 1.0), randomness=key()).release(d),
-    "choice": lambda d: ExponentialMechanism(epsilon=1.0, sensitivity=1.0, randomness=key()).release(
-        [sum(d), len(d), 0.0]
-    ),
-    "threshold": lambda d: AboveThreshold(epsilon=1.0, sensitivity=1.0, threshold=1.0, randomness=key()).release(
+    "quantile": lambda d: PrivateQuantile(epsilon=1.0, quantile=0.5, bounds=(0.0, 1.0), rng=key()).release(d),
+    "choice": lambda d: ExponentialMechanism(epsilon=1.0, sensitivity=1.0, rng=key()).release([sum(d), len(d), 0.0]),
+    "threshold": lambda d: AboveThreshold(epsilon=1.0, sensitivity=1.0, threshold=1.0, rng=key()).release(
         [sum(d), len(d)]
     ),
     "session": lambda d: _asked(d),
-    "open histogram": lambda d: ThresholdedHistogram(epsilon=1.0, delta=1e-3, randomness=key()).release(
-        [round(x) for x in d]
-    ),
+    "open histogram": lambda d: ThresholdedHistogram(epsilon=1.0, delta=1e-3, rng=key()).release([round(x) for x in d]),
     "adaptive": lambda d: laplace(sum(d)) if laplace(len(d)) > 2 else laplace(-sum(d)),
 }
 
 
 def _asked(d):
-    session = AboveThreshold(epsilon=1.0, sensitivity=1.0, threshold=3.0, randomness=key()).session()
+    session = AboveThreshold(epsilon=1.0, sensitivity=1.0, threshold=3.0, rng=key()).session()
     answers = []
     while not session.is_over and len(answers) < 4:
         answers.append(session.ask(sum(d)))
@@ -115,9 +109,7 @@ def test_every_mechanism_is_seen_and_an_honest_use_passes(name):
 
 def test_local_answers_are_forced_too():
     def pipeline(d):
-        return RandomizedResponseMechanism(epsilon=1.0, categories=(0, 1), randomness=key()).release(
-            [round(x) for x in d]
-        )
+        return RandomizedResponseMechanism(epsilon=1.0, categories=(0, 1), rng=key()).release([round(x) for x in d])
 
     assert replay(pipeline, [0, 1, 1], [[1, 1, 1], [0, 0, 1]]).passed
 
@@ -155,7 +147,7 @@ def test_noise_that_was_left_out_or_halved_is_named(monkeypatch):
 
     def pipeline(d):
         sums = sum(d) * values.clone() / 500**0.5
-        TensorGaussianMechanism(noise_multiplier=2.0, l2_sensitivity=1.0).add_noise_([sums], randomness=key(), step=0)
+        TensorGaussianMechanism(noise_multiplier=2.0, l2_sensitivity=1.0).add_noise_([sums], rng=key(), step=0)
         return sums
 
     assert replay(pipeline, D, NEIGHBOURS).passed

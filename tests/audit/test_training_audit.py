@@ -47,7 +47,7 @@ def audited(the_plan=None, *, seed=1, **options):
         losses,
         data(),
         the_plan or plan(),
-        randomness=KeyedRNG(seed=seed, reproducible=True),
+        rng=KeyedRNG(seed=seed, reproducible=True),
         progress=False,
         **options,
     )
@@ -80,7 +80,7 @@ def test_every_sampler_and_relation_can_be_audited_and_none_is_shown_more_than_i
     assert found.bound.epsilon <= found.claimed.epsilon
 
 
-@pytest.mark.parametrize("kind", ["mislabelled", "random"])
+@pytest.mark.parametrize("kind", ["mislabeled", "random"])
 def test_records_as_canaries_go_through_the_model(kind):
     found = audited(canaries=kind, count=60)
     assert not found.claim_rejected
@@ -97,10 +97,10 @@ def test_records_are_told_apart_where_the_model_is_wide_and_the_noise_small():
         losses,
         (x, (x[:, 0] > 0).long()),
         plan(noise_multiplier=0.01),
-        canaries="mislabelled",
+        canaries="mislabeled",
         count=60,
         guesses=20,
-        randomness=KeyedRNG(seed=1, reproducible=True),
+        rng=KeyedRNG(seed=1, reproducible=True),
         progress=False,
     )
     assert found.bound.correct >= 18
@@ -123,9 +123,9 @@ def test_your_own_records_are_canaries():
 # ── lies are found out ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def half_the_noise(self, tensors, *, randomness, step, rank=0):
+def half_the_noise(self, tensors, *, rng, step, rank=0):
     weaker = TensorGaussianMechanism(noise_multiplier=0.5 * self.noise_multiplier, l2_sensitivity=self.l2_sensitivity)
-    add_noise(weaker, tensors, randomness=randomness, step=step, rank=rank)
+    add_noise(weaker, tensors, rng=rng, step=step, rank=rank)
 
 
 def test_half_the_noise_is_rejected_by_the_bound_and_by_a_check(monkeypatch):
@@ -140,11 +140,11 @@ def failed(found):
 
 
 def test_noise_that_is_a_twentieth_too_weak_fails_a_check(monkeypatch):
-    def weaker(self, tensors, *, randomness, step, rank=0):
+    def weaker(self, tensors, *, rng, step, rank=0):
         other = TensorGaussianMechanism(
             noise_multiplier=0.95 * self.noise_multiplier, l2_sensitivity=self.l2_sensitivity
         )
-        add_noise(other, tensors, randomness=randomness, step=step, rank=rank)
+        add_noise(other, tensors, rng=rng, step=step, rank=rank)
 
     monkeypatch.setattr(TensorGaussianMechanism, "add_noise_", weaker)
     found = audited(plan(steps=30))
@@ -153,31 +153,31 @@ def test_noise_that_is_a_twentieth_too_weak_fails_a_check(monkeypatch):
 
 
 def test_repeated_noise_fails_a_check(monkeypatch):
-    def repeated(self, tensors, *, randomness, step, rank=0):
-        add_noise(self, tensors, randomness=randomness, step=0, rank=rank)
+    def repeated(self, tensors, *, rng, step, rank=0):
+        add_noise(self, tensors, rng=rng, step=0, rank=rank)
 
     monkeypatch.setattr(TensorGaussianMechanism, "add_noise_", repeated)
     assert "noise is new in every step" in failed(audited())
 
 
 def test_twice_the_clipping_norm_fails_a_check_and_no_clipping_is_rejected(monkeypatch):
-    factors = FlatClipping.factors
+    factors = FlatClipping.clip_factors
 
     def twice(self, squared_norms, *, max_grad_norm):
         return factors(self, squared_norms, max_grad_norm=2 * max_grad_norm)
 
     with monkeypatch.context() as patched:
-        patched.setattr(FlatClipping, "factors", twice)
+        patched.setattr(FlatClipping, "clip_factors", twice)
         assert "a canary weighs what clipping allows" in failed(audited())
-    monkeypatch.setattr(FlatClipping, "factors", lambda self, norms, *, max_grad_norm: torch.ones_like(norms))
+    monkeypatch.setattr(FlatClipping, "clip_factors", lambda self, norms, *, max_grad_norm: torch.ones_like(norms))
     found = audited()
     assert found.claim_rejected
     assert found.bound.epsilon > found.claimed.epsilon
 
 
 def test_a_larger_share_of_records_than_declared_fails_a_check(monkeypatch):
-    def more(self, *, population, step, randomness):
-        return draw(PoissonSampling(sample_rate=0.6), population=population, step=step, randomness=randomness)
+    def more(self, *, dataset_size, step, rng):
+        return draw(PoissonSampling(sample_rate=0.6), dataset_size=dataset_size, step=step, rng=rng)
 
     monkeypatch.setattr(PoissonSampling, "draw", more)
     found = audited(plan(sample_rate=0.3, expected_batch_size=60.0))

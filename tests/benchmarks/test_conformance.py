@@ -45,7 +45,7 @@ def test_a_process_that_ends_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
             os._exit(3)
 
     found = in_a_process(Ending(), "exact: a layer called twice")
-    assert (found.verdict, found.words) == ("wrong", "crash: the process ended")
+    assert (found.verdict, found.description) == ("wrong", "crash: the process ended")
 
 
 def test_the_page_holds_the_table_of_the_kept_results(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,8 +43,8 @@ def test_account_gives_the_known_answer_for_the_textbook_run():
     assert body["interval"]["upper"] <= body["epsilon"]
     assert body["accountant"] == "contour"
     assert body["delta"] == 1e-5
-    assert body["relation"] == "add_or_remove_one"
-    assert body["unit"] == "example"
+    assert body["neighboring_relation"] == "add_or_remove_one"
+    assert body["privacy_unit"] == "record"
     assert body["sampler"] == "Poisson sampling at rate 0.01"
     assert list(body)[:2] == ["epsilon", "accountants"]
 
@@ -64,7 +64,7 @@ def test_account_reads_a_run_folder_with_its_own_delta_relation_and_unit(tmp_pat
             run.append(step=step, event=EVENT.event, epsilon=None)
     body = document("account", str(tmp_path / "run"))
     assert body["event"]["count"] == 20
-    assert body["unit"] == "user"
+    assert body["privacy_unit"] == "user"
     expected = document(
         "account", "--sample-rate", "0.01", "--noise-multiplier", "4", "--steps", "20", "--delta", "1e-5"
     )
@@ -73,7 +73,7 @@ def test_account_reads_a_run_folder_with_its_own_delta_relation_and_unit(tmp_pat
 
 def test_the_relation_of_a_run_cannot_be_chosen_afterwards(tmp_path):
     RunFolder.create(tmp_path / "run", plan=PLAN).close()
-    result = call("account", str(tmp_path / "run"), "--relation", "replace_one")
+    result = call("account", str(tmp_path / "run"), "--neighboring-relation", "replace_one")
     assert result.exit_code == 2
     assert "as the run was planned" in result.stderr
 
@@ -92,7 +92,7 @@ def test_no_noise_is_an_infinite_epsilon_and_no_steps_are_none():
 
 def test_account_for_people_names_everything_an_epsilon_needs():
     text = call("account", *EXAMPLE).stdout
-    for words in ("ε = 0.94687 at δ = 1e-05", "one example", "add or remove one", "Poisson sampling", "contour", "rdp"):
+    for words in ("ε = 0.94687 at δ = 1e-05", "one record", "add or remove one", "Poisson sampling", "contour", "rdp"):
         assert words in text
 
 
@@ -219,7 +219,7 @@ def test_plan_comes_close_to_the_target_and_never_above_it(target):
 
 def test_plan_from_records_marks_the_size_of_the_data_set_as_public():
     body = document(
-        "plan", "--epsilon", "1", "--delta", "1e-5", "--records", "6000", "--batch-size", "60", "--epochs", "2.5"
+        "plan", "--epsilon", "1", "--delta", "1e-5", "--dataset-size", "6000", "--batch-size", "60", "--epochs", "2.5"
     )
     assert body["sample_rate"] == 0.01
     assert body["steps"] == 250
@@ -245,7 +245,7 @@ def test_plan_finds_the_most_steps_the_largest_rate_and_the_least_delta():
         <= 3
         < spent(1.001 * rate["sample_rate"], 1.0, 1000, 1e-5).upper
     )
-    batch = document(*GOAL, "--steps", "1000", "--noise-multiplier", "1", "--population", "60000")
+    batch = document(*GOAL, "--steps", "1000", "--noise-multiplier", "1", "--dataset-size", "60000")
     size = round(batch["batch_size"])
     assert spent(size / 60000, 1.0, 1000, 1e-5).upper <= 3 < spent((size + 1) / 60000, 1.0, 1000, 1e-5).upper
     least = document("plan", "--epsilon", "3", "--sample-rate", "0.01", "--noise-multiplier", "1", "--steps", "1000")
@@ -254,10 +254,10 @@ def test_plan_finds_the_most_steps_the_largest_rate_and_the_least_delta():
 
 
 def test_a_table_calibrates_every_cell_and_marks_the_cheapest_for_its_noise():
-    body = document(*GOAL, "--population", "60000", "--batch-sizes", "1024,4096", "--epochs", "10,40")
+    body = document(*GOAL, "--dataset-size", "60000", "--batch-sizes", "1024,4096", "--epochs", "10,40")
     cells = {(cell["batch_size"], cell["epochs"]): cell for cell in body["table"]}
     assert set(cells) == {(1024, 10), (1024, 40), (4096, 10), (4096, 40)}
-    single = document(*GOAL, "--records", "60000", "--batch-size", "4096", "--epochs", "40")
+    single = document(*GOAL, "--dataset-size", "60000", "--batch-size", "4096", "--epochs", "40")
     chosen = cells[4096, 40]
     assert single["noise_multiplier"] == chosen["noise_multiplier"]
     assert single["steps"] == chosen["steps"] == 586
@@ -271,13 +271,13 @@ def test_a_table_calibrates_every_cell_and_marks_the_cheapest_for_its_noise():
     assert marked in enough
     assert marked["epochs"] == min(cell["epochs"] for cell in enough)
     assert marked["signal"] == max(cell["signal"] for cell in enough if cell["epochs"] == marked["epochs"])
-    text = call(*GOAL, "--population", "60000", "--batch-sizes", "1024,4096", "--epochs", "10,40").stdout
+    text = call(*GOAL, "--dataset-size", "60000", "--batch-sizes", "1024,4096", "--epochs", "10,40").stdout
     assert "★" in text
     assert "Sander" in text
 
 
 def test_a_table_without_batch_sizes_takes_powers_of_two():
-    body = document(*GOAL, "--population", "60000", "--epochs", "10,20")
+    body = document(*GOAL, "--dataset-size", "60000", "--epochs", "10,20")
     assert sorted({cell["batch_size"] for cell in body["table"]}) == [128, 512, 2048, 8192]
 
 
@@ -285,10 +285,13 @@ def test_a_table_without_batch_sizes_takes_powers_of_two():
     ("arguments", "words"),
     [
         ([*GOAL, "--batch-sizes", "64,128", "--epochs", "10"], "a table must be given"),
-        ([*GOAL, "--batch-sizes", "64,x", "--epochs", "10", "--records", "1000"], "must be numbers with commas"),
-        ([*GOAL, "--batch-sizes", "64,-1", "--epochs", "10", "--records", "1000"], "must be finite numbers > 0"),
-        ([*GOAL, "--batch-sizes", "64,2000", "--epochs", "10", "--records", "1000"], "batch_size must be ≤ records"),
-        ([*GOAL, "--batch-sizes", "64", "--epochs", "10", "--records", "1000", "--steps", "9"], "Drop them"),
+        ([*GOAL, "--batch-sizes", "64,x", "--epochs", "10", "--dataset-size", "1000"], "must be numbers with commas"),
+        ([*GOAL, "--batch-sizes", "64,-1", "--epochs", "10", "--dataset-size", "1000"], "must be finite numbers > 0"),
+        (
+            [*GOAL, "--batch-sizes", "64,2000", "--epochs", "10", "--dataset-size", "1000"],
+            "batch_size must be ≤ records",
+        ),
+        ([*GOAL, "--batch-sizes", "64", "--epochs", "10", "--dataset-size", "1000", "--steps", "9"], "Drop them"),
         ([*GOAL, "--sample-rate", ".1", "--steps", "9", "--noise-multiplier", "2"], "left one of"),
         (["plan", "--epsilon", "3", "--sample-rate", ".1", "--steps", "9"], "all but one of"),
         ([*GOAL, "--noise-multiplier", "1", "--epochs", "9"], "all but one of"),
@@ -303,12 +306,12 @@ def test_a_plan_with_too_much_or_too_little_says_so(arguments, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--steps", "10"], "--sample-rate, or --records with --batch-size"),
-        (["--steps", "10", "--records", "10"], "--sample-rate, or --records with --batch-size"),
-        (["--steps", "10", "--sample-rate", "0.1", "--records", "10"], "--sample-rate, or --records"),
+        (["--steps", "10"], "--sample-rate, or --dataset-size with --batch-size"),
+        (["--steps", "10", "--dataset-size", "10"], "--sample-rate, or --dataset-size with --batch-size"),
+        (["--steps", "10", "--sample-rate", "0.1", "--dataset-size", "10"], "--sample-rate, or --dataset-size"),
         (["--sample-rate", "0.1"], "--steps or --epochs"),
         (["--steps", "10", "--epochs", "1", "--sample-rate", "0.1"], "--steps or --epochs"),
-        (["--steps", "10", "--records", "10", "--batch-size", "11"], "batch_size must be ≤ records"),
+        (["--steps", "10", "--dataset-size", "10", "--batch-size", "11"], "batch_size must be ≤ records"),
     ],
 )
 def test_an_incomplete_plan_says_what_is_missing(arguments, words):
@@ -334,7 +337,7 @@ def test_plan_for_people_states_noise_and_epsilon():
             "3",
             "--delta",
             "1e-5",
-            "--records",
+            "--dataset-size",
             "60000",
             "--batch-size",
             "4096",

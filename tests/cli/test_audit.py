@@ -68,7 +68,7 @@ def test_half_the_noise_ends_with_exit_code_1(monkeypatch, table):
 
 
 def test_canaries_whose_scores_tell_of_private_records_are_refused(table):
-    assert run(*table, "--epsilon", "4", "--delta", "1e-4", "--canaries", "mislabelled").exit_code == 2
+    assert run(*table, "--epsilon", "4", "--delta", "1e-4", "--canaries", "mislabeled").exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_run_has_its_own_epsilon(trained):
 
 def _laplace(table):
     key = KeyedRNG(seed=1, reproducible=True)
-    return LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, randomness=key).release(float(len(table[0])))
+    return LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, rng=key).release(float(len(table[0])))
 
 
 def _leaky(table):
@@ -101,8 +101,8 @@ def _leaky(table):
 
 DATA = (np.zeros((3, 1)), np.zeros(3))
 NEIGHBOURS = ((np.ones((4, 1)), np.zeros(4)),)
-HONEST = ReplayCase(name="honest", pipeline=_laplace, data=DATA, neighbours=NEIGHBOURS)
-LEAKY = ReplayCase(name="leaky", pipeline=_leaky, data=DATA, neighbours=NEIGHBOURS)
+HONEST = ReplayCase(name="honest", pipeline=_laplace, data=DATA, neighbors=NEIGHBOURS)
+LEAKY = ReplayCase(name="leaky", pipeline=_leaky, data=DATA, neighbors=NEIGHBOURS)
 
 
 @pytest.mark.parametrize(("name", "code"), [("HONEST", 0), ("LEAKY", 1)])

@@ -151,7 +151,7 @@ def test_tables_state_facts_from_the_schema_alone():
     adult = load_dataset("adult")
     rows = make_tabular_task(adult)
     assert rows.facts.columns == 104
-    assert rows.facts.population == 30162
+    assert rows.facts.dataset_size == 30162
     assert sum(map(len, rows.facts.one_hot)) + 5 == 104
     longest = max(float((row**2).sum()) ** 0.5 for row in rows.train[0][:2000])
     assert longest <= rows.facts.data_norm
@@ -189,11 +189,11 @@ def test_training_by_an_estimator_leaves_a_folder_that_holds_together(people, me
     )
     run = RunFolder.open("run")
     assert 0.98 * 2 < body["epsilon"] <= 2
-    assert body["sentence"] == run.guarantee.sentence()
+    assert body["description"] == run.guarantee.describe()
     assert json.loads((people / "run" / "metrics.json").read_text()) == {}
     assert accounting.epsilon(run.event(), run.guarantee.delta).upper == pytest.approx(body["epsilon"])
     assert sum(tensor.numel() for tensor in run.load_model().values()) > 2
-    assert ("size of the data set is treated as public" in body["sentence"]) == (method in {"dp-gd", "network"})
+    assert ("size of the data set is treated as public" in body["description"]) == (method in {"dp-gd", "network"})
     assert (people / "run" / "report.html").stat().st_size > 0
     checked = call("verify", "run")
     assert checked.exit_code == 0, checked.output
@@ -245,7 +245,7 @@ def test_pictures_are_drawn_for_one_and_for_many_epsilons(tmp_path, budgets, mea
             epsilon=budget,
             scores=(0.5 + place / 50, 0.6),
             events=(NoOp(),),
-            relation="add_or_remove_one",
+            neighboring_relation="add_or_remove_one",
         )
         for place, name in enumerate(TABULAR_METHODS)
         for budget in budgets

@@ -18,7 +18,7 @@ def test_the_list_holds_every_named_set_for_people_and_for_programs():
     assert all(name in text for name in names)
 
 
-def test_adult_is_shown_with_its_schema_licence_and_source():
+def test_adult_is_shown_with_its_schema_license_and_source():
     body = json.loads(call("show", "adult", "--json").stdout)
     assert body["schema"]["target"] == "income"
     assert body["train_shape"] == [30162, 104]

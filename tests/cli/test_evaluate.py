@@ -1,4 +1,4 @@
-"""`sordino train --loss-curve` and `sordino report --evaluate`: bought, charged first, shown, verified."""
+"""`sordino train --release-losses` and `sordino report --evaluate`: bought, charged first, shown, verified."""
 
 import json
 
@@ -38,7 +38,7 @@ def trained(tmp_path_factory):
     (folder / "schema.json").write_text(json.dumps(SCHEMA))
     Ledger(folder / "privacy.db").declare("others", epsilon=5.0, delta=1e-5)
     schema, run = ("--schema", folder / "schema.json"), folder / "run"
-    asked = ("--epsilon", 8, "--steps", 6, "--batch-size", 60, "--loss-curve", 1.4, "--out", run)
+    asked = ("--epsilon", 8, "--steps", 6, "--batch-size", 60, "--release-losses", 1.4, "--out", run)
     result = ask("train", folder / "people.csv", *schema, *asked)
     assert result.exit_code == 0, result.stderr
     return folder
@@ -51,15 +51,15 @@ def evaluated(folder, data, *more):
 
 def test_a_curve_is_bought_shown_and_verified(trained):
     run = RunFolder.open(trained / "run")
-    assert len(run.loss_curve.points) == 6
-    assert run.loss_curve.bound == 1.4
+    assert len(run.released_losses.points) == 6
+    assert run.released_losses.max_loss == 1.4
     assert "loss curve" in (run.path / "report.html").read_text()
     found = json.loads(ask("verify", run.path, "--json").stdout)
     assert {item["name"]: item["status"] for item in found["items"]}["loss curve"] == "pass"
 
 
 def test_an_estimator_has_no_losses_to_sell(trained, tmp_path):
-    asked = ("--epsilon", 1, "--model", "objective", "--loss-curve", 1.4, "--out", tmp_path / "run")
+    asked = ("--epsilon", 1, "--model", "objective", "--release-losses", 1.4, "--out", tmp_path / "run")
     result = ask("train", trained / "people.csv", "--schema", trained / "schema.json", *asked)
     assert result.exit_code == 2
     assert "loss curve" in result.stderr

@@ -20,17 +20,17 @@ def test_a_simulated_run_protects_clients_and_can_be_verified(tmp_path):
     result = run("adult", "--epsilon", "3", "--rounds", "12", "--clients", "150", "--out", str(folder), "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
-    assert document["unit"] == "client"
+    assert document["privacy_unit"] == "client"
     assert document["epsilon"] <= 3.0
     assert document["metrics"]["test_accuracy"] > 0.78
     assert verify(folder).passed
-    assert RunFolder.open(folder).guarantee.unit.value == "client"
+    assert RunFolder.open(folder).guarantee.privacy_unit.value == "client"
     assert (folder / "report.html").is_file()
 
 
 def test_so_much_noise_that_nothing_is_learned(tmp_path):
     result = run(
-        "adult", "--epsilon", "0.001", "--rounds", "12", "--fixed-bound", "--out", str(tmp_path / "run"), "--json"
+        "adult", "--epsilon", "0.001", "--rounds", "12", "--fixed-norm", "--out", str(tmp_path / "run"), "--json"
     )
     assert result.exit_code == 0, result.stderr
     weights = load_file(tmp_path / "run" / "model.safetensors")

@@ -1,4 +1,4 @@
-"""What leaves the process of a training in release mode must be the same for neighbouring data sets."""
+"""What leaves the process of a training in release mode must be the same for neighboring data sets."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def records():
     return features, labels
 
 
-def neighbours():
+def neighbors():
     """The data set, and what one record can do to it: carry a NaN, carry huge values, be missing, be the only one."""
     features, labels = records()
     broken, huge = features.clone(), features.clone()
@@ -65,25 +65,25 @@ def settled(text):
     return re.sub(r"\d+:\d\d:\d\d|-:--:--|\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
-@pytest.mark.parametrize("curve", [None, LossRelease(bound=2.0)], ids=["plain", "with a loss curve"])
+@pytest.mark.parametrize("curve", [None, LossRelease(max_loss=2.0)], ids=["plain", "with a loss curve"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_fit_says_and_writes_the_same_for_neighbours(tmp_path, capfd, caplog, seed, curve):
+def test_fit_says_and_writes_the_same_for_neighbors(tmp_path, capfd, caplog, seed, curve):
     """The seed fixes the batches, so that only the records differ."""
     from sordino.randomness import KeyedRNG
 
     seen = {}
-    for name, data in neighbours().items():
+    for name, data in neighbors().items():
         done = []
         torch.manual_seed(0)
         fit(
             nn.Linear(3, 3),
             losses,
             data,
-            replace(PLAN, loss_curve=curve),
-            run=tmp_path / name.replace(" ", "-"),
+            replace(PLAN, loss_release=curve),
+            run_folder=tmp_path / name.replace(" ", "-"),
             checkpoint_every=2,
             on_step=done.append,
-            randomness=KeyedRNG(seed=seed, reproducible=True),
+            rng=KeyedRNG(seed=seed, reproducible=True),
         )
         folder = tmp_path / name.replace(" ", "-")
         out, err = capfd.readouterr()
@@ -102,7 +102,7 @@ def test_the_secret_batch_size_changes_and_nothing_that_is_seen_changes_with_it(
             count.append(len(x))
             return losses(model, x, y)
 
-        fit(nn.Linear(3, 3), counting, records(), PLAN, run=tmp_path / str(number))
+        fit(nn.Linear(3, 3), counting, records(), PLAN, run_folder=tmp_path / str(number))
         out, err = capfd.readouterr()
         sizes.append(tuple(count))
         seen.append((out, settled(err), str(files_of(tmp_path / str(number)))))
@@ -110,9 +110,9 @@ def test_the_secret_batch_size_changes_and_nothing_that_is_seen_changes_with_it(
     assert len(set(seen)) == 1
 
 
-def test_the_engine_says_the_same_for_neighbours_of_one_size(capfd, caplog, tmp_path):
+def test_the_engine_says_the_same_for_neighbors_of_one_size(capfd, caplog, tmp_path):
     seen = {}
-    for name, data in neighbours().items():
+    for name, data in neighbors().items():
         torch.manual_seed(0)
         model = nn.Linear(3, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -170,7 +170,7 @@ def sordino(*arguments, folder):
     )
 
 
-def test_the_command_says_and_writes_the_same_for_neighbours(tmp_path):
+def test_the_command_says_and_writes_the_same_for_neighbors(tmp_path):
     seen = {}
     for odd in ("rare", "common"):
         folder = tmp_path / odd
@@ -198,14 +198,16 @@ def test_the_command_says_and_writes_the_same_for_neighbours(tmp_path):
 
 
 def test_private_diagnostics_are_shown_below_a_warning_and_recorded(tmp_path, capfd):
-    result = fit(nn.Linear(3, 3), losses, records(), PLAN, run=tmp_path / "run", diagnostics="private", progress=False)
+    result = fit(
+        nn.Linear(3, 3), losses, records(), PLAN, run_folder=tmp_path / "run", diagnostics="private", progress=False
+    )
     _, err = capfd.readouterr()
     assert "PRIVATE DIAGNOSTICS" in err
     assert len(re.findall(r"loss (?:\d+\.\d+|nan), \d+ records", err)) == PLAN.steps
     assert any("losses and batch sizes were shown" in caveat for caveat in result.guarantee.caveats)
     run = RunFolder.open(tmp_path / "run")
     assert run.meta["diagnostics"] == "private"
-    assert "losses and batch sizes were shown" in run.sentence
+    assert "losses and batch sizes were shown" in run.guarantee_description
     assert not re.search(r"loss \d", (run.path / "transcript.jsonl").read_text())
     with pytest.raises(ValueError, match="diagnostics must be one of private"):
         fit(nn.Linear(3, 3), losses, records(), PLAN, diagnostics="public")

@@ -63,7 +63,7 @@ def test_training_on_a_private_file_leaves_a_complete_run_folder(people):
     run = RunFolder.open("run")
     assert body["epsilon"] == run.guarantee.epsilon
     assert 0.99 < body["epsilon"] <= 1
-    assert body["sentence"] == run.guarantee.sentence()
+    assert body["description"] == run.guarantee.describe()
     assert len(list(run)) == body["steps"] == 5
     assert [line.epsilon for line in run] == sorted(line.epsilon for line in run)
     for file in ("model.safetensors", "report.html", "report.png", "metrics.json", "environment.json"):
@@ -72,15 +72,15 @@ def test_training_on_a_private_file_leaves_a_complete_run_folder(people):
 
 
 def test_secure_noise_is_in_the_plan_and_in_the_report_and_costs_no_epsilon(people):
-    body = document("--out", "run", "--secure-noise")
+    body = document("--out", "run", "--secure-mode")
     run = RunFolder.open("run")
-    assert run.plan["secure_noise"] is True
+    assert run.plan["secure_mode"] is True
     assert "secure noise" in run.meta["settings"]
     assert "integers on a grid, drawn exactly" in (people / "run" / "report.html").read_text()
     floats = document("--out", "floats")
-    assert RunFolder.open("floats").plan["secure_noise"] is False
+    assert RunFolder.open("floats").plan["secure_mode"] is False
     assert body["epsilon"] == floats["epsilon"]
-    refused = train("--model", "output", "--secure-noise")
+    refused = train("--model", "output", "--secure-mode")
     assert refused.exit_code == 2
     assert "secure noise" in refused.stderr
 
@@ -119,7 +119,7 @@ def test_public_data_have_a_twin(people):
 
 def test_the_page_for_people_names_everything_an_epsilon_needs(people):
     text = train("--test", "public.csv").stdout
-    for words in ("(ε = 1.00, δ = 1e-05)", "one example", "add or remove one", "full batches", "accountant", "report"):
+    for words in ("(ε = 1.00, δ = 1e-05)", "one record", "add or remove one", "full batches", "accountant", "report"):
         assert words in text
     assert "test accuracy, private" in text
     assert "twin" not in text
@@ -173,7 +173,7 @@ def test_a_seeded_run_repeats_itself_and_is_marked_not_for_release(people):
     models = [RunFolder.open(name).load_model() for name in ("a", "b")]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
     assert any("not for release" in caveat for caveat in first["caveats"])
-    assert first["sentence"] == second["sentence"]
+    assert first["description"] == second["description"]
     assert "Not for release" in (people / "a" / "report.html").read_text()
 
 
@@ -340,7 +340,7 @@ def test_the_report_of_the_demo_shows_both_accuracies(demo):
     assert f"{100 * body['metrics']['test_accuracy']:.1f} %" in page
     assert "its twin, not private" in page
     again = json.loads(CliRunner().invoke(app, ["report", str(run), "--json"]).stdout)
-    assert again["guarantee"]["sentence"] == body["sentence"]
+    assert again["guarantee"]["description"] == body["description"]
     assert again["page"] == str(run / "report.html")
 
 

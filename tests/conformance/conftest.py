@@ -14,4 +14,4 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def library(request):
-    return Sordino(secure_noise=request.param == "secure")
+    return Sordino(secure_mode=request.param == "secure")

@@ -36,7 +36,7 @@ def test_a_resumed_run_has_the_epsilon_of_the_uninterrupted_one_and_other_noise(
     run(whole, 7)
     first = library.make_private(nn.Linear(3, 2), data(), **options)
     before = run(first, 4)
-    resumed = library.resumed(first, nn.Linear(3, 2), data(), **options)
+    resumed = library.resume(first, nn.Linear(3, 2), data(), **options)
     after = run(resumed, 3)
     assert resumed.epsilon(DELTA) == whole.epsilon(DELTA)
     values = torch.cat([part.flatten() for part in before + after])
@@ -63,7 +63,7 @@ def test_epsilon_is_zero_before_the_first_batch_and_infinite_without_noise(libra
     assert private.epsilon(DELTA) == 0
     one_step(private, cross_entropy)
     assert private.epsilon(DELTA) == float("inf")
-    assert "NOT private" in private.engine.guarantee(DELTA).sentence()
+    assert "NOT private" in private.engine.guarantee(DELTA).describe()
 
 
 def test_epsilon_is_monotone_in_everything(library):

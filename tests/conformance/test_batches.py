@@ -75,7 +75,9 @@ def test_without_poisson_sampling_nothing_is_gained_from_sampling(library):
         steps = [counting(private, batch, 2) for batch in private.loader]
         assert len(steps) == 4
     expected = epsilon(
-        SelfComposed(event=Gaussian(noise_multiplier=2.0), count=3), DELTA, relation=NeighboringRelation.REPLACE_ONE
+        SelfComposed(event=Gaussian(noise_multiplier=2.0), count=3),
+        DELTA,
+        neighboring_relation=NeighboringRelation.REPLACE_ONE,
     ).upper
     assert private.epsilon(DELTA) == pytest.approx(expected)
 

@@ -30,12 +30,12 @@ def test_a_case_comes_out_as_it_should(path, name):
 
 
 def test_every_way_of_computing_has_a_path():
-    assert {"engine", "engine, secure noise", "fit", "fit, secure noise", "fit, lean memory", "fit, compiled"} <= set(
+    assert {"engine", "engine, secure noise", "fit", "fit, secure noise", "fit, low_memory", "fit, compiled"} <= set(
         library_paths()
     )
 
 
-@pytest.mark.parametrize("memory", ["lean", "block", "two-pass"])
+@pytest.mark.parametrize("memory", ["low_memory", "groupwise", "two_pass"])
 def test_where_memory_is_spared_sums_are_computed_and_not_refused(memory):
     found = CASES["exact: one row of position ids for all records"].run(library_paths()[f"fit, {memory} memory"])
     assert found.verdict == "right"
@@ -55,11 +55,11 @@ def raises(error):
 def test_what_goes_wrong_in_a_case_is_told_apart():
     refusal = EngineLibrary().refusals[0]("no")
     assert verdict(lambda _: None).passed
-    assert verdict(raises(ConformanceFailure("2 C"))).words == "2 C"
+    assert verdict(raises(ConformanceFailure("2 C"))).description == "2 C"
     assert not verdict(raises(ConformanceFailure("2 C")), expects="refusal").passed
     assert not verdict(raises(refusal)).passed
     assert verdict(raises(refusal), expects="either").passed
-    assert verdict(raises(ValueError("x")), expects="refusal").words == "crash: ValueError"
+    assert verdict(raises(ValueError("x")), expects="refusal").description == "crash: ValueError"
     assert verdict(raises(NotSupported())).passed
 
 

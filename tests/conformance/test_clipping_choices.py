@@ -53,7 +53,7 @@ def gradient_and_noise(plan):
         here = replace(plan, noise_multiplier=noise_multiplier)
         step = PrivateStep(GradientCapture(model), here, KeyedRNG())
         (chunk,) = split_into_microbatches(torch.arange(4).numpy(), step=0)
-        with step.recording(chunk):
+        with step.capturing(chunk):
             (size * model(torch.ones(4, 100))).sum().backward()
         step.add(chunk)
         step.finish()

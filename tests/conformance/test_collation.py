@@ -58,7 +58,7 @@ def test_the_native_path_asks_the_same_of_a_collate_function(library, collate):
         return token_losses(model, *batch.values())
 
     def run():
-        fit(language_model(), loss, Sequences(), plan, collate=in_a_dict(collate), progress=False)
+        fit(language_model(), loss, Sequences(), plan, collate_fn=in_a_dict(collate), progress=False)
 
     if collate is fixed:
         run()
@@ -67,7 +67,7 @@ def test_the_native_path_asks_the_same_of_a_collate_function(library, collate):
             run()
 
 
-class Labelled(Dataset):
+class Labeled(Dataset):
     def __len__(self):
         return 16
 
@@ -81,13 +81,13 @@ def mixup(items):
     return 0.5 * x + 0.5 * x.roll(1, 0), 0.5 * y + 0.5 * y.roll(1, 0)
 
 
-def standardised(items):
+def standardized(items):
     x, y = default_collate(items)
     return (x - x.mean(0)) / (x.std(0) + 1e-6), y
 
 
-@pytest.mark.parametrize("collate", [mixup, standardised])
+@pytest.mark.parametrize("collate", [mixup, standardized])
 def test_a_collate_function_that_mixes_records_is_refused(library, collate):
-    loader = DataLoader(Labelled(), batch_size=16, collate_fn=collate)
+    loader = DataLoader(Labeled(), batch_size=16, collate_fn=collate)
     with pytest.raises(library.refusals, match="own item"):
         one_step(library.make_private(nn.Linear(5, 3), loader), lambda m, b: F.cross_entropy(m(b[0]), b[1]))

@@ -25,16 +25,16 @@ def refused(library, model, loss, records=None, **options):
     return all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
-def with_normalisation(norm):
+def with_normalization(norm):
     return nn.Sequential(nn.Linear(5, 4), norm, nn.Linear(4, 3))
 
 
 def test_batch_normalisation_without_affine_parameters_is_refused(library):
-    assert refused(library, with_normalisation(nn.BatchNorm1d(4, affine=False)), cross_entropy)
+    assert refused(library, with_normalization(nn.BatchNorm1d(4, affine=False)), cross_entropy)
 
 
 def test_frozen_batch_normalisation_in_training_mode_is_refused(library):
-    model = with_normalisation(nn.BatchNorm1d(4).requires_grad_(False))
+    model = with_normalization(nn.BatchNorm1d(4).requires_grad_(False))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     assert refused(library, model, cross_entropy, optimizer=optimizer)
 
@@ -42,7 +42,7 @@ def test_frozen_batch_normalisation_in_training_mode_is_refused(library):
 def test_batch_normalisation_in_evaluation_mode_is_accepted_and_its_buffers_stay(library):
     norm = nn.BatchNorm1d(4).eval()
     norm.requires_grad_(False)
-    model = with_normalisation(norm)
+    model = with_normalization(norm)
     buffers = [buffer.clone() for buffer in model.buffers()]
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     private = library.make_private(model, data(), optimizer=optimizer)
@@ -50,7 +50,7 @@ def test_batch_normalisation_in_evaluation_mode_is_accepted_and_its_buffers_stay
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), buffers, strict=True))
 
 
-class Centred(nn.Module):
+class Centered(nn.Module):
     def __init__(self, weight):
         super().__init__()
         self.l, self.by = nn.Linear(5, 3), weight
@@ -61,7 +61,7 @@ class Centred(nn.Module):
 
 @pytest.mark.parametrize("weight", [1.0, 1e-6])
 def test_a_batch_mean_inside_the_model_is_refused_however_small(library, weight):
-    assert refused(library, Centred(weight), cross_entropy)
+    assert refused(library, Centered(weight), cross_entropy)
 
 
 def test_an_in_batch_contrastive_loss_is_refused(library):

@@ -23,7 +23,7 @@ QUICK = {
     "refused: a batch mean inside the model",
     "refused: a buffer that collects from records",
     "ignored tokens of one record do not change the others in a mean over all tokens",
-    "refused: batch normalisation",
+    "refused: batch normalization",
     "targets that broadcast over the batch are refused",
 }
 
@@ -69,7 +69,7 @@ CANNOT_BE_SAID = {
     "two losses of one forward pass add up before clipping": OWN_STEP,
 }
 # The stock Trainer puts the whole model into training mode at every step, so that this one is refused there.
-NEEDS_EVALUATION_MODE = "batch normalisation in evaluation mode is exact and keeps its buffers"
+NEEDS_EVALUATION_MODE = "batch normalization in evaluation mode is exact and keeps its buffers"
 PAIRS = [
     pytest.param(kind, name, id=f"{kind.name}: {name}", marks=() if name in QUICK else pytest.mark.slow)
     for kind in NEEDS

@@ -45,9 +45,9 @@ def test_adult_numbers_use_their_declared_range(adult):
     assert np.abs(adult.train.features).max() == 1.0
 
 
-def test_adult_names_its_licence_and_is_public(adult):
+def test_adult_names_its_license_and_is_public(adult):
     assert adult.public
-    assert adult.licence == "CC BY 4.0"
+    assert adult.license == "CC BY 4.0"
     assert "Becker and Kohavi" in adult.source
 
 

@@ -107,7 +107,7 @@ def test_a_list_of_all_records_would_be_seen():
 
 @pytest.mark.skipif(not STATUS.is_file(), reason="resident memory is read from Linux's /proc")
 def test_pages_of_a_file_are_let_go(tmp_path):
-    """20 000 rows anywhere in 1.3 GB: their neighbourhoods would be some hundred megabytes."""
+    """20 000 rows anywhere in 1.3 GB: their neighborhoods would be some hundred megabytes."""
     rows = 20_000_000
     np.lib.format.open_memmap(tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=(rows, 16)).flush()
     records = MappedArrays(tmp_path / "x.npy")

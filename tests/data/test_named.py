@@ -24,7 +24,7 @@ def needs(name):
 @pytest.mark.parametrize(
     ("name", "mean", "deviation"),
     [
-        # The means and deviations that practitioners normalise these sets with.
+        # The means and deviations that practitioners normalize these sets with.
         pytest.param("mnist", [0.1307], [0.3081], marks=needs("mnist")),
         pytest.param("fashion-mnist", [0.2860], [0.3530], marks=needs("fashion-mnist")),
         pytest.param(
@@ -68,9 +68,9 @@ def test_imdb_is_balanced_and_its_features_say_something():
         assert part.texts is not None
         np.testing.assert_allclose(np.linalg.norm(part.features, axis=1), 1, rtol=1e-5)
     # The difference of the class means is a linear classifier: far better than chance, on the test reviews.
-    centre = found.train.features.mean(axis=0)
-    direction = found.train.features[found.train.labels == 1].mean(axis=0) - centre
-    guess = (found.test.features - centre) @ direction > 0
+    center = found.train.features.mean(axis=0)
+    direction = found.train.features[found.train.labels == 1].mean(axis=0) - center
+    guess = (found.test.features - center) @ direction > 0
     assert (guess == found.test.labels).mean() > 0.75
 
 
@@ -113,11 +113,11 @@ def test_a_damaged_archive_of_cifar_is_refused(tmp_path):
 
 
 def test_the_jpeg_copy_of_cifar_is_read(tmp_path):
-    colours = {3: (255, 0, 0), 7: (0, 0, 255)}
+    colors = {3: (255, 0, 0), 7: (0, 0, 255)}
     records = b""
     for split, label in ((0, 3), (0, 7), (1, 3)):
         buffer = io.BytesIO()
-        Image.new("RGB", (32, 32), colours[label]).save(buffer, format="JPEG", quality=95)
+        Image.new("RGB", (32, 32), colors[label]).save(buffer, format="JPEG", quality=95)
         records += bytes([split, label]) + len(buffer.getvalue()).to_bytes(2, "little") + buffer.getvalue()
     path = tmp_path / "cifar10_jpeg.bin.xz"
     path.write_bytes(lzma.compress(records))
@@ -125,7 +125,7 @@ def test_the_jpeg_copy_of_cifar_is_read(tmp_path):
     assert sorted(train.labels.tolist()) == [3, 7]
     for part in (train, test):
         for image, label in zip(part.features, part.labels.tolist(), strict=True):
-            np.testing.assert_allclose(image.mean((1, 2)) * 255, colours[label], atol=3)
+            np.testing.assert_allclose(image.mean((1, 2)) * 255, colors[label], atol=3)
     path.write_bytes(lzma.compress(records[:-10]))
     with pytest.raises(DataUnavailable, match="damaged"):
         read_cifar_jpeg((path,))
@@ -141,7 +141,7 @@ def test_both_forms_of_imdb_give_the_same_records(tmp_path):
     members = {
         f"aclImdb/{split}/{'pos' if label else 'neg'}/{name}.txt": text.encode() for split, label, name, text in reviews
     }
-    members |= {"aclImdb/train/unsup/0_0.txt": b"unlabelled", "aclImdb/README": b"about"}
+    members |= {"aclImdb/train/unsup/0_0.txt": b"unlabeled", "aclImdb/README": b"about"}
     archive = tar_gz(tmp_path / "aclImdb_v1.tar.gz", members)
     lines = tmp_path / "imdb.jsonl.xz"
     rows = [json.dumps(dict(zip(("split", "label", "id", "text"), review, strict=True))) for review in reviews]

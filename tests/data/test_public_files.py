@@ -118,7 +118,7 @@ def test_arrays_are_compared_too(tmp_path):
 
 def test_the_training_records_are_no_test_records():
     records = Records(features=np.zeros((2, 1), dtype=np.float32), labels=np.array([0, 1]))
-    facts = {"name": "x", "train": records, "labels": ("a", "b"), "source": "", "licence": "", "schema": None}
+    facts = {"name": "x", "train": records, "labels": ("a", "b"), "source": "", "license": "", "schema": None}
     with pytest.raises(InvalidArgument, match="private training records themselves"):
         DatasetSplits(test=records, public=False, **facts)
     assert DatasetSplits(test=records, public=True, **facts).test is records

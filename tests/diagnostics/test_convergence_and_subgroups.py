@@ -29,7 +29,7 @@ def run(sigma, seed=3, steps=12):
         learning_rate=1.0,
         max_grad_norm=0.3,
         noise_multiplier=sigma,
-        randomness=KeyedRNG(seed=seed, reproducible=True),
+        rng=KeyedRNG(seed=seed, reproducible=True),
     )
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     return model, found
@@ -80,7 +80,7 @@ def test_noise_has_the_size_that_training_gives_it():
         max_grad_norm=0.5,
         noise_multiplier=4.0,
         loss=lambda outputs, _: outputs[:, 0],
-        randomness=KeyedRNG(seed=5, reproducible=True),
+        rng=KeyedRNG(seed=5, reproducible=True),
     )
     noise = standard_normal(2, KeyedRNG(seed=5, reproducible=True).stream("convergence", step=0, tensor=1))
     for noisy, plain in (("both", "clipping alone"), ("noise alone", "neither")):

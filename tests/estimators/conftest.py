@@ -1,4 +1,4 @@
-"""What the estimator tests share: fixed seeds, hostile records, neighbours, a two-armed test of noise."""
+"""What the estimator tests share: fixed seeds, hostile records, neighbors, a two-armed test of noise."""
 
 from collections.abc import Callable, Iterator
 
@@ -27,7 +27,7 @@ def two_armed() -> Callable[..., None]:
 
 
 @pytest.fixture
-def unit_neighbours() -> Callable[..., Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, float]]]:
+def unit_neighbors() -> Callable[..., Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, float]]]:
     """(rows, targets, new row, new target) with rows in the unit ball, random and extreme; targets from a list."""
 
     def pairs(columns: int, targets: tuple[float, ...], trials: int = 60, most: int = 8) -> Iterator:

@@ -36,11 +36,11 @@ def boosting(loss=Logistic(), spent=GaussianBudget(noise_multiplier=1.0), **chan
 
 
 @LOSSES
-@pytest.mark.parametrize("relation", [ADD, REPLACE])
+@pytest.mark.parametrize("neighboring_relation", [ADD, REPLACE])
 @pytest.mark.parametrize("pure", [False, True])
-def test_no_neighbour_moves_the_sums_by_more_than_their_sensitivity(loss, labels, relation, pure):
+def test_no_neighbor_moves_the_sums_by_more_than_their_sensitivity(loss, labels, neighboring_relation, pure):
     spent = PureBudget(epsilon=1.0) if pure else GaussianBudget(noise_multiplier=1.0)
-    mechanism = boosting(loss, spent, relation=relation)
+    mechanism = boosting(loss, spent, neighboring_relation=neighboring_relation)
     release = mechanism.sums(4)
     stated = release.l1_sensitivity if pure else release.l2_sensitivity
     generator = np.random.default_rng(0)
@@ -50,13 +50,13 @@ def test_no_neighbour_moves_the_sums_by_more_than_their_sensitivity(loss, labels
         bins = generator.integers(-1, 4, size=count)
         scores = generator.choice([0.0, 1.0, -60.0, 60.0], size=(count, loss.outputs)) * generator.random()
         targets = generator.choice(labels, size=count)
-        more = mechanism.exact(bins, 4, scores, targets)
-        if relation is ADD:
-            less = mechanism.exact(bins[1:], 4, scores[1:], targets[1:])
+        more = mechanism.exact_value(bins, 4, scores, targets)
+        if neighboring_relation is ADD:
+            less = mechanism.exact_value(bins[1:], 4, scores[1:], targets[1:])
         else:
             bins[0], targets[0] = generator.integers(-1, 4), generator.choice(labels)
             scores[0] = generator.choice([0.0, -60.0, 60.0], size=loss.outputs)
-            less = mechanism.exact(bins, 4, scores, targets)
+            less = mechanism.exact_value(bins, 4, scores, targets)
         largest = max(largest, float(np.linalg.norm((more - less).ravel(), ord=1 if pure else 2)))
     assert 0.7 * stated < largest <= stated
 
@@ -68,15 +68,15 @@ def test_sums_are_those_of_residuals_and_the_same_in_any_order():
     expected = np.zeros(5)
     for place, score, target in zip(bins, scores[:, 0], targets, strict=True):
         expected[place] += (target > 0) - 1 / (1 + math.exp(-score))
-    found = boosting().exact(bins, 5, scores, targets)
+    found = boosting().exact_value(bins, 5, scores, targets)
     assert found[:, 0] == pytest.approx(expected, abs=1e-3)
     order = generator.permutation(1000)
-    assert (boosting().exact(bins[order], 5, scores[order], targets[order]) == found).all()
+    assert (boosting().exact_value(bins[order], 5, scores[order], targets[order]) == found).all()
 
 
 def test_the_noise_of_a_sum_is_that_of_all_releases_together(seeded, two_armed):
     mechanism = boosting(
-        spent=GaussianBudget(noise_multiplier=2.0), features=(INTERVALS,) * 13, rounds=100, randomness=seeded(1)
+        spent=GaussianBudget(noise_multiplier=2.0), features=(INTERVALS,) * 13, rounds=100, rng=seeded(1)
     )
     noise = np.asarray(mechanism.sums(20_000).release(np.zeros(20_000)))
     two_armed(noise, 2.0 * math.sqrt(1300 / 0.95))
@@ -102,7 +102,7 @@ def test_histograms_and_sums_spend_what_is_declared(epsilon, delta, features):
 
 
 def test_as_many_vectors_are_released_as_were_charged(seeded, monkeypatch):
-    mechanism = boosting(randomness=seeded(0))
+    mechanism = boosting(rng=seeded(0))
     asked = []
     original = CyclicBoosting.sums
     monkeypatch.setattr(CyclicBoosting, "sums", lambda self, leaves: asked.append(leaves) or original(self, leaves))
@@ -113,7 +113,7 @@ def test_as_many_vectors_are_released_as_were_charged(seeded, monkeypatch):
 
 
 def test_trees_don_t_depend_on_records_and_cuts_are_anywhere_alike(seeded):
-    trees = seeded(3).fresh("test")
+    trees = seeded(3).new_stream("test")
     sizes, cuts = [], np.zeros(31)
     for _ in range(3000):
         leaves = _leaves(INTERVALS, 8.0, trees)
@@ -154,7 +154,7 @@ def test_declarations_that_contradict_one_another_are_refused(changes, words):
     model = HistGradientBoostingClassifier(epsilon=1.0, delta=1e-5, bounds=(0.0, 1.0), classes=(0, 1), **changes)
     with pytest.raises(InvalidArgument, match=words):
         model.fit(np.zeros((4, 2)), [0, 1, 0, 1])
-    assert not hasattr(model, "privacy_")
+    assert not hasattr(model, "guarantee_")
 
 
 def curved(count=8000, seed=0):

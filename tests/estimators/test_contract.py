@@ -26,7 +26,7 @@ DECLARED = {
     "classes": CLASSES,
     "bounds": (-2.0, 2.0),
     "target_bounds": (-1.0, 3.0),
-    "population": 100,
+    "dataset_size": 100,
     "steps": 3,
     "epochs": 3.0,
 }
@@ -68,7 +68,7 @@ LATER = {("LinearSVC", "dp-gd"), ("LinearSVC", "dp-sgd"), ("Ridge", "dp-gd")}
 
 
 def each(chosen=lambda name, method: True):
-    """A parametrisation by all estimators and methods that are chosen."""
+    """A parametrization by all estimators and methods that are chosen."""
     cases = [
         pytest.param(*case, marks=pytest.mark.slow if case in LATER else (), id="-".join(filter(None, case)))
         for case in CASES
@@ -143,7 +143,7 @@ def test_no_data_raise_or_warn_or_change_what_is_told(name, method, case):
     for key, value in learned(found).items():
         assert np.shape(value) == np.shape(getattr(usual, key))
         assert type(value) is type(getattr(usual, key))
-    assert found.privacy_ == usual.privacy_
+    assert found.guarantee_ == usual.guarantee_
     assert found.events_ == usual.events_
     assert np.isfinite(numbers_of(found)).all()
 
@@ -195,12 +195,14 @@ def test_what_was_done_costs_what_was_declared(name, method):
     for epsilon in (1.0,) if method in DESCENTS else (0.1, 1.0, 6.0):
         model = fitted(build(name, method, epsilon=epsilon), *records())
         spent = accounting.epsilon(
-            compose(list(model.events_)), model.privacy_.delta, relation=model.privacy_.relation
+            compose(list(model.events_)),
+            model.guarantee_.delta,
+            neighboring_relation=model.guarantee_.neighboring_relation,
         ).upper
         assert 0.98 * epsilon < spent <= epsilon * (1 + 1e-9)
-        assert 0.98 * epsilon < model.privacy_.epsilon <= epsilon
-        assert model.privacy_.delta == 1e-5
-        assert model.privacy_.caveats == ()
+        assert 0.98 * epsilon < model.guarantee_.epsilon <= epsilon
+        assert model.guarantee_.delta == 1e-5
+        assert model.guarantee_.caveats == ()
 
 
 @PRIVATE
@@ -208,7 +210,7 @@ def test_without_delta_the_privacy_is_pure_or_the_method_is_refused(name, method
     estimator = build(name, method, delta=0.0)
     if method in PURE or (method is None and name not in DESCENDING):
         model = fitted(estimator, *records())
-        assert (model.privacy_.epsilon, model.privacy_.delta) == (pytest.approx(1.0), 0.0)
+        assert (model.guarantee_.epsilon, model.guarantee_.delta) == (pytest.approx(1.0), 0.0)
         assert accounting.epsilon(compose(list(model.events_)), 0.0).upper <= 1 + 1e-9
     else:
         with pytest.raises(InvalidArgument, match="delta"):
@@ -225,13 +227,13 @@ def test_what_must_be_public_is_declared_and_never_read_from_the_data(name, meth
     estimator.set_params(**{missing: None})
     with pytest.raises(MissingDeclaration, match=f"{missing} must be declared"):
         estimator.fit(*records())
-    assert not [key for key in vars(estimator) if key in {"privacy_", "coef_"}]
+    assert not [key for key in vars(estimator) if key in {"guarantee_", "coef_"}]
 
 
 @each(lambda name, method: method in DESCENTS or name in DESCENDING)
 def test_descents_want_a_public_guess_of_the_number_of_records(name, method):
-    with pytest.raises(MissingDeclaration, match="population must be declared"):
-        fitted(build(name, method, population=None), *records())
+    with pytest.raises(MissingDeclaration, match="dataset_size must be declared"):
+        fitted(build(name, method, dataset_size=None), *records())
 
 
 def test_the_exponential_mechanism_wants_its_candidates():
@@ -246,7 +248,7 @@ def test_a_seed_is_refused_unless_the_run_is_marked(name, method):
     with pytest.raises(InvalidArgument, match="random_state must be an integer"):
         fitted(build(name, method, reproducible=True), *records())
     marked = fitted(build(name, method, **SEEDED), *records())
-    assert marked.privacy_.caveats == ("fixed seed: not for release",)
+    assert marked.guarantee_.caveats == ("fixed seed: not for release",)
     again = fitted(build(name, method, **SEEDED), *records())
     assert (numbers_of(marked) == numbers_of(again)).all()
 
@@ -271,19 +273,19 @@ def test_every_fit_draws_fresh_noise(name, method):
 def test_a_fitted_estimator_survives_a_pickle(name, method):
     model = usual_fit(name, method)
     again = pickle.loads(pickle.dumps(model))
-    assert again.privacy_ == model.privacy_
+    assert again.guarantee_ == model.guarantee_
     assert (numbers_of(again) == numbers_of(model)).all()
 
 
 @each(lambda name, method: name in {*METHODS, *NEURAL, "PCA"})
-@pytest.mark.parametrize("relation", list(NeighboringRelation))
-def test_the_relation_is_stated_and_priced(name, method, relation):
-    estimator = build(name, method, neighboring_relation=str(relation))
-    if method == "objective" and relation is NeighboringRelation.REPLACE_ONE:
+@pytest.mark.parametrize("neighboring_relation", list(NeighboringRelation))
+def test_the_relation_is_stated_and_priced(name, method, neighboring_relation):
+    estimator = build(name, method, neighboring_relation=str(neighboring_relation))
+    if method == "objective" and neighboring_relation is NeighboringRelation.REPLACE_ONE:
         with pytest.raises(InvalidArgument, match="for method='objective'"):
             fitted(estimator, *records())
         return
-    assert fitted(estimator, *records()).privacy_.relation is relation
+    assert fitted(estimator, *records()).guarantee_.neighboring_relation is neighboring_relation
 
 
 @EACH
@@ -324,9 +326,9 @@ def test_refusals_name_what_to_do():
 def test_several_processes_are_refused_before_anything_is_charged(name, monkeypatch):
     """Each would fit anew, with noise and a bill of its own."""
     monkeypatch.setattr(
-        distributed, "get_distributed_context", lambda: distributed.DistributedContext(number=1, count=2)
+        distributed, "get_distributed_context", lambda: distributed.DistributedContext(rank=1, world_size=2)
     )
     estimator = build(name)
     with pytest.raises(InvalidArgument, match=f"{name} must be used in one process, got 2"):
         estimator.fit(np.zeros((100, COLUMNS)), np.array(CLASSES * 50))
-    assert not hasattr(estimator, "privacy_")
+    assert not hasattr(estimator, "guarantee_")

@@ -75,10 +75,10 @@ def test_the_noise_of_objective_perturbation_knows_the_norm_of_the_rows(norm):
 
 
 def test_the_curvature_with_respect_to_the_intercept_includes_the_penalty():
-    # An intercept without a penalty: with records of weight 0 in its direction nothing bounds the minimiser.
+    # An intercept without a penalty: with records of weight 0 in its direction nothing bounds the minimizer.
     release = OutputPerturbation(loss=Logistic(), epsilon=1.0, delta=1e-5, regularization=1.0, dimension=2)
     only_intercept = np.array([[0.0, 1.0]] * 3)
-    found = release.exact(only_intercept, np.ones(3))
+    found = release.exact_value(only_intercept, np.ones(3))
     slope = -3 / (1 + np.exp(found[1, 0])) + found[1, 0]
     assert slope == pytest.approx(0.0, abs=1e-6)
 
@@ -159,8 +159,10 @@ def test_a_replaced_record_pays_for_both_leaves_that_it_changes():
     # Each leaf's count was noised with the full ε though a replaced record changes two.
     declared = {"epsilon": 1.0, "delta": 1e-5, "bounds": (0.0, 1.0), "classes": (0, 1), "max_iter": 5}
     deviations = []
-    for relation in ("add_or_remove_one", "replace_one"):
-        mechanism = HistGradientBoostingClassifier(**declared, neighboring_relation=relation)._prepared(2, Logistic())
+    for neighboring_relation in ("add_or_remove_one", "replace_one"):
+        mechanism = HistGradientBoostingClassifier(**declared, neighboring_relation=neighboring_relation)._prepared(
+            2, Logistic()
+        )
         deviations.append((mechanism.noise, float(mechanism.histograms[0].noise.scales[0])))
     assert deviations[1][0] == pytest.approx(2 * deviations[0][0], rel=1e-6)
     assert deviations[1][1] == pytest.approx(math.sqrt(2) * deviations[0][1], rel=1e-6)

@@ -18,7 +18,7 @@ DECLARED = {
     "data_norm": 1e-3,
     "bounds": (-1.0, 1.0),
     "target_bounds": (-1.0, 1.0),
-    "population": 100,
+    "dataset_size": 100,
     "steps": 2,
     "epochs": 1.0,
     "max_iter": 3,

@@ -50,40 +50,42 @@ def test_intervals_are_on_the_bill(kind, delta):
     assert len(model.events_) == (3 if kind is linear else 2)
     spent = accounting.epsilon(compose(list(model.events_)), delta).upper
     assert 0.85 < spent <= 1 + 1e-9
-    assert model.privacy_.epsilon <= 1
+    assert model.guarantee_.epsilon <= 1
     before = model.events_
     assert model.confidence_intervals(0.9).shape == (4, 2)
     assert (np.diff(model.confidence_intervals(0.99)) > np.diff(model.confidence_intervals(0.9))).all()
     assert model.events_ == before  # asking costs nothing
 
 
-@pytest.mark.parametrize("relation", [ADD, REPLACE])
+@pytest.mark.parametrize("neighboring_relation", [ADD, REPLACE])
 @pytest.mark.parametrize("pure", [False, True])
-def test_no_neighbour_moves_the_statistics_of_intervals_by_more_than_their_sensitivities(
-    relation, pure, unit_neighbours
+def test_no_neighbor_moves_the_statistics_of_intervals_by_more_than_their_sensitivities(
+    neighboring_relation, pure, unit_neighbors
 ):
     spent = PureBudget(epsilon=1.0) if pure else GaussianBudget(noise_multiplier=1.0)
-    square = RegressionInference(budget=spent, dimension=3, constant=0.5, relation=relation).square
-    curved = CurvatureInference(budget=spent, dimension=3, relation=relation).hessian
+    square = RegressionInference(
+        budget=spent, dimension=3, constant=0.5, neighboring_relation=neighboring_relation
+    ).square
+    curved = CurvatureInference(budget=spent, dimension=3, neighboring_relation=neighboring_relation).hessian
     hessians, squares = [], []
-    for rows, targets, row, target in unit_neighbours(3, (-1.0, 0.0, 1.0)):
+    for rows, targets, row, target in unit_neighbors(3, (-1.0, 0.0, 1.0)):
         change = np.outer(row, row) / 4  # a record at the middle of the logistic curve
-        if relation is REPLACE:
+        if neighboring_relation is REPLACE:
             change = change - np.outer(row[::-1], row[::-1]) / 4
         hessians.append(np.abs(change[np.triu_indices(3)]).sum() if pure else np.linalg.norm(change))
-        squares.append(abs(target**2 - 0.5) + (0.5 if relation is REPLACE else 0.0))
+        squares.append(abs(target**2 - 0.5) + (0.5 if neighboring_relation is REPLACE else 0.0))
         assert len(rows) == len(targets)
     assert 0.4 * curved.sensitivity < max(hessians) <= curved.sensitivity * (1 + 1e-9)
-    assert max(squares) == pytest.approx(0.5 if relation is ADD else 1.0)
+    assert max(squares) == pytest.approx(0.5 if neighboring_relation is ADD else 1.0)
     z = 10.0 if pure else math.sqrt(10)  # a tenth of the budget
-    expected = z * (0.5 if relation is ADD else 1.0)
+    expected = z * (0.5 if neighboring_relation is ADD else 1.0)
     assert float(square.scales[0]) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_bootstraps_noise_has_the_law_of_the_releases(seeded):
     for budget in (GaussianBudget(noise_multiplier=2.0), PureBudget(epsilon=1.0)):
-        inference = RegressionInference(budget=budget, dimension=3, constant=0.5, randomness=seeded(0))
-        noises = [inference._noise(inference.randomness.fresh("test")) for _ in range(3)]
+        inference = RegressionInference(budget=budget, dimension=3, constant=0.5, rng=seeded(0))
+        noises = [inference._noise(inference.rng.new_stream("test")) for _ in range(3)]
         grams = np.concatenate([gram for gram, _ in noises])
         released = np.array([inference.statistics.release(np.zeros((0, 3)), np.zeros(0))[0] for _ in range(300)])
         assert grams.std(axis=0) == pytest.approx(released.std(axis=0), rel=0.2)
@@ -129,7 +131,7 @@ def test_intervals_of_known_laws():
 def test_where_no_law_is_known_intervals_are_refused_before_a_record_is_read(model):
     with pytest.raises(InvalidArgument, match="inference must be False"):
         model.fit(np.zeros((4, 2)), np.array([0, 1, 0, 1]))
-    assert not hasattr(model, "privacy_")
+    assert not hasattr(model, "guarantee_")
 
 
 def covered(kind, epsilon, delta, count, fits, seed):

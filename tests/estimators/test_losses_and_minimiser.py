@@ -1,4 +1,4 @@
-"""Losses against finite differences and their own constants; the minimiser against scikit-learn and a residual."""
+"""Losses against finite differences and their own constants; the minimizer against scikit-learn and a residual."""
 
 import numpy as np
 import pytest
@@ -98,7 +98,7 @@ def test_the_minimiser_is_scikit_learns():
     assert pytest.approx(peer.coef_, abs=1e-5) == ours.T
 
 
-def test_conjugate_gradients_find_the_same_minimiser(monkeypatch):
+def test_conjugate_gradients_find_the_same_minimizer(monkeypatch):
     generator = np.random.default_rng(3)
     rows, labels = generator.normal(size=(200, 6)) / 5, generator.integers(0, 3, size=200).astype(float)
     question = {"linear": np.ones((6, 3)), "regularization": 0.5, "tolerance": 1e-9}

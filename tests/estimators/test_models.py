@@ -54,7 +54,7 @@ def test_adult_is_learned_at_the_stated_budgets(adult, method, epsilon, least):
         data_norm=13**0.5,
         classes=(0, 1),
         method=method,
-        population=30_000,
+        dataset_size=30_000,
         random_state=1,
         reproducible=True,
     )
@@ -91,7 +91,7 @@ def test_three_classes_are_learned(kind, method):
         data_norm=4.0,
         classes=("a", "b", "c"),
         method=method,
-        population=6000,
+        dataset_size=6000,
         random_state=1,
         reproducible=True,
     ).fit(X, y)
@@ -132,7 +132,7 @@ def test_a_line_is_found_where_privacy_is_cheap(method):
         data_norm=3.0,
         target_bounds=(-4.0, 10.0),
         method=method,
-        population=4000,
+        dataset_size=4000,
         steps=300,
         random_state=2,
         reproducible=True,
@@ -175,7 +175,7 @@ def test_alpha_is_that_of_scikit_learns_ridge_without_intercept(method):
 def test_components_are_scikit_learns_where_privacy_is_cheap():
     X, _ = table(count=20_000)
     plain = decomposition.PCA(2).fit(X)
-    pca = PCA(2, **LOOSE, data_norm=3.0, centre=X.mean(axis=0), random_state=0, reproducible=True).fit(X)
+    pca = PCA(2, **LOOSE, data_norm=3.0, center=X.mean(axis=0), random_state=0, reproducible=True).fit(X)
     assert np.abs(np.diag(pca.components_ @ plain.components_.T)) == pytest.approx([1.0, 1.0], abs=1e-2)
     assert pca.explained_variance_ratio_ == pytest.approx(plain.explained_variance_ratio_, abs=0.02)
     assert pca.components_ @ pca.components_.T == pytest.approx(np.eye(2), abs=1e-12)
@@ -218,7 +218,7 @@ def test_class_counts_are_noisy_and_do_not_sum_to_the_exact_number_of_records():
 def test_clusters_are_found_where_they_are():
     generator = np.random.default_rng(0)
     true = np.array([[-6.0, -6.0], [6.0, -5.0], [0.0, 7.0]])
-    X = np.vstack([centre + generator.normal(size=(3000, 2)) for centre in true])
+    X = np.vstack([center + generator.normal(size=(3000, 2)) for center in true])
     model = KMeans(3, epsilon=1.0, delta=1e-6, bounds=(-10.0, 10.0), random_state=0, reproducible=True).fit(X)
     gaps = np.linalg.norm(model.cluster_centers_[:, None] - true, axis=2)
     assert gaps.min(axis=0) == pytest.approx(np.zeros(3), abs=0.3)
@@ -250,7 +250,7 @@ def test_a_scaler_is_scikit_learns_where_privacy_is_cheap():
 def test_a_min_max_scaler_reads_no_record():
     scaler = MinMaxScaler(bounds=([0.0, -1.0], [10.0, 1.0])).fit(np.full((3, 2), np.nan))
     assert scaler.transform([[5.0, 3.0], [np.nan, 0.0]]).tolist() == [[0.5, 1.0], [0.5, 0.5]]
-    assert scaler.privacy_.epsilon == 0.0
+    assert scaler.guarantee_.epsilon == 0.0
 
 
 def test_bounds_closer_than_a_rounding_tolerance_are_kept():

@@ -17,7 +17,7 @@ from sordino.randomness import KeyedRNG
 from sordino.training import Plan
 from sordino.training.fit import fit
 
-DECLARED = {"epsilon": 4.0, "delta": 1e-5, "population": 400, "epochs": 5.0}
+DECLARED = {"epsilon": 4.0, "delta": 1e-5, "dataset_size": 400, "epochs": 5.0}
 SEEDED = {"random_state": 3, "reproducible": True}
 
 
@@ -37,7 +37,9 @@ def weights(model):
 def test_the_estimator_is_the_trainer_bit_for_bit():
     X, y = records()
     start = nn.Linear(3, 2)
-    model = DPClassifier(start, classes=(0, 1), averaged_fraction=0.0, batch_size=100, lr=0.3, **DECLARED, **SEEDED)
+    model = DPClassifier(
+        start, classes=(0, 1), averaged_fraction=0.0, batch_size=100, learning_rate=0.3, **DECLARED, **SEEDED
+    )
     model.fit(X, y)
     plan = Plan.for_epsilon(
         target_epsilon=4.0, delta=1e-5, sample_rate=0.25, steps=20, max_grad_norm=1.0, expected_batch_size=100.0
@@ -50,7 +52,7 @@ def test_the_estimator_is_the_trainer_bit_for_bit():
         (torch.from_numpy(X.astype(np.float32)), torch.from_numpy(y)),
         plan,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.9, nesterov=True),
-        randomness=KeyedRNG(seed=3, reproducible=True),
+        rng=KeyedRNG(seed=3, reproducible=True),
         progress=False,
     )
     assert torch.equal(model.module_.weight, twin.weight)
@@ -63,7 +65,7 @@ def test_one_record_more_changes_neither_the_noise_nor_the_events():
     first = DPClassifier(classes=(0, 1), **DECLARED).fit(X, y)
     second = DPClassifier(classes=(0, 1), **DECLARED).fit(more, labels)
     assert first.events_ == second.events_
-    assert first.privacy_ == second.privacy_
+    assert first.guarantee_ == second.guarantee_
 
 
 def test_the_module_that_was_given_stays_as_it_was_and_is_the_start_of_every_fit():
@@ -91,7 +93,7 @@ def test_fitted_models_survive_joblib_and_predict_the_same():
         buffer.seek(0)
         again = joblib.load(buffer)
         assert (again.predict(X) == model.predict(X)).all()
-        assert again.privacy_ == model.privacy_
+        assert again.guarantee_ == model.guarantee_
 
 
 def test_probabilities_scores_and_classes_agree():
@@ -110,7 +112,7 @@ def test_probabilities_scores_and_classes_agree():
 
 def test_private_networks_learn_what_is_there():
     X, y = records(4000)
-    given = DECLARED | {"population": 4000, "epochs": 30.0}
+    given = DECLARED | {"dataset_size": 4000, "epochs": 30.0}
     assert DPClassifier(classes=(0, 1), **given).fit(X, y).score(X, y) > 0.9
     assert DPRegressor(target_bounds=(-1.0, 1.0), **given).fit(X, np.sign(X[:, 0])).score(X, np.sign(X[:, 0])) > 0.4
 
@@ -118,7 +120,7 @@ def test_private_networks_learn_what_is_there():
 def test_a_pipeline_of_declared_scaling_and_a_network_states_one_budget():
     X, y = records()
     line = make_pipeline(MinMaxScaler(bounds=(-4.0, 4.0)), DPClassifier(linear, classes=(0, 1), **DECLARED)).fit(X, y)
-    assert [step.privacy_.epsilon for _, step in line.steps] == pytest.approx([0.0, 4.0], rel=1e-3)
+    assert [step.guarantee_.epsilon for _, step in line.steps] == pytest.approx([0.0, 4.0], rel=1e-3)
     assert set(line.predict(X)) <= {0, 1}
 
 
@@ -144,8 +146,8 @@ def test_sampling_is_by_batch_size_or_by_rate():
     by_size = DPClassifier(classes=(0, 1), batch_size=40, **DECLARED).fit(X, y)
     by_rate = DPClassifier(classes=(0, 1), sample_rate=0.1, **DECLARED).fit(X, y)
     assert by_size.events_ == by_rate.events_
-    assert by_size.privacy_.sampler == "Poisson sampling at rate 0.1"
-    assert DPClassifier(classes=(0, 1), **DECLARED).fit(X, y).privacy_.sampler == "full batches"
+    assert by_size.guarantee_.sampler == "Poisson sampling at rate 0.1"
+    assert DPClassifier(classes=(0, 1), **DECLARED).fit(X, y).guarantee_.sampler == "full batches"
 
 
 @pytest.mark.parametrize(
@@ -154,9 +156,9 @@ def test_sampling_is_by_batch_size_or_by_rate():
         ({"batch_size": 401}, "batch_size must be ≤ population"),
         ({"batch_size": 4, "sample_rate": 0.1}, "batch_size must be None with sample_rate"),
         ({"epochs": 0.0}, "epochs must be"),
-        ({"lr": -1.0}, "lr must be"),
+        ({"learning_rate": -1.0}, "learning_rate must be"),
         ({"optimizer": "lion"}, "optimizer must be one of"),
-        ({"optimizer": torch.optim.Adam, "lr": 0.1}, "lr must be None"),
+        ({"optimizer": torch.optim.Adam, "learning_rate": 0.1}, "learning_rate must be None"),
         ({"module": nn.Linear(3, 5)}, "module must give 2 outputs"),
         ({"module": lambda columns, outputs: 3}, "module must be an nn.Module"),
         ({"delta": 0.0}, "delta must be"),
@@ -168,7 +170,7 @@ def test_wrong_parameters_are_refused_before_anything_is_charged(change, words):
     model = DPClassifier(classes=(0, 1), **(DECLARED | change))
     with pytest.raises(InvalidArgument, match=words):
         model.fit(*records())
-    assert not hasattr(model, "privacy_")
+    assert not hasattr(model, "guarantee_")
 
 
 def test_modules_that_mix_records_are_refused_by_the_engine():

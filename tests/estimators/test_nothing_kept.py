@@ -14,7 +14,7 @@ DECLARED = {
     "classes": (0, 1),
     "bounds": (-1.0, 1.0),
     "target_bounds": (-1.0, 1.0),
-    "population": RECORDS,
+    "dataset_size": RECORDS,
 }
 
 

@@ -14,7 +14,7 @@ from sordino.mechanisms import analytic_noise_multiplier, gaussian_mechanism_del
 
 
 def log_density(weights, loss, records, strength, stddev):
-    """Logarithm of the density of the exact minimiser at weights [m, k], rows being numbers in [−1, 1]."""
+    """Logarithm of the density of the exact minimizer at weights [m, k], rows being numbers in [−1, 1]."""
     slope = strength * weights
     bend = np.tile(strength * np.eye(loss.outputs), (len(weights), 1, 1))
     for x, y in records:
@@ -70,7 +70,7 @@ def test_the_exact_delta_of_scalar_models_is_never_above_the_stated_one(loss, la
     assert tightest > 0.2  # the bound isn't idle
 
 
-def test_for_the_logistic_loss_the_bound_is_nearly_reached_and_fails_for_weaker_regularisation():
+def test_for_the_logistic_loss_the_bound_is_nearly_reached_and_fails_for_weaker_regularization():
     epsilon, stddev = 1.0, 2.0
     plain = gaussian_mechanism_delta(noise_multiplier=stddev, epsilon=epsilon)
     enough = largest_delta(Logistic(), [], (1.0, 1.0), 1 / epsilon, stddev, epsilon, 200_001)
@@ -146,7 +146,7 @@ def test_without_delta_the_log_ratio_of_densities_stays_below_epsilon(regulariza
 
 def test_without_records_the_weights_are_the_noise_over_lambda(seeded, two_armed):
     release = ObjectivePerturbation(
-        loss=Logistic(), epsilon=1.0, delta=1e-5, regularization=5.0, dimension=20_000, randomness=seeded(1)
+        loss=Logistic(), epsilon=1.0, delta=1e-5, regularization=5.0, dimension=20_000, rng=seeded(1)
     )
     weights = release.release(np.zeros((0, 20_000)), np.zeros(0))
     two_armed(weights, release.scale / 5.0)
@@ -155,7 +155,7 @@ def test_without_records_the_weights_are_the_noise_over_lambda(seeded, two_armed
 def test_the_pure_noise_has_a_gamma_norm(seeded):
     norms = []
     release = ObjectivePerturbation(
-        loss=Logistic(), epsilon=2.0, delta=0.0, regularization=1.0, dimension=50, randomness=seeded(2)
+        loss=Logistic(), epsilon=2.0, delta=0.0, regularization=1.0, dimension=50, rng=seeded(2)
     )
     for _ in range(300):
         norms.append(np.linalg.norm(release.release(np.zeros((0, 50)), np.zeros(0))))
@@ -198,9 +198,7 @@ def test_the_curvature_of_the_logistic_loss_vanishes_where_its_gradient_is_large
 @pytest.mark.parametrize("loss", [Logistic(), HuberHinge(), HuberResidual()], ids=lambda loss: type(loss).__name__)
 def test_what_is_released_has_the_density_of_the_proof(loss, seeded):
     # The proof speaks of this density: that of another noise, 20 % off, does not fit the same releases.
-    release = ObjectivePerturbation(
-        loss=loss, epsilon=2.0, delta=1e-4, regularization=1.5, dimension=1, randomness=seeded(7)
-    )
+    release = ObjectivePerturbation(loss=loss, epsilon=2.0, delta=1e-4, regularization=1.5, dimension=1, rng=seeded(7))
     rows, targets = np.array([[1.0], [-0.7], [0.9]]), np.array([1.0, 1.0, -1.0])
     drawn = np.sort([float(release.release(rows, targets)[0, 0]) for _ in range(1500)])
     records = list(zip(rows[:, 0], targets, strict=True))

@@ -30,31 +30,33 @@ LOSSES = pytest.mark.parametrize(
 
 
 @LOSSES
-@pytest.mark.parametrize("relation", [ADD, REPLACE])
-def test_no_neighbour_moves_a_minimiser_by_more_than_its_sensitivity(loss, labels, relation, unit_neighbours):
-    release = OutputPerturbation(loss=loss, epsilon=1.0, delta=1e-5, regularization=2.0, dimension=3, relation=relation)
+@pytest.mark.parametrize("neighboring_relation", [ADD, REPLACE])
+def test_no_neighbor_moves_a_minimiser_by_more_than_its_sensitivity(loss, labels, neighboring_relation, unit_neighbors):
+    release = OutputPerturbation(
+        loss=loss, epsilon=1.0, delta=1e-5, regularization=2.0, dimension=3, neighboring_relation=neighboring_relation
+    )
     largest = 0.0
-    for rows, targets, row, target in unit_neighbours(3, labels):
-        more = release.exact(np.vstack([rows, row]), np.append(targets, target))
-        if relation is ADD:
-            less = release.exact(rows, targets)
+    for rows, targets, row, target in unit_neighbors(3, labels):
+        more = release.exact_value(np.vstack([rows, row]), np.append(targets, target))
+        if neighboring_relation is ADD:
+            less = release.exact_value(rows, targets)
         else:
             other = labels[0] if target != labels[0] else labels[-1]
-            less = release.exact(np.vstack([rows, row if other != target else -row]), np.append(targets, other))
+            less = release.exact_value(np.vstack([rows, row if other != target else -row]), np.append(targets, other))
         largest = max(largest, float(np.linalg.norm(more - less)))
     assert 0.2 * release.l2_sensitivity < largest <= release.l2_sensitivity
 
 
 def test_an_extreme_pair_comes_close_to_the_sensitivity_of_output_perturbation():
-    # Nearly linear losses: strong regularisation keeps the weights where the gradient is that at 0.
+    # Nearly linear losses: strong regularization keeps the weights where the gradient is that at 0.
     release = OutputPerturbation(loss=HuberResidual(), epsilon=1.0, delta=1e-5, regularization=1e4, dimension=2)
-    moved = release.exact(np.array([[1.0, 0.0]]), np.array([1.0]))
+    moved = release.exact_value(np.array([[1.0, 0.0]]), np.array([1.0]))
     assert np.linalg.norm(moved) == pytest.approx(release.l2_sensitivity, rel=1e-3)
 
 
 def test_the_noise_of_output_perturbation_has_the_declared_deviation(seeded, two_armed):
     release = OutputPerturbation(
-        loss=Logistic(), epsilon=1.0, delta=1e-5, regularization=2.0, dimension=20_000, randomness=seeded(1)
+        loss=Logistic(), epsilon=1.0, delta=1e-5, regularization=2.0, dimension=20_000, rng=seeded(1)
     )
     noise = release.noisy(np.zeros((20_000, 1)))
     two_armed(noise, 3.730632 * release.l2_sensitivity)
@@ -64,25 +66,29 @@ def test_the_noise_of_output_perturbation_has_the_declared_deviation(seeded, two
 
 def test_the_pure_noise_of_output_perturbation_has_a_gamma_norm(seeded):
     release = OutputPerturbation(
-        loss=Softmax(outputs=5), epsilon=0.5, delta=0.0, regularization=2.0, dimension=10, randomness=seeded(3)
+        loss=Softmax(outputs=5), epsilon=0.5, delta=0.0, regularization=2.0, dimension=10, rng=seeded(3)
     )
     norms = [np.linalg.norm(release.noisy(np.zeros((10, 5)))) for _ in range(400)]
     assert np.mean(norms) == pytest.approx(50 * math.sqrt(2) / 2 / 0.5, rel=0.025)
 
 
-@pytest.mark.parametrize("relation", [ADD, REPLACE, ZERO])
+@pytest.mark.parametrize("neighboring_relation", [ADD, REPLACE, ZERO])
 @pytest.mark.parametrize(
     "spent", [PureBudget(epsilon=1.0), GaussianBudget(noise_multiplier=2.0)], ids=["pure", "gaussian"]
 )
-def test_no_neighbour_moves_sufficient_statistics_by_more_than_their_sensitivities(spent, relation, unit_neighbours):
-    statistics = LeastSquaresStatistics(budget=spent, dimension=3, relation=relation)
-    adaptive = AdaptiveStatistics(budget=GaussianBudget(noise_multiplier=1.0), dimension=3, relation=relation)
+def test_no_neighbor_moves_sufficient_statistics_by_more_than_their_sensitivities(
+    spent, neighboring_relation, unit_neighbors
+):
+    statistics = LeastSquaresStatistics(budget=spent, dimension=3, neighboring_relation=neighboring_relation)
+    adaptive = AdaptiveStatistics(
+        budget=GaussianBudget(noise_multiplier=1.0), dimension=3, neighboring_relation=neighboring_relation
+    )
     order = 1 if isinstance(spent, PureBudget) else 2
     crosses, grams, smallest = [], [], []
-    for rows, targets, row, target in unit_neighbours(3, (-1.0, 0.5, 1.0)):
+    for rows, targets, row, target in unit_neighbors(3, (-1.0, 0.5, 1.0)):
         more = np.vstack([rows, row]), np.append(targets, target)
         others = (rows, targets)
-        if relation is REPLACE:
+        if neighboring_relation is REPLACE:
             others = np.vstack([rows, row[::-1]]), np.append(targets, -target)
         crosses.append(np.linalg.norm(cross_moment(*more) - cross_moment(*others), ord=order))
         change = more[0].T @ more[0] - others[0].T @ others[0]
@@ -117,16 +123,14 @@ def test_adassp_calibrated_as_a_whole_needs_the_known_noise():
 
 
 def test_the_noise_of_the_cross_moment_has_the_declared_deviation(seeded, two_armed):
-    statistics = LeastSquaresStatistics(
-        budget=GaussianBudget(noise_multiplier=2.0), dimension=20_000, randomness=seeded(1)
-    )
+    statistics = LeastSquaresStatistics(budget=GaussianBudget(noise_multiplier=2.0), dimension=20_000, rng=seeded(1))
     noise = statistics.cross.release(cross_moment(np.zeros((0, 20_000)), np.zeros(0)))
     two_armed(np.asarray(noise), 2.0 * math.sqrt(2))
 
 
 def test_every_entry_of_the_noisy_gram_matrix_varies(seeded):
     # No released statistic may be exact, the diagonal for one-sided data included.
-    statistics = LeastSquaresStatistics(budget=PureBudget(epsilon=1.0), dimension=3, randomness=seeded(2))
+    statistics = LeastSquaresStatistics(budget=PureBudget(epsilon=1.0), dimension=3, rng=seeded(2))
     rows = np.abs(np.random.default_rng(0).normal(size=(20, 3))) / 5
     drawn = np.array([statistics.release(rows, np.ones(20))[0] for _ in range(40)])
     assert (drawn.std(axis=0) > 0.3 * statistics.gram.scale).all()
@@ -141,17 +145,21 @@ def test_a_cross_moment_is_a_sum_of_products_in_any_order():
 
 
 @LOSSES
-@pytest.mark.parametrize("relation", [ADD, REPLACE])
-def test_no_neighbour_moves_a_candidates_score_by_more_than_its_sensitivity(loss, labels, relation, unit_neighbours):
+@pytest.mark.parametrize("neighboring_relation", [ADD, REPLACE])
+def test_no_neighbor_moves_a_candidates_score_by_more_than_its_sensitivity(
+    loss, labels, neighboring_relation, unit_neighbors
+):
     candidates = (
         np.random.default_rng(0).normal(size=(6, 3, loss.outputs)) * np.array([0, 1, 3, 9, 1, 1])[:, None, None]
     )
-    choice = CandidateSelection(loss=loss, epsilon=1.0, candidates=candidates, relation=relation)
+    choice = CandidateSelection(
+        loss=loss, epsilon=1.0, candidates=candidates, neighboring_relation=neighboring_relation
+    )
     largest = 0.0
-    for rows, targets, row, target in unit_neighbours(3, labels):
+    for rows, targets, row, target in unit_neighbors(3, labels):
         more = choice.scores(np.vstack([rows, row]), np.append(targets, target))
         less = choice.scores(rows, targets)
-        if relation is REPLACE:
+        if neighboring_relation is REPLACE:
             less = choice.scores(np.vstack([rows, -row]), np.append(targets, target))
         largest = max(largest, float(np.abs(more - less).max()))
     assert 0.05 * choice.sensitivity < largest <= choice.sensitivity
@@ -160,7 +168,7 @@ def test_no_neighbour_moves_a_candidates_score_by_more_than_its_sensitivity(loss
 
 def test_candidates_are_chosen_by_the_exponential_law(seeded):
     grid = np.array([[[-1.0]], [[0.0]], [[1.0]]])
-    choice = CandidateSelection(loss=Logistic(), epsilon=2.0, candidates=grid, randomness=seeded(0))
+    choice = CandidateSelection(loss=Logistic(), epsilon=2.0, candidates=grid, rng=seeded(0))
     rows, targets = np.ones((3, 1)), np.ones(3)
     weights = np.exp(choice.scores(rows, targets))  # ε/(2Δ) = 1
     drawn = [float(choice.release(rows, targets)[0, 0]) for _ in range(3000)]
@@ -177,9 +185,7 @@ def test_candidates_must_be_finite():
 @pytest.mark.parametrize("ends", [(100.0, 101.0), (-1e-9, 1e-9), (0.0, 50.0)])
 def test_moments_of_far_away_bounds_need_no_more_noise_than_those_around_zero(delta, ends, seeded):
     lower, upper = np.full(2, ends[0]), np.full(2, ends[1])
-    moments = BoundedMoments(
-        budget=make_budget(epsilon=1.0, delta=delta), lower=lower, upper=upper, randomness=seeded(0)
-    )
+    moments = BoundedMoments(budget=make_budget(epsilon=1.0, delta=delta), lower=lower, upper=upper, rng=seeded(0))
     assert moments.sums.sensitivities == pytest.approx([1.0, 1.0, 0.5, 0.5])
     upper_end = accounting.epsilon(compose(moments.events()), delta).upper
     assert 0.999 < upper_end <= 1 + 1e-12

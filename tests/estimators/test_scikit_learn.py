@@ -50,7 +50,7 @@ PARAMETERS = {
     "classes": (0, 1),
     "bounds": (-10.0, 10.0),
     "target_bounds": (-100.0, 100.0),
-    "population": 200,
+    "dataset_size": 200,
     "random_state": 0,
     "reproducible": True,
 }
@@ -92,11 +92,11 @@ def test_a_pipeline_of_private_steps_states_what_each_of_them_spent():
     y = (X[:, 0] > 0).astype(int)
     line = make_pipeline(
         room.MinMaxScaler(bounds=(-4.0, 4.0)),
-        room.PCA(4, epsilon=1.0, delta=1e-6, data_norm=2.0, centre=np.full(5, 0.5)),
+        room.PCA(4, epsilon=1.0, delta=1e-6, data_norm=2.0, center=np.full(5, 0.5)),
         room.LogisticRegression(epsilon=1.0, delta=1e-6, data_norm=1.0, classes=(0, 1)),
     )
     assert line.fit(X, y).score(X, y) > 0.5
-    spent = [step.privacy_.epsilon for _, step in line.steps]
+    spent = [step.guarantee_.epsilon for _, step in line.steps]
     assert spent[0] == 0.0
     assert spent[1:] == pytest.approx([1.0, 1.0])
 
@@ -108,4 +108,4 @@ def test_declarations_survive_a_clone_and_a_search():
     model = room.LogisticRegression(epsilon=5.0, delta=1e-5, data_norm=3.0, classes=(0, 1))
     assert clone(model).get_params() == model.get_params()
     search = GridSearchCV(model, {"regularization": [1.0, 10.0]}, cv=2).fit(X, y)
-    assert search.best_estimator_.privacy_.epsilon == 5.0  # of one fit: the search as a whole spends more
+    assert search.best_estimator_.guarantee_.epsilon == 5.0  # of one fit: the search as a whole spends more

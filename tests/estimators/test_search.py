@@ -39,15 +39,15 @@ def test_all_fits_and_the_choice_are_charged_and_stay_within_the_budget():
         assert isinstance(found.events_[-1], BoundedRange)
         spent = accounting.epsilon(compose(list(found.events_)), 1e-6).upper
         assert 0.9 * epsilon < spent <= epsilon
-        assert spent == pytest.approx(found.privacy_.epsilon)
-        assert found.best_estimator_.privacy_.epsilon < 0.6 * epsilon
+        assert spent == pytest.approx(found.guarantee_.epsilon)
+        assert found.best_estimator_.guarantee_.epsilon < 0.6 * epsilon
 
 
 def test_many_candidates_get_more_than_an_equal_part_each():
-    inner = classifier(method="dp-gd", population=50, steps=3)
+    inner = classifier(method="dp-gd", dataset_size=50, steps=3)
     found = search(inner, {"learning_rate": [1.0, 2.0, 3.0, 4.0]}).fit(*records(50))
     assert found.best_estimator_.epsilon > 1.7 * 0.9 * 2.0 / 4  # close to the √4 of Gaussian noise
-    assert found.privacy_.epsilon <= 2.0
+    assert found.guarantee_.epsilon <= 2.0
 
 
 def test_the_better_candidate_is_chosen():
@@ -100,10 +100,10 @@ def test_a_record_more_moves_every_score_up_by_at_most_one(kind):
 
 def test_replacing_a_record_can_lower_a_score_so_the_choice_gets_twice_the_noise():
     scales = []
-    for relation in ("add_or_remove_one", "replace_one"):
-        inner = classifier(method="output", neighboring_relation=relation)
+    for neighboring_relation in ("add_or_remove_one", "replace_one"):
+        inner = classifier(method="output", neighboring_relation=neighboring_relation)
         found = search(inner).fit(*records(50))
-        assert found.privacy_.relation == relation
+        assert found.guarantee_.neighboring_relation == neighboring_relation
         scales.append(found.events_[-1])
     assert scales[0] == scales[1]  # the same ε; ReportNoisyMax doubles the scale itself
 
@@ -112,7 +112,7 @@ def test_the_bill_does_not_depend_on_the_records():
     first = search().fit(*records(300))
     second = search().fit(np.full((1, 3), np.nan), np.zeros(1))
     assert first.events_ == second.events_
-    assert first.privacy_ == second.privacy_
+    assert first.guarantee_ == second.guarantee_
 
 
 def test_one_candidate_gets_all_but_the_choice():
@@ -122,16 +122,16 @@ def test_one_candidate_gets_all_but_the_choice():
 
 def test_a_pure_budget_is_composed_too():
     found = search(delta=0.0).fit(*records(50))
-    assert found.privacy_.delta == 0.0
-    assert 0.95 * 2.0 < found.privacy_.epsilon <= 2.0
+    assert found.guarantee_.delta == 0.0
+    assert 0.95 * 2.0 < found.guarantee_.epsilon <= 2.0
 
 
 def test_networks_and_ridges_are_searched_too():
     X, y = records(300)
-    network = DPClassifier(classes=(0, 1), population=300, epochs=1.0)
+    network = DPClassifier(classes=(0, 1), dataset_size=300, epochs=1.0)
     found = search(network, {"max_grad_norm": [0.5, 1.0]}).fit(X, y)
     assert set(found.predict(X)) <= {0, 1}
-    assert found.privacy_.epsilon <= 2.0
+    assert found.guarantee_.epsilon <= 2.0
     ridge = search(Ridge(data_norm=2.0, target_bounds=(0.0, 1.0)), {"alpha": [1.0, 1e6]}).fit(X, y)
     assert not hasattr(ridge, "predict_proba")
     assert ridge.predict(X).shape == (300,)
@@ -143,7 +143,7 @@ def test_candidates_draw_noise_of_their_own_even_in_a_repeatable_search():
     seeded = {"random_state": 4, "reproducible": True}
     found, again = search(grid=grid, **seeded).fit(X, y), search(grid=grid, **seeded).fit(X, y)
     assert (found.best_estimator_.coef_ == again.best_estimator_.coef_).all()
-    assert found.privacy_.caveats == ("fixed seed: not for release",)
+    assert found.guarantee_.caveats == ("fixed seed: not for release",)
     first, second = (found._candidate({}, 1.0, 1e-6, place).fit(X, y).coef_ for place in (0, 1))
     assert (first != second).any()
 
@@ -155,7 +155,7 @@ def test_searches_survive_clones_and_pickles():
         found = clone(search()).fit(X, y)
         again = pickle.loads(pickle.dumps(found))
         assert (again.predict(X) == found.predict(X)).all()
-    assert copy.deepcopy(found).privacy_ == found.privacy_
+    assert copy.deepcopy(found).guarantee_ == found.guarantee_
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_searches_survive_clones_and_pickles():
         (lambda: PrivateGridSearch(classifier(), epsilon=1.0, delta=0.0), MissingDeclaration, "param_grid must be"),
         (lambda: search(epsilon=None), MissingDeclaration, "epsilon must be declared"),
         (lambda: search(grid={"epsilon": [1.0, 2.0]}), InvalidArgument, "param_grid must not hold epsilon"),
-        (lambda: search(score_share=1.0), InvalidArgument, "score_share must be"),
+        (lambda: search(score_fraction=1.0), InvalidArgument, "score_fraction must be"),
         (lambda: search(random_state=3), InvalidArgument, "random_state must be None"),
         (
             lambda: search(classifier(method="output"), {"neighboring_relation": ["replace_one", "replace_special"]}),
@@ -178,7 +178,7 @@ def test_what_can_not_be_priced_is_refused_before_anything_is_charged(made, erro
     found = made()
     with pytest.raises(error, match=words):
         found.fit(*records(20))
-    assert not hasattr(found, "privacy_")
+    assert not hasattr(found, "guarantee_")
 
 
 def test_equal_shares_are_the_largest_that_the_accountant_allows():
@@ -202,7 +202,7 @@ def test_scikit_learns_own_search_is_charged_for_every_fit_when_a_ledger_is_give
     X, y = records(100)
     model = classifier(epsilon=0.5, delta=1e-6, ledger=account)
     found = GridSearchCV(model, {"regularization": [2.0, 20.0]}, cv=3, n_jobs=jobs).fit(X, y)
-    assert found.best_estimator_.privacy_.epsilon == 0.5  # one fit's own claim
+    assert found.best_estimator_.guarantee_.epsilon == 0.5  # one fit's own claim
     charged = [entry for entry in account.history() if entry.kind == "charge"]
     assert len(charged) == 2 * 3 + 1  # every fold of every candidate, and the last fit
     assert 0.5 < account.spent().epsilon <= 7 * 0.5 * (1 + 1e-9)
@@ -221,6 +221,6 @@ def test_a_search_that_does_not_fit_the_account_ends_in_a_refusal(tmp_path):
 def test_a_private_search_is_charged_once_and_whole(account):
     found = search(classifier(ledger=account), ledger=account, epsilon=1.0).fit(*records(100))
     (entry,) = [entry for entry in account.history() if entry.kind == "charge"]
-    assert account.spent().epsilon >= 0.99 * found.privacy_.epsilon
+    assert account.spent().epsilon >= 0.99 * found.guarantee_.epsilon
     assert found.best_estimator_.ledger is None
     assert entry.note == "PrivateGridSearch"

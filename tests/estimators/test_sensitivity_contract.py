@@ -67,7 +67,7 @@ KINDS = (
 def exact_value(mechanism, value):
     if isinstance(mechanism, PrivateCount):
         return len(value)
-    return mechanism.exact(value) if hasattr(mechanism, "exact") else np.array(value, dtype=float)
+    return mechanism.exact_value(value) if hasattr(mechanism, "exact_value") else np.array(value, dtype=float)
 
 
 def share_of_sensitivity(mechanism, before, after):
@@ -100,7 +100,7 @@ class Tape:
 
     def wrapped(self, release):
         def taped(mechanism, value):
-            drawn = release(mechanism, value)  # in the replay too: trees and centres come from the same key
+            drawn = release(mechanism, value)  # in the replay too: trees and centers come from the same key
             exact = exact_value(mechanism, value)
             if not self.replaying:
                 self.entries.append((exact, drawn))
@@ -119,7 +119,7 @@ class Tape:
         self.replaying = False
 
 
-def neighbours(generator, count):
+def neighbors(generator, count):
     X = generator.normal(size=(count, COLUMNS))
     kind = generator.integers(0, 4)
     new = (generator.normal(size=COLUMNS), np.full(COLUMNS, 1e300), 2 * np.eye(COLUMNS)[1], np.array([2.0, -2.0, 2.0]))
@@ -133,7 +133,7 @@ def largest_share(name, extra, delta, monkeypatch):
     generator = np.random.default_rng(4)
     shares = []
     for _ in range(8):
-        X, y, row, label = neighbours(generator, int(generator.integers(0, 6)))
+        X, y, row, label = neighbors(generator, int(generator.integers(0, 6)))
         model = kind(**given, random_state=1, reproducible=True)
         more = np.vstack([X, row]), np.append(names[y], names[label])
         with monkeypatch.context() as patched:

@@ -77,7 +77,7 @@ def test_a_column_that_holds_no_numbers_is_refused_by_name_and_type(model, kind)
         model.fit(frame, np.zeros(300))
     assert "Zq7" not in str(refusal.value)
     assert "300" not in str(refusal.value)
-    assert not hasattr(model, "privacy_")
+    assert not hasattr(model, "guarantee_")
 
 
 @pytest.mark.parametrize("kind", NUMBERS, ids=str)

@@ -19,7 +19,7 @@ def correlated(count, seed=0, columns=40):
 
 def test_all_releases_together_are_the_one_gaussian_that_the_budget_buys():
     X, y = correlated(300)
-    model = WhitenedLogisticRegression(epsilon=1.3, delta=1e-5, classes=(0, 1, 2), population=300, steps=7).fit(X, y)
+    model = WhitenedLogisticRegression(epsilon=1.3, delta=1e-5, classes=(0, 1, 2), dataset_size=300, steps=7).fit(X, y)
     moments, descent = model.events_
     assert isinstance(moments, Gaussian)
     assert isinstance(descent, SelfComposed)
@@ -28,7 +28,7 @@ def test_all_releases_together_are_the_one_gaussian_that_the_budget_buys():
     spent = moments.noise_multiplier**-2 + descent.count * descent.event.noise_multiplier**-2
     assert spent == pytest.approx(whole**-2, rel=1e-12)
     assert moments.noise_multiplier**-2 == pytest.approx(0.3 * whole**-2, rel=1e-12)
-    assert 1.299 < model.privacy_.epsilon <= 1.3
+    assert 1.299 < model.guarantee_.epsilon <= 1.3
 
 
 def test_the_second_moments_are_those_of_unit_rows_whatever_the_records_lengths(monkeypatch):
@@ -43,7 +43,7 @@ def test_the_second_moments_are_those_of_unit_rows_whatever_the_records_lengths(
     X[2] = 0.0
     X[3, 0] = math.nan
     y[4] = 9
-    WhitenedLogisticRegression(epsilon=1.0, delta=1e-5, classes=(0, 1, 2), population=60, steps=2).fit(X, y)
+    WhitenedLogisticRegression(epsilon=1.0, delta=1e-5, classes=(0, 1, 2), dataset_size=60, steps=2).fit(X, y)
     (rows,) = seen
     assert len(rows) == 60
     lengths = np.linalg.norm(rows, axis=1)
@@ -56,7 +56,7 @@ def test_whitening_is_the_inverse_root_of_the_noisy_moments_with_their_ridge(mon
     release = PrivateSecondMoment.release
     monkeypatch.setattr(PrivateSecondMoment, "release", lambda self, rows: seen.append(release(self, rows)) or seen[-1])
     X, y = correlated(500)
-    model = WhitenedLogisticRegression(epsilon=1.0, delta=1e-5, classes=(0, 1, 2), population=500, steps=2).fit(X, y)
+    model = WhitenedLogisticRegression(epsilon=1.0, delta=1e-5, classes=(0, 1, 2), dataset_size=500, steps=2).fit(X, y)
     (noisy,) = seen
     values, vectors = np.linalg.eigh(noisy)
     inverse = np.linalg.inv(model.whitening_ @ model.whitening_)
@@ -70,7 +70,7 @@ def test_classes_in_quiet_directions_are_told_apart_without_a_declared_norm():
     X, y = correlated(30_000)
     T, u = correlated(4000, seed=1)
     lengths = np.exp(np.random.default_rng(5).normal(size=(30_000, 1)) * 5)
-    model = WhitenedLogisticRegression(epsilon=3.0, delta=1e-5, classes=(0, 1, 2), population=30_000)
+    model = WhitenedLogisticRegression(epsilon=3.0, delta=1e-5, classes=(0, 1, 2), dataset_size=30_000)
     assert model.fit(X * lengths, y).score(T, u) > 0.95
 
 
@@ -78,7 +78,7 @@ def test_probabilities_agree_with_predictions_for_two_classes_and_for_more():
     X, y = correlated(500)
     for classes in ((0, 1, 2), (0, 1)):
         model = WhitenedLogisticRegression(
-            epsilon=5.0, delta=1e-5, classes=classes, population=500, steps=5, random_state=1, reproducible=True
+            epsilon=5.0, delta=1e-5, classes=classes, dataset_size=500, steps=5, random_state=1, reproducible=True
         ).fit(X, y)
         shares = model.predict_proba(X)
         assert np.allclose(shares.sum(axis=1), 1)
@@ -92,7 +92,7 @@ def test_float32_and_float64_records_give_the_same_model_chunk_by_chunk():
 
     def fitted(rows):
         return WhitenedLogisticRegression(
-            epsilon=3.0, delta=1e-5, classes=(0, 1, 2), population=9000, steps=5, random_state=4, reproducible=True
+            epsilon=3.0, delta=1e-5, classes=(0, 1, 2), dataset_size=9000, steps=5, random_state=4, reproducible=True
         ).fit(rows, y)
 
     single, double = fitted(X), fitted(X.astype(np.float64))
@@ -104,11 +104,11 @@ def test_float32_and_float64_records_give_the_same_model_chunk_by_chunk():
 
 def test_a_smaller_clipping_norm_has_its_noise_and_a_small_constant_leaves_it_to_the_row():
     X, y = correlated(3000)
-    given = {"epsilon": 3.0, "delta": 1e-5, "classes": (0, 1, 2), "population": 3000}
+    given = {"epsilon": 3.0, "delta": 1e-5, "classes": (0, 1, 2), "dataset_size": 3000}
     small = WhitenedLogisticRegression(**given, max_grad_norm=0.25, intercept_scaling=0.1).fit(X, y)
     plain = WhitenedLogisticRegression(**given).fit(X, y)
     assert small.events_ == plain.events_
-    assert small.privacy_ == plain.privacy_
+    assert small.guarantee_ == plain.guarantee_
     assert small.score(X, y) > 0.9
     # The intercept sees a tenth of what a column sees, once in its gradient and once in the score.
     assert np.abs(small.intercept_).max() < np.abs(small.coef_).max()

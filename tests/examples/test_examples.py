@@ -33,4 +33,4 @@ def test_the_example_runs_and_prints_its_guarantee(name: str, capsys: pytest.Cap
     arguments, holds = ARGUMENTS[name]
     result = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](arguments)
     assert holds(result)
-    assert "-differentially private: unit one example" in capsys.readouterr().out
+    assert "-differentially private: unit one record" in capsys.readouterr().out

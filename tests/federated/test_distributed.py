@@ -23,7 +23,7 @@ def mechanism(width=50, **changes):
         "max_update_norm": 1.0,
         "noise_multiplier": 0.5,
         "clients": 10,
-        "honest": 10,
+        "min_honest_clients": 10,
         "bits": 22,
     }
     return DistributedGaussian(**{**values, **changes})
@@ -48,7 +48,7 @@ def test_the_mean_of_all_updates_comes_back():
     chosen = mechanism(noise_multiplier=1e-3)
     torch.manual_seed(0)
     updates = [{"weight": torch.randn(1, 50) / 20} for _ in range(10)]
-    total = sum(chosen.encode(one, round_number=3, randomness=seeded(k)) for k, one in enumerate(updates))
+    total = sum(chosen.encode(one, round_number=3, rng=seeded(k)) for k, one in enumerate(updates))
     mean = chosen.decode(total % chosen.modulus, round_number=3)["weight"]
     expected = torch.stack([one["weight"] for one in updates]).mean(0).double()
     noise = chosen.noise_multiplier * chosen.sensitivity / 10 + chosen.granularity
@@ -85,13 +85,12 @@ def test_a_broken_update_is_encoded_as_zero(bad):
 
 @pytest.mark.parametrize(("factor", "good"), [(1.0, True), (1.05, False)])
 def test_the_honest_clients_noise_adds_up_to_what_is_declared(factor, good):
-    chosen = mechanism(width=4096, clients=6, honest=4)
+    chosen = mechanism(width=4096, clients=6, min_honest_clients=4)
     zero = {"weight": torch.zeros(1, 4096)}
     noise = np.concatenate(
         [
             sum(
-                (chosen.encode(zero, round_number=r, randomness=seeded(10 * r + k)) + chosen.modulus // 2)
-                % chosen.modulus
+                (chosen.encode(zero, round_number=r, rng=seeded(10 * r + k)) + chosen.modulus // 2) % chosen.modulus
                 - chosen.modulus // 2
                 for k in range(4)
             )
@@ -126,7 +125,7 @@ def test_a_sum_of_discrete_gaussians_is_as_close_to_one_as_the_excess_says(stdde
 def test_the_price_is_the_gaussians_where_shares_are_wide_and_grows_where_they_are_narrow():
     wide = mechanism(bits=30)
     assert wide.event().rho == pytest.approx(0.5 / 0.25, rel=1e-3)
-    narrow = mechanism(bits=8, noise_multiplier=4.0, clients=200, honest=200)
+    narrow = mechanism(bits=8, noise_multiplier=4.0, clients=200, min_honest_clients=200)
     assert 1 < narrow.stddev < 2
     tau, ratio = narrow.excess, math.sqrt(narrow._largest_square) / (math.sqrt(200) * narrow.stddev)
     expected = min(math.sqrt(ratio**2 + tau * narrow.size / 2), ratio + tau * math.sqrt(narrow.size))
@@ -141,34 +140,39 @@ def test_sensitivity_grows_with_the_grid_and_never_falls_below_the_bound():
 
 def test_a_modulus_without_room_is_refused():
     with pytest.raises(InvalidArgument, match="more bits"):
-        mechanism(bits=8, clients=100_000, honest=100_000)
+        mechanism(bits=8, clients=100_000, min_honest_clients=100_000)
 
 
 def test_masks_cancel_and_a_single_message_tells_nothing():
-    masks = SimulatedSecureAggregation(clients=[3, 5, 9], size=4000, bits=20, least=2, randomness=seeded(4))
+    masks = SimulatedSecureAggregation(clients=[3, 5, 9], size=4000, bits=20, least=2, rng=seeded(4))
     messages = {client: np.full(4000, client, dtype=np.int64) for client in (3, 5, 9)}
     sent = {client: masks.mask(client, message) for client, message in messages.items()}
-    assert set(masks.open(sent)) == {17}
-    assert set(masks.open({client: sent[client] for client in (3, 9)})) == {12}
+    assert set(masks.unmask(sent)) == {17}
+    assert set(masks.unmask({client: sent[client] for client in (3, 9)})) == {12}
     counts = np.bincount(sent[3] >> 16, minlength=16)
     assert ((counts - 250) ** 2 / 250).sum() < 45
     with pytest.raises(PrivacyError, match="at least 2"):
-        masks.open({3: sent[3]})
+        masks.unmask({3: sent[3]})
     with pytest.raises(InvalidArgument, match="another"):
-        masks.open({3: sent[3], 4: sent[5]})
+        masks.unmask({3: sent[3], 4: sent[5]})
 
 
 def test_a_server_of_sums_learns_and_states_its_assumption(tmp_path):
     ledger = Ledger(tmp_path / "ledger.db")
     ledger.create()
     account = ledger.declare(
-        "phones", epsilon=60.0, delta=1e-5, relation=NeighboringRelation.REPLACE_SPECIAL, unit="client", policy="zcdp"
+        "phones",
+        epsilon=60.0,
+        delta=1e-5,
+        neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
+        privacy_unit="client",
+        policy="zcdp",
     )
     model = nn.Linear(3, 1, bias=False)
     nn.init.zeros_(model.weight)
-    chosen = mechanism(width=3, clients=8, honest=6)
+    chosen = mechanism(width=3, clients=8, min_honest_clients=6)
     goal = torch.tensor([[0.3, -0.2, 0.1]])
-    with DistributedServer(model, chosen, rounds=6, delta=1e-5, population=20, ledger=account) as server:
+    with DistributedServer(model, chosen, rounds=6, delta=1e-5, num_clients=20, ledger=account) as server:
         for cohort in server.rounds():
             asked = cohort.clients.tolist()
             assert len(set(asked)) == 8
@@ -176,35 +180,38 @@ def test_a_server_of_sums_learns_and_states_its_assumption(tmp_path):
             sent = {
                 client: masks.mask(
                     client,
-                    chosen.encode(
-                        {"weight": goal - model.weight.detach()}, round_number=cohort.number, randomness=KeyedRNG()
-                    ),
+                    chosen.encode({"weight": goal - model.weight.detach()}, round_number=cohort.number, rng=KeyedRNG()),
                 )
                 for client in asked
             }
-            server.finish_round(cohort, masks.open(sent))
+            server.finish_round(cohort, masks.unmask(sent))
     noise = 0.5 * chosen.sensitivity * math.sqrt(8 / 6) / 8
     assert float((model.weight.detach() - goal).abs().max()) < 6 * noise
     told = server.guarantee()
-    assert "at least 6 clients" in told.sentence()
-    assert told.relation is NeighboringRelation.REPLACE_SPECIAL
+    assert "at least 6 clients" in told.describe()
+    assert told.neighboring_relation is NeighboringRelation.REPLACE_SPECIAL
     with pytest.raises(NonPrivateStep):
-        server.finish_round(cohort, masks.open(sent))
+        server.finish_round(cohort, masks.unmask(sent))
     small = ledger.declare(
-        "few", epsilon=1.0, delta=1e-5, relation=NeighboringRelation.REPLACE_SPECIAL, unit="client", policy="zcdp"
+        "few",
+        epsilon=1.0,
+        delta=1e-5,
+        neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
+        privacy_unit="client",
+        policy="zcdp",
     )
     with (
         pytest.raises(BudgetExceeded),
-        DistributedServer(model, chosen, rounds=6, delta=1e-5, population=20, ledger=small),
+        DistributedServer(model, chosen, rounds=6, delta=1e-5, num_clients=20, ledger=small),
     ):
         pass
 
 
 @pytest.mark.parametrize(("population", "rounds"), [(40, 500), (9, 500)])
 def test_every_client_is_as_likely_to_be_asked(population, rounds):
-    chosen = mechanism(width=3, clients=8, honest=8)
+    chosen = mechanism(width=3, clients=8, min_honest_clients=8)
     with DistributedServer(
-        nn.Linear(3, 1, bias=False), chosen, rounds=rounds, delta=1e-5, population=population, randomness=seeded(5)
+        nn.Linear(3, 1, bias=False), chosen, rounds=rounds, delta=1e-5, num_clients=population, rng=seeded(5)
     ) as server:
         cohorts = [cohort.clients for cohort in server.rounds()]
     assert all(len(set(cohort.tolist())) == 8 and (np.diff(cohort) > 0).all() for cohort in cohorts)
@@ -214,7 +221,7 @@ def test_every_client_is_as_likely_to_be_asked(population, rounds):
 
 def test_a_cohort_of_a_hundred_million_costs_the_cohort():
     server = DistributedServer(
-        nn.Linear(3, 1, bias=False), mechanism(width=3), rounds=1, delta=1e-5, population=10**8, randomness=seeded(5)
+        nn.Linear(3, 1, bias=False), mechanism(width=3), rounds=1, delta=1e-5, num_clients=10**8, rng=seeded(5)
     )
     tracemalloc.start()
     with server:

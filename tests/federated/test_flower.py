@@ -88,7 +88,7 @@ def line():
 
 
 def started(answer, nodes=(11, 22, 33, 44), population=4, **changes):
-    strategy = PrivateStrategy(line(), plan(**changes), population=population)
+    strategy = PrivateStrategy(line(), plan(**changes), num_clients=population)
     grid = Grid(nodes, answer)
     result = strategy.start(grid)
     return strategy, grid, result
@@ -139,7 +139,7 @@ def test_a_second_reply_of_a_node_is_left_out():
 
 def test_buffers_and_counters_of_clients_never_reach_the_server():
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    strategy = PrivateStrategy(model, plan(steps=1), population=4)
+    strategy = PrivateStrategy(model, plan(steps=1), num_clients=4)
 
     def answer(_node, arrays):
         new = {name: value + 1 for name, value in arrays.items()}
@@ -168,7 +168,7 @@ def test_rounds_are_charged_at_the_rate_of_the_population_not_of_the_connected()
     strategy, grid, _ = started(
         lambda node, arrays: returned(arrays, 0, 0, 0.1),
         nodes=range(30),
-        population=100,
+        num_clients=100,
         sample_rate=0.2,
         steps=40,
         noise_multiplier=1.0,
@@ -176,21 +176,21 @@ def test_rounds_are_charged_at_the_rate_of_the_population_not_of_the_connected()
     )
     event = SelfComposed(event=PoissonSampled(sample_rate=0.2, event=Gaussian(noise_multiplier=1.0)), count=40)
     assert strategy.guarantee().epsilon == pytest.approx(accounting.epsilon(event, 1e-5).upper, rel=1e-9)
-    assert strategy.guarantee().unit is PrivacyUnit.CLIENT
+    assert strategy.guarantee().privacy_unit is PrivacyUnit.CLIENT
     # Only connected clients can be asked: 30 of 100, each with probability 0.2 in each of 40 rounds.
     assert abs(len(grid.asked) - 240) < 5 * math.sqrt(240 * 0.8)
 
 
 def test_more_nodes_than_the_population_are_refused_before_anything_is_sent():
-    strategy = PrivateStrategy(line(), plan(), population=3)
+    strategy = PrivateStrategy(line(), plan(), num_clients=3)
     grid = Grid((1, 2, 3, 4), lambda node, arrays: returned(arrays, 0, 0, 0))
-    with pytest.raises(InvalidArgument, match="population"):
+    with pytest.raises(InvalidArgument, match="num_clients"):
         strategy.start(grid)
     assert not grid.asked
 
 
 def test_more_rounds_than_planned_are_refused():
-    strategy = PrivateStrategy(line(), plan(steps=2), population=4)
+    strategy = PrivateStrategy(line(), plan(steps=2), num_clients=4)
     with pytest.raises(InvalidArgument, match="num_rounds"):
         strategy.start(Grid((1,), lambda node, arrays: None), num_rounds=3)
 
@@ -258,9 +258,13 @@ def test_the_local_mod_really_sends_noise_of_the_right_size_and_only_so_often():
 # --- the accountant ----------------------------------------------------------------------------------------------
 
 
-def config(method=SamplingMethod.POISSON, relation=NeighboringRelation.ADD_OR_REMOVE_ONE, **more):
+def config(method=SamplingMethod.POISSON, neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE, **more):
     return PrivacyConfig(
-        target_delta=1e-5, population_size=1000, neighboring_relation=relation, sampling_method=method, **more
+        target_delta=1e-5,
+        population_size=1000,
+        neighboring_relation=neighboring_relation,
+        sampling_method=method,
+        **more,
     )
 
 

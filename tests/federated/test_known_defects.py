@@ -49,7 +49,7 @@ def line(width=3):
 def served(updates, chosen, *, optimizer=fed_avg, seed=1, model=None):
     """The server after all rounds in which client k sends `updates[k]`; None does not answer."""
     key = KeyedRNG(seed=seed, reproducible=True)
-    server = PrivateServer(model or line(), chosen, population=len(updates), optimizer=optimizer, randomness=key)
+    server = PrivateServer(model or line(), chosen, num_clients=len(updates), optimizer=optimizer, rng=key)
     with server:
         for cohort in server.rounds():
             server.finish_round(cohort, [(int(c), updates[c]) for c in cohort.clients if updates[c] is not None])
@@ -98,7 +98,7 @@ def test_defect_3_a_client_whose_reported_size_is_a_lever_on_the_sensitivity():
         moved.append(float(model.weight.detach().norm()) * 100)
     assert moved == pytest.approx([1.0, 1.0], rel=1e-5)
     with pytest.raises(TypeError):
-        PrivateServer(line(), plan(), population=4, weights=[1, 1, 1, 100])  # pyright: ignore[reportCallIssue]
+        PrivateServer(line(), plan(), num_clients=4, weights=[1, 1, 1, 100])  # pyright: ignore[reportCallIssue]
     # The server's optimizer comes after the noise: it sees the noisy mean and nothing else.
     steps = []
 
@@ -131,7 +131,7 @@ def test_defect_4_cohorts_and_noise_that_anybody_can_replay():
         np.random.seed(0)
         torch.manual_seed(0)
         server = PrivateServer(
-            line(), plan(noise_multiplier=1.0, sample_rate=0.5, steps=40, expected_batch_size=50.0), population=100
+            line(), plan(noise_multiplier=1.0, sample_rate=0.5, steps=40, expected_batch_size=50.0), num_clients=100
         )
         with server:
             for cohort in server.rounds():
@@ -163,7 +163,7 @@ def test_defect_5_a_sensitivity_beside_the_clip_and_a_formula_beyond_its_range(e
 @pytest.mark.parametrize(("factor", "good"), [(1.0, True), (1.05, False)])
 def test_defect_6_noise_that_is_logged_and_then_thrown_away(factor, good):
     """What leaves the client is the clipped update plus noise of the size that it states."""
-    local = LocalPrivacy(epsilon=8.0, delta=1e-5, max_update_norm=1.0, randomness=KeyedRNG(seed=3, reproducible=True))
+    local = LocalPrivacy(epsilon=8.0, delta=1e-5, max_update_norm=1.0, rng=KeyedRNG(seed=3, reproducible=True))
     given = {"weight": torch.full((1, 40_000), 1.0)}
     sent = local.privatize(given)["weight"].double()
     assert torch.equal(given["weight"], torch.ones(1, 40_000))
@@ -174,21 +174,21 @@ def test_defect_6_noise_that_is_logged_and_then_thrown_away(factor, good):
 def test_defect_7_shares_of_noise_for_another_cohort_than_the_one_that_answers():
     """Planned 20, connected 4: refused before anybody is asked; with too few shares no sum is opened."""
     mechanism = DistributedGaussian(
-        shapes={"weight": (1, 3)}, max_update_norm=1.0, noise_multiplier=1.0, clients=20, honest=16, bits=20
+        shapes={"weight": (1, 3)}, max_update_norm=1.0, noise_multiplier=1.0, clients=20, min_honest_clients=16, bits=20
     )
-    with pytest.raises(InvalidArgument, match="population"):
-        DistributedServer(line(), mechanism, rounds=1, delta=1e-5, population=4)
-    with DistributedServer(line(), mechanism, rounds=1, delta=1e-5, population=100) as server:
+    with pytest.raises(InvalidArgument, match="num_clients"):
+        DistributedServer(line(), mechanism, rounds=1, delta=1e-5, num_clients=4)
+    with DistributedServer(line(), mechanism, rounds=1, delta=1e-5, num_clients=100) as server:
         cohort = next(server.rounds())
         asked = cohort.clients.tolist()
         assert len(asked) == 20
         masks = SimulatedSecureAggregation(
-            clients=asked, size=mechanism.size, bits=mechanism.bits, least=mechanism.honest
+            clients=asked, size=mechanism.size, bits=mechanism.bits, least=mechanism.min_honest_clients
         )
-        message = mechanism.encode(update(0, 0, 1), round_number=0, randomness=KeyedRNG())
+        message = mechanism.encode(update(0, 0, 1), round_number=0, rng=KeyedRNG())
         assert message.dtype == np.int64
         sent = {client: masks.mask(client, message) for client in asked[:15]}
         with pytest.raises(PrivacyError, match="at least 16"):
-            masks.open(sent)
+            masks.unmask(sent)
     # The noise is discrete and added by the clients; 16 shares are the variance that is claimed.
     assert 16 * mechanism.stddev**2 * mechanism.granularity**2 == pytest.approx(mechanism.sensitivity**2, rel=1e-6)

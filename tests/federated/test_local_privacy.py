@@ -28,7 +28,7 @@ def test_epsilon_holds_where_the_classical_formula_fails(epsilon, rounds):
 
 @pytest.mark.parametrize(("factor", "good"), [(1.0, True), (1.05, False)])
 def test_every_entry_gets_the_noise_of_twice_the_bound(factor, good):
-    local = LocalPrivacy(epsilon=2.0, delta=1e-5, max_update_norm=0.5, randomness=KeyedRNG(seed=1, reproducible=True))
+    local = LocalPrivacy(epsilon=2.0, delta=1e-5, max_update_norm=0.5, rng=KeyedRNG(seed=1, reproducible=True))
     sent = local.privatize({"a": torch.zeros(20_000), "b": torch.zeros(200, 100)})
     z = torch.cat([value.flatten().double() for value in sent.values()]) / (local.stddev * factor)
     assert (abs(float(z.square().mean()) - 1) < 4 * math.sqrt(2 / 40_000)) == good
@@ -61,9 +61,9 @@ def test_values_out_of_range_are_refused(name):
 
 def test_one_key_is_for_one_client():
     key = KeyedRNG()
-    LocalPrivacy(epsilon=1.0, delta=1e-5, max_update_norm=1.0, randomness=key)
+    LocalPrivacy(epsilon=1.0, delta=1e-5, max_update_norm=1.0, rng=key)
     with pytest.raises(InvalidArgument, match="fresh"):
-        LocalPrivacy(epsilon=1.0, delta=1e-5, max_update_norm=1.0, randomness=key)
+        LocalPrivacy(epsilon=1.0, delta=1e-5, max_update_norm=1.0, rng=key)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -80,7 +80,7 @@ def test_no_type_of_numbers_rounds_an_update_beyond_its_bound(dtype, count, boun
 def test_arrays_are_clipped_and_noised_as_tensors_are():
     def sent(update):
         local = LocalPrivacy(
-            epsilon=8.0, delta=1e-5, max_update_norm=1.0, rounds=1, randomness=KeyedRNG(seed=1, reproducible=True)
+            epsilon=8.0, delta=1e-5, max_update_norm=1.0, rounds=1, rng=KeyedRNG(seed=1, reproducible=True)
         )
         return local.privatize(update)["a"]
 

@@ -41,10 +41,10 @@ def loss(model, x, y):
 
 
 def test_a_federated_run_can_be_verified_by_someone_else(tmp_path):
-    result = simulate(nn.Linear(3, 1), loss, problem(), plan(), run=tmp_path / "run")
+    result = simulate(nn.Linear(3, 1), loss, problem(), plan(), run_folder=tmp_path / "run")
     outcome = verify(tmp_path / "run")
     assert outcome.passed, outcome
-    assert RunFolder.open(tmp_path / "run").guarantee.unit is PrivacyUnit.CLIENT
+    assert RunFolder.open(tmp_path / "run").guarantee.privacy_unit is PrivacyUnit.CLIENT
     assert result.guarantee.epsilon == RunFolder.open(tmp_path / "run").guarantee.epsilon
 
 
@@ -58,8 +58,8 @@ def test_a_run_goes_on_from_its_checkpoint_and_both_attempts_are_charged(tmp_pat
 
     model = nn.Linear(3, 1)
     with pytest.raises(Cut):
-        simulate(model, loss, problem(), plan(), run=tmp_path / "run", checkpoint_every=2, on_round=cut)
-    result = simulate(nn.Linear(3, 1), loss, problem(), plan(), resume=tmp_path / "run")
+        simulate(model, loss, problem(), plan(), run_folder=tmp_path / "run", checkpoint_every=2, on_round=cut)
+    result = simulate(nn.Linear(3, 1), loss, problem(), plan(), resume_from=tmp_path / "run")
     assert result.rounds == 6
     # Rounds 0–4, then again from the checkpoint after round 4 (two of four): five and two.
     assert len(list(RunFolder.open(tmp_path / "run"))) == 7
@@ -71,7 +71,7 @@ def test_the_account_is_charged_and_refuses_what_does_not_fit(tmp_path):
     ledger = Ledger(tmp_path / "ledger.db")
     ledger.create()
     whole = plan().guarantee().epsilon
-    account = ledger.declare("phones", epsilon=whole * 1.2, delta=1e-5, unit=PrivacyUnit.CLIENT)
+    account = ledger.declare("phones", epsilon=whole * 1.2, delta=1e-5, privacy_unit=PrivacyUnit.CLIENT)
     simulate(nn.Linear(3, 1), loss, problem(), plan(), ledger=account)
     asked = []
 
@@ -89,19 +89,19 @@ def test_noise_with_memory_takes_back_what_it_added_over_the_rounds():
     """DP-FTRL: fixed cohorts in turn, at least five rounds apart, and banded noise."""
     steps, bands = 20, 4
     correlated = CorrelatedNoise(
-        strategy=optimize_banded(bands, steps=steps), participation=MinSeparation(separation=4)
+        strategy=optimize_banded(bands, steps=steps), participation=MinSeparation(min_separation=4)
     )
     chosen = plan(
         sample_rate=0.2,
         steps=steps,
         expected_batch_size=4.0,
         poisson_sampling=False,
-        noise=correlated,
+        correlated_noise=correlated,
     )
     model = nn.Linear(4000, 1, bias=False)
     nn.init.zeros_(model.weight)
     seen = []
-    with PrivateServer(model, chosen, population=20) as server:
+    with PrivateServer(model, chosen, num_clients=20) as server:
         for cohort in server.rounds():
             before = model.weight.detach().clone()
             server.finish_round(cohort, [])
@@ -178,7 +178,7 @@ def test_clients_side_by_side_move_as_one_after_the_other(norm):
         model = nn.Sequential(nn.Linear(3, 4), norm(), nn.Tanh(), nn.Linear(4, 1))
         key = KeyedRNG(seed=7, reproducible=True)
         before = {name: value.clone() for name, value in model.named_buffers()}
-        simulate(model, loss, clients, plan(), local=local, together=together, randomness=key)
+        simulate(model, loss, clients, plan(), local=local, clients_per_batch=together, rng=key)
         assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
         found.append(nn.utils.parameters_to_vector(model.parameters()).detach())
     assert torch.allclose(*found, atol=1e-5)

@@ -52,8 +52,8 @@ def one_round(updates, plan, *, model=None, seed=1, optimizer=fed_avg, populatio
     server = PrivateServer(
         model,
         plan,
-        population=len(updates) if population is None else population,
-        randomness=KeyedRNG(seed=seed, reproducible=True),
+        num_clients=len(updates) if population is None else population,
+        rng=KeyedRNG(seed=seed, reproducible=True),
         optimizer=optimizer,
     )
     with server:
@@ -131,7 +131,7 @@ def test_replacing_a_client_doubles_the_noise():
 
 def test_rounds_are_charged_as_steps_of_the_plan_even_when_they_are_lost():
     chosen = plan(sample_rate=0.1, steps=5)
-    server = PrivateServer(line(), chosen, population=50)
+    server = PrivateServer(line(), chosen, num_clients=50)
     with server:
         rounds = server.rounds()
         next(rounds)
@@ -140,7 +140,7 @@ def test_rounds_are_charged_as_steps_of_the_plan_even_when_they_are_lost():
     event = PoissonSampled(sample_rate=0.1, event=Gaussian(noise_multiplier=1.0))
     expected = accounting.epsilon(accounting_compose(event, 2), 1e-5).upper
     assert server.guarantee().epsilon == pytest.approx(expected, rel=1e-6)
-    assert server.guarantee().unit is PrivacyUnit.CLIENT
+    assert server.guarantee().privacy_unit is PrivacyUnit.CLIENT
     assert server.done == 2
 
 
@@ -151,7 +151,7 @@ def accounting_compose(event, count):
 
 
 def test_clients_are_drawn_independently_at_the_rate():
-    server = PrivateServer(line(), plan(sample_rate=0.2, steps=400, expected_batch_size=20.0), population=100)
+    server = PrivateServer(line(), plan(sample_rate=0.2, steps=400, expected_batch_size=20.0), num_clients=100)
     with server:
         drawn = [cohort.clients for cohort in server.rounds()]
     counts = np.bincount(np.concatenate(drawn), minlength=100)
@@ -176,7 +176,7 @@ def test_an_adaptive_bound_follows_the_median_of_the_norms_from_both_sides():
 
 
 def test_a_client_that_was_not_asked_or_answers_twice_loses_the_round():
-    server = PrivateServer(line(), plan(steps=3), population=4)
+    server = PrivateServer(line(), plan(steps=3), num_clients=4)
     with server:
         for cohort, answers in zip(server.rounds(), ([(7, update(1, 0, 0))], [(1, update(1, 0, 0))] * 2), strict=False):
             with pytest.raises(InvalidArgument, match="each at most once"):
@@ -186,7 +186,7 @@ def test_a_client_that_was_not_asked_or_answers_twice_loses_the_round():
 
 
 def test_a_round_is_finished_once_and_only_inside_the_block():
-    server = PrivateServer(line(), plan(steps=2), population=4)
+    server = PrivateServer(line(), plan(steps=2), num_clients=4)
     with pytest.raises(NonPrivateStep, match="with block"):
         next(server.rounds())
     with server:
@@ -202,18 +202,18 @@ def test_a_round_is_finished_once_and_only_inside_the_block():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"privacy_unit": PrivacyUnit.EXAMPLE}, "client or user"),
+        ({"privacy_unit": PrivacyUnit.RECORD}, "client or user"),
         ({"clipping": ProjectedClipping(projections=4)}, "ProjectedClipping"),
     ],
 )
 def test_plans_that_do_not_speak_of_clients_are_refused(changes, words):
     with pytest.raises(InvalidArgument, match=words):
-        PrivateServer(line(), plan(**changes), population=4)
+        PrivateServer(line(), plan(**changes), num_clients=4)
 
 
 def test_a_model_without_trained_parameters_is_refused():
     with pytest.raises(InvalidArgument, match="Unfreeze"):
-        PrivateServer(line().requires_grad_(False), plan(), population=4)
+        PrivateServer(line().requires_grad_(False), plan(), num_clients=4)
 
 
 @pytest.mark.parametrize("optimizer", [fed_adam, fed_yogi])
@@ -239,20 +239,20 @@ def test_yogi_steps_as_its_formula_says():
 
 
 def test_whole_number_noise_works_for_clients_too():
-    model, server = one_round([update(1, 0, 0)] * 4, plan(noise_multiplier=1e-6, secure_noise=True))
+    model, server = one_round([update(1, 0, 0)] * 4, plan(noise_multiplier=1e-6, secure_mode=True))
     assert model.weight[0].tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-3)
-    assert "secure noise" in server.guarantee().sentence()
+    assert "secure noise" in server.guarantee().describe()
 
 
 def test_one_key_is_for_one_server():
     key = KeyedRNG()
-    PrivateServer(line(), plan(), population=4, randomness=key)
+    PrivateServer(line(), plan(), num_clients=4, rng=key)
     with pytest.raises(InvalidArgument, match="fresh"):
-        PrivateServer(line(), plan(), population=4, randomness=key)
+        PrivateServer(line(), plan(), num_clients=4, rng=key)
 
 
 def test_asking_for_rounds_again_goes_on_and_forgets_nothing():
-    server = PrivateServer(line(), plan(sample_rate=0.5, steps=6), population=10)
+    server = PrivateServer(line(), plan(sample_rate=0.5, steps=6), num_clients=10)
     with server:
         for cohort, _ in zip(server.rounds(), range(4), strict=False):
             server.finish_round(cohort, [])
@@ -278,7 +278,7 @@ def test_asking_for_rounds_again_goes_on_and_forgets_nothing():
     ids=["none", "no tensor", "meta", "list", "nothing", "too many", "another shape"],
 )
 def test_no_reply_can_end_a_round(reply):
-    server = PrivateServer(line(), plan(**QUIET), population=2)
+    server = PrivateServer(line(), plan(**QUIET), num_clients=2)
     with server:
         for cohort in server.rounds():
             server.finish_round(cohort, [(0, reply), (1, update(0, 0, 1))])
@@ -352,7 +352,7 @@ def test_whole_numbers_count_too(kind):
     ],
 )
 def test_an_update_of_a_type_without_numbers_is_refused_by_its_type(given, said):
-    server = PrivateServer(line(), plan(**QUIET), population=2)
+    server = PrivateServer(line(), plan(**QUIET), num_clients=2)
     before = server.model.weight.detach().clone()
     with server:
         cohort = next(server.rounds())
@@ -362,12 +362,12 @@ def test_an_update_of_a_type_without_numbers_is_refused_by_its_type(given, said)
 
 
 def test_losses_can_not_be_bought_from_a_server():
-    with pytest.raises(InvalidArgument, match="loss_curve"):
-        PrivateServer(line(), plan(loss_curve=LossRelease(bound=1.0)), population=4)
+    with pytest.raises(InvalidArgument, match="loss_release"):
+        PrivateServer(line(), plan(loss_release=LossRelease(max_loss=1.0)), num_clients=4)
 
 
 def test_a_faster_mode_of_products_does_not_round_the_sum():
-    server = PrivateServer(line(400), plan(**QUIET, max_grad_norm=100.0), population=4)
+    server = PrivateServer(line(400), plan(**QUIET, max_grad_norm=100.0), num_clients=4)
     torch.manual_seed(0)
     given = [{"weight": torch.randn(1, 400)} for _ in range(4)]
     with server, torch.autocast("cpu", torch.bfloat16):
@@ -378,27 +378,27 @@ def test_a_faster_mode_of_products_does_not_round_the_sum():
 
 
 def test_a_stack_of_updates_has_all_that_clipping_asks_for_and_is_never_recorded():
-    server = PrivateServer(line(), plan(), population=4)
+    server = PrivateServer(line(), plan(), num_clients=4)
     asked = [name for name in vars(Contributions) if not name.startswith("_")]
-    assert {"names", "trainable", "squared_bounds", "add_weighted_sums"} <= set(asked)
+    assert {"names", "trainable", "squared_norm_bounds", "add_weighted_sums"} <= set(asked)
     assert all(hasattr(server._stack, name) for name in asked)
     with pytest.raises(NonPrivateStep, match="begin"):
-        server._step.recording(Microbatch(step=0, chunk=0, is_last=True, indices=np.arange(2)))
+        server._step.capturing(Microbatch(step=0, index=0, is_last=True, indices=np.arange(2)))
     assert not server._step.is_open
 
 
 def test_several_processes_are_refused_before_anything_is_charged(tmp_path, monkeypatch):
     """Each would ask its own cohorts, add its own noise and state the whole bill as if it were alone."""
     mechanism = DistributedGaussian(
-        shapes={"weight": (1, 3)}, max_update_norm=1.0, noise_multiplier=1.0, clients=5, honest=4
+        shapes={"weight": (1, 3)}, max_update_norm=1.0, noise_multiplier=1.0, clients=5, min_honest_clients=4
     )
     makes = [
-        lambda: PrivateServer(line(), plan(), population=4, run=tmp_path / "run"),
-        lambda: simulate(line(), lambda m, x: m(x), [[torch.ones(1, 3)]] * 4, plan(), run=tmp_path / "run"),
-        lambda: DistributedServer(line(), mechanism, rounds=1, delta=1e-5, population=20),
+        lambda: PrivateServer(line(), plan(), num_clients=4, run_folder=tmp_path / "run"),
+        lambda: simulate(line(), lambda m, x: m(x), [[torch.ones(1, 3)]] * 4, plan(), run_folder=tmp_path / "run"),
+        lambda: DistributedServer(line(), mechanism, rounds=1, delta=1e-5, num_clients=20),
     ]
     monkeypatch.setattr(
-        distributed, "get_distributed_context", lambda: distributed.DistributedContext(number=1, count=2)
+        distributed, "get_distributed_context", lambda: distributed.DistributedContext(rank=1, world_size=2)
     )
     for make in makes:
         with pytest.raises(InvalidArgument, match="server must be used in one process, got 2"):
@@ -425,16 +425,16 @@ def dropout_clients(count=8):
 
 def by_simulation(clients, together=1, seed=None):
     model = dropping()
-    randomness = None if seed is None else KeyedRNG(seed=seed, reproducible=True)
-    simulate(model, squares, clients, plan(noise_multiplier=0.0), together=together, randomness=randomness)
+    rng = None if seed is None else KeyedRNG(seed=seed, reproducible=True)
+    simulate(model, squares, clients, plan(noise_multiplier=0.0), clients_per_batch=together, rng=rng)
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def by_hand(clients, together=1, seed=None):
     del together
     model = dropping()
-    randomness = None if seed is None else KeyedRNG(seed=seed, reproducible=True)
-    with PrivateServer(model, plan(noise_multiplier=0.0), population=len(clients), randomness=randomness) as server:
+    rng = None if seed is None else KeyedRNG(seed=seed, reproducible=True)
+    with PrivateServer(model, plan(noise_multiplier=0.0), num_clients=len(clients), rng=rng) as server:
         for cohort in server.rounds():
             updates = []
             for client in map(int, cohort.clients):
@@ -477,7 +477,7 @@ def test_leaving_a_round_puts_the_users_states_back():
 
     torch.manual_seed(42)
     expected = torch.rand(3)
-    server = PrivateServer(line(), plan(steps=2), population=2)
+    server = PrivateServer(line(), plan(steps=2), num_clients=2)
     torch.manual_seed(42)
 
     def run():

@@ -183,7 +183,7 @@ def test_attention_with_frozen_parts_is_exact(frozen):
 def test_attention_of_a_single_sequence_is_refused():
     capture = GradientCapture(layer := nn.MultiheadAttention(4, 2))
     for x in (x_of(5, 4), x_of(5, 1, 4)):
-        with pytest.raises(RecordCountMismatch), capture.recording(records=3):
+        with pytest.raises(RecordCountMismatch), capture.capturing(records=3):
             layer(x, x, x)
 
 
@@ -191,7 +191,7 @@ def test_a_parameter_of_attention_used_outside_it_is_refused():
     layer = nn.MultiheadAttention(4, 2, batch_first=True)
     capture = GradientCapture(layer)
     x = x_of(3, 5, 4)
-    with capture.recording(records=3), pytest.raises(UncapturedParameter, match="in_proj_weight"):
+    with capture.capturing(records=3), pytest.raises(UncapturedParameter, match="in_proj_weight"):
         (layer(x, x, x)[0].sum() + F.linear(x, layer.in_proj_weight).sum()).backward()
 
 
@@ -218,7 +218,7 @@ def test_checkpointed_attention_is_exact(reentrant):
     results = []
     for m in (model, plain):
         capture = GradientCapture(m)
-        with capture.recording(records=3):
+        with capture.capturing(records=3):
             m(x).square().sum().backward()
         results.append(capture.squared_norms())
         capture.detach()

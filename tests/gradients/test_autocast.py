@@ -49,13 +49,13 @@ MODELS = {
 
 def read(model: nn.Module, x: Tensor, *, bound: float, autocast: bool) -> tuple[Tensor, dict[nn.Parameter, Tensor]]:
     capture = GradientCapture(model)
-    with capture.recording(records=x.shape[0]):
+    with capture.capturing(records=x.shape[0]):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             out = model(x)
         out.float().square().flatten(1).mean(1).sum().backward()
     squared = capture.squared_norms()
     sums: dict[nn.Parameter, Tensor] = {}
-    capture.add_weighted_sums(FlatClipping().factors(capture.squared_bounds(), max_grad_norm=bound), sums)
+    capture.add_weighted_sums(FlatClipping().clip_factors(capture.squared_norm_bounds(), max_grad_norm=bound), sums)
     capture.detach()
     return squared, sums
 

@@ -41,7 +41,7 @@ def followed(model, loss, *batch):
     check(model, loss, *batch)
     capture = GradientCapture(model)
     before = model.runs
-    with capture.recording(records=batch[0].shape[0]):
+    with capture.capturing(records=batch[0].shape[0]):
         loss(model, *batch).sum().backward()
     capture.squared_norms()
     capture.detach()
@@ -218,7 +218,7 @@ def test_a_parameter_shared_between_a_layer_and_a_bare_use_is_exact():
     followed(model, squares, x_of(5, 3, 4))
 
 
-def test_nested_modules_and_frozen_neighbours_are_exact():
+def test_nested_modules_and_frozen_neighbors_are_exact():
     torch.manual_seed(0)
     inner = Toy(lambda s, x: x * s.a + s.b, {"a": (4,), "b": (4,)})
     model = Toy(lambda s, x: s.inner(s.inner(x) + s.p) * s.q, {"p": (3, 4), "q": (4,)}, inner=inner)
@@ -232,7 +232,7 @@ def test_parameters_that_the_optimizer_does_not_hold_are_left_alone():
     model = Toy(lambda s, x: (x * s.a + s.b) @ s.c, {"a": (4,), "b": (4,), "c": (4, 4)})
     capture = GradientCapture(model, [model.a])
     x = x_of(3, 2, 4)
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         squares(model, x).sum().backward()
     sums = {}
     capture.add_weighted_sums(torch.ones(3), sums)
@@ -300,7 +300,7 @@ def test_rows_of_a_table_that_meet_records_are_not_taken_for_copies():
 
 def test_dropout_beside_a_use_that_is_not_followed_is_refused_by_name():
     capture = GradientCapture(model := Toy(lambda s, x: F.dropout((x.t() * s.p).t()), {"p": (1,)}))
-    with pytest.raises(UnsupportedModule, match=r"Toy.*dropout"), capture.recording(records=3):
+    with pytest.raises(UnsupportedModule, match=r"Toy.*dropout"), capture.capturing(records=3):
         model(x_of(3, 4))
 
 
@@ -312,14 +312,14 @@ def test_a_buffer_that_changes_beside_a_followed_use_is_refused():
     model = Toy(running, {"p": (4,)})
     model.register_buffer("seen", torch.zeros(4))
     capture = GradientCapture(model)
-    with pytest.raises(UnsupportedModule, match="buffer"), capture.recording(records=3):
+    with pytest.raises(UnsupportedModule, match="buffer"), capture.capturing(records=3):
         model(x_of(3, 4))
 
 
 def test_an_ordinary_gradient_of_a_followed_parameter_is_refused():
     model = Toy(lambda s, x: x * s.p, {"p": (4,)})
     capture = GradientCapture(model)
-    with capture.recording(records=3), pytest.raises(UncapturedParameter, match="p"):
+    with capture.capturing(records=3), pytest.raises(UncapturedParameter, match="p"):
         (model(x_of(3, 4)).sum() + model.p.square().sum()).backward()
 
 
@@ -332,7 +332,7 @@ def test_something_derived_that_leaves_by_a_side_door_is_refused():
 
     model = Toy(leak, {"p": (4,)})
     capture = GradientCapture(model)
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         loss = model(x_of(3, 4)).sum() + kept[0].square().sum()
         assert capture.uncaptured_uses(loss)
         with pytest.raises(UncapturedParameter, match="p"):
@@ -342,7 +342,7 @@ def test_something_derived_that_leaves_by_a_side_door_is_refused():
 def test_a_batch_that_steers_the_computation_is_run_again():
     model = Toy(lambda s, x: x * s.p * (2.0 if float(x.sum()) > 0 else 1.0), {"p": (4,)})
     capture = GradientCapture(model)
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         model(x_of(3, 4)).sum().backward()
     capture.squared_norms()
     assert model.runs > 1
@@ -352,7 +352,7 @@ def test_a_followed_input_that_is_overwritten_before_reading_is_refused():
     model = Toy(lambda s, x: x @ s.p, {"p": (4, 4)})
     capture = GradientCapture(model)
     x = x_of(3, 2, 4)
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         model(x).sum().backward()
     x.zero_()
     with pytest.raises(PrivacyError, match="in-place"):

@@ -136,16 +136,16 @@ def released(
 ) -> tuple[dict[nn.Parameter, Tensor], Tensor, Tensor]:
     """The clipped sum, squared norms and squared bounds, with the outputs weighed by the records' own factors."""
     capture = GradientCapture(model)
-    with capture.recording(records=records.shape[0]):
+    with capture.capturing(records=records.shape[0]):
         out = model(records[..., :-1])
         if any(isinstance(module, ChannelsFirst) for module in model.modules()):
             out = out.flatten(2).transpose(1, 2)
         out = out if out.dim() == 3 else out[:, None]
         factors = records[:, : out.shape[1], -1:]
         (out * factors * directions[: out.shape[2]]).sum().backward()
-    norms, bounds = capture.squared_norms(), capture.squared_bounds()
+    norms, bounds = capture.squared_norms(), capture.squared_norm_bounds()
     sums: dict[nn.Parameter, Tensor] = {}
-    capture.add_weighted_sums(FlatClipping().factors(bounds, max_grad_norm=BOUND), sums)
+    capture.add_weighted_sums(FlatClipping().clip_factors(bounds, max_grad_norm=BOUND), sums)
     capture.detach()
     assert not (bounds < norms).any()
     return sums, norms, bounds
@@ -217,8 +217,8 @@ def test_a_bound_counts_every_record_of_no_cancellation_as_it_is():
     layer = nn.Linear(5, 3)
     x = torch.randn(4, 5)
     capture = GradientCapture(layer)
-    with capture.recording(records=4):
+    with capture.capturing(records=4):
         layer(x).square().sum().backward()
-    assert torch.equal(capture.squared_bounds(), capture.squared_norms())
+    assert torch.equal(capture.squared_norm_bounds(), capture.squared_norms())
     expected = oracles.per_record_gradients(layer, lambda m, r: m(r[0]).square().sum(), (x,))
-    assert torch.allclose(capture.squared_bounds(), oracles.squared_norms(expected), rtol=1e-5)
+    assert torch.allclose(capture.squared_norm_bounds(), oracles.squared_norms(expected), rtol=1e-5)

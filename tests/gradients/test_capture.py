@@ -26,7 +26,7 @@ BOUND = 0.3
 def clipped(capture, bound=BOUND):
     sums = {}
     squared = capture.squared_norms()
-    capture.add_weighted_sums(FlatClipping().factors(squared, max_grad_norm=bound), sums)
+    capture.add_weighted_sums(FlatClipping().clip_factors(squared, max_grad_norm=bound), sums)
     return squared, sums
 
 
@@ -35,7 +35,7 @@ def check(model, loss, *batch, parameters=None, tolerance=1e-5):
     wanted = [p for p in model.parameters() if p.requires_grad] if parameters is None else parameters
     expected = oracles.per_record_gradients(model, lambda m, record: loss(m, record).sum(), batch, wanted)
     capture = GradientCapture(model, wanted)
-    with capture.recording(records=batch[0].shape[0]):
+    with capture.capturing(records=batch[0].shape[0]):
         total = loss(model, batch).sum()
         assert capture.uncaptured_uses(total) == []
         total.backward()
@@ -83,7 +83,7 @@ def test_a_functional_use_of_a_layers_weight_is_exact_inside_the_model_and_refus
     model = Toy(lambda s, x: s.layer(x) + 50 * F.linear(torch.tanh(x), s.layer.weight), layer=nn.Linear(4, 4))
     check(model, squares, x_of(3, 4))
     capture = GradientCapture(model)
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         loss = (squares(model, (x_of(3, 4),)) + F.linear(x_of(3, 4), model.layer.weight).sum(1)).sum()
         assert capture.uncaptured_uses(loss) == ["layer.weight"]
         with pytest.raises(UncapturedParameter, match=r"layer\.weight"):
@@ -109,7 +109,7 @@ def test_nothing_can_be_read_after_an_uncaptured_use():
 def test_weight_decay_in_the_loss_is_refused():
     model = nn.Linear(3, 2)
     capture = GradientCapture(model)
-    with pytest.raises(UncapturedParameter), capture.recording(records=2):
+    with pytest.raises(UncapturedParameter), capture.capturing(records=2):
         (model(x_of(2, 3)).sum() + model.weight.square().sum()).backward()
 
 
@@ -119,7 +119,7 @@ def test_a_training_pass_outside_a_recording_gives_no_ordinary_gradient():
     with pytest.raises(UncapturedParameter):
         model(x_of(2, 3)).sum().backward()
     assert all(p.grad is None for p in model.parameters())
-    with capture.recording(records=2):
+    with capture.capturing(records=2):
         model(x_of(2, 3)).sum().backward()
     with pytest.raises(UncapturedParameter):
         model(x_of(2, 3)).sum().backward()
@@ -153,7 +153,7 @@ def test_gradients_of_gradients_are_refused():
     model = nn.Linear(3, 1)
     capture = GradientCapture(model)
     x = x_of(2, 3).requires_grad_()
-    with pytest.raises(PrivacyError, match="create_graph"), capture.recording(records=2):
+    with pytest.raises(PrivacyError, match="create_graph"), capture.capturing(records=2):
         torch.autograd.grad(model(x).sum(), x, create_graph=True)
 
 
@@ -161,7 +161,7 @@ def test_gradients_for_inputs_alone_are_not_captured():
     model = nn.Linear(3, 1)
     capture = GradientCapture(model)
     x = x_of(2, 3).requires_grad_()
-    with capture.recording(records=2):
+    with capture.capturing(records=2):
         (gradient,) = torch.autograd.grad(model(x).sum(), x)
     assert torch.equal(gradient[0], model.weight[0])
     assert capture.squared_norms().tolist() == [0, 0]
@@ -171,7 +171,7 @@ def test_a_kept_input_that_is_overwritten_before_reading_is_refused():
     model = nn.Linear(3, 1)
     capture = GradientCapture(model)
     x = x_of(2, 3)
-    with capture.recording(records=2):
+    with capture.capturing(records=2):
         model(x).sum().backward()
     x.zero_()
     with pytest.raises(PrivacyError, match="in-place"):
@@ -289,7 +289,7 @@ def test_siamese_branches_and_two_losses_in_either_order_are_exact():
     expected = oracles.per_record_gradients(model, lambda m, r: both(m, r).sum(), batch)
     for reverse in (False, True):
         capture = GradientCapture(model)
-        with capture.recording(records=5):
+        with capture.capturing(records=5):
             first, second = model(batch[0]), model(batch[1])
             model(batch[0])
             losses = [first.square().sum(), (first * second).sum()]
@@ -305,7 +305,7 @@ def test_a_loss_scaled_by_the_batch_mean_is_undone_by_scale():
     results = []
     for reduce, scale in [(torch.sum, 1.0), (torch.mean, 4.0)]:
         capture = GradientCapture(model)
-        with capture.recording(records=4, scale=scale):
+        with capture.capturing(records=4, scale=scale):
             reduce(model(x).square().sum(1)).backward()
         results.append(clipped(capture))
         capture.detach()
@@ -320,19 +320,19 @@ def test_sums_of_chunks_add_up():
     whole, parts = {}, {}
     for chunks, into in [([x], whole), (list(x.split(4)), parts)]:
         for chunk in chunks:
-            with capture.recording(records=chunk.shape[0]):
+            with capture.capturing(records=chunk.shape[0]):
                 model(chunk).square().sum().backward()
-            capture.add_weighted_sums(FlatClipping().factors(capture.squared_norms(), max_grad_norm=BOUND), into)
+            capture.add_weighted_sums(FlatClipping().clip_factors(capture.squared_norms(), max_grad_norm=BOUND), into)
     assert torch.allclose(whole[model.weight], parts[model.weight], rtol=1e-5)
 
 
 def test_a_layer_skipped_in_the_next_step_contributes_nothing_from_the_last():
     model = Toy(lambda s, x, short: s.a(x) if short else s.b(s.a(x)), a=nn.Linear(3, 3), b=nn.Linear(3, 3))
     capture = GradientCapture(model)
-    with capture.recording(records=2):
+    with capture.capturing(records=2):
         model(x_of(2, 3), False).square().sum().backward()
     clipped(capture)
-    with capture.recording(records=2):
+    with capture.capturing(records=2):
         model(x_of(2, 3), True).square().sum().backward()
     _, sums = clipped(capture)
     assert model.b.weight not in sums
@@ -353,13 +353,13 @@ def test_layers_frozen_and_unfrozen_later_are_exact():
         frozen.requires_grad_(True)
         wanted = [p for p in model.parameters() if p.requires_grad]
         expected = oracles.per_record_gradients(model, lambda m, r: squares(m, r).sum(), (x_of(3, 4),))
-        with capture.recording(records=3):
+        with capture.capturing(records=3):
             squares(model, (x_of(3, 4),)).sum().backward()
         squared, sums = clipped(capture)
         assert set(sums) == set(wanted)
         compare(squared, sums, expected, wanted)
     model[0].requires_grad_(False)
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         squares(model, (x_of(3, 4),)).sum().backward()
     assert set(clipped(capture)[1]) == {model[2].weight, model[2].bias}
 
@@ -368,11 +368,11 @@ def test_a_body_that_the_optimizer_does_not_hold_is_untouched_and_keeps_no_activ
     model = nn.Sequential(nn.Linear(4, 50), nn.Tanh(), nn.Linear(50, 2))
     capture = GradientCapture(model, model[2].parameters())
     kept = []
-    with capture.recording(records=3), torch.autograd.graph.saved_tensors_hooks(kept.append, lambda x: x):
+    with capture.capturing(records=3), torch.autograd.graph.saved_tensors_hooks(kept.append, lambda x: x):
         body = model[:2](x_of(3, 4))
         assert not body.requires_grad
     assert kept == []
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         squares(model, (x_of(3, 4),)).sum().backward()
     _, sums = clipped(capture)
     assert set(sums) == set(model[2].parameters())
@@ -397,7 +397,7 @@ def test_a_layer_unfrozen_in_the_middle_of_a_recording_is_exact():
     expected = oracles.per_record_gradients(model.requires_grad_(True), lambda m, r: squares(m, r).sum(), (x_of(3, 4),))
     model[0].requires_grad_(False)
     capture = GradientCapture(model)
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         model[0].requires_grad_(True)
         squares(model, (x_of(3, 4),)).sum().backward()
     compare(*clipped(capture), expected, list(model.parameters()))
@@ -426,7 +426,7 @@ def test_batch_normalisation_in_training_mode_is_refused_and_in_eval_mode_accept
     assert all(torch.equal(before[name], value) for name, value in model[1].state_dict().items())
     capture = GradientCapture(model)
     model.train()
-    with pytest.raises(UnsupportedModule, match="BatchNorm1d"), capture.recording(records=4):
+    with pytest.raises(UnsupportedModule, match="BatchNorm1d"), capture.capturing(records=4):
         model(x_of(4, 3))
 
 
@@ -443,7 +443,7 @@ def test_instance_normalisation_that_tracks_statistics_is_refused_in_training_mo
 def test_time_folded_into_the_batch_is_refused_without_printing_the_record_count():
     model = Toy(lambda s, x: s.layer(x.reshape(-1, x.shape[-1])), layer=nn.Linear(4, 2))
     capture = GradientCapture(model)
-    with pytest.raises(RecordCountMismatch, match=r"layer \(Linear\)") as caught, capture.recording(records=17):
+    with pytest.raises(RecordCountMismatch, match=r"layer \(Linear\)") as caught, capture.capturing(records=17):
         model(x_of(17, 19, 4))
     assert not any(number in str(caught.value) for number in ("17", "19", str(17 * 19)))
 
@@ -454,7 +454,7 @@ def test_time_folded_into_the_batch_is_refused_without_printing_the_record_count
 )
 def test_an_input_without_a_record_dimension_is_refused(layer, shape):
     capture = GradientCapture(layer)
-    with pytest.raises(RecordCountMismatch), capture.recording(records=3):
+    with pytest.raises(RecordCountMismatch), capture.capturing(records=3):
         layer(x_of(*shape))
 
 
@@ -511,7 +511,7 @@ def test_gradient_checkpointing_is_exact_in_both_variants(reentrant):
     expected = oracles.per_record_gradients(model, lambda m, r: squares(m, r).sum(), (x_of(5, 4),))
     model.checkpointed = True
     capture = GradientCapture(model)
-    with capture.recording(records=5):
+    with capture.capturing(records=5):
         squares(model, (x_of(5, 4),)).sum().backward()
     compare(*clipped(capture), expected, list(model.parameters()))
     assert all(p.requires_grad for p in model.parameters())
@@ -523,7 +523,7 @@ def test_autocast_keeps_norms_and_sums_consistent():
     x = x_of(5, 8)
     expected = oracles.per_record_gradients(model, lambda m, r: squares(m, r).sum(), (x,))
     capture = GradientCapture(model)
-    with capture.recording(records=5):
+    with capture.capturing(records=5):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             output = model(x)
         output.float().square().sum().backward()
@@ -536,7 +536,7 @@ def test_reading_inside_autocast_is_as_precise_as_outside():
     torch.manual_seed(0)
     model = nn.Linear(40, 50)
     capture = GradientCapture(model)
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         squares(model, (x_of(3, 5, 40),)).sum().backward()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         squared, sums = clipped(capture)
@@ -547,7 +547,7 @@ def test_reading_inside_autocast_is_as_precise_as_outside():
 def test_flags_are_restored_when_a_layer_raises():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(5, 2))
     capture = GradientCapture(model)
-    with pytest.raises(RuntimeError), capture.recording(records=2):
+    with pytest.raises(RuntimeError), capture.capturing(records=2):
         model(x_of(2, 3))
     assert all(p.requires_grad for p in model.parameters())
     with pytest.raises(PrivacyError):
@@ -586,7 +586,7 @@ def test_a_discarded_recording_frees_its_activations_without_the_garbage_collect
     model[1].register_forward_hook(lambda module, args, output: kept.append(weakref.ref(output)))
     gc.disable()
     try:
-        with capture.recording(records=2):
+        with capture.capturing(records=2):
             squares(model, (x_of(2, 3),)).sum().backward()
         clipped(capture)
         capture.discard()
@@ -599,7 +599,7 @@ def test_a_discarded_recording_frees_its_activations_without_the_garbage_collect
 def test_evaluation_without_gradients_inside_a_recording_is_left_alone():
     model = nn.Linear(3, 2)
     capture = GradientCapture(model)
-    with capture.recording(records=2):
+    with capture.capturing(records=2):
         model(x_of(2, 3)).sum().backward()
         with torch.no_grad():
             assert model(x_of(7, 3)).shape == (7, 2)
@@ -616,11 +616,11 @@ def test_a_record_with_a_non_finite_feature_contributes_exactly_zero(poison, pos
     model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 2))
     x = x_of(4, *positions, 4)
     capture = GradientCapture(model)
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         squares(model, (x[1:],)).sum().backward()
     _, without = clipped(capture)
     x[0].view(-1)[0] = poison
-    with capture.recording(records=4):
+    with capture.capturing(records=4):
         squares(model, (x,)).sum().backward()
     squared, sums = clipped(capture)
     assert not squared[0].isfinite()
@@ -631,7 +631,7 @@ def test_a_record_with_a_non_finite_feature_contributes_exactly_zero(poison, pos
 def test_a_half_precision_gradient_of_small_entries_has_its_true_norm():
     layer = nn.Linear(1000, 1, bias=False).half()
     capture = GradientCapture(layer)
-    with capture.recording(records=2):
+    with capture.capturing(records=2):
         (layer(torch.full((2, 1000), 1e-4, dtype=torch.half)) * torch.ones(2, 1)).sum().backward()
     assert capture.squared_norms().sqrt().tolist() == pytest.approx([3.16e-3] * 2, rel=2e-3)
     _, sums = clipped(capture, bound=1e-3)
@@ -645,7 +645,7 @@ def test_gradients_of_extreme_size_keep_their_norm(size, positions):
     layer = nn.Linear(6, 5)
     x = x_of(3, *positions, 6) * size
     capture = GradientCapture(layer)
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         (layer(x) * size).sum().backward()
     expected = oracles.per_record_gradients(layer, lambda m, r: (m(r[0]) * size).sum(), (x,))
     assert torch.allclose(capture.squared_norms(), oracles.squared_norms(expected), rtol=1e-5)
@@ -658,7 +658,7 @@ def test_a_ghost_norm_that_cancels_is_not_underestimated():
     g = x_of(3, 4, 50, seed=5)
     g -= g.mean(1, keepdim=True)
     capture = GradientCapture(layer)
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         (layer(a) * g).sum().backward()
     true = oracles.squared_norms(oracles.per_record_gradients(layer, lambda m, r: (m(r[0]) * r[1]).sum(), (a, g)))
     squared = capture.squared_norms()
@@ -686,7 +686,7 @@ def test_no_single_record_contributes_more_than_the_bound(seed, bound, size, pos
     model.head.weight = model.embedding.weight
     capture = GradientCapture(model)
     ids = torch.randint(0, 6, (1, positions))
-    with capture.recording(records=1):
+    with capture.capturing(records=1):
         (model(ids, x_of(1, positions, 5, seed=seed % 1000) * size).square().sum() * size).backward()
     _, sums = clipped(capture, bound)
     contribution = sum(float(value.double().square().sum()) for value in sums.values()) ** 0.5
@@ -696,7 +696,7 @@ def test_no_single_record_contributes_more_than_the_bound(seed, bound, size, pos
 def test_autograd_names_the_nodes_of_captured_layers_as_the_checks_expect():
     model = nn.ModuleDict({"rnn": nn.RNN(3, 4), "linear": nn.Linear(4, 2)})
     capture = GradientCapture(model)
-    with capture.recording(records=6):
+    with capture.capturing(records=6):
         outputs, _ = model["rnn"](torch.randn(5, 6, 3))
         loss = model["linear"](outputs[-1]).sum()
         seen, waiting = set(), [loss.grad_fn]

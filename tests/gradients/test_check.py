@@ -32,7 +32,7 @@ class UnevenScale(Scale):
 
 @layer_rule(GoodScale)
 class GoodRule(LayerRule):
-    def per_example(self, use, name):
+    def per_record_gradient(self, use, name):
         return (use.saved[0] * use.grad).flatten(1, -2).sum(1)
 
 

@@ -60,7 +60,7 @@ def batch():
 def captured(model, x, *, seed=0):
     capture = GradientCapture(model)
     torch.manual_seed(seed)
-    with capture.recording(RECORDS):
+    with capture.capturing(RECORDS):
         model(x).square().sum().backward()
     into = {}
     norms, weights = capture.squared_norms(), torch.linspace(0.1, 1, RECORDS, dtype=torch.float64)
@@ -98,7 +98,7 @@ def test_an_error_in_a_reentrant_block_leaves_gradients_as_they_were():
     model = nn.Linear(WIDTH, WIDTH)
     model.register_forward_hook(lambda *_: 1 / 0)
     capture = GradientCapture(model)
-    with pytest.raises(ZeroDivisionError), capture.recording(RECORDS):
+    with pytest.raises(ZeroDivisionError), capture.capturing(RECORDS):
         checkpoint(model, batch().requires_grad_(), use_reentrant=True)
     assert torch.is_grad_enabled()
     assert all(parameter.requires_grad for parameter in model.parameters())

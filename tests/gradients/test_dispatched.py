@@ -59,7 +59,7 @@ def test_a_dispatched_model_is_exact(name, way):
     wanted = squared_norms(per_record_gradients(model, lambda twin, one: twin(*one).sum(), (x,)))
     WAYS[way](model)
     capture = GradientCapture(model)
-    with capture.recording(RECORDS):
+    with capture.capturing(RECORDS):
         model(x).sum().backward()
     assert relative_error(capture.squared_norms(), wanted) <= 1e-5
 
@@ -76,7 +76,7 @@ def test_random_numbers_inside_are_no_hindrance(inner):
     model = Model(inner())
     WAYS["recursively"](model)
     capture = GradientCapture(model)
-    with capture.recording(RECORDS):
+    with capture.capturing(RECORDS):
         model(records()).sum().backward()
     assert bool(capture.squared_norms().isfinite().all())
 

@@ -58,11 +58,13 @@ CASES = [
 
 def read(model, x, run, *, foreseen, groups=None):
     """Bounds and sums of a lean recording; norms are taken early for `foreseen` groups, late without."""
-    capture = GradientCapture(model, lean=True)
+    capture = GradientCapture(model, low_memory=True)
     try:
-        with capture.recording(RECORDS, scale=0.5, taking=None if foreseen is None else NormsInBackward(foreseen)):
+        with capture.capturing(
+            RECORDS, scale=0.5, backward_strategy=None if foreseen is None else NormsInBackward(foreseen)
+        ):
             run(model, x)
-        bounds = capture.squared_bounds(groups)
+        bounds = capture.squared_norm_bounds(groups)
         sums = {}
         capture.add_weighted_sums(WEIGHTS if groups is None else WEIGHTS.expand(len(groups), -1), sums, last=True)
     finally:
@@ -114,10 +116,10 @@ def test_a_kept_gradient_and_a_later_one_are_measured_together():
     exact = per_record_gradients(
         model, lambda model, pair: squares(model, pair[0]) + squares(model, pair[1]), (x, later)
     )
-    capture = GradientCapture(model, lean=True)
-    with capture.recording(RECORDS, taking=NormsInBackward([list(model.parameters())])):
+    capture = GradientCapture(model, low_memory=True)
+    with capture.capturing(RECORDS, backward_strategy=NormsInBackward([list(model.parameters())])):
         once(model, x)
-        assert not capture.uses()[0].grads
+        assert not capture.layer_calls()[0].grads
         once(model, later)
     assert relative_error(capture.squared_norms(), squared_norms(exact)) < 1e-5
     sums = {}
@@ -129,10 +131,10 @@ def test_a_kept_gradient_and_a_later_one_are_measured_together():
 
 def test_what_was_kept_of_a_layer_is_gone_before_the_one_below_is_reached():
     model = nn.Sequential(nn.GroupNorm(2, 6), nn.ReLU(), nn.GroupNorm(3, 6))
-    capture, kept = GradientCapture(model, lean=True), []
-    with capture.recording(RECORDS, taking=NormsInBackward([list(model.parameters())])):
+    capture, kept = GradientCapture(model, low_memory=True), []
+    with capture.capturing(RECORDS, backward_strategy=NormsInBackward([list(model.parameters())])):
         hidden = model[1](model[0](torch.randn(RECORDS, 6, 5)))
-        hidden.register_hook(lambda _: kept.extend((use.saved, use.grads) for use in capture.uses()))
+        hidden.register_hook(lambda _: kept.extend((use.saved, use.grads) for use in capture.layer_calls()))
         model[2](hidden).square().sum().backward()
     assert kept == [((), ())]
     capture.detach()
@@ -182,10 +184,10 @@ def test_a_rule_that_is_not_known_is_read_afterwards(monkeypatch):
     model, x = Narrow(), batch_for("")
     for rule in (LinearRule(), Own()):
         monkeypatch.setitem(rule_module._RULES, nn.Linear, rule)
-        capture = GradientCapture(model, lean=True)
-        with capture.recording(RECORDS, taking=NormsInBackward([list(model.parameters())])):
+        capture = GradientCapture(model, low_memory=True)
+        with capture.capturing(RECORDS, backward_strategy=NormsInBackward([list(model.parameters())])):
             once(model, x)
-        assert bool(capture.uses()[0].grads) == isinstance(rule, Own)
+        assert bool(capture.layer_calls()[0].grads) == isinstance(rule, Own)
         capture.detach()
 
 
@@ -203,8 +205,8 @@ def test_the_gradients_of_records_can_be_read():
     torch.manual_seed(0)
     model, x = Narrow(), batch_for("")
     exact = per_record_gradients(model, lambda model, batch: squares(model, *batch), (x,))
-    capture = GradientCapture(model, lean=True)
-    with capture.recording(RECORDS, taking=NormsInBackward([list(model.parameters())])):
+    capture = GradientCapture(model, low_memory=True)
+    with capture.capturing(RECORDS, backward_strategy=NormsInBackward([list(model.parameters())])):
         once(model, x)
     found = [gradients for gradients, _ in capture.per_record_gradients()]
     for parameter, expected in zip(model.parameters(), exact, strict=True):
@@ -214,8 +216,8 @@ def test_the_gradients_of_records_can_be_read():
 
 def test_an_input_that_was_overwritten_is_refused_where_it_is_read_again():
     model, x = nn.Linear(6, 3), batch_for("")
-    capture = GradientCapture(model, lean=True)
-    with capture.recording(RECORDS, taking=NormsInBackward([list(model.parameters())])):
+    capture = GradientCapture(model, low_memory=True)
+    with capture.capturing(RECORDS, backward_strategy=NormsInBackward([list(model.parameters())])):
         F.mse_loss(model(x), torch.zeros(RECORDS, 3)).backward()
     x.zero_()
     with pytest.raises(PrivacyError, match="in-place change"):

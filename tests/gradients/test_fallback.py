@@ -25,14 +25,14 @@ def check(model, loss, *batch, tolerance=1e-5):
     wanted = [p for p in model.parameters() if p.requires_grad]
     expected = oracles.per_record_gradients(model, lambda m, record: loss(m, *record).sum(), batch)
     capture = GradientCapture(model)
-    with capture.recording(records=batch[0].shape[0]):
+    with capture.capturing(records=batch[0].shape[0]):
         total = loss(model, *batch).sum()
         assert capture.uncaptured_uses(total) == []
         total.backward()
     squared = capture.squared_norms()
     assert torch.allclose(squared, oracles.squared_norms(expected), rtol=2 * tolerance)
     sums = {}
-    capture.add_weighted_sums(FlatClipping().factors(squared, max_grad_norm=BOUND), sums)
+    capture.add_weighted_sums(FlatClipping().clip_factors(squared, max_grad_norm=BOUND), sums)
     reference = oracles.clipped_sum(expected, BOUND)
     scale = float(squared.sqrt().clamp(max=BOUND).max())
     for parameter, value in zip(wanted, reference, strict=True):
@@ -123,7 +123,7 @@ def test_a_parameter_returned_without_a_record_dimension_is_refused():
 
     capture = GradientCapture(scale := Scale())
     for records in (3, 5):
-        with pytest.raises(RecordCountMismatch, match="Scale"), capture.recording(records=records):
+        with pytest.raises(RecordCountMismatch, match="Scale"), capture.capturing(records=records):
             scale()
 
 
@@ -204,10 +204,10 @@ def test_dropout_inside_a_module_without_a_rule_is_refused_by_name():
             Custom(lambda s, x: F.dropout((x.transpose(0, 1) * s.w).transpose(0, 1), 0.5, s.training))
         )
     )
-    with pytest.raises(UnsupportedModule, match=r"0 \(Custom\).*dropout"), capture.recording(records=2):
+    with pytest.raises(UnsupportedModule, match=r"0 \(Custom\).*dropout"), capture.capturing(records=2):
         model(x_of(2, 4, 3))
     model.eval()
-    with capture.recording(records=2):
+    with capture.capturing(records=2):
         model(x_of(2, 4, 3))[0].sum().backward()
     assert capture.squared_norms().isfinite().all()
 
@@ -223,7 +223,7 @@ def test_a_module_that_stores_what_it_saw_is_refused_by_name():
 
     for body in (running, replaced):
         capture = GradientCapture(model := Custom(body))
-        with pytest.raises(UnsupportedModule, match=r"Custom.*buffer"), capture.recording(records=2):
+        with pytest.raises(UnsupportedModule, match=r"Custom.*buffer"), capture.capturing(records=2):
             model(x_of(2, 3))
 
 
@@ -235,7 +235,7 @@ def test_a_module_that_cannot_be_vectorised_runs_record_by_record():
     model = Custom(branching)
     capture = GradientCapture(model)
     x = x_of(3, 3)
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         model(x).sum().backward()
     own = [2.0 if float(row.sum()) > 0 else 1.0 for row in x]
     expected = torch.stack([(row * factor).square().sum() for row, factor in zip(x, own, strict=True)]).double()
@@ -244,7 +244,7 @@ def test_a_module_that_cannot_be_vectorised_runs_record_by_record():
 
 def test_an_output_without_records_is_refused():
     capture = GradientCapture(model := Custom(lambda s, x: torch.einsum("bi,i->", x, s.w)))
-    with pytest.raises(RecordCountMismatch, match="Custom"), capture.recording(records=4):
+    with pytest.raises(RecordCountMismatch, match="Custom"), capture.capturing(records=4):
         model(x_of(4, 3))
 
 
@@ -252,7 +252,7 @@ def test_a_hook_registered_after_the_capture_on_a_module_that_is_run_again_is_re
     model = Custom(lambda s, x: x * s.w)
     capture = GradientCapture(model)
     model.register_forward_hook(lambda module, args, output: output * 2)
-    with pytest.raises(UnsupportedModule, match="hook"), capture.recording(records=4):
+    with pytest.raises(UnsupportedModule, match="hook"), capture.capturing(records=4):
         model(x_of(4, 3))
 
 
@@ -263,7 +263,7 @@ def test_hooks_registered_before_the_capture_are_part_of_the_module():
         model.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
         capture = GradientCapture(model)
         x = x_of(4, 3)
-        with capture.recording(records=4):
+        with capture.capturing(records=4):
             model(x).sum().backward()
         squared = capture.squared_norms()
         capture.detach()
@@ -274,7 +274,7 @@ def test_hooks_registered_before_the_capture_are_part_of_the_module():
 def test_a_child_read_by_name_outside_its_parent_is_refused():
     layer = nn.MultiheadAttention(4, 2, batch_first=True)
     capture = GradientCapture(layer)
-    with capture.recording(records=3), pytest.raises(UncapturedParameter, match=r"out_proj\.weight"):
+    with capture.capturing(records=3), pytest.raises(UncapturedParameter, match=r"out_proj\.weight"):
         F.linear(x_of(3, 4), layer.out_proj.weight).sum().backward()
 
 
@@ -298,12 +298,12 @@ def test_gradients_too_large_to_be_kept_give_the_sums_of_kept_ones_group_by_grou
         model, sums = Sums(), {}
         groups = [[model.measured], [model.other]] if apart else [list(model.parameters())]
         capture = GradientCapture(model)
-        with capture.recording(3):
+        with capture.capturing(3):
             model(x_of(3, 6)).sum().backward()
-        squares = capture.squared_bounds(groups)
+        squares = capture.squared_norm_bounds(groups)
         capture.add_weighted_sums(BOUND / squares.sqrt(), sums)
         found.append([sums[parameter] for parameter in model.parameters()])
-        assert any("." in name for use in capture.uses() for name in use.memo) == (entries == 0)
+        assert any("." in name for use in capture.layer_calls() for name in use.memo) == (entries == 0)
         capture.detach()
     for one, other in zip(*found, strict=True):
         assert torch.allclose(one, other, rtol=1e-5)

@@ -14,7 +14,7 @@ C = 0.05
 
 
 def factors(squares: Tensor) -> Tensor:
-    return FlatClipping().factors(squares, max_grad_norm=C)
+    return FlatClipping().clip_factors(squares, max_grad_norm=C)
 
 
 def losses_of(model: nn.Module):
@@ -29,10 +29,10 @@ def recorded(model: nn.Module, x: Tensor, y: Tensor, losses=None) -> tuple[Gradi
 
 
 def engine_sums(capture: GradientCapture, losses, x: Tensor, y: Tensor) -> dict[nn.Parameter, Tensor]:
-    with capture.recording(records=len(x)):
+    with capture.capturing(records=len(x)):
         losses(x, y).sum().backward()
     sums: dict[nn.Parameter, Tensor] = {}
-    capture.add_weighted_sums(factors(capture.squared_bounds()), sums)
+    capture.add_weighted_sums(factors(capture.squared_norm_bounds()), sums)
     capture.discard()
     return sums
 

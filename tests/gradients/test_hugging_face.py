@@ -69,7 +69,7 @@ def assert_captured_exactly(model, losses, batch, *, oracle=None):
         trained(model) if oracle is None else None,
     )
     capture = GradientCapture(model, trained(model))
-    with capture.recording(RECORDS):
+    with capture.capturing(RECORDS):
         losses(model, batch).sum().backward()
     assert relative_error(capture.squared_norms().sqrt(), squared_norms(expected).sqrt()) <= 1e-5
     weights = torch.linspace(0, 1, RECORDS).double()
@@ -104,7 +104,7 @@ ADAPTERS = {
     "GPT-2, its token table": {"target_modules": ["wte"]},
     "BERT with its head": {"target_modules": ["query", "value"], "modules_to_save": ["classifier"]},
     "Llama": {"target_modules": ["q_proj", "v_proj"]},
-    "Llama, all layers, rank-stabilised": {"target_modules": "all-linear", "use_rslora": True},
+    "Llama, all layers, rank-stabilized": {"target_modules": "all-linear", "use_rslora": True},
     "ViT with its head": {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["classifier"]},
 }
 
@@ -210,7 +210,7 @@ def test_with_dropout_norms_and_sums_are_those_of_the_very_masks_that_were_drawn
     expected = [torch.stack(parts).double() for parts in zip(*rows, strict=True)]
     capture = GradientCapture(model)
     torch.manual_seed(7)
-    with capture.recording(RECORDS):
+    with capture.capturing(RECORDS):
         case.losses(model, batch).sum().backward()
     assert relative_error(capture.squared_norms(), squared_norms(expected)) <= 1e-5
     sums = {}

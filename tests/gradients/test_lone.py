@@ -32,7 +32,7 @@ def batch() -> Tensor:
 def test_a_model_that_is_called_with_the_one_record_that_is_left_refuses(model):
     capture = GradientCapture(model)
     x = batch()
-    with pytest.raises(RecordCountMismatch, match="all records"), capture.recording(records=3):
+    with pytest.raises(RecordCountMismatch, match="all records"), capture.capturing(records=3):
         model(x[x[:, 0, 0] > 0])
 
 
@@ -48,7 +48,7 @@ def test_a_model_that_is_called_with_the_one_record_that_is_left_refuses(model):
 def test_a_layer_that_sees_the_one_record_that_is_left_refuses(behind):
     model = Masked(behind)
     capture = GradientCapture(model)
-    with pytest.raises(RecordCountMismatch, match="behind"), capture.recording(records=3):
+    with pytest.raises(RecordCountMismatch, match="behind"), capture.capturing(records=3):
         model(batch())
 
 

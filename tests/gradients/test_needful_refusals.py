@@ -24,7 +24,7 @@ def cross_entropy(model, batch):
 def assert_norms_are_exact(model):
     expected = squared_norms(per_record_gradients(model, cross_entropy, data()))
     capture = GradientCapture(model)
-    with capture.recording(RECORDS, scale=RECORDS):
+    with capture.capturing(RECORDS, scale=RECORDS):
         cross_entropy(model, data()).backward()
     assert relative_error(capture.squared_norms(), expected) <= 1e-5
     capture.detach()
@@ -35,7 +35,7 @@ def spectral():
 
 
 def test_spectral_normalisation_in_training_mode_is_refused_by_name():
-    with pytest.raises(UnsupportedModule, match=r"0\.parametrizations\.weight\.0 .*spectral normalisation"):
+    with pytest.raises(UnsupportedModule, match=r"0\.parametrizations\.weight\.0 .*spectral normalization"):
         GradientCapture(spectral())
 
 
@@ -76,10 +76,10 @@ def test_a_penalty_on_slopes_by_differences_is_exact_where_one_by_gradients_is_r
         return one(x).square().sum(1) + (slope[:, 0].abs() - 1).square()
 
     capture = GradientCapture(model)
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         losses(model, (x, v)).sum().backward()
     expected = per_record_gradients(model, lambda one, rows: losses(one, rows).sum(), (x, v))
     assert relative_error(capture.squared_norms(), squared_norms(expected)) < 1e-4
     x.requires_grad_()
-    with pytest.raises(PrivacyError, match="difference of two outputs"), capture.recording(records=3):
+    with pytest.raises(PrivacyError, match="difference of two outputs"), capture.capturing(records=3):
         torch.autograd.grad(model(x).sum(), x, create_graph=True)

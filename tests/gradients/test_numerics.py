@@ -65,7 +65,7 @@ def test_the_cost_models_choose_by_shape():
     assert cheapest_kernel(kernel_costs(16, 128, 8, 256)) == "stored"
     assert cheapest_kernel(kernel_costs(2, 40, 32, 32)) == "norm_only"
     assert cheapest_kernel(kernel_costs(16, 256, 768, 768)) == "stored"
-    assert cheapest_kernel(kernel_costs(16, 256, 768, 768, lean=True)) == "ghost"
+    assert cheapest_kernel(kernel_costs(16, 256, 768, 768, low_memory=True)) == "ghost"
     early = {"channels": 16, "outputs": 16, "window": 9, "groups": 1}
     assert cheapest_kernel(convolution_kernel_costs(records=32, pixels=34**2, positions=32**2, **early)) == "stored"
     late = {"channels": 512, "outputs": 512, "window": 9, "groups": 1}

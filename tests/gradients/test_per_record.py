@@ -41,7 +41,7 @@ class Routing(nn.Module):
 
 
 class Windows(nn.Module):
-    """Windows of neighbouring positions become rows, as in Swin."""
+    """Windows of neighboring positions become rows, as in Swin."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,7 @@ def test_a_module_as_a_whole_is_exact(kind):
     model, x = made(kind, whole=True), records()
     wanted = per_record_gradients(model, lambda twin, one: twin(*one).sum(), (x,))
     capture = GradientCapture(model)
-    with capture.recording(RECORDS):
+    with capture.capturing(RECORDS):
         model(x).sum().backward()
     assert relative_error(capture.squared_norms(), squared_norms(wanted)) <= 1e-5
     weights, sums = torch.linspace(0, 1, RECORDS).double(), {}
@@ -106,7 +106,7 @@ def test_a_module_as_a_whole_is_exact(kind):
 def test_without_it_the_same_module_is_refused(kind):
     model = made(kind, whole=False)
     capture = GradientCapture(model)
-    with pytest.raises(PrivacyError), capture.recording(RECORDS):
+    with pytest.raises(PrivacyError), capture.capturing(RECORDS):
         model(records()).sum().backward()
 
 
@@ -116,7 +116,7 @@ def test_the_module_comes_back_and_a_copy_is_not_marked():
     assert sordino.per_record is per_record
     model = nn.Sequential(copy.deepcopy(inner))
     capture = GradientCapture(model)
-    with pytest.raises(RecordCountMismatch), capture.recording(RECORDS):
+    with pytest.raises(RecordCountMismatch), capture.capturing(RECORDS):
         model(records()).sum().backward()
 
 
@@ -124,7 +124,7 @@ def test_a_frozen_part_inside_gets_nothing():
     model = made(Routing, whole=True)
     model.inner.gate.requires_grad_(False)
     capture = GradientCapture(model)
-    with capture.recording(RECORDS):
+    with capture.capturing(RECORDS):
         model(records()).sum().backward()
     sums = {}
     capture.add_weighted_sums(torch.ones(RECORDS), sums)
@@ -165,5 +165,5 @@ class _Storing(nn.Module):
 def test_what_it_cannot_read_is_refused(build):
     model = build()
     capture = GradientCapture(model)
-    with pytest.raises((RecordCountMismatch, UnsupportedModule)), capture.recording(RECORDS):
+    with pytest.raises((RecordCountMismatch, UnsupportedModule)), capture.capturing(RECORDS):
         model(records()).sum().backward()

@@ -350,7 +350,7 @@ def check_each(model, loss, *batch):
     """Norms and the gradient of each record, by plain autograd on the model itself."""
     records, wanted = len(batch[0]), [p for p in model.parameters() if p.requires_grad]
     capture = GradientCapture(model)
-    with capture.recording(records):
+    with capture.capturing(records):
         loss(model, *batch).sum().backward()
     squared, rows = capture.squared_norms(), []
     for b in range(records):
@@ -420,7 +420,7 @@ def test_a_loss_term_kept_outside_a_module_that_is_run_again_is_refused():
 
     model = Net(forward, {"p": (WIDTH,)})
     capture = GradientCapture(model)
-    with pytest.raises((UnsupportedModule, UncapturedParameter), match=r"Net|p"), capture.recording(3):
+    with pytest.raises((UnsupportedModule, UncapturedParameter), match=r"Net|p"), capture.capturing(3):
         (squares(model, x_of(3, 3, WIDTH)) + outside["kept"]).sum().backward()
 
 
@@ -455,7 +455,7 @@ def test_records_and_steps_of_equal_number_later_are_still_told_apart():
     capture = GradientCapture(model)
     for records in (5, 3):
         x = x_of(records, 3, WIDTH)
-        with capture.recording(records):
+        with capture.capturing(records):
             squares(model, x, numbers).sum().backward()
         for b in range(records):
             own = torch.autograd.grad(squares(twin, x[b : b + 1], numbers).sum(), list(twin.parameters()))

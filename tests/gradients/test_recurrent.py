@@ -104,7 +104,7 @@ def test_both_libraries_of_the_loops_give_torchs_outputs_and_exact_gradients(mak
     layer, x = layer.double(), x_of(4, 5, 3).double()
     expected, last = layer(x)
     capture = GradientCapture(layer)
-    with capture.recording(records=4):
+    with capture.capturing(records=4):
         output, state = layer(x)
         output.sum().backward()
     pairs = zip([expected, *last], [output, *state], strict=True)
@@ -150,7 +150,7 @@ def test_norms_under_a_known_dropout_mask_are_exact(monkeypatch):
     results = []
     for model, run in [(stacked, lambda m: m(x)[0]), (pair, lambda m: m[1](m[0](x)[0] * kept)[0])]:
         capture = GradientCapture(model)
-        with monkeypatch.context() as patch, capture.recording(records=3):
+        with monkeypatch.context() as patch, capture.capturing(records=3):
             patch.setattr(torch, "dropout", lambda value, p, train: value * kept)
             run(model).square().sum().backward()
         results.append(capture.squared_norms())
@@ -196,7 +196,7 @@ def test_gradients_reach_the_layers_below_and_the_first_state():
     x, h = x_of(3, 5, 3).requires_grad_(), x_of(1, 3, 4).requires_grad_()
     plain = torch.autograd.grad(layer(x, h)[0].square().sum(), [x, h])
     capture = GradientCapture(layer)
-    with capture.recording(records=3):
+    with capture.capturing(records=3):
         layer(x, h)[0].square().sum().backward()
     assert torch.allclose(x.grad, plain[0], atol=1e-6)
     assert torch.allclose(h.grad, plain[1], atol=1e-6)
@@ -213,7 +213,7 @@ def test_a_record_that_is_not_finite_leaves_the_others_alone_and_warns_nobody(ma
     norms = []
     for value in (0.0, poison):
         x[1, 2, 0] = value
-        with capture.recording(records=4):
+        with capture.capturing(records=4):
             layer(x)[0].square().sum().backward()
         norms.append(capture.squared_norms())
     assert not norms[1][1].isfinite()
@@ -224,12 +224,12 @@ def test_one_sequence_for_all_records_and_a_wrong_batch_are_refused():
     capture = GradientCapture(layer := nn.GRU(3, 4, batch_first=True))
     packed = pack_padded_sequence(x_of(1, 5, 3), torch.tensor([5]), batch_first=True)
     for batch in (x_of(1, 5, 3), x_of(2, 5, 3), x_of(5, 3), packed):
-        with pytest.raises(RecordCountMismatch), capture.recording(records=3):
+        with pytest.raises(RecordCountMismatch), capture.capturing(records=3):
             layer(batch)
 
 
 def test_a_weight_used_outside_the_layer_is_refused():
     layer = nn.LSTM(3, 4, batch_first=True)
     capture = GradientCapture(layer)
-    with capture.recording(records=3), pytest.raises(UncapturedParameter, match="weight_hh_l0"):
+    with capture.capturing(records=3), pytest.raises(UncapturedParameter, match="weight_hh_l0"):
         (layer(x_of(3, 5, 3))[0].sum() + layer.weight_hh_l0.square().sum()).backward()

@@ -34,7 +34,7 @@ def check(model, *batch, bound=0.5, expect_rule=True):
     )
     parameters = [p for p in model.parameters() if p.requires_grad]
     capture = GradientCapture(model)
-    with capture.recording(records=batch[0].shape[0]):
+    with capture.capturing(records=batch[0].shape[0]):
         total = loss(model, full, weights)
         assert capture.uncaptured_uses(total) == []
         total.backward()
@@ -45,7 +45,7 @@ def check(model, *batch, bound=0.5, expect_rule=True):
     rounding = 1e-6 * float(true.max()) if len(true) else 0.0
     assert torch.allclose(squared, true, rtol=2e-5, atol=rounding)
     assert (squared >= true * (1 - 1e-5) - rounding).all()
-    factors = FlatClipping().factors(squared, max_grad_norm=bound)
+    factors = FlatClipping().clip_factors(squared, max_grad_norm=bound)
     sums = {}
     capture.add_weighted_sums(factors, sums)
     reference = oracles.weighted_sums(expected, factors)

@@ -29,7 +29,7 @@ STEPS, EVERY = 8, 3
 PLACES = {
     "before a line": (RunFolder, "append", "before"),
     "after a line": (RunFolder, "append", "after"),
-    "records read": (LoopHooks, "hand_out", "after"),
+    "records read": (LoopHooks, "set_microbatch", "after"),
     "gradient written": (PrivateStep, "finish", "after"),
 }
 
@@ -191,14 +191,14 @@ def own_loop(folder, resume):
 def witnessed(folder):
     """Note each logical batch on the disk as soon as its records were read."""
     file = os.open(folder / "read", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    hand_out = LoopHooks.hand_out
+    hand_out = LoopHooks.set_microbatch
 
     def noting(session, chunk, batch, rows):
-        if chunk.chunk == 0:
+        if chunk.index == 0:
             os.write(file, b".")
         return hand_out(session, chunk, batch, rows)
 
-    LoopHooks.hand_out = noting
+    LoopHooks.set_microbatch = noting
 
 
 def dying(owner, name, when, count):

@@ -54,14 +54,14 @@ def seeded(**more):
 
 def noting_shares():
     """How many records this process gets of every logical batch."""
-    shares, share = [], DistributedContext.share
+    shares, share = [], DistributedContext.local_indices
 
     def noted(ranks, indices):
         found = share(ranks, indices)
         shares.append(len(found))
         return found
 
-    DistributedContext.share = noted
+    DistributedContext.local_indices = noted
     return shares
 
 

@@ -161,7 +161,7 @@ def test_a_schedule_that_is_prepared_steps_once_a_logical_batch():
     for x, y in loader:
         accelerator.backward(F.cross_entropy(model(x), y))
         optimizer.step()
-        if loader.ends_step:
+        if loader.is_last_microbatch:
             schedule.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**4)
 

@@ -22,7 +22,7 @@ def test_the_page_runs_from_top_to_bottom(page, capsys):
     blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert blocks
     exec(compile("\n".join(blocks), page, "exec"), {})
-    assert "differentially private: unit one example" in capsys.readouterr().out
+    assert "differentially private: unit one record" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -255,7 +255,7 @@ def test_diagnostics_show_losses_on_the_terminal_only_and_the_guarantee_says_so(
     assert "private diagnostics: step 1, loss 0." in capsys.readouterr().err
     assert not any("loss" in line for line in made.state.log_history)
     assert "loss" not in (tmp_path / "checkpoint-2" / "trainer_state.json").read_text()
-    assert "not covered" in made.guarantee().sentence()
+    assert "not covered" in made.guarantee().describe()
 
 
 @pytest.mark.slow
@@ -415,9 +415,9 @@ def test_a_checkpoint_names_its_run_and_carries_its_guarantee(tmp_path):
     for name, steps in (("checkpoint-2", 2), ("checkpoint-4", 4), ("saved", 4)):
         claim = json.loads((tmp_path / name / "guarantee.json").read_text())
         assert claim["epsilon"] == pytest.approx(epsilon_of(steps), rel=1e-9)
-        assert "differentially private" in claim["sentence"]
+        assert "differentially private" in claim["description"]
         assert json.loads((tmp_path / name / "sordino.json").read_text())["id"] == run.meta["id"] == claim["id"]
-    assert made.guarantee().sentence() in (tmp_path / "README.md").read_text()
+    assert made.guarantee().describe() in (tmp_path / "README.md").read_text()
     assert verify(run).passed
     assert run.guarantee == made.guarantee()
 

@@ -255,7 +255,7 @@ def test_diagnostics_show_losses_on_the_terminal_only_and_the_guarantee_says_so(
     _, callback, made = fitted(private=privacy(diagnostics="private"), max_steps=2)
     assert "private diagnostics: step 1, loss 0." in capsys.readouterr().err
     assert "train_loss" not in made.callback_metrics
-    assert "not covered" in callback.guarantee().sentence()
+    assert "not covered" in callback.guarantee().describe()
 
 
 class Evaluated(Net):
@@ -357,7 +357,7 @@ def test_a_checkpoint_without_a_bill_is_refused(tmp_path):
         resumed(tmp_path / "plain.ckpt", 4)
 
 
-def test_an_evaluation_of_a_checkpoint_is_no_licence_for_another(tmp_path):
+def test_an_evaluation_of_a_checkpoint_is_no_license_for_another(tmp_path):
     saved_at(tmp_path, 3)
     plain = L.Trainer(
         max_steps=2, logger=False, enable_progress_bar=False, default_root_dir=tmp_path, accelerator="cpu"
@@ -589,7 +589,7 @@ class Summed(Net):
         return self.losses(batch).sum()
 
 
-class Centred(Net):
+class Centered(Net):
     def training_step(self, batch, batch_idx):
         return self.losses([batch[0] - batch[0].mean(0), batch[1]]).mean()
 
@@ -615,7 +615,7 @@ class Guarded(Net):
         (Skipping, NonPrivateStep, "left out"),
         (NoLoss, LossShapeError, "training_step must return a loss"),
         (Summed, PrivacyError, ""),
-        (Centred, PrivacyError, ""),
+        (Centered, PrivacyError, ""),
         (Normed, PrivacyError, ""),
         (Guarded, PrivacyError, ""),
     ],

@@ -218,7 +218,7 @@ DECLARED = {
     "data_norm": 2.0,
     "classes": (0, 1),
     "bounds": (-1.0, 1.0),
-    "population": RECORDS,
+    "dataset_size": RECORDS,
     "steps": 30,
     "epochs": 4.0,
     "max_iter": 8,

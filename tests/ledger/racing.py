@@ -15,7 +15,7 @@ def main():
     url, name, processes = sys.argv[1], sys.argv[2], int(sys.argv[3])
     account = Ledger(url).account(name)
     event = Gaussian(noise_multiplier=30.0)
-    account.check(event)  # everything is imported before the processes part
+    account.check_charge(event)  # everything is imported before the processes part
     gate_read, gate_write = os.pipe()
     readers = []
     for _ in range(processes):

@@ -48,7 +48,7 @@ def test_zcdp_grants_exactly_the_steps_that_fit(ledger):
     # σ = 10 is ρ = 0.005; (1, 1e-5) allows ρ = 0.0305565952: six steps.
     account = ledger.declare("six", epsilon=1.0, delta=1e-5, policy="zcdp")
     assert granted(account, Gaussian(noise_multiplier=10.0)) == 6
-    assert account.remaining().currency == "ρ"
+    assert account.remaining().measure == "ρ"
     assert account.remaining().amount == pytest.approx(0.0305565952 - 0.03, abs=1e-9)
 
 
@@ -123,7 +123,7 @@ def test_parallel_events_cost_their_dearest_part(ledger):
 
 def test_events_without_a_price_are_refused_by_name(ledger):
     truncated = TruncatedPoissonSampled(
-        sample_rate=0.01, population=1000, largest=40, event=Gaussian(noise_multiplier=4.0)
+        sample_rate=0.01, dataset_size=1000, max_batch_size=40, event=Gaussian(noise_multiplier=4.0)
     )
     with pytest.raises(UnsupportedEvent, match="pld"):
         ledger.declare("a", epsilon=1.0, delta=1e-5).charge(truncated)
@@ -136,13 +136,13 @@ def test_events_without_a_price_are_refused_by_name(ledger):
 
 def test_a_reservation_counts_at_once_and_gives_back_what_was_not_drawn(account):
     plan = SelfComposed(event=STEP, count=1000)
-    empty = account.remaining().share
+    empty = account.remaining().fraction
     with account.reserve(plan, note="a run") as reservation:
-        reserved = account.remaining().share
+        reserved = account.remaining().fraction
         reservation.charge(SelfComposed(event=STEP, count=10))
-        assert account.remaining().share == pytest.approx(reserved, rel=1e-12)
+        assert account.remaining().fraction == pytest.approx(reserved, rel=1e-12)
         assert account.event() == SelfComposed(event=STEP, count=10)
-    assert reserved < account.remaining().share < empty
+    assert reserved < account.remaining().fraction < empty
     assert [line.kind for line in account.history()] == ["declare", "reserve", "charge", "release"]
     assert account.history()[2].note == "a run"
 
@@ -154,7 +154,7 @@ def test_a_reservation_gives_only_what_was_reserved(account):
             with pytest.raises(BudgetExceeded, match="left of reservation"):
                 reservation.charge(event)
         reservation.charge(STEP)
-        assert reservation.left() == NoOp()
+        assert reservation.remaining_event() == NoOp()
     with pytest.raises(BudgetExceeded):
         reservation.charge(STEP)
 
@@ -162,10 +162,10 @@ def test_a_reservation_gives_only_what_was_reserved(account):
 def test_what_a_crashed_run_reserved_stays_until_it_is_released(account):
     name = account.reserve(SelfComposed(event=STEP, count=1000)).name
     account.reservation(name).charge(STEP)
-    assert account.remaining().reserved == 1
+    assert account.remaining().open_reservations == 1
     account.reservation(name).close()
     account.reservation(name).close()
-    assert account.remaining().reserved == 0
+    assert account.remaining().open_reservations == 0
     assert account.event() == STEP
     with pytest.raises(BudgetExceeded):
         account.reservation(name).charge(STEP)
@@ -186,7 +186,7 @@ def test_a_part_of_a_reservation_gives_nothing_back(account):
     with account.reserve(SelfComposed(event=STEP, count=10)) as whole:
         with whole.reserve(SelfComposed(event=STEP, count=4)) as part:
             part.charge(STEP)
-        assert whole.left() == SelfComposed(event=STEP, count=9)
+        assert whole.remaining_event() == SelfComposed(event=STEP, count=9)
 
 
 def test_accounts_and_reservations_survive_pickling(account):
@@ -220,13 +220,13 @@ def test_a_budget_is_declared_once_and_changed_by_a_line(ledger, account):
 
 def test_other_relations_and_units_are_refused_with_advice(account):
     event = Gaussian(noise_multiplier=10.0)
-    with pytest.raises(InvalidArgument, match="relation must be add_or_remove_one"):
-        account.charge(event, relation=NeighboringRelation.REPLACE_ONE)
-    with pytest.raises(InvalidArgument, match="unit must be example"):
-        account.reserve(event, unit=PrivacyUnit.USER)
+    with pytest.raises(InvalidArgument, match="neighboring_relation must be add_or_remove_one"):
+        account.charge(event, neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    with pytest.raises(InvalidArgument, match="privacy_unit must be record"):
+        account.reserve(event, privacy_unit=PrivacyUnit.USER)
     reservation = account.reserve(event)
-    with pytest.raises(InvalidArgument, match="relation must be"):
-        reservation.charge(event, relation=NeighboringRelation.REPLACE_SPECIAL)
+    with pytest.raises(InvalidArgument, match="neighboring_relation must be"):
+        reservation.charge(event, neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
 
 
 @pytest.mark.parametrize(
@@ -237,8 +237,8 @@ def test_other_relations_and_units_are_refused_with_advice(account):
         ("delta", {"delta": 1.0}),
         ("delta", {"delta": 0.0, "policy": "zcdp"}),
         ("policy", {"policy": "hope"}),
-        ("unit", {"unit": "household"}),
-        ("relation", {"relation": "sibling"}),
+        ("privacy_unit", {"privacy_unit": "household"}),
+        ("neighboring_relation", {"neighboring_relation": "sibling"}),
         ("name", {"name": " "}),
     ],
 )

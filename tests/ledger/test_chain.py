@@ -95,7 +95,7 @@ def test_a_line_whose_digest_was_made_anew_breaks_the_next(used):
     [
         (to_json(EVENT), to_json(Gaussian(noise_multiplier=90.0)), 2, "totals"),
         ('"epsilon": 3.0', '"epsilon": 0.2', 2, "budget"),
-        ('"touched": true', '"touched": false', 2, "totals"),
+        ('"has_charges": true', '"has_charges": false', 2, "totals"),
         ('"count": 2', '"count": 9', 6, "left"),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_reservation_that_just_fits_verifies_however_finely_it_is_drawn(ledger
     low, high = 50.0, 100.0  # noise multipliers of 300 steps: too many, and fitting
     while low < (middle := (low + high) / 2) < high:
         try:
-            account.check(SelfComposed(event=Gaussian(noise_multiplier=middle), count=300))
+            account.check_charge(SelfComposed(event=Gaussian(noise_multiplier=middle), count=300))
             high = middle
         except BudgetExceeded:
             low = middle

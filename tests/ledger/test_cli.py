@@ -39,7 +39,7 @@ def test_declare_charge_and_show_tell_the_same(declared):
     shown = document("show", declared, "adult")
     assert shown["spent"] == charged["spent"]
     assert shown["spent"]["epsilon"] == pytest.approx(Ledger(declared).account("adult").spent().epsilon)
-    assert 0.9 < shown["left"]["share"] < 1
+    assert 0.9 < shown["left"]["fraction"] < 1
     assert document("show", declared)["accounts"] == [shown]
 
 
@@ -57,7 +57,7 @@ def test_a_refused_charge_ends_with_three_and_usage_with_two(declared):
     assert refused["error"]["kind"] == "BudgetExceeded"
     run("charge", declared, "census", "--event", EVENT, code=2)
     run("charge", declared, "adult", "--event", "nofile.json", code=2)
-    run("charge", declared, "adult", "--event", EVENT, "--relation", "replace_one", code=2)
+    run("charge", declared, "adult", "--event", EVENT, "--neighboring-relation", "replace_one", code=2)
     run("declare", declared, "adult", "--epsilon", "4", "--delta", "1e-5", code=2)
     run("release", declared, "adult", code=2)
     run("show", declared + "x", code=1)

@@ -16,7 +16,7 @@ BUDGET = AccountBudget(epsilon=1.0, delta=1e-5)
 
 def test_gaussian_prices_are_the_textbook_moments():
     rule = RDPPolicy(BUDGET)
-    *moments, loss, own = rule.price(Gaussian(noise_multiplier=3.0))
+    *moments, loss, own = rule.cost(Gaussian(noise_multiplier=3.0))
     for lam, moment in zip(BUDGET.orders, moments, strict=True):
         assert moment == pytest.approx(lam * (lam + 1) / 18, rel=1e-12)
     assert (loss, own) == (math.inf, 0.0)
@@ -50,7 +50,7 @@ def test_prices_of_laplace_and_of_samples_bound_the_moments_by_quadrature():
         (PoissonSampled(sample_rate=rate, event=Gaussian(noise_multiplier=sigma)), base, mixed),
     ]
     for event, p, q in pairs:
-        price = rule.price(event)
+        price = rule.cost(event)
         for lam, moment in list(zip(BUDGET.orders, price, strict=False))[:2]:
             truth = worst(p, q, lam)
             assert truth * (1 - 1e-7) <= moment <= truth * (1 + 1e-4) + 1e-12
@@ -72,16 +72,16 @@ def largest(rule, total, make, high):
     low = 0.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if rule.fits(add_costs(total, rule.price(make(middle)))) else (low, middle)
+        low, high = (middle, high) if rule.fits(add_costs(total, rule.cost(make(middle)))) else (low, middle)
     return low
 
 
 def test_an_adversary_who_picks_the_order_by_what_was_seen_stays_within_the_budget():
-    # First a Gaussian. Where its loss came out high, all that is left goes to randomised response (best at large
+    # First a Gaussian. Where its loss came out high, all that is left goes to randomized response (best at large
     # orders); where low, to a Gaussian (best at small ones). δ(ε) of the whole, by quadrature over the first output.
     rule = RDPPolicy(BUDGET)
     mu = 0.13
-    start = rule.price(Gaussian(noise_multiplier=1 / mu))
+    start = rule.cost(Gaussian(noise_multiplier=1 / mu))
     pure = largest(rule, start, lambda a: RandomizedResponse(epsilon=a, categories=2), 2.0)
     second = largest(rule, start, lambda m: Gaussian(noise_multiplier=1 / max(m, 1e-9)), 2.0)
     assert pure > 0.05
@@ -111,7 +111,7 @@ def test_an_adversary_who_picks_the_order_by_what_was_seen_stays_within_the_budg
 
 
 def test_plain_composition_is_no_filter():
-    # Randomised response, then by its answer one of two events that each would have been within (ε, δ) on its own path.
+    # Randomized response, then by its answer one of two events that each would have been within (ε, δ) on its own path.
     first, epsilon, delta = 0.1, 1.0, 1e-5
     p = math.exp(first) / (1 + math.exp(first))
     low, high = epsilon - first, epsilon + first
@@ -134,7 +134,7 @@ def test_pld_takes_nothing_new_after_the_first_charge(ledger):
     first = account.reserve(SelfComposed(event=event, count=3), note="sums")
     second = account.reserve(SelfComposed(event=event, count=3), note="training")
     second.charge(event)
-    for spend in (account.charge, account.reserve, account.check):
+    for spend in (account.charge, account.reserve, account.check_charge):
         with pytest.raises(BudgetExceeded, match="before the first charge"):
             spend(event)
     first.charge(SelfComposed(event=event, count=3))
@@ -175,5 +175,5 @@ def test_random_sequences_of_all_kinds_never_pass_the_cap(ledger):
             except BudgetExceeded:
                 continue
         assert account.spent().epsilon <= 2.0
-        assert account.remaining().share < 0.6
+        assert account.remaining().fraction < 0.6
     ledger.verify()

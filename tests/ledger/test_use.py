@@ -69,7 +69,7 @@ def test_fit_charges_the_whole_plan_in_a_few_lines(account):
     kinds = [line.kind for line in account.history()]
     assert kinds[:2] == ["declare", "reserve"]
     assert len(kinds) <= 2 + 32
-    assert account.remaining().reserved == 0
+    assert account.remaining().open_reservations == 0
 
 
 def test_fit_is_refused_before_a_record_is_read(ledger):
@@ -95,7 +95,7 @@ def test_an_interrupted_fit_gives_the_rest_back_and_keeps_what_was_paid(account)
     result = train(plan=replace(PLAN, steps=320), ledger=account, on_step=stop)
     assert result.interrupted
     assert result.charged_steps <= account.event().count <= result.charged_steps + 10
-    assert account.remaining().reserved == 0
+    assert account.remaining().open_reservations == 0
 
 
 def test_a_failing_fit_keeps_what_was_paid(account):
@@ -105,11 +105,11 @@ def test_a_failing_fit_keeps_what_was_paid(account):
     with pytest.raises(RuntimeError):
         train(plan=replace(PLAN, steps=320), ledger=account, on_step=fail)
     assert account.event() == replace(PLAN, steps=10).event()
-    assert account.remaining().reserved == 0
+    assert account.remaining().open_reservations == 0
 
 
 def test_shuffled_epochs_are_charged_by_the_epoch(ledger):
-    account = ledger.declare("x", epsilon=8.0, delta=1e-5, relation="replace_one")
+    account = ledger.declare("x", epsilon=8.0, delta=1e-5, neighboring_relation="replace_one")
     plan = replace(PLAN, poisson_sampling=False, neighboring_relation="replace_one", steps=25)
     train(plan=plan, ledger=account)
     assert account.event() == plan.event()
@@ -117,7 +117,7 @@ def test_shuffled_epochs_are_charged_by_the_epoch(ledger):
 
 
 def test_a_run_folder_names_the_lines_that_paid(account, tmp_path):
-    train(plan=replace(PLAN, steps=3), ledger=account, run=tmp_path / "run")
+    train(plan=replace(PLAN, steps=3), ledger=account, run_folder=tmp_path / "run")
     digests = {line.digest for line in account.history()}
     named = [line.charge for line in RunFolder.open(tmp_path / "run")]
     assert len(named) == 3
@@ -126,10 +126,10 @@ def test_a_run_folder_names_the_lines_that_paid(account, tmp_path):
 
 
 def test_another_relation_or_unit_is_refused(account, ledger):
-    with pytest.raises(InvalidArgument, match="relation must be"):
+    with pytest.raises(InvalidArgument, match="neighboring_relation must be"):
         train(plan=replace(PLAN, neighboring_relation="replace_one"), ledger=account)
-    users = ledger.declare("users", epsilon=3.0, delta=1e-5, unit=PrivacyUnit.USER)
-    with pytest.raises(InvalidArgument, match="unit must be"):
+    users = ledger.declare("users", epsilon=3.0, delta=1e-5, privacy_unit=PrivacyUnit.USER)
+    with pytest.raises(InvalidArgument, match="privacy_unit must be"):
         train(ledger=users)
     train(plan=replace(PLAN, privacy_unit=PrivacyUnit.USER), ledger=users)
 
@@ -180,12 +180,12 @@ def test_an_engine_stops_at_the_cap_with_the_last_step_that_fits(ledger):
     assert engine.event() == account.event()
     step = PoissonSampled(sample_rate=0.1, event=accounting_step(3.0))
     with pytest.raises(BudgetExceeded):
-        account.check(step)
+        account.check_charge(step)
     assert engine.get_epsilon(1e-5) <= 0.5
 
 
 def accounting_step(sigma):
-    return replace(PLAN, noise_multiplier=sigma).at(0).event
+    return replace(PLAN, noise_multiplier=sigma).step_plan(0).event
 
 
 def test_an_engine_with_a_target_is_refused_before_it_starts(ledger):
@@ -216,7 +216,7 @@ def test_an_estimator_charges_before_it_reads_and_is_refused_over_budget(ledger)
     late = bayes(account, 0.6)
     with pytest.raises(BudgetExceeded):
         late.fit(ROWS, LABELS)
-    assert not hasattr(late, "privacy_")
+    assert not hasattr(late, "guarantee_")
     assert account.spent().epsilon == pytest.approx(0.6)
 
 
@@ -269,12 +269,12 @@ class Counting:
 def test_paying_ahead_is_never_behind_and_reaches_the_cap(room, coming):
     purse = Counting(room)
     prepaid = BlockCharger(
-        purse, PLAN.step_event, note="", relation=PLAN.neighboring_relation, unit=PLAN.privacy_unit
+        purse, PLAN.step_event, note="", neighboring_relation=PLAN.neighboring_relation, privacy_unit=PLAN.privacy_unit
     )  # fmt: skip
     done = 0
     try:
         for step in range(coming):
-            prepaid.pay(step, coming=coming - step)
+            prepaid.charge(step, coming=coming - step)
             done += 1
             assert sum(purse.calls) >= done
     except BudgetExceeded:

@@ -63,14 +63,14 @@ def test_the_classical_calibration_is_refused_from_epsilon_one_on():
         with pytest.raises(InvalidArgument, match="Use the analytic calibration"):
             classical_noise_multiplier(epsilon=epsilon, delta=1e-5)
     with pytest.raises(InvalidArgument, match="Use the analytic calibration"):
-        GaussianMechanism.for_budget(epsilon=2.0, delta=1e-5, l2_sensitivity=1.0, calibration="classical")
+        GaussianMechanism.from_budget(epsilon=2.0, delta=1e-5, l2_sensitivity=1.0, calibration="classical")
 
 
 def test_the_analytic_calibration_is_the_default():
-    built = GaussianMechanism.for_budget(epsilon=1.0, delta=1e-5, l2_sensitivity=2.0)
+    built = GaussianMechanism.from_budget(epsilon=1.0, delta=1e-5, l2_sensitivity=2.0)
     assert built.stddev == pytest.approx(2 * 3.730632, rel=1e-6)
     with pytest.raises(InvalidArgument, match="calibration must be one of"):
-        GaussianMechanism.for_budget(epsilon=1.0, delta=1e-5, l2_sensitivity=2.0, calibration="folklore")
+        GaussianMechanism.from_budget(epsilon=1.0, delta=1e-5, l2_sensitivity=2.0, calibration="folklore")
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, math.nan])

@@ -34,8 +34,8 @@ STRATEGIES = [
 ]
 PARTICIPATIONS = [
     SingleParticipation(),
-    MinSeparation(separation=3),
-    MinSeparation(separation=3, participations=2),
+    MinSeparation(min_separation=3),
+    MinSeparation(min_separation=3, participations=2),
     FixedEpochOrder(steps_per_epoch=4),
     CyclicPoisson(groups=7, sample_rate=0.1),
 ]

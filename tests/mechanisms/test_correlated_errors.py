@@ -1,4 +1,4 @@
-"""Errors of prefix sums under correlated noise: published values, slow matrices, and no better neighbour."""
+"""Errors of prefix sums under correlated noise: published values, slow matrices, and no better neighbor."""
 
 import math
 
@@ -45,7 +45,7 @@ def worked_out(strategy, momentum=0.0):
     return np.array(variances)
 
 
-# Golden values: two independent public implementations of matrix factorisation, agreed to the digits shown.
+# Golden values: two independent public implementations of matrix factorization, agreed to the digits shown.
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_dense_optima_are_as_good_as_the_published_ones(steps, epochs, mean):
 
 
 def test_several_participations_have_their_published_errors():
-    participation = MinSeparation(separation=16, participations=4)
+    participation = MinSeparation(min_separation=16, participations=4)
     assert sensitivity(square_root(64), participation) == pytest.approx(3.960620, abs=6e-7)
     assert mean_error(square_root(64), participation) == pytest.approx(5.713613, abs=6e-7)
     assert sensitivity(optimize_banded(16, steps=64), participation) == pytest.approx(2.0)
@@ -182,7 +182,7 @@ def test_matrix_column_and_stream_are_one_strategy(strategy):
 
 @pytest.mark.parametrize("objective", ["mean", "max"])
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
-def test_no_neighbour_of_the_optimal_bands_is_better(objective, momentum):
+def test_no_neighbor_of_the_optimal_bands_is_better(objective, momentum):
     error = mean_error if objective == "mean" else max_error
     best = optimize_banded(6, steps=50, objective=objective, momentum=momentum)
     reference = error(best, momentum=momentum)
@@ -199,8 +199,8 @@ def test_bands_fitted_to_momentum_are_better_for_it_than_others():
     assert fitted < mean_error(IndependentNoise(steps=200), momentum=0.9)
 
 
-def test_no_neighbour_of_the_optimal_buffers_is_better_for_several_participations():
-    participation = MinSeparation(separation=20, participations=5)
+def test_no_neighbor_of_the_optimal_buffers_is_better_for_several_participations():
+    participation = MinSeparation(min_separation=20, participations=5)
     best = optimize_buffered(2, steps=100, participation=participation, objective="mean")
     reference = mean_error(best, participation)
     assert reference < mean_error(optimize_buffered(2, steps=100, objective="mean"), participation)

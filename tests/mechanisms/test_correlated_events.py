@@ -37,7 +37,7 @@ def mechanism(strategy, participation, noise_multiplier=2.0):
 
 @pytest.mark.parametrize(
     "participation",
-    [SingleParticipation(), MinSeparation(separation=5), FixedEpochOrder(steps_per_epoch=10)],
+    [SingleParticipation(), MinSeparation(min_separation=5), FixedEpochOrder(steps_per_epoch=10)],
     ids=repr,
 )
 @pytest.mark.parametrize("strategy", [optimize_banded(5, steps=40), BinaryTree(steps=40)], ids=lambda s: str(s.bands))
@@ -51,7 +51,7 @@ def test_the_whole_run_costs_one_gaussian(strategy, participation):
 
 def test_independent_noise_costs_what_its_participations_cost():
     # 8 participations of independent Gaussian releases are one Gaussian of √8 times the sensitivity.
-    run = mechanism(IndependentNoise(steps=40), MinSeparation(separation=5), noise_multiplier=1.0)
+    run = mechanism(IndependentNoise(steps=40), MinSeparation(min_separation=5), noise_multiplier=1.0)
     white = run.stddev / run.l2_sensitivity
     assert white == pytest.approx(math.sqrt(8))
     steps = accounting.epsilon(SelfComposed(event=Gaussian(noise_multiplier=white), count=8), 1e-6)
@@ -83,11 +83,11 @@ def test_cycles_cost_one_sampled_gaussian_each():
 def test_the_best_attack_on_the_worst_record_has_the_power_that_the_event_states(strategy):
     # A record of one dimension in steps 0, 6, 12, 18, against 40 000 runs side by side. Its best test statistic is
     # the noisy release, whitened, along what the record adds to it; power is shift over deviation.
-    run, runs = mechanism(strategy, MinSeparation(separation=6)), 40_000
-    stream, randomness, released = run.start(), KeyedRNG(), []
+    run, runs = mechanism(strategy, MinSeparation(min_separation=6)), 40_000
+    stream, rng, released = run.start(), KeyedRNG(), []
     for step in range(24):
         released.append(torch.zeros(runs, dtype=torch.float64))
-        stream.add_noise_(released[-1:], randomness=randomness, step=step)
+        stream.add_noise_(released[-1:], rng=rng, step=step)
     added = strategy.matrix()[:, ::6].sum(axis=1) * run.l2_sensitivity
     statistic = added @ strategy.matrix() @ torch.stack(released).numpy()
     power = float(added @ added) / float(statistic.std())
@@ -107,7 +107,7 @@ def test_more_bands_than_groups_are_refused_before_anything_is_drawn():
 
 def test_a_run_that_ends_early_costs_no_more():
     strategy = BandedToeplitz(coefficients=square_root_coefficients(40), steps=40)
-    run = mechanism(strategy, MinSeparation(separation=10))
+    run = mechanism(strategy, MinSeparation(min_separation=10))
     costs = [accounting.epsilon(run.event(steps), 1e-6).upper for steps in (0, 1, 10, 11, 25, 40)]
     assert costs[0] == 0
     assert costs == sorted(costs)
@@ -118,7 +118,7 @@ def test_a_run_that_ends_early_costs_no_more():
 
 
 def test_another_continuation_of_one_state_is_on_the_bill():
-    run = mechanism(optimize_banded(8, steps=40), MinSeparation(separation=8))
+    run = mechanism(optimize_banded(8, steps=40), MinSeparation(min_separation=8))
     assert run.branch_event(10) == run.event()
     assert run.branch_event(40) == NoOp()
     cycles = mechanism(optimize_banded(8, steps=40), CyclicPoisson(groups=8, sample_rate=0.05))
@@ -130,7 +130,7 @@ def test_another_continuation_of_one_state_is_on_the_bill():
 
 def test_two_continuations_cost_at_most_two_runs_by_their_joint_law():
     # All rows of one run and the later rows again: the joint release is a Gaussian with the stacked matrix.
-    strategy, participation, cut = optimize_banded(6, steps=24), MinSeparation(separation=6), 10
+    strategy, participation, cut = optimize_banded(6, steps=24), MinSeparation(min_separation=6), 10
     matrix = strategy.matrix()
     stacked = np.vstack([matrix, matrix[cut:]])
     whole = sensitivity(strategy, participation)
@@ -139,9 +139,7 @@ def test_two_continuations_cost_at_most_two_runs_by_their_joint_law():
 
 def bands_at(target_epsilon, **options):
     return choose_correlated_noise(
-        calibrate=lambda event: accounting.calibrate_noise_multiplier(
-            event, target_epsilon=target_epsilon, target_delta=1e-5
-        ),
+        calibrate=lambda event: accounting.calibrate_noise_multiplier(event, target_epsilon=target_epsilon, delta=1e-5),
         **options,
     )
 

@@ -83,7 +83,7 @@ def check_separation(row):
     kind = kinds[row["kind"]]
     strategy = kind(row["n"]) if row["kind"] == "sqrt_toeplitz" else kind(steps=row["n"])
     separation = row.get("separation", row.get("bands"))
-    participation = MinSeparation(separation=separation, participations=row["participations"])
+    participation = MinSeparation(min_separation=separation, participations=row["participations"])
     check(row, errors(strategy, participation), known=("kind", "n", "bands", "separation", "participations"))
 
 
@@ -122,7 +122,7 @@ def check_tradeoff(setting, bands):
     z = accounting.calibrate_noise_multiplier(
         lambda noise: mechanism(noise_multiplier=noise).event(),
         target_epsilon=setting["epsilon"],
-        target_delta=setting["delta"],
+        delta=setting["delta"],
     )
     # Their accountant is one on a lattice, which needs a little more noise than the exact one.
     assert setting["noise_multiplier_by_bands"][str(bands)] * (1 - 2e-3) < z

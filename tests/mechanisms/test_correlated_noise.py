@@ -43,11 +43,11 @@ def mechanism_with(strategy, **changes):
     return CorrelatedGaussianMechanism(strategy=strategy, **values)
 
 
-def noises(stream, steps, randomness, size=SIZE, dtype=torch.float32):
+def noises(stream, steps, rng, size=SIZE, dtype=torch.float32):
     rows = []
     for step in steps:
         row = torch.zeros(size, dtype=dtype)
-        stream.add_noise_([row], randomness=randomness, step=step)
+        stream.add_noise_([row], rng=rng, step=step)
         rows.append(row.double().numpy())
     return np.array(rows)
 
@@ -83,7 +83,7 @@ def test_another_strategy_does_not_whiten_it():
 
 def test_scale_follows_the_sensitivity_of_the_participation():
     strategy = BandedToeplitz(coefficients=(1.0, 0.9, 0.8), steps=STEPS)
-    for participation in (SingleParticipation(), MinSeparation(separation=2), MinSeparation(separation=6)):
+    for participation in (SingleParticipation(), MinSeparation(min_separation=2), MinSeparation(min_separation=6)):
         mechanism = mechanism_with(strategy, participation=participation)
         rows = strategy.matrix() @ noises(mechanism.start(), range(STEPS), KeyedRNG())
         assert white(rows, 3.0 * mechanism.sensitivity)
@@ -108,7 +108,7 @@ def test_a_run_that_goes_on_from_its_state_has_the_law_of_one_run(strategy, cut)
     before = noises(first, range(cut), KeyedRNG())
     text, blob = first.state_json(), save(first.state_tensors())
     second = mechanism.start()
-    second.load_state(load(blob), text)
+    second.load_state_dict(load(blob), text)
     assert second.next_step == cut
     after = noises(second, range(cut, STEPS), KeyedRNG())
     assert white(strategy.matrix() @ np.vstack([before, after]), mechanism.stddev)
@@ -120,7 +120,7 @@ def test_a_run_that_lost_its_buffers_has_another_law(strategy):
     first, second = mechanism.start(), mechanism.start()
     before = noises(first, range(15), KeyedRNG())
     forgotten = {name: torch.zeros_like(value) for name, value in first.state_tensors().items()}
-    second.load_state(forgotten, first.state_json())
+    second.load_state_dict(forgotten, first.state_json())
     after = noises(second, range(15, STEPS), KeyedRNG())
     assert not white(strategy.matrix() @ np.vstack([before, after]), mechanism.stddev)
 
@@ -132,7 +132,7 @@ def test_a_restored_stream_goes_on_to_the_last_bit(strategy, seeded):
     restored = []
     for _ in range(2):
         stream = mechanism_with(strategy).start()
-        stream.load_state(first.state_tensors(), first.state_json())
+        stream.load_state_dict(first.state_tensors(), first.state_json())
         restored.append(noises(stream, range(10, STEPS), seeded(5), size=30))
     assert np.array_equal(*restored)
 
@@ -146,15 +146,15 @@ def test_autocast_around_a_step_leaves_its_bits_alone(strategy, seeded):
 
 
 def test_two_continuations_under_one_key_have_fresh_draws(seeded):
-    mechanism, randomness = mechanism_with(optimize_banded(5, steps=STEPS)), KeyedRNG()
+    mechanism, rng = mechanism_with(optimize_banded(5, steps=STEPS)), KeyedRNG()
     first = mechanism.start()
-    noises(first, range(10), randomness)
+    noises(first, range(10), rng)
     text, tensors = first.state_json(), first.state_tensors()
-    rows = [noises(first, range(10, 13), randomness)]
+    rows = [noises(first, range(10, 13), rng)]
     for _ in range(2):
         stream = mechanism.start()
-        stream.load_state(tensors, text)
-        rows.append(noises(stream, range(10, 13), randomness))
+        stream.load_state_dict(tensors, text)
+        rows.append(noises(stream, range(10, 13), rng))
     # All share the past; once it is taken off, what is left must be unrelated.
     remembered = np.mean(rows, axis=0)
     fresh = np.vstack([row - remembered for row in rows])
@@ -163,28 +163,28 @@ def test_two_continuations_under_one_key_have_fresh_draws(seeded):
 
 def test_steps_come_once_and_in_order():
     mechanism = mechanism_with(optimize_banded(3, steps=4))
-    stream, randomness, row = mechanism.start(), KeyedRNG(), torch.zeros(5)
+    stream, rng, row = mechanism.start(), KeyedRNG(), torch.zeros(5)
     with pytest.raises(PrivacyError, match="step must be 0"):
-        stream.add_noise_([row], randomness=randomness, step=1)
-    stream.add_noise_([row], randomness=randomness, step=0)
+        stream.add_noise_([row], rng=rng, step=1)
+    stream.add_noise_([row], rng=rng, step=0)
     kept = row.clone()
     for step in (0, 2):
         with pytest.raises(PrivacyError, match="step must be 1"):
-            stream.add_noise_([row], randomness=randomness, step=step)
+            stream.add_noise_([row], rng=rng, step=step)
     assert torch.equal(row, kept)
     for step in (1, 2, 3):
-        stream.add_noise_([row], randomness=randomness, step=step)
+        stream.add_noise_([row], rng=rng, step=step)
     with pytest.raises(InvalidArgument, match="below 4"):
-        stream.add_noise_([row], randomness=randomness, step=4)
+        stream.add_noise_([row], rng=rng, step=4)
 
 
 def test_an_abandoned_step_takes_its_noise_along():
     strategy = BufferedToeplitz(decays=(0.9,), scales=(0.5,), steps=2)
     mechanism = mechanism_with(strategy)
-    stream, randomness, row = mechanism.start(), KeyedRNG(), torch.zeros(200_000)
-    stream.pass_over([row], randomness=randomness, step=0)
+    stream, rng, row = mechanism.start(), KeyedRNG(), torch.zeros(200_000)
+    stream.skip_step([row], rng=rng, step=0)
     assert not row.any()
-    stream.add_noise_([row], randomness=randomness, step=1)
+    stream.add_noise_([row], rng=rng, step=1)
     # x₁ = z₁ − ½ z₀.
     assert float(row.double().std()) == pytest.approx(mechanism.stddev * np.sqrt(1.25), rel=0.01)
 
@@ -196,7 +196,7 @@ def test_tensors_of_several_types_and_shapes_have_noise_of_their_own():
     total = [torch.zeros(shape, dtype=torch.float64) for shape, _ in makes]
     for step in range(3):
         values = [torch.zeros(shape, dtype=dtype) for shape, dtype in makes]
-        stream.add_noise_(values, randomness=KeyedRNG(), step=step)
+        stream.add_noise_(values, rng=KeyedRNG(), step=step)
         assert [value.dtype for value in values] == [dtype for _, dtype in makes]
         total = [old + value.double() for old, value in zip(total, values, strict=True)]
     big = np.stack([total[place].flatten().numpy() for place in (0, 1, 3)])
@@ -207,10 +207,10 @@ def test_tensors_of_several_types_and_shapes_have_noise_of_their_own():
 
 def test_other_tensors_in_the_middle_of_a_run_are_refused():
     stream = mechanism_with(optimize_banded(3, steps=3)).start()
-    stream.add_noise_([torch.zeros(3), torch.zeros(2)], randomness=KeyedRNG(), step=0)
+    stream.add_noise_([torch.zeros(3), torch.zeros(2)], rng=KeyedRNG(), step=0)
     for others in ([torch.zeros(3)], [torch.zeros(2), torch.zeros(3)], [torch.zeros(3), torch.zeros(2).double()]):
         with pytest.raises(InvalidArgument, match="sizes and types"):
-            stream.add_noise_(others, randomness=KeyedRNG(), step=1)
+            stream.add_noise_(others, rng=KeyedRNG(), step=1)
     assert stream.next_step == 1
 
 
@@ -224,24 +224,24 @@ def test_states_of_other_runs_and_damaged_ones_are_refused():
         mechanism_with(optimize_banded(3, steps=9)),
         mechanism_with(optimize_banded(3, steps=8), noise_multiplier=1.6),
         mechanism_with(optimize_banded(3, steps=8), l2_sensitivity=1.0),
-        mechanism_with(optimize_banded(3, steps=8), participation=MinSeparation(separation=3)),
+        mechanism_with(optimize_banded(3, steps=8), participation=MinSeparation(min_separation=3)),
     )
     for other in others:
         with pytest.raises(PrivacyError, match="belong to this mechanism"):
-            other.start().load_state(tensors, text)
+            other.start().load_state_dict(tensors, text)
     with pytest.raises(PrivacyError, match="not have been given"):
-        first.load_state(tensors, text)
+        first.load_state_dict(tensors, text)
     for damaged in ({}, {name: value[:, :5] for name, value in tensors.items()}):
         with pytest.raises(InvalidArgument, match="can't go on"):
-            mechanism.start().load_state(damaged, text)
+            mechanism.start().load_state_dict(damaged, text)
     with pytest.raises(InvalidArgument, match="state must be"):
-        mechanism.start().load_state(tensors, json.dumps({"next_step": 4}))
+        mechanism.start().load_state_dict(tensors, json.dumps({"next_step": 4}))
 
 
 def test_a_state_from_before_the_first_step_is_a_start():
     mechanism = mechanism_with(optimize_banded(3, steps=8))
     stream = mechanism.start()
-    stream.load_state({}, mechanism.start().state_json())
+    stream.load_state_dict({}, mechanism.start().state_json())
     assert noises(stream, range(2), KeyedRNG(), size=4).all()
 
 

@@ -31,10 +31,10 @@ def patterns(participation, steps):
     if isinstance(participation, FixedEpochOrder):
         yield from (tuple(range(j, steps, participation.steps_per_epoch)) for j in range(participation.steps_per_epoch))
         return
-    most = participation.most(steps)
+    most = participation.max_participations(steps)
     for count in range(1, most + 1):
         for places in itertools.combinations(range(steps), count):
-            if all(b - a >= participation.separation for a, b in itertools.pairwise(places)):
+            if all(b - a >= participation.min_separation for a, b in itertools.pairwise(places)):
                 yield places
 
 
@@ -49,11 +49,11 @@ def worst(matrix, participation):
 
 PARTICIPATIONS = [
     SingleParticipation(),
-    MinSeparation(separation=1, participations=3),
-    MinSeparation(separation=2),
-    MinSeparation(separation=3),
-    MinSeparation(separation=3, participations=2),
-    MinSeparation(separation=20),
+    MinSeparation(min_separation=1, participations=3),
+    MinSeparation(min_separation=2),
+    MinSeparation(min_separation=3),
+    MinSeparation(min_separation=3, participations=2),
+    MinSeparation(min_separation=20),
     FixedEpochOrder(steps_per_epoch=3),
     FixedEpochOrder(steps_per_epoch=5),
 ]
@@ -73,7 +73,7 @@ def test_sensitivity_is_the_worst_of_all_participations(name, participation):
     strategy = EXACT[name]
     found, true = sensitivity(strategy, participation), worst(strategy.matrix(), participation)
     assert found >= true * (1 - 1e-12)
-    exact = name != "uneven bands" or participation.most(8) == 1 or participation.separation > 1
+    exact = name != "uneven bands" or participation.max_participations(8) == 1 or participation.min_separation > 1
     if exact:
         assert found == pytest.approx(true)
 
@@ -87,14 +87,14 @@ def test_signs_and_shapes_without_a_theorem_are_bounded_from_above(participation
         for strategy in (column, full, BinaryTree(steps=8)):
             found, true = sensitivity(strategy, participation), worst(strategy.matrix(), participation)
             assert found >= true * (1 - 1e-12)
-            if participation.most(8) == 1:
+            if participation.max_participations(8) == 1:
                 assert found == pytest.approx(true)
 
 
 def test_records_of_many_dimensions_move_no_further():
     generator = np.random.default_rng(1)
     matrix = np.tril(generator.normal(size=(9, 9)))
-    participation = MinSeparation(separation=2, participations=4)
+    participation = MinSeparation(min_separation=2, participations=4)
     bound = matrix_sensitivity(matrix, participation)
     for places in patterns(participation, 9):
         change = np.zeros((9, 3))
@@ -105,14 +105,14 @@ def test_records_of_many_dimensions_move_no_further():
 
 def test_the_two_searches_agree_with_the_closed_form_on_many_steps():
     strategy = BandedToeplitz(coefficients=square_root_coefficients(128), steps=128)
-    for participation in (MinSeparation(separation=16, participations=4), FixedEpochOrder(steps_per_epoch=32)):
+    for participation in (MinSeparation(min_separation=16, participations=4), FixedEpochOrder(steps_per_epoch=32)):
         closed, searched = sensitivity(strategy, participation), matrix_sensitivity(strategy.matrix(), participation)
         assert closed * (1 - 1e-12) <= searched <= closed * 1.01
 
 
 def test_a_column_that_rises_is_not_given_the_closed_form():
     strategy = BandedToeplitz(coefficients=(0.1, 1.0, 1.0), steps=6)
-    participation = MinSeparation(separation=1)
+    participation = MinSeparation(min_separation=1)
     first_columns = np.linalg.norm(strategy.matrix().sum(axis=1))
     assert sensitivity(strategy, participation) == pytest.approx(first_columns)
     flat = BandedToeplitz(coefficients=(1.0, -1.0), steps=6)
@@ -132,7 +132,7 @@ def tree_matrix(steps):
 @pytest.mark.parametrize("separation", [1, 2, 3, 4, 9])
 @pytest.mark.parametrize("participations", [1, 2, 3, 10])
 def test_the_trees_search_finds_the_worst_participation(steps, separation, participations):
-    participation = MinSeparation(separation=separation, participations=participations)
+    participation = MinSeparation(min_separation=separation, participations=participations)
     matrix = tree_matrix(steps)
     true = max(float(np.sum(matrix[:, list(places)].sum(axis=1) ** 2)) for places in patterns(participation, steps))
     found = tree_sensitivity(steps, separation=separation, participations=participations)
@@ -146,7 +146,7 @@ def test_the_trees_search_finds_the_worst_participation(steps, separation, parti
 def test_the_tree_has_its_published_sensitivities(participations, between, steps, value):
     found = tree_sensitivity(steps, separation=between + 1, participations=participations)
     assert found**2 == pytest.approx(value)
-    participation = MinSeparation(separation=between + 1, participations=participations)
+    participation = MinSeparation(min_separation=between + 1, participations=participations)
     assert sensitivity(BinaryTree(steps=steps), participation) <= found
 
 
@@ -177,8 +177,8 @@ def test_cycles_need_as_many_groups_as_bands():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: MinSeparation(separation=0),
-        lambda: MinSeparation(separation=1, participations=0),
+        lambda: MinSeparation(min_separation=0),
+        lambda: MinSeparation(min_separation=1, participations=0),
         lambda: FixedEpochOrder(steps_per_epoch=0),
         lambda: CyclicPoisson(groups=0, sample_rate=0.1),
         lambda: CyclicPoisson(groups=11, sample_rate=0.1),
@@ -187,8 +187,10 @@ def test_cycles_need_as_many_groups_as_bands():
         lambda: DenseStrategy(coefficients=np.zeros((3, 3))),
         lambda: DenseStrategy(coefficients=np.eye(3)[:2]),
         lambda: tree_sensitivity(10**6, separation=5000, participations=200),
-        lambda: sensitivity(BufferedToeplitz(decays=(1.0,), scales=(-0.1,), steps=4097), MinSeparation(separation=2)),
-        lambda: sensitivity(BinaryTree(steps=10**6), MinSeparation(separation=5000)),
+        lambda: sensitivity(
+            BufferedToeplitz(decays=(1.0,), scales=(-0.1,), steps=4097), MinSeparation(min_separation=2)
+        ),
+        lambda: sensitivity(BinaryTree(steps=10**6), MinSeparation(min_separation=5000)),
     ],
 )
 def test_arguments_outside_their_range_are_refused(make):

@@ -49,11 +49,11 @@ def spread(release, times=60):
 
 @pytest.mark.parametrize("chosen", [PURE, GAUSSIAN], ids=["pure", "gaussian"])
 def test_p1_no_statistic_is_released_without_noise_however_lopsided_the_bounds(chosen, seeded):
-    total = PrivateSum(budget=chosen, bounds=((0.0, 5.0), (-5.0, 0.0), (0.0, 1e-6)), randomness=seeded(1))
+    total = PrivateSum(budget=chosen, bounds=((0.0, 5.0), (-5.0, 0.0), (0.0, 1e-6)), rng=seeded(1))
     observed = spread(lambda: total.release(np.ones((3, 3))))
     factor = math.sqrt(2) if chosen is PURE else 1.0
     assert observed == pytest.approx(factor * total.scales, rel=0.5)
-    moments = PrivateSecondMoment(budget=chosen, data_norm=5.0, columns=3, randomness=seeded(2))
+    moments = PrivateSecondMoment(budget=chosen, data_norm=5.0, columns=3, rng=seeded(2))
     assert (spread(lambda: moments.release(np.ones((3, 3)))) > 0.4 * moments.scale).all()
 
 
@@ -72,19 +72,19 @@ def test_p3_each_share_goes_to_the_part_it_is_named_for():
 
 def test_p7_the_sensitivity_of_a_sum_is_the_larger_bound_not_the_range():
     assert PrivateSum(budget=PURE, bounds=(100.0, 101.0)).sensitivities == pytest.approx([101.0], rel=1e-8)
-    # A mean centres first, so there it is half the range.
-    centred = PrivateMean(budget=PURE, bounds=(100.0, 101.0)).parts[0]
-    assert centred.sensitivities == pytest.approx([0.5], rel=1e-8)
+    # A mean centers first, so there it is half the range.
+    centered = PrivateMean(budget=PURE, bounds=(100.0, 101.0)).parts[0]
+    assert centered.sensitivities == pytest.approx([0.5], rel=1e-8)
 
 
 def test_p9_tiny_and_nearly_equal_bounds_are_clipped_exactly():
     total = PrivateSum(budget=PURE, bounds=((0.0, 1e-9), (0.0, 1.0), (0.0, 1.000001)))
-    steps = total.exact([[5e-9, 2.0, 2.0]])
+    steps = total.exact_value([[5e-9, 2.0, 2.0]])
     assert np.ldexp(steps.astype(float), total._exponents) == pytest.approx([1e-9, 1.0, 1.000001], rel=1e-8)
 
 
 def test_p10_a_quantile_of_duplicates_is_a_number_and_the_right_one(seeded):
-    mechanism = PrivateQuantile(epsilon=1.0, quantile=0.5, bounds=(0.0, 100.0), resolution=101, randomness=seeded(3))
+    mechanism = PrivateQuantile(epsilon=1.0, quantile=0.5, bounds=(0.0, 100.0), resolution=101, rng=seeded(3))
     assert mechanism.release([42.0] * 10_000) == 42.0
     # Everything at a bound, two heaps, one record, and a NaN among them.
     assert mechanism.release([0.0] * 10_000) == 0.0
@@ -95,7 +95,7 @@ def test_p10_a_quantile_of_duplicates_is_a_number_and_the_right_one(seeded):
 
 def test_p11_the_clipped_rows_are_the_ones_that_are_used():
     moments = PrivateSecondMoment(budget=GAUSSIAN, data_norm=1.0, columns=2)
-    outside, inside = moments.exact([[300.0, 400.0]]), moments.exact([[0.6, 0.8]])
+    outside, inside = moments.exact_value([[300.0, 400.0]]), moments.exact_value([[0.6, 0.8]])
     assert np.trace(outside) <= moments._squared_norm
     assert outside == pytest.approx(inside, rel=1e-4)
 
@@ -108,12 +108,12 @@ def test_p13_only_the_exponential_mechanism_is_charged_as_bounded_range():
 
 def test_p14_the_largest_score_is_the_one_that_is_found(seeded):
     for mechanism in (
-        ReportNoisyMax(epsilon=1e3, sensitivity=1.0, randomness=seeded(4)),
-        ExponentialMechanism(epsilon=1e3, sensitivity=1.0, randomness=seeded(4)),
-        PermuteAndFlip(epsilon=1e3, sensitivity=1.0, randomness=seeded(4)),
+        ReportNoisyMax(epsilon=1e3, sensitivity=1.0, rng=seeded(4)),
+        ExponentialMechanism(epsilon=1e3, sensitivity=1.0, rng=seeded(4)),
+        PermuteAndFlip(epsilon=1e3, sensitivity=1.0, rng=seeded(4)),
     ):
         assert mechanism.release([1.0, 9.0, 5.0]) == 1
-    least_error = GeneralizedExponentialMechanism(epsilon=1e3, sensitivities=(1.0, 1.0, 1.0), randomness=seeded(4))
+    least_error = GeneralizedExponentialMechanism(epsilon=1e3, sensitivities=(1.0, 1.0, 1.0), rng=seeded(4))
     assert least_error.release([9.0, 1.0, 5.0]) == 1
 
 
@@ -121,12 +121,15 @@ def test_p16_the_classical_deviation_above_epsilon_one_is_refused_because_its_de
     classical = math.sqrt(2 * math.log(1.25 / 1e-5)) / 20
     assert gaussian_mechanism_delta(noise_multiplier=classical, epsilon=20.0) == pytest.approx(1.5e-3, rel=0.05)
     with pytest.raises(InvalidArgument, match="analytic"):
-        GaussianMechanism.for_budget(epsilon=20.0, delta=1e-5, l2_sensitivity=1.0, calibration="classical")
+        GaussianMechanism.from_budget(epsilon=20.0, delta=1e-5, l2_sensitivity=1.0, calibration="classical")
 
 
 def test_p17_replace_one_doubles_the_noise_and_leaves_the_multiplier():
     relations = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
-    add, both = (PrivateSum(budget=GAUSSIAN, bounds=(-1.0, 1.0), relation=relation) for relation in relations)
+    add, both = (
+        PrivateSum(budget=GAUSSIAN, bounds=(-1.0, 1.0), neighboring_relation=neighboring_relation)
+        for neighboring_relation in relations
+    )
     assert both.scales == pytest.approx(2 * add.scales, rel=1e-8)
     assert both.event() == add.event()
 
@@ -140,16 +143,16 @@ def test_p18_the_noise_of_a_mean_knows_nothing_of_the_number_of_records():
 
 
 def test_p19_a_score_that_is_a_difference_of_two_private_errors_moves_by_the_sum_of_both():
-    # The generalised mechanism divides each difference by both sensitivities; by one alone it could move by 2.
+    # The generalized mechanism divides each difference by both sensitivities; by one alone it could move by 2.
     mechanism = GeneralizedExponentialMechanism(epsilon=1.0, sensitivities=(2.0, 2.0))
     moved = mechanism.normalized_errors([12.0, 3.0]) - mechanism.normalized_errors([10.0, 5.0])
     assert np.abs(moved).max() == pytest.approx(1.0)
 
 
 def test_p20_the_sparse_vector_releases_answers_and_no_values(seeded):
-    released = AboveThreshold(
-        epsilon=1.0, sensitivity=1.0, threshold=0.0, max_positives=3, randomness=seeded(5)
-    ).release([0.123, 5.5, -3.3, 8.8])
+    released = AboveThreshold(epsilon=1.0, sensitivity=1.0, threshold=0.0, max_positives=3, rng=seeded(5)).release(
+        [0.123, 5.5, -3.3, 8.8]
+    )
     assert released.dtype == np.bool_
 
 
@@ -168,10 +171,8 @@ def test_p21_bounds_edges_and_norms_are_declared_never_read_from_the_data():
 def test_p22_the_noise_of_a_covariance_does_not_depend_on_the_data():
     # A "mechanism" that samples a Wishart or normal law around the data's own covariance is not private.
     def noise(rows):
-        built = PrivateSecondMoment(
-            budget=GAUSSIAN, data_norm=1.0, columns=3, randomness=KeyedRNG(seed=1, reproducible=True)
-        )
-        return built.release(rows) - np.ldexp(built.exact(rows).astype(float), 2 * built._exponent)
+        built = PrivateSecondMoment(budget=GAUSSIAN, data_norm=1.0, columns=3, rng=KeyedRNG(seed=1, reproducible=True))
+        return built.release(rows) - np.ldexp(built.exact_value(rows).astype(float), 2 * built._exponent)
 
     assert noise(np.zeros((0, 3))) == pytest.approx(noise(np.full((50, 3), 0.5)), abs=1e-9)
 
@@ -208,11 +209,11 @@ def test_p25_calibrators_return_the_safe_side(epsilon, delta):
     assert gaussian_mechanism_delta(noise_multiplier=multiplier, epsilon=epsilon) <= delta
 
 
-def everything(randomness):
+def everything(rng):
     """One of each mechanism, with a value that its release takes."""
     vector = np.array([0.5, -0.5, 2.0])
     rows = np.array([[0.5, -0.5, 2.0]] * 4)
-    shared = {"randomness": randomness}
+    shared = {"rng": rng}
     return [
         (LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, **shared), vector),
         (GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, **shared), vector),
@@ -241,7 +242,7 @@ def test_p26_one_seed_given_to_two_mechanisms_gives_different_noise(seeded):
     first, second = ([m.release(v) for m, v in everything(shared)] for _ in range(2))
     for one, other in zip(first[:7], second[:7], strict=True):
         assert not np.array_equal(one, other)
-    twins = [LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, randomness=shared) for _ in range(2)]
+    twins = [LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, rng=shared) for _ in range(2)]
     assert twins[0].release(0.0) != twins[1].release(0.0)
 
 
@@ -267,11 +268,11 @@ def test_p27_columns_of_objects_neither_raise_nor_warn(seeded):
     odd = [1.0, None, "text", 2.0, [3.0], ([4.0],)]
     column = np.empty(6, dtype=object)
     column[:] = odd
-    assert PrivateSum(budget=PureBudget(epsilon=1e6), bounds=(0.0, 5.0), randomness=seeded(10)).release(
+    assert PrivateSum(budget=PureBudget(epsilon=1e6), bounds=(0.0, 5.0), rng=seeded(10)).release(
         column
     ) == pytest.approx(3.0, abs=1e-3)
-    assert PrivateHistogram(budget=PURE, edges=(0.0, 1.5, 3.0)).exact(column).tolist() == [1, 1]
-    assert PrivateHistogram(budget=PURE, categories=("text", None)).exact(odd).tolist() == [1, 1]
+    assert PrivateHistogram(budget=PURE, edges=(0.0, 1.5, 3.0)).exact_value(column).tolist() == [1, 1]
+    assert PrivateHistogram(budget=PURE, categories=("text", None)).exact_value(odd).tolist() == [1, 1]
     assert len(RandomizedResponseMechanism(epsilon=1.0, categories=("text", None)).release(odd)) == 6
 
 
@@ -302,6 +303,6 @@ def test_the_budget_of_epsilon_and_delta_is_the_one_that_is_spent():
 
 
 def test_u_counts_are_unbiased(seeded):
-    mechanism = GeometricMechanism(epsilon=0.3, dimension=20_000, randomness=seeded(9))
+    mechanism = GeometricMechanism(epsilon=0.3, dimension=20_000, rng=seeded(9))
     noise = mechanism.release(np.full(20_000, 100)) - 100
     assert abs(stats.ttest_1samp(noise, 0.0).statistic) < 4

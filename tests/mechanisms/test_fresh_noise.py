@@ -16,28 +16,28 @@ def words(stream):
 
 
 def test_no_two_fresh_streams_of_one_randomness_are_equal():
-    randomness = KeyedRNG()
-    drawn = [words(randomness.fresh(purpose)) for purpose in ("a", "b", "a", "a")]
+    rng = KeyedRNG()
+    drawn = [words(rng.new_stream(purpose)) for purpose in ("a", "b", "a", "a")]
     assert len(set(drawn)) == 4
 
 
 def test_fresh_streams_differ_from_named_ones():
-    randomness = KeyedRNG(seed=1, reproducible=True)
-    named = {words(randomness.stream("a", step=step)) for step in range(5)}
-    assert not named & {words(randomness.fresh("a")) for _ in range(5)}
+    rng = KeyedRNG(seed=1, reproducible=True)
+    named = {words(rng.stream("a", step=step)) for step in range(5)}
+    assert not named & {words(rng.new_stream("a")) for _ in range(5)}
 
 
 def test_a_seed_gives_the_same_fresh_streams_in_the_same_order():
     first, second = (KeyedRNG(seed=3, reproducible=True) for _ in range(2))
-    assert [words(first.fresh("x")) for _ in range(3)] == [words(second.fresh("x")) for _ in range(3)]
+    assert [words(first.new_stream("x")) for _ in range(3)] == [words(second.new_stream("x")) for _ in range(3)]
 
 
 def test_threads_never_get_the_same_stream():
-    randomness, drawn = KeyedRNG(), []
+    rng, drawn = KeyedRNG(), []
 
     def draw():
         for _ in range(50):
-            drawn.append(words(randomness.fresh("x")))
+            drawn.append(words(rng.new_stream("x")))
 
     threads = [threading.Thread(target=draw) for _ in range(4)]
     for thread in threads:
@@ -55,17 +55,17 @@ from sordino.randomness import KeyedRNG
 shared = KeyedRNG()
 reader, writer = os.pipe()
 if os.fork() == 0:
-    os.write(writer, shared.fresh("x").integers64(4).tobytes())
+    os.write(writer, shared.new_stream("x").integers64(4).tobytes())
     os._exit(0)
 os.wait()
 child = os.read(reader, 32)
 assert len(child) == 32
-assert child != shared.fresh("x").integers64(4).tobytes()
+assert child != shared.new_stream("x").integers64(4).tobytes()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_fresh_streams_are_uniform_words(count):
-    assert KeyedRNG().fresh("x").integers64(count).shape == (count,)
-    assert np.all(KeyedRNG().fresh("x").uniform(1000) < 1)
+    assert KeyedRNG().new_stream("x").integers64(count).shape == (count,)
+    assert np.all(KeyedRNG().new_stream("x").uniform(1000) < 1)

@@ -15,7 +15,7 @@ from sordino.randomness import KeyedRNG
 
 def noise_of(mechanism, count, step=0):
     tensor = torch.zeros(count)
-    mechanism.add_noise_([tensor], randomness=KeyedRNG(), step=step)
+    mechanism.add_noise_([tensor], rng=KeyedRNG(), step=step)
     return tensor
 
 
@@ -60,7 +60,7 @@ def test_noise_added_in_place_is_the_same_draws_times_the_deviation():
     mechanism = TensorGaussianMechanism(noise_multiplier=3.0, l2_sensitivity=0.5)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         large = torch.zeros(200_001, dtype=dtype)
-        mechanism.add_noise_([large], randomness=KeyedRNG(seed=2, reproducible=True), step=4)
+        mechanism.add_noise_([large], rng=KeyedRNG(seed=2, reproducible=True), step=4)
         stream = KeyedRNG(seed=2, reproducible=True).stream("gaussian", step=4)
         draws = standard_normal(200_001, stream, dtype=dtype)
         torch.testing.assert_close(
@@ -69,11 +69,11 @@ def test_noise_added_in_place_is_the_same_draws_times_the_deviation():
 
 
 def test_coordinates_tensors_steps_and_ranks_are_uncorrelated():
-    mechanism, randomness, count = TensorGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0), KeyedRNG(), 50_000
+    mechanism, rng, count = TensorGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0), KeyedRNG(), 50_000
     rows = []
     for step, rank in ((0, 0), (1, 0), (0, 1)):
         pair = [torch.zeros(count), torch.zeros(count)]
-        mechanism.add_noise_(pair, randomness=randomness, step=step, rank=rank)
+        mechanism.add_noise_(pair, rng=rng, step=step, rank=rank)
         rows += pair
     correlation = np.corrcoef(torch.stack(rows).numpy()) - np.eye(len(rows))
     assert np.abs(correlation).max() < 6 / math.sqrt(count)
@@ -93,9 +93,7 @@ def test_torch_manual_seed_has_no_part_in_the_noise():
 def test_noise_is_added_to_the_value_in_its_own_type():
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         value = torch.full((3, 2), 1000.0, dtype=dtype)
-        TensorGaussianMechanism(noise_multiplier=1e-3, l2_sensitivity=1.0).add_noise_(
-            [value], randomness=KeyedRNG(), step=0
-        )
+        TensorGaussianMechanism(noise_multiplier=1e-3, l2_sensitivity=1.0).add_noise_([value], rng=KeyedRNG(), step=0)
         assert value.dtype == dtype
         assert (value.double() - 1000).abs().max() < 5
 
@@ -103,7 +101,7 @@ def test_noise_is_added_to_the_value_in_its_own_type():
 def test_zero_noise_changes_nothing_and_says_so_in_its_event():
     value = torch.ones(4)
     mechanism = TensorGaussianMechanism(noise_multiplier=0.0, l2_sensitivity=1.0)
-    mechanism.add_noise_([value], randomness=KeyedRNG(), step=0)
+    mechanism.add_noise_([value], rng=KeyedRNG(), step=0)
     assert torch.equal(value, torch.ones(4))
     assert mechanism.event() == Gaussian(noise_multiplier=0.0)
 

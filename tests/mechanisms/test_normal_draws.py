@@ -121,13 +121,13 @@ def test_radii_and_angles_of_small_and_of_usual_words_are_independent():
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_tensors_of_all_sizes_have_noise_of_one_scale_and_their_own(threads):
-    mechanism, randomness = TensorGaussianMechanism(noise_multiplier=2.0, l2_sensitivity=1.0), KeyedRNG()
+    mechanism, rng = TensorGaussianMechanism(noise_multiplier=2.0, l2_sensitivity=1.0), KeyedRNG()
     sizes = [3, 70_000, 5 * BLOCK + 1, 11, 300_000, 40_000, 40_000]
     tensors = [torch.zeros(size) for size in sizes]
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        mechanism.add_noise_(tensors, randomness=randomness, step=0)
+        mechanism.add_noise_(tensors, rng=rng, step=0)
     finally:
         torch.set_num_threads(before)
     for tensor in tensors:

@@ -83,12 +83,12 @@ def test_a_mechanism_is_a_frozen_value_with_a_release_and_an_event(mechanism):
     assert isinstance(mechanism.event(), Event)
     assert from_json(to_json(mechanism.event())) == mechanism.event()
     assert callable(mechanism.release)
-    assert mechanism == dataclasses.replace(mechanism, randomness=KeyedRNG())
+    assert mechanism == dataclasses.replace(mechanism, rng=KeyedRNG())
 
 
 @EACH
 def test_a_mechanism_does_not_show_its_key(mechanism):
-    assert "randomness" not in repr(mechanism)
+    assert "rng" not in repr(mechanism)
 
 
 @EACH

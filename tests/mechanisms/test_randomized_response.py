@@ -1,4 +1,4 @@
-"""Randomised response: exact odds, fair lies, unbiased estimates."""
+"""Randomized response: exact odds, fair lies, unbiased estimates."""
 
 import math
 
@@ -15,7 +15,7 @@ COUNT = 40_000
 
 @pytest.mark.parametrize("categories", [("a", "b"), ("a", "b", "c", "d", "e")])
 def test_truth_and_lies_have_their_probabilities(seeded, categories):
-    mechanism = RandomizedResponseMechanism(epsilon=1.0, categories=categories, randomness=seeded(1))
+    mechanism = RandomizedResponseMechanism(epsilon=1.0, categories=categories, rng=seeded(1))
     answers = mechanism.release(["b"] * COUNT)
     counts = np.array([(answers == category).sum() for category in categories])
     others = len(categories) - 1
@@ -41,20 +41,20 @@ def test_the_odds_of_truth_never_exceed_e_to_the_epsilon(epsilon, size):
 
 
 def test_a_value_that_was_not_declared_is_answered_by_chance(seeded):
-    mechanism = RandomizedResponseMechanism(epsilon=10.0, categories=(0, 1, 2), randomness=seeded(2))
+    mechanism = RandomizedResponseMechanism(epsilon=10.0, categories=(0, 1, 2), rng=seeded(2))
     answers = mechanism.release([None] * 30_000)
     assert stats.chisquare(np.bincount(answers.astype(int), minlength=3)).pvalue > 1e-3
 
 
 def test_estimates_are_unbiased(seeded):
-    mechanism = RandomizedResponseMechanism(epsilon=1.5, categories=("x", "y", "z"), randomness=seeded(3))
+    mechanism = RandomizedResponseMechanism(epsilon=1.5, categories=("x", "y", "z"), rng=seeded(3))
     shares = mechanism.estimate(mechanism.release(["x"] * 24_000 + ["y"] * 12_000 + ["z"] * 4_000))
     assert shares == pytest.approx([0.6, 0.3, 0.1], abs=0.02)
     assert shares.sum() == pytest.approx(1.0)
 
 
 def test_booleans_are_the_default(seeded):
-    released = RandomizedResponseMechanism(epsilon=1.0, randomness=seeded(4)).release([True, False, True])
+    released = RandomizedResponseMechanism(epsilon=1.0, rng=seeded(4)).release([True, False, True])
     assert released.dtype == np.bool_
 
 

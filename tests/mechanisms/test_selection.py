@@ -48,7 +48,7 @@ def expected_error(law):
 
 @pytest.mark.parametrize(("monotone", "law"), [(False, EXPONENTIAL), (True, EXPONENTIAL_MONOTONE)])
 def test_the_exponential_mechanism_has_the_published_probabilities(monotone, law, seeded):
-    mechanism = ExponentialMechanism(epsilon=1.0, sensitivity=1.0, monotone=monotone, randomness=seeded(1))
+    mechanism = ExponentialMechanism(epsilon=1.0, sensitivity=1.0, monotone=monotone, rng=seeded(1))
     assert mechanism.probabilities(SCORES) == pytest.approx(law, abs=1e-6)
     counts = choices(mechanism)
     assert law_fits(counts, law) > 1e-3
@@ -57,7 +57,7 @@ def test_the_exponential_mechanism_has_the_published_probabilities(monotone, law
 
 @pytest.mark.parametrize(("monotone", "law"), [(False, FLIP), (True, FLIP_MONOTONE)])
 def test_permute_and_flip_has_the_published_probabilities(monotone, law, seeded):
-    mechanism = PermuteAndFlip(epsilon=1.0, sensitivity=1.0, monotone=monotone, randomness=seeded(2))
+    mechanism = PermuteAndFlip(epsilon=1.0, sensitivity=1.0, monotone=monotone, rng=seeded(2))
     assert flip_law(mechanism.acceptance(SCORES)) == pytest.approx(law, abs=1e-6)
     counts = choices(mechanism)
     assert law_fits(counts, law) > 1e-3
@@ -84,13 +84,13 @@ def test_expected_errors_are_the_published_ones():
 def test_noisy_max_is_the_exponential_mechanism_with_gumbel_and_permute_and_flip_with_exponential_noise(
     noise, monotone, law, seeded
 ):
-    mechanism = ReportNoisyMax(epsilon=1.0, sensitivity=1.0, noise=noise, monotone=monotone, randomness=seeded(3))
+    mechanism = ReportNoisyMax(epsilon=1.0, sensitivity=1.0, noise=noise, monotone=monotone, rng=seeded(3))
     assert law_fits(choices(mechanism), law) > 1e-3
 
 
 def test_noisy_max_with_laplace_noise_has_its_law(seeded):
     # Two candidates one unit apart: P(second) = P(Lap − Lap' ≤ 1/scale), with density (1 + |d|)e^{−|d|}/4.
-    mechanism = ReportNoisyMax(epsilon=1.0, sensitivity=1.0, noise="laplace", randomness=seeded(4))
+    mechanism = ReportNoisyMax(epsilon=1.0, sensitivity=1.0, noise="laplace", rng=seeded(4))
     wins = sum(mechanism.release([0.0, 1.0]) for _ in range(1500))
     chance = 1 - math.exp(-0.5) * (2 + 0.5) / 4
     assert stats.binomtest(wins, 1500, chance).pvalue > 1e-3
@@ -99,7 +99,7 @@ def test_noisy_max_with_laplace_noise_has_its_law(seeded):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.floats(-50, 50), st.floats(-1, 1)), min_size=1, max_size=6), st.floats(0.05, 5))
-def test_neighbouring_scores_move_the_log_probabilities_inside_a_range_of_epsilon(pairs, epsilon):
+def test_neighboring_scores_move_the_log_probabilities_inside_a_range_of_epsilon(pairs, epsilon):
     scores, change = np.array(pairs).T
     mechanism = ExponentialMechanism(epsilon=epsilon, sensitivity=1.0)
     losses = np.log(mechanism.probabilities(scores)) - np.log(mechanism.probabilities(scores + change))
@@ -131,7 +131,7 @@ def test_permute_and_flip_is_not_bounded_range_so_it_is_charged_in_full():
 
 
 def test_measures_weigh_candidates_and_a_candidate_without_measure_is_never_chosen(seeded):
-    mechanism = ExponentialMechanism(epsilon=2.0, sensitivity=1.0, randomness=seeded(5))
+    mechanism = ExponentialMechanism(epsilon=2.0, sensitivity=1.0, rng=seeded(5))
     assert mechanism.probabilities([0.0, 0.0, 0.0], [1.0, 3.0, 0.0]) == pytest.approx([0.25, 0.75, 0.0])
     # By hand: weights e⁰·2 and e¹·1.
     assert mechanism.probabilities([0, 1], [2, 1]) == pytest.approx(np.array([2, math.e]) / (2 + math.e))
@@ -140,7 +140,7 @@ def test_measures_weigh_candidates_and_a_candidate_without_measure_is_never_chos
 
 
 def test_huge_and_tiny_scores_neither_overflow_nor_underflow(seeded):
-    mechanism = ExponentialMechanism(epsilon=1.0, sensitivity=1e-3, randomness=seeded(6))
+    mechanism = ExponentialMechanism(epsilon=1.0, sensitivity=1e-3, rng=seeded(6))
     assert mechanism.release([1e300, -1e300, 0.0]) == 0
     assert mechanism.release([-1e9, -1e9 - 1]) == 0
     assert mechanism.probabilities([1e15, 1e15 + 2e-3 * 0]) == pytest.approx([0.5, 0.5])
@@ -150,7 +150,7 @@ def test_failed_candidates_count_as_the_worst():
     bounded = ExponentialMechanism(epsilon=1.0, sensitivity=1.0, score_bounds=(0.0, 10.0))
     expected = bounded.probabilities([0.0, 5.0, 0.0, 10.0])
     assert bounded.probabilities([math.nan, 5.0, -math.inf, 99.0]) == pytest.approx(expected)
-    # A neighbour whose candidate did not fail is as near as any other: the loss stays within ε.
+    # A neighbor whose candidate did not fail is as near as any other: the loss stays within ε.
     losses = np.log(bounded.probabilities([math.nan, 5.0]) / bounded.probabilities([1.0, 5.0]))
     assert np.abs(losses).max() <= 1.0
     unbounded = ExponentialMechanism(epsilon=1.0, sensitivity=1.0)
@@ -180,7 +180,7 @@ def test_normalised_errors_have_sensitivity_one(triples, epsilon):
 
 
 def test_a_precise_candidate_is_found_beside_an_imprecise_one(seeded):
-    generalized = GeneralizedExponentialMechanism(epsilon=1.0, sensitivities=(1.0, 1.0, 1000.0), randomness=seeded(7))
+    generalized = GeneralizedExponentialMechanism(epsilon=1.0, sensitivities=(1.0, 1.0, 1000.0), rng=seeded(7))
     plain = ExponentialMechanism(epsilon=1.0, sensitivity=1000.0)
     assert generalized.probabilities([0.0, 50.0, 0.0])[0] > 0.95
     assert plain.probabilities([0.0, -50.0, 0.0])[0] < 0.4

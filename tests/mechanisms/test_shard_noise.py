@@ -30,15 +30,15 @@ def rows_of(tensor, rank, ranks):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_parts_get_the_noise_of_their_place_whatever_the_number_of_processes(dtype):
     mechanism = TensorGaussianMechanism(noise_multiplier=2.0, l2_sensitivity=0.7)
-    randomness = KeyedRNG()
+    rng = KeyedRNG()
     expected = wholes(dtype)
-    mechanism.add_noise_(expected, randomness=randomness, step=3)
+    mechanism.add_noise_(expected, rng=rng, step=3)
     for ranks in (1, 2, 3, 5):
         found = []
         for rank in range(ranks):
             held = [rows_of(tensor, rank, ranks) for tensor in wholes(dtype)]
             noise = ShardGaussianMechanism(mechanism=mechanism, parts=tuple(part for _, part in held))
-            noise.add_noise_([tensor for tensor, _ in held], randomness=randomness, step=3)
+            noise.add_noise_([tensor for tensor, _ in held], rng=rng, step=3)
             found.append([tensor for tensor, _ in held])
         for number, whole in enumerate(expected):
             together = torch.cat([parts[number] for parts in found])
@@ -47,11 +47,11 @@ def test_parts_get_the_noise_of_their_place_whatever_the_number_of_processes(dty
 
 def test_noise_on_parts_has_its_variance_and_no_correlation_between_parts_or_steps():
     mechanism = TensorGaussianMechanism(noise_multiplier=1.5, l2_sensitivity=2.0)
-    randomness = KeyedRNG()
+    rng = KeyedRNG()
     noise = []
     for step, rank in itertools.product(range(2), range(2)):
         held, part = rows_of(torch.zeros(200_000, 2), rank, 2)
-        ShardGaussianMechanism(mechanism=mechanism, parts=(part,)).add_noise_([held], randomness=randomness, step=step)
+        ShardGaussianMechanism(mechanism=mechanism, parts=(part,)).add_noise_([held], rng=rng, step=step)
         noise.append(held.double() / 3.0)
     spread = (2 / len(noise[0])) ** 0.5
     for one in noise:
@@ -69,4 +69,4 @@ def test_a_part_beyond_its_tensor_is_refused():
         parts=(ShardSlice(first=3, whole=4),),
     )
     with pytest.raises(InvalidArgument, match="parts must lie within"):
-        noise.add_noise_([torch.zeros(2)], randomness=KeyedRNG(), step=0)
+        noise.add_noise_([torch.zeros(2)], rng=KeyedRNG(), step=0)

@@ -42,7 +42,7 @@ def answers_probability(mechanism, values, answers):
 
 
 def test_answers_have_the_law_that_the_scales_imply(seeded):
-    mechanism = AboveThreshold(epsilon=4.0, sensitivity=1.0, threshold=1.0, randomness=seeded(1))
+    mechanism = AboveThreshold(epsilon=4.0, sensitivity=1.0, threshold=1.0, rng=seeded(1))
     values, trials = [0.0, 1.0, 2.0], 1000
     outcomes = {(True,): 0, (False, True): 0, (False, False, True): 0, (False, False, False): 0}
     for _ in range(trials):
@@ -56,7 +56,7 @@ def test_answers_have_the_law_that_the_scales_imply(seeded):
 
 
 @pytest.mark.parametrize("monotone", [False, True])
-def test_every_outcome_of_neighbours_is_within_e_to_the_epsilon(monotone):
+def test_every_outcome_of_neighbors_is_within_e_to_the_epsilon(monotone):
     mechanism = AboveThreshold(epsilon=1.0, sensitivity=1.0, threshold=0.0, max_positives=2, monotone=monotone)
     values = np.array([0.3, -0.5, 1.0])
     changes = [(1, 1, 1)] if monotone else [(1, 1, 1), (-1, 1, -1), (1, -1, 1), (-1, -1, 1)]
@@ -69,7 +69,7 @@ def test_every_outcome_of_neighbours_is_within_e_to_the_epsilon(monotone):
 
 
 def test_a_session_stops_after_the_last_positive_and_says_how_to_go_on(seeded):
-    mechanism = AboveThreshold(epsilon=500.0, sensitivity=1.0, threshold=10.0, max_positives=2, randomness=seeded(2))
+    mechanism = AboveThreshold(epsilon=500.0, sensitivity=1.0, threshold=10.0, max_positives=2, rng=seeded(2))
     session = mechanism.session()
     assert [session.ask(value) for value in (0.0, 20.0, 0.0, 20.0)] == [False, True, False, True]
     assert session.is_over
@@ -79,17 +79,17 @@ def test_a_session_stops_after_the_last_positive_and_says_how_to_go_on(seeded):
 
 
 def test_only_answers_leave_the_mechanism(seeded):
-    mechanism = AboveThreshold(epsilon=1.0, sensitivity=1.0, threshold=0.0, randomness=seeded(3))
+    mechanism = AboveThreshold(epsilon=1.0, sensitivity=1.0, threshold=0.0, rng=seeded(3))
     released = mechanism.release([1.0, 2.0, 3.0])
     assert released.dtype == np.bool_
     assert not any(isinstance(value, np.ndarray) for value in vars(mechanism).values())
 
 
 def test_sessions_use_fresh_noise_and_values_that_are_not_finite_count_as_zero(seeded):
-    mechanism = AboveThreshold(epsilon=0.5, sensitivity=1.0, threshold=0.0, max_positives=50, randomness=seeded(4))
+    mechanism = AboveThreshold(epsilon=0.5, sensitivity=1.0, threshold=0.0, max_positives=50, rng=seeded(4))
     first, second = mechanism.release(np.zeros(60)), mechanism.release(np.zeros(60))
     assert first.tolist() != second.tolist()
-    sure = AboveThreshold(epsilon=1e4, sensitivity=1.0, threshold=5.0, randomness=seeded(5))
+    sure = AboveThreshold(epsilon=1e4, sensitivity=1.0, threshold=5.0, rng=seeded(5))
     assert sure.release([math.nan, math.inf, -math.inf, 10.0]).tolist() == [False, False, False, True]
 
 

@@ -21,10 +21,10 @@ def tail(mechanism, reach):
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2, 0.4])
-@pytest.mark.parametrize("relation", list(NeighboringRelation))
-def test_p15_delta_pays_for_the_tail_that_includes_the_threshold(epsilon, delta, relation):
-    mechanism = ThresholdedHistogram(epsilon=epsilon, delta=delta, relation=relation)
-    moved = 2 if relation is NeighboringRelation.REPLACE_ONE else 1
+@pytest.mark.parametrize("neighboring_relation", list(NeighboringRelation))
+def test_p15_delta_pays_for_the_tail_that_includes_the_threshold(epsilon, delta, neighboring_relation):
+    mechanism = ThresholdedHistogram(epsilon=epsilon, delta=delta, neighboring_relation=neighboring_relation)
+    moved = 2 if neighboring_relation is NeighboringRelation.REPLACE_ONE else 1
     # A category of one record is shown when 1 + noise ≥ threshold.
     assert tail(mechanism, mechanism.threshold - 1) * moved <= delta * (1 + 1e-9)
     assert tail(mechanism, mechanism.threshold - 2) * moved > delta or mechanism.threshold == 2
@@ -33,7 +33,7 @@ def test_p15_delta_pays_for_the_tail_that_includes_the_threshold(epsilon, delta,
 
 
 def test_single_records_are_shown_as_rarely_as_delta_says(seeded):
-    mechanism = ThresholdedHistogram(epsilon=1.0, delta=0.05, randomness=seeded(1))
+    mechanism = ThresholdedHistogram(epsilon=1.0, delta=0.05, rng=seeded(1))
     shown = len(mechanism.release([f"key {i}" for i in range(20_000)])) / 20_000
     exact = tail(mechanism, mechanism.threshold - 1)
     assert exact <= 0.05
@@ -42,7 +42,7 @@ def test_single_records_are_shown_as_rarely_as_delta_says(seeded):
 
 
 def test_frequent_categories_are_shown_with_noisy_counts_largest_first(seeded):
-    mechanism = ThresholdedHistogram(epsilon=2.0, delta=1e-6, randomness=seeded(2))
+    mechanism = ThresholdedHistogram(epsilon=2.0, delta=1e-6, rng=seeded(2))
     values = ["a"] * 300 + [7] * 500 + ["rare"] + [1.5] * 200
     released = mechanism.release(values)
     assert list(released) == [7, "a", 1.5]
@@ -51,10 +51,10 @@ def test_frequent_categories_are_shown_with_noisy_counts_largest_first(seeded):
 
 def test_the_order_of_records_and_odd_values_leave_no_trace(seeded):
     values = ["b", "a"] * 100
-    first = ThresholdedHistogram(epsilon=500.0, delta=1e-6, randomness=seeded(3)).release(values)
-    second = ThresholdedHistogram(epsilon=500.0, delta=1e-6, randomness=seeded(3)).release(values[::-1])
+    first = ThresholdedHistogram(epsilon=500.0, delta=1e-6, rng=seeded(3)).release(values)
+    second = ThresholdedHistogram(epsilon=500.0, delta=1e-6, rng=seeded(3)).release(values[::-1])
     assert list(first.items()) == list(second.items())
-    odd = ThresholdedHistogram(epsilon=1.0, delta=0.5, randomness=seeded(4))
+    odd = ThresholdedHistogram(epsilon=1.0, delta=0.5, rng=seeded(4))
     assert odd.release([[1], {}, math.nan, np.nan, math.inf, None, ([1],)] * 50) == {}
     assert [repr(key) for key in odd.release([True] + [1.0] * 30 + [Decimal(1)])] == ["1"]
     assert odd.release([]) == {}

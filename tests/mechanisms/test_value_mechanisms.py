@@ -36,21 +36,21 @@ def two_armed(noise, law, scale):
 
 
 def test_laplace_noise_has_scale_sensitivity_over_epsilon(seeded):
-    mechanism = LaplaceMechanism(epsilon=0.25, l1_sensitivity=3.0, randomness=seeded(1))
+    mechanism = LaplaceMechanism(epsilon=0.25, l1_sensitivity=3.0, rng=seeded(1))
     assert mechanism.scale == 12.0
     two_armed(mechanism.release(np.full(COUNT, 5.0)) - 5.0, "laplace", 12.0)
     assert mechanism.event() == Laplace(noise_multiplier=4.0)
 
 
 def test_gaussian_noise_has_deviation_multiplier_times_sensitivity(seeded):
-    mechanism = GaussianMechanism(noise_multiplier=1.5, l2_sensitivity=2.0, randomness=seeded(2))
+    mechanism = GaussianMechanism(noise_multiplier=1.5, l2_sensitivity=2.0, rng=seeded(2))
     two_armed(mechanism.release(np.zeros(COUNT)), "norm", 3.0)
     assert mechanism.event() == Gaussian(noise_multiplier=1.5)
 
 
 def test_grid_gaussian_noise_has_deviation_multiplier_times_sensitivity(seeded):
     mechanism = GridGaussianMechanism(
-        noise_multiplier=1.5, l2_sensitivity=2.0, dimension=COUNT, granularity=2.0**-20, randomness=seeded(3)
+        noise_multiplier=1.5, l2_sensitivity=2.0, dimension=COUNT, granularity=2.0**-20, rng=seeded(3)
     )
     assert mechanism.stddev == pytest.approx(3.0, rel=1e-3)
     assert mechanism.stddev >= 3.0
@@ -60,7 +60,7 @@ def test_grid_gaussian_noise_has_deviation_multiplier_times_sensitivity(seeded):
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
 def test_discrete_noise_on_a_fine_grid_has_the_scale_of_its_continuous_twin(seeded, mechanism):
-    shared = {"dimension": COUNT, "granularity": 2.0**-24, "randomness": seeded(4)}
+    shared = {"dimension": COUNT, "granularity": 2.0**-24, "rng": seeded(4)}
     if mechanism == "laplace":
         built = DiscreteLaplaceMechanism(epsilon=0.5, l1_sensitivity=4.0, **shared)
         two_armed(built.release(np.zeros(COUNT)), "laplace", 8.0)
@@ -73,7 +73,7 @@ def test_discrete_noise_on_a_fine_grid_has_the_scale_of_its_continuous_twin(seed
 
 
 def test_geometric_noise_is_whole_and_has_its_scale(seeded):
-    mechanism = GeometricMechanism(epsilon=0.5, l1_sensitivity=2, dimension=COUNT, randomness=seeded(5))
+    mechanism = GeometricMechanism(epsilon=0.5, l1_sensitivity=2, dimension=COUNT, rng=seeded(5))
     noise = mechanism.release(np.full(COUNT, 7)) - 7
     assert noise.dtype == np.int64
     q = math.exp(-1 / 4)
@@ -86,7 +86,7 @@ def test_geometric_noise_is_whole_and_has_its_scale(seeded):
 @pytest.mark.parametrize("dimension", [1, 2, 7])
 def test_the_norm_of_k_norm_noise_is_gamma_of_the_dimension(seeded, norm, dimension):
     # r·‖u‖ with r ~ Gamma(k + 1) and ‖u‖ = U^{1/k} is Gamma(k).
-    mechanism = KNormMechanism(epsilon=2.0, sensitivity=3.0, norm=norm, dimension=dimension, randomness=seeded(6))
+    mechanism = KNormMechanism(epsilon=2.0, sensitivity=3.0, norm=norm, dimension=dimension, rng=seeded(6))
     norms = np.array([np.linalg.norm(mechanism.noise(), ord=norm) for _ in range(2000)])
     law = stats.gamma(dimension, scale=1.5).cdf
     assert fits(norms, law) > 1e-3
@@ -95,7 +95,7 @@ def test_the_norm_of_k_norm_noise_is_gamma_of_the_dimension(seeded, norm, dimens
 
 
 def test_k_norm_noise_in_l1_is_laplace_noise_in_every_coordinate(seeded):
-    mechanism = KNormMechanism(epsilon=1.0, sensitivity=2.0, norm=1, dimension=3, randomness=seeded(7))
+    mechanism = KNormMechanism(epsilon=1.0, sensitivity=2.0, norm=1, dimension=3, rng=seeded(7))
     noise = np.array([mechanism.noise() for _ in range(2000)])
     assert fits(noise[:, 1] / 2.0, "laplace") > 1e-3
     # Independent: within four standard errors. The same radius with a uniform direction of the ℓ2 ball gives 0.17.
@@ -103,8 +103,8 @@ def test_k_norm_noise_in_l1_is_laplace_noise_in_every_coordinate(seeded):
 
 
 def test_k_norm_directions_are_uniform_in_the_ball(seeded):
-    square = KNormMechanism(epsilon=1.0, sensitivity=1.0, norm=math.inf, dimension=2, randomness=seeded(8))
-    round_ = KNormMechanism(epsilon=1.0, sensitivity=1.0, norm=2, dimension=2, randomness=seeded(9))
+    square = KNormMechanism(epsilon=1.0, sensitivity=1.0, norm=math.inf, dimension=2, rng=seeded(8))
+    round_ = KNormMechanism(epsilon=1.0, sensitivity=1.0, norm=2, dimension=2, rng=seeded(9))
     z = np.array([square.noise() for _ in range(2000)])
     # Uniform in the square: the smaller coordinate over the larger one is uniform, and signs are fair.
     ratio = np.abs(z).min(axis=1) / np.abs(z).max(axis=1)
@@ -116,7 +116,7 @@ def test_k_norm_directions_are_uniform_in_the_ball(seeded):
 
 def test_k_norm_beats_laplace_where_the_change_is_known_in_l_infinity(seeded):
     # All 50 coordinates may move by 1 at once: ℓ1 sensitivity 50.
-    mechanism = KNormMechanism(epsilon=1.0, sensitivity=1.0, norm=math.inf, dimension=50, randomness=seeded(10))
+    mechanism = KNormMechanism(epsilon=1.0, sensitivity=1.0, norm=math.inf, dimension=50, rng=seeded(10))
     noise = np.array([mechanism.noise() for _ in range(400)])
     assert np.abs(noise).mean() < 0.6 * 50  # Laplace: mean absolute value 50
 
@@ -185,7 +185,7 @@ def test_the_largest_privacy_loss_on_the_grid_is_at_most_epsilon_after_rounding(
 @pytest.mark.parametrize("dimension", [1, 2, 5, 16])
 def test_rounding_to_the_grid_moves_vectors_by_no_more_than_the_added_sensitivity(dimension, seeded):
     mechanism = GridGaussianMechanism(
-        noise_multiplier=1.0, l2_sensitivity=1.0, dimension=dimension, granularity=0.125, randomness=seeded(11)
+        noise_multiplier=1.0, l2_sensitivity=1.0, dimension=dimension, granularity=0.125, rng=seeded(11)
     )
     generator = np.random.default_rng(0)
     for _ in range(300):
@@ -198,9 +198,9 @@ def test_rounding_to_the_grid_moves_vectors_by_no_more_than_the_added_sensitivit
 
 def test_values_on_the_grid_stay_on_the_grid(seeded):
     for built in (
-        DiscreteLaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, granularity=0.5, randomness=seeded()),
-        DiscreteGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, granularity=0.5, randomness=seeded()),
-        GridGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, granularity=0.5, randomness=seeded()),
+        DiscreteLaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, granularity=0.5, rng=seeded()),
+        DiscreteGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, granularity=0.5, rng=seeded()),
+        GridGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, granularity=0.5, rng=seeded()),
     ):
         assert {float(built.release(0.3)) * 2 % 1 for _ in range(20)} == {0.0}
 
@@ -216,12 +216,12 @@ def test_discrete_gaussian_vectors_pay_rounding_with_the_root_of_the_dimension()
 @pytest.mark.parametrize(
     "build",
     [
-        lambda r: LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, randomness=r),
-        lambda r: GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, randomness=r),
-        lambda r: KNormMechanism(epsilon=1.0, sensitivity=1.0, norm=2, dimension=6, randomness=r),
-        lambda r: DiscreteLaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, dimension=6, randomness=r),
-        lambda r: DiscreteGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, dimension=6, randomness=r),
-        lambda r: GridGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, dimension=6, randomness=r),
+        lambda r: LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, rng=r),
+        lambda r: GaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, rng=r),
+        lambda r: KNormMechanism(epsilon=1.0, sensitivity=1.0, norm=2, dimension=6, rng=r),
+        lambda r: DiscreteLaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, dimension=6, rng=r),
+        lambda r: DiscreteGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, dimension=6, rng=r),
+        lambda r: GridGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, dimension=6, rng=r),
     ],
     ids=["laplace", "gaussian", "knorm", "discrete-laplace", "discrete-gaussian", "grid-gaussian"],
 )
@@ -286,7 +286,7 @@ def test_wrong_kinds_and_shapes_of_values_are_refused_without_quoting_them():
 
 def test_the_same_noise_never_comes_twice(seeded):
     shared = seeded(1)
-    mechanisms = [LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, randomness=shared) for _ in range(2)]
+    mechanisms = [LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, rng=shared) for _ in range(2)]
     released = [mechanism.release(0.0) for mechanism, _ in itertools.product(mechanisms, range(3))]
     assert len(set(released)) == 6
     fresh = [LaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0).release(0.0) for _ in range(6)]

@@ -17,7 +17,7 @@ GRADIENTS = [1.0, -2.0, 0.5, 4.0, 0.0, 3.0]
 
 def outputs(rule, gradients):
     memory = {}
-    return [float(rule.filtered(torch.tensor([value], dtype=torch.float64), memory)) for value in gradients]
+    return [float(rule.filter_gradient(torch.tensor([value], dtype=torch.float64), memory)) for value in gradients]
 
 
 def slow_low_pass(forward, back, signal):
@@ -53,7 +53,7 @@ def test_momentum_leaves_the_share_of_the_noise_that_its_weights_say():
     noise = torch.randn(60, 20_000, generator=generator, dtype=torch.float64)
     memory = {}
     for row in noise:
-        found = DebiasedMomentum(momentum=beta).filtered(row, memory)
+        found = DebiasedMomentum(momentum=beta).filter_gradient(row, memory)
     expected = (1 - beta) / (1 + beta)
     assert float(found.var()) == pytest.approx(expected, rel=0.05)
 
@@ -259,7 +259,7 @@ def test_a_checkpoint_of_a_filtered_run_is_read_back(tmp_path):
         data(),
         quiet_plan(3),
         optimizer=optimizer,
-        run=tmp_path / "run",
+        run_folder=tmp_path / "run",
         checkpoint_every=1,
         progress=False,
     )

@@ -29,7 +29,7 @@ def test_the_recipe_reaches_its_accuracy(name: str, model: str, target_epsilon: 
         model,
         shape=data.train.record_shape,
         classes=len(data.labels),
-        population=len(data.train),
+        dataset_size=len(data.train),
         target_epsilon=target_epsilon,
         delta=1e-5,
     )

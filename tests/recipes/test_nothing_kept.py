@@ -34,7 +34,7 @@ def records_for(name):
         labels=tuple(map(str, range(classes))),
         public=False,
         source="made up",
-        licence="none",
+        license="none",
         schema=ADULT_SCHEMA if first == "adult" else None,
     )
     return pipeline, data, [f"Zq{k:03d}x" for k in range(RECORDS)] if texts else []
@@ -44,7 +44,7 @@ def records_for(name):
 def test_a_fitted_pipeline_holds_no_record(name, tmp_path):
     pipeline, data, texts = records_for(name)
     try:
-        fitted = pipeline.fit(data, epsilon=8.0, delta=1e-3, run=tmp_path / "run")
+        fitted = pipeline.fit(data, epsilon=8.0, delta=1e-3, run_folder=tmp_path / "run")
     except DataUnavailable as refusal:
         pytest.skip(str(refusal))
     fitted.predict(data.train)
@@ -68,7 +68,7 @@ def head_alone():
     """A pipeline with a private head on the features of a frozen model."""
     return Recipe(
         name="head",
-        words="head",
+        description="head",
         data_sets=("mine",),
         prepare=lambda task: whitened_head(
             task, Head(), columns=3, rows=lambda: CachedFeatures(Means(), settings="means"), model="means"
@@ -82,7 +82,7 @@ def head_alone():
 def test_a_fitted_head_on_a_frozen_model_holds_no_features(tmp_path, monkeypatch):
     monkeypatch.delenv("SORDINO_FEATURES", raising=False)
     _, data, _ = records_for("patches")
-    fitted = head_alone().fit(data, epsilon=8.0, delta=1e-3, run=tmp_path / "run")
+    fitted = head_alone().fit(data, epsilon=8.0, delta=1e-3, run_folder=tmp_path / "run")
     fitted.predict(data.train)
     features = data.train.features.mean(axis=(2, 3)) + np.float32(0.1)
     half = features.astype(np.float16)

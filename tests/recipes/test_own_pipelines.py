@@ -25,7 +25,14 @@ from sordino.verification import verify
 
 
 def image_task(**changes):
-    facts = {"shape": (1, 28, 28), "classes": 10, "population": 60_000, "schema": None, "epsilon": 2.0, "delta": DELTA}
+    facts = {
+        "shape": (1, 28, 28),
+        "classes": 10,
+        "dataset_size": 60_000,
+        "schema": None,
+        "epsilon": 2.0,
+        "delta": DELTA,
+    }
     return RecipeTask(data="images", **{**facts, **changes})
 
 
@@ -37,11 +44,11 @@ def patterns():
 @pytest.mark.parametrize("name", ["logistic-pixels", "pca-mlp", "tanh-cnn"])
 def test_images_are_learned_and_an_absurd_epsilon_destroys_it(name, patterns, tmp_path):
     pipeline = shortened(name)
-    fitted = pipeline.fit(patterns, epsilon=8.0, delta=DELTA, randomness=seeded(), run=tmp_path / "run")
+    fitted = pipeline.fit(patterns, epsilon=8.0, delta=DELTA, rng=seeded(), run_folder=tmp_path / "run")
     assert fitted.accuracy(patterns.test) > 0.8
     assert 0.9 * 8.0 < fitted.guarantee.epsilon <= 8.0
     assert verify(tmp_path / "run").passed
-    noise = pipeline.fit(patterns, epsilon=1e-3, delta=DELTA, randomness=seeded())
+    noise = pipeline.fit(patterns, epsilon=1e-3, delta=DELTA, rng=seeded())
     assert noise.accuracy(patterns.test) < 0.6
 
 
@@ -61,7 +68,7 @@ def test_adult_is_learned_by_both_recipes_of_tables():
     most = float(np.bincount(adult.test.labels).max()) / len(adult.test)
     for name in ("adult-logistic", "adult-mlp"):
         pipeline = get_recipe(name)
-        fitted = pipeline.fit(part, epsilon=2.0, delta=DELTA, randomness=seeded())
+        fitted = pipeline.fit(part, epsilon=2.0, delta=DELTA, rng=seeded())
         assert fitted.accuracy(adult.test) > most + 0.06
         assert np.allclose(fitted.predict_proba(adult.test).sum(axis=1), 1)
     with pytest.raises(InvalidArgument, match="table with a declared schema"):
@@ -139,10 +146,10 @@ def test_a_contrast_is_the_deviation_from_the_pixels_around_over_their_spread(he
     around = {}
     for place in np.ndindex(images.shape):
         around[place] = _window(images, place).mean()
-    centred = images - np.reshape(list(around.values()), images.shape)
+    centered = images - np.reshape(list(around.values()), images.shape)
     for place in [(0, 0, 0, 0), (1, 2, height - 1, width - 1), (0, 1, 7, 8), (1, 0, 3, 2)]:
-        spread = math.sqrt(np.square(_window(centred, place)).mean())
-        assert found[place] == pytest.approx(centred[place] / (spread + 0.2), rel=1e-4, abs=1e-5)
+        spread = math.sqrt(np.square(_window(centered, place)).mean())
+        assert found[place] == pytest.approx(centered[place] / (spread + 0.2), rel=1e-4, abs=1e-5)
 
 
 def _window(images, place):
@@ -190,14 +197,14 @@ def test_small_networks_of_the_kind_take_private_steps_with_several_views(build)
     assert images.test is not None
     few = replace(network_recipes.build_network(steps=2, views=2, microbatch=6), build=build)
     small = replace(get_recipe("wrn"), prepare=lambda task: network_recipe(task, few))
-    fitted = small.fit(images, epsilon=3.0, delta=1e-3, randomness=seeded())
+    fitted = small.fit(images, epsilon=3.0, delta=1e-3, rng=seeded())
     assert fitted.complete
     assert fitted.predict_proba(images.test).shape == (12, 3)
     assert len(fitted.events) == 2
 
 
 def test_the_network_for_a_gpu_has_the_steps_of_its_source():
-    task = image_task(shape=(3, 32, 32), population=50_000, epsilon=1.0)
+    task = image_task(shape=(3, 32, 32), dataset_size=50_000, epsilon=1.0)
     stages = get_recipe("wrn").prepare(task).stages
     assert len(stages[0].charges) == 875
     (step,) = set(stages[0].charges)

@@ -11,7 +11,7 @@ from sordino.recipes.scattering_recipes import SyntheticWhitening, principal_com
 
 
 def bars(count, shape=(3, 16, 16), seed=0):
-    """Upright or lying bars in colour."""
+    """Upright or lying bars in color."""
     return images(count, shape, seed=seed)
 
 
@@ -23,7 +23,7 @@ def a_set(records, test=None):
         labels=("lying", "upright"),
         public=True,
         source="made up",
-        licence="none",
+        license="none",
         schema=None,
     )
 
@@ -69,12 +69,12 @@ def test_features_are_those_of_a_picture_and_of_its_mirror_image_alone():
 @pytest.mark.parametrize("shape", [(40, 12), (9, 30)])
 def test_whitening_makes_all_directions_of_made_rows_alike(shape):
     made = torch.from_numpy(np.random.default_rng(0).normal(size=shape) * np.arange(1, shape[1] + 1)).float() + 5
-    centred = torch.nn.functional.normalize(made - made.mean(0), dim=1)
-    axes = principal_components(centred, count=5, ridge=1e-6)
-    products = (centred @ axes).T @ (centred @ axes) / len(made)
+    centered = torch.nn.functional.normalize(made - made.mean(0), dim=1)
+    axes = principal_components(centered, count=5, ridge=1e-6)
+    products = (centered @ axes).T @ (centered @ axes) / len(made)
     torch.testing.assert_close(products, torch.eye(5), rtol=1e-3, atol=1e-3)
     rows = SyntheticWhitening.of(made, count=5, ridge=1e-6)(made)
-    torch.testing.assert_close(rows, torch.nn.functional.normalize(centred @ axes, dim=1))
+    torch.testing.assert_close(rows, torch.nn.functional.normalize(centered @ axes, dim=1))
 
 
 def test_whitening_takes_each_row_by_itself_and_a_broken_one_is_zero():

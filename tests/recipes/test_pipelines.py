@@ -32,7 +32,7 @@ def two_stages(fit):
 
     return Recipe(
         name="two",
-        words="two stages",
+        description="two stages",
         data_sets=("patterns",),
         prepare=lambda task: PreparedRecipe(stages=stages, fit=run, training={}),
         constants="made up",
@@ -105,7 +105,7 @@ def test_a_delta_that_would_release_whole_records_is_refused():
 def test_one_charge_on_the_account_pays_for_every_line(tmp_path):
     ledger = Ledger(tmp_path / "privacy.db")
     account = ledger.declare("patterns", epsilon=8.0, delta=DELTA)
-    fitted = two_stages(pays).fit(made_up(), setting="fixed", delta=DELTA, ledger=account, run=tmp_path / "run")
+    fitted = two_stages(pays).fit(made_up(), setting="fixed", delta=DELTA, ledger=account, run_folder=tmp_path / "run")
     (charge,) = [entry for entry in account.history() if entry.kind == "charge"]
     assert charge.event == compose(fitted.events)
     assert verify(tmp_path / "run", ledger=tmp_path / "privacy.db").item("ledger").status == "pass"
@@ -119,7 +119,7 @@ def test_over_the_budget_nothing_is_read_and_no_folder_is_left(tmp_path):
         touched.append(records)
 
     with pytest.raises(BudgetExceeded):
-        two_stages(touches).fit(made_up(), setting="fixed", delta=DELTA, ledger=account, run=tmp_path / "run")
+        two_stages(touches).fit(made_up(), setting="fixed", delta=DELTA, ledger=account, run_folder=tmp_path / "run")
     assert not touched
     assert not (tmp_path / "run").exists()
 
@@ -133,15 +133,15 @@ def test_a_failure_before_the_first_charge_leaves_no_folder_and_a_later_one_leav
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        two_stages(fails).fit(made_up(), setting="fixed", delta=DELTA, run=tmp_path / "none")
+        two_stages(fails).fit(made_up(), setting="fixed", delta=DELTA, run_folder=tmp_path / "none")
     assert not (tmp_path / "none").exists()
     with pytest.raises(RuntimeError):
-        two_stages(fails_later).fit(made_up(), setting="fixed", delta=DELTA, run=tmp_path / "some")
+        two_stages(fails_later).fit(made_up(), setting="fixed", delta=DELTA, run_folder=tmp_path / "some")
     assert RunFolder.open(tmp_path / "some").event() == Gaussian(noise_multiplier=3.0)
 
 
 def test_a_transcript_of_stages_holds_together_and_makes_a_report(tmp_path):
-    two_stages(pays).fit(made_up(), setting="fixed", delta=DELTA, run=tmp_path / "run")
+    two_stages(pays).fit(made_up(), setting="fixed", delta=DELTA, run_folder=tmp_path / "run")
     found = verify(tmp_path / "run")
     assert found.passed
     assert found.item("guarantee").status == "pass"
@@ -155,7 +155,7 @@ def test_a_transcript_of_stages_holds_together_and_makes_a_report(tmp_path):
 
 
 def test_a_changed_transcript_does_not_pass(tmp_path):
-    two_stages(pays).fit(made_up(), setting="fixed", delta=DELTA, run=tmp_path / "run")
+    two_stages(pays).fit(made_up(), setting="fixed", delta=DELTA, run_folder=tmp_path / "run")
     file = tmp_path / "run" / "transcript.jsonl"
     text = file.read_text()
     assert text.count("5.0") == 2 + 1
@@ -165,7 +165,7 @@ def test_a_changed_transcript_does_not_pass(tmp_path):
 
 def test_a_plan_with_another_stage_does_not_pass(tmp_path):
     """The folder is made anew around the changed plan, so that its chain of hashes holds."""
-    two_stages(pays).fit(made_up(), setting="fixed", delta=DELTA, run=tmp_path / "run")
+    two_stages(pays).fit(made_up(), setting="fixed", delta=DELTA, run_folder=tmp_path / "run")
     assert (
         verify(tmp_path / "run").item("plan").detail
         == "3 of 3 charges, in order, are the plan's: first (1), second (2)"
@@ -187,7 +187,7 @@ def test_a_training_stage_must_charge_what_its_own_plan_asks_for(tmp_path):
         noise_multiplier=4.0, max_grad_norm=1.0, sample_rate=0.5, steps=3, expected_batch_size=300.0, delta=DELTA
     )
     stage = training_stage(plan).to_dict()
-    body = {"stages": [stage], "delta": DELTA, "neighboring_relation": "add_or_remove_one", "privacy_unit": "example"}
+    body = {"stages": [stage], "delta": DELTA, "neighboring_relation": "add_or_remove_one", "privacy_unit": "record"}
 
     def written(name, charged):
         with RunFolder.create(tmp_path / name, plan=json.dumps(body)) as run:
@@ -202,7 +202,7 @@ def test_a_training_stage_must_charge_what_its_own_plan_asks_for(tmp_path):
 
 
 def test_a_payment_is_a_transcript_for_fit():
-    payment = StageCharger([Gaussian(noise_multiplier=1.0)], randomness=KeyedRNG())
+    payment = StageCharger([Gaussian(noise_multiplier=1.0)], rng=KeyedRNG())
     payment.append(step=0, event=Gaussian(noise_multiplier=1.0), epsilon=1.0)
     assert payment.complete
     with pytest.raises(InvalidArgument):
@@ -216,7 +216,7 @@ def test_a_payment_is_a_transcript_for_fit():
 def test_every_pipeline_says_what_it_is(name):
     pipeline = get_recipe(name)
     assert pipeline.name == name
-    assert all((pipeline.words, pipeline.data_sets, pipeline.constants, pipeline.guarantee))
+    assert all((pipeline.description, pipeline.data_sets, pipeline.constants, pipeline.guarantee))
 
 
 def test_an_unknown_name_is_refused_with_those_there_are():

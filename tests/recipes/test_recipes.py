@@ -16,7 +16,7 @@ def recipe_for(model: str = "logistic", **changes: object) -> TrainingConfig:
     facts: dict[str, object] = {
         "shape": (1, 28, 28),
         "classes": 10,
-        "population": 60_000,
+        "dataset_size": 60_000,
         "target_epsilon": 3.0,
         "delta": 1e-5,
     }
@@ -35,7 +35,7 @@ def made_up(n: int = 400, *, public: bool = True) -> DatasetSplits:
         labels=("below", "above"),
         public=public,
         source="made up",
-        licence="none",
+        license="none",
         schema=None,
     )
 
@@ -52,7 +52,7 @@ def test_a_recipe_never_exceeds_its_target(model: str, target_epsilon: float) ->
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("population", [100, 3000, 60_000])
 def test_the_noise_gathered_in_a_weight_stays_below_one(model: str, population: int) -> None:
-    recipe = recipe_for(model, population=population, target_epsilon=0.5)
+    recipe = recipe_for(model, dataset_size=population, target_epsilon=0.5)
     plan = recipe.plan
     noise = plan.noise_multiplier * plan.max_grad_norm / plan.expected_batch_size
     gathered = math.sqrt(plan.steps) * recipe.learning_rate / (1 - recipe.momentum) * noise
@@ -61,8 +61,8 @@ def test_the_noise_gathered_in_a_weight_stays_below_one(model: str, population: 
 
 
 def test_a_delta_that_would_allow_whole_records_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="below 1 / population"):
-        recipe_for(population=1000, delta=1e-3)
+    with pytest.raises(InvalidArgument, match="below 1 / dataset_size"):
+        recipe_for(dataset_size=1000, delta=1e-3)
 
 
 def test_an_unknown_model_is_refused() -> None:
@@ -74,7 +74,7 @@ def test_a_model_of_ones_own_gets_a_recipe() -> None:
     def tiny(shape: tuple[int, ...], classes: int) -> nn.Module:
         return nn.Linear(shape[0], classes)
 
-    recipe = recommend_config(tiny, shape=(6,), classes=2, population=400, target_epsilon=4.0, delta=1e-4, steps=3)
+    recipe = recommend_config(tiny, shape=(6,), classes=2, dataset_size=400, target_epsilon=4.0, delta=1e-4, steps=3)
     result = train_with_config(made_up(), recipe, progress=False)
     assert isinstance(result.model, nn.Linear)
     assert (recipe.model, result.steps) == ("tiny", 3)
@@ -91,7 +91,7 @@ class Lines:
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 def test_training_a_recipe_learns_and_charges_every_step(model: str) -> None:
     data, lines = made_up(3000), Lines()
-    recipe = recommend_config(model, shape=(6,), classes=2, population=3000, target_epsilon=2.0, delta=1e-4)
+    recipe = recommend_config(model, shape=(6,), classes=2, dataset_size=3000, target_epsilon=2.0, delta=1e-4)
     result = train_with_config(data, recipe, transcript=lines, progress=False)
     assert data.test is not None
     assert lines.steps == list(range(recipe.plan.steps))
@@ -100,13 +100,13 @@ def test_training_a_recipe_learns_and_charges_every_step(model: str) -> None:
 
 
 def test_a_recipe_for_another_shape_is_refused() -> None:
-    recipe = recommend_config("logistic", shape=(7,), classes=2, population=400, target_epsilon=2.0, delta=1e-4)
+    recipe = recommend_config("logistic", shape=(7,), classes=2, dataset_size=400, target_epsilon=2.0, delta=1e-4)
     with pytest.raises(InvalidArgument, match="shape"):
         train_with_config(made_up(), recipe, progress=False)
 
 
 def test_the_twin_is_refused_for_private_data_and_learns_on_public_data() -> None:
-    recipe = recommend_config("logistic", shape=(6,), classes=2, population=400, target_epsilon=2.0, delta=1e-4)
+    recipe = recommend_config("logistic", shape=(6,), classes=2, dataset_size=400, target_epsilon=2.0, delta=1e-4)
     with pytest.raises(InvalidArgument, match="public"):
         non_private_baseline(made_up(public=False), recipe)
     data = made_up()
@@ -134,8 +134,8 @@ def test_accuracy_is_the_share_of_right_labels_and_leaves_the_modes_alone() -> N
 def test_adult_at_epsilon_one_reaches_83_percent() -> None:
     # Five runs measured 84.7 to 84.9 %; the model without privacy about 84.7 %.
     adult = load_dataset("adult")
-    recipe = recommend_config("logistic", shape=(104,), classes=2, population=30162, target_epsilon=1.0, delta=1e-5)
-    result = train_with_config(adult, recipe, progress=False, randomness=KeyedRNG())
+    recipe = recommend_config("logistic", shape=(104,), classes=2, dataset_size=30162, target_epsilon=1.0, delta=1e-5)
+    result = train_with_config(adult, recipe, progress=False, rng=KeyedRNG())
     assert adult.test is not None
     assert result.guarantee.epsilon <= 1.0
     assert accuracy(result.model, adult.test) >= 0.83

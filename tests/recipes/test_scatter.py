@@ -35,7 +35,7 @@ def bars(count=2000, **given):
         labels=("lying", "upright"),
         public=True,
         source="made up",
-        licence="none",
+        license="none",
         schema=None,
     )
 
@@ -58,7 +58,7 @@ def test_the_bill_of_scatter_is_the_one_gaussian_of_its_budget():
 
 
 @pytest.mark.slow
-def test_colour_pictures_and_other_sizes_fit():
+def test_color_pictures_and_other_sizes_fit():
     dataset = bars(300, shape=(3, 16, 24))
     fitted = get_recipe("scatter").fit(dataset, epsilon=4.0, delta=1e-5)
     assert dataset.test is not None
@@ -105,6 +105,6 @@ def test_a_slice_of_fashion_mnist_is_learned():
         train=Records(whole.train.features[:4000], whole.train.labels[:4000]),
         test=Records(whole.test.features[:1000], whole.test.labels[:1000]),
     )
-    fitted = get_recipe("scatter").fit(few, epsilon=8.0, delta=1e-5, randomness=KeyedRNG(seed=1, reproducible=True))
+    fitted = get_recipe("scatter").fit(few, epsilon=8.0, delta=1e-5, rng=KeyedRNG(seed=1, reproducible=True))
     assert few.test is not None
     assert fitted.accuracy(few.test) > 0.7

@@ -43,7 +43,7 @@ def reviews(count):
 
 def public(records):
     return DatasetSplits(
-        name="made up", train=records, test=None, labels=("no", "yes"), public=True, source="", licence="", schema=None
+        name="made up", train=records, test=None, labels=("no", "yes"), public=True, source="", license="", schema=None
     )
 
 
@@ -96,7 +96,7 @@ def test_no_records_have_no_features_but_a_width(monkeypatch):
 def head_alone(columns, rows):
     return Recipe(
         name="head",
-        words="a head on means",
+        description="a head on means",
         data_sets=(),
         prepare=lambda task: whitened_head(task, Head(steps=4), columns=columns, rows=rows, model="a head"),
         constants="none",
@@ -109,7 +109,7 @@ def test_a_head_pays_for_all_that_it_releases_and_no_more(tmp_path):
     def rows():
         return lambda records: records.features.mean((2, 3)).astype(np.float64)
 
-    fitted = head_alone(3, rows).fit(public(pictures(60)), epsilon=2.0, delta=1e-4, run=tmp_path / "run")
+    fitted = head_alone(3, rows).fit(public(pictures(60)), epsilon=2.0, delta=1e-4, run_folder=tmp_path / "run")
     # Exactly the Gaussian trade-off of the target: the calibration leaves nothing over.
     assert 1.99 < fitted.guarantee.epsilon <= 2.0
     assert len(fitted.events) == 2
@@ -123,14 +123,14 @@ def test_a_head_by_a_chosen_seed_is_repeated_and_not_for_release():
 
     made = [
         head_alone(3, rows).fit(
-            public(pictures(60)), epsilon=2.0, delta=1e-4, randomness=KeyedRNG(seed=seed, reproducible=True)
+            public(pictures(60)), epsilon=2.0, delta=1e-4, rng=KeyedRNG(seed=seed, reproducible=True)
         )
         for seed in (5, 5, 6)
     ]
     scores = [fitted.model.logits(pictures(5)) for fitted in made]
     assert np.array_equal(scores[0], scores[1])
     assert not np.array_equal(scores[0], scores[2])
-    assert "not for release" in made[0].guarantee.sentence()
+    assert "not for release" in made[0].guarantee.describe()
 
 
 def test_nothing_is_charged_when_the_public_model_is_missing(tmp_path):
@@ -138,7 +138,7 @@ def test_nothing_is_charged_when_the_public_model_is_missing(tmp_path):
         packaged_weights_folder(["a_package_that_is_not_installed"], recipe="head")
 
     with pytest.raises(DataUnavailable, match=r"sordino\[recipes\]"):
-        head_alone(3, rows).fit(public(pictures(60)), epsilon=2.0, delta=1e-4, run=tmp_path / "run")
+        head_alone(3, rows).fit(public(pictures(60)), epsilon=2.0, delta=1e-4, run_folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -162,7 +162,7 @@ def test_recipes_that_use_public_models_say_so():
 
 
 def test_a_recipe_for_pictures_refuses_other_records():
-    with pytest.raises(InvalidArgument, match="colour pictures"):
+    with pytest.raises(InvalidArgument, match="color pictures"):
         get_recipe("efficientnet").plan(public(reviews(20)), epsilon=1.0, delta=1e-3)
 
 
@@ -276,7 +276,7 @@ def test_features_of_a_long_text_average_over_both_windows_and_see_no_other_text
 @needs_minilm
 def test_records_without_texts_are_refused_before_anything_is_charged(tmp_path):
     with pytest.raises(InvalidArgument, match="keep_texts"):
-        get_recipe("minilm").fit(public(pictures(20)), epsilon=1.0, delta=1e-3, run=tmp_path / "run")
+        get_recipe("minilm").fit(public(pictures(20)), epsilon=1.0, delta=1e-3, run_folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -306,9 +306,7 @@ def test_adapters_learn_the_mood_of_short_texts():
 
     settings = LoraSettings(layers=2, rank=4, tokens=16, batch_size=400, steps=30, learning_rate=5e-3)
     records = reviews(400)
-    fitted = lora(settings).fit(
-        public(records), epsilon=8.0, delta=1e-4, randomness=KeyedRNG(seed=1, reproducible=True)
-    )
+    fitted = lora(settings).fit(public(records), epsilon=8.0, delta=1e-4, rng=KeyedRNG(seed=1, reproducible=True))
     assert fitted.accuracy(records) > 0.9
 
 
@@ -329,7 +327,7 @@ def test_sums_of_squares_are_exact_whole_steps_and_one_record_moves_them_by_less
 def test_hashed_words_learn_without_public_data_and_spend_their_budget_exactly(tmp_path):
     texts = [f"a {('bad', 'good')[i % 2]} film, number {i}" for i in range(3000)]
     records = Records(hashed_features(texts, width=64), np.arange(3000, dtype=np.int64) % 2)
-    fitted = get_recipe("hashed-words").fit(public(records), epsilon=2.0, delta=1e-5, run=tmp_path / "run")
+    fitted = get_recipe("hashed-words").fit(public(records), epsilon=2.0, delta=1e-5, run_folder=tmp_path / "run")
     assert fitted.accuracy(records) > 0.95
     assert 1.999 < fitted.guarantee.epsilon <= 2.0
     # One release of the sums and sixty steps are one Gaussian: 1/z² adds up.

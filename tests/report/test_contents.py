@@ -57,11 +57,13 @@ def test_a_mechanism_of_which_only_rho_is_known_has_a_risk_from_epsilon_and_delt
 
 
 def test_replacing_and_adding_are_told_apart(tmp_path):
-    spent = accounting.epsilon(SelfComposed(event=STEP, count=STEPS), 1e-5, relation=NeighboringRelation.REPLACE_ONE)
+    spent = accounting.epsilon(
+        SelfComposed(event=STEP, count=STEPS), 1e-5, neighboring_relation=NeighboringRelation.REPLACE_ONE
+    )
     run = make(tmp_path / "run", epsilon=None, plan={"neighboring_relation": "replace_one"})
     report = build_report(run)
     assert report.guarantee.epsilon == spent.upper
-    assert "which of two given examples" in report.risk.question
+    assert "which of two given records" in report.risk.question
 
 
 @pytest.mark.parametrize(
@@ -97,8 +99,8 @@ def test_replacing_and_adding_are_told_apart(tmp_path):
         ("drawn exactly", {"meta": {"noise_arithmetic": "integer"}}, "ok"),
         ("drawn exactly", {"meta": {"noise_arithmetic": "floating point"}}, "violated"),
         ("drawn exactly", {}, "unknown"),
-        ("drawn exactly", {"plan": {"secure_noise": True}}, "ok"),
-        ("drawn exactly", {"plan": {"secure_noise": False}, "meta": {"noise_arithmetic": "integer"}}, "violated"),
+        ("drawn exactly", {"plan": {"secure_mode": True}}, "ok"),
+        ("drawn exactly", {"plan": {"secure_mode": False}, "meta": {"noise_arithmetic": "integer"}}, "violated"),
         ("Resuming", {}, "ok"),
         ("Resuming", {"key": None}, "unknown"),
         ("else touched", {}, "unknown"),
@@ -160,7 +162,7 @@ def test_a_seed_is_found_wherever_it_is_told(tmp_path):
     caveats = ("fixed seed: not for release",)
     run.write_guarantee(dataclasses.replace(run.guarantee, caveats=caveats))
     assert build_report(run).not_for_release == "The noise came from a chosen seed."
-    assert "chosen seed" in build_report(run).process.randomness
+    assert "chosen seed" in build_report(run).process.rng
 
 
 def test_a_ledger_tells_what_else_was_spent(tmp_path):

@@ -39,7 +39,7 @@ class Listener:
         self.counts, self.moved = [], []
 
     def released(self, release, draw):
-        self.counts.append(release.mechanism.exact(release.value))
+        self.counts.append(release.mechanism.exact_value(release.value))
         self.moved.append(release.mechanism.noise.moved)
         return self.counts[-1]
 
@@ -85,8 +85,12 @@ def test_a_record_that_is_broken_or_of_no_class_counts_nowhere(chances, label):
 
 
 def test_a_replaced_record_moves_two_counts_and_the_mechanism_knows():
-    before = exact(with_record(made_up(40), [1.0, 0.0, 0.0], 0, "a"), relation=NeighboringRelation.REPLACE_ONE)
-    after = exact(with_record(made_up(40), [0.0, 0.0, 1.0], 0, "b"), relation=NeighboringRelation.REPLACE_ONE)
+    before = exact(
+        with_record(made_up(40), [1.0, 0.0, 0.0], 0, "a"), neighboring_relation=NeighboringRelation.REPLACE_ONE
+    )
+    after = exact(
+        with_record(made_up(40), [0.0, 0.0, 1.0], 0, "b"), neighboring_relation=NeighboringRelation.REPLACE_ONE
+    )
     changes = [np.abs(b - a).sum() for a, b in zip(before.counts, after.counts, strict=True)]
     assert max(changes) == 2
     assert all(change <= moved for change, moved in zip(changes, before.moved, strict=True))
@@ -106,9 +110,9 @@ def test_the_counts_are_those_of_a_slow_count():
     assert [part.tolist() for part in (confidence, by_class, by_sex)] == [part.tolist() for part in slow]
 
 
-@pytest.mark.parametrize("relation", RELATIONS, ids=lambda relation: relation.value)
+@pytest.mark.parametrize("neighboring_relation", RELATIONS, ids=lambda neighboring_relation: neighboring_relation.value)
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
-def test_the_noise_is_what_is_stated_and_another_would_have_been_seen(relation, delta):
+def test_the_noise_is_what_is_stated_and_another_would_have_been_seen(neighboring_relation, delta):
     many = [str(number) for number in range(6000)]
     found = measure_private_utility(
         lambda: (np.zeros((0, 2)), [], {"column": []}),
@@ -116,7 +120,7 @@ def test_the_noise_is_what_is_stated_and_another_would_have_been_seen(relation, 
         groups={"column": many},
         epsilon=0.7,
         delta=delta,
-        relation=relation,
+        neighboring_relation=neighboring_relation,
     )
     table = found.table("column")
     measured = float(np.sqrt(np.mean(np.square([*table.right, *table.wrong]))))
@@ -126,17 +130,22 @@ def test_the_noise_is_what_is_stated_and_another_would_have_been_seen(relation, 
     assert abs(measured / (0.95 * found.stddev) - 1) > 0.25 * width
     own = {0.0: 4 * math.sqrt(2) / 0.7}.get(delta)
     if own is not None:
-        factor = 2 if relation is NeighboringRelation.REPLACE_ONE else 1
+        factor = 2 if neighboring_relation is NeighboringRelation.REPLACE_ONE else 1
         assert found.stddev == pytest.approx(factor * own, rel=0.01)
 
 
-@pytest.mark.parametrize("relation", RELATIONS, ids=lambda relation: relation.value)
+@pytest.mark.parametrize("neighboring_relation", RELATIONS, ids=lambda neighboring_relation: neighboring_relation.value)
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 0.0), (1.0, 0.0), (1.0, 1e-6), (0.2, 1e-9)])
-def test_what_is_charged_comes_to_the_price_and_hardly_less(epsilon, delta, relation):
+def test_what_is_charged_comes_to_the_price_and_hardly_less(epsilon, delta, neighboring_relation):
     found = measure_private_utility(
-        lambda: made_up(5), classes=CLASSES, groups=GROUPS, epsilon=epsilon, delta=delta, relation=relation
+        lambda: made_up(5),
+        classes=CLASSES,
+        groups=GROUPS,
+        epsilon=epsilon,
+        delta=delta,
+        neighboring_relation=neighboring_relation,
     )
-    spent = accounting.epsilon(found.event, delta, relation=relation).upper
+    spent = accounting.epsilon(found.event, delta, neighboring_relation=neighboring_relation).upper
     assert 0.98 * epsilon < spent <= epsilon * (1 + 1e-9)
 
 
@@ -271,7 +280,7 @@ def test_accuracy_calibration_and_groups_are_near_those_measured_without_noise()
         classes=("no", "yes"),
         groups={"sex": ("a", "b")},
         epsilon=1.0,
-        randomness=KeyedRNG(seed=3, reproducible=True),
+        rng=KeyedRNG(seed=3, reproducible=True),
     )
     shown = summarize_evaluation(found)
     whole = shown.shares[0]
@@ -284,7 +293,7 @@ def test_accuracy_calibration_and_groups_are_near_those_measured_without_noise()
     assert shown.calibration_noise < 0.01
     by_sex = {share.value: share for share in shown.shares if share.column == "sex"}
     assert by_sex["a"].lower < told["subgroup:sex:a:accuracy"].value < by_sex["a"].upper
-    assert by_sex["other"].words == "not known"
+    assert by_sex["other"].describe() == "not known"
 
 
 def test_costs_add_up_unless_the_records_are_declared_disjoint(tmp_path):
@@ -301,7 +310,7 @@ def test_costs_add_up_unless_the_records_are_declared_disjoint(tmp_path):
     expected = accounting.epsilon(compose([first.event, third.event]), 1e-5).upper
     assert build_report(run).epsilon_together == pytest.approx(expected)
     # A budget that was spent step by step: the claim stands, and pure costs are added to it.
-    given = {"claimed": 5.0, "delta": 1e-5, "relation": NeighboringRelation.ADD_OR_REMOVE_ONE}
+    given = {"claimed": 5.0, "delta": 1e-5, "neighboring_relation": NeighboringRelation.ADD_OR_REMOVE_ONE}
     assert joint_epsilon([second], trained, **given) == pytest.approx(7.0, rel=1e-6)
 
 
@@ -340,7 +349,7 @@ def test_evaluations_survive_the_folder_and_verify(tmp_path):
         {"epsilon": 0.5},
         {"stddev": 1.0},
         {"head": "0" * 64},
-        {"relation": "replace_one"},
+        {"neighboring_relation": "replace_one"},
         {"tables": []},
         {"event": {"kind": "gaussian", "noise_multiplier": 1.0}},
         {"disjoint": "yes"},

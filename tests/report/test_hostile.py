@@ -32,7 +32,7 @@ def hostile(path):
         "started": EVIL,
         "released": EVIL,
         "trust": EVIL,
-        "randomness": EVIL,
+        "rng": EVIL,
         "noise_arithmetic": EVIL,
         "composition": EVIL,
         "data_touches": touches,

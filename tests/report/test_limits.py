@@ -85,15 +85,15 @@ def test_the_advantage_is_the_best_over_all_rates(epsilon, delta):
 
 
 @pytest.mark.parametrize(
-    ("relation", "words"),
+    ("neighboring_relation", "words"),
     [
         (NeighboringRelation.ADD_OR_REMOVE_ONE, "whether one given user was in"),
         (NeighboringRelation.REPLACE_ONE, "which of two given users"),
         (NeighboringRelation.REPLACE_SPECIAL, "whether one given user contributed"),
     ],
 )
-def test_the_attackers_question_follows_unit_and_relation(relation, words):
-    assert words in question(relation, PrivacyUnit.USER)
+def test_the_attackers_question_follows_unit_and_relation(neighboring_relation, words):
+    assert words in question(neighboring_relation, PrivacyUnit.USER)
 
 
 @given(st.floats(0, 1))

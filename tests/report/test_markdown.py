@@ -11,8 +11,8 @@ from sordino.report import build_report, compute_utility, render_comparison_mark
 from sordino.runs import Evaluation, NoisyTable, ReleasedLoss, ReleasedLosses
 
 LOSSES = ReleasedLosses(
-    bound=2.0,
-    share=0.02,
+    max_loss=2.0,
+    budget_fraction=0.02,
     points=tuple(ReleasedLoss(step=step, loss=1.5 - 0.03 * step, stddev=0.02) for step in range(40)),
 )
 TABLES = (
@@ -26,7 +26,7 @@ EVALUATION = Evaluation(
     event=SelfComposed(event=DiscreteLaplace(scale=8.0, sensitivity=1), count=4),
     epsilon=0.5,
     delta=0.0,
-    relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+    neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
     stddev=11.3,
     disjoint=False,
     charge="1f",

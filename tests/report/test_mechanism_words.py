@@ -50,10 +50,10 @@ CLIPPINGS = [
 ]
 
 
-@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.words)
+@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.describe())
 def test_a_clipping_method_has_the_words_that_it_gives_itself(clipping):
     body = json.loads(json.dumps(clipping_to_dict(clipping)))
-    assert describe_clipping(body) == clipping.words
+    assert describe_clipping(body) == clipping.describe()
 
 
 def test_no_clipping_method_is_forgotten():
@@ -91,12 +91,12 @@ def test_a_schedule_is_named_with_its_numbers_and_a_long_one_by_its_ends(schedul
         ),
         (
             BandedInverse.square_root(bands=3, steps=8),
-            MinSeparation(separation=4, participations=2),
+            MinSeparation(min_separation=4, participations=2),
             "correlated, banded inverse, 3 bands; a record is in at most 2 steps, at least 4 apart",
         ),
         (
             optimize_buffered(1, steps=8),
-            MinSeparation(separation=4),
+            MinSeparation(min_separation=4),
             "correlated, buffered Toeplitz, 1 buffer; a record's steps are at least 4 apart",
         ),
         (
@@ -119,7 +119,7 @@ def test_a_schedule_is_named_with_its_numbers_and_a_long_one_by_its_ends(schedul
 )
 def test_correlated_noise_is_named_with_its_strategy_and_participation(strategy, participation, words):
     noise = json.loads(json.dumps(CorrelatedNoise(strategy=strategy, participation=participation).to_dict()))
-    assert describe_noise({"noise": noise}, {}) == words
+    assert describe_noise({"correlated_noise": noise}, {}) == words
 
 
 def test_the_report_of_a_run_names_strategy_method_and_schedule(tmp_path):
@@ -129,7 +129,7 @@ def test_the_report_of_a_run_names_strategy_method_and_schedule(tmp_path):
         participation=CyclicPoisson(groups=4, sample_rate=0.1),
     )
     plans = {
-        "correlated": Plan(noise_multiplier=2.0, sample_rate=0.1, noise=noise, **common),
+        "correlated": Plan(noise_multiplier=2.0, sample_rate=0.1, correlated_noise=noise, **common),
         "scheduled": Plan(
             noise_multiplier=ExponentialSchedule(start=6.0, end=3.0),
             sample_rate=1.0,

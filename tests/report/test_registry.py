@@ -152,7 +152,7 @@ def test_what_the_curator_said_is_taken_over(tmp_path):
 
 def test_a_field_that_the_registry_does_not_know_fails_the_check(tmp_path):
     body = yaml.safe_load(registry_yaml(build_report(make(tmp_path / "run"))))
-    body["deployment"]["basic"]["colour"] = "red"
+    body["deployment"]["basic"]["color"] = "red"
     with pytest.raises(AssertionError, match="no other fields"):
         check(body)
 

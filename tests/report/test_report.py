@@ -18,9 +18,9 @@ from sordino.runs import Metric, RunFolder
 def test_the_page_states_the_guarantee_with_all_it_takes_to_read_it(tmp_path):
     run = make(tmp_path / "run")
     page = Page(render_html(build_report(run)))
-    assert run.guarantee.sentence() in page.text
+    assert run.guarantee.describe() in page.text
     assert f"ε = {math.ceil(TRUE_EPSILON * 100) / 100:.2f}" in page.text
-    for words in ("one example", "add or remove one", "full batches", "closed form"):
+    for words in ("one record", "add or remove one", "full batches", "closed form"):
         assert words in page.text
     for heading in (
         "Privacy spent",
@@ -92,7 +92,7 @@ def test_a_claim_below_the_transcript_is_overruled(tmp_path):
 def test_a_run_that_did_not_finish_is_charged_for_the_steps_it_took(tmp_path):
     report = build_report(make(tmp_path / "run", epsilon=None, metrics={}))
     assert report.guarantee.epsilon == TRUE_EPSILON
-    assert "did not finish" in report.guarantee.sentence
+    assert "did not finish" in report.guarantee.description
 
 
 def test_a_seeded_run_is_not_for_release(tmp_path):
@@ -151,8 +151,8 @@ def test_the_picture_is_a_wide_png_that_differs_with_what_was_measured(tmp_path)
     second = write_report(make(tmp_path / "b" / "run", metrics={}))
     with Image.open(first.picture) as image:
         assert image.size == (1600, 900)
-        colours = image.convert("RGB").getcolors(1 << 24)
-        assert len(colours) > 50
+        colors = image.convert("RGB").getcolors(1 << 24)
+        assert len(colors) > 50
     assert first.picture.read_bytes() != second.picture.read_bytes()
 
 
@@ -171,7 +171,7 @@ def test_the_report_as_json_has_no_infinities_and_round_trips(event, tmp_path):
     report = build_report(make(tmp_path / "run", event=event, epsilon=epsilon, meta=EVERYTHING))
     body = report.to_dict()
     assert json.loads(json.dumps(body, allow_nan=False)) == body
-    assert body["schema_version"] == 3
+    assert body["schema_version"] == 1
     assert Report.from_json(report.to_json()) == report
     assert render_html(Report.from_json(report.to_json())) == render_html(report)
 
@@ -179,7 +179,7 @@ def test_the_report_as_json_has_no_infinities_and_round_trips(event, tmp_path):
 def test_json_of_another_version_or_with_a_misspelt_field_is_refused_by_name(tmp_path):
     body = build_report(make(tmp_path / "run")).to_dict()
     with pytest.raises(InvalidArgument, match="schema_version"):
-        Report.from_json(json.dumps(body | {"schema_version": 1}))
+        Report.from_json(json.dumps(body | {"schema_version": 2}))
     with pytest.raises(InvalidArgument, match="epsilom"):
         Report.from_json(json.dumps(body | {"guarantee": body["guarantee"] | {"epsilom": 1.0}}))
     with pytest.raises(InvalidArgument, match="delta"):

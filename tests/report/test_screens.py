@@ -80,12 +80,12 @@ def pages(report, tmp_path_factory):
     return folder
 
 
-def near(picture, colour, tolerance=12):
-    return (abs(picture.astype(int) - np.array(colour)).max(axis=2) <= tolerance).sum()
+def near(picture, color, tolerance=12):
+    return (abs(picture.astype(int) - np.array(color)).max(axis=2) <= tolerance).sum()
 
 
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
-def test_the_page_is_drawn_in_its_colours_and_nothing_complains(width, scheme, pages, tmp_path):
+def test_the_page_is_drawn_in_its_colors_and_nothing_complains(width, scheme, pages, tmp_path):
     target = tmp_path / "shot.png"
     _, complaints = browse(
         pages / "single.html", tmp_path, f"--screenshot={target}", scheme=scheme, width=width, height=2400
@@ -95,7 +95,7 @@ def test_the_page_is_drawn_in_its_colours_and_nothing_complains(width, scheme, p
         picture = np.asarray(image.convert("RGB"))
     assert picture.shape[:2] == (2400, width)
     assert near(picture, PAPER[scheme]) > 0.6 * picture.shape[0] * width
-    # The curves and the bar of the private model are drawn in the accent colour.
+    # The curves and the bar of the private model are drawn in the accent color.
     assert near(picture, ACCENT[scheme]) > 3000
     other = "light" if scheme == "dark" else "dark"
     assert near(picture, PAPER[other]) < 0.05 * picture.shape[0] * width

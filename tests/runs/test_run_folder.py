@@ -43,7 +43,7 @@ def test_a_new_run_holds_plan_facts_environment_and_an_empty_transcript(tmp_path
     run = RunFolder.open(tmp_path / "a" / "b")
     assert run.plan == {"schema": 1}
     assert run.meta["data"] == "adult"
-    assert run.meta["schema"] == 2
+    assert run.meta["schema"] == 1
     assert list(run) == []
     assert run.guarantee is None
     assert run.metrics == {}
@@ -184,14 +184,14 @@ def test_a_guarantee_comes_back_whole(tmp_path, epsilon):
         delta=1e-5,
         accountant="contour",
         sampler="Poisson sampling",
-        relation=NeighboringRelation.REPLACE_ONE,
-        unit=PrivacyUnit.USER,
+        neighboring_relation=NeighboringRelation.REPLACE_ONE,
+        privacy_unit=PrivacyUnit.USER,
         caveats=("not for release",),
     )
     with make(tmp_path / "run") as run:
         run.write_guarantee(guarantee)
         assert run.guarantee == guarantee
-    assert json.loads((tmp_path / "run" / "guarantee.json").read_text())["sentence"] == guarantee.sentence()
+    assert json.loads((tmp_path / "run" / "guarantee.json").read_text())["description"] == guarantee.describe()
 
 
 def test_metrics_say_whether_they_are_public_and_anything_unmarked_is_private(tmp_path):

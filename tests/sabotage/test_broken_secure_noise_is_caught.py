@@ -11,10 +11,10 @@ from sordino.mechanisms.integer_noise import GridSumMechanism
 from sordino.training.special_accumulators import IntegerAccumulator
 
 noise, add, add_noise = GridSumMechanism.noise, IntegerAccumulator.add, IntegerAccumulator.add_noise_
-grid_stddev, factors = GridSumMechanism.grid_stddev.fget, FlatClipping.factors
+grid_stddev, factors = GridSumMechanism.grid_stddev.fget, FlatClipping.clip_factors
 
 
-ENGINE = EngineLibrary(secure_noise=True)
+ENGINE = EngineLibrary(secure_mode=True)
 
 
 def no_noise(self, count, stream):
@@ -25,8 +25,8 @@ def one_noise_for_all_coordinates(self, count, stream):
     return np.repeat(noise(self, 1, stream), count)
 
 
-def noise_reused(self, tensors, *, randomness, step):
-    add_noise(self, tensors, randomness=randomness, step=0)
+def noise_reused(self, tensors, *, rng, step):
+    add_noise(self, tensors, rng=rng, step=0)
 
 
 def added_twice(self, into, *, records):
@@ -60,5 +60,5 @@ def test_broken_noise_or_sums_are_caught(name, monkeypatch):
 
 @pytest.mark.parametrize("name", BROKEN_CLIPPING)
 def test_broken_clipping_is_harmless_because_the_integers_are_checked(name, monkeypatch):
-    monkeypatch.setattr(FlatClipping, "factors", BROKEN_CLIPPING[name])
+    monkeypatch.setattr(FlatClipping, "clip_factors", BROKEN_CLIPPING[name])
     assert ENGINE_CHECKS["one record moves the sum by at most the clipping norm"].run(ENGINE).passed

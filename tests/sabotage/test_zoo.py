@@ -19,7 +19,7 @@ from sordino.training.charging import ChargeLog
 from sordino.training.step import PrivateStep
 
 PAGE = Path(__file__).parents[2] / "docs" / "auditing.md"
-add_noise, factors, draw = TensorGaussianMechanism.add_noise_, FlatClipping.factors, PoissonSampling.draw
+add_noise, factors, draw = TensorGaussianMechanism.add_noise_, FlatClipping.clip_factors, PoissonSampling.draw
 add, finish, charge, finite = ClippedSumAccumulator.add, PrivateStep.finish, ChargeLog.add, accumulators._finite
 
 NOISE = "noise has the declared scale in every tensor"
@@ -34,43 +34,43 @@ CHARGED = "every step is charged"
 
 
 def scaled_noise(factor):
-    def broken(self, tensors, *, randomness, step, rank=0):
+    def broken(self, tensors, *, rng, step, rank=0):
         weaker = TensorGaussianMechanism(
             noise_multiplier=factor * self.noise_multiplier, l2_sensitivity=self.l2_sensitivity
         )
-        add_noise(weaker, tensors, randomness=randomness, step=step, rank=rank)
+        add_noise(weaker, tensors, rng=rng, step=step, rank=rank)
 
     return broken
 
 
-def no_noise(self, tensors, *, randomness, step, rank=0):
+def no_noise(self, tensors, *, rng, step, rank=0):
     return None
 
 
-def noise_reused(self, tensors, *, randomness, step, rank=0):
-    add_noise(self, tensors, randomness=randomness, step=0, rank=rank)
+def noise_reused(self, tensors, *, rng, step, rank=0):
+    add_noise(self, tensors, rng=rng, step=0, rank=rank)
 
 
-def one_noise_for_all_coordinates(self, tensors, *, randomness, step, rank=0):
+def one_noise_for_all_coordinates(self, tensors, *, rng, step, rank=0):
     for number, tensor in enumerate(tensors):
         single = torch.zeros(1)
-        add_noise(self, [single], randomness=randomness, step=step, rank=rank + number)
+        add_noise(self, [single], rng=rng, step=step, rank=rank + number)
         tensor.add_(single)
 
 
-def last_layer_without_noise(self, tensors, *, randomness, step, rank=0):
-    add_noise(self, tensors[:-2], randomness=randomness, step=step, rank=rank)
+def last_layer_without_noise(self, tensors, *, rng, step, rank=0):
+    add_noise(self, tensors[:-2], rng=rng, step=step, rank=rank)
 
 
-def noise_of_the_mean(self, tensors, *, randomness, step, rank=0):
-    scaled_noise(1 / 8)(self, tensors, randomness=randomness, step=step, rank=rank)
+def noise_of_the_mean(self, tensors, *, rng, step, rank=0):
+    scaled_noise(1 / 8)(self, tensors, rng=rng, step=step, rank=rank)
 
 
-def clip_of_the_sum(self, tensors, *, randomness, step, rank=0):
+def clip_of_the_sum(self, tensors, *, rng, step, rank=0):
     norm = torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt()
     for tensor in tensors:
         tensor.mul_((12 * self.l2_sensitivity / norm).clamp(max=1))
-    add_noise(self, tensors, randomness=randomness, step=step, rank=rank)
+    add_noise(self, tensors, rng=rng, step=step, rank=rank)
 
 
 def no_clipping(self, squared_norms, *, max_grad_norm):
@@ -115,7 +115,7 @@ class Chunks:
 begin = ClippedSumAccumulator.begin
 
 
-class Realised:
+class Realized:
     """Divides by the number of records that there are."""
 
     def add(self, into, *, records):
@@ -130,24 +130,24 @@ class Realised:
             parameter.grad.mul_(scale)
 
 
-def shuffled(self, *, population, step, randomness):
+def shuffled(self, *, dataset_size, step, rng):
     """Each record once an epoch, in batches of one size."""
     epoch = max(1, round(1 / self.sample_rate))
-    order = np.argsort(randomness.stream("shuffle", step=step // epoch).integers64(population))
+    order = np.argsort(rng.stream("shuffle", step=step // epoch).integers64(dataset_size))
     return np.sort(order[step % epoch :: epoch])
 
 
-def fixed_size(self, *, population, step, randomness):
-    order = np.argsort(randomness.stream("fixed", step=step).integers64(population))
-    return np.sort(order[: round(self.sample_rate * population)])
+def fixed_size(self, *, dataset_size, step, rng):
+    order = np.argsort(rng.stream("fixed", step=step).integers64(dataset_size))
+    return np.sort(order[: round(self.sample_rate * dataset_size)])
 
 
-def more_than_declared(self, *, population, step, randomness):
+def more_than_declared(self, *, dataset_size, step, rng):
     return draw(
         PoissonSampling(sample_rate=min(1.0, 1.5 * self.sample_rate)),
-        population=population,
+        dataset_size=dataset_size,
         step=step,
-        randomness=randomness,
+        rng=rng,
     )
 
 
@@ -155,9 +155,9 @@ def not_a_number_let_through(squares):
     return torch.nan_to_num(squares, nan=0.0, posinf=0.0)
 
 
-def step_skipped(self, tensors, *, randomness, step, rank=0):
+def step_skipped(self, tensors, *, rng, step, rank=0):
     if all(bool(tensor.isfinite().all()) for tensor in tensors):
-        add_noise(self, tensors, randomness=randomness, step=step, rank=rank)
+        add_noise(self, tensors, rng=rng, step=step, rank=rank)
     else:
         for tensor in tensors:
             tensor.zero_()
@@ -180,15 +180,15 @@ ZOO = {
     "a layer without noise": ([(TensorGaussianMechanism, "add_noise_", last_layer_without_noise)], NOISE),
     "the same noise in every step": ([(TensorGaussianMechanism, "add_noise_", noise_reused)], FRESH),
     "one noise for all coordinates": ([(TensorGaussianMechanism, "add_noise_", one_noise_for_all_coordinates)], FRESH),
-    "no clipping": ([(FlatClipping, "factors", no_clipping)], SENSITIVITY),
-    "twice the clipping norm": ([(FlatClipping, "factors", twice_the_norm)], SENSITIVITY),
-    "norms whose root was taken twice": ([(FlatClipping, "factors", norms_not_square_rooted)], SENSITIVITY),
+    "no clipping": ([(FlatClipping, "clip_factors", no_clipping)], SENSITIVITY),
+    "twice the clipping norm": ([(FlatClipping, "clip_factors", twice_the_norm)], SENSITIVITY),
+    "norms whose root was taken twice": ([(FlatClipping, "clip_factors", norms_not_square_rooted)], SENSITIVITY),
     "clipping of the mean": (
-        [(FlatClipping, "factors", no_clipping), (TensorGaussianMechanism, "add_noise_", clip_of_the_sum)],
+        [(FlatClipping, "clip_factors", no_clipping), (TensorGaussianMechanism, "add_noise_", clip_of_the_sum)],
         SENSITIVITY,
     ),
     "each layer clipped to C, counted as C together": (
-        [(FlatClipping, "groups", each_layer_alone), (FlatClipping, "thresholds", the_whole_norm_for_each)],
+        [(FlatClipping, "groups", each_layer_alone), (FlatClipping, "clip_norms", the_whole_norm_for_each)],
         SENSITIVITY,
     ),
     "records counted twice": ([(ClippedSumAccumulator, "add", counted_twice)], SENSITIVITY),
@@ -196,8 +196,8 @@ ZOO = {
         [(ClippedSumAccumulator, "add", Chunks.add), (ClippedSumAccumulator, "begin", Chunks.begin)],
         CHUNKS,
     ),
-    "division by the realised batch size": (
-        [(ClippedSumAccumulator, "add", Realised.add), (PrivateStep, "finish", Realised.finish)],
+    "division by the realized batch size": (
+        [(ClippedSumAccumulator, "add", Realized.add), (PrivateStep, "finish", Realized.finish)],
         DIVISOR,
     ),
     "shuffled batches called Poisson": ([(PoissonSampling, "draw", shuffled)], POISSON),
@@ -209,7 +209,7 @@ ZOO = {
         BROKEN,
     ),
     "noise replayed on resume": ([(secrets, "token_bytes", the_same_key)], RESUME),
-    "steps left off the bill": ([(ChargeLog, "add", charged_once)], CHARGED),
+    "steps that are not charged": ([(ChargeLog, "add", charged_once)], CHARGED),
 }
 
 

@@ -14,10 +14,10 @@ GAUSSIAN = Gaussian(noise_multiplier=1.0)
 
 
 def masks(sample_rate, population, steps):
-    sampler, randomness = PoissonSampling(sample_rate=sample_rate), KeyedRNG()
+    sampler, rng = PoissonSampling(sample_rate=sample_rate), KeyedRNG()
     drawn = np.zeros((steps, population), dtype=bool)
     for step in range(steps):
-        drawn[step, sampler.draw(population=population, step=step, randomness=randomness)] = True
+        drawn[step, sampler.draw(dataset_size=population, step=step, rng=rng)] = True
     return drawn
 
 
@@ -53,7 +53,7 @@ def test_the_batch_size_is_binomial():
 )
 def test_a_batch_is_sorted_distinct_and_inside_the_data_set(population, sample_rate, step):
     sampler = PoissonSampling(sample_rate=sample_rate)
-    indices = sampler.draw(population=population, step=step, randomness=KeyedRNG(seed=3, reproducible=True))
+    indices = sampler.draw(dataset_size=population, step=step, rng=KeyedRNG(seed=3, reproducible=True))
     assert indices.dtype == np.int64
     assert (np.diff(indices) > 0).all()
     assert not len(indices) or (indices[0] >= 0 and indices[-1] < population)
@@ -65,7 +65,7 @@ def test_a_batch_may_be_empty_and_a_rate_of_one_is_the_whole_data_set():
     drawn = masks(0.05, 20, 400).sum(1)
     assert (drawn == 0).any()
     assert PoissonSampling(sample_rate=1.0).event(GAUSSIAN) == GAUSSIAN
-    assert PoissonSampling(sample_rate=1.0).words == "full batches"
+    assert PoissonSampling(sample_rate=1.0).describe() == "full batches"
 
 
 def test_the_event_carries_the_rate_that_is_drawn():
@@ -74,18 +74,18 @@ def test_the_event_carries_the_rate_that_is_drawn():
 
 def test_the_same_seed_repeats_and_fresh_randomness_does_not():
     sampler = PoissonSampling(sample_rate=0.5)
-    seeded = [sampler.draw(population=200, step=7, randomness=KeyedRNG(seed=1, reproducible=True)) for _ in range(2)]
+    seeded = [sampler.draw(dataset_size=200, step=7, rng=KeyedRNG(seed=1, reproducible=True)) for _ in range(2)]
     assert np.array_equal(*seeded)
-    fresh = [sampler.draw(population=200, step=7, randomness=KeyedRNG()) for _ in range(2)]
+    fresh = [sampler.draw(dataset_size=200, step=7, rng=KeyedRNG()) for _ in range(2)]
     assert not np.array_equal(*fresh)
 
 
 def test_batches_are_the_draws_of_their_steps():
-    sampler, randomness = PoissonSampling(sample_rate=0.5), KeyedRNG(seed=1, reproducible=True)
-    batches = list(sampler.batches(population=30, first_step=4, steps=3, randomness=randomness))
+    sampler, rng = PoissonSampling(sample_rate=0.5), KeyedRNG(seed=1, reproducible=True)
+    batches = list(sampler.batches(dataset_size=30, first_step=4, steps=3, rng=rng))
     for step, batch in zip((4, 5, 6), batches, strict=True):
-        assert np.array_equal(batch, sampler.draw(population=30, step=step, randomness=randomness))
-    assert sampler.charges(3) == 3
+        assert np.array_equal(batch, sampler.draw(dataset_size=30, step=step, rng=rng))
+    assert sampler.num_charges(3) == 3
 
 
 @pytest.mark.parametrize("sample_rate", [0.0, -0.1, 1.1, float("nan"), "0.1", True])

@@ -58,7 +58,7 @@ def test_a_target_is_reached_and_not_exceeded_with_components_too():
     for cell in sweeps.parse_sweep(text).cells:
         goal = cell.told["target_epsilon"]
         assert goal * 0.995 < cell.epsilon <= goal
-        event = steps_event(cell.plan.at(0).noise_multiplier, 0.1, 30)
+        event = steps_event(cell.plan.step_plan(0).noise_multiplier, 0.1, 30)
         if cell.settings.pca:
             event = compose([Gaussian(noise_multiplier=12.0), event])
         assert accounting.epsilon(event, 1e-5).upper <= goal

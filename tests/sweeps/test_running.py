@@ -168,12 +168,12 @@ def test_components_are_those_of_the_records_when_noise_is_small_and_not_when_it
     rows = torch.zeros(2000, 6)
     rows[:1200, 2] = 1.0
     rows[1200:, 4] = 1.0
-    basis = directions(rows, noise_multiplier=1.0, randomness=KeyedRNG())[:, :2]
+    basis = directions(rows, noise_multiplier=1.0, rng=KeyedRNG())[:, :2]
     assert basis.shape == (6, 2)
     assert torch.allclose(basis.T @ basis, torch.eye(2, dtype=basis.dtype), atol=1e-9)
     assert basis[2, 0].abs() > 0.999
     assert basis[4, 1].abs() > 0.999
-    drowned = directions(rows, noise_multiplier=1e6, randomness=KeyedRNG(seed=3, reproducible=True))
+    drowned = directions(rows, noise_multiplier=1e6, rng=KeyedRNG(seed=3, reproducible=True))
     assert drowned[2, 0].abs() < 0.95
 
 

@@ -59,7 +59,7 @@ def work(folder, journal):
     torch.manual_seed(0)
     features, labels = torch.randn(200, 4), torch.randint(0, 2, (200,))
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
-    where = {"resume": folder} if folder.exists() else {"run": folder}
+    where = {"resume_from": folder} if folder.exists() else {"run_folder": folder}
     fit(
         model,
         losses,

@@ -159,13 +159,13 @@ def plan_of(clipping, **options):
 
 def gradients(model, x, *, memory, clipping=None, chunks=1):
     """What one step without noise leaves in ``.grad``, by the capture that `fit` makes for this mode."""
-    capture = PerformanceOptions(memory=memory).recorder(model, model.parameters())
+    capture = PerformanceOptions(clipping_mode=memory).recorder(model, model.parameters())
     plan = plan_of(FlatClipping() if clipping is None else clipping)
-    step = PrivateStep(capture, plan, KeyedRNG(), memory=memory)
+    step = PrivateStep(capture, plan, KeyedRNG(), clipping_mode=memory)
     for number, part in enumerate(x.chunk(chunks)):
-        chunk = Microbatch(step=0, chunk=number, is_last=number == chunks - 1, indices=np.arange(len(part)))
+        chunk = Microbatch(step=0, index=number, is_last=number == chunks - 1, indices=np.arange(len(part)))
         torch.manual_seed(number)
-        with step.recording(chunk):
+        with step.capturing(chunk):
             step.backward(model(part).square().flatten(1).sum(1))
         step.add(chunk)
     step.finish()

@@ -55,7 +55,9 @@ def budget_of(settings):
         norm = 1.0 if released.last_gradient_norm is None else released.last_gradient_norm
         return 2.0 + min(norm, 1.0) + rank
 
-    return AdaptiveBudget(epsilon=settings["budget"], delta=1e-5, choose=choose, norm_share=settings.get("norm_share"))
+    return AdaptiveBudget(
+        epsilon=settings["budget"], delta=1e-5, choose=choose, norm_budget_fraction=settings.get("norm_budget_fraction")
+    )
 
 
 def halting(halt, batches, folder):
@@ -88,7 +90,7 @@ def plan_of(settings):
         values["clipping"] = CLIPPINGS[settings["clipping"]]
     if settings.get("correlated"):
         values |= {
-            "noise": CorrelatedNoise(
+            "correlated_noise": CorrelatedNoise(
                 strategy=optimize_banded(2, steps=values["steps"]),
                 participation=FixedEpochOrder(steps_per_epoch=round(1 / values["sample_rate"])),
             ),
@@ -125,7 +127,7 @@ def own_loop(model, settings, given):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
-            seen.append(loader.ends_step)
+            seen.append(loader.is_last_microbatch)
     return {"epsilon": engine.get_epsilon(1e-5), "seen": sum(seen)}
 
 
@@ -150,7 +152,7 @@ def main():
 
     given = {"performance": PerformanceOptions(microbatch_size=settings.get("microbatch_size")), "on_step": seen}
     if "seed" in settings:
-        given["randomness"] = KeyedRNG(seed=settings["seed"], reproducible=True)
+        given["rng"] = KeyedRNG(seed=settings["seed"], reproducible=True)
     if settings.get("run"):
         given |= {settings["run"]: folder / "run", "checkpoint_every": settings.get("every")}
     if settings.get("epsilon"):

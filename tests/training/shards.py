@@ -99,7 +99,7 @@ def coupled(model, x, y):
 def own_loop(model, settings, folder):
     x, y = records(settings.get("records", 24))
     seeded = {"seed": settings["seed"], "reproducible": True} if "seed" in settings else {}
-    engine = PrivacyEngine(**seeded, memory=settings.get("memory", "fast"))
+    engine = PrivacyEngine(**seeded, clipping_mode=settings.get("clipping_mode", "fast"))
     optimizer = OPTIMIZERS[settings.get("optimizer", "sgd")](model.parameters())
     model, optimizer, loader = engine.make_private(
         module=model,
@@ -140,7 +140,7 @@ def by_fit(model, settings, folder):
 
     given = {"on_step": stop}
     if "seed" in settings:
-        given["randomness"] = KeyedRNG(seed=settings["seed"], reproducible=True)
+        given["rng"] = KeyedRNG(seed=settings["seed"], reproducible=True)
     if settings.get("run"):
         given |= {settings["run"]: folder / settings["name"], "checkpoint_every": settings.get("every")}
     if settings.get("average"):
@@ -153,7 +153,7 @@ def by_fit(model, settings, folder):
         optimizer=OPTIMIZERS[settings.get("optimizer", "sgd")],
         performance=PerformanceOptions(
             microbatch_size=settings.get("microbatch_size"),
-            memory=settings.get("memory", "fast"),
+            clipping_mode=settings.get("clipping_mode", "fast"),
             compile=settings.get("compile", False),
         ),
         progress=False,

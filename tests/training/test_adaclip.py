@@ -1,4 +1,4 @@
-"""AdaClip: against one record at a time, on neighbours, and its noise in the transformed space."""
+"""AdaClip: against one record at a time, on neighbors, and its noise in the transformed space."""
 
 import math
 
@@ -47,12 +47,12 @@ def sums_of(state, features, labels, *, chunks=(None,)):
     capture = GradientCapture(model)
     sums = AdaClipAccumulator(capture)
     plan = plan_with()
-    sums.begin(plan.at(0))
+    sums.begin(plan.step_plan(0))
     sums._state = state
-    sums.begin(plan.at(0))
+    sums.begin(plan.step_plan(0))
     for start in range(0, len(features), chunks[0] or max(1, len(features))):
         part = slice(start, start + (chunks[0] or len(features)))
-        with capture.recording(len(features[part])):
+        with capture.capturing(len(features[part])):
             loss(model, features[part], labels[part]).sum().backward()
         sums.add({}, records=len(features[part]))
     return torch.cat([total.flatten() for total in sums._sums])
@@ -60,10 +60,10 @@ def sums_of(state, features, labels, *, chunks=(None,)):
 
 def a_state():
     generator = torch.Generator().manual_seed(3)
-    state = AdaClip().begin([SIZE * CLASSES, CLASSES])
+    state = AdaClip().init_state([SIZE * CLASSES, CLASSES])
     for _ in range(5):
         released = [torch.randn(n, generator=generator, dtype=torch.float64) for n in (SIZE * CLASSES, CLASSES)]
-        state.learn(released, [torch.full_like(part, 0.1) for part in released])
+        state.update(released, [torch.full_like(part, 0.1) for part in released])
     return state
 
 
@@ -104,25 +104,25 @@ def test_a_record_that_is_not_finite_adds_nothing(bad):
     assert torch.allclose(sums_of(state, features, labels), sums_of(state, features[1:], labels[1:]))
 
 
-@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+@pytest.mark.parametrize("neighboring_relation", ["add_or_remove_one", "replace_one"])
 @pytest.mark.parametrize(("told", "right"), [(1.0, True), (1.05, False)])
-def test_noise_over_sensitivity_is_the_accounted_multiplier_in_the_transformed_space(relation, told, right):
-    relation = NeighboringRelation(relation)
+def test_noise_over_sensitivity_is_the_accounted_multiplier_in_the_transformed_space(neighboring_relation, told, right):
+    neighboring_relation = NeighboringRelation(neighboring_relation)
     z, size = 1.3, 120
-    plan = plan_with(noise_multiplier=z, neighboring_relation=relation, steps=1)
-    assert plan.at(0).event == Gaussian(noise_multiplier=z)
+    plan = plan_with(noise_multiplier=z, neighboring_relation=neighboring_relation, steps=1)
+    assert plan.step_plan(0).event == Gaussian(noise_multiplier=z)
     model = nn.Linear(size, size)
     capture = GradientCapture(model)
     sums = AdaClipAccumulator(capture)
-    sums.begin(plan.at(0))
+    sums.begin(plan.step_plan(0))
     sums._scale = [scale * torch.linspace(0.5, 2.0, scale.numel()) for scale in sums._scale]
     tensors = [torch.zeros_like(parameter) for parameter in model.parameters()]
     scales = torch.cat(sums._scale)
-    sums.add_noise_(tensors, randomness=KeyedRNG(), step=0)
+    sums.add_noise_(tensors, rng=KeyedRNG(), step=0)
     # An empty batch: what is released is a + b·noise/B, here with a = 0 and B taken out.
     noise = torch.cat([tensor.flatten() for tensor in tensors]).detach().double() / scales
     count = noise.numel()
-    expected = told * z * relation.sensitivity_factor
+    expected = told * z * neighboring_relation.sensitivity_factor
     statistic = (float(noise.square().mean()) / expected**2 - 1) * math.sqrt(count / 2)
     assert (abs(statistic) < 4.5) == right
 
@@ -142,21 +142,21 @@ def test_the_transform_follows_from_released_gradients_alone():
         model = network()
         capture = GradientCapture(model)
         sums = AdaClipAccumulator(capture)
-        sums.begin(plan_with().at(0))
-        with capture.recording(8):
+        sums.begin(plan_with().step_plan(0))
+        with capture.capturing(8):
             loss(model, features, labels).sum().backward()
         sums.add({}, records=8)
         sums._sums = [torch.ones_like(part) for part in sums._sums]
         tensors = [torch.zeros_like(parameter) for parameter in model.parameters()]
-        sums.add_noise_(tensors, randomness=KeyedRNG(seed=5, reproducible=True), step=0)
+        sums.add_noise_(tensors, rng=KeyedRNG(seed=5, reproducible=True), step=0)
         found.append(torch.cat([*sums._state.mean, *sums._state.variance]))
     assert torch.equal(found[0], found[1])
 
 
 def test_scales_begin_flat_keep_the_total_of_the_noise_and_follow_the_spread():
-    state = AdaClip(variance_decay=0.0).begin([4])
+    state = AdaClip(variance_decay=0.0).init_state([4])
     assert state.scale(0.7)[0].tolist() == [0.7] * 4
-    state.learn([torch.tensor([2.0, 1.0, 1.0, 0.5]).double()], [torch.zeros(4).double()])
+    state.update([torch.tensor([2.0, 1.0, 1.0, 0.5]).double()], [torch.zeros(4).double()])
     scale = state.scale(0.7)[0]
     assert float(scale.square().sum()) == pytest.approx(4 * 0.7**2)
     # b² is in proportion to s.
@@ -166,8 +166,8 @@ def test_scales_begin_flat_keep_the_total_of_the_noise_and_follow_the_spread():
 def test_the_scale_is_the_best_of_its_total():
     # E‖w‖² = Σ s²/b² at fixed Σ b²: no random change of b does better.
     spread = torch.tensor([4.0, 1.0, 0.5, 0.25], dtype=torch.float64)
-    state = AdaClip(variance_decay=0.0).begin([4])
-    state.learn([spread], [torch.zeros(4).double()])
+    state = AdaClip(variance_decay=0.0).init_state([4])
+    state.update([spread], [torch.zeros(4).double()])
     best = float((spread.square() / state.scale(1.0)[0].square()).sum())
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):
@@ -178,11 +178,11 @@ def test_the_scale_is_the_best_of_its_total():
 
 def test_without_noise_to_subtract_the_variance_has_no_bias():
     generator = torch.Generator().manual_seed(0)
-    state = AdaClip(mean_decay=0.0, variance_decay=0.999).begin([2000])
+    state = AdaClip(mean_decay=0.0, variance_decay=0.999).init_state([2000])
     for _ in range(400):
         gradient = torch.randn(2000, generator=generator, dtype=torch.float64) * 0.5
         state.mean = [torch.zeros(2000, dtype=torch.float64)]
-        state.learn([gradient], [torch.full((2000,), 0.3, dtype=torch.float64)])
+        state.update([gradient], [torch.full((2000,), 0.3, dtype=torch.float64)])
     assert float(state.variance[0].mean()) / (1 - 0.999**400) == pytest.approx(0.25 - 0.09, rel=0.02)
 
 
@@ -229,10 +229,10 @@ def test_a_state_goes_on_where_it_was():
         return PrivateStep(GradientCapture(network()), plan_with(), KeyedRNG())
 
     step, again = step_of(), step_of()
-    step.bounds.begin(plan_with().at(0))
+    step.bounds.begin(plan_with().step_plan(0))
     step.bounds._state = a_state()
-    again.load_state(step.state())
-    again.bounds.begin(plan_with().at(0))
+    again.load_state_dict(step.state_dict())
+    again.bounds.begin(plan_with().step_plan(0))
     for ours, theirs in zip(step.bounds._state.scale(1.0), again.bounds._state.scale(1.0), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -245,7 +245,7 @@ def test_values_out_of_range_are_refused(wrong):
 
 def test_secure_noise_is_refused_before_data():
     with pytest.raises(InvalidArgument, match="AdaClip"):
-        fit(network(), loss, records(8), plan_with(secure_noise=True), progress=False)
+        fit(network(), loss, records(8), plan_with(secure_mode=True), progress=False)
 
 
 def test_the_method_goes_through_json():

@@ -23,7 +23,7 @@ def test_views_are_averaged_before_the_norm_is_taken():
     model, x, y = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(6, 3), torch.randn(6, 2)
     capture = GradientCapture(model)
     torch.manual_seed(1)
-    with capture.recording(6):
+    with capture.capturing(6):
         average_over_views(loss, shifted, views=3)(model, x, y).sum().backward()
     measured = capture.squared_norms()
     capture.detach()

@@ -22,7 +22,7 @@ def test_sums_are_those_taken_afterwards(name, by, inner):
     clipping = GroupedClipping(by=by, inner=inner)
     expected = gradients(model, x, clipping=clipping, memory="fast")
     for chunks in (1, 2):
-        found = gradients(model, x, clipping=clipping, memory="block", chunks=chunks)
+        found = gradients(model, x, clipping=clipping, memory="groupwise", chunks=chunks)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -35,19 +35,19 @@ def test_what_was_kept_of_a_layer_is_gone_before_the_one_below_is_reached():
         [list(first.parameters()), list(last.parameters())], lambda squares, _: torch.ones_like(squares)
     )
     kept = []
-    with capture.recording(RECORDS, taking=blocks):
+    with capture.capturing(RECORDS, backward_strategy=blocks):
         hidden = model[1](first(batch_for("")))
-        hidden.register_hook(lambda _: kept.append((len(capture.uses()), set(blocks.sums))))
+        hidden.register_hook(lambda _: kept.append((len(capture.layer_calls()), set(blocks.sums))))
         last(hidden).square().sum().backward()
     assert kept == [(0, set(last.parameters()))]
-    assert capture.uses() == []
+    assert capture.layer_calls() == []
 
 
 def test_a_record_that_is_not_finite_adds_nothing():
     torch.manual_seed(0)
     model, x = MODELS["perceptron"](), batch_for("")
     x[2] = torch.inf
-    found = gradients(model, x, clipping=GroupedClipping(), memory="block")
+    found = gradients(model, x, clipping=GroupedClipping(), memory="groupwise")
     expected = gradients(model, x[[0, 1, 3, 4]], clipping=GroupedClipping(), memory="fast")
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -57,7 +57,7 @@ def test_every_record_keeps_the_bound_alone():
     torch.manual_seed(0)
     model, x = MODELS["tied"](), batch_for("tied")
     for record in x.split(1):
-        found = gradients(model, record, clipping=GroupedClipping(), memory="block")
+        found = gradients(model, record, clipping=GroupedClipping(), memory="groupwise")
         assert torch.cat([part.flatten() for part in found]).norm() <= 0.3 * (1 + 1e-6)
 
 
@@ -65,9 +65,9 @@ def recorded(model, run):
     capture = GradientCapture(model)
     blocks = GroupwiseInBackward([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
     try:
-        with capture.recording(RECORDS, taking=blocks):
+        with capture.capturing(RECORDS, backward_strategy=blocks):
             run(model)
-        capture.add_taken_sums({})
+        capture.add_backward_sums({})
     finally:
         capture.detach()
 
@@ -103,7 +103,7 @@ def test_norms_of_a_recording_by_blocks_are_refused():
     model = nn.Linear(6, 3)
     capture = GradientCapture(model)
     blocks = GroupwiseInBackward([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
-    with capture.recording(RECORDS, taking=blocks):
+    with capture.capturing(RECORDS, backward_strategy=blocks):
         model(batch_for("")).square().sum().backward()
     with pytest.raises(PrivacyError, match="by its sums"):
         capture.squared_norms()
@@ -116,12 +116,12 @@ def test_calls_that_are_no_part_of_the_loss_are_left_out():
     for unused in (False, True):
         capture = GradientCapture(model)
         blocks = GroupwiseInBackward([list(model.parameters())], lambda squares, _: torch.ones_like(squares))
-        with capture.recording(RECORDS, taking=blocks):
+        with capture.capturing(RECORDS, backward_strategy=blocks):
             if unused:
                 model(x)
             model(x).square().sum().backward()
         into = {}
-        capture.add_taken_sums(into)
+        capture.add_backward_sums(into)
         sums.append(into[model.weight])
         capture.detach()
     torch.testing.assert_close(sums[0], sums[1])
@@ -133,7 +133,7 @@ def test_fit_takes_grouped_plans_only():
     def loss(model, x, y):
         return F.cross_entropy(model(x), y, reduction="none")
 
-    performance = PerformanceOptions(memory="block")
+    performance = PerformanceOptions(clipping_mode="groupwise")
     assert fit(model, loss, data, plan_of(GroupedClipping()), performance=performance, progress=False).steps == 1
-    with pytest.raises(InvalidArgument, match='memory="block"'):
+    with pytest.raises(InvalidArgument, match='clipping_mode="groupwise"'):
         fit(model, loss, data, plan_of(FlatClipping()), performance=performance, progress=False)

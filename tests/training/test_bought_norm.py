@@ -53,8 +53,8 @@ def released(features, *, share, seed=0, **changes):
         model, lambda model, x: model(x).sum(1), (features,), plan(**changes), progress=False, transcript=lines,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
         on_step=lambda _: moves.append((start - model.weight.detach()).double() * 50),
-        budget=AdaptiveBudget(epsilon=5.0, choose=choose, norm_share=share),
-        randomness=KeyedRNG(seed=seed, reproducible=True),
+        budget=AdaptiveBudget(epsilon=5.0, choose=choose, norm_budget_fraction=share),
+        rng=KeyedRNG(seed=seed, reproducible=True),
     )  # fmt: skip
     return moves[0], told, lines.events
 
@@ -63,10 +63,10 @@ def told_norms(features, *, share, count):
     """The norms that `count` steps on the same model release."""
     model = nn.Linear(features.shape[1], 1, bias=False)
     capture, found = GradientCapture(model), []
-    step = PrivateStep(capture, plan(steps=count), KeyedRNG(), norm=NormRelease(share=share))
+    step = PrivateStep(capture, plan(steps=count), KeyedRNG(), norm=NormRelease(budget_fraction=share))
     for number in range(count):
         (chunk,) = split_into_microbatches(np.arange(len(features)), step=number)
-        with step.recording(chunk):
+        with step.capturing(chunk):
             model(features).sum().backward()
         step.add(chunk)
         step.finish()
@@ -102,18 +102,20 @@ def test_the_norm_is_that_of_the_clipped_sum():
 
 def test_one_record_moves_sum_and_norm_by_no_more_than_the_joint_sensitivity():
     generator = torch.Generator().manual_seed(0)
-    bought = NormRelease(share=0.3)
+    bought = NormRelease(budget_fraction=0.3)
     for _ in range(200):
         total = torch.randn(6, generator=generator, dtype=torch.float64) * 3
         record = nn.functional.normalize(torch.randn(6, generator=generator, dtype=torch.float64), dim=0) * 0.5
-        mechanism = plan().at(0).mechanism
-        joint, norm = bought.joint(mechanism, [total])
-        _, other = bought.joint(mechanism, [total + record])
+        mechanism = plan().step_plan(0).mechanism
+        joint, norm = bought.joint_scale(mechanism, [total])
+        _, other = bought.joint_scale(mechanism, [total + record])
         moved = math.hypot(float(record.norm()), float(other - norm))
         assert moved <= joint.l2_sensitivity * (1 + 1e-12)
     # A record along the sum reaches it: the sensitivity is not larger than it need be.
-    _, other = bought.joint(mechanism, [total * (1 + 0.5 / total.norm())])
-    assert math.hypot(0.5, float(other - bought.joint(mechanism, [total])[1])) == pytest.approx(joint.l2_sensitivity)
+    _, other = bought.joint_scale(mechanism, [total * (1 + 0.5 / total.norm())])
+    assert math.hypot(0.5, float(other - bought.joint_scale(mechanism, [total])[1])) == pytest.approx(
+        joint.l2_sensitivity
+    )
 
 
 def test_loops_and_checkpoints_carry_the_norm(tmp_path):
@@ -131,7 +133,7 @@ def test_loops_and_checkpoints_carry_the_norm(tmp_path):
             noise_multiplier=8.0,
             max_grad_norm=0.5,
             clipping=QuantileClipping(count_noise=60.0),
-            budget=AdaptiveBudget(epsilon=5.0, delta=1e-5, choose=choose, norm_share=0.1),
+            budget=AdaptiveBudget(epsilon=5.0, delta=1e-5, choose=choose, norm_budget_fraction=0.1),
         )
         return engine, *parts
 
@@ -153,7 +155,7 @@ def test_loops_and_checkpoints_carry_the_norm(tmp_path):
     assert again == [first[2]]
 
 
-@pytest.mark.parametrize("changes", [{"clipping": AdaClip()}, {"secure_noise": True}])
+@pytest.mark.parametrize("changes", [{"clipping": AdaClip()}, {"secure_mode": True}])
 def test_sums_without_one_gaussian_are_refused_by_name(changes):
-    with pytest.raises(InvalidArgument, match="norm_share must be None"):
+    with pytest.raises(InvalidArgument, match="norm_budget_fraction must be None"):
         released(torch.zeros(9, 3), share=0.1, **changes)

@@ -117,7 +117,7 @@ def test_an_average_goes_on_as_if_it_had_never_stopped(rule):
         steps(nets[0], optimizer, None, 1, seed=step)
         averages[0].update(step)
         if step == 6:
-            averages[1].load_state(round_trip({"averaging": averages[0].state()})["averaging"])
+            averages[1].load_state_dict(round_trip({"averaging": averages[0].state_dict()})["averaging"])
         if step > 6:
             load_module(nets[1], module_state(nets[0]))
             averages[1].update(step)
@@ -218,14 +218,14 @@ def test_a_commitment_has_one_length_and_differs_by_key_step_and_batch():
     one, other = KeyedRNG(seed=1, reproducible=True), KeyedRNG()
     batch, empty = np.arange(5, dtype=np.int64), np.empty(0, dtype=np.int64)
     found = [
-        commit_to_batch(indices, step=step, randomness=randomness)
+        commit_to_batch(indices, step=step, rng=rng)
         for indices in (batch, empty)
         for step in (0, 1)
-        for randomness in (one, other)
+        for rng in (one, other)
     ]
     assert len(set(found)) == len(found)
     assert {len(text) for text in found} == {64}
-    again = commit_to_batch(batch, step=0, randomness=KeyedRNG(seed=1, reproducible=True))
+    again = commit_to_batch(batch, step=0, rng=KeyedRNG(seed=1, reproducible=True))
     assert again == found[0]
 
 

@@ -34,7 +34,7 @@ MIXING = {
     "mixup": lambda x: 0.5 * x + 0.5 * x.roll(1, 0),
     "mean": lambda x: 0.3 * x + 0.7 * x.mean(0),
     "weak mean": lambda x: x - 1e-6 * x.mean(0),
-    "standardised": lambda x: (x - x.mean(0)) / (x.std(0) + 1e-6),
+    "standardized": lambda x: (x - x.mean(0)) / (x.std(0) + 1e-6),
     "sorted": sorted_by_value,
     "flipped": lambda x: x.flip(0),
     "clipped at a far value of the batch": lambda x: x / x.abs().max() if bool((x.abs() > 1e4).any()) else x,
@@ -54,7 +54,7 @@ def test_a_row_that_depends_on_another_record_is_refused(name):
 
 KEEPING = {
     "scaled": lambda x: x / 255,
-    "normalised within each record": lambda x: (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-6),
+    "normalized within each record": lambda x: (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-6),
     "noisy": lambda x: x + 0.1 * torch.randn_like(x),
     "masked at random": lambda x: x * (torch.rand(x.shape) < 0.9),
     "with a position": lambda x: torch.cat([x, torch.ones(len(x), 1)], 1),

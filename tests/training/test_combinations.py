@@ -75,7 +75,7 @@ BATCHES = {
     "whole": {"sample_rate": 1.0},
     "shuffled": {"sample_rate": 0.5, **FIXED},
     "shuffled, add or remove": {"sample_rate": 0.5, "poisson_sampling": False},
-    "secure": {"sample_rate": 0.5, "secure_noise": True},
+    "secure": {"sample_rate": 0.5, "secure_mode": True},
     "users": {"sample_rate": 0.5, "privacy_unit": "user"},
     "noise falls": {"sample_rate": 0.5, "noise_multiplier": ExponentialSchedule(start=3.0, end=1.5, over=4)},
     "noise is listed": {"sample_rate": 0.5, "noise_multiplier": ListSchedule(values=(3.0, 2.0, 2.0, 1.5))},
@@ -95,7 +95,7 @@ BATCHES = {
 
 
 def correlated(strategy, participation, **options):
-    return {"noise": CorrelatedNoise(strategy=strategy, participation=participation), **options}
+    return {"correlated_noise": CorrelatedNoise(strategy=strategy, participation=participation), **options}
 
 
 CORRELATED = {
@@ -104,14 +104,14 @@ CORRELATED = {
         STRATEGIES["dense"], CyclicPoisson(groups=2, sample_rate=0.25), sample_rate=0.25
     ),
     "separation": correlated(
-        STRATEGIES["banded"], MinSeparation(separation=2), sample_rate=0.5, poisson_sampling=False
+        STRATEGIES["banded"], MinSeparation(min_separation=2), sample_rate=0.5, poisson_sampling=False
     ),
     "fixed, wrong epoch": correlated(
         STRATEGIES["banded"], FixedEpochOrder(steps_per_epoch=4), sample_rate=0.5, poisson_sampling=False
     ),
     "epochs, sampled": correlated(STRATEGIES["banded"], FixedEpochOrder(steps_per_epoch=2), sample_rate=0.5),
     "cycles, secure": correlated(
-        STRATEGIES["banded"], CyclicPoisson(groups=2, sample_rate=0.25), sample_rate=0.25, secure_noise=True
+        STRATEGIES["banded"], CyclicPoisson(groups=2, sample_rate=0.25), sample_rate=0.25, secure_mode=True
     ),
     "cycles, noise falls": correlated(
         STRATEGIES["banded"],
@@ -148,7 +148,7 @@ def refusal(clipping, setting, *, loop):
     if setting == "budget, shuffled":
         return InvalidArgument
     if clipping == "projected":
-        # Norms that are estimates have no bound: no noise but independent Gaussians was analysed with them, no
+        # Norms that are estimates have no bound: no noise but independent Gaussians was analyzed with them, no
         # relation but one record more or less; their Rényi divergence is infinite, so there is nothing for a filter to
         # add up; a loop of one's own has no losses to project.
         return InvalidArgument if setting in ("secure", "shuffled") or setting.startswith("budget") else None
@@ -199,7 +199,7 @@ def budget_of(setting):
 
 
 def units_of(setting):
-    return UnitAssignment(of=list(range(RECORDS)), count=RECORDS) if setting == "users" else None
+    return UnitAssignment(unit_ids=list(range(RECORDS)), num_units=RECORDS) if setting == "users" else None
 
 
 class Lines:
@@ -212,7 +212,7 @@ class Lines:
 
 def noise_of_first_step(the_plan):
     """Standard deviation of an entry of the first private gradient, by hand; None where the method scales its own."""
-    now = the_plan.at(0)
+    now = the_plan.step_plan(0)
     scale = now.noise_multiplier * now.max_grad_norm * now.neighboring_relation.sensitivity_factor
     if isinstance(the_plan.clipping, AdaClip):
         return None
@@ -220,7 +220,7 @@ def noise_of_first_step(the_plan):
         share = (now.noise_multiplier * now.neighboring_relation.sensitivity_factor / 2 / 30.0) ** 2
         scale /= math.sqrt(1 - share)
     if the_plan.mechanism is not None:
-        first = abs(noise_matrix(the_plan.noise.strategy)[0, 0])
+        first = abs(noise_matrix(the_plan.correlated_noise.strategy)[0, 0])
         scale *= first * the_plan.mechanism.sensitivity
     return scale / now.expected_batch_size
 
@@ -245,7 +245,7 @@ def in_fit(clipping, setting, data):
         transcript=lines,
         on_step=lambda done: moves.append((model.weight.detach() - before).double()),
         progress=False,
-        randomness=KeyedRNG(seed=7, reproducible=True),
+        rng=KeyedRNG(seed=7, reproducible=True),
         budget=budget_of(setting),
         units=units_of(setting),
     )
@@ -256,7 +256,7 @@ def in_fit(clipping, setting, data):
 
 def in_a_loop(clipping, setting, data):
     options = {"noise_multiplier": 2.0, "max_grad_norm": 0.5, **SETTINGS[setting]}
-    secure = options.pop("secure_noise", False)
+    secure = options.pop("secure_mode", False)
     options.pop("privacy_unit", None)
     options.setdefault("expected_batch_size", 8.0)
     model = nn.Linear(WIDTH, 30, bias=False)
@@ -272,7 +272,7 @@ def in_a_loop(clipping, setting, data):
         units=units_of(setting),
         **options,
     )
-    the_plan = engine.attached(model).plan
+    the_plan = engine.private_model(model).plan
     taken = 0
     while taken < STEPS:
         for x, y in loader:
@@ -288,8 +288,8 @@ def in_a_loop(clipping, setting, data):
 
 
 @cache
-def composed(event, relation):
-    return accounting.epsilon(event, 1e-5, relation=relation).upper
+def composed(event, neighboring_relation):
+    return accounting.epsilon(event, 1e-5, neighboring_relation=neighboring_relation).upper
 
 
 # An engine has one rate, from its loader.
@@ -304,14 +304,14 @@ WAYS = [
 def check_training(clipping, setting, *, loop):
     claimed, events, the_plan = (in_a_loop if loop else in_fit)(clipping, setting, Records())
     charged = Composed(events=tuple(event for event in events if not isinstance(event, NoOp)))
-    realised = composed(charged, the_plan.neighboring_relation)
+    realized = composed(charged, the_plan.neighboring_relation)
     if budget_of(setting) is not None:
-        assert realised <= claimed == 50.0
+        assert realized <= claimed == 50.0
     else:
-        assert claimed == pytest.approx(realised, rel=1e-6)
+        assert claimed == pytest.approx(realized, rel=1e-6)
         if not loop:
             assert claimed == pytest.approx(the_plan.guarantee().epsilon, rel=1e-6)
-    assert 0 < realised < math.inf
+    assert 0 < realized < math.inf
 
 
 def allowed(setting, *, loop):
@@ -346,7 +346,7 @@ def test_no_class_is_left_out():
     assert {type(one) for one in CLIPPINGS.values()} == {
         kind for kind in Clipping.__subclasses__() if kind.__module__.startswith("sordino.")
     }
-    noises = [options["noise"] for options in CORRELATED.values()]
+    noises = [options["correlated_noise"] for options in CORRELATED.values()]
     assert {type(noise.strategy) for noise in noises} == {
         BandedInverse, BandedToeplitz, BinaryTree, BufferedToeplitz, DenseStrategy, IndependentNoise
     }  # fmt: skip

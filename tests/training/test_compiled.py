@@ -35,7 +35,7 @@ def trained(model: nn.Module, *, compile: bool, **changes: object) -> Tensor:
         data,
         Plan(**{**values, **changes}),
         performance=PerformanceOptions(compile=compile),
-        randomness=KeyedRNG(seed=3, reproducible=True),
+        rng=KeyedRNG(seed=3, reproducible=True),
         progress=False,
     )
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -57,7 +57,7 @@ def test_compiled_training_ends_where_ordinary_training_does() -> None:
     [
         ({"clipping": QuantileClipping(count_noise=5.0)}, "bounds that adapt"),
         ({"max_grad_norm": ExponentialSchedule(start=1.0, end=0.5)}, "schedule of max_grad_norm"),
-        ({"secure_noise": True}, "secure_noise"),
+        ({"secure_mode": True}, "secure_mode"),
     ],
 )
 def test_plans_that_cant_be_compiled_are_refused_by_name(changes: dict[str, object], reason: str) -> None:

@@ -69,7 +69,7 @@ def test_noise_is_added_once_with_its_declared_variance_and_is_the_same_everywhe
 def test_adaptive_bounds_whole_numbers_and_correlated_noise_are_of_one_mind(tmp_path):
     for more in (
         {"clipping": "quantile", "plan": {"noise_multiplier": 0.5, "steps": 4}},
-        {"plan": {"noise_multiplier": 0.5, "secure_noise": True, "steps": 2}},
+        {"plan": {"noise_multiplier": 0.5, "secure_mode": True, "steps": 2}},
         {"correlated": True, "plan": {"noise_multiplier": 0.5, "steps": 4, "sample_rate": 0.5}},
     ):
         found = run(tmp_path, 2, seed=7, **more)
@@ -89,9 +89,9 @@ def test_steps_without_records_are_steps_everywhere(tmp_path):
 
 def test_a_run_is_written_once_and_goes_on_with_another_number_of_processes(tmp_path):
     plan = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 8}
-    run(tmp_path, 2, run="run", every=2, stop=5, plan=plan)
+    run(tmp_path, 2, run="run_folder", every=2, stop=5, plan=plan)
     assert len(list(RunFolder.open(tmp_path / "run"))) == 5
-    found = run(tmp_path, 3, run="resume", plan=plan)
+    found = run(tmp_path, 3, run="resume_from", plan=plan)
     assert [one["steps"] for one in found] == [8, 8, 8]
     assert len({one["epsilon"] for one in found}) == 1
     # Five steps, and those from the checkpoint after the fourth again.
@@ -136,7 +136,12 @@ def test_an_own_loop_draws_one_logical_batch_and_charges_it_once(tmp_path):
 
 def test_of_a_budget_that_adapts_the_first_process_decides_for_all(tmp_path):
     """Where each used a scale of its own, two models with one noise would give the sum away."""
-    settings = {"seed": 5, "budget": 4.0, "norm_share": 0.1, "plan": {"noise_multiplier": 2.0, "sample_rate": 0.5}}
+    settings = {
+        "seed": 5,
+        "budget": 4.0,
+        "norm_budget_fraction": 0.1,
+        "plan": {"noise_multiplier": 2.0, "sample_rate": 0.5},
+    }
     settings["plan"]["steps"] = 40
     (alone,) = run(tmp_path, 0, **settings)
     assert 3 < alone["steps"] < 40
@@ -152,9 +157,9 @@ def test_a_budget_goes_on_where_it_was_and_ends_own_loops_together(tmp_path):
     ledger = Ledger(tmp_path / "ledger.db")
     ledger.create()
     account = ledger.declare("records", epsilon=16.0, delta=3e-5)
-    run(tmp_path, 2, run="run", every=2, stop=3, plan=plan, budget=8.0, epsilon=8.0)
+    run(tmp_path, 2, run="run_folder", every=2, stop=3, plan=plan, budget=8.0, epsilon=8.0)
     once = account.spent().epsilon
-    found = run(tmp_path, 3, run="resume", plan=plan, budget=8.0, epsilon=8.0)
+    found = run(tmp_path, 3, run="resume_from", plan=plan, budget=8.0, epsilon=8.0)
     assert len({one["steps"] for one in found}) == 1
     assert 3 < found[0]["steps"] < 40
     assert len(list(RunFolder.open(tmp_path / "run"))) == found[0]["steps"] + 1
@@ -178,7 +183,7 @@ def test_processes_with_different_data_are_refused_everywhere(tmp_path):
 def test_a_launcher_without_a_process_group_is_refused_before_data(tmp_path):
     """Each process would train a model of its own, with its own noise and its own bill."""
     script = "import sys; sys.path.insert(0, sys.argv[1]); import ranks; x, y = ranks.records(); "
-    script += "ranks.fit(ranks.net(), ranks.loss, (x, y), ranks.plan_of({}), progress=False, run=sys.argv[2])"
+    script += "ranks.fit(ranks.net(), ranks.loss, (x, y), ranks.plan_of({}), progress=False, run_folder=sys.argv[2])"
     done = subprocess.run(
         [sys.executable, "-c", script, str(WORKER.parent), str(tmp_path / "run")],
         capture_output=True,
@@ -196,12 +201,14 @@ def test_a_launcher_without_a_process_group_is_refused_before_data(tmp_path):
 def test_chunks_of_all_processes_hold_each_record_once_and_are_as_many_where_they_must(records, evenly):
     indices = np.arange(100, 100 + records)
     all_chunks = [
-        DistributedContext(number=number, count=3).chunks(indices, step=5, microbatch_size=2, evenly=evenly)
+        DistributedContext(rank=number, world_size=3).local_microbatches(
+            indices, step=5, microbatch_size=2, evenly=evenly
+        )
         for number in range(3)
     ]
     assert sorted(np.concatenate([chunk.indices for chunks in all_chunks for chunk in chunks])) == indices.tolist()
     for chunks in all_chunks:
-        assert [chunk.chunk for chunk in chunks] == list(range(len(chunks)))
+        assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
         assert [chunk.is_last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
         assert {chunk.step for chunk in chunks} == {5}
     if evenly:
@@ -249,17 +256,17 @@ def test_when_one_process_is_killed_the_others_end_and_the_run_goes_on_with_anot
     account = ledger.declare("records", epsilon=1000.0, delta=1e-5)
     plan = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 8}
     halt = {"rank": victim, "after": 5}
-    kill_within_a_step(tmp_path, processes, run="run", every=2, plan=plan, epsilon=1000.0, halt=halt)
+    kill_within_a_step(tmp_path, processes, run="run_folder", every=2, plan=plan, epsilon=1000.0, halt=halt)
     others = [json.loads(file.read_text()) for file in tmp_path.glob("rank*.json")]
     assert len(others) == processes - 1
     for one in others:
         assert one["error"] == "SordinoError"
         assert "one that is gone" in one["message"]
-        assert "resume=" in one["message"]
+        assert "resume_from=" in one["message"]
     # The step that was cut off is charged in both places: its records were read.
     assert len(list(RunFolder.open(tmp_path / "run"))) == 6
     assert account.spent().epsilon == pytest.approx(bill(ledger, tmp_path / "run", "six"))
-    found = run(tmp_path, 5 - processes, run="resume", every=2, plan=plan, epsilon=1000.0)
+    found = run(tmp_path, 5 - processes, run="resume_from", every=2, plan=plan, epsilon=1000.0)
     assert [one["steps"] for one in found] == [8] * (5 - processes)
     # Six steps, and those after the checkpoint of the fourth again: no step was paid for twice, and none forgotten.
     assert len(list(RunFolder.open(tmp_path / "run"))) == 10

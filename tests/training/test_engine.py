@@ -185,8 +185,8 @@ def test_the_rdp_accountant_is_at_least_the_tight_one_and_both_meet_their_target
 def test_the_guarantee_names_what_it_rests_on():
     engine = PrivacyEngine(seed=1, reproducible=True)
     train(*private(engine=engine, batch_size=16, noise_multiplier=1.0))
-    sentence = engine.guarantee(DELTA).sentence()
-    for part in ("Poisson sampling at rate 0.25", "add or remove one", "one example", "not for release", "public"):
+    sentence = engine.guarantee(DELTA).describe()
+    for part in ("Poisson sampling at rate 0.25", "add or remove one", "one record", "not for release", "public"):
         assert part in sentence
 
 
@@ -264,19 +264,19 @@ def test_microbatches_give_the_same_training_as_whole_batches_with_any_optimizer
         assert relative_error(one.detach(), other.detach()) < 1e-4
 
 
-@pytest.mark.parametrize("relation", list(NeighboringRelation))
-def test_noise_of_the_declared_scale_passes_and_one_5_percent_off_is_caught(relation):
+@pytest.mark.parametrize("neighboring_relation", list(NeighboringRelation))
+def test_noise_of_the_declared_scale_passes_and_one_5_percent_off_is_caught(neighboring_relation):
     torch.manual_seed(0)
     model = nn.Linear(500, 400)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    options = {"noise_multiplier": 1.5, "max_grad_norm": 0.8, "neighboring_relation": relation}
+    options = {"noise_multiplier": 1.5, "max_grad_norm": 0.8, "neighboring_relation": neighboring_relation}
     _, _, loader = private(model, optimizer, TensorDataset(torch.zeros(32, 500)), 4, **options)
     for (features,) in loader:
         (0 * model(features)).sum(1).mean().backward()
         optimizer.step()
         break
     noise = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
-    stddev = 1.5 * 0.8 * relation.sensitivity_factor / 4
+    stddev = 1.5 * 0.8 * neighboring_relation.sensitivity_factor / 4
     ratio = float(noise.square().mean().sqrt()) / stddev
     # 200 400 draws: the standard error of the ratio is 0.16 %.
     assert abs(ratio - 1) < 0.01
@@ -483,7 +483,7 @@ def test_a_generator_learns_through_a_private_critic():
     _, _, loader = private(critic, descent, batch_size=16, noise_multiplier=1.0, engine=engine)
     start = [parameter.clone() for parameter in generator.parameters()]
     for real, _ in loader:
-        made_up = engine.public(generator(torch.randn(len(real), 2)).detach())
+        made_up = engine.mark_public(generator(torch.randn(len(real), 2)).detach())
         (F.softplus(-critic(real)) + F.softplus(critic(made_up))).mean().backward()
         descent.step()
         critic.eval().requires_grad_(False)

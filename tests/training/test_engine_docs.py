@@ -26,7 +26,7 @@ def test_the_migration_page_runs_from_top_to_bottom(capsys):
         r"^```python\n(.*?)^```", (DOCS / "migrating-from-opacus.md").read_text(), re.MULTILINE | re.DOTALL
     )
     exec(compile("\n".join(blocks), "migrating-from-opacus.md", "exec"), {})
-    assert "differentially private: unit one example" in capsys.readouterr().out
+    assert "differentially private: unit one record" in capsys.readouterr().out
 
 
 def test_the_performance_page_runs_from_top_to_bottom():

@@ -52,7 +52,7 @@ def take(parts, *, most=None, loss=None):
         optimizer.zero_grad()
         loss(batch).backward()
         optimizer.step()
-        if loader.ends_step:
+        if loader.is_last_microbatch:
             rows.append(torch.cat([p.grad.flatten() for p in model.parameters()]).double())
         if most is not None and len(rows) == most:
             break
@@ -81,10 +81,10 @@ def wide():
     ids=["cycles", "epochs", "epochs, replace one"],
 )
 def test_the_strategy_whitens_what_a_loop_adds_also_over_a_checkpoint(noise, options, tmp_path):
-    first = private(wide(), silent(), noise=noise, **options)
+    first = private(wide(), silent(), correlated_noise=noise, **options)
     rows = take(first, most=5)
     first[0].save_checkpoint(path=tmp_path / "a.safetensors", module=first[1])
-    second = private(wide(), silent(), noise=noise, **options)
+    second = private(wide(), silent(), correlated_noise=noise, **options)
     second[0].load_checkpoint(path=tmp_path / "a.safetensors", module=second[1])
     while len(rows) < STEPS:
         rows += take(second)
@@ -92,7 +92,7 @@ def test_the_strategy_whitens_what_a_loop_adds_also_over_a_checkpoint(noise, opt
     released = torch.stack(rows).numpy() * expected_batch
     white = noise.strategy.matrix() @ released
     factor = 2.0 if "neighboring_relation" in options else 1.0
-    scale = 1.5 * 0.5 * factor * second[0].attached(second[1]).plan.mechanism.sensitivity
+    scale = 1.5 * 0.5 * factor * second[0].private_model(second[1]).plan.mechanism.sensitivity
     # 72 000 draws: 3 % is eleven standard errors, a scale 5 % off fails.
     assert white.std() == pytest.approx(scale, rel=0.03)
     assert white.std() != pytest.approx(scale * 1.05, rel=0.03)
@@ -100,7 +100,7 @@ def test_the_strategy_whitens_what_a_loop_adds_also_over_a_checkpoint(noise, opt
     assert np.abs(np.corrcoef(released) - np.eye(STEPS)).max() > 0.2
     with pytest.raises(NonPrivateStep, match="at most 12 batches"):
         take(second)
-    whole = second[0].attached(second[1]).plan.guarantee().epsilon
+    whole = second[0].private_model(second[1]).plan.guarantee().epsilon
     assert second[0].get_epsilon(1e-5) == pytest.approx(whole, rel=1e-9)
 
 
@@ -111,7 +111,7 @@ def identified(count=64):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_keep_the_participation_also_when_an_epoch_is_broken_off(workers):
-    parts = private(nn.Linear(1, 1), identified(), noise=CYCLES, num_workers=workers)
+    parts = private(nn.Linear(1, 1), identified(), correlated_noise=CYCLES, num_workers=workers)
     loader, step = parts[3], 0
     for most in (3, 1, 8):
         for place, (ids,) in enumerate(loader):
@@ -127,7 +127,7 @@ def test_batches_keep_the_participation_also_when_an_epoch_is_broken_off(workers
 
 def test_cycles_are_charged_ahead_and_a_ledger_is_asked_for_the_whole_run(tmp_path):
     account = Ledger(tmp_path / "privacy.db").declare("records", epsilon=9.0, delta=1e-5, policy="renyi")
-    parts = private(nn.Linear(1, 1), identified(), noise=CYCLES, engine=PrivacyEngine(ledger=account))
+    parts = private(nn.Linear(1, 1), identified(), correlated_noise=CYCLES, engine=PrivacyEngine(ledger=account))
     take(parts, most=1)
     one = parts[0].event()
     take(parts, most=3)
@@ -137,11 +137,11 @@ def test_cycles_are_charged_ahead_and_a_ledger_is_asked_for_the_whole_run(tmp_pa
     assert account.spent().epsilon >= parts[0].get_epsilon(1e-5) * (1 - 1e-9)
     small = Ledger(tmp_path / "small.db").declare("records", epsilon=0.01, delta=1e-5)
     with pytest.raises(BudgetExceeded):
-        private(nn.Linear(1, 1), identified(), noise=CYCLES, engine=PrivacyEngine(ledger=small))
+        private(nn.Linear(1, 1), identified(), correlated_noise=CYCLES, engine=PrivacyEngine(ledger=small))
 
 
 def test_two_loops_over_one_loader_are_refused_with_correlated_noise():
-    parts = private(nn.Linear(1, 1), identified(), noise=CYCLES)
+    parts = private(nn.Linear(1, 1), identified(), correlated_noise=CYCLES)
     one, two = iter(parts[3]), iter(parts[3])
     next(one)
     (ids,) = next(two)
@@ -153,18 +153,21 @@ def test_two_loops_over_one_loader_are_refused_with_correlated_noise():
 
 
 def test_steps_that_come_twice_are_paid_twice(tmp_path):
-    first = private(wide(), silent(), noise=CYCLES)
+    first = private(wide(), silent(), correlated_noise=CYCLES)
     take(first, most=4)
     first[0].save_checkpoint(path=tmp_path / "old.safetensors", module=first[1])
     take(first, most=3)
     first[0].save_checkpoint(path=tmp_path / "new.safetensors", module=first[1])
-    clean, twice = private(wide(), silent(), noise=CYCLES), private(wide(), silent(), noise=CYCLES)
+    clean, twice = (
+        private(wide(), silent(), correlated_noise=CYCLES),
+        private(wide(), silent(), correlated_noise=CYCLES),
+    )
     clean[0].load_checkpoint(path=tmp_path / "new.safetensors", module=clean[1])
     twice[0].load_checkpoint(path=tmp_path / "old.safetensors", module=twice[1])
     for parts, left in ((clean, 5), (twice, 8)):
         while left:
             left -= len(take(parts, most=left))
-    plan = clean[0].attached(clean[1]).plan
+    plan = clean[0].private_model(clean[1]).plan
     assert clean[0].get_epsilon(1e-5) == pytest.approx(plan.guarantee().epsilon, rel=1e-9)
     # Two cycles were charged when the newer one was saved; from step 4 on all comes again.
     branch = Composed(events=(plan.event(7), plan.mechanism.branch_event(4)))
@@ -184,10 +187,10 @@ def test_an_engine_chooses_correlated_noise_for_a_target():
         target_delta=1e-5,
         epochs=3,
         max_grad_norm=1.0,
-        noise="auto",
+        correlated_noise="auto",
     )
-    plan = engine.attached(model).plan
-    assert plan.noise is not None
+    plan = engine.private_model(model).plan
+    assert plan.correlated_noise is not None
     assert 7.99 < plan.guarantee().epsilon <= 8.0
     assert len(loader) == 8
     assert "cyclic" in engine.guarantee(1e-5).sampler
@@ -232,14 +235,14 @@ def moved(data, units, *, reduction="mean", **options):
         return values.mean() if reduction == "mean" else values.sum()
 
     (row,) = take(parts, loss=loss)
-    return row * units.count
+    return row * units.num_units
 
 
 def slow(data, units, bound=0.5):
     """Plain autograd, unit by unit."""
     total = torch.zeros(26, dtype=torch.float64)
-    for unit in range(units.count):
-        rows = np.flatnonzero(unit == np.asarray(units.of))[: units.most_records]
+    for unit in range(units.num_units):
+        rows = np.flatnonzero(unit == np.asarray(units.unit_ids))[: units.max_records_per_unit]
         if len(rows):
             model = network()
             values = squares(model, (data[0][rows], data[1][rows]))
@@ -255,7 +258,7 @@ def slow(data, units, bound=0.5):
 )
 @pytest.mark.parametrize("microbatch_size", [None, 1, 3])
 def test_a_unit_in_a_loop_is_the_gradient_of_its_records_clipped_once(combine, most, microbatch_size, reduction):
-    units = UnitAssignment(of=OF, count=7, most_records=most, combine=combine)
+    units = UnitAssignment(unit_ids=OF, num_units=7, max_records_per_unit=most, combine=combine)
     found = moved(records(), units, microbatch_size=microbatch_size, reduction=reduction)
     assert torch.allclose(found, slow(records(), units), atol=2e-5)
 
@@ -267,19 +270,21 @@ def test_a_unit_in_a_loop_moves_a_step_by_at_most_the_bound(clipping, scale):
     data = records()
     data = data[0] * scale, data[1]
     kept = np.asarray(OF) != 4
-    whole = moved(data, UnitAssignment(of=OF, count=7), clipping=clipping)
+    whole = moved(data, UnitAssignment(unit_ids=OF, num_units=7), clipping=clipping)
     rest = moved(
-        tuple(part[kept] for part in data), UnitAssignment(of=np.asarray(OF)[kept], count=7), clipping=clipping
+        tuple(part[kept] for part in data),
+        UnitAssignment(unit_ids=np.asarray(OF)[kept], num_units=7),
+        clipping=clipping,
     )
     assert float((whole - rest).norm()) <= 0.5 * (1 + 1e-5)
     broken = data[0].clone(), data[1].clone()
     broken[1][8] = math.inf
-    silent_unit = moved(broken, UnitAssignment(of=OF, count=7), clipping=clipping)
+    silent_unit = moved(broken, UnitAssignment(unit_ids=OF, num_units=7), clipping=clipping)
     assert torch.allclose(silent_unit, rest, atol=1e-6), "not finite in one record: all of the unit is silent"
 
 
 def test_bounds_that_adapt_count_units_and_go_on_over_a_checkpoint(tmp_path):
-    units, data = UnitAssignment(of=OF, count=7), TensorDataset(*records())
+    units, data = UnitAssignment(unit_ids=OF, num_units=7), TensorDataset(*records())
     clipping = QuantileClipping(count_noise=5.0, learning_rate=1.0)
 
     def made():
@@ -288,13 +293,13 @@ def test_bounds_that_adapt_count_units_and_go_on_over_a_checkpoint(tmp_path):
     first = made()
     for _ in range(4):
         take(first, loss=lambda batch: squares(first[1], batch).mean())
-    before = first[0].attached(first[1]).session.step.state()["bounds"]["bounds"]
+    before = first[0].private_model(first[1]).session.step.state_dict()["bounds"]["bounds"]
     assert before != [0.5]
     first[0].save_checkpoint(path=tmp_path / "a.safetensors", module=first[1])
     second = made()
     second[0].load_checkpoint(path=tmp_path / "a.safetensors", module=second[1])
     seen = []
-    bounds = second[0].attached(second[1]).session.step.bounds
+    bounds = second[0].private_model(second[1]).session.step.bounds
     for batch in second[3]:
         squares(second[1], batch).mean().backward()
         seen.append(bounds.state_dict()["bounds"])
@@ -305,21 +310,21 @@ def test_bounds_that_adapt_count_units_and_go_on_over_a_checkpoint(tmp_path):
 def test_users_are_drawn_and_named_in_the_guarantee():
     of = np.repeat(np.arange(200), 3)
     data = TensorDataset(torch.arange(600.0)[:, None])
-    parts = private(nn.Linear(1, 1), data, units=UnitAssignment(of=of, count=200), batch_size=60)
+    parts = private(nn.Linear(1, 1), data, units=UnitAssignment(unit_ids=of, num_units=200), batch_size=60)
     for (ids,) in parts[3]:
         owners, counts = np.unique(of[ids.flatten().long().numpy()], return_counts=True)
         assert set(counts) == {3}
         assert 2 <= len(owners) <= 60
     guarantee = parts[0].guarantee(1e-5)
-    assert guarantee.unit is PrivacyUnit.USER
-    assert "unit one user" in guarantee.sentence()
+    assert guarantee.privacy_unit is PrivacyUnit.USER
+    assert "unit one user" in guarantee.describe()
     assert guarantee.sampler == "Poisson sampling at rate 0.1"
-    assert parts[0].attached(parts[1]).plan.at(0).expected_batch_size == pytest.approx(20.0)
+    assert parts[0].private_model(parts[1]).plan.step_plan(0).expected_batch_size == pytest.approx(20.0)
     with pytest.raises(InvalidArgument, match="privacy_unit must be the same"):
         private(nn.Linear(1, 1), data, engine=parts[0])
 
 
-def test_micro_batches_are_units_of_neighbouring_records_under_replace_one():
+def test_micro_batches_are_units_of_neighboring_records_under_replace_one():
     data, units = records(12), record_groups(12, size=3)
     found = moved(data, units, neighboring_relation="replace_one")
     assert torch.allclose(found, slow(data, units), atol=2e-5)
@@ -359,7 +364,7 @@ def test_a_loop_ends_when_its_budget_is_spent_and_the_last_model_stands():
     for _ in range(20):
         taken += len(take(parts, loss=loss))
     # Seven steps by the Gaussian filter, see test_policies_adaptive.py.
-    assert (taken, engine.budget_spent) == (7, True)
+    assert (taken, engine.budget_exhausted) == (7, True)
     assert data.read - before == 7 * 60
     assert engine.event() == SelfComposed(event=Gaussian(noise_multiplier=10.0), count=7)
     guarantee = engine.guarantee(1e-5)
@@ -410,7 +415,7 @@ def test_checkpoints_and_resumes_share_one_budget(tmp_path):
         again[0].load_checkpoint(path=tmp_path / f"{name}.safetensors", module=again[1])
         seen.clear()
         taken = sum(len(take(again)) for _ in range(9))
-        assert (taken, again[0].budget_spent) == (left, True)
+        assert (taken, again[0].budget_exhausted) == (left, True)
         assert seen[0][0] == (4 if name == "b" else 3)
         assert seen[0][1] == pytest.approx(1 - 4 * 0.01 * 3.730631635**2, rel=1e-6)
         assert seen[0][2] is not None
@@ -448,34 +453,54 @@ def test_a_ledger_holds_the_budget_before_the_first_batch_and_what_a_resume_coul
     [
         ({"budget": budget(), "num_workers": 1}, InvalidArgument, "num_workers must be one of"),
         ({"budget": budget(delta=None)}, InvalidArgument, "delta must be given in the budget"),
-        ({"budget": budget(), "noise": CYCLES}, InvalidArgument, "budget must be None with correlated noise"),
+        (
+            {"budget": budget(), "correlated_noise": CYCLES},
+            InvalidArgument,
+            "budget must be None with correlated noise",
+        ),
         (
             {"budget": budget(), "poisson_sampling": False, "neighboring_relation": "replace_one"},
             InvalidArgument,
             "budget must be None with correlated noise or without Poisson sampling",
         ),
         ({"budget": budget(filter="gaussian")}, InvalidArgument, "filter must be renyi with sampled batches"),
-        ({"noise": CYCLES, "clipping": AdaClip()}, InvalidArgument, "fixed bound with correlated noise"),
-        ({"noise": CYCLES, "clipping": QuantileClipping(count_noise=9.0)}, InvalidArgument, "QuantileClipping"),
-        ({"noise": CYCLES, "noise_multiplier": LinearSchedule(start=2.0, end=1.0)}, InvalidArgument, "got a schedule"),
-        ({"noise": CYCLES, "batch_size": 16}, InvalidArgument, "sample_rate must be that of the noise's"),
-        ({"noise": CYCLES, "poisson_sampling": False}, UnknownSampler, "Pass poisson_sampling=True"),
-        ({"noise": EPOCHS}, UnknownSampler, "participation must be CyclicPoisson with Poisson sampling"),
-        ({"noise": EPOCHS, "poisson_sampling": False}, UnknownSampler, "FixedEpochOrder"),
-        ({"noise": "auto"}, InvalidArgument, "make_private_with_epsilon"),
-        ({"noise": CYCLES, "engine": PrivacyEngine(secure_mode=True)}, InvalidArgument, "secure_noise must be False"),
+        ({"correlated_noise": CYCLES, "clipping": AdaClip()}, InvalidArgument, "fixed bound with correlated noise"),
+        (
+            {"correlated_noise": CYCLES, "clipping": QuantileClipping(count_noise=9.0)},
+            InvalidArgument,
+            "QuantileClipping",
+        ),
+        (
+            {"correlated_noise": CYCLES, "noise_multiplier": LinearSchedule(start=2.0, end=1.0)},
+            InvalidArgument,
+            "got a schedule",
+        ),
+        ({"correlated_noise": CYCLES, "batch_size": 16}, InvalidArgument, "sample_rate must be that of the noise's"),
+        ({"correlated_noise": CYCLES, "poisson_sampling": False}, UnknownSampler, "Pass poisson_sampling=True"),
+        ({"correlated_noise": EPOCHS}, UnknownSampler, "participation must be CyclicPoisson with Poisson sampling"),
+        ({"correlated_noise": EPOCHS, "poisson_sampling": False}, UnknownSampler, "FixedEpochOrder"),
+        ({"correlated_noise": "auto"}, InvalidArgument, "make_private_with_epsilon"),
+        (
+            {"correlated_noise": CYCLES, "engine": PrivacyEngine(secure_mode=True)},
+            InvalidArgument,
+            "secure_mode must be False",
+        ),
         ({"clipping": ProjectedClipping(projections=50)}, InvalidArgument, "exact norms in a loop of your own"),
         (
-            {"units": UnitAssignment(of=[0] * 64, count=1), "clipping": AdaClip()},
+            {"units": UnitAssignment(unit_ids=[0] * 64, num_units=1), "clipping": AdaClip()},
             InvalidArgument,
             "units must be None with Ada",
         ),
         (
-            {"units": UnitAssignment(of=[0] * 64, count=1), "engine": PrivacyEngine(secure_mode=True)},
+            {"units": UnitAssignment(unit_ids=[0] * 64, num_units=1), "engine": PrivacyEngine(secure_mode=True)},
             InvalidArgument,
             "units must be None with secure noise",
         ),
-        ({"units": UnitAssignment(of=[0] * 9, count=1)}, InvalidArgument, "one unit per record of the data set"),
+        (
+            {"units": UnitAssignment(unit_ids=[0] * 9, num_units=1)},
+            InvalidArgument,
+            "one unit per record of the data set",
+        ),
     ],
 )
 def test_unsound_combinations_are_refused_before_a_record_is_read(options, error, words):

@@ -62,8 +62,8 @@ def bare_number_in_a_tensor(model, batch, state):
 
 
 def copy_by_constructor(model, batch, state):
-    centre = torch.tensor(batch[0].mean(0))
-    return F.cross_entropy(model(batch[0] - centre), batch[1])
+    center = torch.tensor(batch[0].mean(0))
+    return F.cross_entropy(model(batch[0] - center), batch[1])
 
 
 def copy_of_the_output(model, batch, state):
@@ -90,20 +90,20 @@ def weights_of_records_filled_in(model, batch, state):
 
 
 def written_to_by_out(model, batch, state):
-    centre = torch.empty(3)
+    center = torch.empty(3)
     out = model(batch[0])
-    torch.mean(out.detach(), 0, out=centre)
-    return F.cross_entropy(out - centre, batch[1])
+    torch.mean(out.detach(), 0, out=center)
+    return F.cross_entropy(out - center, batch[1])
 
 
 # --- later batches ------------------------------------------------------------------------------------------------
 
 
-def centre_in_place(model, batch, state):
-    centre = state.setdefault("centre", torch.zeros(3))
+def center_in_place(model, batch, state):
+    center = state.setdefault("center", torch.zeros(3))
     out = model(batch[0])
-    loss = F.cross_entropy(out - centre, batch[1])
-    centre.mul_(0.9).add_(out.detach().mean(0), alpha=0.1)
+    loss = F.cross_entropy(out - center, batch[1])
+    center.mul_(0.9).add_(out.detach().mean(0), alpha=0.1)
     return loss
 
 
@@ -117,15 +117,15 @@ def queue(model, batch, state):
 
 def memory_by_constructor(model, batch, state):
     out = model(batch[0])
-    loss = F.cross_entropy(out - state.get("centre", torch.zeros(3)), batch[1])
-    state["centre"] = torch.tensor(out.detach().mean(0))
+    loss = F.cross_entropy(out - state.get("center", torch.zeros(3)), batch[1])
+    state["center"] = torch.tensor(out.detach().mean(0))
     return loss
 
 
 def memory_by_numpy(model, batch, state):
     out = model(batch[0])
-    loss = F.cross_entropy(out - state.get("centre", torch.zeros(3)), batch[1])
-    state["centre"] = torch.from_numpy(out.detach().mean(0).numpy().copy())
+    loss = F.cross_entropy(out - state.get("center", torch.zeros(3)), batch[1])
+    state["center"] = torch.from_numpy(out.detach().mean(0).numpy().copy())
     return loss
 
 
@@ -139,7 +139,7 @@ def average_of_losses(model, batch, state):
 # --- modules ------------------------------------------------------------------------------------------------------
 
 
-class Centred(nn.Module):
+class Centered(nn.Module):
     """Keeps what it saw in attributes; `shift` is what a loop may put there."""
 
     def __init__(self):
@@ -149,13 +149,13 @@ class Centred(nn.Module):
 
     def forward(self, x):
         out = self.body(x - self.shift) - self.running
-        self.hidden, self.centre = out.detach(), out.detach().mean(0)
+        self.hidden, self.center = out.detach(), out.detach().mean(0)
         return out
 
 
-def centre_from_an_attribute(model, batch, state):
+def center_from_an_attribute(model, batch, state):
     out = model(batch[0])
-    return F.cross_entropy(out - model.centre, batch[1])
+    return F.cross_entropy(out - model.center, batch[1])
 
 
 def mean_of_an_attribute(model, batch, state):
@@ -199,16 +199,16 @@ CASES = [
     (weights_filled_in, linear, {}),
     (weights_of_records_filled_in, linear, {}),
     (written_to_by_out, linear, {}),
-    (centre_in_place, linear, {}),
+    (center_in_place, linear, {}),
     (queue, linear, {}),
     (memory_by_constructor, linear, {}),
     (memory_by_numpy, linear, {}),
     (average_of_losses, linear, {}),
-    (centre_from_an_attribute, Centred, {}),
-    (mean_of_an_attribute, Centred, {}),
-    (buffer_written_by_the_loop, Centred, {}),
-    (attribute_set_by_the_loop, Centred, {}),
-    (attribute_of_the_batch_before, Centred, {}),
+    (center_from_an_attribute, Centered, {}),
+    (mean_of_an_attribute, Centered, {}),
+    (buffer_written_by_the_loop, Centered, {}),
+    (attribute_set_by_the_loop, Centered, {}),
+    (attribute_of_the_batch_before, Centered, {}),
 ]
 
 

@@ -163,7 +163,7 @@ def test_a_loop_that_was_interrupted_goes_on_with_the_same_batch_and_its_sum_is_
     for parameter, total in zip(model.parameters(), expected, strict=True):
         assert relative_error(parameter.grad * 20, total) < 1e-5
     assert engine.event() is not None
-    assert loader.ends_step
+    assert loader.is_last_microbatch
 
 
 def test_a_batch_is_given_again_a_few_times_only():
@@ -182,7 +182,7 @@ def test_parts_taken_one_by_one_are_one_batch_after_another():
     ends = []
     for _ in range(3 * num_microbatches(batch_bound(16.0, 32), 4)):
         step(model, optimizer, next(iter(loader)))
-        ends.append(loader.ends_step)
+        ends.append(loader.is_last_microbatch)
     assert sum(ends) == engine.event().count == 3
 
 
@@ -215,7 +215,7 @@ def parts(count, steps, *, before=None, **options):
         for batch in loader:
             number += 1
             step(model, optimizer, batch)
-            if loader.ends_step:
+            if loader.is_last_microbatch:
                 found.append(number)
                 number = 0
     return found, engine
@@ -249,7 +249,7 @@ def test_parts_hold_no_more_than_was_asked_for_when_the_size_is_public():
 
 
 def test_parts_of_units_are_counted_by_public_numbers_too():
-    units = UnitAssignment(of=torch.arange(32) // 2, count=16)
+    units = UnitAssignment(unit_ids=torch.arange(32) // 2, num_units=16)
     found, engine = parts(32, 6, units=units, microbatch_size=4)
     assert len(set(found)) == 1
     assert any("size of the data set" in caveat for caveat in engine.guarantee(1e-5).caveats)

@@ -25,8 +25,8 @@ from sordino.training.probing.snapshots import preserve_rng_state
 RECORDS, FEATURES = 24, 5
 
 
-def stream(name: int = 0, randomness: KeyedRNG | None = None):
-    return (randomness or KeyedRNG()).stream("test", step=name)
+def stream(name: int = 0, rng: KeyedRNG | None = None):
+    return (rng or KeyedRNG()).stream("test", step=name)
 
 
 def draws() -> list[object]:
@@ -80,10 +80,10 @@ def test_the_users_draws_go_on_as_if_nothing_had_been_drawn(pairs):
 @pytest.mark.usefixtures("_way")
 def test_secret_draws_follow_from_the_key_and_not_from_the_seed():
     key, found = KeyedRNG(), []
-    for public, name, randomness in ((1, 0, key), (2, 0, key), (1, 1, key), (1, 0, KeyedRNG())):
+    for public, name, rng in ((1, 0, key), (2, 0, key), (1, 1, key), (1, 0, KeyedRNG())):
         # A pair of normal numbers that is half used up must not be used in the secret part.
         seed(public, pairs=1)
-        with private_generators(stream(name, randomness)):
+        with private_generators(stream(name, rng)):
             found.append(draws())
     assert found[0] == found[1]
     for other in found[2:]:
@@ -284,14 +284,14 @@ def by_fit(kind, *, records=RECORDS, key=None, microbatch_size=None, steps=2):
     plan = Plan(
         noise_multiplier=0.0, max_grad_norm=1.0, sample_rate=1.0, steps=steps, expected_batch_size=1.0, delta=1e-5
     )
-    randomness = None if key is None else KeyedRNG(seed=key, reproducible=True)
+    rng = None if key is None else KeyedRNG(seed=key, reproducible=True)
     fit(
         model,
         record_losses,
         dataset,
         plan,
-        collate=collate,
-        randomness=randomness,
+        collate_fn=collate,
+        rng=rng,
         performance=PerformanceOptions(microbatch_size=microbatch_size),
         progress=False,
     )

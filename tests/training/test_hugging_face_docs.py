@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "huggingface.md"
 def test_the_page_runs_from_top_to_bottom(capsys):
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     exec(compile("\n".join(blocks), PAGE.name, "exec"), {})
-    assert "differentially private: unit one example" in capsys.readouterr().out
+    assert "differentially private: unit one record" in capsys.readouterr().out
 
 
 def test_its_links_lead_somewhere():

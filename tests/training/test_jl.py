@@ -40,7 +40,7 @@ def plan_with(projections=50, **given):
 
 def projected(model, projections):
     sums = ProjectedAccumulator(GradientCapture(model), KeyedRNG())
-    sums.begin(plan_with(projections).at(0))
+    sums.begin(plan_with(projections).step_plan(0))
     return sums
 
 
@@ -68,7 +68,7 @@ def test_the_estimate_has_no_bias_and_a_wrong_scale_of_five_percent_shows():
     features, labels = records(1)
     exact = float(one_by_one(network(), features, labels).double().square().sum())
     sums = ProjectedAccumulator(GradientCapture(network()), KeyedRNG(seed=2, reproducible=True))
-    sums.begin(plan_with(3000).at(0))
+    sums.begin(plan_with(3000).step_plan(0))
     ratio = float(sums.estimates(loss, (features, labels), records=1)) / exact
     # Standard error √(2/3000) = 2.6 %.
     assert abs(ratio - 1) < 0.05 < ratio * 1.05**2 - 1
@@ -82,7 +82,7 @@ def test_sums_are_those_of_plain_autograd_with_the_estimated_factors():
     original = sums.estimates
     sums.estimates = lambda *args, **named: kept.append(original(*args, **named)) or kept[-1]
     found = sums.sums(loss, (features, labels), records=6)
-    factors = FlatClipping().factors(kept[0], max_grad_norm=0.5).float()
+    factors = FlatClipping().clip_factors(kept[0], max_grad_norm=0.5).float()
     expected = (one_by_one(network(), features, labels) * factors[:, None]).sum(0)
     assert torch.allclose(torch.cat([found[p].flatten() for p in model.parameters()]), expected, atol=1e-6)
 
@@ -113,7 +113,7 @@ def test_records_that_are_not_finite_add_nothing(bad):
     for x, y in ((broken, labels), (features[[0, 1, 3, 4]], labels[[0, 1, 3, 4]])):
         model = network()
         sums = ProjectedAccumulator(GradientCapture(model), KeyedRNG())
-        sums.begin(plan_with(max_grad_norm=1e6).at(0))
+        sums.begin(plan_with(max_grad_norm=1e6).step_plan(0))
         result = sums.sums(loss, (x, y), records=len(x))
         found.append(torch.cat([result[p].flatten() for p in model.parameters()]))
     assert torch.allclose(found[0], found[1], atol=1e-6)
@@ -174,7 +174,7 @@ def test_noise_in_the_gradient_is_that_of_the_plan():
     moved = (model.weight.detach() - before).double().numpy().flatten()
     # Sensitivity 0.5, divisor 20.
     assert stats.kstest(moved / (3.0 * 0.5 / 20), "norm").pvalue > 1e-4
-    assert np.std(moved) == pytest.approx(plan.at(0).gradient_noise, rel=0.03)
+    assert np.std(moved) == pytest.approx(plan.step_plan(0).gradient_noise_stddev, rel=0.03)
 
 
 def test_a_loop_of_ones_own_is_refused_and_nothing_moves():

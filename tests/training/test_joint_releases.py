@@ -33,30 +33,33 @@ KINDS = {
     "automatic": ({"clipping": AutomaticClipping()}, None),
     "keep or drop": ({"clipping": GlobalClipping()}, None),
     "groups": ({"clipping": GroupedClipping(by="layer")}, None),
-    "losses": ({"loss_curve": LossRelease(bound=2.0, share=0.02)}, None),
-    "mostly losses": ({"loss_curve": LossRelease(bound=2.0, share=0.7)}, None),
-    "losses, other clipping": ({"clipping": PsacClipping(), "loss_curve": LossRelease(bound=0.3, share=0.3)}, None),
+    "losses": ({"loss_release": LossRelease(max_loss=2.0, budget_fraction=0.02)}, None),
+    "mostly losses": ({"loss_release": LossRelease(max_loss=2.0, budget_fraction=0.7)}, None),
+    "losses, other clipping": (
+        {"clipping": PsacClipping(), "loss_release": LossRelease(max_loss=0.3, budget_fraction=0.3)},
+        None,
+    ),
     "counts": ({"clipping": QuantileClipping(count_noise=2.0)}, None),
     "counts of groups": ({"clipping": QuantileClipping(count_noise=2.0, inner=GroupedClipping(by="layer"))}, None),
     "counts and losses": (
-        {"clipping": QuantileClipping(count_noise=2.0), "loss_curve": LossRelease(bound=2.0, share=0.1)},
+        {"clipping": QuantileClipping(count_noise=2.0), "loss_release": LossRelease(max_loss=2.0, budget_fraction=0.1)},
         None,
     ),
     "norm": ({}, 0.3),
-    "norm and losses": ({"loss_curve": LossRelease(bound=2.0, share=0.4)}, 0.3),
+    "norm and losses": ({"loss_release": LossRelease(max_loss=2.0, budget_fraction=0.4)}, 0.3),
     "norm, counts and losses": (
-        {"clipping": QuantileClipping(count_noise=2.0), "loss_curve": LossRelease(bound=2.0, share=0.1)},
+        {"clipping": QuantileClipping(count_noise=2.0), "loss_release": LossRelease(max_loss=2.0, budget_fraction=0.1)},
         0.2,
     ),
     "AdaClip": ({"clipping": AdaClip()}, None),
-    "whole numbers": ({"secure_noise": True}, None),
-    "whole numbers in groups": ({"secure_noise": True, "clipping": GroupedClipping(by="parameter")}, None),
+    "whole numbers": ({"secure_mode": True}, None),
+    "whole numbers in groups": ({"secure_mode": True, "clipping": GroupedClipping(by="parameter")}, None),
 }
 # A record is a factor of its gradient, and its loss.
 HOSTILE = [(gradient, loss) for gradient in (1e6, -1e6, 0.3, 1e-4, math.nan) for loss in (0.0, 1e9, 0.2, math.nan)]
 
 
-def plan(relation, **changes):
+def plan(neighboring_relation, **changes):
     values = {
         "noise_multiplier": Z,
         "max_grad_norm": 0.5,
@@ -64,7 +67,7 @@ def plan(relation, **changes):
         "steps": 3,
         "expected_batch_size": 8.0,
         "delta": 1e-5,
-        "neighboring_relation": relation,
+        "neighboring_relation": neighboring_relation,
     }
     return Plan(**{**values, **changes})
 
@@ -88,13 +91,13 @@ def released(the_plan, rows, *, norm=None):
     """The vector that a batch of (gradient, loss) rows adds noise to, in units of the noise."""
     model, listener = network(), Listener()
     capture = GradientCapture(model)
-    bought = None if norm is None else NormRelease(share=norm)
+    bought = None if norm is None else NormRelease(budget_fraction=norm)
     private = PrivateStep(capture, the_plan, KeyedRNG(seed=1, reproducible=True), norm=bought)
     table = torch.tensor(rows, dtype=torch.float32).reshape(-1, 2)
     with observe_releases(listener):
         for chunk in split_into_microbatches(np.arange(len(table)), step=0, microbatch_size=2):
-            with private.recording(chunk):
-                if chunk.records:
+            with private.capturing(chunk):
+                if chunk.num_records:
                     part = table[torch.from_numpy(chunk.indices)]
                     (model(torch.ones(len(part), 1))[:, 0] * part[:, 0]).sum().backward()
                     private.add_losses(part[:, 1])
@@ -110,22 +113,22 @@ def displacements(the_plan, rest, *, norm=None):
     return [released(the_plan, [*rest, row], norm=norm) - without for row in HOSTILE]
 
 
-@pytest.mark.parametrize("relation", RELATIONS, ids=lambda relation: relation.value)
+@pytest.mark.parametrize("neighboring_relation", RELATIONS, ids=lambda neighboring_relation: neighboring_relation.value)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rest", [[], [(5.0, 1.0), (-0.1, 0.0)]], ids=["alone", "among others"])
-def test_a_record_is_no_farther_from_absence_than_sampling_is_accounted_for(kind, relation, rest):
+def test_a_record_is_no_farther_from_absence_than_sampling_is_accounted_for(kind, neighboring_relation, rest):
     changes, norm = KINDS[kind]
-    the_plan = plan(relation, **changes)
+    the_plan = plan(neighboring_relation, **changes)
     farthest = max(float(vector.norm()) for vector in displacements(the_plan, rest, norm=norm))
     # z is noise over the distance between two records' values when one is replaced, over one value otherwise.
-    allowed = 1 / (Z * relation.sensitivity_factor)
+    allowed = 1 / (Z * neighboring_relation.sensitivity_factor)
     assert farthest <= allowed * (1 + 1e-6)
     assert farthest >= 0.4 * allowed  # the records are hostile
 
 
-@pytest.mark.parametrize("relation", RELATIONS, ids=lambda relation: relation.value)
-def test_a_unit_in_a_loop_of_rows_is_no_farther_from_absence_than_it_is_accounted_for(relation):
-    the_plan = plan(relation, privacy_unit=PrivacyUnit.USER, clipping=QuantileClipping(count_noise=2.0))
+@pytest.mark.parametrize("neighboring_relation", RELATIONS, ids=lambda neighboring_relation: neighboring_relation.value)
+def test_a_unit_in_a_loop_of_rows_is_no_farther_from_absence_than_it_is_accounted_for(neighboring_relation):
+    the_plan = plan(neighboring_relation, privacy_unit=PrivacyUnit.USER, clipping=QuantileClipping(count_noise=2.0))
 
     def vector(rows, units):
         model, listener = network(), Listener()
@@ -133,7 +136,7 @@ def test_a_unit_in_a_loop_of_rows_is_no_farther_from_absence_than_it_is_accounte
         private = PrivateStep(capture, the_plan, KeyedRNG(seed=1, reproducible=True), by_unit=True)
         chunk = UnitMicrobatch(
             step=0,
-            chunk=0,
+            index=0,
             is_last=True,
             indices=np.arange(len(rows)),
             units=np.array(units),
@@ -152,19 +155,22 @@ def test_a_unit_in_a_loop_of_rows_is_no_farther_from_absence_than_it_is_accounte
         float((vector([1.0, 2.0, *more], [0, 0, *([1] * len(more))]) - without).norm())
         for more in ([1e4], [-1e4, 1.0], [1e-3], [0.0], [1e4, 1e4, 1e4], [math.inf])
     )
-    assert farthest <= (1 + 1e-6) / (Z * relation.sensitivity_factor)
-    assert farthest >= 0.9 / (Z * relation.sensitivity_factor)
+    assert farthest <= (1 + 1e-6) / (Z * neighboring_relation.sensitivity_factor)
+    assert farthest >= 0.9 / (Z * neighboring_relation.sensitivity_factor)
 
 
-@pytest.mark.parametrize("relation", RELATIONS, ids=lambda relation: relation.value)
-def test_a_client_is_no_farther_from_absence_than_it_is_accounted_for(relation):
+@pytest.mark.parametrize("neighboring_relation", RELATIONS, ids=lambda neighboring_relation: neighboring_relation.value)
+def test_a_client_is_no_farther_from_absence_than_it_is_accounted_for(neighboring_relation):
     the_plan = plan(
-        relation, privacy_unit=PrivacyUnit.CLIENT, clipping=QuantileClipping(count_noise=2.0), sample_rate=1.0
+        neighboring_relation,
+        privacy_unit=PrivacyUnit.CLIENT,
+        clipping=QuantileClipping(count_noise=2.0),
+        sample_rate=1.0,
     )
 
     def vector(sizes):
         listener = Listener()
-        server = PrivateServer(network(), the_plan, population=3, randomness=KeyedRNG(seed=1, reproducible=True))
+        server = PrivateServer(network(), the_plan, num_clients=3, rng=KeyedRNG(seed=1, reproducible=True))
         with server, observe_releases(listener):
             cohort = next(server.rounds())
             updates = [{name: torch.full_like(part, size) for name, part in server.shared().items()} for size in sizes]
@@ -175,8 +181,8 @@ def test_a_client_is_no_farther_from_absence_than_it_is_accounted_for(relation):
     farthest = max(
         float((vector([0.1, -3.0, size]) - without).norm()) for size in (1e5, -1e5, 1e-3, 0.0, math.nan, math.inf)
     )
-    assert farthest <= (1 + 1e-6) / (Z * relation.sensitivity_factor)
-    assert farthest >= 0.9 / (Z * relation.sensitivity_factor)
+    assert farthest <= (1 + 1e-6) / (Z * neighboring_relation.sensitivity_factor)
+    assert farthest >= 0.9 / (Z * neighboring_relation.sensitivity_factor)
 
 
 # ── what the measured vectors cost ──────────────────────────────────────────────────────────────────────────
@@ -233,13 +239,17 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "rate", "noise", "steps"), CASES)
-@pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
-def test_the_claim_of_a_plan_covers_what_hostile_records_were_measured_to_cost(kind, rate, noise, steps, relation):
+@pytest.mark.parametrize("neighboring_relation", ["replace_one", "add_or_remove_one"])
+def test_the_claim_of_a_plan_covers_what_hostile_records_were_measured_to_cost(
+    kind, rate, noise, steps, neighboring_relation
+):
     changes, norm = KINDS[kind]
-    the_plan = plan(NeighboringRelation(relation), noise_multiplier=noise, sample_rate=rate, steps=steps, **changes)
+    the_plan = plan(
+        NeighboringRelation(neighboring_relation), noise_multiplier=noise, sample_rate=rate, steps=steps, **changes
+    )
     vectors = displacements(the_plan, [], norm=norm)
     absent = torch.zeros_like(vectors[0])
-    chosen = [(a, b) for a in vectors for b in (vectors if relation == "replace_one" else [absent])]
+    chosen = [(a, b) for a in vectors for b in (vectors if neighboring_relation == "replace_one" else [absent])]
     # δ grows with each of ‖v‖², ‖v − v′‖² and ⟨v, v − v′⟩ (docs/proofs/loss-curve.md): the pairs where their sum is
     # largest, and those where single ones are.
     marks = [lambda a, b: (a - b).square().sum() + a @ (a - b), lambda a, b: (a - b).square().sum()]
@@ -259,7 +269,7 @@ def test_losses_that_are_not_centered_would_have_been_seen(share, rate, noise, s
         noise_multiplier=noise,
         sample_rate=rate,
         steps=steps,
-        loss_curve=LossRelease(bound=1.0, share=share),
+        loss_release=LossRelease(max_loss=1.0, budget_fraction=share),
     )
     gradient, loss = math.sqrt(1 - share) / (2 * noise), math.sqrt(share) / noise
     (found,) = least_delta([gradient, loss], [-gradient, loss], rate, steps, [the_plan.guarantee().epsilon])
@@ -275,7 +285,7 @@ def test_no_two_vectors_in_the_ball_cost_more_than_opposite_ones_on_its_surface(
         accounting.delta(
             PoissonSampled(sample_rate=rate, event=Gaussian(noise_multiplier=noise)),
             at,
-            relation=NeighboringRelation.REPLACE_ONE,
+            neighboring_relation=NeighboringRelation.REPLACE_ONE,
         ).upper
         for at in epsilons
     ]

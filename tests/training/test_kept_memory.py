@@ -55,4 +55,4 @@ def test_without_glibc_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_the_fast_mode_keeps_memory() -> None:
-    assert type(PerformanceOptions(memory="lean").keeping()) is not type(PerformanceOptions().keeping())
+    assert type(PerformanceOptions(clipping_mode="low_memory").keeping()) is not type(PerformanceOptions().keeping())

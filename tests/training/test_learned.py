@@ -1,5 +1,6 @@
 """Influence measured on public data against its closed form; policies that are learned, saved and taken elsewhere."""
 
+import json
 import math
 
 import pytest
@@ -59,7 +60,7 @@ def test_on_a_quadratic_the_measured_influence_is_the_closed_form():
         learning_rate=0.4,
         perturbation=0.3,
         places=6,
-        randomness=fixed(),
+        rng=fixed(),
     )
     expected = [(1 - 0.4 * 0.5) ** (2 * (5 - t)) for t in range(6)]
     assert found == pytest.approx(expected, rel=1e-6)
@@ -72,7 +73,7 @@ def test_the_model_is_left_alone_and_steps_between_are_interpolated():
     model = nn.Linear(6, 2)
     before = model.weight.detach().clone()
     found = estimate_influence(
-        model, logistic, task(60), steps=9, learning_rate=0.5, perturbation=0.2, places=3, randomness=fixed()
+        model, logistic, task(60), steps=9, learning_rate=0.5, perturbation=0.2, places=3, rng=fixed()
     )
     assert torch.equal(before, model.weight)
     assert len(found) == 9
@@ -101,7 +102,7 @@ def test_the_unrolled_steps_are_the_private_ones_without_noise():
     features, labels = task(40)
     unrolled = _Unrolled(model, logistic, (features, labels), 0.4)
     rate = torch.tensor([0.7, 0.2, 0.5], dtype=torch.float64)
-    found = float(unrolled.last_loss(torch.zeros(3, dtype=torch.float64), rate, fixed().fresh("x")).detach())
+    found = float(unrolled.last_loss(torch.zeros(3, dtype=torch.float64), rate, fixed().new_stream("x")).detach())
     plan = Plan(noise_multiplier=0.0, max_grad_norm=0.4, sample_rate=1.0, steps=3, expected_batch_size=20.0, delta=1e-5)
     rates = rate.tolist()
     fit(
@@ -121,21 +122,21 @@ def test_learning_keeps_the_budget_and_lowers_the_loss_it_learns_on():
     torch.manual_seed(0)
     model = nn.Linear(6, 2)
     given = {"steps": 8, "budget": 0.05, "max_grad_norm": 1.0, "expected_batch_size": 20.0, "learning_rate": 8.0}
-    policy = learn_schedule(model, logistic, task(80), rounds=25, randomness=fixed(), **given)
-    assert sum(value**-2 for value in policy.noise) == pytest.approx(0.05)
+    policy = learn_schedule(model, logistic, task(80), rounds=25, rng=fixed(), **given)
+    assert sum(value**-2 for value in policy.noise_multiplier) == pytest.approx(0.05)
     unrolled = _Unrolled(model, logistic, task(80), 1.0)
 
     def loss_of(noise, rate):
         stddev, rates = (torch.tensor(part, dtype=torch.float64) for part in (noise, rate))
-        stream = KeyedRNG(seed=1, reproducible=True).fresh("held out")
+        stream = KeyedRNG(seed=1, reproducible=True).new_stream("held out")
         return sum(float(unrolled.last_loss(stddev / 20, rates, stream).detach()) for _ in range(30)) / 30
 
     uniform = [math.sqrt(8 / 0.05)] * 8
-    assert loss_of(policy.noise, policy.learning_rate) < loss_of(uniform, [8.0] * 8)
+    assert loss_of(policy.noise_multiplier, policy.learning_rate) < loss_of(uniform, [8.0] * 8)
 
 
 def test_a_learned_policy_is_a_plan_that_keeps_its_target():
-    policy = LearnedSchedule(noise=(3.0, 2.0, 1.0), learning_rate=(1.0, 0.5, 0.2))
+    policy = LearnedSchedule(noise_multiplier=(3.0, 2.0, 1.0), learning_rate=(1.0, 0.5, 0.2))
     plan = Plan.for_epsilon(
         target_epsilon=1.0,
         delta=1e-5,
@@ -146,13 +147,14 @@ def test_a_learned_policy_is_a_plan_that_keeps_its_target():
         noise_shape=policy.noise_shape(),
     )
     assert plan.guarantee().epsilon <= 1.0
-    first, last = plan.at(0).noise_multiplier, plan.at(2).noise_multiplier
+    first, last = plan.step_plan(0).noise_multiplier, plan.step_plan(2).noise_multiplier
     assert first / last == pytest.approx(3.0)
 
 
 def test_files_are_checked():
-    for text in ("[]", '{"schema": 2, "noise": [1.0], "learning_rate": [1.0]}', '{"noise": [1.0]}'):
+    other = {"schema": 2, "noise_multiplier": [1.0], "learning_rate": [1.0]}
+    for text in ("[]", json.dumps(other), json.dumps({"noise_multiplier": [1.0]})):
         with pytest.raises(InvalidArgument):
             LearnedSchedule.from_json(text)
     with pytest.raises(InvalidArgument):
-        LearnedSchedule(noise=(1.0,), learning_rate=(1.0, 2.0))
+        LearnedSchedule(noise_multiplier=(1.0,), learning_rate=(1.0, 2.0))

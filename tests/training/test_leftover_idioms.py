@@ -142,7 +142,7 @@ def test_a_list_of_norms_clips_each_parameter_to_its_own():
     engine = PrivacyEngine()
     given = parts(max_grad_norm=norms, clipping="per_layer", noise_multiplier=0.0)
     model, optimizer, loader = engine.make_private(**given)
-    plan = engine.attached(model).plan
+    plan = engine.private_model(model).plan
     assert plan.max_grad_norm == pytest.approx(math.hypot(*norms))
     assert plan.clipping == GroupedClipping(by="parameter", weights=tuple(norms))
     x, y = next(iter(loader))

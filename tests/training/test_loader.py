@@ -47,8 +47,8 @@ class Log:
         return self.steps - 1
 
     def hand_out(self, chunk, batch, rows):
-        assert rows == (chunk.records or 2)
-        self.events.append(("hand out", chunk.step, chunk.chunk, chunk.is_last, chunk.records))
+        assert rows == (chunk.num_records or 2)
+        self.events.append(("hand out", chunk.step, chunk.index, chunk.is_last, chunk.num_records))
         return batch
 
 
@@ -72,9 +72,9 @@ def private(dataset, log, *, sample_rate=0.5, steps=2, microbatch_size=None, see
         sampling=PoissonSampling(sample_rate=sample_rate),
         steps=steps,
         microbatch_size=microbatch_size,
-        randomness=KeyedRNG(seed=seed, reproducible=True),
+        rng=KeyedRNG(seed=seed, reproducible=True),
         charge=log.charge,
-        hand_out=log.hand_out,
+        set_microbatch=log.hand_out,
         public_records=public_records,
     )
 
@@ -102,7 +102,7 @@ def test_chunks_are_the_draws_of_the_sampler_with_and_without_workers(workers):
     loader = private(TensorDataset(torch.arange(records)), log, microbatch_size=3, num_workers=workers, steps=5)
     batches = [batch[0].tolist() for batch in loader]
     drawn = PoissonSampling(sample_rate=0.5).batches(
-        population=records, first_step=0, steps=5, randomness=KeyedRNG(seed=1, reproducible=True)
+        dataset_size=records, first_step=0, steps=5, rng=KeyedRNG(seed=1, reproducible=True)
     )
     assert [place for batch in batches for place in batch] == np.concatenate(list(drawn)).tolist()
     assert max(map(len, batches)) == 3
@@ -246,7 +246,7 @@ def test_two_loops_over_persistent_workers_are_refused():
 
 def test_the_loader_says_which_batch_ends_a_step():
     loader = private(TensorDataset(torch.arange(9)), Log(), sample_rate=1.0, microbatch_size=4, steps=2)
-    assert [loader.ends_step for _ in loader] == [False, False, True] * 2
+    assert [loader.is_last_microbatch for _ in loader] == [False, False, True] * 2
 
 
 def test_structures_are_mapped_and_listed_in_one_order():

@@ -153,7 +153,7 @@ class Segmenter(nn.Module):
         return self.body(images)
 
 
-class Labelled(nn.Module):
+class Labeled(nn.Module):
     """A model that makes its own mean loss over shifted tokens, as causal language models do."""
 
     def __init__(self):
@@ -192,7 +192,7 @@ POSITIONS = {
         lambda g: (x := torch.randn(8, 1, 4, 4, generator=g), pixel_labels(x)),
     ),
     "inside the module": (
-        Labelled,
+        Labeled,
         lambda m, x, y: m(x),
         lambda m, x, y: torch.stack([m(row[None]) for row in x]) * 5 / 6,
         lambda g: (torch.randint(0, 9, (8, 6), generator=g), torch.zeros(8)),

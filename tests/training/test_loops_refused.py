@@ -29,7 +29,7 @@ def coupled(out):
     return (out / out.detach().abs().max()).sum(1).mean()
 
 
-def centred(model, batch, state):
+def centered(model, batch, state):
     x = batch[0]
     return F.cross_entropy(model(x - x.mean().item()), batch[1])
 
@@ -48,7 +48,7 @@ def normed_loss(model, batch, state):
     return losses.mean() / (losses.std().item() + 1e-8)
 
 
-def standardised(model, batch, state):
+def standardized(model, batch, state):
     x = batch[0].numpy()
     return F.cross_entropy(model(batch[0] * 0 + torch.from_numpy((x - x.mean(0)) / x.std(0))), batch[1])
 
@@ -110,9 +110,9 @@ def weighted_backward(model, batch, state):
 
 def dino(model, batch, state):
     out = model(batch[0])
-    centre = state.get("centre", torch.zeros(3))
-    state["centre"] = 0.9 * centre + 0.1 * out.detach().mean(0)
-    return -(F.softmax(out.detach() - centre, 1) * F.log_softmax(out, 1)).sum(1).mean()
+    center = state.get("center", torch.zeros(3))
+    state["center"] = 0.9 * center + 0.1 * out.detach().mean(0)
+    return -(F.softmax(out.detach() - center, 1) * F.log_softmax(out, 1)).sum(1).mean()
 
 
 def baseline(model, batch, state):
@@ -131,7 +131,7 @@ def late_coupling(model, batch, state):
 CENTRES, ENCODER, TEMPERATURE = nn.Parameter(torch.zeros(3, 3)), nn.Linear(6, 6), torch.ones((), requires_grad=True)
 
 
-def centre_loss(model, batch, state):
+def center_loss(model, batch, state):
     out = model(batch[0])
     return F.cross_entropy(out, batch[1]) + (out - CENTRES[batch[1]]).square().sum(1).mean()
 
@@ -148,8 +148,8 @@ def guarded(model, batch, state):
 
 def centred_without_gradients(model, batch, state):
     with torch.no_grad():
-        centre = model(batch[0]).mean(0)
-    return F.cross_entropy(model(batch[0]) - centre, batch[1])
+        center = model(batch[0]).mean(0)
+    return F.cross_entropy(model(batch[0]) - center, batch[1])
 
 
 def scaled_in_evaluation(model, batch, state):
@@ -197,7 +197,7 @@ class Storing(nn.Module):
             self.seen.data.copy_(mean)
         elif self.kind == "frozen parameter":
             self.frozen.data = 0.9 * self.frozen.data + 0.1 * mean
-        elif self.kind == "initialised by data" and self.first:
+        elif self.kind == "initialized by data" and self.first:
             self.layer.bias.data = -self.layer(x).detach().mean(0)
         self.first = False
         return self.layer(x)
@@ -213,11 +213,11 @@ class TableInside(nn.Module):
 
 
 REFUSED = {
-    "x - x.mean().item()": (centred, mlp),
+    "x - x.mean().item()": (centered, mlp),
     "x / x.max().item()": (scaled, mlp),
     "loss * float(x.max())": (scaled_by_bare_number, mlp),
     "loss / losses.std().item()": (normed_loss, mlp),
-    "standardised in numpy": (standardised, mlp),
+    "standardized in numpy": (standardized, mlp),
     "class weights from numpy": (balanced, mlp),
     "trimmed to the longest": (trimmed, Lstm, "tokens"),
     "-1 for a missing label": (missing_marks, mlp),
@@ -228,10 +228,10 @@ REFUSED = {
     "a second backward": (second_backward, mlp),
     "a hook on the output": (hooked, mlp),
     "a weighted backward": (weighted_backward, mlp),
-    "DINO's centre": (dino, mlp),
+    "DINO's center": (dino, mlp),
     "a moving baseline": (baseline, mlp),
     "a coupling that comes later": (late_coupling, mlp),
-    "centres outside": (centre_loss, mlp),
+    "centers outside": (center_loss, mlp),
     "an encoder outside": (lambda m, b, s: F.cross_entropy(m(ENCODER(b[0])), b[1]), mlp),
     "a temperature outside": (lambda m, b, s: F.cross_entropy(m(b[0]) * TEMPERATURE, b[1]), mlp),
     "an encoder before a criterion": (
@@ -246,7 +246,7 @@ REFUSED = {
         "classes",
         {"criterion": F.cross_entropy},
     ),
-    "centred by a forward without gradients": (centred_without_gradients, mlp),
+    "centered by a forward without gradients": (centred_without_gradients, mlp),
     "scaled by a forward in evaluation": (scaled_in_evaluation, mlp),
     "a branch on the batch": (branch, mlp),
     "if isfinite(loss)": (guarded, mlp),
@@ -256,7 +256,7 @@ REFUSED = {
     "MixStyle": (ce, Mixing),
     "a buffer written past torch": (ce, lambda: Storing("buffer by data")),
     "a frozen parameter that collects": (ce, lambda: Storing("frozen parameter")),
-    "a parameter initialised by the batch": (ce, lambda: Storing("initialised by data")),
+    "a parameter initialized by the batch": (ce, lambda: Storing("initialized by data")),
     "max_norm": (
         lambda m, b, s: F.cross_entropy(m(b[0]).transpose(1, 2), b[1], reduction="none").mean(1).mean(),
         lambda: nn.Sequential(nn.Embedding(9, 8, max_norm=1.0), nn.Linear(8, 9)),
@@ -274,7 +274,7 @@ def test_a_loop_that_couples_records_or_learns_past_the_noise_is_refused(name):
 
 
 @pytest.mark.parametrize("criterion", [None, F.cross_entropy])
-@pytest.mark.parametrize("kind", ["buffer by data", "frozen parameter", "initialised by data"])
+@pytest.mark.parametrize("kind", ["buffer by data", "frozen parameter", "initialized by data"])
 def test_what_a_module_stored_is_put_back_when_it_is_refused(kind, criterion):
     made = []
 
@@ -289,7 +289,7 @@ def test_what_a_module_stored_is_put_back_when_it_is_refused(kind, criterion):
     assert all(torch.equal(value, before[name]) for name, value in made[0].state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["centres outside", "an encoder outside", "a temperature outside"])
+@pytest.mark.parametrize("name", ["centers outside", "an encoder outside", "a temperature outside"])
 def test_a_learner_outside_gets_no_gradient_not_even_a_made_up_one(name):
     learners = [CENTRES, *ENCODER.parameters(), TEMPERATURE]
     for learner in learners:

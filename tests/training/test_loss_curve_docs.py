@@ -38,6 +38,6 @@ def test_the_table_of_prices_is_right():
     rows = re.findall(r"^\| ([\d.]+)[^|]*\| \+ ([\d.]+) % \| ([\d.]+) · z", (DOCS / PAGES[0]).read_text(), re.MULTILINE)
     assert len(rows) == 4
     for share, growth, spread in (map(float, row) for row in rows):
-        curve = LossRelease(bound=1.0, share=share)
-        assert 100 * (curve.price - 1) == pytest.approx(growth, rel=0.03)
+        curve = LossRelease(max_loss=1.0, budget_fraction=share)
+        assert 100 * (curve.noise_factor - 1) == pytest.approx(growth, rel=0.03)
         assert curve.stddev(noise_multiplier=1.0, expected_batch_size=1.0) == pytest.approx(spread, rel=0.03)

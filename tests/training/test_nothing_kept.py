@@ -25,7 +25,7 @@ def network():
 PLAN = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, steps=3, expected_batch_size=100.0, delta=1e-5)
 
 
-@pytest.mark.parametrize("memory", ["fast", "lean", "two-pass"])
+@pytest.mark.parametrize("memory", ["fast", "low_memory", "two_pass"])
 def test_what_fit_returns_and_writes_holds_no_record(tmp_path, memory):
     rows = marked()
     data = torch.from_numpy(rows), torch.from_numpy((rows[:, 0] > 0).astype(np.int64))
@@ -36,9 +36,9 @@ def test_what_fit_returns_and_writes_holds_no_record(tmp_path, memory):
         data,
         PLAN,
         progress=False,
-        run=tmp_path / "run",
+        run_folder=tmp_path / "run",
         averaging=TailWeightAverage(fraction=0.5),
-        performance=PerformanceOptions(memory=memory, microbatch_size=40),
+        performance=PerformanceOptions(clipping_mode=memory, microbatch_size=40),
     )
     assert found_in(result, rows) == []
     assert found_in(model, rows) == []
@@ -79,7 +79,7 @@ def test_a_server_holds_no_update_after_its_rounds(tmp_path):
         privacy_unit=PrivacyUnit.CLIENT,
     )
     rows = marked()
-    with PrivateServer(nn.Linear(4, 1, bias=False), plan, population=RECORDS, run=tmp_path / "run") as server:
+    with PrivateServer(nn.Linear(4, 1, bias=False), plan, num_clients=RECORDS, run_folder=tmp_path / "run") as server:
         for cohort in server.rounds():
             server.finish_round(cohort, [(int(client), [rows[client : client + 1]]) for client in cohort.clients])
     assert [way for way in found_in(server, rows) if "clients" not in way] == []

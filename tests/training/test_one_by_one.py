@@ -402,7 +402,14 @@ def test_a_reduced_loss_is_refused():
 
 
 @pytest.mark.parametrize(
-    "options", [{"memory": "lean"}, {"memory": "two-pass"}, {"memory": "block"}, {"compile": True}, {"autotune": True}]
+    "options",
+    [
+        {"clipping_mode": "low_memory"},
+        {"clipping_mode": "two_pass"},
+        {"clipping_mode": "groupwise"},
+        {"compile": True},
+        {"autotune": True},
+    ],
 )
 def test_settings_of_a_capture_are_refused_by_name(options):
     with pytest.raises(InvalidArgument, match=next(iter(options))):
@@ -422,7 +429,7 @@ def test_a_hook_that_comes_later_sees_nothing():
     recorder = OneByOne(model)
     model.inner.weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad))
     x, y = data()
-    with recorder.recording(1):
+    with recorder.capturing(1):
         losses(model, x[:1], y[:1]).sum().backward()
     assert seen == [None]
     model.inner.weight.register_hook(seen.append)
@@ -469,7 +476,7 @@ def test_an_ordinary_backward_pass_is_refused_and_leaves_nothing():
 
 def recorded(model, loss, parameters=None):
     recorder = OneByOne(model, parameters)
-    with recorder.recording(1):
+    with recorder.capturing(1):
         loss.backward()
     return recorder
 
@@ -477,10 +484,10 @@ def recorded(model, loss, parameters=None):
 def test_several_backward_passes_of_a_record_are_one_gradient():
     model = nn.Linear(3, 1)
     recorder = OneByOne(model)
-    with recorder.recording(1):
+    with recorder.capturing(1):
         model(torch.ones(1, 3)).sum().backward()
         (2 * model(torch.ones(1, 3)).sum()).backward()
-    assert float(recorder.squared_bounds()) == pytest.approx(36.0)
+    assert float(recorder.squared_norm_bounds()) == pytest.approx(36.0)
 
 
 def test_what_lay_in_grad_before_takes_no_part():
@@ -488,9 +495,9 @@ def test_what_lay_in_grad_before_takes_no_part():
     recorder = OneByOne(model)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 100.0)
-    with recorder.recording(1):
+    with recorder.capturing(1):
         model(torch.ones(1, 3)).sum().backward()
-    assert float(recorder.squared_bounds()) == pytest.approx(4.0)
+    assert float(recorder.squared_norm_bounds()) == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -498,7 +505,7 @@ def test_norms_of_half_precision_gradients_do_not_underflow(dtype):
     layer = nn.Linear(1000, 1, bias=False).to(dtype)
     recorder = recorded(layer, layer(torch.full((1, 1000), 1e-4, dtype=dtype)).sum())
     wanted = 1000 * float(torch.tensor(1e-4, dtype=dtype)) ** 2
-    assert float(recorder.squared_bounds()) == pytest.approx(wanted, rel=1e-6)
+    assert float(recorder.squared_norm_bounds()) == pytest.approx(wanted, rel=1e-6)
     sums = {}
     recorder.add_weighted_sums(torch.ones(1), sums)
     assert sums[layer.weight].dtype == torch.float32
@@ -507,7 +514,7 @@ def test_norms_of_half_precision_gradients_do_not_underflow(dtype):
 def test_a_record_that_is_not_finite_adds_nothing():
     model = nn.Linear(3, 1)
     recorder = recorded(model, model(torch.full((1, 3), torch.inf)).sum())
-    assert not bool(recorder.squared_bounds().isfinite())
+    assert not bool(recorder.squared_norm_bounds().isfinite())
     sums = {}
     recorder.add_weighted_sums(torch.zeros(1), sums)
     assert not sums
@@ -525,7 +532,7 @@ def test_parameters_that_are_not_listed_get_no_gradient():
 def test_sparse_gradients_are_summed():
     table = nn.Embedding(7, 3, sparse=True)
     recorder = recorded(table, table(torch.tensor([[1, 1, 4]])).sum())
-    assert float(recorder.squared_bounds()) == pytest.approx(3 * (4 + 1))
+    assert float(recorder.squared_norm_bounds()) == pytest.approx(3 * (4 + 1))
 
 
 def test_more_than_one_record_is_refused():
@@ -543,14 +550,14 @@ POLICIES = {
     "adaptive bounds": {"clipping": QuantileClipping(count_noise=50.0)},
     "AdaClip": {"clipping": AdaClip()},
     "projections": {"clipping": ProjectedClipping(projections=3)},
-    "secure noise": {"secure_noise": True},
+    "secure noise": {"secure_mode": True},
     "correlated noise": {
-        "noise": CorrelatedNoise(
+        "correlated_noise": CorrelatedNoise(
             strategy=optimize_banded(2, steps=3), participation=FixedEpochOrder(steps_per_epoch=2)
         ),
         "poisson_sampling": False,
     },
-    "loss curve": {"loss_curve": LossRelease(bound=2.0)},
+    "loss curve": {"loss_release": LossRelease(max_loss=2.0)},
     "replace one": {"neighboring_relation": NeighboringRelation.REPLACE_ONE},
 }
 
@@ -567,7 +574,7 @@ def released(performance, model, options, **more):
         optimizer=SGD,
         progress=False,
         performance=performance,
-        randomness=seeded,
+        rng=seeded,
         **more,
     )
     return [parameter.detach() for parameter in trained.parameters()], result
@@ -581,15 +588,15 @@ def test_every_policy_releases_what_the_capture_releases(name):
     wanted, other = released(PerformanceOptions(microbatch_size=1), model, POLICIES[name])
     assert_close(got, wanted, tolerance=1e-4)
     assert one.guarantee == other.guarantee
-    if one.loss_curve is not None:
-        pairs = zip(one.loss_curve, other.loss_curve, strict=True)
+    if one.released_losses is not None:
+        pairs = zip(one.released_losses, other.released_losses, strict=True)
         assert all(a.loss == pytest.approx(b.loss, rel=1e-4, abs=1e-5) for a, b in pairs)
 
 
 def test_units_in_fit_are_clipped_together():
     torch.manual_seed(0)
     model = nn.Sequential(*_SMALL)
-    units = UnitAssignment(of=[place // 3 for place in range(RECORDS)], count=4)
+    units = UnitAssignment(unit_ids=[place // 3 for place in range(RECORDS)], num_units=4)
     options = {"noise_multiplier": 0.0, "expected_batch_size": 4.0, "privacy_unit": PrivacyUnit.USER}
     got, _ = released(ALONE, model, options, units=units)
     wanted, _ = released(PerformanceOptions(gradients="captured"), model, options, units=units)
@@ -602,12 +609,12 @@ def test_a_capture_and_one_record_at_a_time_agree_record_by_record():
     single = OneByOne(model)
     squares = []
     for place in range(RECORDS):
-        with single.recording(1):
+        with single.capturing(1):
             losses(model, x[place : place + 1], y[place : place + 1]).sum().backward()
-        squares.append(single.squared_bounds())
+        squares.append(single.squared_norm_bounds())
     single.detach()
     capture = GradientCapture(model)
-    with capture.recording(RECORDS):
+    with capture.capturing(RECORDS):
         losses(model, x, y).sum().backward()
     assert torch.allclose(torch.cat(squares), capture.squared_norms(), rtol=1e-5)
 

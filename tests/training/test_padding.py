@@ -198,7 +198,7 @@ def test_with_dropout_and_in_fit_too(name):
     def loss(model, ids, labels):
         return F.cross_entropy(model(ids), labels, reduction="none")
 
-    assert fit(INDEPENDENT[name](), loss, data, plan, collate=collate, progress=False).steps == 4
+    assert fit(INDEPENDENT[name](), loss, data, plan, collate_fn=collate, progress=False).steps == 4
 
 
 @pytest.mark.parametrize("name", DEPENDENT)
@@ -214,7 +214,7 @@ def test_where_padding_matters_batches_of_different_lengths_are_refused(name):
         return F.cross_entropy(model(ids), labels, reduction="none")
 
     with pytest.raises(CoupledRecords, match="public length"):
-        fit(DEPENDENT[name](), loss, Sentences(), plan, collate=collate, progress=False)
+        fit(DEPENDENT[name](), loss, Sentences(), plan, collate_fn=collate, progress=False)
 
 
 @pytest.mark.parametrize("name", {**INDEPENDENT, **DEPENDENT})
@@ -285,7 +285,7 @@ def test_with_a_criterion_the_same_holds():
 def test_units_need_one_length():
     from sordino.training.record_source import UnitAssignment
 
-    units = UnitAssignment(of=[0, 0, 1, 1, 2, 2, 3, 3], count=4)
+    units = UnitAssignment(unit_ids=[0, 0, 1, 1, 2, 2, 3, 3], num_units=4)
     plan = Plan(
         noise_multiplier=1.0,
         max_grad_norm=1.0,
@@ -300,7 +300,7 @@ def test_units_need_one_length():
         return F.cross_entropy(model(ids), labels, reduction="none")
 
     with pytest.raises(CoupledRecords, match="public length"):
-        fit(MaskedMean(), loss, Sentences(), plan, collate=collate, progress=False, units=units)
+        fit(MaskedMean(), loss, Sentences(), plan, collate_fn=collate, progress=False, units=units)
 
 
 # --- random numbers ------------------------------------------------------------------------------------------------

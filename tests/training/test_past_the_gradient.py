@@ -32,7 +32,7 @@ def train(model, optimizer, *, before=None, after=None, epochs=4, **options):
             if before is not None:
                 before(model, optimizer, batch, loss)
             optimizer.step()
-            if after is not None and loader.ends_step:
+            if after is not None and loader.is_last_microbatch:
                 after(model, optimizer, batch, loss)
 
 

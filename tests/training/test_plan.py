@@ -22,16 +22,16 @@ def test_the_guarantee_is_the_published_value():
     # Abadi et al. 2016 state 1.26 by the moments accountant for this run; tight accounting gives 0.94687.
     guarantee = PLAN.guarantee()
     assert round(guarantee.epsilon, 5) == 0.94687
-    assert guarantee.sentence().startswith("(ε = 0.95, δ = 1e-05)-differentially private: unit one example")
+    assert guarantee.describe().startswith("(ε = 0.95, δ = 1e-05)-differentially private: unit one record")
 
 
 def test_clipping_noise_and_event_follow_one_record():
     halved = replace(PLAN, max_grad_norm=0.25)
-    assert halved.at(0).mechanism.stddev == PLAN.at(0).mechanism.stddev / 2 == 1.0
-    assert halved.at(0).max_grad_norm == halved.at(0).sensitivity == 0.25
+    assert halved.step_plan(0).mechanism.stddev == PLAN.step_plan(0).mechanism.stddev / 2 == 1.0
+    assert halved.step_plan(0).max_grad_norm == halved.step_plan(0).sensitivity == 0.25
     assert halved.step_event() == PLAN.step_event(), "the event knows no scale, only noise over sensitivity"
     # Replacing a record moves the sum twice as far.
-    assert REPLACE.at(0).mechanism.stddev == 2 * PLAN.at(0).mechanism.stddev
+    assert REPLACE.step_plan(0).mechanism.stddev == 2 * PLAN.step_plan(0).mechanism.stddev
     assert PLAN.step_event() == PoissonSampled(sample_rate=0.01, event=Gaussian(noise_multiplier=4.0))
     with pytest.raises(FrozenInstanceError):
         PLAN.max_grad_norm = 1.0
@@ -46,13 +46,13 @@ def test_events_count_steps_or_epochs():
     assert shuffled.event(250) == SelfComposed(event=Gaussian(noise_multiplier=4.0), count=3)
 
 
-def test_shuffled_epochs_have_no_guarantee_when_neighbours_add_or_remove():
+def test_shuffled_epochs_have_no_guarantee_when_neighbors_add_or_remove():
     with pytest.raises(UnknownSampler, match="replace_one"):
         replace(PLAN, poisson_sampling=False)
 
 
-@pytest.mark.parametrize("relation", list(NeighboringRelation))
-def test_a_target_is_met_from_below_with_hardly_any_slack(relation):
+@pytest.mark.parametrize("neighboring_relation", list(NeighboringRelation))
+def test_a_target_is_met_from_below_with_hardly_any_slack(neighboring_relation):
     plan = Plan.for_epsilon(
         target_epsilon=2.0,
         delta=1e-6,
@@ -60,23 +60,23 @@ def test_a_target_is_met_from_below_with_hardly_any_slack(relation):
         steps=200,
         max_grad_norm=1.0,
         expected_batch_size=50.0,
-        neighboring_relation=relation,
+        neighboring_relation=neighboring_relation,
     )
     assert 1.999 < plan.guarantee().epsilon <= 2.0
-    by_rdp = plan.with_noise_for(2.0, accountant="rdp")
+    by_rdp = plan.with_target_epsilon(2.0, accountant="rdp")
     assert by_rdp.noise_multiplier > plan.noise_multiplier
 
 
 def test_no_noise_is_marked_as_not_private():
     bare = replace(PLAN, noise_multiplier=0.0)
     assert bare.step_event() == NonPrivate(reason="noise_multiplier is 0")
-    assert "NOT private" in bare.guarantee().sentence()
+    assert "NOT private" in bare.guarantee().describe()
     assert bare.guarantee(steps=0).epsilon == 0
 
 
 def test_a_public_size_is_said():
-    assert "public" not in PLAN.guarantee(steps=1).sentence()
-    assert "size of the data set" in replace(PLAN, dataset_size_is_public=True).guarantee(steps=1).sentence()
+    assert "public" not in PLAN.guarantee(steps=1).describe()
+    assert "size of the data set" in replace(PLAN, dataset_size_is_public=True).guarantee(steps=1).describe()
 
 
 def test_json_holds_the_whole_plan_and_nothing_else():

@@ -71,14 +71,14 @@ def private_sum(model, records, the_plan, *, step=1, seed=1):
     private = PrivateStep(capture, the_plan, KeyedRNG(seed=seed, reproducible=True))
     features, targets = records
     for chunk in split_into_microbatches(np.arange(len(features)), step=step, microbatch_size=3):
-        with private.recording(chunk):
-            if chunk.records:
+        with private.capturing(chunk):
+            if chunk.num_records:
                 rows = torch.from_numpy(chunk.indices)
                 (model(features[rows]) - targets[rows]).square().sum().backward()
         private.add(chunk)
     private.finish()
     capture.detach()
-    divisor = the_plan.at(step).expected_batch_size
+    divisor = the_plan.step_plan(step).expected_batch_size
     flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]) * divisor
     model.zero_grad(set_to_none=True)
     return flat.double()
@@ -89,13 +89,13 @@ def records(count, *, scale=1.0, seed=0):
     return torch.randn(count, 3, generator=generator) * scale, torch.randn(count, 2, generator=generator)
 
 
-@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.words)
+@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.describe())
 @pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: type(bound).__name__)
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
 def test_one_record_moves_the_sum_by_at_most_its_bound(clipping, bound, scale):
     the_plan = plan(noise_multiplier=0.0, clipping=clipping, max_grad_norm=bound)
     features, targets = records(7, scale=scale)
-    model, most = network(), the_plan.at(1).max_grad_norm
+    model, most = network(), the_plan.step_plan(1).max_grad_norm
     whole = private_sum(model, (features, targets), the_plan)
     for left_out in (0, 6):
         kept = [row for row in range(7) if row != left_out]
@@ -103,7 +103,7 @@ def test_one_record_moves_the_sum_by_at_most_its_bound(clipping, bound, scale):
         assert float((whole - rest).norm()) <= most * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.words)
+@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.describe())
 def test_a_record_that_is_not_finite_in_one_layer_adds_nothing_in_any(clipping):
     the_plan = plan(noise_multiplier=0.0, clipping=clipping)
     features, targets = records(5)
@@ -113,22 +113,24 @@ def test_a_record_that_is_not_finite_in_one_layer_adds_nothing_in_any(clipping):
     assert torch.equal(private_sum(model, (features, targets), the_plan), without)
 
 
-@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.words)
-@pytest.mark.parametrize("relation", RELATIONS, ids=lambda relation: relation.value)
+@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.describe())
+@pytest.mark.parametrize("neighboring_relation", RELATIONS, ids=lambda neighboring_relation: neighboring_relation.value)
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: type(noise).__name__)
-def test_the_noise_is_what_the_step_is_charged_for(clipping, relation, noise):
-    the_plan = plan(noise_multiplier=noise, clipping=clipping, neighboring_relation=relation, max_grad_norm=BOUNDS[1])
+def test_the_noise_is_what_the_step_is_charged_for(clipping, neighboring_relation, noise):
+    the_plan = plan(
+        noise_multiplier=noise, clipping=clipping, neighboring_relation=neighboring_relation, max_grad_norm=BOUNDS[1]
+    )
     model = nn.Linear(300, 200)
     empty = torch.zeros(0, 300), torch.zeros(0, 200)
     for step in (0, 3):
-        now = the_plan.at(step)
+        now = the_plan.step_plan(step)
         measured = float(private_sum(model, empty, the_plan, step=step).square().mean().sqrt())
         # What the noise is worth for the gradient alone, and for the counts beside it.
         gradient = measured / now.sensitivity
         cost = gradient**-2
         if isinstance(clipping, QuantileClipping):
             groups = len(clipping.groups({name: value.numel() for name, value in model.named_parameters()}))
-            cost += (groups / 4) * (relation.sensitivity_factor / clipping.count_noise) ** 2
+            cost += (groups / 4) * (neighboring_relation.sensitivity_factor / clipping.count_noise) ** 2
         assert cost**-0.5 == pytest.approx(now.noise_multiplier, rel=0.02)
         assert now.event == Gaussian(noise_multiplier=now.noise_multiplier)
         assert the_plan.step_event(step) == PoissonSampled(sample_rate=0.5, event=now.event)
@@ -165,11 +167,11 @@ def test_a_schedule_is_calibrated_as_a_whole_and_keeps_its_shape(noise):
         noise_shape=noise,
     )
     assert 1.99 < made.guarantee().epsilon <= 2.0
-    ratio = made.at(0).noise_multiplier / made.at(19).noise_multiplier
+    ratio = made.step_plan(0).noise_multiplier / made.step_plan(19).noise_multiplier
     assert ratio == pytest.approx(noise.value(0, 20) / noise.value(19, 20))
 
 
-@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.words)
+@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.describe())
 def test_a_plan_with_every_part_scheduled_survives_json_and_trains(clipping):
     made = plan(
         clipping=clipping,
@@ -202,7 +204,7 @@ def test_adapted_bounds_approach_the_quantile_of_the_norms():
     private = PrivateStep(capture, the_plan, KeyedRNG(seed=5, reproducible=True))
     for step in range(60):
         (chunk,) = split_into_microbatches(np.arange(400), step=step)
-        with private.recording(chunk):
+        with private.capturing(chunk):
             model(features).sum().backward()
         private.add(chunk)
         private.finish()

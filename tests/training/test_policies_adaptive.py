@@ -68,7 +68,7 @@ def test_at_noise_ten_the_budget_of_one_admits_six_steps_by_zcdp_and_seven_by_gd
     budget = AdaptiveBudget(epsilon=1.0, choose=choose, filter=name)
     model = nn.Linear(3, 2)
     result = fit(model, losses, DATA, plan(), budget=budget, transcript=lines, progress=False)
-    assert (result.steps, result.charged_steps, result.budget_spent) == (steps, steps, True)
+    assert (result.steps, result.charged_steps, result.budget_exhausted) == (steps, steps, True)
     assert [step for step, _ in asked] == list(range(steps + 1)), "the next step was asked for, and refused"
     assert lines.events == [Gaussian(noise_multiplier=10.0)] * steps
     assert set(lines.epsilons) == {1.0}
@@ -87,7 +87,7 @@ def test_a_run_within_its_budget_takes_all_its_steps():
         nn.Linear(3, 2), losses, DATA, plan(steps=4), progress=False,
         budget=AdaptiveBudget(epsilon=1.0, choose=lambda step, released: 20.0 - step),
     )  # fmt: skip
-    assert (result.steps, result.budget_spent, result.guarantee.epsilon) == (4, False, 1.0)
+    assert (result.steps, result.budget_exhausted, result.guarantee.epsilon) == (4, False, 1.0)
 
 
 def test_a_choice_sees_the_last_private_gradient_and_nothing_else():
@@ -115,11 +115,13 @@ def test_a_choice_sees_the_last_private_gradient_and_nothing_else():
         GroupedClipping(by="parameter"),
         QuantileClipping(count_noise=60.0),
     ],
-    ids=lambda clipping: clipping.words,
+    ids=lambda clipping: clipping.describe(),
 )
-@pytest.mark.parametrize("relation", list(NeighboringRelation), ids=lambda relation: relation.value)
+@pytest.mark.parametrize(
+    "neighboring_relation", list(NeighboringRelation), ids=lambda neighboring_relation: neighboring_relation.value
+)
 @pytest.mark.parametrize("owner", [None, [0, 0, 1, 2, 2, 2, 4, 4, 4]], ids=["records", "users"])
-def test_each_step_has_the_noise_that_was_chosen_under_every_clipping(clipping, relation, owner):
+def test_each_step_has_the_noise_that_was_chosen_under_every_clipping(clipping, neighboring_relation, owner):
     norms, chosen = [], [20.0, 30.0]
 
     def choose(step, released):
@@ -127,23 +129,26 @@ def test_each_step_has_the_noise_that_was_chosen_under_every_clipping(clipping, 
         return StepParameters(noise_multiplier=chosen[min(step, 1)], max_grad_norm=0.5)
 
     the_plan = plan(
-        clipping=clipping, neighboring_relation=relation, steps=3, privacy_unit="example" if owner is None else "user"
+        clipping=clipping,
+        neighboring_relation=neighboring_relation,
+        steps=3,
+        privacy_unit="record" if owner is None else "user",
     )
     fit(
         nn.Linear(300, 200),
         lambda model, x: 1e-3 * model(x).sum(1),
         (torch.zeros(9, 300),),
         the_plan,
-        units=None if owner is None else UnitAssignment(of=owner, count=5),
+        units=None if owner is None else UnitAssignment(unit_ids=owner, num_units=5),
         budget=AdaptiveBudget(epsilon=4.0, choose=choose),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
         progress=False,
     )
     for norm, multiplier in zip(norms[1:], chosen, strict=True):
-        measured = norm * 60 / math.sqrt(300 * 200 + 200) / (0.5 * relation.sensitivity_factor)
+        measured = norm * 60 / math.sqrt(300 * 200 + 200) / (0.5 * neighboring_relation.sensitivity_factor)
         cost = measured**-2
         if isinstance(clipping, QuantileClipping):
-            cost += 0.25 * (relation.sensitivity_factor / clipping.count_noise) ** 2
+            cost += 0.25 * (neighboring_relation.sensitivity_factor / clipping.count_noise) ** 2
         assert cost**-0.5 == pytest.approx(multiplier, rel=0.03)
         if isinstance(clipping, QuantileClipping):
             break  # Its bound has moved by the second step.
@@ -151,8 +156,10 @@ def test_each_step_has_the_noise_that_was_chosen_under_every_clipping(clipping, 
 
 @pytest.mark.parametrize("name", ["zcdp", "gaussian", "renyi"])
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("relation", list(NeighboringRelation), ids=lambda relation: relation.value)
-def test_no_sequence_of_choices_gets_past_the_budget(name, seed, relation):
+@pytest.mark.parametrize(
+    "neighboring_relation", list(NeighboringRelation), ids=lambda neighboring_relation: neighboring_relation.value
+)
+def test_no_sequence_of_choices_gets_past_the_budget(name, seed, neighboring_relation):
     rate = 0.2 if name == "renyi" else 1.0
     generator = np.random.default_rng(seed)
 
@@ -163,13 +170,17 @@ def test_no_sequence_of_choices_gets_past_the_budget(name, seed, relation):
         return StepParameters(noise_multiplier=greedy, sample_rate=generator.uniform(0.01, 0.5) if rate < 1 else None)
 
     run = AdaptiveBudgetRun(
-        AdaptiveBudget(epsilon=2.0, choose=choose, filter=name), plan(sample_rate=rate, neighboring_relation=relation)
+        AdaptiveBudget(epsilon=2.0, choose=choose, filter=name),
+        plan(sample_rate=rate, neighboring_relation=neighboring_relation),
     )
-    taken = list(run.batches(population=30, steps=40, randomness=KeyedRNG()))
+    taken = list(run.batches(dataset_size=30, steps=40, rng=KeyedRNG()))
     events = [run.charged_at(step) for step in range(len(taken))]
     if events:
         # A fixed sequence with the same events is private by plain composition: an independent accountant agrees.
-        assert accounting.epsilon(Composed(events=tuple(events)), 1e-5, relation=relation).upper <= 2.0
+        assert (
+            accounting.epsilon(Composed(events=tuple(events)), 1e-5, neighboring_relation=neighboring_relation).upper
+            <= 2.0
+        )
     assert run.is_spent == (len(taken) < 40)
 
 
@@ -182,7 +193,7 @@ def test_a_step_is_refused_before_its_batch_is_drawn():
             return super().stream(*args, **kwargs)
 
     run = AdaptiveBudgetRun(AdaptiveBudget(epsilon=0.5, choose=lambda *_: 0.1), plan(sample_rate=0.5))
-    assert list(run.batches(population=30, steps=40, randomness=Watched())) == []
+    assert list(run.batches(dataset_size=30, steps=40, rng=Watched())) == []
     assert run.is_spent
     assert Watched.drawn == 0
 
@@ -201,16 +212,16 @@ def test_rates_and_bounds_may_be_chosen_under_the_renyi_filter():
     assert rates == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3])
     assert "Rényi filter" in result.guarantee.accountant
     run = AdaptiveBudgetRun(budget, plan(sample_rate=0.1, steps=5))
-    list(run.batches(population=9, steps=2, randomness=KeyedRNG()))
-    assert run.at(1).expected_batch_size == pytest.approx(90.0)
-    assert run.at(1).sensitivity == 0.5
+    list(run.batches(dataset_size=9, steps=2, rng=KeyedRNG()))
+    assert run.step_plan(1).expected_batch_size == pytest.approx(90.0)
+    assert run.step_plan(1).sensitivity == 0.5
 
 
 def test_the_filter_of_sampled_batches_uses_the_order_that_lasts_longest_for_the_plan():
     run = AdaptiveBudgetRun(
         AdaptiveBudget(epsilon=2.0, choose=lambda *_: 2.0), plan(sample_rate=0.05, noise_multiplier=2.0)
     )
-    taken = len(list(run.batches(population=1, steps=5000, randomness=KeyedRNG())))
+    taken = len(list(run.batches(dataset_size=1, steps=5000, rng=KeyedRNG())))
     step = PoissonSampled(sample_rate=0.05, event=Gaussian(noise_multiplier=2.0))
     best = accounting.epsilon(Composed(events=(step,) * taken), 1e-5).upper
     assert 1.6 < best <= 2.0, "within what Rényi accounting loses against the exact value"
@@ -226,7 +237,7 @@ def test_the_filter_of_sampled_batches_uses_the_order_that_lasts_longest_for_the
             {},
             {
                 "sample_rate": 0.1,
-                "noise": CorrelatedNoise(
+                "correlated_noise": CorrelatedNoise(
                     strategy=optimize_banded(2, steps=50), participation=CyclicPoisson(groups=2, sample_rate=0.1)
                 ),
             },
@@ -276,6 +287,6 @@ def test_the_unit_and_relation_of_the_plan_are_in_the_guarantee():
         nn.Linear(3, 2), losses, DATA, plan(steps=1, privacy_unit="user", neighboring_relation="replace_one"),
         budget=AdaptiveBudget(epsilon=1.0, choose=lambda *_: 30.0), progress=False,
     )  # fmt: skip
-    assert result.guarantee.unit is PrivacyUnit.USER
-    assert result.guarantee.relation is NeighboringRelation.REPLACE_ONE
+    assert result.guarantee.privacy_unit is PrivacyUnit.USER
+    assert result.guarantee.neighboring_relation is NeighboringRelation.REPLACE_ONE
     assert "every record is taken to be all that its user gave" in result.guarantee.caveats

@@ -54,7 +54,7 @@ def run_until(crash, path, *, the_budget=None, the_plan=None, **options):
         if done == crash:
             raise Crash
 
-    where = {"resume": path} if path.exists() else {"run": path}
+    where = {"resume_from": path} if path.exists() else {"run_folder": path}
     return fit(
         nn.Linear(3, 2), losses, DATA, the_plan or plan(), budget=the_budget or budget(), progress=False,
         on_step=stop, checkpoint_every=2, **where, **options,
@@ -73,9 +73,9 @@ def test_the_transcript_holds_what_each_step_asked_for_and_the_claim_is_the_budg
     assert any("ε is a budget that a filter kept" in caveat for caveat in run.guarantee.caveats)
     found = verify(run.path)
     assert found.passed, found
-    realised = accounting.epsilon(Composed(events=tuple(line.event for line in run)), 1e-5).upper
-    assert realised < 0.9
-    assert f"{realised:.6g}" in found.item("guarantee").detail
+    realized = accounting.epsilon(Composed(events=tuple(line.event for line in run)), 1e-5).upper
+    assert realized < 0.9
+    assert f"{realized:.6g}" in found.item("guarantee").detail
     assert json.loads((run.path / "run.json").read_text())["budget"]["filter"] == "gaussian"
 
 
@@ -95,12 +95,12 @@ def test_a_crash_and_a_resume_never_overspend(tmp_path, changes, name, choice):
         }
 
     alone = run_until(None, tmp_path / "alone", **options())
-    assert alone.budget_spent
+    assert alone.budget_exhausted
     with pytest.raises(Crash):
         run_until(5, tmp_path / "run", **options())
     result = run_until(None, tmp_path / "run", **options())
     run = RunFolder.open(tmp_path / "run")
-    assert result.budget_spent
+    assert result.budget_exhausted
     # Step 4 was taken twice, from the checkpoint after step 4; both times were paid from the one budget.
     assert result.steps == alone.steps - 1
     assert len(list(run)) == alone.steps
@@ -132,7 +132,7 @@ def test_a_run_whose_budget_is_spent_can_be_resumed_and_does_nothing(tmp_path):
     first = run_until(None, tmp_path / "run")
     assert first.steps == SEVEN
     again = run_until(None, tmp_path / "run")
-    assert (again.budget_spent, len(list(RunFolder.open(tmp_path / "run")))) == (True, SEVEN)
+    assert (again.budget_exhausted, len(list(RunFolder.open(tmp_path / "run")))) == (True, SEVEN)
     assert verify(tmp_path / "run").passed
 
 
@@ -143,9 +143,9 @@ def test_another_budget_or_none_is_refused_when_resuming(tmp_path):
         with pytest.raises(InvalidArgument, match="budget must be that of the run folder"):
             run_until(None, tmp_path / "run", the_budget=other)
     with pytest.raises(InvalidArgument, match="budget must be that of the run folder"):
-        fit(nn.Linear(3, 2), losses, DATA, plan(), resume=tmp_path / "run", progress=False)
+        fit(nn.Linear(3, 2), losses, DATA, plan(), resume_from=tmp_path / "run", progress=False)
     with pytest.raises(Crash):
-        fit(nn.Linear(3, 2), losses, DATA, plan(), run=tmp_path / "plain", progress=False, on_step=crash)
+        fit(nn.Linear(3, 2), losses, DATA, plan(), run_folder=tmp_path / "plain", progress=False, on_step=crash)
     with pytest.raises(InvalidArgument, match="budget must be that of the run folder"):
         run_until(None, tmp_path / "plain")
 
@@ -162,7 +162,7 @@ def test_a_torn_line_ends_the_budget(tmp_path):
     last = content.rstrip(b"\n").rfind(b"\n")
     file.write_bytes(content[: last + 60])
     result = run_until(None, tmp_path / "run")
-    assert result.budget_spent
+    assert result.budget_exhausted
     assert result.steps == 2, "the model of the last checkpoint"
     found = verify(tmp_path / "run")
     assert found.passed, found

@@ -55,7 +55,7 @@ NOISES = {
     ),
     "inverse": (
         CorrelatedNoise(
-            strategy=BandedInverse.square_root(bands=4, steps=STEPS), participation=MinSeparation(separation=3)
+            strategy=BandedInverse.square_root(bands=4, steps=STEPS), participation=MinSeparation(min_separation=3)
         ),
         {"sample_rate": 0.25, "poisson_sampling": False},
     ),
@@ -89,7 +89,7 @@ def plan(name="cycles", **changes):
         "steps": STEPS,
         "expected_batch_size": 8.0,
         "delta": 1e-5,
-        "noise": noise,
+        "correlated_noise": noise,
     }
     return Plan(**{**values, **options, **changes})
 
@@ -114,35 +114,35 @@ def released(model, the_plan, *, leave_out=()):
     private = PrivateStep(capture, the_plan, KeyedRNG(seed=3, reproducible=True))
     rows = []
     for step in range(the_plan.steps):
-        chunk = Microbatch(step=step, chunk=0, is_last=True, indices=np.empty(0, dtype=np.int64))
+        chunk = Microbatch(step=step, index=0, is_last=True, indices=np.empty(0, dtype=np.int64))
         if step in leave_out:
             rows.append(None)
             continue
-        with private.recording(chunk):
+        with private.capturing(chunk):
             pass
         private.add(chunk)
         private.finish()
         rows.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double())
     capture.detach()
-    return [None if row is None else row * the_plan.at(0).expected_batch_size for row in rows]
+    return [None if row is None else row * the_plan.step_plan(0).expected_batch_size for row in rows]
 
 
 @pytest.mark.parametrize("name", NOISES)
-@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.words)
-@pytest.mark.parametrize("relation", RELATIONS, ids=lambda relation: relation.value)
-def test_the_strategy_whitens_what_a_run_adds_to_the_declared_scale(name, clipping, relation):
-    the_plan = plan(name, clipping=clipping, neighboring_relation=relation)
+@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.describe())
+@pytest.mark.parametrize("neighboring_relation", RELATIONS, ids=lambda neighboring_relation: neighboring_relation.value)
+def test_the_strategy_whitens_what_a_run_adds_to_the_declared_scale(name, clipping, neighboring_relation):
+    the_plan = plan(name, clipping=clipping, neighboring_relation=neighboring_relation)
     noise = torch.stack(released(nn.Linear(150, 40), the_plan)).numpy()
-    white = the_plan.noise.strategy.matrix() @ noise
+    white = the_plan.correlated_noise.strategy.matrix() @ noise
     mechanism = the_plan.mechanism
-    expected = 1.5 * mechanism.sensitivity * 0.5 * relation.sensitivity_factor
+    expected = 1.5 * mechanism.sensitivity * 0.5 * neighboring_relation.sensitivity_factor
     # 72 480 draws in all: 3 % is eleven standard errors, a scale 5 % off fails.
     assert white.std() == pytest.approx(expected, rel=0.03)
     assert white.std() != pytest.approx(expected * 1.05, rel=0.03)
     correlation = np.corrcoef(white)
     assert np.abs(correlation - np.eye(STEPS)).max() < 6 / np.sqrt(noise.shape[1])
     assert np.abs(np.corrcoef(noise) - np.eye(STEPS)).max() > 0.2, "as emitted, the steps hang together"
-    assert np.allclose(noise, noise_matrix(the_plan.noise.strategy) @ white, atol=1e-3 * expected)
+    assert np.allclose(noise, noise_matrix(the_plan.correlated_noise.strategy) @ white, atol=1e-3 * expected)
 
 
 def test_an_abandoned_step_takes_its_noise_along():
@@ -160,29 +160,29 @@ def test_an_abandoned_step_takes_its_noise_along():
 
 
 @pytest.mark.parametrize("name", NOISES)
-@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.words)
+@pytest.mark.parametrize("clipping", CLIPPINGS, ids=lambda clipping: clipping.describe())
 def test_one_record_moves_each_step_by_its_bound_and_only_where_it_may_take_part(name, clipping):
     the_plan = plan(name, noise_multiplier=0.0, clipping=clipping)
     sampler, features = the_plan.sampling, records(40)
     steps = {}
     for step in range(STEPS):
-        indices = sampler.draw(population=40, step=step, randomness=KeyedRNG(seed=1, reproducible=True))
+        indices = sampler.draw(dataset_size=40, step=step, rng=KeyedRNG(seed=1, reproducible=True))
         for index in indices.tolist():
             steps.setdefault(index, []).append(step)
     for taken in steps.values():
         apart = np.diff(taken)
-        participation = the_plan.noise.participation
-        assert len(taken) <= participation.most(STEPS)
-        assert (apart >= participation.separation).all()
+        participation = the_plan.correlated_noise.participation
+        assert len(taken) <= participation.max_participations(STEPS)
+        assert (apart >= participation.min_separation).all()
         if isinstance(participation, FixedEpochOrder | CyclicPoisson):
-            assert len({step % participation.separation for step in taken}) == 1
+            assert len({step % participation.min_separation for step in taken}) == 1
     model = network()
     capture = GradientCapture(model)
     sums = []
     for rows in (np.arange(6), np.arange(5)):
         private = PrivateStep(capture, the_plan, KeyedRNG())
-        chunk = Microbatch(step=0, chunk=0, is_last=True, indices=rows)
-        with private.recording(chunk):
+        chunk = Microbatch(step=0, index=0, is_last=True, indices=rows)
+        with private.capturing(chunk):
             losses(model, *(part[rows] for part in features)).sum().backward()
         private.add(chunk)
         private.finish()
@@ -195,8 +195,8 @@ def test_a_record_that_leaves_its_number_vacant_moves_no_other_record(population
     key = KeyedRNG(seed=1, reproducible=True)
     for sampler in (CyclicPoissonSampling(groups=3, sample_rate=0.2), FixedBatchSampling(steps_per_epoch=3)):
         for step in range(9):
-            drawn = sampler.draw(population=population, step=step, randomness=key)
-            longer = sampler.draw(population=population + 1, step=step, randomness=key)
+            drawn = sampler.draw(dataset_size=population, step=step, rng=key)
+            longer = sampler.draw(dataset_size=population + 1, step=step, rng=key)
             assert (np.diff(drawn) > 0).all()
             assert (drawn % 3 == step % 3).all()
             assert longer[longer < population].tolist() == drawn.tolist()
@@ -204,17 +204,17 @@ def test_a_record_that_leaves_its_number_vacant_moves_no_other_record(population
 
 def test_cyclic_sampling_draws_members_of_the_group_at_the_group_rate():
     sampler = CyclicPoissonSampling(groups=5, sample_rate=0.04)
-    sizes = [len(batch) for batch in sampler.batches(population=5000, first_step=0, steps=200, randomness=KeyedRNG())]
+    sizes = [len(batch) for batch in sampler.batches(dataset_size=5000, first_step=0, steps=200, rng=KeyedRNG())]
     assert np.mean(sizes) == pytest.approx(200, abs=5)
     assert sampler.event(Gaussian(noise_multiplier=2.0)).sample_rate == pytest.approx(0.2)
-    assert [sampler.charges(steps) for steps in (0, 1, 5, 6)] == [0, 1, 1, 2]
+    assert [sampler.num_charges(steps) for steps in (0, 1, 5, 6)] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("name", NOISES)
-@pytest.mark.parametrize("relation", RELATIONS, ids=lambda relation: relation.value)
-def test_a_run_is_charged_for_exactly_its_mechanism(name, relation, tmp_path):
-    the_plan = plan(name, neighboring_relation=relation)
-    result = fit(network(), losses, records(48), the_plan, progress=False, run=tmp_path / "run")
+@pytest.mark.parametrize("neighboring_relation", RELATIONS, ids=lambda neighboring_relation: neighboring_relation.value)
+def test_a_run_is_charged_for_exactly_its_mechanism(name, neighboring_relation, tmp_path):
+    the_plan = plan(name, neighboring_relation=neighboring_relation)
+    result = fit(network(), losses, records(48), the_plan, progress=False, run_folder=tmp_path / "run")
     charged = [line.event for line in RunFolder.open(tmp_path / "run") if not isinstance(line.event, NoOp)]
     if name == "cycles":
         assert charged == [PoissonSampled(sample_rate=0.5, event=Gaussian(noise_multiplier=1.5))] * 3
@@ -223,11 +223,11 @@ def test_a_run_is_charged_for_exactly_its_mechanism(name, relation, tmp_path):
         assert isinstance(event, MatrixGaussian)
         assert event == the_plan.event()
         assert event.noise_multiplier / event.sensitivity == pytest.approx(1.5)
-    exact = accounting.epsilon(the_plan.mechanism.event(), 1e-5, relation=relation)
+    exact = accounting.epsilon(the_plan.mechanism.event(), 1e-5, neighboring_relation=neighboring_relation)
     assert result.guarantee.epsilon == pytest.approx(exact.upper, rel=1e-9)
-    assert result.guarantee.sampler == the_plan.sampling.words
+    assert result.guarantee.sampler == the_plan.sampling.describe()
     keep = "records keep their numbers when one is added or removed" in result.guarantee.caveats
-    assert keep == (relation is NeighboringRelation.ADD_OR_REMOVE_ONE)
+    assert keep == (neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE)
     assert verify(tmp_path / "run").passed
 
 
@@ -262,9 +262,9 @@ def test_without_noise_the_run_is_not_private():
         ({"steps": STEPS + 1}, InvalidArgument, "steps must be those of the noise's strategy"),
         ({"sample_rate": 0.1}, InvalidArgument, "sample_rate must be that of the noise's participation"),
         ({"poisson_sampling": False}, UnknownSampler, "got CyclicPoisson"),
-        ({"noise": NOISES["epochs"][0]}, UnknownSampler, "must be CyclicPoisson with Poisson sampling"),
-        ({"noise": NOISES["tree"][0]}, UnknownSampler, "must be CyclicPoisson with Poisson sampling"),
-        ({"noise": "banded"}, InvalidArgument, "noise must be None or CorrelatedNoise"),
+        ({"correlated_noise": NOISES["epochs"][0]}, UnknownSampler, "must be CyclicPoisson with Poisson sampling"),
+        ({"correlated_noise": NOISES["tree"][0]}, UnknownSampler, "must be CyclicPoisson with Poisson sampling"),
+        ({"correlated_noise": "banded"}, InvalidArgument, "correlated_noise must be None or CorrelatedNoise"),
     ],
 )
 def test_unsound_combinations_are_refused_by_name(changes, error, words):
@@ -274,19 +274,25 @@ def test_unsound_combinations_are_refused_by_name(changes, error, words):
 
 @pytest.mark.parametrize(
     "participation",
-    [FixedEpochOrder(steps_per_epoch=3), MinSeparation(separation=5), MinSeparation(separation=4, participations=2)],
+    [
+        FixedEpochOrder(steps_per_epoch=3),
+        MinSeparation(min_separation=5),
+        MinSeparation(min_separation=4, participations=2),
+    ],
     ids=repr,
 )
 def test_fixed_batches_that_break_the_participation_are_refused(participation):
     noise = CorrelatedNoise(strategy=BANDED, participation=participation)
     with pytest.raises(UnknownSampler, match="participation must allow 3 participations of a record, 4 steps apart"):
-        plan("epochs", noise=noise)
-    assert plan("epochs", noise=replace(noise, participation=MinSeparation(separation=3, participations=3)))
+        plan("epochs", correlated_noise=noise)
+    assert plan(
+        "epochs", correlated_noise=replace(noise, participation=MinSeparation(min_separation=3, participations=3))
+    )
 
 
 def test_more_bands_than_groups_are_refused():
     with pytest.raises((PrivacyError, InvalidArgument), match=r"bands|groups"):
-        plan(noise=CorrelatedNoise(strategy=optimize_banded(5, steps=STEPS), participation=CYCLES))
+        plan(correlated_noise=CorrelatedNoise(strategy=optimize_banded(5, steps=STEPS), participation=CYCLES))
 
 
 @pytest.mark.parametrize("name", NOISES)
@@ -296,8 +302,8 @@ def test_a_plan_with_noise_survives_json(name):
     assert again == the_plan
     assert hash(again) == hash(the_plan)
     assert again.event() == the_plan.event()
-    with pytest.raises(InvalidArgument, match="noise must hold"):
-        Plan.from_json(json.dumps(json.loads(the_plan.to_json()) | {"noise": {"strategy": {}}}))
+    with pytest.raises(InvalidArgument, match="correlated_noise must hold"):
+        Plan.from_json(json.dumps(json.loads(the_plan.to_json()) | {"correlated_noise": {"strategy": {}}}))
 
 
 def test_trained_parameters_stay_fixed_under_correlated_noise():
@@ -306,24 +312,24 @@ def test_trained_parameters_stay_fixed_under_correlated_noise():
     private = PrivateStep(capture, plan(), KeyedRNG())
     model[0].requires_grad_(False)
     empty = np.empty(0, dtype=np.int64)
-    with private.recording(Microbatch(step=0, chunk=0, is_last=True, indices=empty)):
+    with private.capturing(Microbatch(step=0, index=0, is_last=True, indices=empty)):
         pass
-    private.add(Microbatch(step=0, chunk=0, is_last=True, indices=empty))
+    private.add(Microbatch(step=0, index=0, is_last=True, indices=empty))
     private.finish()
     model[0].requires_grad_(True)
     model[1].requires_grad_(False)
     with pytest.raises(NonPrivateStep, match="correlated noise"):
-        private.recording(Microbatch(step=1, chunk=0, is_last=True, indices=empty))
+        private.capturing(Microbatch(step=1, index=0, is_last=True, indices=empty))
 
 
 def test_the_best_noise_for_a_target_is_bands_when_epochs_are_few_and_independent_when_they_are_many():
-    options = {"delta": 1e-5, "max_grad_norm": 1.0, "expected_batch_size": 10.0, "noise": "auto"}
+    options = {"delta": 1e-5, "max_grad_norm": 1.0, "expected_batch_size": 10.0, "correlated_noise": "auto"}
     few = Plan.for_epsilon(target_epsilon=8.0, sample_rate=0.05, steps=40, **options)
-    assert few.noise is not None
-    assert few.noise.strategy.bands > 1
+    assert few.correlated_noise is not None
+    assert few.correlated_noise.strategy.bands > 1
     assert 7.9 < few.guarantee().epsilon <= 8.0
     many = Plan.for_epsilon(target_epsilon=0.5, sample_rate=0.5, steps=100, **options)
-    assert many.noise is None
+    assert many.correlated_noise is None
     assert 0.49 < many.guarantee().epsilon <= 0.5
     with pytest.raises(InvalidArgument, match='got "auto"'):
         Plan.for_epsilon(target_epsilon=1.0, sample_rate=LinearSchedule(start=0.1, end=0.2), steps=4, **options)
@@ -331,9 +337,9 @@ def test_the_best_noise_for_a_target_is_bands_when_epochs_are_few_and_independen
 
 @pytest.mark.parametrize("name", ["cycles", "epochs"])
 def test_a_given_noise_is_calibrated_with_its_own_events(name):
-    calibrated = plan(name).with_noise_for(2.0)
+    calibrated = plan(name).with_target_epsilon(2.0)
     assert 1.99 < calibrated.guarantee().epsilon <= 2.0
-    assert calibrated.noise == plan(name).noise
+    assert calibrated.correlated_noise == plan(name).correlated_noise
 
 
 # --- stopping and resuming ---------------------------------------------------------------------------------------
@@ -348,7 +354,7 @@ def run_until(path, the_plan, stop=None, error=Crash, **options):
         if done == stop:
             raise error
 
-    where = {"resume": path} if path.exists() else {"run": path}
+    where = {"resume_from": path} if path.exists() else {"run_folder": path}
     return fit(
         network(),
         losses,
@@ -411,15 +417,15 @@ def test_resumed_noise_goes_on_from_the_buffers():
         capture = GradientCapture(model)
         private = PrivateStep(capture, the_plan, KeyedRNG())
         if state is not None:
-            private.load_state(state)
+            private.load_state_dict(state)
         for step in segment:
-            chunk = Microbatch(step=step, chunk=0, is_last=True, indices=np.empty(0, dtype=np.int64))
-            with private.recording(chunk):
+            chunk = Microbatch(step=step, index=0, is_last=True, indices=np.empty(0, dtype=np.int64))
+            with private.capturing(chunk):
                 pass
             private.add(chunk)
             private.finish()
             rows.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double() * 8.0)
-        state = private.state()
+        state = private.state_dict()
         capture.detach()
     white = BANDED.matrix() @ torch.stack(rows).numpy()
     assert white.std(1) == pytest.approx(np.full(STEPS, the_plan.mechanism.stddev), rel=0.03)
@@ -429,10 +435,10 @@ def test_resumed_noise_goes_on_from_the_buffers():
 def test_noise_does_not_go_on_without_its_state():
     late = PrivateStep(GradientCapture(nn.Linear(2, 1)), plan(), KeyedRNG(), after_step=4)
     with pytest.raises(NonPrivateStep, match="from the state after step 4"):
-        late.recording(Microbatch(step=5, chunk=0, is_last=True, indices=np.empty(0, dtype=np.int64)))
+        late.capturing(Microbatch(step=5, index=0, is_last=True, indices=np.empty(0, dtype=np.int64)))
     private = PrivateStep(GradientCapture(nn.Linear(2, 1)), plan(), KeyedRNG())
     with pytest.raises(InvalidArgument, match="must be one of this plan"):
-        private.load_state({"bounds": {"bounds": None}, "noise": None})
+        private.load_state_dict({"bounds": {"bounds": None}, "noise": None})
 
 
 def test_a_ledger_holds_the_whole_of_a_correlated_run(tmp_path):

@@ -214,21 +214,21 @@ def test_a_loss_that_is_not_one_value_per_record_is_refused_with_the_shape_expec
 
 
 def test_a_per_record_loss_that_looks_at_other_records_is_refused():
-    def centred(model, made_up):
+    def centered(model, made_up):
         losses = F.cross_entropy(model(made_up[0]), made_up[1], reduction="none")
         return losses - losses.detach().mean()
 
     with pytest.raises(CoupledRecords):
-        probe(linear(), centred)
+        probe(linear(), centered)
 
 
 def test_a_penalty_on_parameters_is_refused_by_name():
-    def penalised(model, made_up):
+    def penalized(model, made_up):
         losses = F.cross_entropy(model(made_up[0]), made_up[1], reduction="none")
         return losses + model.weight.square().sum()
 
     with pytest.raises(UncapturedParameter, match="weight"):
-        probe(linear(), penalised)
+        probe(linear(), penalized)
 
 
 @pytest.mark.parametrize(("declared", "made"), [("mean", "sum"), ("sum", "mean")])

@@ -94,7 +94,7 @@ def test_noise_beside_a_batch_is_free(criterion):
 def test_public_records_beside_a_batch_are_declared():
     engine, model, optimizer, loader = private()
     for features, labels in loader:
-        made_up = engine.public(torch.rand(len(features), 5))
+        made_up = engine.mark_public(torch.rand(len(features), 5))
         (F.cross_entropy(model(features), labels) + model(made_up).square().sum(1).mean()).backward()
         optimizer.step()
 

@@ -93,7 +93,7 @@ def test_a_record_whose_code_raises_counts_as_zero_and_training_goes_on(kind, mi
     options = {"loss": raising_loss, "performance": PerformanceOptions(microbatch_size=microbatch_size)}
     if kind == "collate":
         records.x[_ODD] = SPECIAL
-        options["collate"] = collate
+        options["collate_fn"] = collate
     found = trained(records, **options)
     wanted = trained(Without(Records("none")), loss=loss)
     assert torch.allclose(found, wanted, atol=1e-6)

@@ -57,7 +57,7 @@ def run_until(crash, path, *, plan=PLAN, model=None, error=Crash, **options):
             raise error
 
     settings = {"optimizer": adam, "checkpoint_every": 4, "progress": False, "on_step": stop} | options
-    where = {"resume": path} if Path(path).exists() else {"run": path}
+    where = {"resume_from": path} if Path(path).exists() else {"run_folder": path}
     return fit(net() if model is None else model, losses, DATA, plan, **where, **settings)
 
 
@@ -120,14 +120,14 @@ def test_without_noise_a_resumed_run_ends_with_the_very_weights_of_one_that_was_
 
 def test_clipping_bounds_that_adapt_go_on_from_where_they_were(tmp_path, monkeypatch):
     plan = replace(PLAN, clipping=QuantileClipping(count_noise=10.0))
-    seen, learn = [], ClippedSumAccumulator.learn
+    seen, learn = [], ClippedSumAccumulator.update_clip_norms
 
     def spy(self, released):
         before = self.state_dict()["bounds"]
         learn(self, released)
         seen.append((before, self.state_dict()["bounds"]))
 
-    monkeypatch.setattr(ClippedSumAccumulator, "learn", spy)
+    monkeypatch.setattr(ClippedSumAccumulator, "update_clip_norms", spy)
     run = crashed(tmp_path / "run", 6, plan=plan)
     assert seen[3][1] != seen[0][0]
     run_until(None, run.path, plan=plan)
@@ -181,10 +181,10 @@ def test_noise_and_batches_are_fresh_in_every_segment(tmp_path, monkeypatch):
 
 
 def test_a_seed_that_was_used_before_is_refused_because_its_noise_would_come_again(tmp_path):
-    seeded = {"randomness": KeyedRNG(seed=5, reproducible=True)}
+    seeded = {"rng": KeyedRNG(seed=5, reproducible=True)}
     run = crashed(tmp_path / "run", 6, **seeded)
     with pytest.raises(InvalidArgument, match="noise would come again"):
-        run_until(None, run.path, randomness=KeyedRNG(seed=5, reproducible=True))
+        run_until(None, run.path, rng=KeyedRNG(seed=5, reproducible=True))
     result = run_until(None, run.path)
     assert "fixed seed: not for release" in result.guarantee.caveats
     assert [segment.seeded for segment in run.segments()] == [True, False]
@@ -198,7 +198,9 @@ def test_a_resumed_shuffled_epoch_is_paid_for_again(tmp_path):
     paid = sum(line.event == plan.step_event() for line in run)
     assert [line.step for line in run if line.event == plan.step_event()] == [0, 4, 6, 8]
     assert paid == 4
-    exact = accounting.epsilon(SelfComposed(event=plan.step_event(), count=4), 1e-5, relation=plan.neighboring_relation)
+    exact = accounting.epsilon(
+        SelfComposed(event=plan.step_event(), count=4), 1e-5, neighboring_relation=plan.neighboring_relation
+    )
     assert result.guarantee.epsilon == exact.upper
     assert verify(run).passed
 
@@ -280,17 +282,17 @@ def _charged(account):
 
 def test_a_failure_before_the_first_step_leaves_no_folder(tmp_path):
     with pytest.raises(UnsupportedModule, match="made-up records"):
-        fit(nn.Linear(9, 2), losses, DATA, PLAN, run=tmp_path / "run", progress=False)
+        fit(nn.Linear(9, 2), losses, DATA, PLAN, run_folder=tmp_path / "run", progress=False)
     assert os.listdir(tmp_path) == []
 
 
 def test_run_and_resume_exclude_each_other_and_checkpoints_need_a_run(tmp_path):
-    with pytest.raises(InvalidArgument, match="resume must be None"):
-        fit(net(), losses, DATA, PLAN, run=tmp_path / "a", resume=tmp_path / "b")
+    with pytest.raises(InvalidArgument, match="resume_from must be None"):
+        fit(net(), losses, DATA, PLAN, run_folder=tmp_path / "a", resume_from=tmp_path / "b")
     with pytest.raises(InvalidArgument, match="checkpoint_every must be None"):
         fit(net(), losses, DATA, PLAN, checkpoint_every=3)
     with pytest.raises(InvalidArgument, match="checkpoint_every must be an integer ≥ 1"):
-        fit(net(), losses, DATA, PLAN, run=tmp_path / "a", checkpoint_every=0)
+        fit(net(), losses, DATA, PLAN, run_folder=tmp_path / "a", checkpoint_every=0)
     assert os.listdir(tmp_path) == []
 
 

@@ -36,7 +36,7 @@ def by_the_batch(x):
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
-    standardised = torch.jit.script(by_the_batch)
+    standardized = torch.jit.script(by_the_batch)
 
 
 def weighted(weight):
@@ -59,7 +59,7 @@ BY_PLACE = {
     "other records": lambda m, b, s: ce(m, b) + F.mse_loss(m(b[0]), POOL[: len(b[0]), :3]),
     "labels by place": lambda m, b, s: F.cross_entropy(m(b[0]), torch.arange(len(b[0])) % 3),
     "labels of others": lambda m, b, s: F.cross_entropy(m(b[0]), LABELS[: len(b[0])]),
-    "a compiled script": weighted(lambda b: standardised(b[0])[:, 0].sigmoid()),
+    "a compiled script": weighted(lambda b: standardized(b[0])[:, 0].sigmoid()),
 }
 BY_CHANCE_OR_ALIKE = {
     "ones": weighted(lambda b: torch.ones(len(b[0]))),
@@ -116,7 +116,7 @@ def critic(rows_of):
         real = model(x).squeeze(1)
         one = loss(real, torch.full((x.size(0),), 1.0))
         assert f"{real.mean().item():.2f}"
-        fake = model(engine.public(rows_of(generator, len(x)))).squeeze(1)
+        fake = model(engine.mark_public(rows_of(generator, len(x)))).squeeze(1)
         (one + loss(fake, torch.full((x.size(0),), 0.0))).backward()
         optimizer.step()
 
@@ -138,7 +138,7 @@ def hooked(x):
 
 
 BEFORE = {
-    "standardised": lambda x, s: (x - x.mean(0)) / x.std(0),
+    "standardized": lambda x, s: (x - x.mean(0)) / x.std(0),
     "mixed up": lambda x, s: hooked(x),
     "largest value": lambda x, s: x / x.abs().max(),
     "numbers": lambda x, s: x - x.mean().item(),
@@ -148,7 +148,7 @@ BEFORE = {
     "an earlier batch": lambda x, s: x - s.setdefault("mean", x.mean(0)),
     "through numpy": lambda x, s: x - torch.from_numpy(x.numpy().mean(0)),
 }
-UNTIL_LATER = ("standardised", "in place", "noise of a pool")
+UNTIL_LATER = ("standardized", "in place", "noise of a pool")
 
 
 @pytest.mark.parametrize("name", BEFORE)
@@ -339,9 +339,9 @@ def mean_written(target, labels, state):
 
 
 def kept_from_before(_target, labels, state):
-    kept = state.setdefault("kept", {}).setdefault(len(labels), torch.zeros(len(labels), 3))
-    kept += F.one_hot(labels, 3)
-    return kept.clone()
+    kept = state.setdefault("kept", torch.zeros(64, 3))
+    kept[: len(labels)] += F.one_hot(labels, 3)
+    return kept[: len(labels)].clone()
 
 
 ROWS_SPOILED = [

@@ -46,7 +46,7 @@ def plan(**changes):
         "steps": 1,
         "expected_batch_size": 8.0,
         "delta": 1e-5,
-        "secure_noise": True,
+        "secure_mode": True,
     }
     return Plan(**(chosen | changes))
 
@@ -56,16 +56,16 @@ def squares(model, batch):
 
 
 def grid_of(model, chosen):
-    return chosen.at(0).grid_mechanism(sum(p.numel() for p in model.parameters()))
+    return chosen.step_plan(0).grid_mechanism(sum(p.numel() for p in model.parameters()))
 
 
 def released(model, x, chosen, microbatch_size=None, seed=None, number=0):
     """What a step writes, times the divisor: the noisy sum, all parameters in one row, in double precision."""
     capture = GradientCapture(model)
-    randomness = KeyedRNG() if seed is None else KeyedRNG(seed=seed, reproducible=True)
-    step = PrivateStep(capture, chosen, randomness)
+    rng = KeyedRNG() if seed is None else KeyedRNG(seed=seed, reproducible=True)
+    step = PrivateStep(capture, chosen, rng)
     for chunk in split_into_microbatches(np.arange(len(x)), step=number, microbatch_size=microbatch_size):
-        with step.recording(chunk):
+        with step.capturing(chunk):
             squares(model, (x[torch.from_numpy(chunk.indices)],)).backward()
         step.add(chunk)
     step.finish()
@@ -109,7 +109,7 @@ def test_the_integers_are_those_of_a_loop_over_single_records():
         model.zero_grad()
         squares(model, (row[None],)).backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
-        factor = FlatClipping().factors(gradient.square().sum(), max_grad_norm=C)
+        factor = FlatClipping().clip_factors(gradient.square().sum(), max_grad_norm=C)
         total += np.array([round(float(value)) for value in gradient * factor / step], dtype=object)
     found = integers(model, x, plan(), microbatch_size=1)
     # Another order of products may move an entry of a record by a unit in the last place of the gradient.
@@ -151,7 +151,7 @@ def test_layers_of_every_kind_give_the_clipped_sum():
 def test_every_fixed_way_of_clipping_gives_the_sum_that_floats_give(clipping):
     model, x = one_hidden_layer(), records(7)
     chosen = plan(clipping=clipping)
-    floats = released(model, x, replace(chosen, secure_noise=False))
+    floats = released(model, x, replace(chosen, secure_mode=False))
     assert relative_error(released(model, x, chosen), floats) < 5e-6
 
 
@@ -184,9 +184,11 @@ class Overlong(Clipping):
     """A broken clipping that lets records of an even number through at 1.01 times the bound."""
 
     kind: ClassVar[str] = "overlong"
-    words = "overlong"
 
-    def factors(self, squared_norms, *, max_grad_norm):
+    def describe(self):
+        return "overlong"
+
+    def clip_factors(self, squared_norms, *, max_grad_norm):
         factors = max_grad_norm / squared_norms.sqrt()
         factors[::2] *= 1.01
         return factors
@@ -210,9 +212,11 @@ def test_a_record_exactly_at_the_bound_of_the_integers_counts_and_one_step_above
         @dataclass(frozen=True)
         class Exactly(Clipping):
             kind: ClassVar[str] = "exactly"
-            words = "exactly"
 
-            def factors(self, squared_norms, *, max_grad_norm, length=length):
+            def describe(self):
+                return "exactly"
+
+            def clip_factors(self, squared_norms, *, max_grad_norm, length=length):
                 return length * mechanism.grid.step / squared_norms.sqrt()
 
         found = integers_of_a_line(model, torch.tensor([[1.0, 0.0]], dtype=torch.float64), plan(clipping=Exactly()))
@@ -224,7 +228,7 @@ def integers_of_a_line(model, x, chosen):
     capture = GradientCapture(model)
     step = PrivateStep(capture, chosen, KeyedRNG())
     (chunk,) = split_into_microbatches(np.arange(len(x)), step=0)
-    with step.recording(chunk):
+    with step.capturing(chunk):
         model(x).sum().backward()
     step.add(chunk)
     step.finish()
@@ -232,10 +236,14 @@ def integers_of_a_line(model, x, chosen):
     return model.weight.grad.flatten() * chosen.expected_batch_size / grid_of(model, chosen).grid.step
 
 
-@pytest.mark.parametrize(("relation", "moved"), [("add_or_remove_one", 1), ("replace_special", 1), ("replace_one", 2)])
+@pytest.mark.parametrize(
+    ("neighboring_relation", "moved"), [("add_or_remove_one", 1), ("replace_special", 1), ("replace_one", 2)]
+)
 @pytest.mark.parametrize("dimension", [1, 2, 5, 1000])
-def test_the_noise_is_that_of_the_sensitivity_of_the_integers(relation, moved, dimension):
-    mechanism = plan(noise_multiplier=1.3, neighboring_relation=relation).at(0).grid_mechanism(dimension)
+def test_the_noise_is_that_of_the_sensitivity_of_the_integers(neighboring_relation, moved, dimension):
+    mechanism = (
+        plan(noise_multiplier=1.3, neighboring_relation=neighboring_relation).step_plan(0).grid_mechanism(dimension)
+    )
     exact = Fraction(C) / Fraction(mechanism.grid.step)
     # By the definition, with the root squared away: K is the least integer with K ≥ ⌊C/step⌋ + √d/2, or one more.
     rest = mechanism.largest_norm - math.floor(exact)
@@ -267,11 +275,11 @@ def noise_of(chosen, count=60_000, **options):
     return released(model, torch.zeros(0, count // 100), chosen, **options), grid_of(model, chosen)
 
 
-@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
-def test_the_noise_has_the_declared_scale_and_shape(relation):
-    chosen = plan(noise_multiplier=1.5, neighboring_relation=relation)
+@pytest.mark.parametrize("neighboring_relation", ["add_or_remove_one", "replace_one"])
+def test_the_noise_has_the_declared_scale_and_shape(neighboring_relation):
+    chosen = plan(noise_multiplier=1.5, neighboring_relation=neighboring_relation)
     noise, mechanism = noise_of(chosen)
-    stddev = 1.5 * C * (2 if relation == "replace_one" else 1)
+    stddev = 1.5 * C * (2 if neighboring_relation == "replace_one" else 1)
     assert mechanism.stddev == pytest.approx(stddev, rel=1e-6)
     assert stats.kstest(noise.numpy() / stddev, "norm").pvalue > 1e-6
 
@@ -288,7 +296,7 @@ def test_the_whole_release_has_its_law_on_the_integers():
     # A coarse grid makes the law visible: 6 integers wide, against Φ((k + ½ − v)/σ) − Φ((k − ½ − v)/σ).
     coarse = GridSumMechanism(noise_multiplier=5.5 * 2.0**-29, record_norm=1.0, dimension=1)
     assert coarse.grid_stddev == 6
-    draws = coarse.noise(60_000, KeyedRNG(seed=3, reproducible=True).fresh("test")) + 4
+    draws = coarse.noise(60_000, KeyedRNG(seed=3, reproducible=True).new_stream("test")) + 4
     halves = np.arange(-12, 22) - 0.5
     edges = stats.norm.cdf((halves - 4) / 6)
     counts = np.histogram(draws, halves)[0]
@@ -321,13 +329,13 @@ def shares(values, spacing, window=(0.125, 0.25)):
 
 def outcomes(value, dtype, *, secure, count=40_000):
     """`count` releases of one number, `value` being 0 or 1: the noise is a thousandfold what privacy would need."""
-    chosen = plan(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=1.0, secure_noise=secure)
+    chosen = plan(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=1.0, secure_mode=secure)
     if not secure:
         noisy = torch.full((count,), float(value), dtype=dtype)
-        chosen.at(0).mechanism.add_noise_([noisy], randomness=KeyedRNG(), step=0)
+        chosen.step_plan(0).mechanism.add_noise_([noisy], rng=KeyedRNG(), step=0)
         return noisy
-    mechanism = chosen.at(0).grid_mechanism(1)
-    whole = mechanism.grid.integers(float(value)) + mechanism.noise(count, KeyedRNG().fresh("test"))
+    mechanism = chosen.step_plan(0).grid_mechanism(1)
+    whole = mechanism.grid.integers(float(value)) + mechanism.noise(count, KeyedRNG().new_stream("test"))
     return torch.from_numpy(mechanism.grid.values(whole)).to(dtype)
 
 
@@ -367,7 +375,7 @@ def test_a_step_of_the_engine_releases_the_same_low_bits_for_either_value():
         rows = []
         for number in range(4):
             (chunk,) = split_into_microbatches(np.arange(1), step=number)
-            with step.recording(chunk):
+            with step.capturing(chunk):
                 model(x).sum().backward()
             step.add(chunk)
             step.finish()
@@ -385,8 +393,8 @@ def test_a_step_of_the_engine_releases_the_same_low_bits_for_either_value():
 def test_a_plan_keeps_the_choice_through_json_and_says_the_same_guarantee():
     chosen = plan(noise_multiplier=2.0)
     assert Plan.from_json(chosen.to_json()) == chosen
-    assert '"secure_noise": true' in chosen.to_json()
-    floats = replace(chosen, secure_noise=False)
+    assert '"secure_mode": true' in chosen.to_json()
+    floats = replace(chosen, secure_mode=False)
     said = chosen.guarantee()
     assert replace(said, caveats=floats.guarantee().caveats) == floats.guarantee()
     assert set(said.caveats) - set(floats.guarantee().caveats) == {
@@ -396,17 +404,17 @@ def test_a_plan_keeps_the_choice_through_json_and_says_the_same_guarantee():
 
 
 def test_what_is_carried_over_in_floats_is_refused():
-    with pytest.raises(InvalidArgument, match="secure_noise must be False"):
+    with pytest.raises(InvalidArgument, match="secure_mode must be False"):
         plan(clipping=QuantileClipping(count_noise=10.0))
-    with pytest.raises(InvalidArgument, match="secure_noise"):
-        plan(secure_noise="yes")
+    with pytest.raises(InvalidArgument, match="secure_mode"):
+        plan(secure_mode="yes")
 
 
 def test_freezing_a_parameter_within_a_batch_is_refused():
     model = one_hidden_layer()
     step = PrivateStep(GradientCapture(model), plan(), KeyedRNG())
     (chunk,) = split_into_microbatches(np.arange(2), step=0)
-    with step.recording(chunk):
+    with step.capturing(chunk):
         squares(model, (records(2),)).backward()
     step.add(chunk)
     model[0].requires_grad_(False)
@@ -439,7 +447,7 @@ def test_a_step_releases_once_through_the_recordable_door():
     assert np.abs(answer - release.value).max() < 10 * release.mechanism.grid_stddev
 
 
-def test_a_replay_on_neighbours_finds_the_step_private_and_its_influence_close_to_the_bound():
+def test_a_replay_on_neighbors_finds_the_step_private_and_its_influence_close_to_the_bound():
     weights = nn.Linear(5, 60, bias=False).state_dict()
 
     def pipeline(numbers):
@@ -465,7 +473,9 @@ def test_the_trainer_trains_and_reports_whole_numbers(tmp_path):
 
     chosen = plan(noise_multiplier=0.05, steps=30, sample_rate=0.5, expected_batch_size=32.0)
     optimizer = partial(torch.optim.SGD, lr=2.0)
-    result = fit(nn.Linear(5, 2), loss, (x, y), chosen, optimizer=optimizer, run=tmp_path / "run", progress=False)
+    result = fit(
+        nn.Linear(5, 2), loss, (x, y), chosen, optimizer=optimizer, run_folder=tmp_path / "run", progress=False
+    )
     assert float((result.model(x).argmax(1) == y).double().mean()) > 0.9
     run = RunFolder.open(tmp_path / "run")
     (pitfall,) = [one for one in build_report(run).pitfalls if one.title == "Noise is drawn exactly"]

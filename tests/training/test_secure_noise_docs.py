@@ -23,7 +23,7 @@ def test_the_page_runs_from_top_to_bottom():
 @pytest.mark.parametrize(("value", "share"), [(0.0, 1 / 4), (1.0, 1.0)])
 def test_floating_point_noise_leaks_as_much_as_the_page_says(value, share):
     noisy = torch.full((400_000,), value)
-    TensorGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0).add_noise_([noisy], randomness=KeyedRNG(), step=0)
+    TensorGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0).add_noise_([noisy], rng=KeyedRNG(), step=0)
     inside = noisy[(noisy.abs() >= 1 / 8) & (noisy.abs() < 1 / 4)].double()
     assert float((inside * 2**24 % 1 == 0).double().mean()) == pytest.approx(share, abs=0.02)
 

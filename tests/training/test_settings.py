@@ -43,7 +43,7 @@ SCHEDULERS = {
 def test_a_scheduler_that_steps_with_every_part_of_a_batch_is_refused(name):
     model, optimizer, loader = private()
     scheduler = SCHEDULERS[name](optimizer)
-    with pytest.raises(NonPrivateStep, match="ends_step"):
+    with pytest.raises(NonPrivateStep, match="is_last_microbatch"):
         train(model, optimizer, loader, scheduler.step)
 
 
@@ -52,7 +52,7 @@ def test_a_scheduler_that_steps_when_the_loader_ends_a_step_counts_logical_batch
     model, optimizer, loader = private(records=records)
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
     for _ in range(3):
-        train(model, optimizer, loader, lambda: scheduler.step() if loader.ends_step else None)
+        train(model, optimizer, loader, lambda: scheduler.step() if loader.is_last_microbatch else None)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
 
 

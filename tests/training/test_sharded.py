@@ -26,14 +26,18 @@ CASES = {
     "chunks": {"plan": NOISY, "microbatch_size": 5, "shard": "whole", "optimizer": "momentum"},
     "grouped": {"plan": NOISY, "clipping": "grouped", "shard": "parts", "average": True},
     "quantile": {"plan": NOISY, "clipping": "quantile", "microbatch_size": 7},
-    "block": {"plan": NOISY, "clipping": "grouped", "memory": "block", "microbatch_size": 3},
-    "lean": {"plan": NOISY, "microbatch_size": 1, "memory": "lean", "bucket": 1},
-    "two-pass": {"plan": NOISY, "microbatch_size": 4, "memory": "two-pass", "bucket": 50},
-    "some": {"plan": NOISY, "shard": "some", "optimizer": "momentum", "memory": "lean", "bucket": 50},
+    "groupwise": {"plan": NOISY, "clipping": "grouped", "clipping_mode": "groupwise", "microbatch_size": 3},
+    "low_memory": {"plan": NOISY, "microbatch_size": 1, "clipping_mode": "low_memory", "bucket": 1},
+    "two_pass": {"plan": NOISY, "microbatch_size": 4, "clipping_mode": "two_pass", "bucket": 50},
+    "some": {"plan": NOISY, "shard": "some", "optimizer": "momentum", "clipping_mode": "low_memory", "bucket": 50},
     "rare": {"plan": {"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 6}, "records": 5},
-    "rare-lean": {"plan": {"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 6}, "records": 5, "memory": "lean"},
+    "rare-lean": {
+        "plan": {"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 6},
+        "records": 5,
+        "clipping_mode": "low_memory",
+    },
     "loop": {"engine": 6, "noise": 1.0, "microbatch_size": 2, "optimizer": "adamw"},
-    "loop-lean": {"engine": 6, "noise": 1.0, "microbatch_size": 2, "memory": "lean", "bucket": 1},
+    "loop-lean": {"engine": 6, "noise": 1.0, "microbatch_size": 2, "clipping_mode": "low_memory", "bucket": 1},
     "loop-quantile": {"engine": 12, "noise": 1.0, "clipping": "quantile", "shard": "whole", "epochs": 2},
 }
 
@@ -98,11 +102,13 @@ def test_a_run_goes_on_with_another_number_of_processes_and_unsharded(tmp_path):
     """Without noise and with all records in each batch, where a run was cut off can't be seen in its end."""
     plan = {"steps": 6}
     settings = {"plan": plan, "optimizer": "adam", "average": True, "every": 2}
-    begun = [{**settings, "run": "run", "name": name, "stop": 5} for name in ("one", "three")]
+    begun = [{**settings, "run": "run_folder", "name": name, "stop": 5} for name in ("one", "three")]
     assert all(one["stopped"] for outcomes in run(tmp_path, 2, begun) for one in outcomes)
-    whole, unsharded = run(tmp_path, 0, [settings | {"every": None}, {**settings, "run": "resume", "name": "one"}])[0]
+    whole, unsharded = run(
+        tmp_path, 0, [settings | {"every": None}, {**settings, "run": "resume_from", "name": "one"}]
+    )[0]
     assert np.abs(flat(unsharded) - flat(whole)).max() < 1e-6
-    for (outcome,) in run(tmp_path, 3, [{**settings, "run": "resume", "name": "three"}]):
+    for (outcome,) in run(tmp_path, 3, [{**settings, "run": "resume_from", "name": "three"}]):
         assert np.abs(flat(outcome) - flat(whole)).max() < 1e-6
         assert outcome["steps"] == 6
     for name in ("one", "three"):
@@ -158,7 +164,7 @@ REFUSED = {
     "columns": ({"shard": "columns"}, "sharded by rows"),
     "hsdp": ({"shard": "hsdp"}, "HSDP"),
     "tensor": ({"shard": "tensor"}, "tensor parallel"),
-    "secure": ({"plan": {"noise_multiplier": 0.5, "secure_noise": True}}, "secure noise"),
+    "secure": ({"plan": {"noise_multiplier": 0.5, "secure_mode": True}}, "secure noise"),
     "correlated": ({"correlated": True, "plan": {"noise_multiplier": 0.5, "steps": 4}}, "correlated noise"),
     "adaclip": ({"clipping": "adaclip", "plan": {"noise_multiplier": 0.5}}, "AdaClip"),
     "compile": ({"compile": True}, "compile must be False"),
@@ -166,7 +172,7 @@ REFUSED = {
 
 
 def test_what_shards_can_not_do_is_refused_by_name_before_data(tmp_path):
-    cases = [{**case, "run": "run", "name": name} for name, (case, _) in REFUSED.items()]
+    cases = [{**case, "run": "run_folder", "name": name} for name, (case, _) in REFUSED.items()]
     for outcomes in run(tmp_path, 2, cases):
         for (name, (_, words)), outcome in zip(REFUSED.items(), outcomes, strict=True):
             assert outcome.get("error") == "InvalidArgument", (name, outcome)
@@ -179,7 +185,7 @@ def test_the_older_way_of_sharding_is_refused_by_name():
     old = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
     nn.Module.__init__(old)
     with pytest.raises(InvalidArgument, match="got FullyShardedDataParallel"):
-        find_sharded_model(nn.Sequential(old), count=2, number=0, device=torch.device("cpu"))
+        find_sharded_model(nn.Sequential(old), world_size=2, rank=0, device=torch.device("cpu"))
 
 
 def test_budgets_that_adapt_are_refused_for_shards():

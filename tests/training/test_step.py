@@ -35,7 +35,7 @@ def squares(model, batch):
 
 def run(step, model, x, microbatch_size=None, number=0):
     for chunk in split_into_microbatches(np.arange(len(x)), step=number, microbatch_size=microbatch_size):
-        with step.recording(chunk):
+        with step.capturing(chunk):
             squares(model, (x[torch.from_numpy(chunk.indices)],)).backward()
         step.add(chunk)
 
@@ -65,15 +65,15 @@ def test_an_abandoned_batch_leaves_nothing_and_its_number_is_not_used_again():
     model, x = nn.Linear(4, 1), torch.ones(6, 4)
     step = step_of(model, plan())
     first, second = split_into_microbatches(np.arange(6), step=3, microbatch_size=3)
-    with step.recording(first):
+    with step.capturing(first):
         squares(model, (x[:3],)).backward()
     step.add(first)
     step.abandon()
     assert not step.is_open
     with pytest.raises(NonPrivateStep):
-        step.recording(second)
+        step.capturing(second)
     with pytest.raises(NonPrivateStep):
-        step.recording(first)
+        step.capturing(first)
     run(step, model, torch.zeros(2, 4), number=4)
     step.finish()
     assert float(model.weight.grad.abs().max()) == 0
@@ -83,13 +83,13 @@ def test_chunks_out_of_order_are_refused_and_the_batch_is_given_up():
     model = nn.Linear(4, 1)
     step = step_of(model, plan())
     first, second, third = split_into_microbatches(np.arange(6), step=0, microbatch_size=2)
-    with step.recording(first):
+    with step.capturing(first):
         squares(model, (torch.ones(2, 4),)).backward()
     step.add(first)
     assert step.expects(second)
     assert not step.expects(third)
     with pytest.raises(NonPrivateStep, match="next one"):
-        step.recording(third)
+        step.capturing(third)
     assert not step.is_open
 
 
@@ -97,7 +97,7 @@ def test_a_chunk_can_not_be_added_twice():
     model = nn.Linear(4, 1)
     step = step_of(model, plan())
     (chunk,) = split_into_microbatches(np.arange(2), step=0)
-    with step.recording(chunk):
+    with step.capturing(chunk):
         squares(model, (torch.ones(2, 4),)).backward()
     step.add(chunk)
     with pytest.raises(NonPrivateStep):
@@ -123,7 +123,7 @@ def test_a_later_session_goes_on_after_the_steps_of_an_earlier_one():
     step = PrivateStep(GradientCapture(nn.Linear(2, 1)), plan(), KeyedRNG(), after_step=6)
     assert step.last_step == 6
     with pytest.raises(NonPrivateStep, match="after step 6"):
-        step.recording(Microbatch(step=6, chunk=0, is_last=True, indices=np.arange(2)))
+        step.capturing(Microbatch(step=6, index=0, is_last=True, indices=np.arange(2)))
 
 
 def test_half_precision_gradients_are_summed_in_single_precision():
@@ -131,7 +131,7 @@ def test_half_precision_gradients_are_summed_in_single_precision():
     step = step_of(model, plan(max_grad_norm=1e6))
     chunks = split_into_microbatches(np.arange(400), step=0, microbatch_size=1)
     for chunk in chunks:
-        with step.recording(chunk):
+        with step.capturing(chunk):
             model(torch.full((1, 64), 1.0, dtype=torch.bfloat16)).sum().backward()
         step.add(chunk)
     step.finish()

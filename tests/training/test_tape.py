@@ -87,7 +87,7 @@ def read(batch):
 REFUSED = {
     "class weights": lambda m, b: F.cross_entropy(m(b[0]), b[1], weight=WEIGHT),
     "negative log likelihood with weights": lambda m, b: F.nll_loss(F.log_softmax(m(b[0]), 1), b[1], weight=WEIGHT),
-    "a normaliser from the batch": lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum") / (b[1] > 0).sum(),
+    "a normalizer from the batch": lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="sum") / (b[1] > 0).sum(),
     "the batch's own scale": lambda m, b: F.cross_entropy(m(b[0]) / m(b[0]).std(), b[1]),
     "hardest record": lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none").max(),
     "median": lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none").median(),
@@ -149,7 +149,7 @@ class Checking(nn.Module):
 
     def forward(self, x):
         if len(x) and float(x.detach().abs().max()) <= 1:
-            raise ValueError("features must be standardised")
+            raise ValueError("features must be standardized")
         return self.l(x)
 
 

@@ -70,7 +70,7 @@ def test_without_noise_fit_is_clip_sum_divide_step_record_by_record(sample_rate:
     expected = net().double()
     optimizer = torch.optim.SGD(expected.parameters(), lr=0.7, momentum=0.9)
     for step in range(plan.steps):
-        indices = plan.sampling.draw(population=20, step=step, randomness=seeded())
+        indices = plan.sampling.draw(dataset_size=20, step=step, rng=seeded())
         batch = tuple(tensor[torch.from_numpy(indices)] for tensor in data)
         gradients = oracles.per_record_gradients(expected, lambda m, r: F.cross_entropy(m(r[0]), r[1]), batch)
         sums = oracles.clipped_sum(gradients, plan.max_grad_norm)
@@ -84,7 +84,7 @@ def test_without_noise_fit_is_clip_sum_divide_step_record_by_record(sample_rate:
         data,
         plan,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9),
-        randomness=seeded(),
+        rng=seeded(),
         progress=False,
     )
     assert oracles.relative_error(weights(model), weights(expected)) < 1e-5
@@ -94,9 +94,9 @@ def test_without_noise_fit_is_clip_sum_divide_step_record_by_record(sample_rate:
 @pytest.mark.parametrize("microbatch_size", [1, 3, 8, 100])
 def test_the_size_of_a_chunk_changes_nothing(microbatch_size: int) -> None:
     whole, split = net(), net()
-    fit(whole, losses, records(), plan_of(), randomness=seeded(), progress=False)
+    fit(whole, losses, records(), plan_of(), rng=seeded(), progress=False)
     performance = PerformanceOptions(microbatch_size=microbatch_size)
-    fit(split, losses, records(), plan_of(), performance=performance, randomness=seeded(), progress=False)
+    fit(split, losses, records(), plan_of(), performance=performance, rng=seeded(), progress=False)
     torch.testing.assert_close(weights(split), weights(whole), rtol=1e-5, atol=1e-6)
 
 
@@ -112,9 +112,9 @@ def test_tensors_a_tensor_data_set_and_a_collated_data_set_train_the_same_model(
         return losses(model, batch["x"], batch["y"])
 
     models = [net() for _ in range(4)]
-    fit(models[0], losses, records(), plan_of(), randomness=seeded(), progress=False)
-    fit(models[1], losses, TensorDataset(*records()), plan_of(), randomness=seeded(), progress=False)
-    fit(models[2], dict_losses, Dicts(), plan_of(), randomness=seeded(), progress=False)
+    fit(models[0], losses, records(), plan_of(), rng=seeded(), progress=False)
+    fit(models[1], losses, TensorDataset(*records()), plan_of(), rng=seeded(), progress=False)
+    fit(models[2], dict_losses, Dicts(), plan_of(), rng=seeded(), progress=False)
     pairs = [(x, y) for x, y in zip(*records(), strict=True)]
 
     class Pairs(Dataset[object]):
@@ -127,7 +127,7 @@ def test_tensors_a_tensor_data_set_and_a_collated_data_set_train_the_same_model(
     def collate(items: list[object]) -> object:
         return [torch.stack(list(column)) for column in zip(*items, strict=True)]
 
-    fit(models[3], losses, Pairs(), plan_of(), collate=collate, randomness=seeded(), progress=False)
+    fit(models[3], losses, Pairs(), plan_of(), collate_fn=collate, rng=seeded(), progress=False)
     for model in models[1:]:
         torch.testing.assert_close(weights(model), weights(models[0]))
 
@@ -136,10 +136,10 @@ def test_a_record_with_a_nan_contributes_zero() -> None:
     x, y = records()
     plan = plan_of(sample_rate=1.0)
     without, poisoned = net(), net()
-    fit(without, losses, (x[1:], y[1:]), plan, randomness=seeded(), progress=False)
+    fit(without, losses, (x[1:], y[1:]), plan, rng=seeded(), progress=False)
     x = x.clone()
     x[0, 2] = math.nan
-    fit(poisoned, losses, (x, y), plan, randomness=seeded(), progress=False)
+    fit(poisoned, losses, (x, y), plan, rng=seeded(), progress=False)
     torch.testing.assert_close(weights(poisoned), weights(without))
 
 
@@ -222,7 +222,7 @@ def test_one_record_more_that_adds_nothing_leaves_every_bit_as_it_is() -> None:
         features = x[:n].clone()
         features[19:] = 0
         plan = plan_of(sample_rate=1.0)
-        fit(model, losses, (features, y[:n]), plan, randomness=seeded(), progress=False)
+        fit(model, losses, (features, y[:n]), plan, rng=seeded(), progress=False)
         models.append(model)
     assert torch.equal(models[0].weight, models[1].weight)
 
@@ -281,8 +281,8 @@ def test_a_step_is_charged_before_one_of_its_records_is_read() -> None:
             order.append(step)
 
     plan = plan_of(steps=3)
-    drawn = [len(plan.sampling.draw(population=20, step=step, randomness=seeded())) for step in range(3)]
-    fit(net(), losses, Watched(), plan, transcript=Noted(), randomness=seeded(), progress=False)
+    drawn = [len(plan.sampling.draw(dataset_size=20, step=step, rng=seeded())) for step in range(3)]
+    fit(net(), losses, Watched(), plan, transcript=Noted(), rng=seeded(), progress=False)
     assert all(drawn)
     assert order == [0, *["read"] * drawn[0], 1, *["read"] * drawn[1], 2, *["read"] * drawn[2]]
 
@@ -335,10 +335,10 @@ def test_every_line_holds_the_step_event_and_an_epsilon_that_never_falls_short()
 def test_a_fixed_seed_repeats_the_run_and_marks_it() -> None:
     models, results = [net() for _ in range(3)], []
     for model, seed in zip(models, (1, 1, 2), strict=True):
-        results.append(fit(model, losses, records(), plan_of(), randomness=seeded(seed), progress=False))
+        results.append(fit(model, losses, records(), plan_of(), rng=seeded(seed), progress=False))
     assert torch.equal(weights(models[0]), weights(models[1]))
     assert not torch.equal(weights(models[0]), weights(models[2]))
-    assert "fixed seed: not for release" in results[0].guarantee.sentence()
+    assert "fixed seed: not for release" in results[0].guarantee.describe()
 
 
 def test_two_runs_without_a_seed_differ_whatever_torch_was_seeded_with() -> None:
@@ -355,7 +355,7 @@ def test_two_runs_without_a_seed_differ_whatever_torch_was_seeded_with() -> None
 def test_without_noise_the_result_says_that_it_is_not_private() -> None:
     result = fit(net(), losses, records(), plan_of(noise_multiplier=0.0), progress=False)
     assert not result.guarantee.is_private
-    assert "NOT private" in result.guarantee.sentence()
+    assert "NOT private" in result.guarantee.describe()
 
 
 def test_shuffled_epochs_charge_the_first_step_of_each_epoch() -> None:

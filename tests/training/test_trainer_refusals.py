@@ -53,11 +53,11 @@ def test_a_loss_that_loses_records_is_refused() -> None:
 
 
 def test_a_model_that_centres_its_batch_is_refused() -> None:
-    class Centred(nn.Module):
+    class Centered(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x - x.mean(0)
 
-    refused(nn.Sequential(Centred(), net()), losses, CoupledRecords)
+    refused(nn.Sequential(Centered(), net()), losses, CoupledRecords)
 
 
 def test_batch_normalisation_is_refused() -> None:
@@ -65,12 +65,12 @@ def test_batch_normalisation_is_refused() -> None:
 
 
 def test_a_weight_penalty_in_the_loss_is_refused_by_a_capture_and_a_part_of_every_record_alone() -> None:
-    def penalised(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def penalized(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return losses(m, x, y) + sum(p.square().sum() for p in m.parameters())
 
     with pytest.raises(UncapturedParameter):
-        fit(net(), penalised, data(), PLAN, progress=False, performance=PerformanceOptions(gradients="captured"))
-    assert fit(net(), penalised, data(), PLAN, progress=False).gradients == "one-by-one"
+        fit(net(), penalized, data(), PLAN, progress=False, performance=PerformanceOptions(gradients="captured"))
+    assert fit(net(), penalized, data(), PLAN, progress=False).gradients == "one-by-one"
 
 
 def test_a_frozen_model_is_refused() -> None:
@@ -79,10 +79,10 @@ def test_a_frozen_model_is_refused() -> None:
 
 
 def test_a_second_run_with_the_same_randomness_is_refused() -> None:
-    randomness = KeyedRNG()
-    fit(net(), losses, data(), PLAN, randomness=randomness, progress=False)
+    rng = KeyedRNG()
+    fit(net(), losses, data(), PLAN, rng=rng, progress=False)
     with pytest.raises(InvalidArgument, match="fresh"):
-        fit(net(), losses, data(), PLAN, randomness=randomness, progress=False)
+        fit(net(), losses, data(), PLAN, rng=rng, progress=False)
 
 
 def test_an_optimizer_over_other_parameters_is_refused() -> None:
@@ -143,7 +143,7 @@ def test_refusals_about_the_loss_do_not_tell_how_many_records_were_drawn() -> No
     assert not any(character.isdigit() for character in str(caught.value))
 
 
-class Initialised(nn.Module):
+class Initialized(nn.Module):
     """Writes its bias once, from the batch that comes after a number of calls."""
 
     def __init__(self, after: int) -> None:
@@ -159,11 +159,11 @@ class Initialised(nn.Module):
 
 @pytest.mark.parametrize("after", [0, 3])
 def test_a_model_that_stores_records_is_refused_and_put_back(after: int) -> None:
-    assert refused(Initialised(after), losses, CoupledRecords)
+    assert refused(Initialized(after), losses, CoupledRecords)
 
 
 def test_a_model_that_stores_real_records_only_is_found_in_its_first_steps() -> None:
-    class Ordinary(Initialised):
+    class Ordinary(Initialized):
         def forward(self, x: Tensor) -> Tensor:
             # Made-up features are never exactly the data's.
             if len(x) and bool((x[0] == torch.arange(40.0).view(10, 4) / 40).all(1).any()):

@@ -37,19 +37,19 @@ def test_sums_are_those_of_one_pass(name, clipping):
     for chunks in (1, 2):
         expected = gradients(model, x, memory="fast", clipping=clipping, chunks=chunks)
         assert any(part.any() for part in expected)
-        assert_close(gradients(model, x, memory="two-pass", clipping=clipping, chunks=chunks), expected)
+        assert_close(gradients(model, x, memory="two_pass", clipping=clipping, chunks=chunks), expected)
 
 
 def bounds_of(model, x, *, two_passes):
-    capture = GradientCapture(model, lean=True)
+    capture = GradientCapture(model, low_memory=True)
     parameters, seen = list(model.parameters()), []
     try:
         if not two_passes:
-            with capture.recording(len(x)):
+            with capture.capturing(len(x)):
                 model(x).square().sum().backward()
-            return capture.squared_bounds([parameters])
+            return capture.squared_norm_bounds([parameters])
         passes = TwoPassBackward([parameters], lambda squares: seen.append(squares) or torch.ones_like(squares))
-        with capture.recording(len(x), taking=passes):
+        with capture.capturing(len(x), backward_strategy=passes):
             loss = model(x).square().sum()
             capture.backward(lambda again: loss.backward(retain_graph=again))
         return seen[0]
@@ -74,14 +74,14 @@ def test_what_was_kept_of_a_layer_is_gone_before_the_one_below_is_reached(monkey
     monkeypatch.setattr(LayerCall, "__init__", lambda self, **given: (made(self, **given), uses.append(self))[0])
     capture = GradientCapture(model)
     passes = TwoPassBackward([list(model.parameters())], torch.ones_like)
-    with capture.recording(RECORDS, taking=passes):
+    with capture.capturing(RECORDS, backward_strategy=passes):
         hidden = model[1](first(batch_for("")))
         hidden.register_hook(lambda _: seen.append((any(use.saved or use.memo for use in uses), set(passes.sums))))
         loss = last(hidden).square().sum()
         capture.backward(lambda again: loss.backward(retain_graph=again))
     assert seen == [(False, set()), (False, set(last.parameters()))]
     assert len(uses) >= 2
-    assert capture.uses() == []
+    assert capture.layer_calls() == []
 
 
 @pytest.mark.parametrize("name", ["perceptron", "checkpointed", "checkpointed by reentry", "convolution", "positions"])
@@ -91,7 +91,7 @@ def test_a_record_that_is_not_finite_adds_nothing(name):
     expected = gradients(model, x[[0, 1, 3, 4]], memory="fast")
     for value in (torch.inf, torch.nan):
         x[2] = value
-        assert_close(gradients(model, x, memory="two-pass"), expected)
+        assert_close(gradients(model, x, memory="two_pass"), expected)
 
 
 @pytest.mark.parametrize("name", ["tied", "repeated", "positions", "opaque"])
@@ -99,7 +99,7 @@ def test_every_record_keeps_the_bound_alone(name):
     torch.manual_seed(0)
     model, x = MODELS[name](), batch_for(name)
     for record in x.split(1):
-        found = gradients(model, record, memory="two-pass")
+        found = gradients(model, record, memory="two_pass")
         assert torch.cat([part.flatten() for part in found]).double().norm() <= 0.3 * (1 + 1e-6)
 
 
@@ -107,15 +107,15 @@ def test_a_record_whose_terms_cancel_keeps_the_bound():
     torch.manual_seed(0)
     model = nn.Linear(48, 48)
     inputs, signs = torch.randn(1, 1, 48).expand(1, 64, 48), torch.tensor([1e4, -1e4]).repeat(32)
-    capture = GradientCapture(model, lean=True)
+    capture = GradientCapture(model, low_memory=True)
     for records in (1, 3):
         passes = TwoPassBackward([list(model.parameters())], lambda squares: 0.3 / squares.sqrt().clamp(min=0.3))
-        with capture.recording(records, taking=passes):
+        with capture.capturing(records, backward_strategy=passes):
             loss = (model(inputs.expand(records, -1, -1)).tanh() * signs[None, :, None]).sum()
             loss = loss + model(torch.randn(records, 64, 48)).sum()
             capture.backward(lambda again, loss=loss: loss.backward(retain_graph=again))
         into = {}
-        capture.add_taken_sums(into)
+        capture.add_backward_sums(into)
         assert torch.cat([part.flatten() for part in into.values()]).double().norm() <= records * 0.3 * (1 + 1e-6)
 
 
@@ -137,7 +137,7 @@ class Unlike(nn.Module):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_passes_that_differ_are_refused(reentrant):
     with pytest.raises(PrivacyError, match="must repeat the first exactly"):
-        gradients(Unlike(reentrant=reentrant), batch_for(""), memory="two-pass")
+        gradients(Unlike(reentrant=reentrant), batch_for(""), memory="two_pass")
 
 
 class Rearranged(nn.Module):
@@ -166,7 +166,7 @@ def test_passes_that_see_the_same_numbers_at_other_places_are_refused(change):
     """A record's norm would be that of one order, and its sum that of another."""
     torch.manual_seed(0)
     with pytest.raises(PrivacyError, match="must repeat the first exactly"):
-        gradients(Rearranged(change), torch.randn(8, 5, 4), memory="two-pass")
+        gradients(Rearranged(change), torch.randn(8, 5, 4), memory="two_pass")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64])
@@ -185,9 +185,9 @@ def test_a_fingerprint_tells_places_and_signs(dtype, size):
 def recorded(model, run):
     capture = GradientCapture(model)
     try:
-        with capture.recording(RECORDS, taking=TwoPassBackward([list(model.parameters())], torch.ones_like)):
+        with capture.capturing(RECORDS, backward_strategy=TwoPassBackward([list(model.parameters())], torch.ones_like)):
             run(model, capture)
-        capture.add_taken_sums({})
+        capture.add_backward_sums({})
     finally:
         capture.detach()
 
@@ -228,12 +228,12 @@ def test_anything_but_two_passes_is_refused(run, error, words):
 def test_gradients_of_inputs_alone_are_no_pass():
     model, x = nn.Linear(6, 3), batch_for("")
     capture = GradientCapture(model)
-    with capture.recording(RECORDS, taking=TwoPassBackward([list(model.parameters())], torch.ones_like)):
+    with capture.capturing(RECORDS, backward_strategy=TwoPassBackward([list(model.parameters())], torch.ones_like)):
         loss = model(x.requires_grad_()).square().sum()
         capture.backward(lambda again: loss.backward(inputs=[x], retain_graph=True) or again)
         capture.backward(lambda again: loss.backward(retain_graph=again))
     into = {}
-    capture.add_taken_sums(into)
+    capture.add_backward_sums(into)
     assert into[model.weight].any()
 
 
@@ -242,12 +242,12 @@ def test_a_parameter_that_turns_up_again_costs_one_more_pass_once():
     model, x = Repeated(reentrant=True), batch_for("")
     capture, shared, runs = GradientCapture(model), set(), []
     for _ in range(2):
-        with capture.recording(
-            RECORDS, taking=TwoPassBackward([list(model.parameters())], torch.ones_like, shared=shared)
+        with capture.capturing(
+            RECORDS, backward_strategy=TwoPassBackward([list(model.parameters())], torch.ones_like, shared=shared)
         ):
             loss = model(x).square().sum()
             capture.backward(lambda again, loss=loss: runs.append(again) or loss.backward(retain_graph=again))
-        capture.add_taken_sums({})
+        capture.add_backward_sums({})
     assert runs == [True, True, False, True, False]
     assert shared == set(model.inner.parameters())
 
@@ -260,12 +260,12 @@ def test_fit_reaches_the_weights_of_one_pass():
     data = (batch_for("").repeat(8, 1), torch.arange(8 * RECORDS) % 3)
     plan = Plan(noise_multiplier=0.5, max_grad_norm=0.3, sample_rate=0.5, steps=4, expected_batch_size=20.0, delta=1e-5)
     reached = []
-    for memory in ("fast", "two-pass"):
+    for memory in ("fast", "two_pass"):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))
-        randomness = KeyedRNG(seed=3, reproducible=True)
-        performance = PerformanceOptions(memory=memory, microbatch_size=8)
-        result = fit(model, loss_of, data, plan, performance=performance, randomness=randomness, progress=False)
+        rng = KeyedRNG(seed=3, reproducible=True)
+        performance = PerformanceOptions(clipping_mode=memory, microbatch_size=8)
+        result = fit(model, loss_of, data, plan, performance=performance, rng=rng, progress=False)
         reached.append([p.detach() for p in model.parameters()])
         assert result.guarantee.epsilon == pytest.approx(plan.guarantee().epsilon)
     assert_close(*reached)
@@ -279,7 +279,7 @@ def in_a_loop(memory, step, *, microbatch_size=None, criterion=None):
     model = MODELS["dropping"]()
     data = TensorDataset(batch_for("").repeat(2, 1), torch.arange(2 * RECORDS) % 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = PrivacyEngine(memory=memory, seed=3, reproducible=True)
+    engine = PrivacyEngine(clipping_mode=memory, seed=3, reproducible=True)
     _, optimizer, loader = engine.make_private(
         module=model,
         optimizer=optimizer,
@@ -309,7 +309,7 @@ def with_its_own_graph(model, x, y):
     [(usual, {"microbatch_size": 3}), (with_its_own_graph, {}), (usual, {"criterion": F.cross_entropy})],
 )
 def test_a_loop_reaches_the_weights_of_one_pass(step, options):
-    assert_close(in_a_loop("two-pass", step, **options), in_a_loop("fast", step, **options))
+    assert_close(in_a_loop("two_pass", step, **options), in_a_loop("fast", step, **options))
 
 
 def two_losses(model, x, y):
@@ -320,17 +320,17 @@ def two_losses(model, x, y):
 
 def test_two_backward_passes_of_a_loop_are_refused_by_name():
     with pytest.raises(PrivacyError, match="once in a batch that is clipped in two passes"):
-        in_a_loop("two-pass", two_losses)
+        in_a_loop("two_pass", two_losses)
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(InvalidArgument, match="memory must be one of"):
-        PrivacyEngine(memory="three-pass")
+    with pytest.raises(InvalidArgument, match="clipping_mode must be one of"):
+        PrivacyEngine(clipping_mode="three-pass")
 
 
 @pytest.mark.parametrize(
     ("clipping", "options", "words"),
-    [(AdaClip(), {}, "got .*every record's gradient"), (FlatClipping(), {"secure_noise": True}, "got secure noise")],
+    [(AdaClip(), {}, "got .*every record's gradient"), (FlatClipping(), {"secure_mode": True}, "got secure noise")],
 )
 def test_what_needs_every_gradient_is_refused_by_name(clipping, options, words):
     data = (batch_for(""), torch.zeros(RECORDS).long())
@@ -345,4 +345,11 @@ def test_what_needs_every_gradient_is_refused_by_name(clipping, options, words):
         **options,
     )
     with pytest.raises(InvalidArgument, match=words):
-        fit(nn.Linear(6, 3), loss_of, data, plan, performance=PerformanceOptions(memory="two-pass"), progress=False)
+        fit(
+            nn.Linear(6, 3),
+            loss_of,
+            data,
+            plan,
+            performance=PerformanceOptions(clipping_mode="two_pass"),
+            progress=False,
+        )

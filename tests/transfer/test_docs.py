@@ -16,7 +16,7 @@ def test_the_blocks_of_the_page_run_one_after_the_other(capsys):
     assert "torch.Size([100, 32]) torch.float32" in shown
     assert "a network for clouds, weather service 2024 (SHA-256 " in shown
     assert "['7.weight', '7.bias', '8.weight', '8.bias']" in shown
-    assert shown.count("differentially private: unit one example") == 2
+    assert shown.count("differentially private: unit one record") == 2
 
 
 def test_the_page_names_the_recipes_on_public_models():

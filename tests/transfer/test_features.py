@@ -28,14 +28,14 @@ def small_net():
     )
 
 
-def initialised(net, shape):
+def initialized(net, shape):
     net.eval()(torch.zeros(2, *shape))
     net[1].running_mean.normal_(generator=torch.Generator().manual_seed(1))
     return net.train()
 
 
 def test_features_are_those_of_the_module_in_evaluation_mode_one_record_at_a_time():
-    net = initialised(small_net(), (3, 8, 8))
+    net = initialized(small_net(), (3, 8, 8))
     records = torch.linspace(-1, 1, 11 * 3 * 64).reshape(11, 3, 8, 8)
     found = feature_extractor(net)(records, batch_size=4)
     assert net.training
@@ -49,7 +49,7 @@ def test_features_are_those_of_the_module_in_evaluation_mode_one_record_at_a_tim
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_a_record_has_the_same_features_whatever_stands_beside_it(autocast):
-    net = initialised(small_net(), (3, 8, 8))
+    net = initialized(small_net(), (3, 8, 8))
     extract = feature_extractor(net, autocast=autocast)
     records = torch.linspace(-1, 1, 11 * 3 * 64).reshape(11, 3, 8, 8)
     whole = extract(records, batch_size=4)
@@ -71,7 +71,7 @@ def test_a_record_has_the_same_features_whatever_stands_beside_it(autocast):
         lambda h: h + torch.arange(len(h))[:, None],
         lambda h: torch.softmax(h, 0),
     ],
-    ids=["centred", "a little centred", "a large one scales all", "dropout", "mixed up", "numbered", "softmax"],
+    ids=["centered", "a little centered", "a large one scales all", "dropout", "mixed up", "numbered", "softmax"],
 )
 def test_a_module_in_which_records_meet_is_refused(after):
     with pytest.raises(CoupledRecords):
@@ -105,7 +105,7 @@ def test_batch_norm_that_refuses_to_leave_train_mode_is_refused():
 
 
 def test_an_inner_layer_gives_its_maps_averaged_over_places():
-    net = initialised(small_net(), (3, 8, 8)).eval()
+    net = initialized(small_net(), (3, 8, 8)).eval()
     records = torch.linspace(-1, 1, 5 * 3 * 64).reshape(5, 3, 8, 8)
     found = feature_extractor(net, "2")(records)
     torch.testing.assert_close(found, net[:3](records).detach().mean((2, 3)))

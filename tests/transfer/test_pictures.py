@@ -5,23 +5,23 @@ from sordino.transfer import Scattering, scattering_features, synthetic_images, 
 
 
 def test_pictures_are_in_range_and_the_same_every_time():
-    for colours in (1, 3):
-        pictures = synthetic_images(510, (16, 20), colours)
-        assert pictures.shape == (510, colours, 16, 20)
+    for colors in (1, 3):
+        pictures = synthetic_images(510, (16, 20), colors)
+        assert pictures.shape == (510, colors, 16, 20)
         assert pictures.dtype == torch.float32
         assert 0 <= pictures.min() <= pictures.max() <= 1
-        assert torch.equal(pictures[:20], synthetic_images(510, (16, 20), colours)[:20])
-        assert not torch.equal(pictures, synthetic_images(510, (16, 20), colours, seed=1))
+        assert torch.equal(pictures[:20], synthetic_images(510, (16, 20), colors)[:20])
+        assert not torch.equal(pictures, synthetic_images(510, (16, 20), colors, seed=1))
         assert len(torch.unique(pictures.flatten(1), dim=0)) > 500
 
 
-def test_grey_pictures_are_objects_on_black_and_coloured_ones_have_no_background():
-    grey, coloured = synthetic_images(300, (28, 28)), synthetic_images(300, (28, 28), 3)
+def test_grey_pictures_are_objects_on_black_and_colored_ones_have_no_background():
+    gray, colored = synthetic_images(300, (28, 28)), synthetic_images(300, (28, 28), 3)
     corner = (slice(None), slice(None), slice(0, 3), slice(0, 3))
-    assert grey[corner].mean() < 0.1 < grey[:, :, 12:16, 12:16].mean()
-    assert coloured[corner].mean() > 0.3
-    # The spectrum falls: neighbours are alike.
-    assert np.corrcoef(coloured[:, 0, 10, 10], coloured[:, 0, 10, 11])[0, 1] > 0.5
+    assert gray[corner].mean() < 0.1 < gray[:, :, 12:16, 12:16].mean()
+    assert colored[corner].mean() > 0.3
+    # The spectrum falls: neighbors are alike.
+    assert np.corrcoef(colored[:, 0, 10, 10], colored[:, 0, 10, 11])[0, 1] > 0.5
 
 
 def test_moments_are_the_mean_of_products_of_unit_rows():

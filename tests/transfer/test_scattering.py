@@ -111,12 +111,12 @@ def test_a_wrong_filter_would_be_seen(image):
         assert np.abs(mine - turned).max() > 1e-2 * np.abs(mine).max()
 
 
-@pytest.mark.parametrize(("shape", "colours"), [((28, 28), 1), ((32, 32), 3), ((16, 24), 2)])
-def test_shapes_follow_from_scales_angles_and_colours(shape, colours):
+@pytest.mark.parametrize(("shape", "colors"), [((28, 28), 1), ((32, 32), 3), ((16, 24), 2)])
+def test_shapes_follow_from_scales_angles_and_colors(shape, colors):
     features = Scattering(shape)
     assert features.planes == 81
-    assert features(torch.rand(3, colours, *shape)).shape == (3, 81 * colours, shape[0] // 4, shape[1] // 4)
-    assert features(torch.rand(0, colours, *shape)).shape == (0, 81 * colours, shape[0] // 4, shape[1] // 4)
+    assert features(torch.rand(3, colors, *shape)).shape == (3, 81 * colors, shape[0] // 4, shape[1] // 4)
+    assert features(torch.rand(0, colors, *shape)).shape == (0, 81 * colors, shape[0] // 4, shape[1] // 4)
     assert Scattering(shape, scales=2, angles=4, order=1).planes == 9
     assert Scattering((64, 64), scales=3, angles=8).planes == 217
 
@@ -152,11 +152,11 @@ def test_records_are_not_mixed_not_even_in_the_last_bit():
     assert torch.allclose(features(images[7:8])[0], before[7], atol=1e-5)
 
 
-def test_colours_are_transformed_each_by_itself():
+def test_colors_are_transformed_each_by_itself():
     features, images = Scattering((16, 16)), torch.rand(2, 3, 16, 16)
     together = features(images).unflatten(1, (3, 81))
-    for colour in range(3):
-        assert torch.allclose(together[:, colour], features(images[:, colour : colour + 1]), atol=1e-6)
+    for color in range(3):
+        assert torch.allclose(together[:, color], features(images[:, color : color + 1]), atol=1e-6)
 
 
 def test_a_constant_picture_has_no_waves_and_brightness_scales():
@@ -193,7 +193,7 @@ def test_gradients_pass_through():
         (lambda: Scattering(order=3), "order"),
         (lambda: Scattering(scales=0), "scales"),
         (lambda: scattering_features(groups=26), "divisor of the 81 planes"),
-        (lambda: Scattering()(torch.rand(2, 28, 28)), "records, colours, 28, 28"),
+        (lambda: Scattering()(torch.rand(2, 28, 28)), "records, channels, 28, 28"),
         (lambda: Scattering()(torch.zeros(2, 1, 28, 28, dtype=torch.uint8)), "floats"),
     ],
 )

@@ -130,7 +130,7 @@ def exact_delta(p, q, at):
 
 
 def pairs(epsilon, extra, seed):
-    """Two laws of a run that is (epsilon, extra)-private, among them randomised response in its worst place."""
+    """Two laws of a run that is (epsilon, extra)-private, among them randomized response in its worst place."""
     generator = np.random.default_rng(seed)
     top = math.exp(epsilon) / (1 + math.exp(epsilon))
     yield np.array([1 - top, top]), np.array([top, 1 - top])
@@ -225,11 +225,11 @@ def test_a_search_beside_other_work_adds_up_and_a_sample_makes_its_runs_cheap():
     sampled = RandomStopping(mean=10).event(PoissonSampled(sample_rate=0.1, event=sgd(0.01, 1.0, 1000)))
     assert epsilon(sampled, 1e-5).upper < 0.5 * epsilon(search, 1e-5).upper
     with pytest.raises(UnsupportedEvent):
-        epsilon(sampled, 1e-5, relation=NeighboringRelation.REPLACE_ONE)
+        epsilon(sampled, 1e-5, neighboring_relation=NeighboringRelation.REPLACE_ONE)
 
 
 def test_a_run_on_a_sample_is_within_the_amplified_profile():
-    # A run that tells whether the record is there, by randomised response, read with probability q.
+    # A run that tells whether the record is there, by randomized response, read with probability q.
     run, rate = 1.0, 0.2
     top = math.exp(run) / (1 + math.exp(run))
     q = np.array([top, 1 - top])

@@ -41,7 +41,7 @@ def test_the_better_setting_wins_and_the_bill_is_one_selection():
     assert found.score(*records(seed=1)) > 0.9
     (event,) = found.events_
     assert isinstance(event, RepeatAndSelect)
-    assert accounting.epsilon(event, 1e-6).upper == found.privacy_.epsilon <= 2.0
+    assert accounting.epsilon(event, 1e-6).upper == found.guarantee_.epsilon <= 2.0
     assert found.best_score_ > 2500
 
 
@@ -77,7 +77,7 @@ def test_regressions_are_searched_too():
 
 def test_fits_that_are_one_gaussian_are_known_by_their_noise_and_checked_against_it():
     def build(config, epsilon, delta, seed):
-        return classifier(method="dp-gd", population=200, epsilon=epsilon, delta=delta, **config)
+        return classifier(method="dp-gd", dataset_size=200, epsilon=epsilon, delta=delta, **config)
 
     runs = EstimatorRuns(build=build, examples=[{"steps": 5}, {"steps": 20}], columns=3, run_delta=1e-6)
     assert runs.gaussian
@@ -134,7 +134,18 @@ def call(*arguments):
 
 
 def test_the_command_recommends_settings_with_their_sources():
-    asked = ("plan", "--recommend", "--epsilon", "1", "--delta", "1e-5", "--records", "60000", "--parameters", "7850")
+    asked = (
+        "plan",
+        "--recommend",
+        "--epsilon",
+        "1",
+        "--delta",
+        "1e-5",
+        "--dataset-size",
+        "60000",
+        "--parameters",
+        "7850",
+    )
     result = call(*asked, "--json")
     assert result.exit_code == 0, result.stderr
     body = json.loads(result.stdout)

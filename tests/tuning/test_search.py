@@ -64,24 +64,26 @@ def test_everything_a_search_does_stays_within_the_target_and_nearly_uses_it(met
     said = accounting.epsilon(tuned.event, 1e-6)
     assert tuned.guarantee.epsilon == said.upper
     assert 0.95 < said.upper <= 1.0
-    assert tuned.event == method.event(tuned.share.event)
+    assert tuned.event == method.event(tuned.trial_budget.event)
 
 
 def test_runs_known_by_their_noise_are_billed_by_it_and_scores_are_on_the_bill():
     method = RandomStopping(mean=10)
-    by_noise = tune(plain, SPACE, method=method, run=lambda z: Gaussian(noise_multiplier=z), **GOAL)
-    noise = by_noise.share.noise_multiplier
-    assert by_noise.share.epsilon is None
+    by_noise = tune(plain, SPACE, method=method, run_event=lambda z: Gaussian(noise_multiplier=z), **GOAL)
+    noise = by_noise.trial_budget.noise_multiplier
+    assert by_noise.trial_budget.epsilon is None
     # As tight as the same noise told by its (ε, δ) is not.
     alone = accounting.epsilon(Gaussian(noise_multiplier=noise), 1e-6 / 20).upper
-    assert alone > tune(plain, SPACE, method=method, **GOAL).share.epsilon
-    scored = tune(plain, SPACE, method=method, run=lambda z: Gaussian(noise_multiplier=z), score=PrivateScore(), **GOAL)
+    assert alone > tune(plain, SPACE, method=method, **GOAL).trial_budget.epsilon
+    scored = tune(
+        plain, SPACE, method=method, run_event=lambda z: Gaussian(noise_multiplier=z), score=PrivateScore(), **GOAL
+    )
     assert isinstance(scored.event, RepeatAndSelect)
-    assert isinstance(scored.event.event, Composed) or scored.share.noise_multiplier > noise
-    assert scored.share.noise_multiplier > noise
+    assert isinstance(scored.event.event, Composed) or scored.trial_budget.noise_multiplier > noise
+    assert scored.trial_budget.noise_multiplier > noise
     pure = tune(plain, SPACE, method=method, score=PrivateScore(noise_multiplier=30.0), **GOAL)
     free = tune(plain, SPACE, method=method, **GOAL)
-    assert pure.share.epsilon == pytest.approx(free.share.epsilon - 1 / 30, abs=1e-5)
+    assert pure.trial_budget.epsilon == pytest.approx(free.trial_budget.epsilon - 1 / 30, abs=1e-5)
     with pytest.raises(InvalidArgument, match="leave something"):
         tune(plain, SPACE, method=method, score=PrivateScore(noise_multiplier=1.0), **GOAL)
 
@@ -95,7 +97,7 @@ def test_the_account_is_charged_once_before_the_first_run_and_not_by_how_many_th
         seen.append(len(account.history()))
         return "model", 1.0
 
-    tuned = tune(train, SPACE, method=RandomStopping(mean=20), ledger=account, randomness=repeatable(), **GOAL)
+    tuned = tune(train, SPACE, method=RandomStopping(mean=20), ledger=account, rng=repeatable(), **GOAL)
     assert len(seen) > 1
     assert set(seen) == {2}  # the declaration and one charge
     assert account.event() == tuned.event
@@ -105,7 +107,7 @@ def test_the_account_is_charged_once_before_the_first_run_and_not_by_how_many_th
 def test_several_processes_are_refused_before_anything_is_charged(tmp_path, monkeypatch):
     account = Ledger(str(tmp_path / "privacy.db")).declare("people", epsilon=9.0, delta=1e-5, policy="pld")
     monkeypatch.setattr(
-        distributed, "get_distributed_context", lambda: distributed.DistributedContext(number=1, count=2)
+        distributed, "get_distributed_context", lambda: distributed.DistributedContext(rank=1, world_size=2)
     )
     with pytest.raises(InvalidArgument, match="search must be used in one process, got 2"):
         tune(lambda *_: ("model", 1.0), SPACE, ledger=account, **GOAL)
@@ -131,7 +133,7 @@ def test_a_search_over_budget_is_refused_before_anything_is_trained(tmp_path):
 def test_an_account_with_a_renyi_policy_pays_for_a_search_priced_by_its_noise(tmp_path):
     account = Ledger(str(tmp_path / "privacy.db")).declare("people", epsilon=2.0, delta=1e-5, policy="renyi")
     goal = {"target_epsilon": 1.0, "delta": 1e-6, "accountant": "rdp", "ledger": account}
-    tuned = tune(plain, SPACE, run=lambda z: Gaussian(noise_multiplier=z), **goal)
+    tuned = tune(plain, SPACE, run_event=lambda z: Gaussian(noise_multiplier=z), **goal)
     assert tuned.guarantee.accountant == "rdp"
     assert 0 < account.spent().epsilon <= 2.0
 
@@ -140,32 +142,32 @@ def test_an_account_with_a_renyi_policy_pays_for_a_search_priced_by_its_noise(tm
 
 
 def test_the_best_run_leaves_with_its_settings_and_score():
-    tuned = tune(plain, SPACE, method=RandomStopping(mean=200, shape=1.0), randomness=repeatable(), **GOAL)
-    assert (tuned.found, tuned.model, tuned.config, tuned.score) == (True, "model 3", {"a": 3}, 3.0)
+    tuned = tune(plain, SPACE, method=RandomStopping(mean=200, shape=1.0), rng=repeatable(), **GOAL)
+    assert (tuned.has_model, tuned.model, tuned.config, tuned.score) == (True, "model 3", {"a": 3}, 3.0)
     assert "fixed seed: not for release" in tuned.guarantee.caveats
     assert not any("fixed seed" in caveat for caveat in tune(plain, SPACE, **GOAL).guarantee.caveats)
 
 
-@pytest.mark.parametrize("neighbour", [0, 1])
-def test_nothing_is_printed_logged_or_warned_whatever_the_runs_do(neighbour, capsys, caplog):
+@pytest.mark.parametrize("neighbor", [0, 1])
+def test_nothing_is_printed_logged_or_warned_whatever_the_runs_do(neighbor, capsys, caplog):
     import logging
     import sys
     import warnings
 
     def train(config, share):
-        print("loss", neighbour)
-        sys.stderr.write(f"record {neighbour}")
-        logging.getLogger().warning("record %s", neighbour)
-        warnings.warn(f"record {neighbour}", stacklevel=1)
-        if config["a"] == neighbour + 1:
-            raise RuntimeError(f"record {neighbour} is odd")
-        return "model", float("nan") if neighbour else 1.0
+        print("loss", neighbor)
+        sys.stderr.write(f"record {neighbor}")
+        logging.getLogger().warning("record %s", neighbor)
+        warnings.warn(f"record {neighbor}", stacklevel=1)
+        if config["a"] == neighbor + 1:
+            raise RuntimeError(f"record {neighbor} is odd")
+        return "model", float("nan") if neighbor else 1.0
 
-    tuned = tune(train, SPACE, method=RandomStopping(mean=30, shape=1.0), randomness=repeatable(), **GOAL)
+    tuned = tune(train, SPACE, method=RandomStopping(mean=30, shape=1.0), rng=repeatable(), **GOAL)
     assert capsys.readouterr() == ("", "")
     assert not caplog.records
-    assert tuned.found or neighbour
-    assert set(vars(tuned)) == {"model", "config", "score", "guarantee", "event", "share"}
+    assert tuned.has_model or neighbor
+    assert set(vars(tuned)) == {"model", "config", "score", "guarantee", "event", "trial_budget"}
 
 
 def test_failed_runs_count_as_runs_and_are_not_replaced():
@@ -178,22 +180,22 @@ def test_failed_runs_count_as_runs_and_are_not_replaced():
                 raise ValueError("no")
             return "model", 1.0
 
-        tuned = tune(train, SPACE, method=RandomStopping(mean=50), randomness=repeatable(11), **GOAL)
+        tuned = tune(train, SPACE, method=RandomStopping(mean=50), rng=repeatable(11), **GOAL)
         return calls, tuned
 
     (every, first), (some, second), (none, third) = count(()), count((1, 2)), count((1, 2, 3))
     assert every == some == none
     assert len(every) > 3
-    assert first.found
+    assert first.has_model
     assert second.config == {"a": 3}
-    assert (third.found, third.model, third.config, third.score) == (False, None, {}, None)
+    assert (third.has_model, third.model, third.config, third.score) == (False, None, {}, None)
 
 
 def test_a_threshold_stops_at_the_first_good_run_or_by_its_coin():
     found = tune(plain, SPACE, method=ThresholdStopping(threshold=3.0, stop_probability=1e-9), **GOAL)
     assert found.config == {"a": 3}
     nothing = tune(plain, SPACE, method=ThresholdStopping(threshold=4.0, stop_probability=0.5), **GOAL)
-    assert not nothing.found
+    assert not nothing.has_model
 
 
 def test_a_choice_tries_every_setting_of_a_list_and_keeps_scores_inside():
@@ -207,7 +209,7 @@ def test_a_choice_tries_every_setting_of_a_list_and_keeps_scores_inside():
     assert sorted(seen) == [1, 2, 3]
     assert (tuned.model, tuned.score) == (3, None)
     assert isinstance(tuned.event, Composed)
-    assert tuned.event.events[0] == SelfComposed(event=tuned.share.event, count=3)
+    assert tuned.event.events[0] == SelfComposed(event=tuned.trial_budget.event, count=3)
     with pytest.raises(InvalidArgument, match="choice"):
         tune(train, SPACE, method=ExponentialSelection(), score=PrivateScore(), **GOAL)
     general = GeneralizedExponentialSelection(sensitivity=lambda config: 1.0 if config["a"] < 3 else -1.0)
@@ -218,8 +220,8 @@ def test_a_choice_tries_every_setting_of_a_list_and_keeps_scores_inside():
 
 
 def test_threads_give_the_same_winner():
-    one = tune(plain, SPACE, method=RandomStopping(mean=50), randomness=repeatable(3), **GOAL)
-    four = tune(plain, SPACE, method=RandomStopping(mean=50), randomness=repeatable(3), workers=4, **GOAL)
+    one = tune(plain, SPACE, method=RandomStopping(mean=50), rng=repeatable(3), **GOAL)
+    four = tune(plain, SPACE, method=RandomStopping(mean=50), rng=repeatable(3), workers=4, **GOAL)
     assert one.config == four.config
 
 
@@ -228,8 +230,8 @@ def test_threads_give_the_same_winner():
 
 @pytest.mark.parametrize("law", [RandomStopping(mean=10), RandomStopping(mean=4, shape=1.0), PoissonStopping(mean=4)])
 def test_the_number_of_runs_has_its_mean_and_not_one_that_is_five_per_cent_off(law):
-    randomness = repeatable(1)
-    drawn = np.array([law.draw(randomness.fresh("count")) for _ in range(40_000)])
+    rng = repeatable(1)
+    drawn = np.array([law.draw(rng.new_stream("count")) for _ in range(40_000)])
     spread = drawn.std() / math.sqrt(len(drawn))
     assert abs(drawn.mean() - law.mean) < 4 * spread
     assert abs(drawn.mean() - 1.05 * law.mean) > 4 * spread
@@ -240,12 +242,18 @@ def test_the_number_of_runs_has_its_mean_and_not_one_that_is_five_per_cent_off(l
 
 @functools.cache
 def winners(mean, truth, count=4000):
-    """How often each answer wins a search over randomised responses of ε = 1, judged by the answer itself."""
-    method, randomness = RandomStopping(mean=mean, shape=1.0), repeatable(truth + 1)
+    """How often each answer wins a search over randomized responses of ε = 1, judged by the answer itself."""
+    method, rng = RandomStopping(mean=mean, shape=1.0), repeatable(truth + 1)
     budget = TuningBudget(
-        epsilon=3.0, delta=1e-6, divides=mean, run=None, score=None, subsample=1.0, relation="add_or_remove_one"
+        epsilon=3.0,
+        delta=1e-6,
+        divides=mean,
+        run=None,
+        score=None,
+        subsample=1.0,
+        neighboring_relation="add_or_remove_one",
     )
-    response = RandomizedResponseMechanism(epsilon=1.0, categories=(0, 1, 2), randomness=randomness)
+    response = RandomizedResponseMechanism(epsilon=1.0, categories=(0, 1, 2), rng=rng)
 
     def train(config, share):
         answer = int(response.release([truth])[0])
@@ -253,8 +261,8 @@ def winners(mean, truth, count=4000):
 
     found = np.zeros(3)
     for _ in range(count):
-        configs = [{}] * method.draw(randomness.fresh("count"))
-        winner = select_winner(train, method, configs, SPACE, budget, 1.0, randomness, 1)
+        configs = [{}] * method.draw(rng.new_stream("count"))
+        winner = select_winner(train, method, configs, SPACE, budget, 1.0, rng, 1)
         found[int(winner.model)] += 1
     return found
 
@@ -288,12 +296,15 @@ def test_a_run_on_a_sample_sees_the_same_records_all_along_and_others_see_others
         assert np.array_equal(masks[-1], share.subset(2000))
         return "model", 1.0
 
-    tuned = tune(train, SPACE, subsample=0.2, method=RandomStopping(mean=20), randomness=repeatable(), **GOAL)
+    tuned = tune(train, SPACE, subsample=0.2, method=RandomStopping(mean=20), rng=repeatable(), **GOAL)
     assert isinstance(tuned.event, RepeatAndSelect)
     assert isinstance(tuned.event.event, PoissonSampled)
     assert abs(np.mean(masks) - 0.2) < 0.02
     assert not np.array_equal(masks[0], masks[1])
-    assert tuned.share.epsilon > 1.5 * tune(plain, SPACE, method=RandomStopping(mean=20), **GOAL).share.epsilon
+    assert (
+        tuned.trial_budget.epsilon
+        > 1.5 * tune(plain, SPACE, method=RandomStopping(mean=20), **GOAL).trial_budget.epsilon
+    )
     with pytest.raises(InvalidArgument, match="subsample"):
         tune(train, SPACE, subsample=0.2, neighboring_relation="replace_one", **GOAL)
 
@@ -304,9 +315,9 @@ def test_settings_from_samples_leave_most_of_the_budget_to_the_final_run():
         plain,
         lambda config, share: final.append((config, share)) or "final",
         SPACE,
-        final_run=lambda z: Gaussian(noise_multiplier=z),
+        final_event=lambda z: Gaussian(noise_multiplier=z),
         method=RandomStopping(mean=50, shape=1.0),
-        randomness=repeatable(),
+        rng=repeatable(),
         **GOAL,
     )
     assert tuned.model == "final"
@@ -325,7 +336,7 @@ def test_transfer_bills_one_run_and_says_where_the_settings_come_from():
     )  # fmt: skip
     assert len(tried) == 30
     assert tuned.model == {"a": 3}
-    assert tuned.event == tuned.share.event
+    assert tuned.event == tuned.trial_budget.event
     assert tuned.guarantee.epsilon == pytest.approx(1.0, abs=1e-5)
     assert tuned.guarantee.caveats == ("the settings were tuned on public records",)
     with pytest.raises(InvalidArgument, match="public_score"):
@@ -336,8 +347,8 @@ def test_settings_follow_their_declared_laws():
     space = SearchSpace(
         {"u": Uniform(1, 3), "l": LogUniform(0.1, 10.0), "i": Integers(2, 5), "c": Choice("x", "y"), "k": [None]}
     )
-    randomness = repeatable()
-    drawn = [space.draw(randomness.fresh("space")) for _ in range(4000)]
+    rng = repeatable()
+    drawn = [space.draw(rng.new_stream("space")) for _ in range(4000)]
     assert abs(np.mean([one["u"] for one in drawn]) - 2) < 0.05
     assert abs(np.mean(np.log([one["l"] for one in drawn]))) < 0.12
     assert {one["i"] for one in drawn} == {2, 3, 4, 5}

@@ -31,7 +31,7 @@ PLAN = Plan(
     expected_batch_size=20.0,
     delta=1e-5,
     dataset_size_is_public=True,
-    loss_curve=LossRelease(bound=1.0),
+    loss_release=LossRelease(max_loss=1.0),
 )
 SCHEMA = {
     "target": "income",
@@ -46,12 +46,12 @@ def _module(place):
     def losses(model, x, y):
         return nn.functional.cross_entropy(model(x), y, reduction="none")
 
-    fit(nn.Linear(3, 2), losses, data, PLAN, run=place, progress=False, checkpoint_every=2)
+    fit(nn.Linear(3, 2), losses, data, PLAN, run_folder=place, progress=False, checkpoint_every=2)
     RunFolder.open(place).write_metrics({"test_accuracy": Metric(value=0.5, public=True, what="on public records")})
 
 
 def _pipeline(place):
-    get_recipe("logistic-pixels").fit(made_up(), epsilon=8.0, delta=DELTA, randomness=seeded(), run=place)
+    get_recipe("logistic-pixels").fit(made_up(), epsilon=8.0, delta=DELTA, rng=seeded(), run_folder=place)
 
 
 def _estimator(place):
@@ -252,8 +252,8 @@ def test_what_the_command_writes_into_a_run_belongs_to_it(tmp_path):
         {"sampler": "none"},
         {"accountant": "rdp"},
         {"caveats": []},
-        {"unit": "user"},
-        {"relation": "replace_one"},
+        {"privacy_unit": "user"},
+        {"neighboring_relation": "replace_one"},
         {"delta": 1e-4},
     ],
 )
@@ -263,7 +263,7 @@ def test_a_claim_that_plan_and_steps_do_not_bear_out_is_caught_without_any_hash(
     body = json.loads((run.path / "guarantee.json").read_text())
     run._put_json("guarantee.json", body | change)
     claim = run.guarantee
-    run._put_json("guarantee.json", body | change | {"sentence": claim.sentence()})
+    run._put_json("guarantee.json", body | change | {"description": claim.describe()})
     found = {item.name: item.status for item in verify(run).items}
     assert found["guarantee"] == "fail"
     assert found["files"] == "pass"
@@ -298,6 +298,7 @@ def test_models_with_rates_of_their_own_are_claimed_and_verified_together(tmp_pa
     body = json.loads((run.path / "guarantee.json").read_text())
     run._put_json("guarantee.json", body | {"sampler": "Poisson sampling at rate 0.75"})
     run._put_json(
-        "guarantee.json", json.loads((run.path / "guarantee.json").read_text()) | {"sentence": run.guarantee.sentence()}
+        "guarantee.json",
+        json.loads((run.path / "guarantee.json").read_text()) | {"description": run.guarantee.describe()},
     )
     assert verify(run).item("guarantee").status == "fail"

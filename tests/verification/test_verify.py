@@ -28,7 +28,7 @@ PLAN = Plan(
     steps=8,
     expected_batch_size=20.0,
     delta=1e-5,
-    loss_curve=LossRelease(bound=1.0),
+    loss_release=LossRelease(max_loss=1.0),
 )
 
 
@@ -48,8 +48,8 @@ def finished(tmp_path_factory):
             raise KeyboardInterrupt
 
     options = {"checkpoint_every": 3, "progress": False, "ledger": account}
-    fit(nn.Linear(3, 2), losses, data, PLAN, run=place / "run", on_step=interrupt, **options)
-    fit(nn.Linear(3, 2), losses, data, PLAN, resume=place / "run", **options)
+    fit(nn.Linear(3, 2), losses, data, PLAN, run_folder=place / "run", on_step=interrupt, **options)
+    fit(nn.Linear(3, 2), losses, data, PLAN, resume_from=place / "run", **options)
     RunFolder.open(place / "run").write_metrics({})
     return place
 
@@ -184,16 +184,20 @@ def test_a_folder_that_was_rebuilt_as_a_whole_fits_and_only_an_anchor_tells(run,
         ({"epsilon": 1.0}, "guarantee"),
         ({"epsilon": 1e3}, "guarantee"),
         ({"delta": 1e-3}, "guarantee"),
-        ({"relation": "replace_one"}, "guarantee"),
-        ({"unit": "user"}, "guarantee"),
-        ({"sentence": "perfectly private"}, "guarantee"),
+        ({"neighboring_relation": "replace_one"}, "guarantee"),
+        ({"privacy_unit": "user"}, "guarantee"),
+        ({"description": "perfectly private"}, "guarantee"),
     ],
 )
 def test_another_guarantee_is_caught_even_when_the_manifest_agrees(run, change, item):
     claim = run.guarantee
-    fields = {name: value for name, value in change.items() if name != "sentence"}
-    fields |= {"relation": NeighboringRelation(fields["relation"])} if "relation" in fields else {}
-    fields |= {"unit": PrivacyUnit(fields["unit"])} if "unit" in fields else {}
+    fields = {name: value for name, value in change.items() if name != "description"}
+    fields |= (
+        {"neighboring_relation": NeighboringRelation(fields["neighboring_relation"])}
+        if "neighboring_relation" in fields
+        else {}
+    )
+    fields |= {"privacy_unit": PrivacyUnit(fields["privacy_unit"])} if "privacy_unit" in fields else {}
     made = Guarantee(**{name: getattr(claim, name) for name in claim.__dataclass_fields__} | fields)
     run._put_json("guarantee.json", guarantee_body(made) | change)
     assert item in failed(run)

@@ -26,11 +26,11 @@ def test_the_sentence_names_everything():
         delta=1e-6,
         accountant="contour",
         sampler="Poisson sampling",
-        relation=NeighboringRelation.REPLACE_ONE,
-        unit=PrivacyUnit.USER,
+        neighboring_relation=NeighboringRelation.REPLACE_ONE,
+        privacy_unit=PrivacyUnit.USER,
         caveats=("fixed seed: not for release",),
     )
-    sentence = claim.sentence()
+    sentence = claim.describe()
     for part in ("ε = 1.00", "δ = 1e-06", "one user", "replace one", "Poisson", "contour", "not for release"):
         assert part in sentence
     assert claim.is_private
@@ -39,7 +39,7 @@ def test_the_sentence_names_everything():
 def test_infinite_epsilon_is_called_not_private():
     claim = Guarantee(epsilon=math.inf, delta=1e-5, accountant="none", sampler="full batches")
     assert not claim.is_private
-    assert "NOT private" in claim.sentence()
+    assert "NOT private" in claim.describe()
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(-1e-9, 1e-5), (math.nan, 1e-5), (1.0, -0.1), (1.0, math.nan)])
@@ -49,6 +49,8 @@ def test_impossible_guarantees_are_refused(epsilon, delta):
 
 
 def test_only_replace_one_doubles_the_sensitivity():
-    factors = {relation: relation.sensitivity_factor for relation in NeighboringRelation}
+    factors = {
+        neighboring_relation: neighboring_relation.sensitivity_factor for neighboring_relation in NeighboringRelation
+    }
     assert factors.pop(NeighboringRelation.REPLACE_ONE) == 2
     assert set(factors.values()) == {1}

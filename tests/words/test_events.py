@@ -34,7 +34,7 @@ all_events = st.recursive(
     base_events,
     lambda inner: st.one_of(
         st.builds(PoissonSampled, sample_rate=st.floats(0, 1), event=inner),
-        st.builds(SampledWithoutReplacement, population=st.just(10), size=st.integers(0, 10), event=inner),
+        st.builds(SampledWithoutReplacement, dataset_size=st.just(10), sample_size=st.integers(0, 10), event=inner),
         st.builds(SelfComposed, event=inner, count=st.integers(0, 10**7)),
         st.lists(inner, max_size=3).map(lambda parts: Composed(events=tuple(parts))),
     ),
@@ -74,7 +74,7 @@ def test_events_are_frozen():
         lambda: PoissonSampled(sample_rate=float("nan"), event=NoOp()),
         lambda: SelfComposed(event=NoOp(), count=-1),
         lambda: SelfComposed(event=NoOp(), count=1.0),
-        lambda: SampledWithoutReplacement(population=3, size=4, event=NoOp()),
+        lambda: SampledWithoutReplacement(dataset_size=3, sample_size=4, event=NoOp()),
     ],
 )
 def test_impossible_events_are_refused(build):

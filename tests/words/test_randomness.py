@@ -33,10 +33,10 @@ def test_reading_in_pieces_equals_reading_at_once():
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 4096, 5_000_001])
 def test_readers_further_on_and_skipped_stretches_give_the_bytes_of_one_reader(count):
-    randomness = KeyedRNG(seed=3, reproducible=True)
+    rng = KeyedRNG(seed=3, reproducible=True)
     whole = bytearray(count + 40)
-    randomness.stream("noise", step=0).fill(memoryview(whole))
-    reader, skipper = (randomness.stream("noise", step=0) for _ in range(2))
+    rng.stream("noise", step=0).fill(memoryview(whole))
+    reader, skipper = (rng.stream("noise", step=0) for _ in range(2))
     found = [bytearray(40) for _ in range(3)]
     reader.ahead(count).fill(memoryview(found[0]))
     skipper.skip(count)
@@ -49,21 +49,21 @@ def test_readers_further_on_and_skipped_stretches_give_the_bytes_of_one_reader(c
 
 
 def test_every_part_of_the_name_changes_the_stream():
-    randomness = KeyedRNG()
+    rng = KeyedRNG()
     names = [("a", 0, 0, 0), ("b", 0, 0, 0), ("a", 1, 0, 0), ("a", 0, 1, 0), ("a", 0, 0, 1), ("a\x001", 0, 0, 0)]
     draws = {
-        randomness.stream(purpose, step=step, tensor=tensor, rank=rank).integers64(2).tobytes()
+        rng.stream(purpose, step=step, tensor=tensor, rank=rank).integers64(2).tobytes()
         for purpose, step, tensor, rank in names
     }
     assert len(draws) == len(names)
 
 
 def test_streams_of_different_steps_ranks_and_tensors_are_uncorrelated():
-    randomness = KeyedRNG()
+    rng = KeyedRNG()
     n = 20_000
     draws = np.stack(
         [
-            randomness.stream("noise", step=step, tensor=tensor, rank=rank).uniform(n)
+            rng.stream("noise", step=step, tensor=tensor, rank=rank).uniform(n)
             for step in range(2)
             for tensor in range(2)
             for rank in range(2)
@@ -109,12 +109,12 @@ def test_a_seed_needs_the_explicit_word_and_then_repeats():
 
 
 def test_the_key_never_shows_and_never_leaves():
-    randomness = KeyedRNG()
-    assert randomness._key.hex() not in repr(randomness)
-    assert repr(randomness._key) not in repr(randomness)
+    rng = KeyedRNG()
+    assert rng._key.hex() not in repr(rng)
+    assert repr(rng._key) not in repr(rng)
     for leave in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError):
-            leave(randomness)
+            leave(rng)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -129,14 +129,14 @@ read, write = os.pipe()
 for _ in range(2):
     if os.fork() == 0:
         grandchild = os.fork()
-        for stream in (kept.stream("noise", step=0), kept.fresh("x"), begun):
+        for stream in (kept.stream("noise", step=0), kept.new_stream("x"), begun):
             os.write(write, stream.integers64(4).tobytes())
         if grandchild:
             os.waitpid(grandchild, 0)
         os._exit(0)
 for _ in range(2):
     os.wait()
-for stream in (kept.stream("noise", step=0), kept.fresh("x"), begun):
+for stream in (kept.stream("noise", step=0), kept.new_stream("x"), begun):
     os.write(write, stream.integers64(4).tobytes())
 sys.stdout.write(os.read(read, 65536).hex())
 """

@@ -25,9 +25,9 @@ def main(grid: Grid, context: Context) -> None:
         max_grad_norm=1.0,
         privacy_unit=PrivacyUnit.CLIENT,
     )
-    strategy = PrivateStrategy(model(), plan, population=clients)
+    strategy = PrivateStrategy(model(), plan, num_clients=clients)
     strategy.start(grid)
     x, y = public_test()
     with torch.no_grad():
         accuracy = float((strategy.server.model(x).argmax(1) == y).double().mean())
-    print(f"accuracy {accuracy:.3f} with so few clients; {strategy.guarantee().sentence()}", flush=True)
+    print(f"accuracy {accuracy:.3f} with so few clients; {strategy.guarantee().describe()}", flush=True)

@@ -87,7 +87,7 @@ def epsilon(
     event: Event,
     delta: float,
     *,
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
     accountant: str = "auto",
 ) -> Interval:
     """The ε of an event at a given δ: an interval that contains the truth, whose upper end is reported.
@@ -95,7 +95,7 @@ def epsilon(
     Args:
         event: what was done.
         delta: in [0, 1].
-        relation: the neighbouring relation under which noise multipliers are std / sensitivity.
+        neighboring_relation: the neighboring relation under which noise multipliers are std / sensitivity.
         accountant: a name from `epsilons`, or ``auto``.
 
     Returns:
@@ -112,15 +112,15 @@ def epsilon(
         >>> round(epsilon(SelfComposed(event=step, count=10_000), 1e-5).upper, 6)
         0.946867
     """
-    relation = NeighboringRelation(relation)
+    neighboring_relation = NeighboringRelation(neighboring_relation)
     delta = checks.probability(delta=delta, hint="A typical δ is below 1 / number of records.")
     chosen = None if accountant == "auto" else get_accountant(accountant)
-    choices, truncated = bounding_events(event, relation)
-    answers = [_epsilon(choice, delta, relation, chosen) for choice in choices]
+    choices, truncated = bounding_events(event, neighboring_relation)
+    answers = [_epsilon(choice, delta, neighboring_relation, chosen) for choice in choices]
     answer = max(answers, key=lambda one: one.upper)
     answer = replace(answer, lower=max(one.lower for one in answers))
     if truncated > 0 and delta < 1 and answer.upper < math.inf:
-        return _with_truncation(choices, delta, truncated, relation, chosen)
+        return _with_truncation(choices, delta, truncated, neighboring_relation, chosen)
     return answer
 
 
@@ -129,7 +129,7 @@ def delta(
     event: Event,
     epsilon: float,
     *,
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
     accountant: str = "auto",
 ) -> Interval:
     """The δ of an event at a given ε ≥ 0: an interval that contains the truth.
@@ -141,11 +141,11 @@ def delta(
         >>> round(delta(Gaussian(noise_multiplier=3.730631634815942), 1.0).upper, 12)
         1e-05
     """
-    relation = NeighboringRelation(relation)
+    neighboring_relation = NeighboringRelation(neighboring_relation)
     epsilon = checks.non_negative(epsilon=epsilon)
     chosen = None if accountant == "auto" else get_accountant(accountant)
-    choices, truncated = bounding_events(event, relation)
-    answers = [_delta(choice, epsilon, relation, chosen) for choice in choices]
+    choices, truncated = bounding_events(event, neighboring_relation)
+    answers = [_delta(choice, epsilon, neighboring_relation, chosen) for choice in choices]
     answer = max(answers, key=lambda one: one.upper)
     answer = replace(answer, lower=max(one.lower for one in answers))
     if truncated > 0:
@@ -158,7 +158,7 @@ def epsilon_by_accountant(
     event: Event,
     delta: float,
     *,
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
 ) -> dict[str, float]:
     """The reported ε by every accountant that supports the event, by name.
 
@@ -170,7 +170,9 @@ def epsilon_by_accountant(
     answers: dict[str, float] = {}
     for known in ACCOUNTANTS:
         try:
-            answers[known.name] = epsilon(event, delta, relation=relation, accountant=known.name).upper
+            answers[known.name] = epsilon(
+                event, delta, neighboring_relation=neighboring_relation, accountant=known.name
+            ).upper
         except (AccountingError, UnsupportedEvent):
             continue
     return answers
@@ -179,45 +181,56 @@ def epsilon_by_accountant(
 # ── one alternative ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _epsilon(event: Event, delta: float, relation: NeighboringRelation, chosen: Accountant | None) -> Interval:
+def _epsilon(
+    event: Event, delta: float, neighboring_relation: NeighboringRelation, chosen: Accountant | None
+) -> Interval:
     label = "exact" if chosen is None else chosen.name
-    steps = flatten(event, relation)
+    steps = flatten(event, neighboring_relation)
     if delta == 1 or steps.empty:
         return Interval(lower=0.0, upper=0.0, accountant=label)
-    if steps.unprotected:
-        return Interval(lower=0.0 if steps.loose else math.inf, upper=math.inf, accountant=label)
+    if steps.non_private:
+        return Interval(lower=0.0 if steps.upper_bound_only else math.inf, upper=math.inf, accountant=label)
     if delta == 0:
-        return _pure(steps, label, relation)
+        return _pure(steps, label, neighboring_relation)
     if _chance_of_use(steps) <= delta:
         return Interval(lower=0.0, upper=0.0, accountant=label)
-    answer = _ask(event, relation, chosen, lambda known, one: known.epsilon(one, delta, relation))
-    return replace(answer, lower=0.0) if steps.loose else answer
+    answer = _ask(
+        event, neighboring_relation, chosen, lambda known, one: known.epsilon(one, delta, neighboring_relation)
+    )
+    return replace(answer, lower=0.0) if steps.upper_bound_only else answer
 
 
-def _delta(event: Event, epsilon: float, relation: NeighboringRelation, chosen: Accountant | None) -> Interval:
+def _delta(
+    event: Event, epsilon: float, neighboring_relation: NeighboringRelation, chosen: Accountant | None
+) -> Interval:
     label = "exact" if chosen is None else chosen.name
-    steps = flatten(event, relation)
+    steps = flatten(event, neighboring_relation)
     if steps.empty:
         return Interval(lower=0.0, upper=0.0, accountant=label)
-    if steps.unprotected:
-        return Interval(lower=0.0 if steps.loose else 1.0, upper=1.0, accountant=label)
-    answer = _ask(event, relation, chosen, lambda known, one: known.delta(one, epsilon, relation))
-    return replace(answer, lower=0.0) if steps.loose else answer
+    if steps.non_private:
+        return Interval(lower=0.0 if steps.upper_bound_only else 1.0, upper=1.0, accountant=label)
+    answer = _ask(
+        event, neighboring_relation, chosen, lambda known, one: known.delta(one, epsilon, neighboring_relation)
+    )
+    return replace(answer, lower=0.0) if steps.upper_bound_only else answer
 
 
-def _ask(event: Event, relation: NeighboringRelation, chosen: Accountant | None, question: _Question) -> Interval:
+def _ask(
+    event: Event, neighboring_relation: NeighboringRelation, chosen: Accountant | None, question: _Question
+) -> Interval:
     if chosen is not None:
-        if not _supports(chosen, event, relation):
+        if not _supports(chosen, event, neighboring_relation):
             raise UnsupportedEvent(
-                f"event must be supported by the {chosen.name} accountant under {relation.words}, got {event.kind}. "
+                f"event must be supported by the {chosen.name} accountant under {neighboring_relation.describe()}, "
+                f"got {event.kind}. "
                 "Choose accountant='auto'."
             )
         return _answer(chosen, event, question)
     refusal: AccountingError | None = None
     best: Interval | None = None
-    loose = flatten(event, relation).loose
+    loose = flatten(event, neighboring_relation).upper_bound_only
     for known in ACCOUNTANTS:
-        if known.automatic and _supports(known, event, relation):
+        if known.automatic and _supports(known, event, neighboring_relation):
             try:
                 answer = _answer(known, event, question)
             except AccountingError as error:
@@ -235,15 +248,15 @@ def _ask(event: Event, relation: NeighboringRelation, chosen: Accountant | None,
     if refusal is not None:
         raise refusal
     raise UnsupportedEvent(
-        f"event must be supported by some accountant under {relation.words}, got {event.kind}. "
+        f"event must be supported by some accountant under {neighboring_relation.describe()}, got {event.kind}. "
         "No sound answer is known here."
     )
 
 
-def _supports(known: Accountant, event: Event, relation: NeighboringRelation) -> bool:
+def _supports(known: Accountant, event: Event, neighboring_relation: NeighboringRelation) -> bool:
     try:
         with double_precision("the event's law"):
-            return known.supports(event, relation)
+            return known.supports(event, neighboring_relation)
     except AccountingError:
         return False
 
@@ -265,7 +278,7 @@ def _chance_of_use(steps: EventCounts) -> float:
             case PoissonSampled():
                 rate = event.sample_rate
             case SampledWithoutReplacement():
-                rate = event.size / event.population
+                rate = event.sample_size / event.dataset_size
             case _:
                 return 1.0
         total += rate * count * (1 + 1e-15)
@@ -276,7 +289,7 @@ def _with_truncation(
     choices: tuple[Event, ...],
     delta: float,
     truncated: float,
-    relation: NeighboringRelation,
+    neighboring_relation: NeighboringRelation,
     chosen: Accountant | None,
 ) -> Interval:
     """The smallest ε with δ(ε) + β(1 + e^ε) ≤ δ: each side's law moved by at most β in total variation."""
@@ -285,7 +298,7 @@ def _with_truncation(
         room = delta - truncated * (1 + math.exp(min(guess, 700.0)))
         if room <= 0:
             break
-        answers = [_epsilon(choice, room, relation, chosen) for choice in choices]
+        answers = [_epsilon(choice, room, neighboring_relation, chosen) for choice in choices]
         worst = max(answers, key=lambda one: one.upper)
         if worst.upper <= guess or worst.upper == 0:
             return Interval(lower=0.0, upper=max(guess, worst.upper), accountant=worst.accountant)
@@ -296,18 +309,20 @@ def _with_truncation(
     )
 
 
-def _pure(steps: EventCounts, label: str, relation: NeighboringRelation) -> Interval:
+def _pure(steps: EventCounts, label: str, neighboring_relation: NeighboringRelation) -> Interval:
     """ε at δ = 0: the largest losses add up; infinite as soon as one step's loss is unbounded."""
     if any(_is_unbounded(event) for event, _ in steps.counts):
-        return Interval(lower=0.0 if steps.loose else math.inf, upper=math.inf, accountant=label)
-    losses = [(count, _max_loss(event, relation)) for event, count in steps.counts]
+        return Interval(lower=0.0 if steps.upper_bound_only else math.inf, upper=math.inf, accountant=label)
+    losses = [(count, _max_loss(event, neighboring_relation)) for event, count in steps.counts]
     if any(loss is None for _, loss in losses):
         return Interval(lower=0.0, upper=math.inf, accountant=label)
     total = math.fsum(count * loss for count, loss in losses if loss is not None)
-    return Interval(lower=0.0 if steps.loose else total * (1 - 1e-14), upper=total * (1 + 1e-14), accountant=label)
+    return Interval(
+        lower=0.0 if steps.upper_bound_only else total * (1 - 1e-14), upper=total * (1 + 1e-14), accountant=label
+    )
 
 
-def _max_loss(event: Event, relation: NeighboringRelation) -> float | None:
+def _max_loss(event: Event, neighboring_relation: NeighboringRelation) -> float | None:
     """The essential supremum of one step's loss, or None where only a bound would be known."""
     match event:
         case Laplace():
@@ -317,13 +332,13 @@ def _max_loss(event: Event, relation: NeighboringRelation) -> float | None:
         case PureDP() | RandomizedResponse() | BoundedRange():
             return event.epsilon
         case RepeatAndSelect() if event.distribution != "poisson":
-            inner = _max_loss(event.event, relation)
+            inner = _max_loss(event.event, neighboring_relation)
             shape = 0.0 if event.distribution == "threshold" else event.shape
             return None if inner is None else (2 + shape) * inner
-        case PoissonSampled() if relation is not NeighboringRelation.REPLACE_ONE:
+        case PoissonSampled() if neighboring_relation is not NeighboringRelation.REPLACE_ONE:
             # Removing has the larger supremum: log(1 + q(e^ε − 1)). A replaced record has no such hiding place: what a
             # batch without it gives may be far from both.
-            inner = _max_loss(event.event, relation)
+            inner = _max_loss(event.event, neighboring_relation)
             return None if inner is None else sampled_epsilon(inner, event.sample_rate)
         case _:
             return None

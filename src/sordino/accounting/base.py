@@ -122,15 +122,15 @@ class Accountant(Protocol):
         """Whether ``auto`` may use it: sound, and not dominated by another accountant everywhere."""
         ...
 
-    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Whether this accountant has a sound answer for the event under the relation."""
         ...
 
-    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """The smallest ε for which the event is (ε, `delta`)-private, as an interval."""
         ...
 
-    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """The smallest δ for which the event is (`epsilon`, δ)-private, as an interval."""
         ...
 
@@ -157,13 +157,13 @@ class EventCounts:
 
     Args:
         counts: each base event with its count ≥ 1. Samples have 0 < rate < 1 and one mechanism inside.
-        unprotected: whether some step had no protection at all, so that ε = ∞.
-        loose: whether the steps only bound the event from above, so that no lower end may be claimed.
+        non_private: whether some step had no protection at all, so that ε = ∞.
+        upper_bound_only: whether the steps only bound the event from above, so that no lower end may be claimed.
     """
 
     counts: tuple[tuple[Event, int], ...]
-    unprotected: bool = False
-    loose: bool = False
+    non_private: bool = False
+    upper_bound_only: bool = False
 
     @property
     def total(self) -> int:
@@ -173,17 +173,17 @@ class EventCounts:
     @property
     def empty(self) -> bool:
         """Whether no data were touched."""
-        return not self.counts and not self.unprotected
+        return not self.counts and not self.non_private
 
 
 class _Collector:
     """Walks one event tree."""
 
-    def __init__(self, relation: NeighboringRelation) -> None:
-        self.relation = relation
+    def __init__(self, neighboring_relation: NeighboringRelation) -> None:
+        self.neighboring_relation = neighboring_relation
         self.counts: dict[Event, int] = {}
-        self.unprotected = False
-        self.loose = False
+        self.non_private = False
+        self.upper_bound_only = False
 
     def collect(self, event: Event, count: int) -> None:
         """Adds the event's steps `count` times."""
@@ -191,11 +191,11 @@ class _Collector:
             return
         if count > _LARGEST_COUNT:
             # No double holds that many steps: nothing is promised, and nothing is claimed from below.
-            self.unprotected = self.loose = True
+            self.non_private = self.upper_bound_only = True
             return
         match event:
             case NonPrivate():
-                self.unprotected = True
+                self.non_private = True
             case SelfComposed():
                 self.collect(event.event, count * event.count)
             case Composed():
@@ -205,7 +205,7 @@ class _Collector:
                 if event.sensitivity > 0:
                     with np.errstate(over="ignore", under="ignore"):
                         ratio = float(np.float64(event.noise_multiplier) / event.sensitivity)
-                    self.loose = self.loose or ratio > _LARGEST_NOISE
+                    self.upper_bound_only = self.upper_bound_only or ratio > _LARGEST_NOISE
                     self.collect(Gaussian(noise_multiplier=min(ratio, _LARGEST_NOISE)), count)
             case ShuffledEpochs():
                 self._shuffled(event, count)
@@ -213,7 +213,7 @@ class _Collector:
                 self._mixture(event, count)
             case PoissonSampled() | GroupPoissonSampled() if event.sample_rate == 0:
                 pass
-            case SampledWithoutReplacement() | SampledWithReplacement() if event.size == 0:
+            case SampledWithoutReplacement() | SampledWithReplacement() if event.sample_size == 0:
                 pass
             case PoissonSampled():
                 self._poisson(event, count)
@@ -236,15 +236,17 @@ class _Collector:
         elif isinstance(event, DiscreteLaplace):
             noise = event.scale
         if noise * _LARGEST_INVERSE_NOISE < 1:
-            self.unprotected = True
+            self.non_private = True
             return
         if _LARGEST_NOISE < noise < math.inf:
-            event, self.loose = _capped(event), True
-        if isinstance(event, RepeatAndSelect) and _unprotected(event.event, self.relation):
-            self.unprotected = self.loose = True
+            event, self.upper_bound_only = _capped(event), True
+        if isinstance(event, RepeatAndSelect) and _unprotected(event.event, self.neighboring_relation):
+            self.non_private = self.upper_bound_only = True
             return
         # A bounded range says more than its pure ε, so that the pairs and moments used for it are bounds only.
-        self.loose = self.loose or isinstance(event, BoundedRange | ProjectedGaussian | RepeatAndSelect)
+        self.upper_bound_only = self.upper_bound_only or isinstance(
+            event, BoundedRange | ProjectedGaussian | RepeatAndSelect
+        )
         self.counts[event] = self.counts.get(event, 0) + count
 
     def _mixture(self, event: GaussianMixture, count: int) -> None:
@@ -253,29 +255,29 @@ class _Collector:
             return
         if event.noise_multiplier * _LARGEST_INVERSE_NOISE < max(hit):
             # As for a sample: the record may be missed, so nothing is claimed from below.
-            self.unprotected = self.loose = True
+            self.non_private = self.upper_bound_only = True
             return
         if max(hit) < event.noise_multiplier / _LARGEST_NOISE:
-            self.loose = True
+            self.upper_bound_only = True
             self.collect(Gaussian(noise_multiplier=_LARGEST_NOISE), count)
             return
         self.counts[event] = self.counts.get(event, 0) + count
 
     def _shuffled(self, event: ShuffledEpochs, count: int) -> None:
-        if self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        if self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             raise UnsupportedEvent(
                 "shuffled epochs must be accounted under replace-one or zero-out, because adding a record moves others "
                 "between batches. Set the relation, or sample with Poisson."
             )
-        self.loose = True
+        self.upper_bound_only = True
         self.collect(event.event, count * event.epochs)
 
     def _single(self, event: Event) -> Event | None:
         """The one mechanism inside a sample; several Gaussians count as one. None when there is nothing."""
-        steps = flatten(event, self.relation)
-        if steps.unprotected:
+        steps = flatten(event, self.neighboring_relation)
+        if steps.non_private:
             # A sample may miss the record: the truth can be finite at δ ≥ rate, so nothing is claimed from below.
-            self.unprotected = self.loose = True
+            self.non_private = self.upper_bound_only = True
             return None
         if steps.empty:
             return None
@@ -284,7 +286,7 @@ class _Collector:
                 f"a sample must be used by one mechanism (Gaussians count as one), got {steps.total}. "
                 "Draw a fresh sample for each mechanism."
             )
-        self.loose = self.loose or steps.loose
+        self.upper_bound_only = self.upper_bound_only or steps.upper_bound_only
         return steps.counts[0][0]
 
     def _poisson(self, event: PoissonSampled, count: int) -> None:
@@ -315,9 +317,13 @@ class _Collector:
                 self._allocated(event, base, count)
                 return
             case SampledWithoutReplacement():
-                step = SampledWithoutReplacement(population=event.population, size=event.size, event=base)
+                step = SampledWithoutReplacement(
+                    dataset_size=event.dataset_size, sample_size=event.sample_size, event=base
+                )
             case SampledWithReplacement():
-                step = SampledWithReplacement(population=event.population, size=event.size, event=base)
+                step = SampledWithReplacement(
+                    dataset_size=event.dataset_size, sample_size=event.sample_size, event=base
+                )
             case GroupPoissonSampled():
                 if event.group_size == 1:
                     self.collect(PoissonSampled(sample_rate=event.sample_rate, event=base), count)
@@ -332,8 +338,8 @@ class _Collector:
         sizes, and δ is convex in the pair, so that k independent allocations bound it (Feldman and Shenfeld 2025).
         """
         size, longer = divmod(event.steps, event.participations)
-        amplified = isinstance(base, Gaussian) and self.relation is not NeighboringRelation.REPLACE_ONE
-        self.loose = self.loose or event.participations > 1 or (size > 1 and not amplified)
+        amplified = isinstance(base, Gaussian) and self.neighboring_relation is not NeighboringRelation.REPLACE_ONE
+        self.upper_bound_only = self.upper_bound_only or event.participations > 1 or (size > 1 and not amplified)
         for steps, blocks in ((size, event.participations - longer), (size + 1, longer)):
             uses = count * blocks * event.epochs
             if uses and (steps == 1 or not amplified):
@@ -344,7 +350,9 @@ class _Collector:
 
 
 @lru_cache(maxsize=8)  # one answer asks for the same steps several times
-def flatten(event: Event, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> EventCounts:
+def flatten(
+    event: Event, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+) -> EventCounts:
     """The steps of an event, with equal ones counted together and all unsampled Gaussians as one.
 
     Raises:
@@ -355,7 +363,7 @@ def flatten(event: Event, relation: NeighboringRelation = NeighboringRelation.AD
         >>> flatten(SelfComposed(event=Gaussian(noise_multiplier=10.0), count=100)).counts
         ((Gaussian(noise_multiplier=1.0), 1),)
     """
-    collector = _Collector(relation)
+    collector = _Collector(neighboring_relation)
     collector.collect(event, 1)
     counts = collector.counts
     steps = [(base, count) for base, count in counts.items() if not isinstance(base, Gaussian)]
@@ -365,9 +373,11 @@ def flatten(event: Event, relation: NeighboringRelation = NeighboringRelation.AD
         top = max(inverse for inverse, _ in together)
         precision = top * math.sqrt(math.fsum(count * (inverse / top) ** 2 for inverse, count in together))
         if precision > _LARGEST_INVERSE_NOISE:
-            return EventCounts(counts=tuple(steps), unprotected=True, loose=collector.loose)
+            return EventCounts(counts=tuple(steps), non_private=True, upper_bound_only=collector.upper_bound_only)
         steps.insert(0, (Gaussian(noise_multiplier=1 / precision), 1))
-    return EventCounts(counts=tuple(steps), unprotected=collector.unprotected, loose=collector.loose)
+    return EventCounts(
+        counts=tuple(steps), non_private=collector.non_private, upper_bound_only=collector.upper_bound_only
+    )
 
 
 def _capped(event: Event) -> Event:
@@ -376,10 +386,10 @@ def _capped(event: Event) -> Event:
     return replace(event, **{name: _LARGEST_NOISE})
 
 
-def _unprotected(event: Event, relation: NeighboringRelation) -> bool:
+def _unprotected(event: Event, neighboring_relation: NeighboringRelation) -> bool:
     """Whether a step inside had no protection; what can't be flattened has a profile that says so."""
     try:
-        return flatten(event, relation).unprotected
+        return flatten(event, neighboring_relation).non_private
     except UnsupportedEvent:
         return False
 
@@ -388,7 +398,7 @@ def _unprotected(event: Event, relation: NeighboringRelation) -> bool:
 
 
 def bounding_events(
-    event: Event, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    event: Event, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
 ) -> tuple[tuple[Event, ...], float]:
     """Events without `ParallelComposed` and truncation, one of which bounds the truth, and the truncations' total
     probability.
@@ -397,32 +407,32 @@ def bounding_events(
     differs from the Poisson one with probability at most P(Binomial(population + 1, rate) > largest).
     """
     if isinstance(event, ParallelComposed):
-        if relation is NeighboringRelation.REPLACE_ONE:
+        if neighboring_relation is NeighboringRelation.REPLACE_ONE:
             raise UnsupportedEvent(
                 "parallel events must be accounted under add-or-remove or zero-out: a replaced record may change its "
                 "part. Set the relation."
             )
-        parts = [bounding_events(part, relation) for part in event.events]
+        parts = [bounding_events(part, neighboring_relation) for part in event.events]
         return tuple(choice for choices, _ in parts for choice in choices) or (NoOp(),), max(
             (extra for _, extra in parts), default=0.0
         )
     if isinstance(event, SelfComposed):
-        choices, extra = bounding_events(event.event, relation)
+        choices, extra = bounding_events(event.event, neighboring_relation)
         return tuple(SelfComposed(event=choice, count=event.count) for choice in choices), extra * min(
             event.count, _LARGEST_COUNT
         )
     if isinstance(event, TruncatedPoissonSampled):
         from scipy.special import bdtrc
 
-        beyond = float(bdtrc(event.largest, event.population + 1, event.sample_rate))
-        if event.largest > event.population:
+        beyond = float(bdtrc(event.max_batch_size, event.dataset_size + 1, event.sample_rate))
+        if event.max_batch_size > event.dataset_size:
             beyond = 0.0
         return (PoissonSampled(sample_rate=event.sample_rate, event=event.event),), beyond * (1 + 1e-9)
     if isinstance(event, Composed):
         combined: list[tuple[Event, ...]] = [()]
         extra = 0.0
         for part in event.events:
-            choices, more = bounding_events(part, relation)
+            choices, more = bounding_events(part, neighboring_relation)
             extra += more
             combined = [(*before, choice) for before in combined for choice in choices]
             if len(combined) > _LARGEST_ALTERNATIVES:

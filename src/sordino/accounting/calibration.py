@@ -52,8 +52,8 @@ def calibrate_noise_multiplier(
     make_event: Callable[[float], Event],
     *,
     target_epsilon: float,
-    target_delta: float,
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    delta: float,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
     accountant: str = "auto",
 ) -> float:
     """The smallest noise multiplier whose reported ε is at most `target_epsilon`, to 6 significant digits.
@@ -64,8 +64,8 @@ def calibrate_noise_multiplier(
     Args:
         make_event: noise multiplier ↦ event, such that more noise means less ε.
         target_epsilon: > 0.
-        target_delta: in (0, 1).
-        relation: the neighbouring relation.
+        delta: in (0, 1).
+        neighboring_relation: the neighboring relation.
         accountant: a name, or ``auto``.
 
     Returns:
@@ -76,15 +76,17 @@ def calibrate_noise_multiplier(
 
     Example:
         >>> from sordino.events import Gaussian
-        >>> calibrate_noise_multiplier(lambda z: Gaussian(noise_multiplier=z), target_epsilon=1.0, target_delta=1e-5)
+        >>> calibrate_noise_multiplier(lambda z: Gaussian(noise_multiplier=z), target_epsilon=1.0, delta=1e-5)
         3.73064
     """
     target_epsilon = checks.positive(target_epsilon=target_epsilon)
-    target_delta = checks.probability(target_delta=target_delta, zero=False, one=False)
+    delta = checks.probability(delta=delta, zero=False, one=False)
 
     def reported(noise_multiplier: float) -> float:
         try:
-            return epsilon(make_event(noise_multiplier), target_delta, relation=relation, accountant=accountant).upper
+            return epsilon(
+                make_event(noise_multiplier), delta, neighboring_relation=neighboring_relation, accountant=accountant
+            ).upper
         except AccountingError:
             # Too little noise for the accountant to answer is too little noise.
             return math.inf
@@ -155,9 +157,13 @@ _ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 _LARGEST_STEPS = 10**9
 
 
-def _within(event: Event, epsilon: float, delta: float, relation: NeighboringRelation, accountant: str) -> bool:
+def _within(
+    event: Event, epsilon: float, delta: float, neighboring_relation: NeighboringRelation, accountant: str
+) -> bool:
     try:
-        return epsilon_of(event, delta, relation=relation, accountant=accountant).upper <= epsilon
+        return (
+            epsilon_of(event, delta, neighboring_relation=neighboring_relation, accountant=accountant).upper <= epsilon
+        )
     except AccountingError:
         return False
 
@@ -166,8 +172,8 @@ def calibrate_steps(
     make_event: Callable[[int], Event],
     *,
     target_epsilon: float,
-    target_delta: float,
-    relation: NeighboringRelation = _ADD,
+    delta: float,
+    neighboring_relation: NeighboringRelation = _ADD,
     accountant: str = "auto",
 ) -> int:
     """The largest number of steps whose reported ε is at most `target_epsilon`, 0 when one is too many.
@@ -181,14 +187,14 @@ def calibrate_steps(
     Example:
         >>> calibrate_steps(
         ...     lambda t: SelfComposed(event=Gaussian(noise_multiplier=100.0), count=t),
-        ...     target_epsilon=1.0, target_delta=1e-5)
+        ...     target_epsilon=1.0, delta=1e-5)
         718
     """
     checks.positive(target_epsilon=target_epsilon)
-    checks.probability(target_delta=target_delta, zero=False, one=False)
+    checks.probability(delta=delta, zero=False, one=False)
 
     def fits(steps: int) -> bool:
-        return _within(make_event(steps), target_epsilon, target_delta, relation, accountant)
+        return _within(make_event(steps), target_epsilon, delta, neighboring_relation, accountant)
 
     return _max_integer(fits, _LARGEST_STEPS, "steps")
 
@@ -196,19 +202,21 @@ def calibrate_steps(
 def calibrate_batch_size(
     make_event: Callable[[int], Event],
     *,
-    population: int,
+    dataset_size: int,
     target_epsilon: float,
-    target_delta: float,
-    relation: NeighboringRelation = _ADD,
+    delta: float,
+    neighboring_relation: NeighboringRelation = _ADD,
     accountant: str = "auto",
 ) -> int:
-    """The largest (expected) batch size up to `population` within the target, 0 when one record is too many."""
-    checks.integer(1, population=population)
+    """The largest (expected) batch size up to `dataset_size` within the target, 0 when one record is too many."""
+    checks.integer(1, dataset_size=dataset_size)
 
     def fits(size: int) -> bool:
-        return size <= population and _within(make_event(size), target_epsilon, target_delta, relation, accountant)
+        return size <= dataset_size and _within(
+            make_event(size), target_epsilon, delta, neighboring_relation, accountant
+        )
 
-    return population if fits(population) else _max_integer(fits, population, "batch size")
+    return dataset_size if fits(dataset_size) else _max_integer(fits, dataset_size, "batch size")
 
 
 def _max_integer(fits: Callable[[int], bool], limit: int, name: str) -> int:
@@ -230,8 +238,8 @@ def calibrate_sample_rate(
     make_event: Callable[[float], Event],
     *,
     target_epsilon: float,
-    target_delta: float,
-    relation: NeighboringRelation = _ADD,
+    delta: float,
+    neighboring_relation: NeighboringRelation = _ADD,
     accountant: str = "auto",
 ) -> float:
     """The largest sample rate in (0, 1] within the target, rounded down to 6 digits and verified.
@@ -240,10 +248,10 @@ def calibrate_sample_rate(
         AccountingError: not even a rate of 1e-9 fits.
     """
     checks.positive(target_epsilon=target_epsilon)
-    checks.probability(target_delta=target_delta, zero=False, one=False)
+    checks.probability(delta=delta, zero=False, one=False)
 
     def fits(rate: float) -> bool:
-        return _within(make_event(rate), target_epsilon, target_delta, relation, accountant)
+        return _within(make_event(rate), target_epsilon, delta, neighboring_relation, accountant)
 
     if fits(1.0):
         return 1.0
@@ -265,16 +273,18 @@ def calibrate_sample_rate(
 
 
 def calibrate_delta(
-    event: Event, *, target_epsilon: float, relation: NeighboringRelation = _ADD, accountant: str = "auto"
+    event: Event, *, target_epsilon: float, neighboring_relation: NeighboringRelation = _ADD, accountant: str = "auto"
 ) -> float:
     """The smallest δ that can be stated with `target_epsilon`: the upper end of δ(ε)."""
-    return delta_of(event, target_epsilon, relation=relation, accountant=accountant).upper
+    return delta_of(event, target_epsilon, neighboring_relation=neighboring_relation, accountant=accountant).upper
 
 
-def marginal_epsilon(event: Event, more: Event, delta: float, *, relation: NeighboringRelation = _ADD) -> float:
-    """How much the reported ε grows when `more` (one more epoch, say) follows `event`; ≥ 0."""
-    before = epsilon_of(event, delta, relation=relation).upper
-    after = epsilon_of(Composed(events=(event, more)), delta, relation=relation).upper
+def marginal_epsilon(
+    event: Event, additional: Event, delta: float, *, neighboring_relation: NeighboringRelation = _ADD
+) -> float:
+    """How much the reported ε grows when `additional` (one more epoch, say) follows `event`; ≥ 0."""
+    before = epsilon_of(event, delta, neighboring_relation=neighboring_relation).upper
+    after = epsilon_of(Composed(events=(event, additional)), delta, neighboring_relation=neighboring_relation).upper
     return math.inf if math.isinf(after) else max(0.0, after - before)
 
 

@@ -43,16 +43,19 @@ __all__ = [
 ]
 
 
-def parameters(event: Event, relation: NeighboringRelation) -> list[tuple[float, float, int]]:
+def parameters(event: Event, neighboring_relation: NeighboringRelation) -> list[tuple[float, float, int]]:
     """(ε_i, δ_i, count) of every distinct step.
 
     Raises:
         UnsupportedEvent: a step is not (ε, δ)-private with one pair to name, such as a Gaussian.
     """
-    return [(*step_parameters(base, relation), count) for base, count in flatten(event, relation).counts]
+    return [
+        (*step_parameters(base, neighboring_relation), count)
+        for base, count in flatten(event, neighboring_relation).counts
+    ]
 
 
-def step_parameters(event: Event, relation: NeighboringRelation) -> tuple[float, float]:
+def step_parameters(event: Event, neighboring_relation: NeighboringRelation) -> tuple[float, float]:
     """(ε, δ) of one step that has a pair to name."""
     match event:
         case PureDP() | RandomizedResponse() | BoundedRange():
@@ -63,13 +66,13 @@ def step_parameters(event: Event, relation: NeighboringRelation) -> tuple[float,
             return 1 / event.noise_multiplier, 0.0
         case DiscreteLaplace():
             return event.sensitivity / event.scale, 0.0
-        case PoissonSampled() if relation is not NeighboringRelation.REPLACE_ONE:
-            epsilon, delta = step_parameters(event.event, relation)
+        case PoissonSampled() if neighboring_relation is not NeighboringRelation.REPLACE_ONE:
+            epsilon, delta = step_parameters(event.event, neighboring_relation)
             return sampled_epsilon(epsilon, event.sample_rate), event.sample_rate * delta
         case RepeatAndSelect() if event.distribution != "poisson":
             # Liu and Talwar 2019 (η = 1: 3ε; a threshold: 2ε); Papernot and Steinke 2022, theorem 2 at infinite
             # orders. With probability ≤ E[K]·δ some run shows all; the law of K given that none does is of its kind.
-            parts = parameters(event.event, relation)
+            parts = parameters(event.event, neighboring_relation)
             shape = 0.0 if event.distribution == "threshold" else event.shape
             lost = max(1.0, event.mean) * math.fsum(count * delta for _, delta, count in parts) * (1 + 1e-9)
             return (2 + shape) * math.fsum(count * epsilon for epsilon, _, count in parts), min(1.0, lost)
@@ -79,9 +82,9 @@ def step_parameters(event: Event, relation: NeighboringRelation) -> tuple[float,
             )
 
 
-def _supported(event: Event, relation: NeighboringRelation) -> bool:
+def _supported(event: Event, neighboring_relation: NeighboringRelation) -> bool:
     try:
-        return bool(parameters(event, relation))
+        return bool(parameters(event, neighboring_relation))
     except UnsupportedEvent:
         return False
 
@@ -97,20 +100,20 @@ class BasicCompositionAccountant:
     name: str = "basic"
     automatic: bool = True
 
-    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Steps with an (ε, δ)."""
-        return _supported(event, relation)
+        return _supported(event, neighboring_relation)
 
-    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """Σ ε_i when δ ≥ Σ δ_i, otherwise ∞."""
-        parts = parameters(event, relation)
+        parts = parameters(event, neighboring_relation)
         spent = math.fsum(count * part_delta for _, part_delta, count in parts)
         total = math.fsum(count * epsilon for epsilon, _, count in parts)
         return Interval(lower=0.0, upper=total if delta >= spent else math.inf, accountant=self.name)
 
-    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """Σ δ_i when ε ≥ Σ ε_i, otherwise 1."""
-        parts = parameters(event, relation)
+        parts = parameters(event, neighboring_relation)
         total = math.fsum(count * part for part, _, count in parts)
         spent = math.fsum(count * part_delta for _, part_delta, count in parts)
         return Interval(lower=0.0, upper=min(1.0, spent) if epsilon >= total else 1.0, accountant=self.name)
@@ -128,28 +131,32 @@ class OptimalCompositionAccountant:
     name: str = "optimal"
     automatic: bool = False
 
-    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Steps with an (ε, δ)."""
-        return _supported(event, relation)
+        return _supported(event, neighboring_relation)
 
-    def _laws(self, event: Event, relation: NeighboringRelation) -> list[RepeatedPLD]:
+    def _laws(self, event: Event, neighboring_relation: NeighboringRelation) -> list[RepeatedPLD]:
         return [
             RepeatedPLD(law=approximate_pld(epsilon, delta), count=count)
-            for epsilon, delta, count in parameters(event, relation)
+            for epsilon, delta, count in parameters(event, neighboring_relation)
         ]
 
-    def _exact(self, event: Event, relation: NeighboringRelation) -> bool:
-        return all(isinstance(base, PureDP | ApproximateDP) for base, _ in flatten(event, relation).counts)
+    def _exact(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
+        return all(isinstance(base, PureDP | ApproximateDP) for base, _ in flatten(event, neighboring_relation).counts)
 
-    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """By the pairs' loss distribution."""
-        lower, upper = pld_epsilon(self._laws(event, relation), delta)
-        return Interval(lower=lower if self._exact(event, relation) else 0.0, upper=upper, accountant=self.name)
+        lower, upper = pld_epsilon(self._laws(event, neighboring_relation), delta)
+        return Interval(
+            lower=lower if self._exact(event, neighboring_relation) else 0.0, upper=upper, accountant=self.name
+        )
 
-    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """By the pairs' loss distribution."""
-        lower, upper = pld_delta(self._laws(event, relation), epsilon)
-        return Interval(lower=lower if self._exact(event, relation) else 0.0, upper=upper, accountant=self.name)
+        lower, upper = pld_delta(self._laws(event, neighboring_relation), epsilon)
+        return Interval(
+            lower=lower if self._exact(event, neighboring_relation) else 0.0, upper=upper, accountant=self.name
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -190,18 +197,18 @@ class _Parts:
         return math.fsum(count * delta for _, delta, count in self.known)
 
 
-def _parts(steps: EventCounts, relation: NeighboringRelation) -> _Parts:
+def _parts(steps: EventCounts, neighboring_relation: NeighboringRelation) -> _Parts:
     known: list[tuple[float, float, int]] = []
     gaussian: list[tuple[float, float, int]] = []
     for event, count in steps.counts:
         match event:
             case Gaussian():
                 gaussian.append((1.0, event.noise_multiplier, count))
-            case PoissonSampled(event=Gaussian()) if relation is not NeighboringRelation.REPLACE_ONE:
+            case PoissonSampled(event=Gaussian()) if neighboring_relation is not NeighboringRelation.REPLACE_ONE:
                 assert isinstance(event.event, Gaussian)
                 gaussian.append((event.sample_rate, event.event.noise_multiplier, count))
             case _:
-                known.append((*step_parameters(event, relation), count))
+                known.append((*step_parameters(event, neighboring_relation), count))
     if len(gaussian) > _LARGEST_LAWS:
         raise AccountingError(
             f"advanced composition must be given ≤ {_LARGEST_LAWS} distinct Gaussian steps, got {len(gaussian)}. "
@@ -235,26 +242,26 @@ class AdvancedCompositionAccountant:
     name: str = "advanced"
     automatic: bool = False
 
-    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Steps with an (ε, δ), Gaussians, and their Poisson samples (not under replace-one)."""
         try:
-            _parts(flatten(event, relation), relation)
+            _parts(flatten(event, neighboring_relation), neighboring_relation)
         except AccountingError:
             return True
         except UnsupportedEvent:
             return False
         return True
 
-    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """The theorem at the best of a few ways to spend δ."""
-        parts = _parts(flatten(event, relation), relation)
+        parts = _parts(flatten(event, neighboring_relation), neighboring_relation)
         return Interval(lower=0.0, upper=_best(parts, delta), accountant=self.name)
 
-    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """The smallest δ found at which the theorem gives at most ε."""
-        parts = _parts(flatten(event, relation), relation)
+        parts = _parts(flatten(event, neighboring_relation), neighboring_relation)
         if not parts.gaussian:
-            basic = BasicCompositionAccountant().delta(event, epsilon, relation).upper
+            basic = BasicCompositionAccountant().delta(event, epsilon, neighboring_relation).upper
             return Interval(lower=0.0, upper=min(basic, _solved(parts, epsilon)), accountant=self.name)
         low, high = bracket_crossing(lambda x: _best(parts, math.exp(x)) > epsilon, -700.0, 0.0, 1e-7)
         upper = math.exp(low) if _best(parts, math.exp(low)) <= epsilon else math.exp(high)
@@ -344,12 +351,12 @@ class MomentsAccountant:
     name: str = "moments"
     automatic: bool = False
 
-    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Gaussians with and without Poisson sampling, as in the paper; not under replace-one."""
-        if relation is NeighboringRelation.REPLACE_ONE:
+        if neighboring_relation is NeighboringRelation.REPLACE_ONE:
             return False
         try:
-            steps = flatten(event, relation)
+            steps = flatten(event, neighboring_relation)
         except UnsupportedEvent:
             return False
         return bool(steps.counts) and all(
@@ -357,9 +364,9 @@ class MomentsAccountant:
             for base, _ in steps.counts
         )
 
-    def _log_moments(self, event: Event, relation: NeighboringRelation) -> list[tuple[int, float]]:
+    def _log_moments(self, event: Event, neighboring_relation: NeighboringRelation) -> list[tuple[int, float]]:
         found: list[tuple[int, float]] = []
-        sides = mgf_directions(flatten(event, relation), relation)
+        sides = mgf_directions(flatten(event, neighboring_relation), neighboring_relation)
         for order in range(1, _LARGEST_MOMENT + 1):
             try:
                 at = [evaluate_saddle_point(steps, float(order), certified=True) for steps in sides]
@@ -368,12 +375,14 @@ class MomentsAccountant:
             found.append((order, max(one.log_mgf + one.error for one in at)))
         return found
 
-    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """Min over λ of (α(λ) + log(1/δ))/λ."""
-        upper = min((moment - math.log(delta)) / order for order, moment in self._log_moments(event, relation))
+        upper = min(
+            (moment - math.log(delta)) / order for order, moment in self._log_moments(event, neighboring_relation)
+        )
         return Interval(lower=0.0, upper=max(0.0, upper), accountant=self.name)
 
-    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """Min over λ of e^{α(λ) − λε}."""
-        exponent = min(moment - order * epsilon for order, moment in self._log_moments(event, relation))
+        exponent = min(moment - order * epsilon for order, moment in self._log_moments(event, neighboring_relation))
         return Interval(lower=0.0, upper=math.exp(min(0.0, exponent)), accountant=self.name)

@@ -339,9 +339,11 @@ def max_over_directions(name: str, bounds: Sequence[tuple[float, float]]) -> Int
     return Interval(lower=max(low for low, _ in bounds), upper=max(high for _, high in bounds), accountant=name)
 
 
-def _equal_steps(flat: EventCounts, delta: float, relation: NeighboringRelation) -> tuple[float, float] | None:
+def _equal_steps(
+    flat: EventCounts, delta: float, neighboring_relation: NeighboringRelation
+) -> tuple[float, float] | None:
     """The short way for one kind of Poisson-sampled Gaussian step, where it holds."""
-    if len(flat.counts) != 1 or relation is NeighboringRelation.REPLACE_ONE:
+    if len(flat.counts) != 1 or neighboring_relation is NeighboringRelation.REPLACE_ONE:
         return None
     event, count = flat.counts[0]
     if not isinstance(event, PoissonSampled) or not isinstance(event.event, Gaussian):
@@ -360,41 +362,42 @@ class ContourAccountant:
     name: str = "contour"
     automatic: bool = True
 
-    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Sampled and unsampled Gaussians in any number, beside any steps with atoms."""
         try:
             return all(
                 any(step.transform.decays for step in steps)
-                for steps in mgf_directions(flatten(event, relation), relation)
+                for steps in mgf_directions(flatten(event, neighboring_relation), neighboring_relation)
             )
         except UnsupportedEvent:
             return False
 
-    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """Certified interval for ε at δ: removing, and adding where a rough check doesn't show that it costs less."""
-        flat = flatten(event, relation)
-        bounds = _equal_steps(flat, delta, relation)
+        flat = flatten(event, neighboring_relation)
+        bounds = _equal_steps(flat, delta, neighboring_relation)
         if bounds is not None:
             return max_over_directions(self.name, [bounds])
-        first, *others = mgf_directions(flat, relation)
+        first, *others = mgf_directions(flat, neighboring_relation)
         found = [contour_epsilon(first, delta)]
         found += [
             contour_epsilon(steps, delta) for steps in others if not certifies_delta_bound(steps, found[0][0], delta)
         ]
         return max_over_directions(self.name, found)
 
-    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """Certified interval for δ at ε."""
-        return self._answer(event, relation, lambda steps: contour_delta(steps, epsilon))
+        return self._answer(event, neighboring_relation, lambda steps: contour_delta(steps, epsilon))
 
     def _answer(
         self,
         event: Event,
-        relation: NeighboringRelation,
+        neighboring_relation: NeighboringRelation,
         solve: Callable[[Sequence[RepeatedMGF]], tuple[float, float]],
     ) -> Interval:
         return max_over_directions(
-            self.name, [solve(steps) for steps in mgf_directions(flatten(event, relation), relation)]
+            self.name,
+            [solve(steps) for steps in mgf_directions(flatten(event, neighboring_relation), neighboring_relation)],
         )
 
 
@@ -412,34 +415,37 @@ class ClosedFormAccountant:
     name: str = "closed_form"
     automatic: bool = True
 
-    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """One Gaussian after merging, one Poisson-sampled Gaussian step (not under replace-one), or `HitCounts`."""
         try:
-            steps = flatten(event, relation)
-            return self._form(steps, relation) is not None or self._hit_counts(steps, relation) is not None
+            steps = flatten(event, neighboring_relation)
+            return (
+                self._form(steps, neighboring_relation) is not None
+                or self._hit_counts(steps, neighboring_relation) is not None
+            )
         except UnsupportedEvent:
             return False
 
-    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """ε by inverting the closed form."""
-        counts = self._hit_counts(flatten(event, relation), relation)
+        counts = self._hit_counts(flatten(event, neighboring_relation), neighboring_relation)
         if counts is not None:
             return max_over_directions(self.name, [counts.epsilon(delta)])
-        rate, mu = self._require(event, relation)
+        rate, mu = self._require(event, neighboring_relation)
         bounds = gaussian_epsilon(delta, mu) if rate == 1 else sampled_gaussian_epsilon(delta, rate, mu)
         return max_over_directions(self.name, [bounds])
 
-    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """δ by the closed form."""
-        counts = self._hit_counts(flatten(event, relation), relation)
+        counts = self._hit_counts(flatten(event, neighboring_relation), neighboring_relation)
         if counts is not None:
             return max_over_directions(self.name, [counts.delta(epsilon)])
-        rate, mu = self._require(event, relation)
+        rate, mu = self._require(event, neighboring_relation)
         bounds = gaussian_delta(epsilon, mu) if rate == 1 else sampled_gaussian_delta(epsilon, rate, mu)
         return max_over_directions(self.name, [bounds])
 
-    def _require(self, event: Event, relation: NeighboringRelation) -> tuple[float, float]:
-        form = self._form(flatten(event, relation), relation)
+    def _require(self, event: Event, neighboring_relation: NeighboringRelation) -> tuple[float, float]:
+        form = self._form(flatten(event, neighboring_relation), neighboring_relation)
         if form is None:
             raise UnsupportedEvent(
                 f"event must be Gaussians without sampling or one sampled Gaussian step, got {event.kind}. "
@@ -448,16 +454,16 @@ class ClosedFormAccountant:
         return form
 
     @staticmethod
-    def _hit_counts(steps: EventCounts, relation: NeighboringRelation) -> HitCounts | None:
+    def _hit_counts(steps: EventCounts, neighboring_relation: NeighboringRelation) -> HitCounts | None:
         """Several equal sampled steps whose noise is hardly any."""
         if len(steps.counts) != 1 or steps.counts[0][1] == 1:
             return None
         event, count = steps.counts[0]
-        pairs = gaussian_pairs(event, relation)
+        pairs = gaussian_pairs(event, neighboring_relation)
         return None if pairs is None else HitCounts.of(pairs, count)
 
     @staticmethod
-    def _form(steps: EventCounts, relation: NeighboringRelation) -> tuple[float, float] | None:
+    def _form(steps: EventCounts, neighboring_relation: NeighboringRelation) -> tuple[float, float] | None:
         """Sampling rate and μ, when a closed form exists."""
         if len(steps.counts) != 1 or steps.counts[0][1] != 1:
             return None
@@ -467,7 +473,7 @@ class ClosedFormAccountant:
         if (
             isinstance(event, PoissonSampled)
             and isinstance(event.event, Gaussian)
-            and relation is not NeighboringRelation.REPLACE_ONE
+            and neighboring_relation is not NeighboringRelation.REPLACE_ONE
         ):
             return event.sample_rate, 1 / event.event.noise_multiplier
         return None

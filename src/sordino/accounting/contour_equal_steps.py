@@ -128,8 +128,8 @@ def _steered(lams: FloatArray, loss: FloatArray, base: FloatArray, powers: Float
 def _shortest(lam: float, factors: FloatArray, sums: FloatArray, log_delta: float) -> _ContourParameters | None:
     """The line, at the saddle or left of it, whose aliases are small with the shortest period."""
     log_mgf, mean, variance, _ = sums
-    centre = _LINES - 1
-    epsilon = float(mean[centre]) - 1 / lam - 1 / (lam + 1)
+    center = _LINES - 1
+    epsilon = float(mean[center]) - 1 / lam - 1 / (lam + 1)
     if epsilon < 1e-3:
         return None
     lams = lam * factors
@@ -138,10 +138,10 @@ def _shortest(lam: float, factors: FloatArray, sums: FloatArray, log_delta: floa
     right = (log_mgf[_LINES:] - lams[_LINES:] * epsilon + 0.7 - goal) / (lams[_LINES:] - lams[:_LINES, None])
     best = right.argmin(axis=1)
     periods = np.maximum(right[np.arange(_LINES), best], (0.7 - goal) / lams[:_LINES])
-    periods[exponents > exponents[centre] + 6] = math.inf
+    periods[exponents > exponents[center] + 6] = math.inf
     line = int(periods.argmin())
-    if periods[line] > 0.8 * periods[centre]:
-        line = centre
+    if periods[line] > 0.8 * periods[center]:
+        line = center
     return _ContourParameters(
         lam=float(lams[line]),
         guard=float(lams[_LINES + int(best[line])]),
@@ -216,7 +216,7 @@ class EqualStepsIntegral:
         return lam > 0
 
     def _disc(self, u: FloatArray) -> FloatArray:
-        """Discretisation error of φ at each u, relative to e^{K(λ)}; the penalty is the guard's, the larger one."""
+        """Discretization error of φ at each u, relative to e^{K(λ)}; the penalty is the guard's, the larger one."""
         fixed = self._penalty + (math.log(4) - 2 * math.pi / self._step * self._alphas)
         return np.exp(np.minimum((fixed[:, None] + np.multiply.outer(self._shift * self._alphas, u)).min(axis=0), 0.0))
 
@@ -248,15 +248,15 @@ class EqualStepsIntegral:
         self._log_mgf, self._guard_mgf = (float(value) for value in np.maximum(log_mgf, 0.0))
         self._error, self._guard_error = (float(value) for value in errors)
         self._base_weights = base
-        self._centre(weights[0], sensitivity)
+        self._center(weights[0], sensitivity)
         return True
 
-    def _centre(self, weights: FloatArray, sensitivity: FloatArray) -> None:
+    def _center(self, weights: FloatArray, sensitivity: FloatArray) -> None:
         self._p = p = weights / float(weights.sum())
         loss = self._loss if self._removing else -self._loss
         self._mean = float(p @ loss)
-        self._centred = centred = loss - self._mean
-        size = np.abs(centred)
+        self._centred = centered = loss - self._mean
+        size = np.abs(centered)
         # A sum in any order errs by at most one unit for each term.
         relative = (16 * abs(self._a)) * sensitivity + 8 * self._square + (48 + p.size)
         terms = relative * size + 8 * sensitivity + 4 * size
@@ -289,15 +289,15 @@ class EqualStepsIntegral:
         return self._lowest_u if lam > 0 else None
 
     def _shifted_errors(self, beta: FloatArray, quarter: float) -> FloatArray:
-        """Discretisation and truncation of the shifted integrals."""
+        """Discretization and truncation of the shifted integrals."""
         width = np.minimum(0.98 * (quarter - beta), 2 * math.pi / self._step)
         exponent = (beta * beta + width * width) / 2
         cut = beta * beta / 2
         if not self._removing:
             exponent = exponent - self._lam * np.log(np.cos(self._shift / 2 * (beta + width)))
             cut = cut - self._lam * np.log(np.cos(self._shift / 2 * beta))
-        discretised = np.exp(np.minimum(0.0, exponent + math.log(4) - 2 * math.pi / self._step * width))
-        return discretised + self._truncation * np.exp(np.minimum(700.0, cut))
+        discretized = np.exp(np.minimum(0.0, exponent + math.log(4) - 2 * math.pi / self._step * width))
+        return discretized + self._truncation * np.exp(np.minimum(700.0, cut))
 
     def _evaluated(self, cutoff: float) -> bool:
         """φ^T/(s(s+1)) on the line, and everything that may be wrong with it."""

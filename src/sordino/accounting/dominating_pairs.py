@@ -157,7 +157,7 @@ class MixturePair:
     lower: Mixture
 
     @cached_property
-    def reach(self) -> float:
+    def max_shift(self) -> float:
         """Largest distance between a component of P and one of Q: bounds |d loss / dy|."""
         return max(
             abs(self.upper.highest - self.lower.lowest),
@@ -170,7 +170,7 @@ class MixturePair:
         return max(self.upper.spread, self.lower.spread)
 
     @property
-    def rises(self) -> bool:
+    def loss_is_increasing(self) -> bool:
         """Whether the loss grows with y."""
         return self.upper.highest + self.upper.lowest > self.lower.highest + self.lower.lowest
 
@@ -213,12 +213,12 @@ _NEGLIGIBLE = 1e-60
 _LARGEST_COUNT = 400
 
 
-def replacement_shift(noise_multiplier: float, relation: NeighboringRelation) -> float:
+def replacement_shift(noise_multiplier: float, neighboring_relation: NeighboringRelation) -> float:
     """Largest distance between two records' contributions, in standard deviations."""
-    return (1.0 if relation is NeighboringRelation.REPLACE_ONE else 2.0) / noise_multiplier
+    return (1.0 if neighboring_relation is NeighboringRelation.REPLACE_ONE else 2.0) / noise_multiplier
 
 
-def gaussian_pairs(event: Event, relation: NeighboringRelation) -> tuple[MixturePair, ...] | None:
+def gaussian_pairs(event: Event, neighboring_relation: NeighboringRelation) -> tuple[MixturePair, ...] | None:
     """The pairs of a sampled Gaussian: (remove, add), or one for a symmetric relation; None if it isn't one.
 
     Raises:
@@ -226,24 +226,31 @@ def gaussian_pairs(event: Event, relation: NeighboringRelation) -> tuple[Mixture
     """
     if isinstance(event, PoissonSampled) and isinstance(event.event, Gaussian):
         shift = 1 / event.event.noise_multiplier
-        if relation is NeighboringRelation.REPLACE_ONE:
+        if neighboring_relation is NeighboringRelation.REPLACE_ONE:
             return (MixturePair.replace(event.sample_rate, shift),)
         return MixturePair.remove(event.sample_rate, shift), MixturePair.add(event.sample_rate, shift)
     if isinstance(event, GroupPoissonSampled) and isinstance(event.event, Gaussian):
-        _require(event, relation, (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL))
+        _require(
+            event, neighboring_relation, (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL)
+        )
         return _both(_binomial(event.group_size, event.sample_rate, 1 / event.event.noise_multiplier))
     if isinstance(event, SampledWithoutReplacement) and isinstance(event.event, Gaussian):
-        _require(event, relation, (NeighboringRelation.ADD_OR_REMOVE_ONE,))
-        shift, rate = replacement_shift(event.event.noise_multiplier, relation), event.size / event.population
+        _require(event, neighboring_relation, (NeighboringRelation.ADD_OR_REMOVE_ONE,))
+        shift, rate = (
+            replacement_shift(event.event.noise_multiplier, neighboring_relation),
+            event.sample_size / event.dataset_size,
+        )
         if rate == 1:
             return MixturePair.remove(1.0, shift), MixturePair.add(1.0, shift)
         return MixturePair.remove(rate, shift), MixturePair.add(rate, shift)
     if isinstance(event, SampledWithReplacement) and isinstance(event.event, Gaussian):
-        _require(event, relation, (NeighboringRelation.ADD_OR_REMOVE_ONE,))
-        shift = replacement_shift(event.event.noise_multiplier, relation)
-        return _both(_binomial(event.size, 1 / event.population, shift))
+        _require(event, neighboring_relation, (NeighboringRelation.ADD_OR_REMOVE_ONE,))
+        shift = replacement_shift(event.event.noise_multiplier, neighboring_relation)
+        return _both(_binomial(event.sample_size, 1 / event.dataset_size, shift))
     if isinstance(event, GaussianMixture):
-        _require(event, relation, (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL))
+        _require(
+            event, neighboring_relation, (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL)
+        )
         return _both(_random_distance(event))
     return None
 
@@ -257,11 +264,11 @@ def _random_distance(event: GaussianMixture) -> Mixture:
     return Mixture(tuple(MixtureComponent(weight=min(1.0, math.fsum(weights[m])), shift=m) for m in sorted(weights)))
 
 
-def _require(event: Event, relation: NeighboringRelation, allowed: tuple[NeighboringRelation, ...]) -> None:
-    if relation not in allowed:
+def _require(event: Event, neighboring_relation: NeighboringRelation, allowed: tuple[NeighboringRelation, ...]) -> None:
+    if neighboring_relation not in allowed:
         raise UnsupportedEvent(
-            f"{event.kind} must be accounted under {' or '.join(one.words for one in allowed)} here, "
-            f"got {relation.words}. Use the pld accountant or set the relation."
+            f"{event.kind} must be accounted under {' or '.join(one.describe() for one in allowed)} here, "
+            f"got {neighboring_relation.describe()}. Use the pld accountant or set the relation."
         )
 
 

@@ -41,18 +41,18 @@ def _module() -> Any:
     return dp_accounting
 
 
-def from_dp_event(source: object, *, relation: NeighboringRelation = _ADD) -> Event:
+def from_dp_event(source: object, *, neighboring_relation: NeighboringRelation = _ADD) -> Event:
     """The event that a DpEvent describes.
 
     Args:
         source: a `dp_accounting.DpEvent`.
-        relation: the relation under which the result will be accounted.
+        neighboring_relation: the relation under which the result will be accounted.
 
     Raises:
         UnsupportedEvent: the DpEvent has no counterpart.
     """
     dpa = _module()
-    factor = NeighboringRelation(relation).sensitivity_factor
+    factor = NeighboringRelation(neighboring_relation).sensitivity_factor
     item = cast("Any", source)
     if isinstance(source, dpa.NoOpDpEvent):
         return NoOp()
@@ -69,20 +69,26 @@ def from_dp_event(source: object, *, relation: NeighboringRelation = _ADD) -> Ev
     if isinstance(source, dpa.LaplaceDpEvent):
         return Laplace(noise_multiplier=float(item.noise_multiplier) / factor)
     if isinstance(source, dpa.PoissonSampledDpEvent):
-        inner = from_dp_event(item.event, relation=relation)
+        inner = from_dp_event(item.event, neighboring_relation=neighboring_relation)
         return PoissonSampled(sample_rate=float(item.sampling_probability), event=inner)
     if isinstance(source, dpa.SampledWithoutReplacementDpEvent):
-        inner = from_dp_event(item.event, relation=relation)
+        inner = from_dp_event(item.event, neighboring_relation=neighboring_relation)
         return SampledWithoutReplacement(
-            population=int(item.source_dataset_size), size=int(item.sample_size), event=inner
+            dataset_size=int(item.source_dataset_size), sample_size=int(item.sample_size), event=inner
         )
     if isinstance(source, dpa.SampledWithReplacementDpEvent):
-        inner = from_dp_event(item.event, relation=relation)
-        return SampledWithReplacement(population=int(item.source_dataset_size), size=int(item.sample_size), event=inner)
+        inner = from_dp_event(item.event, neighboring_relation=neighboring_relation)
+        return SampledWithReplacement(
+            dataset_size=int(item.source_dataset_size), sample_size=int(item.sample_size), event=inner
+        )
     if isinstance(source, dpa.SelfComposedDpEvent):
-        return SelfComposed(event=from_dp_event(item.event, relation=relation), count=int(item.count))
+        return SelfComposed(
+            event=from_dp_event(item.event, neighboring_relation=neighboring_relation), count=int(item.count)
+        )
     if isinstance(source, dpa.ComposedDpEvent):
-        return Composed(events=tuple(from_dp_event(part, relation=relation) for part in item.events))
+        return Composed(
+            events=tuple(from_dp_event(part, neighboring_relation=neighboring_relation) for part in item.events)
+        )
     return _from_parameters(dpa, source)
 
 
@@ -93,14 +99,14 @@ def _from_parameters(dpa: Any, source: object) -> Event:
     raise UnsupportedEvent(f"DpEvent must have a counterpart here, got {type(source).__name__}. Describe it by hand.")
 
 
-def to_dp_event(event: Event, *, relation: NeighboringRelation = _ADD) -> object:
+def to_dp_event(event: Event, *, neighboring_relation: NeighboringRelation = _ADD) -> object:
     """The DpEvent that describes the event.
 
     Raises:
         UnsupportedEvent: the event has no counterpart.
     """
     dpa = _module()
-    factor = NeighboringRelation(relation).sensitivity_factor
+    factor = NeighboringRelation(neighboring_relation).sensitivity_factor
     match event:
         case NoOp():
             return dpa.NoOpDpEvent()
@@ -115,17 +121,23 @@ def to_dp_event(event: Event, *, relation: NeighboringRelation = _ADD) -> object
         case Laplace():
             return dpa.LaplaceDpEvent(event.noise_multiplier * factor)
         case PoissonSampled():
-            return dpa.PoissonSampledDpEvent(event.sample_rate, to_dp_event(event.event, relation=relation))
+            return dpa.PoissonSampledDpEvent(
+                event.sample_rate, to_dp_event(event.event, neighboring_relation=neighboring_relation)
+            )
         case SampledWithoutReplacement():
-            inner = to_dp_event(event.event, relation=relation)
-            return dpa.SampledWithoutReplacementDpEvent(event.population, event.size, inner)
+            inner = to_dp_event(event.event, neighboring_relation=neighboring_relation)
+            return dpa.SampledWithoutReplacementDpEvent(event.dataset_size, event.sample_size, inner)
         case SampledWithReplacement():
-            inner = to_dp_event(event.event, relation=relation)
-            return dpa.SampledWithReplacementDpEvent(event.population, event.size, inner)
+            inner = to_dp_event(event.event, neighboring_relation=neighboring_relation)
+            return dpa.SampledWithReplacementDpEvent(event.dataset_size, event.sample_size, inner)
         case SelfComposed():
-            return dpa.SelfComposedDpEvent(to_dp_event(event.event, relation=relation), event.count)
+            return dpa.SelfComposedDpEvent(
+                to_dp_event(event.event, neighboring_relation=neighboring_relation), event.count
+            )
         case Composed():
-            return dpa.ComposedDpEvent([to_dp_event(part, relation=relation) for part in event.events])
+            return dpa.ComposedDpEvent(
+                [to_dp_event(part, neighboring_relation=neighboring_relation) for part in event.events]
+            )
         case ZeroConcentratedDP():
             return dpa.ZCDpEvent(event.rho)
         case RandomizedResponse():

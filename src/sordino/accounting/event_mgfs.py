@@ -103,8 +103,8 @@ class GaussianMixtureMGF:
         weights = base + growth
         total = float(weights.sum())
         mean = float(weights @ loss) / total
-        centred = loss - mean
-        variance = float(weights @ (centred * centred)) / total
+        centered = loss - mean
+        variance = float(weights @ (centered * centered)) / total
         return CumulantValues(
             log_mgf=max(0.0, math.log1p(float(growth.sum()))), error=math.inf, mean=mean, variance=variance
         )
@@ -138,8 +138,8 @@ class GaussianMixtureCharacteristicFunction:
 
     @cached_property
     def step(self) -> float:
-        """The largest h whose discretisation error is below the tolerance at `largest_u`."""
-        needed = self._penalty + self.largest_u * self.pair.reach * self._alphas + math.log(4 / self.tolerance)
+        """The largest h whose discretization error is below the tolerance at `largest_u`."""
+        needed = self._penalty + self.largest_u * self.pair.max_shift * self._alphas + math.log(4 / self.tolerance)
         return float(np.max(2 * math.pi * self._alphas / needed))
 
     def discretisation_error(self, u: FloatArray) -> FloatArray:
@@ -147,7 +147,7 @@ class GaussianMixtureCharacteristicFunction:
         exponent = (
             math.log(4)
             + self._penalty[:, None]
-            + self.pair.reach * self._alphas[:, None] * np.abs(u)[None, :]
+            + self.pair.max_shift * self._alphas[:, None] * np.abs(u)[None, :]
             - 2 * math.pi * self._alphas[:, None] / self.step
         )
         return np.exp(np.minimum(np.min(exponent, axis=0), 0.0))
@@ -236,7 +236,7 @@ class GaussianMixtureCharacteristicFunction:
 
     @cached_property
     def _error(self) -> float:
-        """Bound on the error of K(λ): discretisation, truncation and rounding."""
+        """Bound on the error of K(λ): discretization, truncation and rounding."""
         y = self._nodes
         weights, shift, log_mgf = self._tilted
         if shift == 0:
@@ -246,8 +246,8 @@ class GaussianMixtureCharacteristicFunction:
         else:
             moved = float(np.sum(self._probabilities * (self._exponent_error(y) + 4 * y * y)))
             rounding = _SUMMATION + moved + 4 * abs(log_mgf)
-        discretised = float(self.discretisation_error(np.zeros(1))[0])
-        return 1.01 * (UNIT_ROUNDOFF * (rounding + abs(log_mgf)) + discretised + self._truncation)
+        discretized = float(self.discretisation_error(np.zeros(1))[0])
+        return 1.01 * (UNIT_ROUNDOFF * (rounding + abs(log_mgf)) + discretized + self._truncation)
 
     def _exponent_error(self, y: FloatArray) -> FloatArray:
         """Error of (λ+1) log w_P − λ log w_Q in units of roundoff."""
@@ -275,12 +275,12 @@ class GaussianMixtureCharacteristicFunction:
     def _steering(self) -> CumulantValues:
         weights, (_, _, loss) = self._probabilities, self._log_tilted
         mean = float(np.sum(weights * loss))
-        centred = loss - mean
+        centered = loss - mean
         return CumulantValues(
             log_mgf=max(0.0, self._tilted[2]),
             error=math.inf,
             mean=mean,
-            variance=float(np.sum(weights * centred * centred)),
+            variance=float(np.sum(weights * centered * centered)),
         )
 
     @property
@@ -298,11 +298,11 @@ class GaussianMixtureCharacteristicFunction:
         """Rounding of φ_c(u) is at most this times u: weights, losses and sums, term by term."""
         weights, (_, _, loss) = self._probabilities, self._log_tilted
         y = self._nodes
-        centred = np.abs(loss - self.steering.mean)
+        centered = np.abs(loss - self.steering.mean)
         upper, lower = self._sensitivity(y)
         relative = 2 * (8 * ((self.lam + 1) * upper + self.lam * lower) + 4 * y * y + 8) + _SUMMATION
-        spread = float(np.sum(weights * centred))
-        terms = weights * (relative * centred + 8 * (upper + lower) + 4 * centred)
+        spread = float(np.sum(weights * centered))
+        terms = weights * (relative * centered + 8 * (upper + lower) + 4 * centered)
         return UNIT_ROUNDOFF * (float(np.sum(terms)) + spread * float(np.sum(weights * relative)))
 
     def characteristic(self, u: FloatArray) -> tuple[ComplexArray, FloatArray]:
@@ -322,7 +322,7 @@ class GaussianMixtureCharacteristicFunction:
 
     def decay(self) -> Callable[[float], float]:
         """Shift the contour of y by iβ, against the sign of u: |φ(u)| ≤ E[… e^{−u|arg|}], which falls with u."""
-        sign = 1.0 if self.pair.rises else -1.0
+        sign = 1.0 if self.pair.loss_is_increasing else -1.0
         quarter = math.pi / (2 * self.pair.spread)
         beta = 0.72 * min(quarter, 12.0) * _SHIFTS[:, None]
         y = self._nodes
@@ -340,13 +340,13 @@ class GaussianMixtureCharacteristicFunction:
         return bound
 
     def _decay_errors(self, beta: FloatArray, quarter: float) -> FloatArray:
-        """Discretisation of the shifted integral: its own strip has half-width π/(2·spread) − β."""
+        """Discretization of the shifted integral: its own strip has half-width π/(2·spread) − β."""
         width = np.minimum(0.98 * (quarter - beta), 2 * math.pi / self.step)
         angle = self.pair.lower.spread * (beta + width) / 2
         exponent = (beta * beta + width * width) / 2 - self.lam * np.log(np.cos(angle))
         cut = beta * beta / 2 - self.lam * np.log(np.cos(self.pair.lower.spread * beta / 2))
-        discretised = np.exp(np.minimum(0.0, exponent + math.log(4) - 2 * math.pi * width / self.step))
-        return discretised + self._truncation * np.exp(np.minimum(700.0, cut))
+        discretized = np.exp(np.minimum(0.0, exponent + math.log(4) - 2 * math.pi * width / self.step))
+        return discretized + self._truncation * np.exp(np.minimum(700.0, cut))
 
 
 def _mean_of_exponentials(weights: FloatArray, values: FloatArray, u: FloatArray) -> tuple[ComplexArray, FloatArray]:
@@ -389,7 +389,7 @@ def _sums(weights: FloatArray, terms: ComplexArray) -> ComplexArray:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Transforms of losses with finitely many values: randomised response and discrete noise.
+# Transforms of losses with finitely many values: randomized response and discrete noise.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -450,9 +450,9 @@ class DiscreteCharacteristicFunction:
     def characteristic(self, u: FloatArray) -> tuple[ComplexArray, FloatArray]:
         """Log φ_c by direct summation."""
         weights, _ = self._tilted
-        centred = self._losses - self.moments.mean
-        phi = np.exp(1j * np.multiply.outer(u, centred)) @ weights.astype(np.complex128)
-        reach = float(np.max(np.abs(centred)))
+        centered = self._losses - self.moments.mean
+        phi = np.exp(1j * np.multiply.outer(u, centered)) @ weights.astype(np.complex128)
+        reach = float(np.max(np.abs(centered)))
         error = UNIT_ROUNDOFF * (64 + 8 * self.size + 8 * self.lam * reach + 4 * u * reach)
         return np.log(np.where(phi == 0, 1e-300, phi)), error
 
@@ -466,21 +466,23 @@ def _no_decay(_: float) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which transforms dominate an event, in each direction of the neighbouring relation.
+# Which transforms dominate an event, in each direction of the neighboring relation.
 #
-# A dominating pair (P, Q) bounds the privacy curve of every pair of neighbours; pairs of adaptively composed steps
+# A dominating pair (P, Q) bounds the privacy curve of every pair of neighbors; pairs of adaptively composed steps
 # compose into a dominating pair of the whole, *direction by direction*: all steps remove the same record, or all add it
 # (Zhu, Dong and Wang 2022, theorem 10). ε is the larger of the two directions' ε.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def mgf_directions(steps: EventCounts, relation: NeighboringRelation) -> tuple[tuple[RepeatedMGF, ...], ...]:
+def mgf_directions(
+    steps: EventCounts, neighboring_relation: NeighboringRelation
+) -> tuple[tuple[RepeatedMGF, ...], ...]:
     """The transforms of all steps, once for each direction of the relation.
 
     Raises:
         UnsupportedEvent: a step has no transform under this relation.
     """
-    return join_directions([(event_mgfs(event, relation), count) for event, count in steps.counts])
+    return join_directions([(event_mgfs(event, neighboring_relation), count) for event, count in steps.counts])
 
 
 def join_directions(
@@ -494,7 +496,7 @@ def join_directions(
     )
 
 
-def event_mgfs(event: Event, relation: NeighboringRelation) -> tuple[MomentGeneratingFunction, ...]:
+def event_mgfs(event: Event, neighboring_relation: NeighboringRelation) -> tuple[MomentGeneratingFunction, ...]:
     """(removing, adding), or one transform when the two are equal."""
     if isinstance(event, Gaussian):
         return (GaussianMGF(mu=1 / event.noise_multiplier),)
@@ -502,12 +504,12 @@ def event_mgfs(event: Event, relation: NeighboringRelation) -> tuple[MomentGener
         return (LaplaceMGF(scale=event.noise_multiplier),)
     if isinstance(event, DiscreteGaussian):
         return (DiscreteGaussianTransform(stddev=event.stddev, sensitivity=event.sensitivity),)
-    pairs = gaussian_pairs(event, relation)
+    pairs = gaussian_pairs(event, neighboring_relation)
     if pairs is not None:
         if any(pair.upper.certain or pair.lower.certain for pair in pairs):
-            return (GaussianMGF(mu=max(pair.reach for pair in pairs)),)
+            return (GaussianMGF(mu=max(pair.max_shift for pair in pairs)),)
         return tuple(GaussianMixtureMGF(pair) for pair in pairs)
-    laws = event_plds(event, relation)
+    laws = event_plds(event, neighboring_relation)
     atomic = tuple(DiscreteMGF(law) for law in laws if isinstance(law, DiscretePLD) and law.infinite == 0)
     if len(atomic) == len(laws):
         return atomic

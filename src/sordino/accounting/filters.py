@@ -5,7 +5,7 @@ When σ_t may depend on earlier results, the composition theorems for fixed sche
 budget's, whatever was chosen. For zCDP and Rényi the filter loses nothing: Σ ρ_t ≤ ρ (Feldman and Zrnic 2021,
 theorem 4.3; Whitehouse et al. 2023, theorem 1), and likewise Σ μ_t² for Gaussian DP (Smith and Thakurta 2022).
 An *odometer* reports a running ε that is valid at every time simultaneously: a sequence of filters with budgets
-doubling, δ shared out among them (Whitehouse et al. 2023, section 4, by discretisation).
+doubling, δ shared out among them (Whitehouse et al. 2023, section 4, by discretization).
 
 Example:
     >>> from sordino.accounting.filters import ZCDPFilter
@@ -97,14 +97,14 @@ class ZCDPFilter(_Additive):
     Args:
         epsilon: > 0.
         delta: in (0, 1).
-        relation: the neighbouring relation.
+        neighboring_relation: the neighboring relation.
     """
 
-    def __init__(self, *, epsilon: float, delta: float, relation: NeighboringRelation = _ADD) -> None:
+    def __init__(self, *, epsilon: float, delta: float, neighboring_relation: NeighboringRelation = _ADD) -> None:
         checks.positive(epsilon=epsilon)
         checks.probability(delta=delta, zero=False, one=False)
         super().__init__(max_rho(epsilon, delta))
-        self._relation = NeighboringRelation(relation)
+        self._relation = NeighboringRelation(neighboring_relation)
 
     def cost(self, event: Event) -> float:
         """The event's ρ; events without one raise `UnsupportedEvent`."""
@@ -131,16 +131,16 @@ class GDPFilter(_Additive):
         The admitted Gaussian steps, adaptively chosen, are together μ-GDP and (ε, δ)-private.
     """
 
-    def __init__(self, *, epsilon: float, delta: float, relation: NeighboringRelation = _ADD) -> None:
+    def __init__(self, *, epsilon: float, delta: float, neighboring_relation: NeighboringRelation = _ADD) -> None:
         checks.positive(epsilon=epsilon)
         checks.probability(delta=delta, zero=False, one=False)
         super().__init__(max_mu(epsilon, delta) ** 2 * (1 - 1e-15))
-        self._relation = NeighboringRelation(relation)
+        self._relation = NeighboringRelation(neighboring_relation)
 
     def cost(self, event: Event) -> float:
         """Σ μ² of Gaussians without sampling; others raise `UnsupportedEvent`."""
         steps = flatten(event, self._relation)
-        if steps.unprotected:
+        if steps.non_private:
             return math.inf
         total = 0.0
         for base, count in steps.counts:
@@ -167,22 +167,24 @@ class RDPFilter(_Additive):
         epsilon: > 0.
         delta: in (0, 1).
         order: the Rényi order > 1, fixed before the first step; a good choice is the best order of the plan.
-        relation: the neighbouring relation.
+        neighboring_relation: the neighboring relation.
     """
 
-    def __init__(self, *, epsilon: float, delta: float, order: float, relation: NeighboringRelation = _ADD) -> None:
+    def __init__(
+        self, *, epsilon: float, delta: float, order: float, neighboring_relation: NeighboringRelation = _ADD
+    ) -> None:
         checks.positive(epsilon=epsilon)
         checks.probability(delta=delta, zero=False, one=False)
         self._lam = checks.positive(order_minus_one=order - 1, hint="Choose an order > 1.")
         lam = self._lam
         room = lam * epsilon + math.log(delta) + lam * math.log1p(1 / lam) + math.log1p(lam)
         super().__init__(max(0.0, room))
-        self._relation = NeighboringRelation(relation)
+        self._relation = NeighboringRelation(neighboring_relation)
 
     def cost(self, event: Event) -> float:
         """Upper bound on K(λ) of the event, worst direction."""
         steps = flatten(event, self._relation)
-        if steps.unprotected:
+        if steps.non_private:
             return math.inf
         if steps.empty:
             return 0.0
@@ -207,13 +209,15 @@ class ZCDPOdometer:
     Args:
         delta: in (0, 1).
         smallest_epsilon: the first reading; > 0.
-        relation: the neighbouring relation.
+        neighboring_relation: the neighboring relation.
     """
 
-    def __init__(self, *, delta: float, smallest_epsilon: float = 0.1, relation: NeighboringRelation = _ADD) -> None:
+    def __init__(
+        self, *, delta: float, smallest_epsilon: float = 0.1, neighboring_relation: NeighboringRelation = _ADD
+    ) -> None:
         self._delta = checks.probability(delta=delta, zero=False, one=False)
         self._first = max_rho(checks.positive(smallest_epsilon=smallest_epsilon), delta / 2)
-        self._relation = NeighboringRelation(relation)
+        self._relation = NeighboringRelation(neighboring_relation)
         self._charges: list[float] = []
 
     @property

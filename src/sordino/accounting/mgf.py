@@ -201,15 +201,15 @@ class LaplaceCharacteristicFunction:
     size: int = 1
 
     def characteristic(self, u: FloatArray) -> tuple[ComplexArray, FloatArray]:
-        """The closed form at s = λ + iu over its value at λ, centred."""
+        """The closed form at s = λ + iu over its value at λ, centered."""
         s = self.lam + 1j * u
         value = (
             (s + 1) * np.exp(1j * u * self.top) + s * np.exp(-(2 * self.lam + 1) * self.top - 1j * u * self.top)
         ) / (2 * s + 1)
         phi = value * math.exp(self.lam * self.top - self.moments.log_mgf)
-        centred = phi * np.exp(-1j * u * self.moments.mean)
+        centered = phi * np.exp(-1j * u * self.moments.mean)
         error = UNIT_ROUNDOFF * (64 + 8 * u * self.top + 8 * self.lam * self.top)
-        return np.log(centred), np.asarray(error)
+        return np.log(centered), np.asarray(error)
 
     def decay(self) -> Callable[[float], float]:
         """The atoms do not decay: |φ| ≤ 1 is all that is claimed."""
@@ -220,7 +220,7 @@ class LaplaceCharacteristicFunction:
 # Where to put the contour: the saddle point, the period, and the cut-off.
 #
 # Nothing here is part of the certificate. A poor choice costs time or width, never soundness, so everything is steered
-# by K without its error, and by every k-th step of a long schedule standing for its neighbours.
+# by K without its error, and by every k-th step of a long schedule standing for its neighbors.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

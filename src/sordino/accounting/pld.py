@@ -1,6 +1,6 @@
 """The certified PLD accountant: lattice losses from above and from below, composed by a tilted FFT.
 
-It answers for every event whose loss has a law here: with atoms (Laplace, randomised response, discrete noise,
+It answers for every event whose loss has a law here: with atoms (Laplace, randomized response, discrete noise,
 (ε, δ)), with few steps, or mixed. The lattice's step is refined until the interval is narrow or the work runs out.
 """
 
@@ -191,7 +191,7 @@ def _power(losses: FloatArray, masses: FloatArray, count: int) -> tuple[FloatArr
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which loss laws dominate an event, in each direction of the neighbouring relation.
+# Which loss laws dominate an event, in each direction of the neighboring relation.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -203,13 +203,15 @@ class RepeatedPLD:
     count: int
 
 
-def pld_directions(steps: EventCounts, relation: NeighboringRelation) -> tuple[tuple[RepeatedPLD, ...], ...]:
+def pld_directions(
+    steps: EventCounts, neighboring_relation: NeighboringRelation
+) -> tuple[tuple[RepeatedPLD, ...], ...]:
     """The laws of all steps, once for each direction; symmetric steps stand in both.
 
     Raises:
         UnsupportedEvent: a step has no law under this relation.
     """
-    laws = [(event_plds(event, relation), count) for event, count in steps.counts]
+    laws = [(event_plds(event, neighboring_relation), count) for event, count in steps.counts]
     width = max(len(choice) for choice, _ in laws)
     return tuple(
         tuple(RepeatedPLD(law=choice[min(index, len(choice) - 1)], count=count) for choice, count in laws)
@@ -218,23 +220,26 @@ def pld_directions(steps: EventCounts, relation: NeighboringRelation) -> tuple[t
 
 
 def event_plds(
-    event: Event, relation: NeighboringRelation
+    event: Event, neighboring_relation: NeighboringRelation
 ) -> tuple[PrivacyLossDistribution | RandomAllocationPLD, ...]:
     """(removing, adding), or one law when the two are equal."""
     if isinstance(event, RandomAllocation):
         assert isinstance(event.event, Gaussian)
         shift = 1 / event.event.noise_multiplier
         return tuple(RandomAllocationPLD(steps=event.steps, shift=shift, removing=side) for side in (True, False))
-    if isinstance(event, SampledWithoutReplacement) and relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
-        return (_fused_fixed_size(event, relation),)
-    projected = projected_plds(event, relation)
+    if (
+        isinstance(event, SampledWithoutReplacement)
+        and neighboring_relation is not NeighboringRelation.ADD_OR_REMOVE_ONE
+    ):
+        return (_fused_fixed_size(event, neighboring_relation),)
+    projected = projected_plds(event, neighboring_relation)
     if projected is not None:
         return projected
-    pairs = gaussian_pairs(event, relation)
+    pairs = gaussian_pairs(event, neighboring_relation)
     if pairs is not None:
         return tuple(GaussianMixturePLD(pair=pair) for pair in pairs)
     if isinstance(event, PoissonSampled):
-        return _poisson(event, relation)
+        return _poisson(event, neighboring_relation)
     return (_plain(event),)
 
 
@@ -261,8 +266,8 @@ def _plain(event: Event) -> PrivacyLossDistribution:
             )
 
 
-def _poisson(event: PoissonSampled, relation: NeighboringRelation) -> tuple[PrivacyLossDistribution, ...]:
-    if relation is NeighboringRelation.REPLACE_ONE:
+def _poisson(event: PoissonSampled, neighboring_relation: NeighboringRelation) -> tuple[PrivacyLossDistribution, ...]:
+    if neighboring_relation is NeighboringRelation.REPLACE_ONE:
         raise UnsupportedEvent(
             f"a Poisson sample under replace one must be used by a Gaussian, got {event.event.kind}. "
             "Account under add or remove one."
@@ -274,12 +279,14 @@ def _poisson(event: PoissonSampled, relation: NeighboringRelation) -> tuple[Priv
     )
 
 
-def _fused_fixed_size(event: SampledWithoutReplacement, relation: NeighboringRelation) -> PrivacyLossDistribution:
+def _fused_fixed_size(
+    event: SampledWithoutReplacement, neighboring_relation: NeighboringRelation
+) -> PrivacyLossDistribution:
     """The larger of removing's and adding's curves, with the record displacing an opposite one."""
-    rate = event.size / event.population
+    rate = event.sample_size / event.dataset_size
     if not isinstance(event.event, Gaussian):
         raise UnsupportedEvent(f"a fixed-size sample must be used by a Gaussian, got {event.event.kind}.")
-    shift = replacement_shift(event.event.noise_multiplier, relation)
+    shift = replacement_shift(event.event.noise_multiplier, neighboring_relation)
     if rate == 1:
         return GaussianMixturePLD(pair=MixturePair.remove(1.0, shift))
     return PointwiseMaxPLD(
@@ -572,21 +579,24 @@ class PLDAccountant:
     name: str = "pld"
     automatic: bool = True
 
-    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Every event whose steps have a law under the relation."""
         try:
-            return bool(pld_directions(flatten(event, relation), relation))
+            return bool(pld_directions(flatten(event, neighboring_relation), neighboring_relation))
         except UnsupportedEvent:
             return False
 
-    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """Certified interval for ε at δ."""
         bounds: list[tuple[float, float]] = []
-        for laws in pld_directions(flatten(event, relation), relation):
+        for laws in pld_directions(flatten(event, neighboring_relation), neighboring_relation):
             bounds.append(pld_epsilon(laws, delta, floor=max((low for low, _ in bounds), default=0.0)))
         return Interval(lower=max(b[0] for b in bounds), upper=max(b[1] for b in bounds), accountant=self.name)
 
-    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """Certified interval for δ at ε."""
-        bounds = [pld_delta(laws, epsilon) for laws in pld_directions(flatten(event, relation), relation)]
+        bounds = [
+            pld_delta(laws, epsilon)
+            for laws in pld_directions(flatten(event, neighboring_relation), neighboring_relation)
+        ]
         return Interval(lower=max(b[0] for b in bounds), upper=max(b[1] for b in bounds), accountant=self.name)

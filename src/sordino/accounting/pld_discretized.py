@@ -7,7 +7,7 @@ outcome, which only lowers δ (data processing); its loss −log(q/p) differs fr
 puts almost every bin's loss at or above l_i − s, and the rest go one point down.
 
 Masses are differences of tails, from whichever side is smaller, and each difference's rounding error is moved to
-the unfavourable side.
+the unfavorable side.
 """
 
 import math
@@ -200,7 +200,7 @@ def _lowered(left: _Pieces, points: FloatArray, masses: FloatArray, step: float)
 
 
 def _lessened(law: PrivacyLossDistribution, edges: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """P-masses between edges, and Q-masses, each with its error on the unfavourable side."""
+    """P-masses between edges, and Q-masses, each with its error on the unfavorable side."""
     p, p_error, q, q_error = _differences(law, edges)
     return np.maximum(p - p_error, 0.0), q + q_error
 
@@ -266,7 +266,7 @@ def _merged(
 
 
 def spread(loss: FloatArray, p: FloatArray, step: float, infinite: float, uncertain: float) -> DiscretizedPLD:
-    """Atoms with ascending losses to their two neighbours on the lattice, both masses kept: δ grows or stays."""
+    """Atoms with ascending losses to their two neighbors on the lattice, both masses kept: δ grows or stays."""
     place = loss / step
     index = np.floor(place).astype(np.int64)
     inside = np.expm1(-np.clip(place - index, 0.0, 1.0) * step) / math.expm1(-step)
@@ -287,7 +287,7 @@ def gathered(loss: FloatArray, p: FloatArray, q: FloatArray, step: float, uncert
     size = int(index[-1]) - first + 1
     p_bin: FloatArray = np.zeros(size)
     q_bin: FloatArray = np.zeros(size)
-    # Sums of many atoms: their rounding goes to the unfavourable side.
+    # Sums of many atoms: their rounding goes to the unfavorable side.
     p_bin += np.bincount(index - first, weights=p, minlength=size) * (1 - 1e-11)
     q_bin += np.bincount(index - first, weights=q, minlength=size) * (1 + 1e-11)
     return _merged(p_bin, q_bin, step, first, 0.0, 0.0, uncertain)
@@ -354,7 +354,7 @@ def _cumulants(law: DiscretizedPLD, lam: float) -> _Cumulants:
 
 
 def _thinned(law: DiscretizedPLD) -> DiscretizedPLD:
-    """About a thousand points that stand for all, each mass on its neighbour: it only steers."""
+    """About a thousand points that stand for all, each mass on its neighbor: it only steers."""
     factor = law.masses.size // _ROUGH_POINTS
     if factor < 2:
         return law
@@ -526,7 +526,7 @@ class ComposedPLD:
 #            (Adding needs decreasing ones; there the trivial law of no loss is used.)
 #
 # P's masses at s are s/t times Q's, which is the transform of W once size-biased. Errors: bin masses, moved to the
-# unfavourable side; W beyond the lattice, which counts as lost; wrap-round, by Chernoff; rounding of the transforms, in
+# unfavorable side; W beyond the lattice, which counts as lost; wrap-round, by Chernoff; rounding of the transforms, in
 # the machine's long double, pointwise: |ẑ − z| ≤ c log₂N · u · Σ|x| (Higham 2002, section 24.1), times T|z|^{T−1}.
 # Where long double is no wider than double the interval is wider, not wrong.
 # ----------------------------------------------------------------------------------------------------------------------
@@ -573,11 +573,11 @@ def _bins(edges: FloatArray, shift: float) -> tuple[FloatArray, FloatArray, Floa
     with np.errstate(divide="ignore"):
         y = (np.log(edges) + shift * shift / 2) / shift
     results: list[FloatArray] = []
-    for centred in (y, y - shift):
-        below, above = ndtr(centred), ndtr(-centred)
+    for centered in (y, y - shift):
+        below, above = ndtr(centered), ndtr(-centered)
         use_above = above[:-1] <= below[1:]
         mass = np.where(use_above, above[:-1] - above[1:], below[1:] - below[:-1])
-        far = np.where(np.isfinite(centred), np.abs(centred), 0.0)
+        far = np.where(np.isfinite(centered), np.abs(centered), 0.0)
         size = _ALLOCATION_TAIL_ERROR * (1 + np.maximum(far[:-1], far[1:]) ** 2 / 4)
         results += [np.maximum(mass, 0.0), size * np.where(use_above, above[:-1], below[1:])]
     return results[0], results[1], results[2], results[3]
@@ -632,8 +632,8 @@ def _allocation_balance(edges: FloatArray, points: FloatArray, shift: float) -> 
     Only a proposal: what the bins hold is computed from the edges afterwards.
     """
 
-    def below(edge: float, centre: float) -> float:
-        return math.erfc(-((math.log(edge) + shift * shift / 2) / shift - centre) / math.sqrt(2)) / 2
+    def below(edge: float, center: float) -> float:
+        return math.erfc(-((math.log(edge) + shift * shift / 2) / shift - center) / math.sqrt(2)) / 2
 
     for j in range(1, min(_BALANCED, points.size - 1)):
         start, point = float(edges[j]), float(points[j]) * (1 + 1e-9)

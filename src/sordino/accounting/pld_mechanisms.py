@@ -107,7 +107,7 @@ class DiscretePLD:
 
 
 def randomized_response_pld(epsilon: float, categories: int = 2) -> DiscretePLD:
-    """k-ary randomised response; two categories dominate every ε-private mechanism (Kairouz et al. 2015)."""
+    """k-ary randomized response; two categories dominate every ε-private mechanism (Kairouz et al. 2015)."""
     total = 1 + (categories - 1) * math.exp(-epsilon)
     high, low = 1 / total, math.exp(-epsilon) / total
     if categories == 2:
@@ -205,7 +205,7 @@ class GaussianMixturePLD:
 
     def _position(self, loss: FloatArray) -> FloatArray:
         """Y at which the loss is l, ±∞ outside the range of the loss."""
-        sign = 1.0 if self.pair.rises else -1.0
+        sign = 1.0 if self.pair.loss_is_increasing else -1.0
         shifts = (*self.pair.upper.parts, *self.pair.lower.parts)
         if len(shifts) == 1:
             return self._closed_position(loss, shifts[0].weight, shifts[0].shift)
@@ -262,12 +262,14 @@ class GaussianMixturePLD:
     def upper(self, loss: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Mass on the side of y where losses are larger."""
         y = self._position(loss)
-        return self._mass(self.pair.upper, y, self.pair.rises), self._mass(self.pair.lower, y, self.pair.rises)
+        return self._mass(self.pair.upper, y, self.pair.loss_is_increasing), self._mass(
+            self.pair.lower, y, self.pair.loss_is_increasing
+        )
 
     def lower(self, loss: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Mass on the side of y where losses are smaller."""
         y = self._position(loss)
-        rises = self.pair.rises
+        rises = self.pair.loss_is_increasing
         return self._mass(self.pair.upper, y, not rises), self._mass(self.pair.lower, y, not rises)
 
 
@@ -400,7 +402,7 @@ _FARTHEST = 64.0
 _CELLS, _WIDEST, _COARSE = 48, 1.01, 1.12
 _BULK = 1e-3  # beyond the distance of this probability the grid is coarse
 _LEAST = 1e-17  # cells with less go to the next larger distance
-# Relative error of the χ² law's tails here, taken to the unfavourable side.
+# Relative error of the χ² law's tails here, taken to the unfavorable side.
 _TAIL_ERROR = 1e-10
 
 
@@ -512,7 +514,7 @@ class AveragedPLD:
         return replace(self, top=high)
 
 
-def projected_plds(event: Event, relation: NeighboringRelation) -> tuple[AveragedPLD, ...] | None:
+def projected_plds(event: Event, neighboring_relation: NeighboringRelation) -> tuple[AveragedPLD, ...] | None:
     """(removing, adding) for a step that clips by projections, Poisson-sampled or not; None for other events.
 
     Raises:
@@ -521,7 +523,7 @@ def projected_plds(event: Event, relation: NeighboringRelation) -> tuple[Average
     rate, inner = (event.sample_rate, event.event) if isinstance(event, PoissonSampled) else (1.0, event)
     if not isinstance(inner, ProjectedGaussian):
         return None
-    if relation is NeighboringRelation.REPLACE_ONE:
+    if neighboring_relation is NeighboringRelation.REPLACE_ONE:
         raise UnsupportedEvent(
             "clipping by projections must be accounted under add or remove one, or replace special, got replace one."
         )

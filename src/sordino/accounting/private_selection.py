@@ -40,29 +40,29 @@ class _Profile:
     epsilon: Callable[[float], float]
 
 
-def _profile(event: Event, relation: NeighboringRelation) -> _Profile:
+def _profile(event: Event, neighboring_relation: NeighboringRelation) -> _Profile:
     from sordino.accounting import api
 
     if isinstance(event, PureDP | ApproximateDP):
         return _worst(event.epsilon, event.delta if isinstance(event, ApproximateDP) else 0.0)
-    amplified = relation is not NeighboringRelation.REPLACE_ONE
+    amplified = neighboring_relation is not NeighboringRelation.REPLACE_ONE
     try:
-        flatten(event, relation)
+        flatten(event, neighboring_relation)
         # The short way is as tight for these, and takes no lattice.
         if isinstance(event, PoissonSampled) and isinstance(event.event, PureDP | ApproximateDP) and amplified:
-            return _sampled(_profile(event.event, relation), event.sample_rate)
+            return _sampled(_profile(event.event, neighboring_relation), event.sample_rate)
     except UnsupportedEvent:
         if isinstance(event, PoissonSampled) and amplified:
-            return _sampled(_profile(event.event, relation), event.sample_rate)
+            return _sampled(_profile(event.event, neighboring_relation), event.sample_rate)
         raise
     return _Profile(
-        delta=lambda epsilon: api.delta(event, epsilon, relation=relation).upper,
-        epsilon=lambda delta: api.epsilon(event, delta, relation=relation).upper,
+        delta=lambda epsilon: api.delta(event, epsilon, neighboring_relation=neighboring_relation).upper,
+        epsilon=lambda delta: api.epsilon(event, delta, neighboring_relation=neighboring_relation).upper,
     )
 
 
 def _worst(epsilon: float, delta: float) -> _Profile:
-    """The most that an (ε, δ)-private run can do: with probability δ everything, otherwise randomised response."""
+    """The most that an (ε, δ)-private run can do: with probability δ everything, otherwise randomized response."""
     scale = 1 + math.exp(-epsilon)
 
     def of_epsilon(at: float) -> float:
@@ -93,9 +93,9 @@ def _sampled(inner: _Profile, rate: float) -> _Profile:
 
 
 @lru_cache(maxsize=64)
-def _penalty(event: RepeatAndSelect, relation: NeighboringRelation) -> float:
+def _penalty(event: RepeatAndSelect, neighboring_relation: NeighboringRelation) -> float:
     """What is added to ε: (1+η) log c at about the best e, or the Poisson term; ∞ when nothing is known."""
-    run = _profile(event.event, relation)
+    run = _profile(event.event, neighboring_relation)
     if event.distribution == "poisson":
         return event.mean * run.delta(0.0)
     gamma = 1 / event.mean if event.distribution == "threshold" else success_probability(event.mean, event.shape)
@@ -120,24 +120,26 @@ def _mean(event: RepeatAndSelect) -> float:
     return (event.mean if event.distribution == "poisson" else max(1.0, event.mean)) * (1 + 1e-9)
 
 
-def _epsilon(event: RepeatAndSelect, delta: float, relation: NeighboringRelation) -> float:
+def _epsilon(event: RepeatAndSelect, delta: float, neighboring_relation: NeighboringRelation) -> float:
     share = delta / _mean(event)
     if share >= 1:
         return 0.0
     if share == 0:
         return math.inf
-    penalty = _penalty(event, relation)
-    return math.inf if math.isinf(penalty) else penalty + _profile(event.event, relation).epsilon(share)
+    penalty = _penalty(event, neighboring_relation)
+    return math.inf if math.isinf(penalty) else penalty + _profile(event.event, neighboring_relation).epsilon(share)
 
 
-def _delta(event: RepeatAndSelect, epsilon: float, relation: NeighboringRelation) -> float:
-    rest = epsilon - _penalty(event, relation)
-    return 1.0 if rest < 0 else min(1.0, _mean(event) * _profile(event.event, relation).delta(rest))
+def _delta(event: RepeatAndSelect, epsilon: float, neighboring_relation: NeighboringRelation) -> float:
+    rest = epsilon - _penalty(event, neighboring_relation)
+    return 1.0 if rest < 0 else min(1.0, _mean(event) * _profile(event.event, neighboring_relation).delta(rest))
 
 
-def _parts(event: Event, relation: NeighboringRelation) -> tuple[list[tuple[RepeatAndSelect, int]], Event | None]:
+def _parts(
+    event: Event, neighboring_relation: NeighboringRelation
+) -> tuple[list[tuple[RepeatAndSelect, int]], Event | None]:
     """The selections with their counts, and everything else as one event."""
-    counts = flatten(event, relation).counts
+    counts = flatten(event, neighboring_relation).counts
     chosen = [(base, count) for base, count in counts if isinstance(base, RepeatAndSelect)]
     rest: list[Event] = [
         SelfComposed(event=base, count=count) for base, count in counts if not isinstance(base, RepeatAndSelect)
@@ -156,40 +158,40 @@ class SelectionAccountant:
     name: str = "selection"
     automatic: bool = True
 
-    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Events with a selection whose run has a profile."""
         try:
-            chosen, rest = _parts(event, relation)
+            chosen, rest = _parts(event, neighboring_relation)
             if not chosen:
                 return False
-            self._delta(chosen, rest, 1.0, relation)
+            self._delta(chosen, rest, 1.0, neighboring_relation)
         except (UnsupportedEvent, AccountingError):
             return False
         return True
 
-    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """Σ ε_i(δ_i), where half of δ is for the selections in equal parts, and half for the rest if there is one."""
-        chosen, rest = _parts(event, relation)
+        chosen, rest = _parts(event, neighboring_relation)
         share = (delta if rest is None else delta / 2) / sum(count for _, count in chosen)
-        upper = math.fsum(count * _epsilon(one, share, relation) for one, count in chosen)
+        upper = math.fsum(count * _epsilon(one, share, neighboring_relation) for one, count in chosen)
         if rest is not None:
-            upper += _profile(rest, relation).epsilon(delta / 2)
+            upper += _profile(rest, neighboring_relation).epsilon(delta / 2)
         return Interval(lower=0.0, upper=upper, accountant=self.name)
 
-    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """Σ δ_i(ε_i) with ε in equal parts."""
-        chosen, rest = _parts(event, relation)
-        return Interval(lower=0.0, upper=self._delta(chosen, rest, epsilon, relation), accountant=self.name)
+        chosen, rest = _parts(event, neighboring_relation)
+        return Interval(lower=0.0, upper=self._delta(chosen, rest, epsilon, neighboring_relation), accountant=self.name)
 
     def _delta(
         self,
         chosen: list[tuple[RepeatAndSelect, int]],
         rest: Event | None,
         epsilon: float,
-        relation: NeighboringRelation,
+        neighboring_relation: NeighboringRelation,
     ) -> float:
         share = epsilon / (sum(count for _, count in chosen) + (rest is not None))
-        total = math.fsum(count * _delta(one, share, relation) for one, count in chosen)
+        total = math.fsum(count * _delta(one, share, neighboring_relation) for one, count in chosen)
         if rest is not None:
-            total += _profile(rest, relation).delta(share)
+            total += _profile(rest, neighboring_relation).delta(share)
         return min(1.0, total)

@@ -164,16 +164,18 @@ class MGFUpperBound:
         raise UnsupportedEvent("the contour accountant must know the loss exactly, got an upper bound. Use rdp.")
 
 
-def renyi_directions(steps: EventCounts, relation: NeighboringRelation) -> tuple[tuple[RepeatedMGF, ...], ...]:
+def renyi_directions(
+    steps: EventCounts, neighboring_relation: NeighboringRelation
+) -> tuple[tuple[RepeatedMGF, ...], ...]:
     """Bounds on K of all steps, once for each direction.
 
     Raises:
         UnsupportedEvent: a step's loss has no finite moments here.
     """
-    return join_directions([(_bounds(event, relation), count) for event, count in steps.counts])
+    return join_directions([(_bounds(event, neighboring_relation), count) for event, count in steps.counts])
 
 
-def _bounds(event: Event, relation: NeighboringRelation) -> tuple[MomentGeneratingFunction, ...]:
+def _bounds(event: Event, neighboring_relation: NeighboringRelation) -> tuple[MomentGeneratingFunction, ...]:
     match event:
         case ZeroConcentratedDP():
             return (GaussianMGF(mu=math.sqrt(2 * event.rho)),)
@@ -181,14 +183,14 @@ def _bounds(event: Event, relation: NeighboringRelation) -> tuple[MomentGenerati
             # ε²/8-zCDP (Cesar and Rogers 2021, lemma 3.2).
             return (GaussianMGF(mu=event.epsilon / 2),)
         case RandomAllocation():
-            if not isinstance(event.event, Gaussian) or relation is NeighboringRelation.REPLACE_ONE:
+            if not isinstance(event.event, Gaussian) or neighboring_relation is NeighboringRelation.REPLACE_ONE:
                 # A mixture over the step used is no worse than the worst of them: one use, no amplification.
-                return _bounds(event.event, relation)
+                return _bounds(event.event, neighboring_relation)
             shift = 1 / event.event.noise_multiplier
             return tuple(MGFUpperBound(moment(event.steps, shift)) for moment in (removing_moment, adding_moment))
         case RepeatAndSelect():
-            return _selection(event, relation)
-        case PoissonSampled(event=DiscreteGaussian()) if relation is not NeighboringRelation.REPLACE_ONE:
+            return _selection(event, neighboring_relation)
+        case PoissonSampled(event=DiscreteGaussian()) if neighboring_relation is not NeighboringRelation.REPLACE_ONE:
             base = event.event
             assert isinstance(base, DiscreteGaussian)
             return tuple(
@@ -197,12 +199,12 @@ def _bounds(event: Event, relation: NeighboringRelation) -> tuple[MomentGenerati
                 )
                 for side in (True, False)
             )
-        case SampledWithoutReplacement() if relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
-            return (_fused(event, relation),)
+        case SampledWithoutReplacement() if neighboring_relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
+            return (_fused(event, neighboring_relation),)
     try:
-        return event_mgfs(event, relation)
+        return event_mgfs(event, neighboring_relation)
     except UnsupportedEvent:
-        laws = [law for law in event_plds(event, relation) if not isinstance(law, RandomAllocationPLD)]
+        laws = [law for law in event_plds(event, neighboring_relation) if not isinstance(law, RandomAllocationPLD)]
         if any(law.infinite > 0 for law in laws) or any(math.isinf(end) for law in laws for end in law.support):
             raise
         lattices = [
@@ -225,11 +227,14 @@ def _lattice_bound(lattice: DiscretizedPLD) -> Callable[[float], float]:
     return bound
 
 
-def _fused(event: SampledWithoutReplacement, relation: NeighboringRelation) -> MomentGeneratingFunction:
+def _fused(event: SampledWithoutReplacement, neighboring_relation: NeighboringRelation) -> MomentGeneratingFunction:
     """The larger of removing's and adding's curves: moments above 1 add up, e^K ≤ e^{K₁} + e^{K₂} − 1."""
     if not isinstance(event.event, Gaussian):
         raise UnsupportedEvent(f"a fixed-size sample must be used by a Gaussian, got {event.event.kind}.")
-    rate, shift = event.size / event.population, replacement_shift(event.event.noise_multiplier, relation)
+    rate, shift = (
+        event.sample_size / event.dataset_size,
+        replacement_shift(event.event.noise_multiplier, neighboring_relation),
+    )
     if rate == 1:
         return GaussianMGF(mu=shift)
     parts = [GaussianMixtureMGF(MixturePair.remove(rate, shift)), GaussianMixtureMGF(MixturePair.add(rate, shift))]
@@ -245,9 +250,11 @@ def _fused(event: SampledWithoutReplacement, relation: NeighboringRelation) -> M
 # ── selection of the best run ───────────────────────────────────────────────────────────────────────────────
 
 
-def _selection(event: RepeatAndSelect, relation: NeighboringRelation) -> tuple[MomentGeneratingFunction, ...]:
-    inner = flatten(event.event, relation)
-    directions = renyi_directions(inner, relation)
+def _selection(
+    event: RepeatAndSelect, neighboring_relation: NeighboringRelation
+) -> tuple[MomentGeneratingFunction, ...]:
+    inner = flatten(event.event, neighboring_relation)
+    directions = renyi_directions(inner, neighboring_relation)
 
     def base(lam: float) -> float:
         """Rényi divergence of order λ + 1, worse direction: the theorems need both."""
@@ -273,7 +280,7 @@ def _negative_binomial_bound(base: Callable[[float], float], event: RepeatAndSel
     def second(order: float) -> float:
         return (1 + shape) * ((1 - 1 / order) * base(order - 1) - math.log(gamma) / order)
 
-    # The second term does not depend on λ: minimise it once over λ̂ > 1 (any λ̂ is valid).
+    # The second term does not depend on λ: minimize it once over λ̂ > 1 (any λ̂ is valid).
     coarse = min(range(-24, 60), key=lambda x: _finite(second, 1 + math.exp(x / 8)))
     best = min(_finite(second, 1 + math.exp((coarse + x / 16) / 8)) for x in range(-16, 17))
 
@@ -435,26 +442,32 @@ class RDPAccountant:
     name: str = "rdp"
     automatic: bool = True
 
-    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Every event whose loss has a moment generating function here."""
         try:
-            return bool(renyi_directions(flatten(event, relation), relation))
+            return bool(renyi_directions(flatten(event, neighboring_relation), neighboring_relation))
         except UnsupportedEvent:
             return False
 
-    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """The best conversion over all orders, worse direction."""
-        upper = max(_epsilon(steps, delta) for steps in renyi_directions(flatten(event, relation), relation))
+        upper = max(
+            _epsilon(steps, delta)
+            for steps in renyi_directions(flatten(event, neighboring_relation), neighboring_relation)
+        )
         return Interval(lower=0.0, upper=upper, accountant=self.name)
 
-    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """The best Chernoff bound over all orders, worse direction."""
-        upper = max(_delta(steps, epsilon) for steps in renyi_directions(flatten(event, relation), relation))
+        upper = max(
+            _delta(steps, epsilon)
+            for steps in renyi_directions(flatten(event, neighboring_relation), neighboring_relation)
+        )
         return Interval(lower=0.0, upper=upper, accountant=self.name)
 
 
 def renyi_divergence(
-    event: Event, order: float, *, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    event: Event, order: float, *, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
 ) -> float:
     """Upper bound on the Rényi divergence of the given order > 1, worse direction.
 
@@ -470,14 +483,16 @@ def renyi_divergence(
         from sordino.errors import InvalidArgument
 
         raise InvalidArgument(f"order must be > 1, got {order!r}. Order 1 is the Kullback–Leibler divergence.")
-    relation = NeighboringRelation(relation)
-    flat = flatten(event, relation)
-    if flat.unprotected:
+    neighboring_relation = NeighboringRelation(neighboring_relation)
+    flat = flatten(event, neighboring_relation)
+    if flat.non_private:
         return math.inf
     if flat.empty:
         return 0.0
     with double_precision("the divergence"):
-        found = max(_moments(steps, order - 1)[0] / (order - 1) for steps in renyi_directions(flat, relation))
+        found = max(
+            _moments(steps, order - 1)[0] / (order - 1) for steps in renyi_directions(flat, neighboring_relation)
+        )
         return math.inf if math.isnan(found) else found
 
 

@@ -45,14 +45,18 @@ _FEW_RATES = 8
 _TABLE = 65
 
 
-def _direction_curves(event: Event, relation: NeighboringRelation) -> tuple[_Curve, ...]:
+def _direction_curves(event: Event, neighboring_relation: NeighboringRelation) -> tuple[_Curve, ...]:
     """δ_upper(ε) for ε ≥ 0, one for each direction (one when symmetric)."""
-    steps = flatten(event, relation)
-    if steps.unprotected:
+    steps = flatten(event, neighboring_relation)
+    if steps.non_private:
         return (lambda _: 1.0,)
     if steps.empty:
         return (lambda _: 0.0,)
-    if len(steps.counts) == 1 and steps.counts[0][1] == 1 and relation is not NeighboringRelation.REPLACE_ONE:
+    if (
+        len(steps.counts) == 1
+        and steps.counts[0][1] == 1
+        and neighboring_relation is not NeighboringRelation.REPLACE_ONE
+    ):
         base = steps.counts[0][0]
         if isinstance(base, Gaussian):
             return (lambda epsilon: gaussian_delta(epsilon, 1 / base.noise_multiplier)[1],)
@@ -62,14 +66,14 @@ def _direction_curves(event: Event, relation: NeighboringRelation) -> tuple[_Cur
                 lambda epsilon: remove_direction_delta(epsilon, rate, mu)[1],
                 lambda epsilon: add_direction_delta(epsilon, rate, mu)[1],
             )
-    return _composed_curves(event, relation)
+    return _composed_curves(event, neighboring_relation)
 
 
-def _composed_curves(event: Event, relation: NeighboringRelation) -> tuple[_Curve, ...]:
-    steps = flatten(event, relation)
-    laws = cache(lambda: tuple(PldCurve(side) for side in pld_directions(steps, relation)))
+def _composed_curves(event: Event, neighboring_relation: NeighboringRelation) -> tuple[_Curve, ...]:
+    steps = flatten(event, neighboring_relation)
+    laws = cache(lambda: tuple(PldCurve(side) for side in pld_directions(steps, neighboring_relation)))
     try:
-        sides = mgf_directions(steps, relation)
+        sides = mgf_directions(steps, neighboring_relation)
     except UnsupportedEvent:
         return laws()
     if not all(any(step.transform.decays for step in side) for side in sides):
@@ -90,7 +94,9 @@ def _composed_curves(event: Event, relation: NeighboringRelation) -> tuple[_Curv
 
 
 @double_precision("the privacy profile")
-def privacy_profile(event: Event, epsilons: list[float], *, relation: NeighboringRelation = _ADD) -> list[float]:
+def privacy_profile(
+    event: Event, epsilons: list[float], *, neighboring_relation: NeighboringRelation = _ADD
+) -> list[float]:
     """δ(ε) at many ε ≥ 0: upper bounds, from curves that are set up once.
 
     Example:
@@ -98,7 +104,7 @@ def privacy_profile(event: Event, epsilons: list[float], *, relation: Neighborin
         [0.3829, 0.1269]
     """
     points = [checks.non_negative(epsilon=epsilon) for epsilon in epsilons]
-    curves = _direction_curves(event, NeighboringRelation(relation))
+    curves = _direction_curves(event, NeighboringRelation(neighboring_relation))
     return [min(1.0, max(curve(point) for curve in curves)) for point in points]
 
 
@@ -138,16 +144,18 @@ def _max_tpr(forward: _Curve, backward: _Curve, fpr: float) -> float:
 
 
 @double_precision("the true-positive rate")
-def true_positive_rate(event: Event, false_positive_rate: float, *, relation: NeighboringRelation = _ADD) -> float:
+def true_positive_rate(
+    event: Event, false_positive_rate: float, *, neighboring_relation: NeighboringRelation = _ADD
+) -> float:
     """Upper bound on any membership attack's true-positive rate at a false-positive rate, worst direction.
 
     Guarantee:
-        No attack on a single record of a neighbouring pair does better.
+        No attack on a single record of a neighboring pair does better.
 
     Args:
         event: what was done.
         false_positive_rate: in (0, 1).
-        relation: the neighbouring relation.
+        neighboring_relation: the neighboring relation.
 
     Returns:
         A rate in [FPR, 1].
@@ -156,20 +164,20 @@ def true_positive_rate(event: Event, false_positive_rate: float, *, relation: Ne
         >>> round(true_positive_rate(Gaussian(noise_multiplier=1.0), 0.001), 10)
         0.0182984684
     """
-    relation = NeighboringRelation(relation)
+    neighboring_relation = NeighboringRelation(neighboring_relation)
     fpr = checks.probability(false_positive_rate=false_positive_rate, zero=False, one=False)
-    curves = _direction_curves(event, relation)
+    curves = _direction_curves(event, neighboring_relation)
     reverse = tuple(reversed(curves))
     return max(_max_tpr(forward, backward, fpr) for forward, backward in zip(curves, reverse, strict=True))
 
 
 @double_precision("the trade-off curve")
 def trade_off_curve(
-    event: Event, false_positive_rates: list[float], *, relation: NeighboringRelation = _ADD
+    event: Event, false_positive_rates: list[float], *, neighboring_relation: NeighboringRelation = _ADD
 ) -> list[float]:
     """The trade-off curve f: smallest false-negative rate at each false-positive rate (lower bounds).
 
-    Up to eight rates are each optimised over ε; more share the bounds TPR ≤ e^ε·FPR + δ(ε) of one set of 130 ε per
+    Up to eight rates are each optimized over ε; more share the bounds TPR ≤ e^ε·FPR + δ(ε) of one set of 130 ε per
     direction, which is as sound, convex, and within about a percent of it.
 
     Example:
@@ -177,9 +185,12 @@ def trade_off_curve(
         [0.9661, 0.7828]
     """
     if len(false_positive_rates) <= _FEW_RATES:
-        return [1 - true_positive_rate(event, rate, relation=relation) for rate in false_positive_rates]
+        return [
+            1 - true_positive_rate(event, rate, neighboring_relation=neighboring_relation)
+            for rate in false_positive_rates
+        ]
     rates = [checks.probability(false_positive_rate=rate) for rate in false_positive_rates]
-    curves = _direction_curves(event, NeighboringRelation(relation))
+    curves = _direction_curves(event, NeighboringRelation(neighboring_relation))
     tables = [_table(curve) for curve in curves]
     lines = [_lines(*pair) for pair in zip(tables, reversed(tables), strict=True)]
     return [
@@ -206,18 +217,18 @@ def _lines(forward: list[tuple[float, float]], backward: list[tuple[float, float
 
 
 @double_precision("the advantage")
-def membership_advantage(event: Event, *, relation: NeighboringRelation = _ADD) -> Interval:
+def membership_advantage(event: Event, *, neighboring_relation: NeighboringRelation = _ADD) -> Interval:
     """The largest TPR − FPR of any membership attack: δ at ε = 0, the total variation distance.
 
     Example:
         >>> round(membership_advantage(Gaussian(noise_multiplier=1.0)).upper, 10)
         0.3829249225
     """
-    return delta_of(event, 0.0, relation=relation)
+    return delta_of(event, 0.0, neighboring_relation=neighboring_relation)
 
 
 @double_precision("the bound")
-def reconstruction_bound(event: Event, prior: float, *, relation: NeighboringRelation = _ADD) -> float:
+def reconstruction_bound(event: Event, prior: float, *, neighboring_relation: NeighboringRelation = _ADD) -> float:
     """Upper bound on the probability of reconstructing a record that is guessed blindly with probability `prior`.
 
     Hayes et al. 2023, theorem 2: success ≤ 1 − f(prior), a test against the prior as false-positive rate.
@@ -226,7 +237,9 @@ def reconstruction_bound(event: Event, prior: float, *, relation: NeighboringRel
         >>> round(reconstruction_bound(Gaussian(noise_multiplier=1.0), 0.01), 8)
         0.09236225
     """
-    return true_positive_rate(event, checks.probability(prior=prior, zero=False, one=False), relation=relation)
+    return true_positive_rate(
+        event, checks.probability(prior=prior, zero=False, one=False), neighboring_relation=neighboring_relation
+    )
 
 
 # ── μ-GDP of best fit ───────────────────────────────────────────────────────────────────────────────────────
@@ -249,7 +262,7 @@ class GaussianFit:
 def fit_gaussian_trade_off(
     event: Event,
     *,
-    relation: NeighboringRelation = _ADD,
+    neighboring_relation: NeighboringRelation = _ADD,
     epsilons: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0),
     rates: tuple[float, ...] = (1e-3, 1e-2, 0.1, 0.3),
 ) -> GaussianFit:
@@ -263,7 +276,7 @@ def fit_gaussian_trade_off(
     mu = 0.0
     for point in epsilons:
         try:
-            target = delta_of(event, point, relation=relation).upper
+            target = delta_of(event, point, neighboring_relation=neighboring_relation).upper
         except AccountingError:
             continue
         if target >= 1:
@@ -276,7 +289,10 @@ def fit_gaussian_trade_off(
     if mu == 0:
         return GaussianFit(mu=0.0, regret=0.0)
     fitted = Gaussian(noise_multiplier=1 / mu)
-    gaps = [true_positive_rate(fitted, r) - true_positive_rate(event, r, relation=relation) for r in rates]
+    gaps = [
+        true_positive_rate(fitted, r) - true_positive_rate(event, r, neighboring_relation=neighboring_relation)
+        for r in rates
+    ]
     return GaussianFit(mu=mu, regret=max(0.0, *gaps))
 
 

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-def zcdp_rho(event: Event, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> float:
+def zcdp_rho(event: Event, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE) -> float:
     """Σ ρ of an event whose steps are all zCDP without sampling.
 
     Raises:
@@ -52,8 +52,8 @@ def zcdp_rho(event: Event, relation: NeighboringRelation = NeighboringRelation.A
         >>> zcdp_rho(Gaussian(noise_multiplier=10.0))
         0.005
     """
-    steps = flatten(event, NeighboringRelation(relation))
-    return math.inf if steps.unprotected else math.fsum(count * _rho(base) for base, count in steps.counts)
+    steps = flatten(event, NeighboringRelation(neighboring_relation))
+    return math.inf if steps.non_private else math.fsum(count * _rho(base) for base, count in steps.counts)
 
 
 def _rho(event: Event) -> float:
@@ -112,20 +112,22 @@ class ZCDPAccountant:
     name: str = "zcdp"
     automatic: bool = True
 
-    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Steps without sampling that have a ρ."""
         try:
-            return math.isfinite(zcdp_rho(event, relation))
+            return math.isfinite(zcdp_rho(event, neighboring_relation))
         except UnsupportedEvent:
             return False
 
-    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """The tight conversion of the sum."""
-        return Interval(lower=0.0, upper=rho_to_epsilon(zcdp_rho(event, relation), delta), accountant=self.name)
+        return Interval(
+            lower=0.0, upper=rho_to_epsilon(zcdp_rho(event, neighboring_relation), delta), accountant=self.name
+        )
 
-    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """The δ at which the conversion gives ε."""
-        rho = zcdp_rho(event, relation)
+        rho = zcdp_rho(event, neighboring_relation)
         low, high = bracket_crossing(lambda x: rho_to_epsilon(rho, math.exp(x)) > epsilon, -745.0, 0.0, 1e-14)
         upper = math.exp(high) if rho_to_epsilon(rho, math.exp(low)) > epsilon else math.exp(low)
         return Interval(lower=0.0, upper=min(1.0, upper), accountant=self.name)
@@ -142,22 +144,22 @@ class TCDPAccountant:
     name: str = "tcdp"
     automatic: bool = False
 
-    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Gaussians without sampling, and Poisson samples within the conditions."""
         try:
-            self._parameters(event, relation)
+            self._parameters(event, neighboring_relation)
         except UnsupportedEvent:
             return False
         return True
 
     @staticmethod
-    def _parameters(event: Event, relation: NeighboringRelation) -> tuple[float, float]:
+    def _parameters(event: Event, neighboring_relation: NeighboringRelation) -> tuple[float, float]:
         rho, omega = 0.0, math.inf
-        for base, count in flatten(event, relation).counts:
+        for base, count in flatten(event, neighboring_relation).counts:
             if not isinstance(base, PoissonSampled):
                 rho += count * _rho(base)
                 continue
-            if not isinstance(base.event, Gaussian) or relation is NeighboringRelation.REPLACE_ONE:
+            if not isinstance(base.event, Gaussian) or neighboring_relation is NeighboringRelation.REPLACE_ONE:
                 raise UnsupportedEvent("tCDP's subsampling must be of Gaussians under add or remove. Use contour.")
             inner, rate = _rho(base.event), base.sample_rate
             gain = math.log(1 / rate)
@@ -170,14 +172,14 @@ class TCDPAccountant:
             omega = min(omega, gain / (4 * inner))
         return rho, omega
 
-    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """ρ + 2√(ρ log 1/δ), or the linear branch when the order would exceed ω (Bun et al. 2018, lemma 6)."""
-        rho, omega = self._parameters(event, relation)
+        rho, omega = self._parameters(event, neighboring_relation)
         return Interval(lower=0.0, upper=_tcdp_epsilon(rho, omega, delta), accountant=self.name)
 
-    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """The δ at which the formula gives ε."""
-        rho, omega = self._parameters(event, relation)
+        rho, omega = self._parameters(event, neighboring_relation)
 
         def curve(exponent: float) -> tuple[float, float]:
             value = _tcdp_epsilon(rho, omega, math.exp(-exponent))
@@ -228,27 +230,27 @@ class GDPAccountant:
     name: str = "gdp"
     automatic: bool = False
 
-    def supports(self, event: Event, relation: NeighboringRelation) -> bool:
+    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
         """Gaussians without sampling, in any number."""
         try:
-            steps = flatten(event, relation)
+            steps = flatten(event, neighboring_relation)
         except UnsupportedEvent:
             return False
         return len(steps.counts) == 1 and isinstance(steps.counts[0][0], Gaussian)
 
-    def _mu(self, event: Event, relation: NeighboringRelation) -> float:
-        base = flatten(event, relation).counts[0][0]
+    def _mu(self, event: Event, neighboring_relation: NeighboringRelation) -> float:
+        base = flatten(event, neighboring_relation).counts[0][0]
         assert isinstance(base, Gaussian)
         return 1 / base.noise_multiplier
 
-    def epsilon(self, event: Event, delta: float, relation: NeighboringRelation) -> Interval:
+    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
         """The Gaussian curve inverted."""
-        lower, upper = gaussian_epsilon(delta, self._mu(event, relation))
+        lower, upper = gaussian_epsilon(delta, self._mu(event, neighboring_relation))
         return Interval(lower=lower, upper=upper, accountant=self.name)
 
-    def delta(self, event: Event, epsilon: float, relation: NeighboringRelation) -> Interval:
+    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
         """The Gaussian curve."""
-        lower, upper = gaussian_delta(epsilon, self._mu(event, relation))
+        lower, upper = gaussian_delta(epsilon, self._mu(event, neighboring_relation))
         return Interval(lower=lower, upper=upper, accountant=self.name)
 
 

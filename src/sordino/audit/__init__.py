@@ -2,7 +2,7 @@
 
     audit                             train once with canaries and say what was shown about ε
     one_run_lower_bound, one_run_trade_off_bound, …         bounds from the guesses of any attack, of one run or of many
-    replay                            run a pipeline on neighbours with all releases forced, and compare
+    replay                            run a pipeline on neighbors with all releases forced, and compare
     check_engine                      cheap named checks, each of which catches a way of being not private
     check_library                     every case on which training libraries are known to be wrong, on any library
 

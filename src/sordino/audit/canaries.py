@@ -2,7 +2,7 @@
 
 A canary of gradients has one coordinate to itself, beside the model: its gradient there is larger than any clipping
 norm, and no record's reaches it. It is the worst record for a mechanism, and leaves the model's training as it was.
-Canaries of records go the whole way, through the model's own layers: mislabelled or made-up ones.
+Canaries of records go the whole way, through the model's own layers: mislabeled or made-up ones.
 """
 
 import math
@@ -37,9 +37,9 @@ _LOUD = 1000.0
 """A canary's gradient norm, in clipping norms."""
 
 
-def draw_inclusion(count: int, randomness: KeyedRNG) -> np.ndarray:
+def draw_inclusion(count: int, rng: KeyedRNG) -> np.ndarray:
     """Which of `count` canaries are in: fair and independent."""
-    return randomness.fresh("audit coins").uniform(checks.integer(1, count=count)) < 0.5
+    return rng.new_stream("audit coins").uniform(checks.integer(1, count=count)) < 0.5
 
 
 class _Marked(nn.Module):
@@ -78,7 +78,7 @@ class GradientCanaries:
     ) -> None:
         self.model = _Marked(model, len(present))
         self._loss = loss
-        self._loudness = _LOUD * max(plan.at(step).max_grad_norm for step in {0, max(plan.steps - 1, 0)})
+        self._loudness = _LOUD * max(plan.step_plan(step).max_grad_norm for step in {0, max(plan.steps - 1, 0)})
         places, signs = _planted(present, plan.neighboring_relation)
         count = len(data[0])
         blanks = [torch.zeros((len(places), *part.shape[1:]), dtype=part.dtype, device=part.device) for part in data]
@@ -106,12 +106,12 @@ class GradientCanaries:
         return -self.model.marks.weight.detach().flatten().double()
 
 
-def _planted(present: np.ndarray, relation: NeighboringRelation) -> tuple[Tensor, Tensor]:
+def _planted(present: np.ndarray, neighboring_relation: NeighboringRelation) -> tuple[Tensor, Tensor]:
     """Places and signs of the canaries in the data: what is absent is left out, blank, or replaced by its opposite."""
-    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+    if neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         places = torch.from_numpy(np.flatnonzero(present))
         return places, torch.ones(len(places))
-    absent = -1.0 if relation is NeighboringRelation.REPLACE_ONE else 0.0
+    absent = -1.0 if neighboring_relation is NeighboringRelation.REPLACE_ONE else 0.0
     return torch.arange(len(present)), torch.from_numpy(np.where(present, 1.0, absent)).float()
 
 
@@ -138,7 +138,8 @@ class RecordCanaries:
     ) -> None:
         if plan.neighboring_relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
             raise InvalidArgument(
-                f"canaries must be 'gradients' under {plan.neighboring_relation.words}, got records: an absent one "
+                f"canaries must be 'gradients' under {plan.neighboring_relation.describe()}, got records: an absent "
+                f"one "
                 "would have to be replaced. Audit with gradients."
             )
         if [part.shape[1:] for part in canaries] != [part.shape[1:] for part in data]:
@@ -184,7 +185,7 @@ class RecordCanaries:
             self.model.train(training)
 
 
-def mislabeled_canaries(data: Sequence[Tensor], count: int, randomness: KeyedRNG) -> tuple[Tensor, ...]:
+def mislabeled_canaries(data: Sequence[Tensor], count: int, rng: KeyedRNG) -> tuple[Tensor, ...]:
     """`count` records of the data with another label: for (features, labels) with labels 0, 1, ….
 
     The records are taken from the data, so the audit must not be released as if these were private beforehand.
@@ -193,25 +194,23 @@ def mislabeled_canaries(data: Sequence[Tensor], count: int, randomness: KeyedRNG
         InvalidArgument: the data are no such pair, have fewer records, or one label only.
     """
     if len(data) != 2 or data[1].dtype not in {torch.int64, torch.int32}:
-        raise InvalidArgument(
-            "canaries must not be 'mislabelled' without integer labels, got other data. Use 'random'."
-        )
+        raise InvalidArgument("canaries must not be 'mislabeled' without integer labels, got other data. Use 'random'.")
     features, labels = data
     classes = int(labels.max()) + 1 if len(labels) else 0
     if classes < 2 or len(labels) < checks.integer(1, count=count):
         raise InvalidArgument(f"data must hold {count} records and two labels, got fewer. Ask for fewer canaries.")
-    stream = randomness.fresh("audit canaries")
+    stream = rng.new_stream("audit canaries")
     places = torch.from_numpy(np.argsort(stream.integers64(len(labels)))[:count].astype(np.int64))
     shift = torch.from_numpy(1 + (stream.integers64(count) % np.uint64(classes - 1)).astype(np.int64))
     return features[places].clone(), ((labels[places] + shift) % classes).to(labels.dtype)
 
 
-def synthetic_canaries(data: Sequence[Tensor], count: int, randomness: KeyedRNG) -> tuple[Tensor, ...]:
+def synthetic_canaries(data: Sequence[Tensor], count: int, rng: KeyedRNG) -> tuple[Tensor, ...]:
     """`count` records like those of the data, every entry drawn at random.
 
     Floats are uniform between the data's least and largest, integers too.
     """
-    stream = randomness.fresh("audit canaries")
+    stream = rng.new_stream("audit canaries")
 
     def drawn(part: Tensor) -> Tensor:
         shape = (checks.integer(1, count=count), *part.shape[1:])
@@ -320,7 +319,7 @@ def _delta(epsilon: float, first: tuple[float, float], second: tuple[float, floa
 
 
 def one_shot_estimate(
-    cosines: ArrayLike, *, dimension: int, delta: float, draws: int = 200, randomness: KeyedRNG | None = None
+    cosines: ArrayLike, *, dimension: int, delta: float, draws: int = 200, rng: KeyedRNG | None = None
 ) -> OneShotEstimate:
     """About how large ε is, from the cosines of the canaries that were in.
 
@@ -332,7 +331,7 @@ def one_shot_estimate(
         dimension: of the parameters, ≥ 1.
         delta: in (0, 1).
         draws: resamplings for the interval, ≥ 20.
-        randomness: for the resamplings.
+        rng: for the resamplings.
 
     Example:
         >>> estimate = one_shot_estimate([0.11, 0.09, 0.10, 0.12, 0.08], dimension=10_000, delta=1e-6)
@@ -352,7 +351,7 @@ def one_shot_estimate(
         spread = max(float(sample.std(ddof=1)), 1e-9 * deviation)
         return normal_pair_epsilon(float(sample.mean()), spread, delta=delta, reference_deviation=deviation)
 
-    stream = (KeyedRNG() if randomness is None else randomness).fresh("one-shot resampling")
+    stream = (KeyedRNG() if rng is None else rng).new_stream("one-shot resampling")
     places = (stream.uniform(count * len(values)) * len(values)).astype(int).reshape(count, len(values))
     low, high = np.quantile([estimate(values[row]) for row in places], [0.025, 0.975])
     return OneShotEstimate(

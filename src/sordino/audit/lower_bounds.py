@@ -109,7 +109,7 @@ class EventTradeOffFamily:
     Args:
         event: noise factor in (0, ∞) ↦ the event with its noise multiplier times the factor.
         name: what the event is, in words.
-        relation: the neighbouring relation of the events.
+        neighboring_relation: the neighboring relation of the events.
 
     Example:
         >>> from sordino.events import Gaussian
@@ -120,17 +120,17 @@ class EventTradeOffFamily:
 
     event: Callable[[float], Event]
     name: str
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     _lines: dict[float, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, init=False, repr=False)
 
     def least_false_positive_rate(self, strength: float) -> Callable[[float], float]:
         """The largest of the lines' false-positive rates."""
         if strength not in self._lines:
             event = self.event(1 / checks.positive(strength=strength))
-            top = accounting.epsilon(event, _TOP_DELTA, relation=self.relation).upper
+            top = accounting.epsilon(event, _TOP_DELTA, neighboring_relation=self.neighboring_relation).upper
             # Denser towards 0, where most attacks have their error rates.
             points = min(top, 500.0) * np.linspace(0.0, 1.0, _POINTS) ** 2
-            profile = accounting.privacy_profile(event, points.tolist(), relation=self.relation)
+            profile = accounting.privacy_profile(event, points.tolist(), neighboring_relation=self.neighboring_relation)
             self._lines[strength] = np.exp(points), np.array(profile)
         growth, profile = self._lines[strength]
 
@@ -144,7 +144,7 @@ class EventTradeOffFamily:
 
     def epsilon(self, strength: float, delta: float) -> float:
         """ε of the event at δ, from below."""
-        found = accounting.epsilon(self.event(1 / strength), delta, relation=self.relation)
+        found = accounting.epsilon(self.event(1 / strength), delta, neighboring_relation=self.neighboring_relation)
         return found.lower if math.isfinite(found.lower) else 0.0
 
 

@@ -1,6 +1,6 @@
-"""Record a pipeline on one data set, replay it on its neighbours (room `audit`, floor 4).
+"""Record a pipeline on one data set, replay it on its neighbors (room `audit`, floor 4).
 
-On D every release is recorded: the mechanism, what it was given, what it answered. On each neighbour D′ the mechanisms
+On D every release is recorded: the mechanism, what it was given, what it answered. On each neighbor D′ the mechanisms
 answer what they answered on D. Then the executions may differ in what the mechanisms were *given*, by at most the
 declared sensitivities, and in nothing else: not in which releases there are, nor in their scales, nor in the result.
 
@@ -62,9 +62,9 @@ def exact(release: Release) -> FloatArray | None:
             counted = len(cast("Sequence[object]", value)) if where is None else np.sum(np.asarray(where))
             return np.array([float(counted)])
         case PrivateSum() | PrivateHistogram():
-            return np.asarray(mechanism.exact(value), dtype=np.float64).ravel()  # pyright: ignore[reportArgumentType]
+            return np.asarray(mechanism.exact_value(value), dtype=np.float64).ravel()  # pyright: ignore[reportArgumentType]
         case PrivateSecondMoment():
-            return mechanism.exact(cast("Numbers", value)).astype(np.float64).ravel() * mechanism.unit
+            return mechanism.exact_value(cast("Numbers", value)).astype(np.float64).ravel() * mechanism.unit
         case ExponentialMechanism() | ReportNoisyMax() | PermuteAndFlip():
             return clean_scores(cast("Numbers", value), bounds=mechanism.score_bounds)
         case (
@@ -87,7 +87,7 @@ def exact(release: Release) -> FloatArray | None:
 def sensitivity_ratio(release: Release, before: FloatArray, after: FloatArray) -> float:
     """The distance of two exact values over the sensitivity that `release`'s mechanism declares.
 
-    At most 1 for neighbours; NaN where a difference is none; ∞ where the shapes differ.
+    At most 1 for neighbors; NaN where a difference is none; ∞ where the shapes differ.
     """
     if before.shape != after.shape:
         return math.inf
@@ -186,14 +186,14 @@ def results_equal(one: object, other: object, *, depth: int = 0) -> bool:
 def _same_attributes(one: object, other: object, depth: int) -> bool:
     if not hasattr(one, "__dict__") or callable(one):
         return True
-    names = [name for name in vars(one) if not name.startswith("_") and name not in {"randomness", "seconds"}]
-    if names != [name for name in vars(other) if not name.startswith("_") and name not in {"randomness", "seconds"}]:
+    names = [name for name in vars(one) if not name.startswith("_") and name not in {"rng", "seconds"}]
+    if names != [name for name in vars(other) if not name.startswith("_") and name not in {"rng", "seconds"}]:
         return False
     return all(results_equal(getattr(one, name), getattr(other, name), depth=depth + 1) for name in names)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Record a pipeline on one data set, replay it on its neighbours (room `audit`, floor 4).
+# Record a pipeline on one data set, replay it on its neighbors (room `audit`, floor 4).
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -226,14 +226,14 @@ class ReplayReport:
 
     Args:
         releases: how many there are in one run.
-        neighbours: how many were tried.
+        neighbors: how many were tried.
         largest_share: of a declared sensitivity, by which a release's value moved; at most 1 is right.
         unmeasured: releases for whose mechanism there is no distance, by name.
-        violations: empty when nothing was found. That proves nothing about other neighbours.
+        violations: empty when nothing was found. That proves nothing about other neighbors.
     """
 
     releases: int
-    neighbours: int
+    neighbors: int
     largest_share: float
     unmeasured: tuple[str, ...]
     violations: tuple[Violation, ...]
@@ -245,9 +245,9 @@ class ReplayReport:
 
 
 def replay(
-    pipeline: Callable[[_Data], object], data: _Data, neighbours: Iterable[_Data], *, zero_noise: bool = False
+    pipeline: Callable[[_Data], object], data: _Data, neighbors: Iterable[_Data], *, zero_noise: bool = False
 ) -> ReplayReport:
-    """Run `pipeline` on `data` and then on `neighbours` with every release forced to the recorded answer.
+    """Run `pipeline` on `data` and then on `neighbors` with every release forced to the recorded answer.
 
     Use it on data made for it: what it holds and tells is not private.
 
@@ -256,11 +256,11 @@ def replay(
             (``KeyedRNG(seed=…, reproducible=True)``, estimators with ``random_state``), so that batches and first
             weights are the same each time. Releases outside sordino's mechanisms are not forced, and show as leaks.
         data: D.
-        neighbours: data sets that differ from D by one unit.
+        neighbors: data sets that differ from D by one unit.
         zero_noise: whether a mechanism may add no noise, for debugging.
 
     Returns:
-        The violations found, each once a release and neighbour.
+        The violations found, each once a release and neighbor.
 
     Example:
         >>> from sordino.mechanisms import LaplaceMechanism
@@ -279,17 +279,17 @@ def replay(
     entries = recorder.entries
     violations = [] if zero_noise else _noise_violations(entries)
     shares, tried = [0.0], 0
-    for neighbour in neighbours:
+    for neighbor in neighbors:
         tried += 1
         forced = _Forced(entries)
         try:
             with observe_releases(forced):
-                other = pipeline(neighbour)
+                other = pipeline(neighbor)
         except Exception as error:
-            violations.append(_flow(forced.place, f"a neighbour raises {type(error).__name__}"))
+            violations.append(_flow(forced.place, f"a neighbor raises {type(error).__name__}"))
             continue
         if forced.place < len(entries):
-            violations.append(_flow(forced.place, "a neighbour makes fewer releases"))
+            violations.append(_flow(forced.place, "a neighbor makes fewer releases"))
         violations += forced.violations
         shares += forced.shares
         if not forced.violations and not results_equal(result, other):
@@ -303,7 +303,7 @@ def replay(
     unmeasured = {type(entry.release.mechanism).__name__ for entry in entries if entry.value is None}
     return ReplayReport(
         releases=len(entries),
-        neighbours=tried,
+        neighbors=tried,
         largest_share=max(shares),
         unmeasured=tuple(sorted(unmeasured)),
         violations=tuple(violations),
@@ -350,7 +350,7 @@ class _Forced:
         # Drawn all the same: what is drawn later for other purposes then comes from the same place of the streams.
         own = draw()
         if self.place >= len(self._entries):
-            self.violations.append(_flow(self.place, "a neighbour makes more releases"))
+            self.violations.append(_flow(self.place, "a neighbor makes more releases"))
             self.place += 1
             return own
         entry, number = self._entries[self.place], self.place
@@ -363,7 +363,7 @@ class _Forced:
 
     def _fits(self, number: int, entry: _Entry, release: Release) -> bool:
         if type(release.mechanism) is not type(entry.release.mechanism) or release.operation != entry.release.operation:
-            self.violations.append(_flow(number, "a neighbour asks another mechanism"))
+            self.violations.append(_flow(number, "a neighbor asks another mechanism"))
             return False
         if _parameters(release) != _parameters(entry.release):
             what = "sensitivity, scale or another parameter depends on the record"

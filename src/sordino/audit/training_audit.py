@@ -91,7 +91,7 @@ class GradientObserver:
         optimizer.register_step_pre_hook(lambda *_: self._see())
 
     def _see(self) -> None:
-        now = self._plan.at(self._step)
+        now = self._plan.step_plan(self._step)
         products = self._canaries.inner_products().cpu()
         # In units of the deviation of the noise; where it changes, quiet steps count for more.
         unit = (now.noise_multiplier * now.sensitivity or 1.0) / now.expected_batch_size
@@ -118,14 +118,14 @@ class GradientObserver:
         plan = self._plan
         standard = (
             type(plan.clipping) is FlatClipping
-            and plan.noise is None
+            and plan.correlated_noise is None
             and plan.is_private
             and plan.neighboring_relation.sensitivity_factor == 1
         )
         if not isinstance(self._canaries, GradientCanaries) or not standard or not self._pairs:
             return ()
         entries = self._step * int(self._present.sum())
-        steps = [plan.at(step) for step in range(self._step)]
+        steps = [plan.step_plan(step) for step in range(self._step)]
         # A present canary's entry, over its mean q: variance z²/q² of the noise and (1 − q)/q of the sampling.
         variance = max((one.noise_multiplier**2 + 1) / one.sample_rate**2 for one in steps)
         spread = math.sqrt(variance / max(entries, 1))
@@ -153,7 +153,7 @@ def _check(name: str, expected: float, measured: float, deviation: float) -> Che
 
 
 _GUESSED = 0.2
-_KINDS = ("gradients", "mislabelled", "random")
+_KINDS = ("gradients", "mislabeled", "random")
 ATTACKERS = {
     "white-box": "sees every noisy gradient, and chose the canaries",
     "black-box": "sees the final model, and chose the canaries",
@@ -236,7 +236,7 @@ def audit_training(
     optimizer: OptimizerFactory | None = None,
     performance: PerformanceOptions | None = None,
     averaging: Averaging | None = None,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
     progress: bool = True,
 ) -> AuditResult:
     """Train once under `plan` with canaries among the records, attack, and bound ε from below.
@@ -253,7 +253,7 @@ def audit_training(
         loss: as for `fit`.
         data: equally long tensors, records first.
         plan: what is audited; its noise multiplier must be > 0.
-        canaries: "gradients" (one coordinate each, beside the model: the mechanism's worst case), "mislabelled" or
+        canaries: "gradients" (one coordinate each, beside the model: the mechanism's worst case), "mislabeled" or
             "random" records, or tensors like `data` with records of your own.
         count: m, how many canaries there are, ≥ 20; for your own the number of their records.
         attacker: "white-box" sees every released gradient, "black-box" the final model only.
@@ -262,7 +262,7 @@ def audit_training(
         optimizer: a function that makes one from a list of parameters, as for `fit`.
         performance: as for `fit`.
         averaging: as for `fit`.
-        randomness: as for `fit`; coins and canaries come from it too.
+        rng: as for `fit`; coins and canaries come from it too.
         progress: show step, ε so far and time left.
 
     Raises:
@@ -285,12 +285,12 @@ def audit_training(
     if not plan.is_private:
         raise InvalidArgument("noise_multiplier must be > 0 for an audit, got 0. Nothing is claimed without noise.")
     checks.one_of(tuple(ATTACKERS), attacker=attacker)
-    randomness = KeyedRNG() if randomness is None else randomness
+    rng = KeyedRNG() if rng is None else rng
     m = checks.integer(20, count=len(canaries[0]) if not isinstance(canaries, str) else count)
     r = max(2, round(_GUESSED * m)) if guesses is None else checks.integer(2, guesses=guesses)
     checks.in_range(2, m, guesses=r)
-    present = draw_inclusion(m, randomness)
-    planted = _planted(model, loss, tuple(data), plan, canaries, present, randomness)
+    present = draw_inclusion(m, rng)
+    planted = _planted(model, loss, tuple(data), plan, canaries, present, rng)
     watcher = GradientObserver(plan, planted, present)
     stepper: Optimizer = optimizer_for(planted.model, optimizer, plan)
     watcher.follow(stepper)
@@ -303,7 +303,7 @@ def audit_training(
         optimizer=stepper,
         performance=performance,
         averaging=averaging,
-        randomness=randomness,
+        rng=rng,
         progress=progress,
     )
     seconds = time.monotonic() - started
@@ -330,15 +330,15 @@ def _planted(
     plan: Plan,
     canaries: str | Sequence[Tensor],
     present: np.ndarray,
-    randomness: KeyedRNG,
+    rng: KeyedRNG,
 ) -> GradientCanaries | RecordCanaries:
     if not isinstance(canaries, str):
         return RecordCanaries(model, loss, data, plan, canaries, present)
     checks.one_of(_KINDS, canaries=canaries)
     if canaries == "gradients":
         return GradientCanaries(model, loss, data, plan, present)
-    make = mislabeled_canaries if canaries == "mislabelled" else synthetic_canaries
-    return RecordCanaries(model, loss, data, plan, make(data, len(present), randomness), present)
+    make = mislabeled_canaries if canaries == "mislabeled" else synthetic_canaries
+    return RecordCanaries(model, loss, data, plan, make(data, len(present), rng), present)
 
 
 def _others(
@@ -357,7 +357,7 @@ def plan_family(plan: Plan) -> EventTradeOffFamily:
     return EventTradeOffFamily(
         event=lambda factor: replace(plan, noise_multiplier=scale_schedule(plan.noise_multiplier, factor)).event(),
         name="the plan's, with other noise",
-        relation=plan.neighboring_relation,
+        neighboring_relation=plan.neighboring_relation,
     )
 
 

@@ -44,22 +44,22 @@ _QUICK = ("closed_form", "contour", "rdp")
 
 
 def summarize_event(
-    event: Event, *, delta: float, relation: NeighboringRelation, unit: PrivacyUnit, everyone: bool = False
+    event: Event, *, delta: float, neighboring_relation: NeighboringRelation, unit: PrivacyUnit, everyone: bool = False
 ) -> dict[str, object]:
     """ε by the quick accountants, or by everyone, with all that is needed to read it, as JSON types."""
     from sordino import accounting
 
     checks.probability(zero=False, one=False, delta=delta)
-    best = accounting.epsilon(event, delta, relation=relation)
+    best = accounting.epsilon(event, delta, neighboring_relation=neighboring_relation)
     ask = accounting.epsilon_by_accountant if everyone else quick_epsilons
-    by_accountant = ask(event, delta, relation=relation)
+    by_accountant = ask(event, delta, neighboring_relation=neighboring_relation)
     guarantee = Guarantee(
         epsilon=best.upper,
         delta=delta,
         accountant=best.accountant,
         sampler=describe_sampling(event),
-        relation=relation,
-        unit=unit,
+        neighboring_relation=neighboring_relation,
+        privacy_unit=unit,
     )
     return {
         "epsilon": rounded(best.upper),
@@ -67,35 +67,40 @@ def summarize_event(
         "accountant": best.accountant,
         "interval": {"lower": finite(best.lower), "upper": finite(best.upper)},
         "delta": delta,
-        "epsilon_without_amplification": _without_amplification(event, delta, relation),
-        "attack": _attack(event, relation),
-        "relation": relation.value,
-        "unit": unit.value,
+        "epsilon_without_amplification": _without_amplification(event, delta, neighboring_relation),
+        "attack": _attack(event, neighboring_relation),
+        "neighboring_relation": neighboring_relation.value,
+        "privacy_unit": unit.value,
         "sampler": guarantee.sampler,
-        "sentence": guarantee.sentence(),
+        "description": guarantee.describe(),
         "event": to_dict(event),
     }
 
 
-def _without_amplification(event: Event, delta: float, relation: NeighboringRelation) -> float | str | None:
+def _without_amplification(event: Event, delta: float, neighboring_relation: NeighboringRelation) -> float | str | None:
     """ε if every record took part in every step: what is left when the sampling can't be trusted or is known."""
     from sordino import accounting
 
     try:
-        return rounded(accounting.epsilon(accounting.without_amplification(event), delta, relation=relation).upper)
+        return rounded(
+            accounting.epsilon(
+                accounting.without_amplification(event), delta, neighboring_relation=neighboring_relation
+            ).upper
+        )
     except (AccountingError, UnsupportedEvent):
         return None
 
 
-def _attack(event: Event, relation: NeighboringRelation) -> dict[str, object] | None:
+def _attack(event: Event, neighboring_relation: NeighboringRelation) -> dict[str, object] | None:
     """What any membership attack on one record can at most reach; None when no curve is known for the event."""
     from sordino import accounting
 
     try:
         found = {
-            f"{rate:g}": accounting.true_positive_rate(event, rate, relation=relation) for rate in FALSE_POSITIVE_RATES
+            f"{rate:g}": accounting.true_positive_rate(event, rate, neighboring_relation=neighboring_relation)
+            for rate in FALSE_POSITIVE_RATES
         }
-        advantage = accounting.membership_advantage(event, relation=relation).upper
+        advantage = accounting.membership_advantage(event, neighboring_relation=neighboring_relation).upper
     except (AccountingError, UnsupportedEvent):
         return None
     return {
@@ -104,14 +109,16 @@ def _attack(event: Event, relation: NeighboringRelation) -> dict[str, object] | 
     }
 
 
-def quick_epsilons(event: Event, delta: float, *, relation: NeighboringRelation) -> dict[str, float]:
+def quick_epsilons(event: Event, delta: float, *, neighboring_relation: NeighboringRelation) -> dict[str, float]:
     """ε by each quick accountant that has a sound answer."""
     from sordino import accounting
 
     answers: dict[str, float] = {}
     for name in _QUICK:
         with contextlib.suppress(UnsupportedEvent, AccountingError):
-            answers[name] = accounting.epsilon(event, delta, relation=relation, accountant=name).upper
+            answers[name] = accounting.epsilon(
+                event, delta, neighboring_relation=neighboring_relation, accountant=name
+            ).upper
     return answers
 
 
@@ -140,12 +147,14 @@ def account(
         float | None, typer.Option(help="Probability, above 0 up to 1, that a record joins a batch.")
     ] = None,
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise standard deviation over the sensitivity under --relation.")
+        float | None, typer.Option(help="Noise standard deviation over the sensitivity under --neighboring-relation.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
     event: Annotated[str | None, typer.Option(help="An event as JSON, or a file that holds one.")] = None,
     delta: Annotated[float | None, typer.Option(help="δ, in (0, 1). A run folder brings its own.")] = None,
-    relation: Annotated[NeighboringRelation | None, typer.Option(help="Which data sets count as neighbours.")] = None,
+    neighboring_relation: Annotated[
+        NeighboringRelation | None, typer.Option(help="Which data sets count as neighbors.")
+    ] = None,
     unit: Annotated[PrivacyUnit | None, typer.Option(help="Whose contribution is protected.")] = None,
     everyone: Annotated[bool, typer.Option("--all", help="Ask the slow accountants too.")] = False,
     plot: Annotated[
@@ -166,7 +175,7 @@ def account(
             "and --steps. See `sordino account --help`."
         )
     if run is not None:
-        spent, delta, relation, unit = _read(run, delta, relation, unit)
+        spent, delta, neighboring_relation, unit = _read(run, delta, neighboring_relation, unit)
     elif event is not None:
         spent = from_json(event if event.lstrip().startswith("{") else _text(Path(event)))
     else:
@@ -176,13 +185,20 @@ def account(
         spent = subsampled_gaussian(sample_rate=sample_rate, noise_multiplier=noise_multiplier, steps=steps)
     if delta is None:
         raise MissingDeclaration("--delta must be given, got none. Choose one well below 1 / number of records.")
-    relation, unit = relation or NeighboringRelation.ADD_OR_REMOVE_ONE, unit or PrivacyUnit.EXAMPLE
+    neighboring_relation, unit = (
+        neighboring_relation or NeighboringRelation.ADD_OR_REMOVE_ONE,
+        unit or PrivacyUnit.RECORD,
+    )
     drawing = None if plot is None else _figures().checked_path(plot)
-    document = summarize_event(spent, delta=delta, relation=relation, unit=unit, everyone=everyone)
+    document = summarize_event(
+        spent, delta=delta, neighboring_relation=neighboring_relation, unit=unit, everyone=everyone
+    )
     if drawing is not None:
-        _figures().plot_account(spent, delta=delta, relation=relation, document=document, path=drawing)
+        _figures().plot_account(
+            spent, delta=delta, neighboring_relation=neighboring_relation, document=document, path=drawing
+        )
         document["plot"] = str(drawing)
-    out.finish(document, *_page(document))
+    out.print_result(document, *_page(document))
 
 
 def _figures() -> ModuleType:
@@ -193,7 +209,7 @@ def _figures() -> ModuleType:
 
 
 def _read(
-    path: Path, delta: float | None, relation: NeighboringRelation | None, unit: PrivacyUnit | None
+    path: Path, delta: float | None, neighboring_relation: NeighboringRelation | None, unit: PrivacyUnit | None
 ) -> tuple[Event, float | None, NeighboringRelation, PrivacyUnit]:
     """What a run folder did; relation and unit are the run's own and can't be chosen afterwards."""
     from sordino.runs import RunFolder
@@ -201,7 +217,10 @@ def _read(
     folder = RunFolder.open(path)
     plan = folder.plan
     fixed = NeighboringRelation(str(plan["neighboring_relation"])), PrivacyUnit(str(plan["privacy_unit"]))
-    for name, chosen, own in (("--relation", relation, fixed[0]), ("--unit", unit, fixed[1])):
+    for name, chosen, own in (
+        ("--neighboring-relation", neighboring_relation, fixed[0]),
+        ("--privacy-unit", unit, fixed[1]),
+    ):
         if chosen not in (None, own):
             raise InvalidArgument(f"{name} must be {own.value}, as the run was planned, got {chosen}. Drop it.")
     own_delta = plan.get("delta")
@@ -230,8 +249,8 @@ def _page(document: dict[str, object]) -> tuple[RenderableType, ...]:
             text = "∞" if value == "inf" else f"{value:.5f}"
             table.add_row(name.replace("_", " "), Text(text, style="bold" if chosen else ""))
     rows = [
-        ("unit", PrivacyUnit(str(document["unit"])).words),
-        ("neighbours", NeighboringRelation(str(document["relation"])).words),
+        ("unit", PrivacyUnit(str(document["privacy_unit"])).describe()),
+        ("neighbors", NeighboringRelation(str(document["neighboring_relation"])).describe()),
         ("sampler", str(document["sampler"])),
         ("accountant", str(document["accountant"]).replace("_", " ")),
     ]

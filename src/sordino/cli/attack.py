@@ -65,7 +65,7 @@ def attack(
         )
     dataset = load_run_dataset(folder, data, schema, test, public=data_is_public)
     recipe = recipe_of_run(folder, dataset, model)
-    out.say(Text.assemble((run.name, "bold"), f": {references} reference models, then every attack"))
+    out.print_status(Text.assemble((run.name, "bold"), f": {references} reference models, then every attack"))
     with out.stderr.status("attacking"):
         report = _attacked(folder, dataset, recipe, references, members)
     target.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def attack(
 
     plot_roc(report, picture, title=f"Membership attacks on {run.name}")
     file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    out.finish(document, *_page(report, {"picture": str(picture), "numbers": str(file)}))
+    out.print_result(document, *_page(report, {"picture": str(picture), "numbers": str(file)}))
     if report.above_ceiling:
         raise typer.Exit(1)
 
@@ -125,7 +125,7 @@ def _attacked(
     model.load_state_dict(folder.load_model())
     features, labels = dataset.train.tensors()
     others, other_labels = dataset.test.tensors()
-    randomness = KeyedRNG()
+    rng = KeyedRNG()
     count = min(members, len(labels), len(other_labels) // 2)
     return membership_report(
         model,
@@ -138,7 +138,7 @@ def _attacked(
         references=references,
         label_names=dataset.labels,
         public=dataset.public,
-        randomness=randomness,
+        rng=rng,
     )
 
 
@@ -153,8 +153,8 @@ def _like_the_run(recipe: "TrainingConfig", population: int) -> "TrainReference"
         plan, share = recipe.plan, len(labels) / population
         own = replace(
             plan,
-            expected_batch_size=plan.at(0).expected_batch_size * share,
-            noise_multiplier=plan.at(0).noise_multiplier * share,
+            expected_batch_size=plan.step_plan(0).expected_batch_size * share,
+            noise_multiplier=plan.step_plan(0).noise_multiplier * share,
         )
         return fit(
             recipe.build_model(),
@@ -270,13 +270,13 @@ def diagnose(
     if not dataset.public and test is None:
         raise InvalidArgument("test must be public records to measure on, got none. Give --test.")
     recipe = recipe_of_run(folder, dataset, model)
-    out.say(Text.assemble((run.name, "bold"), ": measured on public test records, nothing else is read"))
+    out.print_status(Text.assemble((run.name, "bold"), ": measured on public test records, nothing else is read"))
     with out.stderr.status("measuring"):
         found = _measured(folder, dataset, recipe, records, steps)
     document = {"run": run.name} | _document(found)
     if out_file is not None:
         out_file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    out.finish(document, *_diagnose_page(found))
+    out.print_result(document, *_diagnose_page(found))
 
 
 def _measured(
@@ -292,7 +292,7 @@ def _measured(
     start = recipe.build_model()
     private.load_state_dict(folder.load_model())
     features, labels = dataset.test.tensors()
-    step = recipe.plan.at(0)
+    step = recipe.plan.step_plan(0)
     models: dict[str, nn.Module] = {"private": private}
     if dataset.public:
         models["twin"] = non_private_baseline(dataset, recipe)

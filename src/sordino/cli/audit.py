@@ -1,4 +1,4 @@
-"""`sordino audit`: train with canaries and bound ε from below; replay on neighbours; check the engine."""
+"""`sordino audit`: train with canaries and bound ε from below; replay on neighbors; check the engine."""
 
 import json
 from importlib import import_module
@@ -60,7 +60,7 @@ def training(
     data: Annotated[
         str | None, typer.Option(help="For a run: the data it was trained on, if not found by name.")
     ] = None,
-    canaries: Annotated[str, typer.Option(help="gradients, mislabelled or random.")] = "gradients",
+    canaries: Annotated[str, typer.Option(help="gradients, mislabeled or random.")] = "gradients",
     count: Annotated[int, typer.Option(help="How many canaries.")] = 1000,
     attacker: Annotated[str, typer.Option(help="white-box sees every step, black-box the final model.")] = "white-box",
     confidence: Annotated[float, typer.Option(help="Of the bound.")] = 0.95,
@@ -86,7 +86,9 @@ def training(
             "canaries must be 'gradients' for private records, got others: their scores would tell of the records. "
             "Scores of gradient canaries don't."
         )
-    out.say(Text.assemble((dataset.name, "bold"), f": one training with {count:,} canaries, {recipe.plan.steps} steps"))
+    out.print_status(
+        Text.assemble((dataset.name, "bold"), f": one training with {count:,} canaries, {recipe.plan.steps} steps")
+    )
     result = audited(
         recipe.build_model(),
         cross_entropy_per_record,
@@ -109,7 +111,7 @@ def training(
         if run is not None:
             run.vouch(picture)
     document = result.to_dict() | {"picture": None if picture is None else str(picture)}
-    out.finish(document, *_page(result, picture))
+    out.print_result(document, *_page(result, picture))
     if not result.passed:
         raise typer.Exit(1)
 
@@ -140,7 +142,7 @@ def _recipe(
         model,
         shape=dataset.train.record_shape,
         classes=len(dataset.labels),
-        population=size,
+        dataset_size=size,
         target_epsilon=checks.positive(epsilon=epsilon, hint="Give --epsilon."),
         delta=default_delta(size) if delta is None else delta,
     )
@@ -186,12 +188,12 @@ def replay_command(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODULE:CASE]", help="An object with pipeline, data and neighbours; all paths if left out."
+            metavar="[MODULE:CASE]", help="An object with pipeline, data and neighbors; all paths if left out."
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run pipelines on neighbouring data with all releases forced. Exit code 1 when anything else differs."""
+    """Run pipelines on neighboring data with all releases forced. Exit code 1 when anything else differs."""
     from sordino.audit import replay as replayed
     from sordino.cli.replay_cases import cases
 
@@ -199,7 +201,7 @@ def replay_command(
     found: dict[str, ReplayReport] = {}
     for case in cases() if target is None else [_case(target)]:
         with out.stderr.status(case.name):
-            found[case.name] = replayed(case.pipeline, case.data, case.neighbours)
+            found[case.name] = replayed(case.pipeline, case.data, case.neighbors)
     good = all(report.passed for report in found.values())
     table = _table("path", "releases", "largest share of a sensitivity", "")
     for name, report in found.items():
@@ -210,7 +212,7 @@ def replay_command(
         "paths": {
             name: {
                 "releases": report.releases,
-                "neighbours": report.neighbours,
+                "neighbors": report.neighbors,
                 "largest_share": rounded(report.largest_share),
                 "unmeasured": list(report.unmeasured),
                 "violations": [dict(vars(one)) for one in report.violations],
@@ -219,7 +221,7 @@ def replay_command(
         },
     }
     verdict = "No record shows beside the releases." if good else "A record shows beside the releases."
-    out.finish(document, heading(verdict, "On the neighbours that were tried; that is no proof."), table)
+    out.print_result(document, heading(verdict, "On the neighbors that were tried; that is no proof."), table)
     if not good:
         raise typer.Exit(1)
 
@@ -231,9 +233,9 @@ def _case(target: str) -> "ReplayCase":
         found = getattr(import_module(module), name, None) if colon else None
     except ModuleNotFoundError as error:
         raise InvalidArgument(f"case must name a module that can be imported, got {module!r}. Check it.") from error
-    if not all(hasattr(found, part) for part in ("name", "pipeline", "data", "neighbours")):
+    if not all(hasattr(found, part) for part in ("name", "pipeline", "data", "neighbors")):
         raise InvalidArgument(
-            f"case must be MODULE:CASE with name, pipeline, data and neighbours, got {target!r}. See docs/auditing.md."
+            f"case must be MODULE:CASE with name, pipeline, data and neighbors, got {target!r}. See docs/auditing.md."
         )
     return found  # pyright: ignore[reportReturnType]
 
@@ -268,12 +270,13 @@ def conformance(
         "passed": not failed,
         "checks": {
             name: {
-                case: {"verdict": one.verdict, "passed": one.passed, "words": one.words} for case, one in row.items()
+                case: {"verdict": one.verdict, "passed": one.passed, "description": one.description}
+                for case, one in row.items()
             }
             for name, row in found.items()
         },
     }
-    out.finish(document, heading(verdict, "That is no proof; a case that fails is one."), table)
+    out.print_result(document, heading(verdict, "That is no proof; a case that fails is one."), table)
     if failed:
         raise typer.Exit(1)
 
@@ -283,7 +286,7 @@ def _verdict(found: "CaseResult") -> Text:
         return Text("–", style="dim")
     if found.passed:
         return Text(found.verdict, style="green")
-    return Text(f"FAIL: {found.words or found.verdict}", style="bold red")
+    return Text(f"FAIL: {found.description or found.verdict}", style="bold red")
 
 
 def _library(target: str, known: "dict[str, Library]") -> "Library":

@@ -77,8 +77,8 @@ def compare(
 
     rows = make_tabular_task(dataset, target=target)
     chosen = _chosen(methods, rows.facts)
-    slack = default_delta(rows.facts.population) if delta is None else delta
-    out.say(_loudly(dataset.name, dataset.public, len(chosen), budgets))
+    slack = default_delta(rows.facts.dataset_size) if delta is None else delta
+    out.print_status(_loudly(dataset.name, dataset.public, len(chosen), budgets))
     with out.stderr.status("fitting"):
         if dataset.public:
             found = tabular.compare_public(rows, chosen, epsilons=budgets, delta=slack, repeats=repeats)
@@ -89,7 +89,7 @@ def compare(
     from sordino.cli.plots import plot_comparison
 
     plot_comparison(found, others, title=f"{dataset.name}: {rows.facts.target}", delta=slack, path=picture)
-    out.finish(
+    out.print_result(
         _document(found, others, public=dataset.public, delta=slack, picture=picture),
         heading(
             f"{dataset.name}: {rows.facts.target}, δ = {slack:g} a fit" if dataset.public else _charges_table(found)
@@ -160,7 +160,7 @@ def _table(found: "Comparison", others: Mapping[str, float], chosen: "list[Tabul
             (cell,) = [cell for cell in here if cell.method == method.name]
             top = cell.mean == best(other.mean for other in here)
             row.append(Text(_shown(cell.mean, found.measure), style="bold cyan" if top else ""))
-        table.add_row(method.name, *row, method.words)
+        table.add_row(method.name, *row, method.description)
     words = {
         "linear": ("linear model", "NOT private"),
         "trees": ("boosted trees", "NOT private"),
@@ -173,7 +173,7 @@ def _table(found: "Comparison", others: Mapping[str, float], chosen: "list[Tabul
 
 def _footnote(found: "Comparison", *, public: bool, repeats: int) -> str:
     if not public:
-        return f"Measured on public test records. {found.total.sentence()}"
+        return f"Measured on public test records. {found.total.describe()}"
     fits = sum(len(cell.events) for cell in found.cells)
     spread = "one fit each: figures within a point may swap places" if repeats == 1 else f"means of {repeats} fits"
     return (
@@ -197,9 +197,9 @@ def _document(
         "total": {
             "epsilon": finite(found.total.epsilon),
             "delta": found.total.delta,
-            "relation": found.total.relation.value,
+            "neighboring_relation": found.total.neighboring_relation.value,
             "accountant": found.total.accountant,
-            "sentence": found.total.sentence(),
+            "description": found.total.describe(),
         },
         "picture": str(picture),
     }

@@ -60,11 +60,11 @@ class Output:
         self.console = Console(stderr=as_json, highlight=False)
         self.stderr = Console(stderr=True, highlight=False)
 
-    def say(self, text: RenderableType) -> None:
+    def print_status(self, text: RenderableType) -> None:
         """Print what is about to happen."""
         self.console.print(Padding(text, (1, 2)))
 
-    def finish(self, document: Mapping[str, object], *page: RenderableType) -> None:
+    def print_result(self, document: Mapping[str, object], *page: RenderableType) -> None:
         """Print the document, or the page, as the last thing of a command."""
         if self.as_json:
             sys.stdout.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")

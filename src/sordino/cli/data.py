@@ -36,12 +36,12 @@ def list_all(as_json: JsonOption = False) -> None:
             info.task,
             Text(info.origin, style="cyan") if info.present else Text("download", style="dim"),
         )
-    out.finish({"datasets": [info.to_dict() for info in sets]}, table)
+    out.print_result({"datasets": [info.to_dict() for info in sets]}, table)
 
 
 @data.command("show")
 def show_one(name: NameArgument, as_json: JsonOption = False) -> None:
-    """Show what is known about a named data set: shapes, labels, schema, licence, files."""
+    """Show what is known about a named data set: shapes, labels, schema, license, files."""
     from sordino.data import describe_dataset
 
     out = Output(as_json=as_json)
@@ -51,7 +51,7 @@ def show_one(name: NameArgument, as_json: JsonOption = False) -> None:
         ("train", _shape(info.train_shape)),
         ("test", _shape(info.test_shape)),
         ("labels", ", ".join(found.labels)),
-        ("licence", info.licence),
+        ("license", info.license),
         ("source", info.source),
         ("here", f"{info.origin}: {info.location}" if info.present else f"no; `sordino data get {name}` fetches it"),
     ]
@@ -60,7 +60,7 @@ def show_one(name: NameArgument, as_json: JsonOption = False) -> None:
     page: list[RenderableType] = [heading(info.title, info.task), key_value_table(rows)]
     if found.schema is not None:
         page.append(_columns(found.schema.to_dict()))
-    out.finish(found.to_dict(), *page)
+    out.print_result(found.to_dict(), *page)
 
 
 @data.command("get")
@@ -70,7 +70,7 @@ def fetch(name: NameArgument, as_json: JsonOption = False) -> None:
 
     out = Output(as_json=as_json)
     folder: Path = download_dataset(name)
-    out.finish({"name": name, "folder": str(folder)}, key_value_table([(name, str(folder))]))
+    out.print_result({"name": name, "folder": str(folder)}, key_value_table([(name, str(folder))]))
 
 
 def _shape(shape: tuple[int, ...]) -> str:

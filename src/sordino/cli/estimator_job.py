@@ -108,9 +108,9 @@ class EstimatorJob:
 def run_and_print(job: EstimatorJob, out: Output) -> None:
     """Fit, and print the document or the page."""
     kind = "public" if job.dataset.public else "private"
-    out.say(Text.assemble((job.dataset.name, "bold"), f": {kind} records, {job.method}"))
+    out.print_status(Text.assemble((job.dataset.name, "bold"), f": {kind} records, {job.method}"))
     outcome = run_estimator_job(job, out.stderr)
-    out.finish(outcome.to_dict(), *render_outcome(outcome))
+    out.print_result(outcome.to_dict(), *render_outcome(outcome))
 
 
 def run_estimator_job(job: EstimatorJob, console: Console) -> Outcome:
@@ -124,23 +124,23 @@ def run_estimator_job(job: EstimatorJob, console: Console) -> Outcome:
     from sordino.report import write_report
 
     rows = make_tabular_task(job.dataset, target=job.target)
-    delta = default_delta(rows.facts.population) if job.delta is None else job.delta
+    delta = default_delta(rows.facts.dataset_size) if job.delta is None else job.delta
     checks.probability(one=False, delta=delta)
-    if delta * rows.facts.population >= 1:
+    if delta * rows.facts.dataset_size >= 1:
         raise InvalidArgument(
-            f"delta must be below 1 / number of records = {1 / rows.facts.population:.3g}, got {delta!r}. "
+            f"delta must be below 1 / number of records = {1 / rows.facts.dataset_size:.3g}, got {delta!r}. "
             "A larger one would allow the release of whole records."
         )
     method = get_method(job.method)
     seeded = {} if job.seed is None else {"random_state": job.seed, "reproducible": True}
     estimator = method.estimator(rows.facts, epsilon=job.epsilon, delta=delta, **seeded)
-    events, relation = dry_run_events(estimator, rows.facts.columns)
-    spent = accounting.epsilon(compose(list(events)), delta, relation=relation)
+    events, neighboring_relation = dry_run_events(estimator, rows.facts.columns)
+    spent = accounting.epsilon(compose(list(events)), delta, neighboring_relation=neighboring_relation)
     if job.ledger is not None:
-        job.ledger.check(compose(list(events)), relation=relation)
+        job.ledger.check_charge(compose(list(events)), neighboring_relation=neighboring_relation)
         estimator.set_params(ledger=job.ledger)
     run = RunFolder.create(
-        job.folder, plan=_plan(job, estimator, delta, relation.value), meta=estimator_metadata(job, rows)
+        job.folder, plan=_plan(job, estimator, delta, neighboring_relation.value), meta=estimator_metadata(job, rows)
     )
     try:
         for number, event in enumerate(events):
@@ -155,9 +155,9 @@ def run_estimator_job(job: EstimatorJob, console: Console) -> Outcome:
         raise
     run.save_model(estimator_tensors(estimator))
     run.close()
-    guarantee = estimator.privacy_
+    guarantee = estimator.guarantee_
     # Divisors and batch sizes, or δ, were taken from the number of records, so the guarantee says so.
-    if "population" in method.wants or (job.delta is None and delta < _USUAL_DELTA):
+    if "dataset_size" in method.wants or (job.delta is None and delta < _USUAL_DELTA):
         guarantee = _with_public_size(guarantee)
     run.write_guarantee(guarantee)
     with console.status("measuring and writing the report"):
@@ -173,13 +173,13 @@ def _with_public_size(guarantee: Guarantee) -> Guarantee:
         delta=guarantee.delta,
         accountant=guarantee.accountant,
         sampler=guarantee.sampler,
-        relation=guarantee.relation,
-        unit=guarantee.unit,
+        neighboring_relation=guarantee.neighboring_relation,
+        privacy_unit=guarantee.privacy_unit,
         caveats=("the size of the data set is treated as public", *guarantee.caveats),
     )
 
 
-def _plan(job: EstimatorJob, estimator: "PrivateEstimator", delta: float, relation: str) -> str:
+def _plan(job: EstimatorJob, estimator: "PrivateEstimator", delta: float, neighboring_relation: str) -> str:
     """Everything that changes the guarantee: the estimator's parameters, all of them public."""
     from sordino.recipes.tabular import get_method
 
@@ -194,9 +194,9 @@ def _plan(job: EstimatorJob, estimator: "PrivateEstimator", delta: float, relati
         "estimator": type(estimator).__name__,
         "parameters": parameters,
         "delta": delta,
-        "neighboring_relation": relation,
-        "privacy_unit": "example",
-        "dataset_size_is_public": "population" in get_method(job.method).wants,
+        "neighboring_relation": neighboring_relation,
+        "privacy_unit": "record",
+        "dataset_size_is_public": "dataset_size" in get_method(job.method).wants,
     }
     return json.dumps(body, indent=2, allow_nan=False)
 
@@ -212,11 +212,11 @@ def estimator_metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, obje
         "tuned_on_these_data": dataset.public and dataset.name in _TUNED_ON,
         "data": {
             "name": dataset.name,
-            "records": rows.facts.population if dataset.public else None,
+            "records": rows.facts.dataset_size if dataset.public else None,
             "labels": rows.facts.classes,
             "target": rows.facts.target,
             "source": dataset.source if dataset.public else "not public",
-            "licence": dataset.licence,
+            "license": dataset.license,
             "public": dataset.public,
         },
         "training": {"model": job.method, "optimizer": None, "learning_rate": None, "averaging": None},
@@ -256,7 +256,7 @@ def estimator_metrics(job: EstimatorJob, rows: "TabularTask", fitted: "FittedTab
 
     if rows.test is None or not len(rows.test[0]) or not job.test_is_public:
         return {}
-    kind = f"test_{rows.measure}"
+    kind = f"test_{rows.metric}"
     found = {kind: Metric(value=fitted.score(*rows.test), public=True, what="private model, public test records")}
     if not job.dataset.public:
         return found
@@ -265,7 +265,7 @@ def estimator_metrics(job: EstimatorJob, rows: "TabularTask", fitted: "FittedTab
     found[f"twin_{kind}"] = Metric(
         value=others[twin], public=True, what=f"scikit-learn's {twin} model without privacy, public data"
     )
-    floor = "majority_accuracy" if rows.measure == "accuracy" else "trivial_rmse"
+    floor = "majority_accuracy" if rows.metric == "accuracy" else "trivial_rmse"
     found[floor] = Metric(
         value=others["nothing"], public=True, what="the commonest label, or the mean, of test targets"
     )
@@ -296,7 +296,7 @@ class TuningJob:
         public_score: whether runs are judged on public test records.
         score_noise: of a private score, in records.
         space: of the estimator's parameters.
-        randomness: of the search.
+        rng: of the search.
         folder: where the run goes.
         ledger: the data set's account, or None.
     """
@@ -312,7 +312,7 @@ class TuningJob:
     public_score: bool
     score_noise: float
     space: "SearchSpace"
-    randomness: KeyedRNG
+    rng: KeyedRNG
     folder: Path
     ledger: "Account | None"
 
@@ -323,10 +323,18 @@ class _Written:
     def __init__(self, run: RunFolder, ledger: "Account | None") -> None:
         self.run, self.ledger = run, ledger
 
-    def charge(self, event: Event, *, note: str, relation: NeighboringRelation, unit: PrivacyUnit) -> None:
+    def charge(
+        self, event: Event, *, note: str, neighboring_relation: NeighboringRelation, privacy_unit: PrivacyUnit
+    ) -> None:
         """Charge the account, which may refuse, then write the line."""
         if self.ledger is not None:
-            self.ledger.charge(event, note=note, run=self.run.path.name, relation=relation, unit=unit)
+            self.ledger.charge(
+                event,
+                note=note,
+                run=self.run.path.name,
+                neighboring_relation=neighboring_relation,
+                privacy_unit=privacy_unit,
+            )
         self.run.append(step=0, event=event, epsilon=None)
 
 
@@ -346,7 +354,7 @@ def _one(job: TuningJob) -> EstimatorJob:
         target=job.target,
         epsilon=job.epsilon,
         delta=job.delta,
-        seed=job.randomness.seed,
+        seed=job.rng.seed,
         folder=job.folder,
     )
 
@@ -362,15 +370,17 @@ def run_tuning_job(job: TuningJob, console: Console) -> "tuple[Outcome, Config]"
     from sordino.tuning import PrivateScore, RandomStopping, tune
 
     rows = make_tabular_task(job.dataset, target=job.target)
-    delta = default_delta(rows.facts.population) if job.delta is None else job.delta
-    if delta * rows.facts.population >= 1:
+    delta = default_delta(rows.facts.dataset_size) if job.delta is None else job.delta
+    if delta * rows.facts.dataset_size >= 1:
         raise InvalidArgument(
-            f"delta must be below 1 / number of records = {1 / rows.facts.population:.3g}, got {delta!r}. "
+            f"delta must be below 1 / number of records = {1 / rows.facts.dataset_size:.3g}, got {delta!r}. "
             "A larger one would allow the release of whole records."
         )
     train, runs = _training(job, rows, delta)
     method = RandomStopping(mean=job.mean, shape=job.shape)
-    run = RunFolder.create(job.folder, plan=_tuning_run_plan(job, delta, runs.relation.value), meta=_meta(job, rows))
+    run = RunFolder.create(
+        job.folder, plan=_tuning_run_plan(job, delta, runs.neighboring_relation.value), meta=_meta(job, rows)
+    )
     try:
         with console.status("searching"):
             tuned = tune(
@@ -379,11 +389,11 @@ def run_tuning_job(job: TuningJob, console: Console) -> "tuple[Outcome, Config]"
                 target_epsilon=job.epsilon,
                 delta=delta,
                 method=method,
-                run=runs.run,
+                run_event=runs.run,
                 score=None if job.public_score else PrivateScore(noise_multiplier=job.score_noise),
-                neighboring_relation=runs.relation,
+                neighboring_relation=runs.neighboring_relation,
                 ledger=_Written(run, job.ledger),  # pyright: ignore[reportArgumentType]
-                randomness=job.randomness,
+                rng=job.rng,
                 accountant=_accountant(job.ledger, gaussian=runs.gaussian),
             )
     except BaseException:
@@ -439,7 +449,7 @@ def _training(
         if job.public_score:
             assert rows.test is not None
             value = fitted.score(*rows.test)
-            return fitted, value if rows.measure == "accuracy" else -value
+            return fitted, value if rows.metric == "accuracy" else -value
         return fitted, _right(fitted, rows)
 
     return train, runs
@@ -456,7 +466,7 @@ def _right(fitted: "FittedTable", rows: "TabularTask") -> float:
     return float(np.nan_to_num(1 - ((guessed - told) / (high - low)) ** 2).sum())
 
 
-def _tuning_run_plan(job: TuningJob, delta: float, relation: str) -> str:
+def _tuning_run_plan(job: TuningJob, delta: float, neighboring_relation: str) -> str:
     """Everything that changes the guarantee, all of it public."""
     body = {
         "schema": 1,
@@ -471,8 +481,8 @@ def _tuning_run_plan(job: TuningJob, delta: float, relation: str) -> str:
             "space": {name: repr(prior) for name, prior in job.space.priors.items()},
         },
         "delta": delta,
-        "neighboring_relation": relation,
-        "privacy_unit": "example",
+        "neighboring_relation": neighboring_relation,
+        "privacy_unit": "record",
         "dataset_size_is_public": True,
     }
     return json.dumps(body, indent=2, allow_nan=False)

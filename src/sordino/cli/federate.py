@@ -32,9 +32,11 @@ def federate(
         float | None, typer.Option(help="δ; a power of ten below a tenth of 1 / clients if not given.")
     ] = None,
     model: Annotated[str, typer.Option(help="logistic, mlp or cnn.")] = "logistic",
-    bound: Annotated[float, typer.Option(help="ℓ2 bound of one update, or where an adaptive one begins.")] = 0.3,
+    bound: Annotated[
+        float, typer.Option("--max-update-norm", help="ℓ2 clipping norm of one update, or the first one if it adapts.")
+    ] = 0.3,
     fixed_bound: Annotated[
-        bool, typer.Option("--fixed-bound", help="Keep the bound; otherwise it follows the median of the norms.")
+        bool, typer.Option("--fixed-norm", help="Keep the bound; otherwise it follows the median of the norms.")
     ] = False,
     local_epochs: Annotated[int, typer.Option(help="A client's passes over its records.")] = 1,
     local_batch_size: Annotated[int, typer.Option(help="Records of a client's step.")] = 10,
@@ -76,7 +78,9 @@ def federate(
     held = split_clients(records, np.arange(len(found.train)) % clients, count=clients)
     folder = run_folder(f"{found.name}-federated", out_folder)
     asked = "all of them" if cohort >= clients else f"each with probability {cohort / clients:.3g}"
-    out.say(f"{clients} clients, {rounds} rounds, {asked}; noise of {plan.at(0).noise_multiplier:.4g} bounds, once.")
+    out.print_status(
+        f"{clients} clients, {rounds} rounds, {asked}; noise of {plan.step_plan(0).noise_multiplier:.4g} bounds, once."
+    )
     meta = _meta(found, model, optimizer, epsilon, clients)
     with contextlib.redirect_stdout(sys.stderr), RunFolder.create(folder, plan=plan.to_json(), meta=meta) as run:
         result = simulate(
@@ -86,7 +90,7 @@ def federate(
             plan,
             local=local,
             optimizer=SERVER_OPTIMIZERS[optimizer],
-            run=run,
+            run_folder=run,
             ledger=account,
         )
         measured = {} if found.test is None else {"test_accuracy": accuracy(result.model, found.test)}
@@ -96,7 +100,7 @@ def federate(
     outcome = Outcome(
         run=run, guarantee=result.guarantee, metrics=metrics, steps=result.rounds, interrupted=result.rounds < rounds
     )
-    out.finish(
+    out.print_result(
         {"data": found.name, "clients": clients, "rounds": rounds, **outcome.to_dict()}, *render_outcome(outcome)
     )
 
@@ -149,7 +153,7 @@ def _meta(found: "DatasetSplits", model: str, optimizer: str, epsilon: float, cl
             "records": len(found.train),
             "labels": len(found.labels),
             "source": found.source,
-            "licence": found.licence,
+            "license": found.license,
             "public": True,
         },
         "training": {

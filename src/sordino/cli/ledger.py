@@ -42,7 +42,7 @@ def init(place: PlaceArgument, as_json: JsonOption = False) -> None:
     out = Output(as_json=as_json)
     found = _at(place)
     found.create()
-    out.finish({"ledger": place, "accounts": found.accounts()}, key_value_table([("ledger", place)]))
+    out.print_result({"ledger": place, "accounts": found.accounts()}, key_value_table([("ledger", place)]))
 
 
 @ledger.command("declare")
@@ -51,10 +51,10 @@ def declare(
     name: NameArgument,
     epsilon: Annotated[float, typer.Option(help="ε of all that will ever be charged, together.")],
     delta: Annotated[float, typer.Option(help="δ, below 1 / number of records; 0 for pure events.")],
-    relation: Annotated[
-        NeighboringRelation, typer.Option(help="Which data sets count as neighbours.")
+    neighboring_relation: Annotated[
+        NeighboringRelation, typer.Option(help="Which data sets count as neighbors.")
     ] = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    unit: Annotated[PrivacyUnit, typer.Option(help="Whose contribution is protected.")] = PrivacyUnit.EXAMPLE,
+    unit: Annotated[PrivacyUnit, typer.Option(help="Whose contribution is protected.")] = PrivacyUnit.RECORD,
     policy: Annotated[
         str, typer.Option(help="renyi or zcdp: choose as you go. pld: all reserved before the first charge_command.")
     ] = "renyi",
@@ -69,10 +69,16 @@ def declare(
         account.change_budget(epsilon=epsilon, delta=delta, note=note)
     else:
         account = _at(place).declare(
-            name, epsilon=epsilon, delta=delta, relation=relation, unit=unit, policy=policy, note=note
+            name,
+            epsilon=epsilon,
+            delta=delta,
+            neighboring_relation=neighboring_relation,
+            privacy_unit=unit,
+            policy=policy,
+            note=note,
         )
     document = _state(account)
-    out.finish(document, *_page(document))
+    out.print_result(document, *_page(document))
 
 
 @ledger.command("show")
@@ -87,9 +93,9 @@ def show(
     names = found.accounts() if name is None else [name]
     documents = [_state(found.account(one)) for one in names]
     if name is not None:
-        out.finish(documents[0], *_page(documents[0]))
+        out.print_result(documents[0], *_page(documents[0]))
     else:
-        out.finish({"accounts": documents}, *([_overview(documents)] if documents else [Text("no accounts yet")]))
+        out.print_result({"accounts": documents}, *([_overview(documents)] if documents else [Text("no accounts yet")]))
 
 
 @ledger.command("charge")
@@ -97,7 +103,7 @@ def charge_command(
     place: PlaceArgument,
     name: NameArgument,
     event: Annotated[str, typer.Option(help="An event as JSON, or a file that holds one.")],
-    relation: Annotated[NeighboringRelation | None, typer.Option(help="For which the event holds.")] = None,
+    neighboring_relation: Annotated[NeighboringRelation | None, typer.Option(help="For which the event holds.")] = None,
     unit: Annotated[PrivacyUnit | None, typer.Option(help="For which the event holds.")] = None,
     note: Annotated[str, typer.Option(help="What for. No values of records: it is kept for ever.")] = "",
     run: Annotated[str, typer.Option(help="Name of the run.")] = "",
@@ -109,9 +115,11 @@ def charge_command(
     account = _at(place).account(name)
     text = event if event.lstrip().startswith("{") else _text(Path(event))
     purse = account if reservation is None else account.reservation(reservation)
-    receipt = purse.charge(from_json(text), note=note, run=run, relation=relation, unit=unit)
+    receipt = purse.charge(
+        from_json(text), note=note, run=run, neighboring_relation=neighboring_relation, privacy_unit=unit
+    )
     document = {"line": receipt.seq, "digest": receipt.digest, **_state(account)}
-    out.finish(
+    out.print_result(
         document, key_value_table([("line", str(receipt.seq)), ("digest", receipt.digest)]), Text(), *_page(document)
     )
 
@@ -121,7 +129,7 @@ def history(place: PlaceArgument, name: NameArgument, as_json: JsonOption = Fals
     """Every line of an account, oldest first."""
     out = Output(as_json=as_json)
     entries = _at(place).account(name).history()
-    out.finish({"account": name, "entries": [entry.to_dict() for entry in entries]}, _lines(entries))
+    out.print_result({"account": name, "entries": [entry.to_dict() for entry in entries]}, _lines(entries))
 
 
 @ledger.command("export")
@@ -140,7 +148,9 @@ def export(
         return
     file.write_text(json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n", encoding="utf-8")
     lines = sum(len(entries) for entries in accounts.values())
-    out.finish({"file": str(file), "lines": lines}, key_value_table([("file", str(file)), ("lines", f"{lines:,}")]))
+    out.print_result(
+        {"file": str(file), "lines": lines}, key_value_table([("file", str(file)), ("lines", f"{lines:,}")])
+    )
 
 
 @ledger.command("release")
@@ -162,7 +172,7 @@ def release(
     for one in names:
         account.reservation(one).close()
     document = {"released": names, **_state(account)}
-    out.finish(document, key_value_table([("released", ", ".join(names) or "nothing")]), Text(), *_page(document))
+    out.print_result(document, key_value_table([("released", ", ".join(names) or "nothing")]), Text(), *_page(document))
 
 
 @ledger.command("verify")
@@ -184,7 +194,7 @@ def verify_ledger_command(
         noted[name] = value
     heads = _at(place).verify(noted)
     lines = [Text(f"{name}={value}", no_wrap=True, overflow="ignore") for name, value in heads.items()]
-    out.finish({"heads": heads}, heading("every line holds", "heads; note them down elsewhere"), *lines)
+    out.print_result({"heads": heads}, heading("every line holds", "heads; note them down elsewhere"), *lines)
 
 
 # --- what is shown -----------------------------------------------------------------------------------------------
@@ -208,17 +218,17 @@ def _state(account: "Account") -> dict[str, object]:
     try:
         spent = account.spent()
         reading: dict[str, object] = {"epsilon": finite(spent.epsilon), "accountant": spent.accountant}
-        sentence = spent.sentence()
+        sentence = spent.describe()
     except UnsupportedEvent:
         reading = {"epsilon": None, "accountant": None}
         sentence = "no accountant composes these events"
     return {
         "account": account.name,
         "budget": {"epsilon": budget.epsilon, "delta": budget.delta, "policy": budget.policy},
-        "unit": budget.unit.value,
-        "relation": budget.relation.value,
-        "spent": {**reading, "delta": budget.delta, "sentence": sentence},
-        "left": {"amount": left.amount, "currency": left.currency, "share": left.share},
+        "privacy_unit": budget.privacy_unit.value,
+        "neighboring_relation": budget.neighboring_relation.value,
+        "spent": {**reading, "delta": budget.delta, "description": sentence},
+        "left": {"amount": left.amount, "measure": left.measure, "fraction": left.fraction},
         "reservations": {name: to_dict(event) for name, event in account.reservations().items()},
     }
 
@@ -226,15 +236,15 @@ def _state(account: "Account") -> dict[str, object]:
 def _page(document: Mapping[str, object]) -> tuple[RenderableType, ...]:
     """An account for people."""
     budget, spent, left = _part(document, "budget"), _part(document, "spent"), _part(document, "left")
-    currency, amount = str(left["currency"]), float(str(left["amount"]))
+    currency, amount = str(left["measure"]), float(str(left["amount"]))
     more = f"{amount:.5g} {currency}"
     if currency == "ρ" and amount > 0:
         more += f"; a Gaussian of noise multiplier {format_upper_bound((1 / (2 * amount)) ** 0.5, 3)} still fits"
     rows = [
         ("budget", f"(ε = {budget['epsilon']:g}, δ = {budget['delta']:g})"),
         ("policy", str(budget["policy"])),
-        ("unit", PrivacyUnit(str(document["unit"])).words),
-        ("neighbours", NeighboringRelation(str(document["relation"])).words),
+        ("unit", PrivacyUnit(str(document["privacy_unit"])).describe()),
+        ("neighbors", NeighboringRelation(str(document["neighboring_relation"])).describe()),
         ("spent", _epsilon(spent["epsilon"])),
         ("left", more),
     ]
@@ -242,7 +252,7 @@ def _page(document: Mapping[str, object]) -> tuple[RenderableType, ...]:
         ("reserved", f"{name}  {_named(from_dict(left))}") for name, left in _part(document, "reservations").items()
     ]
     bar = Table.grid(padding=(0, 2, 0, 0))
-    bar.add_row(_bar(float(str(left["share"]))), f"{100 * float(str(left['share'])):.1f} % left")
+    bar.add_row(_bar(float(str(left["fraction"]))), f"{100 * float(str(left['fraction'])):.1f} % left")
     return heading(str(document["account"])), bar, Text(), key_value_table(rows)
 
 
@@ -269,7 +279,7 @@ def _overview(documents: Sequence[Mapping[str, object]]) -> RenderableType:
         table.add_column(column, no_wrap=True)
     for document in documents:
         budget, left = _part(document, "budget"), _part(document, "left")
-        share = float(str(left["share"]))
+        share = float(str(left["fraction"]))
         table.add_row(
             Text(str(document["account"]), style="bold"),
             f"ε = {budget['epsilon']:g}, δ = {budget['delta']:g}",

@@ -31,7 +31,7 @@ _SOURCES = {
     "the best (Sander, Stock, Sablayrolles 2023)",
     "steps": "epochs · n/B, at most (nμ)²/d (after Bassily, Feldman, Talwar, Thakurta 2019)",
     "noise_multiplier": "the least that the accountant allows",
-    "max_grad_norm": "1: with normalised gradients it is one knob with the learning rate (De et al. 2022; Bu et al. "
+    "max_grad_norm": "1: with normalized gradients it is one knob with the learning rate (De et al. 2022; Bu et al. "
     "2023)",
     "learning_rate": "R/(C√T·√(1 + dσ²/B²)) for the mean gradient and plain SGD (Bassily, Smith, Thakurta 2014); "
     "learning rate × steps grows like ε (Panda et al. 2024)",
@@ -46,14 +46,16 @@ def show_recommendation(
     parameters: int | None,
     passes: Sequence[float] | None,
     distance: float,
-    relation: NeighboringRelation,
+    neighboring_relation: NeighboringRelation,
     unit: PrivacyUnit,
     *,
     others: Sequence[object],
 ) -> None:
     """Print what the rules say, with their sources, or the document."""
     if delta is None or records is None or parameters is None:
-        raise MissingDeclaration("a recommendation must be given --delta, --records and --parameters. Give the rest.")
+        raise MissingDeclaration(
+            "a recommendation must be given --delta, --dataset-size and --parameters. Give the rest."
+        )
     if any(other is not None for other in others) or (passes is not None and len(passes) > 1):
         raise InvalidArgument("a recommendation must be given no settings but one --epochs, got more. Drop them.")
     checks.probability(zero=False, one=False, delta=delta)
@@ -66,7 +68,7 @@ def show_recommendation(
         delta=delta,
         epochs=passes[0] if passes else 40.0,
         distance=distance,
-        relation=relation,
+        neighboring_relation=neighboring_relation,
     )
     event = subsampled_gaussian(
         sample_rate=found.sample_rate, noise_multiplier=found.noise_multiplier, steps=found.steps
@@ -76,7 +78,7 @@ def show_recommendation(
         "target_epsilon": epsilon,
         "dataset_size_is_public": True,
         "sources": _SOURCES,
-        **summarize_event(event, delta=delta, relation=relation, unit=unit),
+        **summarize_event(event, delta=delta, neighboring_relation=neighboring_relation, unit=unit),
     }
     trial, noise = found.small_batch
     rows = [
@@ -88,11 +90,11 @@ def show_recommendation(
         ("signal", f"{100 * min(1.0, found.signal / found.signal_ceiling):.0f} % of what ε and δ allow"),
         ("one step", f"a gradient stands {found.gradient_to_noise:.3g} to 1 against its noise, at most"),
         ("to try settings", f"batch {trial} with noise multiplier {noise:.3g}, same steps, on PUBLIC records"),
-        ("unit", unit.words),
-        ("neighbours", relation.words),
+        ("unit", unit.describe()),
+        ("neighbors", neighboring_relation.describe()),
     ]
     sources = "\n".join(f"{name.replace('_', ' ')}: {text}." for name, text in _SOURCES.items())
-    out.finish(
+    out.print_result(
         document,
         heading(f"Settings for ε ≤ {epsilon:g} at δ = {delta:g}", "by published rules; no record was read"),
         key_value_table(rows),
@@ -154,7 +156,7 @@ def _cell(
     records: int,
     epsilon: float,
     delta: float,
-    relation: NeighboringRelation,
+    neighboring_relation: NeighboringRelation,
     ceiling: float,
 ) -> PlanCell:
     from sordino import accounting
@@ -166,8 +168,8 @@ def _cell(
     noise = accounting.calibrate_noise_multiplier(
         lambda z: subsampled_gaussian(sample_rate=rate, noise_multiplier=z, steps=steps),
         target_epsilon=epsilon,
-        target_delta=delta,
-        relation=relation,
+        delta=delta,
+        neighboring_relation=neighboring_relation,
     )
     signal = rate * math.sqrt(steps) / noise
     return PlanCell(
@@ -205,7 +207,7 @@ def show_table(
     records: int,
     epsilon: float,
     delta: float,
-    relation: NeighboringRelation,
+    neighboring_relation: NeighboringRelation,
     unit: PrivacyUnit,
 ) -> None:
     """Calibrate every cell and print the table, or its document."""
@@ -216,7 +218,10 @@ def show_table(
     if len(sizes) * len(passes) > _LARGEST_TABLE:
         raise InvalidArgument(f"a table must have ≤ {_LARGEST_TABLE} cells, got more. Give fewer sizes or epochs.")
     ceiling = 1 / accounting.calibrate_noise_multiplier(
-        lambda z: Gaussian(noise_multiplier=z), target_epsilon=epsilon, target_delta=delta, relation=relation
+        lambda z: Gaussian(noise_multiplier=z),
+        target_epsilon=epsilon,
+        delta=delta,
+        neighboring_relation=neighboring_relation,
     )
     cells = [
         _cell(
@@ -225,7 +230,7 @@ def show_table(
             records=records,
             epsilon=epsilon,
             delta=delta,
-            relation=relation,
+            neighboring_relation=neighboring_relation,
             ceiling=ceiling,
         )
         for size, epochs in product(sizes, passes)
@@ -234,15 +239,15 @@ def show_table(
     document: dict[str, object] = {
         "target_epsilon": epsilon,
         "delta": delta,
-        "relation": relation.value,
-        "unit": unit.value,
+        "neighboring_relation": neighboring_relation.value,
+        "privacy_unit": unit.value,
         "records": records,
         "dataset_size_is_public": True,
         "signal_ceiling": ceiling,
         "rule": "fewest gradients with a signal q·√steps/σ within 10 % of the table's best (Sander et al. 2023)",
         "table": [{**asdict(cell), "cheapest": cell is best} for cell in cells],
     }
-    out.finish(document, *_page(cells, best, sizes, passes, epsilon, delta, relation, unit))
+    out.print_result(document, *_page(cells, best, sizes, passes, epsilon, delta, neighboring_relation, unit))
 
 
 def _page(
@@ -252,7 +257,7 @@ def _page(
     passes: list[float],
     epsilon: float,
     delta: float,
-    relation: NeighboringRelation,
+    neighboring_relation: NeighboringRelation,
     unit: PrivacyUnit,
 ) -> tuple[RenderableType, ...]:
     grid = Table(box=None, padding=(0, 3, 1, 0), header_style="dim", show_edge=False)
@@ -272,7 +277,11 @@ def _page(
                 )
             )
         grid.add_row(*row)
-    rows = [("unit", unit.words), ("neighbours", relation.words), ("public", "the number of records")]
+    rows = [
+        ("unit", unit.describe()),
+        ("neighbors", neighboring_relation.describe()),
+        ("public", "the number of records"),
+    ]
     rule = (
         "signal = q√steps/σ, of the most that ε and δ allow. ★ the fewest gradients (epochs) within 10 % of the "
         "table's best signal\n(total amount of noise: Sander, Stock and Sablayrolles 2023); it doesn't know how many "
@@ -305,40 +314,47 @@ def plan(
     steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
     records: Annotated[
         int | None,
-        typer.Option("--records", "--population", help="Public number of records; with batch sizes instead of a rate."),
+        typer.Option(
+            "--dataset-size", "--dataset-size", help="Public number of records; with batch sizes instead of a rate."
+        ),
     ] = None,
     batch_size: Annotated[float | None, typer.Option(help="Expected batch size.")] = None,
     epochs: Annotated[
         str | None, typer.Option(metavar="E[,E…]", help="Expected passes over the data; several make a table.")
     ] = None,
     batch_sizes: Annotated[
-        str | None, typer.Option(metavar="B,B,…", help="A table of noise: batch sizes × epochs, with --records.")
+        str | None, typer.Option(metavar="B,B,…", help="A table of noise: batch sizes × epochs, with --dataset-size.")
     ] = None,
-    relation: Annotated[
-        NeighboringRelation, typer.Option(help="Which data sets count as neighbours.")
+    neighboring_relation: Annotated[
+        NeighboringRelation, typer.Option(help="Which data sets count as neighbors.")
     ] = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    unit: Annotated[PrivacyUnit, typer.Option(help="Whose contribution is protected.")] = PrivacyUnit.EXAMPLE,
+    unit: Annotated[PrivacyUnit, typer.Option(help="Whose contribution is protected.")] = PrivacyUnit.RECORD,
     recommend: Annotated[
-        bool, typer.Option("--recommend", help="All settings by published rules, from --records and --parameters.")
+        bool, typer.Option("--recommend", help="All settings by published rules, from --dataset-size and --parameters.")
     ] = False,
     parameters: Annotated[int | None, typer.Option(help="Trainable parameters; with --recommend.")] = None,
-    distance: Annotated[float, typer.Option(help="From the start to the goal, in weights; with --recommend.")] = 1.0,
+    distance: Annotated[
+        float, typer.Option("--weight-distance", help="ℓ2 distance from first to final weights; with --recommend.")
+    ] = 1.0,
     as_json: JsonOption = False,
 ) -> None:
     """Find the least noise multiplier for a target ε; with noise given, the most steps, largest rate or least δ.
 
-    For example: [cyan]sordino plan --epsilon 1 --delta 1e-5 --records 60000 --batch-size 600 --epochs 20[/cyan]
+    For example: [cyan]sordino plan --epsilon 1 --delta 1e-5 --dataset-size 60000 --batch-size 600 --epochs 20[/cyan]
 
-    A table: [cyan]sordino plan --epsilon 3 --delta 1e-5 --records 60000 --batch-sizes 256,4096 --epochs 10,40[/cyan]
+    A table: [cyan]sordino plan --epsilon 3 --delta 1e-5 --dataset-size 60000 --batch-sizes 256,4096 --epochs
+    10,40[/cyan]
 
-    All settings: [cyan]sordino plan --recommend --epsilon 1 --delta 1e-5 --records 60000 --parameters 7850[/cyan]
+    All settings: [cyan]sordino plan --recommend --epsilon 1 --delta 1e-5 --dataset-size 60000 --parameters 7850[/cyan]
     """
     out = Output(as_json=as_json)
     target = checks.positive(epsilon=epsilon)
     passes = None if epochs is None else listed(epochs, "epochs")
     if recommend:
         others = (noise_multiplier, sample_rate, steps, batch_size, batch_sizes)
-        show_recommendation(out, target, delta, records, parameters, passes, distance, relation, unit, others=others)
+        show_recommendation(
+            out, target, delta, records, parameters, passes, distance, neighboring_relation, unit, others=others
+        )
         return
     sizes = None if batch_sizes is None else listed(batch_sizes, "batch-sizes")
     if sizes is None and passes is not None and len(passes) > 1:
@@ -347,11 +363,20 @@ def plan(
     if sizes is not None or (passes is not None and len(passes) > 1):
         if delta is None or records is None or sizes is None or passes is None:
             raise MissingDeclaration(
-                "a table must be given --delta, --records, --epochs and --batch-sizes (or none). Give the rest."
+                "a table must be given --delta, --dataset-size, --epochs and --batch-sizes (or none). Give the rest."
             )
         if (noise_multiplier, sample_rate, steps, batch_size) != (None,) * 4:
             raise InvalidArgument("a table must be given batch sizes and epochs only, got other settings. Drop them.")
-        show_table(out, sizes, passes, records=records, epsilon=target, delta=delta, relation=relation, unit=unit)
+        show_table(
+            out,
+            sizes,
+            passes,
+            records=records,
+            epsilon=target,
+            delta=delta,
+            neighboring_relation=neighboring_relation,
+            unit=unit,
+        )
         return
     question = _Question(
         epsilon=target,
@@ -360,7 +385,7 @@ def plan(
         sample_rate=_sample_rate(sample_rate, records, batch_size, needed=noise_multiplier is None),
         steps=None if steps is None else checks.integer(1, steps=steps),
         epochs=passes[0] if passes else None,
-        relation=relation,
+        neighboring_relation=neighboring_relation,
     )
     found, answer = question.solved(records)
     _show(out, found, answer, records=records, unit=unit)
@@ -376,7 +401,7 @@ class _Question:
     sample_rate: float | None
     steps: int | None
     epochs: float | None
-    relation: NeighboringRelation
+    neighboring_relation: NeighboringRelation
 
     def solved(self, records: int | None) -> tuple[str, "_Question"]:
         """The name of the open setting and the question with it filled in, on the safe side."""
@@ -387,13 +412,13 @@ class _Question:
             name for name in ("noise_multiplier", "steps", "sample_rate", "delta") if getattr(asked, name) is None
         ]
         settings = (
-            "--noise-multiplier, --steps (or --epochs), --sample-rate (or --records with --batch-size) and --delta"
+            "--noise-multiplier, --steps (or --epochs), --sample-rate (or --dataset-size with --batch-size) and --delta"
         )
         if not missing:
             raise InvalidArgument(f"plan must be left one of {settings} to find, got all. Drop one.")
         if len(missing) > 1:
             raise MissingDeclaration(f"plan must be given all but one of {settings}. Give the rest.")
-        goal = {"target_epsilon": self.epsilon, "relation": self.relation}
+        goal = {"target_epsilon": self.epsilon, "neighboring_relation": self.neighboring_relation}
         (name,) = missing
         rate, count, noise, delta = asked.sample_rate, asked.steps, asked.noise_multiplier, asked.delta
         if name == "delta" and rate is not None and count is not None and noise is not None:
@@ -403,14 +428,14 @@ class _Question:
         if name == "noise_multiplier" and rate is not None and count is not None:
             value = accounting.calibrate_noise_multiplier(
                 lambda z: subsampled_gaussian(sample_rate=rate, noise_multiplier=z, steps=count),
-                target_delta=delta,
+                delta=delta,
                 **goal,
             )
             return name, replace(asked, noise_multiplier=value)
         if name == "steps" and rate is not None and noise is not None:
             most = accounting.calibrate_steps(
                 lambda t: subsampled_gaussian(sample_rate=rate, noise_multiplier=noise, steps=t),
-                target_delta=delta,
+                delta=delta,
                 **goal,
             )
             return name, replace(asked, steps=most)
@@ -434,19 +459,19 @@ def _max_rate(asked: _Question, noise: float, delta: float, records: int | None)
 
     if asked.steps is None:
         raise MissingDeclaration("a sample rate can be found for --steps, not for --epochs. Give --steps.")
-    goal = {"target_epsilon": asked.epsilon, "relation": asked.relation}
+    goal = {"target_epsilon": asked.epsilon, "neighboring_relation": asked.neighboring_relation}
     count = asked.steps
     if records is None:
         rate = accounting.calibrate_sample_rate(
             lambda q: subsampled_gaussian(sample_rate=q, noise_multiplier=noise, steps=count),
-            target_delta=delta,
+            delta=delta,
             **goal,
         )
         return {"sample_rate": rate}
     size = accounting.calibrate_batch_size(
         lambda b: subsampled_gaussian(sample_rate=b / records, noise_multiplier=noise, steps=count),
-        population=records,
-        target_delta=delta,
+        dataset_size=records,
+        delta=delta,
         **goal,
     )
     if size == 0:
@@ -476,15 +501,15 @@ def _show(out: Output, found: str, answer: _Question, *, records: int | None, un
         "sample_rate": rate,
         "steps": steps,
         "dataset_size_is_public": records is not None,
-        **summarize_event(event, delta=delta, relation=answer.relation, unit=unit),
+        **summarize_event(event, delta=delta, neighboring_relation=answer.neighboring_relation, unit=unit),
     }
     rows = [
         ("noise multiplier", f"{noise:.6g}"),
         ("sample rate", f"{rate:.6g}"),
         ("steps", f"{steps:,}"),
         ("epochs", f"{steps * rate:.6g}"),
-        ("unit", unit.words),
-        ("neighbours", answer.relation.words),
+        ("unit", unit.describe()),
+        ("neighbors", answer.neighboring_relation.describe()),
         ("sampler", str(document["sampler"])),
         ("accountant", str(document["accountant"]).replace("_", " ")),
     ]
@@ -498,7 +523,7 @@ def _show(out: Output, found: str, answer: _Question, *, records: int | None, un
         "delta": f"δ = {delta:.4g} at least",
     }
     note = f"keeps the run at ε = {document['epsilon']:.5f} ≤ {answer.epsilon:g} for δ = {delta:g}"
-    out.finish(document, heading(words[found], note), key_value_table(rows))
+    out.print_result(document, heading(words[found], note), key_value_table(rows))
 
 
 def _sample_rate(
@@ -508,7 +533,9 @@ def _sample_rate(
     if missing and not needed and batch_size is None:
         return None
     if missing or (sample_rate is not None and (records is not None or batch_size is not None)):
-        raise MissingDeclaration("plan must be given --sample-rate, or --records with --batch-size. Give one of them.")
+        raise MissingDeclaration(
+            "plan must be given --sample-rate, or --dataset-size with --batch-size. Give one of them."
+        )
     if sample_rate is not None:
         return checks.probability(zero=False, sample_rate=sample_rate)
     number, size = checks.integer(1, records=records), checks.positive(batch_size=batch_size)

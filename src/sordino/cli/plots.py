@@ -52,7 +52,7 @@ def plot_account(
     event: Event,
     *,
     delta: float,
-    relation: NeighboringRelation,
+    neighboring_relation: NeighboringRelation,
     document: Mapping[str, object],
     path: Path,
 ) -> None:
@@ -72,14 +72,18 @@ def plot_account(
         figure.text(0.05, 0.885, f"ε = {spent}", fontsize=30, color=_INK, family=SERIF)
         figure.text(0.3, 0.885, f"δ = {delta:g}", fontsize=30, color=_SOFT, family=SERIF)
         bare = document["epsilon_without_amplification"]
-        words = [str(document["sampler"]), f"neighbours {relation.words}", f"accountant {document['accountant']}"]
+        words = [
+            str(document["sampler"]),
+            f"neighbors {neighboring_relation.describe()}",
+            f"accountant {document['accountant']}",
+        ]
         if isinstance(bare, float) and bare != shown:
             words.append(f"without amplification ε = {bare:.5g}")
         figure.text(0.05, 0.835, "   ·   ".join(words).replace("_", " "), fontsize=11.5, color=_SOFT)
         asked = document["accountants"]
         known = {name: float(value) for name, value in asked.items()} if isinstance(asked, Mapping) else {}
-        _epsilon_over_steps(left, event, delta, relation, known)
-        _trade_off(right, event, relation)
+        _epsilon_over_steps(left, event, delta, neighboring_relation, known)
+        _trade_off(right, event, neighboring_relation)
         figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else {"Software": "sordino"})
 
 
@@ -126,26 +130,28 @@ def first_steps(event: Event, count: int) -> Event:
 
 
 def _series(
-    event: Event, grid: Sequence[int], delta: float, relation: NeighboringRelation, accountant: str
+    event: Event, grid: Sequence[int], delta: float, neighboring_relation: NeighboringRelation, accountant: str
 ) -> list[tuple[int, float]]:
     from sordino import accounting
 
     series: list[tuple[int, float]] = []
     for count in grid:
         with contextlib.suppress(AccountingError, UnsupportedEvent):
-            upper = accounting.epsilon(first_steps(event, count), delta, relation=relation, accountant=accountant).upper
+            upper = accounting.epsilon(
+                first_steps(event, count), delta, neighboring_relation=neighboring_relation, accountant=accountant
+            ).upper
             if math.isfinite(upper):
                 series.append((count, upper))
     return series
 
 
 def _epsilon_over_steps(
-    axes: "Axes", event: Event, delta: float, relation: NeighboringRelation, known: Mapping[str, float]
+    axes: "Axes", event: Event, delta: float, neighboring_relation: NeighboringRelation, known: Mapping[str, float]
 ) -> None:
     axes.set_title("Privacy spent (ε) over steps, by accountant", loc="left", fontsize=14, pad=12, family=SERIF)
     total = number_of_steps(event)
     grid = sorted({max(1, round(total * share)) for share in np.linspace(0, 1, _POINTS) ** 1.6 if total})
-    main = _series(event, grid, delta, relation, "auto")
+    main = _series(event, grid, delta, neighboring_relation, "auto")
     if not main:
         axes.text(0.5, 0.5, "ε = ∞", transform=axes.transAxes, ha="center", color=_SOFT, fontsize=18)
         axes.set_axis_off()
@@ -162,7 +168,7 @@ def _epsilon_over_steps(
         if value > _LEGIBLE * top:
             off.append(label)
             continue
-        series = _series(event, grid, delta, relation, name)
+        series = _series(event, grid, delta, neighboring_relation, name)
         if not series:
             continue
         _curve(axes, series, color, 1.7)
@@ -197,13 +203,15 @@ def _labels(axes: "Axes", ends: Sequence[tuple[float, str, str]], total: int, to
 # ── the trade-off curve ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _trade_off(axes: "Axes", event: Event, relation: NeighboringRelation) -> None:
+def _trade_off(axes: "Axes", event: Event, neighboring_relation: NeighboringRelation) -> None:
     from sordino import accounting
 
     axes.set_title("Least false negative rate of any membership attack", loc="left", fontsize=14, pad=12, family=SERIF)
     rates = sorted({*np.geomspace(1e-4, 0.05, 24), *np.linspace(0.05, 0.999, 60), *FALSE_POSITIVE_RATES})
     try:
-        missed = accounting.trade_off_curve(event, [float(rate) for rate in rates], relation=relation)
+        missed = accounting.trade_off_curve(
+            event, [float(rate) for rate in rates], neighboring_relation=neighboring_relation
+        )
     except (AccountingError, UnsupportedEvent):
         axes.text(0.5, 0.5, "no curve is known for this event", transform=axes.transAxes, ha="center", color=_SOFT)
         axes.set_axis_off()
@@ -320,8 +328,8 @@ def _scale(axes: "Axes", result: "AuditResult") -> None:
         ("claimed", result.claimed.epsilon, COLORS["soft"]),
         ("shown", result.bound.epsilon, _AUDIT_FIGURE_ACCENT if result.passed else _BAD),
     ]
-    for place, (_, value, colour) in enumerate(rows):
-        axes.barh(place, value, height=0.42, color=colour)
+    for place, (_, value, color) in enumerate(rows):
+        axes.barh(place, value, height=0.42, color=color)
         axes.annotate(
             f"{value:.2f}",
             (value, place),
@@ -359,7 +367,8 @@ def plot_comparison(found: "Comparison", others: Mapping[str, float], *, title: 
         axes = figure.subplots(gridspec_kw={"left": 0.075, "right": 0.76, "bottom": 0.1, "top": 0.82})
         figure.text(0.075, 0.92, title, fontsize=24, color=COLORS["ink"], family="DejaVu Serif")
         what = "accuracy" if found.measure == "accuracy" else "root mean squared error"
-        below = f"{what} on public test records   ·   δ = {delta:g}   ·   neighbours {found.total.relation.words}"
+        neighbors = found.total.neighboring_relation.describe()
+        below = f"{what} on public test records   ·   δ = {delta:g}   ·   neighbors {neighbors}"
         figure.text(0.075, 0.87, below, fontsize=11.5, color=COLORS["soft"])
         budgets = sorted({cell.epsilon for cell in found.cells})
         if len(budgets) > 1:
@@ -379,14 +388,14 @@ def _lines(axes: "Axes", found: "Comparison", others: Mapping[str, float], budge
     names = list(dict.fromkeys(cell.method for cell in found.cells))
     for place, name in enumerate(names):
         cells = sorted((cell for cell in found.cells if cell.method == name), key=lambda cell: cell.epsilon)
-        colour = METHOD_COLOURS[place % len(METHOD_COLOURS)]
+        color = METHOD_COLOURS[place % len(METHOD_COLOURS)]
         means = [scale * cell.mean for cell in cells]
-        axes.plot(budgets, means, color=colour, linewidth=2, marker=_MARKS[place % len(_MARKS)], markersize=6)
+        axes.plot(budgets, means, color=color, linewidth=2, marker=_MARKS[place % len(_MARKS)], markersize=6)
         for cell in cells:
             if len(cell.scores) > 1:
                 low, high = scale * min(cell.scores), scale * max(cell.scores)
-                axes.plot([cell.epsilon] * 2, [low, high], color=colour, linewidth=1)
-        ends.append((means[-1], name, colour))
+                axes.plot([cell.epsilon] * 2, [low, high], color=color, linewidth=1)
+        ends.append((means[-1], name, color))
     for name, value in others.items():
         axes.axhline(scale * value, color=COLORS["ink"] if name != "nothing" else COLORS["soft"], linewidth=1.2)
         axes.lines[-1].set_linestyle((0, (6, 3)) if name != "nothing" else (0, (1, 3)))
@@ -403,10 +412,10 @@ def _lines(axes: "Axes", found: "Comparison", others: Mapping[str, float], budge
     axes.grid(axis="y", color=COLORS["hair"])
     axes.set_axisbelow(True)
     beside = axes.get_yaxis_transform()
-    for place, (value, name, colour) in zip(_apart([end[0] for end in ends], low, high), ends, strict=True):
+    for place, (value, name, color) in zip(_apart([end[0] for end in ends], low, high), ends, strict=True):
         edge = min(max(value, low), high)
         axes.plot([1.005, 1.035], [edge, place], color=COLORS["hair"], linewidth=1, transform=beside, clip_on=False)
-        axes.text(1.042, place, f"{name}  {value:.4g}", va="center", fontsize=11, color=colour, transform=beside)
+        axes.text(1.042, place, f"{name}  {value:.4g}", va="center", fontsize=11, color=color, transform=beside)
 
 
 def _window(found: "Comparison", others: Mapping[str, float], scale: float) -> tuple[float, float]:

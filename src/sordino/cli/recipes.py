@@ -80,14 +80,14 @@ def list_recipes(out: Output) -> None:
             "needs": pipeline.needs,
         }
         lines = [Text(f"{name}: {value}", style="dim") for name, value in rest.items() if value]
-        table.add_row(Text(pipeline.name, style="bold cyan"), Group(Text(pipeline.words), *lines, Text()))
-    out.finish({"recipes": [_print_facts(pipeline) for pipeline in found]}, table)
+        table.add_row(Text(pipeline.name, style="bold cyan"), Group(Text(pipeline.description), *lines, Text()))
+    out.print_result({"recipes": [_print_facts(pipeline) for pipeline in found]}, table)
 
 
 def _print_facts(pipeline: "Recipe") -> dict[str, object]:
     return {
         "name": pipeline.name,
-        "words": pipeline.words,
+        "description": pipeline.description,
         "data_sets": list(pipeline.data_sets),
         "public_inputs": list(pipeline.public_inputs),
         "constants": pipeline.constants,
@@ -111,13 +111,15 @@ def train_by_recipe(asked: RecipeOptions, ledger: "Account | None", out: Output)
     from sordino.report import write_report
 
     pipeline = get_recipe(asked.recipe)
-    randomness = KeyedRNG(seed=asked.seed, reproducible=asked.reproducible)
+    rng = KeyedRNG(seed=asked.seed, reproducible=asked.reproducible)
     dataset = asked.dataset()
     delta = default_delta(len(dataset.train)) if asked.delta is None else asked.delta
     prepared, stated = pipeline.plan(
         dataset, epsilon=asked.epsilon, delta=delta, setting=asked.setting, device=asked.device
     )
-    out.say(_ahead(pipeline, dataset, [(stage.name, len(stage.charges)) for stage in prepared.stages], stated.epsilon))
+    out.print_status(
+        _ahead(pipeline, dataset, [(stage.name, len(stage.charges)) for stage in prepared.stages], stated.epsilon)
+    )
     folder = run_folder(dataset.name, asked.out)
     with contextlib.redirect_stdout(sys.stderr):
         fitted = pipeline.fit(
@@ -126,8 +128,8 @@ def train_by_recipe(asked: RecipeOptions, ledger: "Account | None", out: Output)
             delta=delta,
             setting=asked.setting,
             ledger=ledger,
-            run=folder,
-            randomness=randomness,
+            run_folder=folder,
+            rng=rng,
             device=asked.device,
             progress=True,
         )
@@ -143,7 +145,7 @@ def train_by_recipe(asked: RecipeOptions, ledger: "Account | None", out: Output)
         steps=len(fitted.events),
         interrupted=not fitted.complete,
     )
-    out.finish(outcome.to_dict() | {"recipe": pipeline.name}, *render_outcome(outcome))
+    out.print_result(outcome.to_dict() | {"recipe": pipeline.name}, *render_outcome(outcome))
     return outcome
 
 

@@ -20,7 +20,7 @@ _DECLARED: dict[str, object] = {
     "bounds": (-2.0, 2.0),
     "target_bounds": (-1.0, 3.0),
     "max_iter": 3,
-    "population": 24,
+    "dataset_size": 24,
     "batch_size": 12,
     "epochs": 3.0,
     "random_state": 1,
@@ -44,13 +44,13 @@ class ReplayCase:
         name: of the path.
         pipeline: (features [n, 3], labels [n] of 0, 1, 2) ↦ all that is released.
         data: D.
-        neighbours: D with one record more or less, among them a huge and a broken one.
+        neighbors: D with one record more or less, among them a huge and a broken one.
     """
 
     name: str
     pipeline: Callable[[Table], object]
     data: Table
-    neighbours: tuple[Table, ...]
+    neighbors: tuple[Table, ...]
 
 
 def cases() -> Iterable[ReplayCase]:
@@ -58,7 +58,7 @@ def cases() -> Iterable[ReplayCase]:
     import sordino.estimators as room
 
     data = _synthetic(24)
-    neighbours = tuple(_neighbors(data))
+    neighbors = tuple(_neighbors(data))
     pipelines: dict[str, Callable[[Table], object]] = {
         "fit": _fit,
         "fit, correlated noise": _fit_correlated,
@@ -77,7 +77,7 @@ def cases() -> Iterable[ReplayCase]:
                 label = name if method is None else f"{name}, {method}"
                 pipelines[label] = _estimator(getattr(room, name), method)
     for name, pipeline in pipelines.items():
-        yield ReplayCase(name=name, pipeline=pipeline, data=data, neighbours=neighbours)
+        yield ReplayCase(name=name, pipeline=pipeline, data=data, neighbors=neighbors)
 
 
 def _synthetic(count: int) -> Table:
@@ -126,8 +126,8 @@ def _trained(table: Table, **options: object) -> object:
         return F.cross_entropy(model(x), y, reduction="none")
 
     key = KeyedRNG(seed=2, reproducible=True)
-    result = fit(_network(), losses, _tensors(table), plan, randomness=key, progress=False)
-    return result.model, result.guarantee, result.loss_curve
+    result = fit(_network(), losses, _tensors(table), plan, rng=key, progress=False)
+    return result.model, result.guarantee, result.released_losses
 
 
 def _fit(table: Table) -> object:
@@ -145,7 +145,7 @@ def _fit_correlated(table: Table) -> object:
 
 
 def _fit_secure(table: Table) -> object:
-    return _trained(table, secure_noise=True)
+    return _trained(table, secure_mode=True)
 
 
 def _fit_quantile(table: Table) -> object:
@@ -157,14 +157,14 @@ def _fit_quantile(table: Table) -> object:
 def _fit_watched(table: Table) -> object:
     from sordino.training.noisy_releases import LossRelease
 
-    return _trained(table, loss_curve=LossRelease(bound=1.5, share=0.2))
+    return _trained(table, loss_release=LossRelease(max_loss=1.5, budget_fraction=0.2))
 
 
 def _fit_watched_quantile(table: Table) -> object:
     from sordino.clipping import QuantileClipping
     from sordino.training.noisy_releases import LossRelease
 
-    return _trained(table, loss_curve=LossRelease(bound=1.5), clipping=QuantileClipping(count_noise=6.0))
+    return _trained(table, loss_release=LossRelease(max_loss=1.5), clipping=QuantileClipping(count_noise=6.0))
 
 
 def _evaluated(table: Table) -> object:
@@ -177,9 +177,7 @@ def _evaluated(table: Table) -> object:
         return chances, table[1], {"sign": ["+" if row[0] > 0 else "-" for row in table[0]]}
 
     key = KeyedRNG(seed=4, reproducible=True)
-    return measure_private_utility(
-        predictions, classes=_CLASSES, groups={"sign": ("+", "-")}, epsilon=1.0, randomness=key
-    )
+    return measure_private_utility(predictions, classes=_CLASSES, groups={"sign": ("+", "-")}, epsilon=1.0, rng=key)
 
 
 def _engine(table: Table) -> object:
@@ -192,7 +190,7 @@ def _engine(table: Table) -> object:
     model = _network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     engine = PrivacyEngine(seed=3, reproducible=True)
-    # The data set's size is declared: the loader of every neighbour asks for the same rate and batch.
+    # The data set's size is declared: the loader of every neighbor asks for the same rate and batch.
     _, _, loader = engine.make_private(
         module=model,
         optimizer=optimizer,

@@ -174,13 +174,15 @@ def _finish(out: Output, reports: "list[Report]", files: dict[str, str]) -> None
             for one in reports
         ]
         document = {"runs": [one.to_dict() for one in reports], **files}
-        out.finish(document, heading(f"{len(reports)} runs, side by side"), key_value_table([*rows, *files.items()]))
+        out.print_result(
+            document, heading(f"{len(reports)} runs, side by side"), key_value_table([*rows, *files.items()])
+        )
         return
     one = reports[0]
     guarantee = one.guarantee
     rows = [
-        ("unit", guarantee.unit.words),
-        ("neighbours", guarantee.relation.words),
+        ("unit", guarantee.privacy_unit.describe()),
+        ("neighbors", guarantee.neighboring_relation.describe()),
         ("sampler", guarantee.sampler),
         ("accountant", guarantee.accountant.replace("_", " ")),
         *files.items(),
@@ -192,7 +194,7 @@ def _finish(out: Output, reports: "list[Report]", files: dict[str, str]) -> None
     violated = [item.title for item in one.pitfalls if item.status == "violated"]
     rows += [("violated", title) for title in violated]
     document = {**one.to_dict(), **files}
-    out.finish(
+    out.print_result(
         document,
         heading(f"ε = {format_upper_bound(guarantee.epsilon)}, δ = {guarantee.delta:g}"),
         key_value_table(rows),
@@ -326,12 +328,12 @@ def _model(folder: RunFolder, dataset: "DatasetSplits", factory: str) -> "nn.Mod
             "Use sordino.report.measure_private_utility."
         )
     plan = Plan.from_json((folder.path / "plan.json").read_text())
-    now = plan.at(0)
+    now = plan.step_plan(0)
     recipe = recommend_config(
         load_model_factory(factory or name),
         shape=dataset.train.record_shape,
         classes=len(dataset.labels),
-        population=max(1, round(now.expected_batch_size / now.sample_rate)),
+        dataset_size=max(1, round(now.expected_batch_size / now.sample_rate)),
         target_epsilon=float(target),
         delta=plan.delta,
         steps=plan.steps,

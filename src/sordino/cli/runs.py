@@ -84,7 +84,7 @@ class _Summary:
             "charged_steps": self.charged,
             "repeated_steps": self.repeated,
             "segments": self.segments,
-            "sentence": None if self.guarantee is None else self.guarantee.sentence(),
+            "description": None if self.guarantee is None else self.guarantee.describe(),
             "plan": dict(self.plan),
             **self.facts,
             "metrics": dict(self.metrics),
@@ -116,7 +116,7 @@ def list_runs(
     document = {"runs": [one.to_dict() for one in found], "unreadable": broken}
     words = f"{len(found)} runs in {folder}"
     rows = [(name, "can't be read; try sordino verify") for name in broken]
-    Output(as_json=as_json).finish(document, heading(words), table, key_value_table(rows))
+    Output(as_json=as_json).print_result(document, heading(words), table, key_value_table(rows))
 
 
 @runs.command("show")
@@ -133,8 +133,8 @@ def show_run(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json
         *((name.replace("_", " "), value) for name, value in _measured(one).items()),
     ]
     claim = f"ε so far = {format_upper_bound(one.epsilon)}" if one.epsilon is not None else "nothing was charged"
-    words = claim if one.guarantee is None else one.guarantee.sentence()
-    Output(as_json=as_json).finish(one.to_dict(), heading(words), key_value_table(rows))
+    words = claim if one.guarantee is None else one.guarantee.describe()
+    Output(as_json=as_json).print_result(one.to_dict(), heading(words), key_value_table(rows))
 
 
 @runs.command("compare")
@@ -157,7 +157,7 @@ def compare_runs(
         )
     document = {"runs": [one.to_dict() for one in found], "differing": differing}
     same = "The runs do not differ." if not differing else f"{len(found)} runs"
-    Output(as_json=as_json).finish(document, heading(same), table)
+    Output(as_json=as_json).print_result(document, heading(same), table)
 
 
 def _row(one: _Summary) -> dict[str, str]:
@@ -243,6 +243,6 @@ def verify_command(
     verdict = "The run holds together." if good else "The run does NOT hold together."
     if found.passed and not good:
         verdict = "Nothing failed, but not everything could be checked."
-    out.finish(found.to_dict() | {"strict": strict, "ok": good}, heading(verdict), table)
+    out.print_result(found.to_dict() | {"strict": strict, "ok": good}, heading(verdict), table)
     if not good:
         raise typer.Exit(1)

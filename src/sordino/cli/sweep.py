@@ -42,10 +42,10 @@ def sweep(
 
     out, asked = Output(as_json=as_json), read_sweep(file)
     if plan:
-        out.finish(_planned(asked), heading(f"{asked.title}: {len(asked.cells)} cells"), _plan_table(asked))
+        out.print_result(_planned(asked), heading(f"{asked.title}: {len(asked.cells)} cells"), _plan_table(asked))
         return
     folder = Path(f"sweep-{asked.name}") if out_folder is None else out_folder
-    out.say(Text.assemble((asked.title, "bold"), f": {len(asked.cells)} cells on public records"))
+    out.print_status(Text.assemble((asked.title, "bold"), f": {len(asked.cells)} cells on public records"))
     line = _Progress(out, len(asked.cells))
     outcomes = run_sweep(asked, folder, jobs=jobs, on_cell=line.show)
     paths = write_results(asked, outcomes, folder)
@@ -54,7 +54,7 @@ def sweep(
     found = collect_rows(asked, outcomes)
     failed = sum(len(row.failures) for row in found)
     files = {suffix: str(path) for suffix, path in paths.items()}
-    out.finish(
+    out.print_result(
         {**document(asked, found), "files": files},
         heading(asked.title, asked.note),
         _table(asked, found),
@@ -113,7 +113,7 @@ def _planned(asked: "Sweep") -> dict[str, object]:
                 "settings": dict(cell.told),
                 "epsilon": "no guarantee" if cell.epsilon is None else finite(cell.epsilon),
                 "delta": cell.settings.delta,
-                "noise_multiplier": float(cell.plan.at(0).noise_multiplier),
+                "noise_multiplier": float(cell.plan.step_plan(0).noise_multiplier),
                 "steps": cell.plan.steps,
             }
             for cell in asked.cells

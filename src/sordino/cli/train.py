@@ -62,7 +62,7 @@ def get_training_config(folder: Path, dataset: "DatasetSplits", model: "str | Mo
         str(training["model"]) if isinstance(model, str) else model,
         shape=dataset.train.record_shape,
         classes=len(dataset.labels),
-        population=len(dataset.train),
+        dataset_size=len(dataset.train),
         target_epsilon=get_target_epsilon(folder),
         delta=plan.delta,
         steps=plan.steps,
@@ -106,12 +106,15 @@ def train(
     batch_size: Annotated[float | None, typer.Option(help="Expected batch size, instead of the recipe's.")] = None,
     max_grad_norm: Annotated[float | None, typer.Option(help="Clipping norm, instead of the recipe's.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Learning rate, instead of the recipe's.")] = None,
-    secure_noise: Annotated[
-        bool, typer.Option("--secure-noise", help="Whole-number sums and noise, against attacks on low bits; slower.")
+    secure_mode: Annotated[
+        bool, typer.Option("--secure-mode", help="Whole-number sums and noise, against attacks on low bits; slower.")
     ] = False,
-    loss_curve: Annotated[
+    loss_release: Annotated[
         float | None,
-        typer.Option(help="Buy noisy training losses: each record's loss is cut to this. Costs 1 % more noise."),
+        typer.Option(
+            "--release-losses",
+            help="Also release noisy mean losses, each record's loss clipped to this value. Adds 1 % gradient noise.",
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")] = None,
     reproducible: Annotated[
@@ -132,7 +135,7 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train a private model. Nothing is measured on records that you don't declare public."""
-    by_hand = _given(steps, batch_size, max_grad_norm, learning_rate, secure_noise or None, loss_curve)
+    by_hand = _given(steps, batch_size, max_grad_norm, learning_rate, secure_mode or None, loss_release)
     check_single_process_options(recipe=pipeline, diagnostics=diagnostics)
     if pipeline is not None:
         from sordino.cli.recipes import RecipeOptions, check_no_other_options, train_by_recipe
@@ -152,7 +155,7 @@ def train(
     from sordino.randomness import KeyedRNG
 
     out, account = Output(as_json=as_json), open_account(ledger, dataset_name)
-    randomness = KeyedRNG(seed=seed, reproducible=reproducible)
+    rng = KeyedRNG(seed=seed, reproducible=reproducible)
     if is_method(model):
         check_no_overrides(model, by_hand, resume=resume, checkpoints=checkpoint_every, diagnostics=diagnostics)
     # A numeric column may be an estimator's target too, which only the table knows; a sample's label must be named.
@@ -170,15 +173,15 @@ def train(
     if resume is not None:
         recipe = get_training_config(resume, dataset, load_model_factory(model))
     else:
-        recipe = _with_extras(_recipe(model, dataset, goal, delta, steps), secure_noise, loss_curve)
+        recipe = _with_extras(_recipe(model, dataset, goal, delta, steps), secure_mode, loss_release)
         recipe = _by_hand(recipe, len(dataset.train), goal, batch_size, max_grad_norm, learning_rate)
     job = TrainingJob(
         dataset=dataset,
         test_is_public=test_is_public,
         recipe=recipe,
         target_epsilon=goal,
-        by_hand=by_hand,
-        randomness=randomness,
+        overrides=by_hand,
+        rng=rng,
         folder=folder,
         resumes=resume is not None,
         checkpoint_every=checkpoint_every,
@@ -198,14 +201,14 @@ def _perform_and_tell(job: "TrainingJob", out: Output) -> None:
     kind = "public" if job.dataset.public else "private"
     words = f": {kind} records, {job.recipe.model} model, {job.recipe.plan.steps} private steps"
     with init_distributed() as ranks:
-        if not ranks.is_first:
+        if not ranks.is_rank_zero:
             run_training_worker(job, ranks)
             return
-        if ranks.count > 1:
-            words += f", {ranks.count} processes"
-        out.say(Text.assemble((job.dataset.name, "bold"), words))
+        if ranks.world_size > 1:
+            words += f", {ranks.world_size} processes"
+        out.print_status(Text.assemble((job.dataset.name, "bold"), words))
         outcome = run_training_job(job, out.stderr, ranks)
-    out.finish(outcome.to_dict(), *render_outcome(outcome))
+    out.print_result(outcome.to_dict(), *render_outcome(outcome))
     if outcome.interrupted:
         raise typer.Exit(130)
 
@@ -231,18 +234,18 @@ def _recipe(
         load_model_factory(model),
         shape=dataset.train.record_shape,
         classes=len(dataset.labels),
-        population=len(dataset.train),
+        dataset_size=len(dataset.train),
         target_epsilon=epsilon,
         delta=default_delta(len(dataset.train)) if delta is None else delta,
         steps=steps,
     )
 
 
-def _with_extras(recipe: "TrainingConfig", secure_noise: bool, loss_bound: float | None) -> "TrainingConfig":
+def _with_extras(recipe: "TrainingConfig", secure_mode: bool, loss_bound: float | None) -> "TrainingConfig":
     from sordino.training.noisy_releases import LossRelease
 
-    curve = None if loss_bound is None else LossRelease(bound=loss_bound)
-    return replace(recipe, plan=replace(recipe.plan, secure_noise=secure_noise, loss_curve=curve))
+    curve = None if loss_bound is None else LossRelease(max_loss=loss_bound)
+    return replace(recipe, plan=replace(recipe.plan, secure_mode=secure_mode, loss_release=curve))
 
 
 def _given(*values: float | None) -> tuple[str, ...]:
@@ -267,10 +270,10 @@ def _by_hand(
     if batch_size is not None and not 0 < batch_size <= population:
         raise InvalidArgument(f"batch_size must be above 0 and at most the number of records, got {batch_size:g}.")
     if batch_size is not None or max_grad_norm is not None:
-        size = old.at(0).expected_batch_size if batch_size is None else batch_size
-        norm = old.at(0).max_grad_norm if max_grad_norm is None else checks.positive(max_grad_norm=max_grad_norm)
+        size = old.step_plan(0).expected_batch_size if batch_size is None else batch_size
+        norm = old.step_plan(0).max_grad_norm if max_grad_norm is None else checks.positive(max_grad_norm=max_grad_norm)
         draft = replace(old, sample_rate=size / population, expected_batch_size=size, max_grad_norm=norm)
-        plan = draft.with_noise_for(epsilon)
+        plan = draft.with_target_epsilon(epsilon)
         growth = _noise(plan) / _noise(old)
         recipe = replace(recipe, plan=plan, learning_rate=recipe.learning_rate / max(1.0, growth))
     if learning_rate is not None:
@@ -280,7 +283,7 @@ def _by_hand(
 
 def _noise(plan: "Plan") -> float:
     """Standard deviation of the noise that adds up in one weight over the run, at learning rate 1."""
-    return plan.at(0).mechanism.stddev / plan.at(0).expected_batch_size * math.sqrt(plan.steps)
+    return plan.step_plan(0).mechanism.stddev / plan.step_plan(0).expected_batch_size * math.sqrt(plan.steps)
 
 
 def load_model_factory(name: str) -> "str | ModelFactory":
@@ -333,11 +336,11 @@ def demo(
         "logistic",
         shape=dataset.train.record_shape,
         classes=len(dataset.labels),
-        population=population,
+        dataset_size=population,
         target_epsilon=epsilon,
         delta=default_delta(population),
     )
-    out.say(
+    out.print_status(
         Text.assemble(
             ("Adult", "bold"),
             f": {population:,} public census records, logistic regression, {recipe.plan.steps} private steps",
@@ -349,12 +352,12 @@ def demo(
             test_is_public=True,
             recipe=recipe,
             target_epsilon=epsilon,
-            by_hand=(),
-            randomness=KeyedRNG(),
+            overrides=(),
+            rng=KeyedRNG(),
             folder=run_folder("adult", out_folder),
         ),
         out.stderr,
     )
-    out.finish(outcome.to_dict(), *render_outcome(outcome))
+    out.print_result(outcome.to_dict(), *render_outcome(outcome))
     if outcome.interrupted:
         raise typer.Exit(130)

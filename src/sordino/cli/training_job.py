@@ -139,8 +139,8 @@ class TrainingJob:
         test_is_public: whether accuracy on `dataset.test` may be measured.
         recipe: model, plan and optimizer.
         target_epsilon: the goal.
-        by_hand: names of settings that were given by hand.
-        randomness: fresh.
+        overrides: names of settings that were given by hand.
+        rng: fresh.
         folder: where the run goes, or where it lies when `resumes`.
         resumes: whether the run in `folder` is taken up again.
         checkpoint_every: steps between checkpoints; None makes about ten.
@@ -152,8 +152,8 @@ class TrainingJob:
     test_is_public: bool
     recipe: "TrainingConfig"
     target_epsilon: float
-    by_hand: tuple[str, ...]
-    randomness: "KeyedRNG"
+    overrides: tuple[str, ...]
+    rng: "KeyedRNG"
     folder: Path
     resumes: bool = False
     checkpoint_every: int | None = None
@@ -177,12 +177,12 @@ class Outcome:
         return {
             "epsilon": finite(guarantee.epsilon),
             "delta": guarantee.delta,
-            "unit": guarantee.unit.value,
-            "relation": guarantee.relation.value,
+            "privacy_unit": guarantee.privacy_unit.value,
+            "neighboring_relation": guarantee.neighboring_relation.value,
             "sampler": guarantee.sampler,
             "accountant": guarantee.accountant,
             "caveats": list(guarantee.caveats),
-            "sentence": guarantee.sentence(),
+            "description": guarantee.describe(),
             "steps": self.steps,
             "interrupted": self.interrupted,
             "metrics": {
@@ -237,18 +237,18 @@ def run_training_job(job: TrainingJob, console: Console, ranks: "DistributedCont
             return RunFolder.open(job.folder)
         return RunFolder.create(job.folder, plan=plan.to_json(), meta=_meta(job))
 
-    run = begun() if ranks is None else ranks.first_then_all(begun)
+    run = begun() if ranks is None else ranks.rank_zero_first(begun)
     # Whatever a model or a progress line prints belongs on stderr: stdout is for the command's own last word.
-    with contextlib.redirect_stdout(sys.stderr), _seeded(job.randomness), _closed(run):
+    with contextlib.redirect_stdout(sys.stderr), _seeded(job.rng), _closed(run):
         result = train_with_config(
             job.dataset,
             job.recipe,
-            run=None if job.resumes else run,
-            resume=job.folder if job.resumes else None,
+            run_folder=None if job.resumes else run,
+            resume_from=job.folder if job.resumes else None,
             checkpoint_every=every,
             diagnostics=job.diagnostics,
             ledger=job.ledger,
-            randomness=job.randomness,
+            rng=job.rng,
         )
     with console.status("measuring and writing the report"):
         metrics = evaluate_run(job.dataset, job.recipe, result.model, test_is_public=job.test_is_public)
@@ -265,15 +265,15 @@ def run_training_worker(job: TrainingJob, ranks: "DistributedContext") -> None:
     from sordino.recipes import train_with_config
 
     # A folder that can't be made is refused in all processes.
-    ranks.first_then_all(lambda: None)
-    with contextlib.redirect_stdout(sys.stderr), _seeded(job.randomness):
+    ranks.rank_zero_first(lambda: None)
+    with contextlib.redirect_stdout(sys.stderr), _seeded(job.rng):
         train_with_config(
             job.dataset,
             job.recipe,
-            resume=job.folder if job.resumes else None,
+            resume_from=job.folder if job.resumes else None,
             ledger=job.ledger,
             progress=False,
-            randomness=job.randomness,
+            rng=job.rng,
         )
 
 
@@ -293,8 +293,8 @@ def render_outcome(outcome: Outcome) -> tuple[RenderableType, ...]:
     """The outcome for people."""
     guarantee, path = outcome.guarantee, outcome.run.path
     rows = [
-        ("unit", guarantee.unit.words),
-        ("neighbours", guarantee.relation.words),
+        ("unit", guarantee.privacy_unit.describe()),
+        ("neighbors", guarantee.neighboring_relation.describe()),
         ("sampler", guarantee.sampler),
         ("accountant", guarantee.accountant.replace("_", " ")),
         *(("caveat", caveat) for caveat in guarantee.caveats),
@@ -339,11 +339,11 @@ def _meta(job: TrainingJob) -> dict[str, object]:
     """Public facts about the run. No path of this machine is among them."""
     dataset, recipe = job.dataset, job.recipe
     settings = "The settings come from a recipe that was fixed beforehand on public data sets"
-    if job.by_hand:
-        settings += f", except for those given by hand: {', '.join(job.by_hand)}"
+    if job.overrides:
+        settings += f", except for those given by hand: {', '.join(job.overrides)}"
     return {
         "target_epsilon": job.target_epsilon,
-        "reproducible": job.randomness.reproducible,
+        "reproducible": job.rng.reproducible,
         **({} if job.diagnostics is None else {"diagnostics": job.diagnostics}),
         "settings": settings,
         "tuned_on_these_data": dataset.public and dataset.name in _TUNED_ON,
@@ -352,7 +352,7 @@ def _meta(job: TrainingJob) -> dict[str, object]:
             "records": len(dataset.train) if recipe.plan.dataset_size_is_public else None,
             "labels": len(dataset.labels),
             "source": dataset.source if dataset.public else "not public",
-            "licence": dataset.licence,
+            "license": dataset.license,
             "public": dataset.public,
         },
         "training": {
@@ -363,7 +363,7 @@ def _meta(job: TrainingJob) -> dict[str, object]:
             if recipe.averaging
             else None,
         },
-        "noise_arithmetic": "integers on a grid, drawn exactly" if recipe.plan.secure_noise else "floating point",
+        "noise_arithmetic": "integers on a grid, drawn exactly" if recipe.plan.secure_mode else "floating point",
         "data_touches": _touches(job),
         **({"composition": "The records are public: other uses of them concern nobody."} if dataset.public else {}),
     }
@@ -387,7 +387,7 @@ def _touches(job: TrainingJob) -> dict[str, str]:
         "evaluation": measured if job.test_is_public and job.dataset.test is not None else "None.",
         "logging": (
             "Progress shows steps, ε and time. No loss, norm or batch size is printed or stored"
-            + (", except for noisy losses that ε pays for." if job.recipe.plan.loss_curve is not None else ".")
+            + (", except for noisy losses that ε pays for." if job.recipe.plan.loss_release is not None else ".")
         )
         if job.diagnostics is None
         else "Losses and batch sizes were shown on the terminal, without noise; they are not stored.",
@@ -395,13 +395,13 @@ def _touches(job: TrainingJob) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _seeded(randomness: "KeyedRNG") -> Iterator[None]:
+def _seeded(rng: "KeyedRNG") -> Iterator[None]:
     """Initial weights come from torch's generator; a repeatable run repeats them too."""
     import torch
 
-    if not randomness.reproducible or randomness.seed is None:
+    if not rng.reproducible or rng.seed is None:
         yield
         return
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(randomness.seed % 2**63)
+        torch.manual_seed(rng.seed % 2**63)
         yield

@@ -83,12 +83,12 @@ def tune_command(
         public_score=score == "public",
         score_noise=score_noise,
         space=_space(model, space),
-        randomness=KeyedRNG(seed=seed, reproducible=reproducible),
+        rng=KeyedRNG(seed=seed, reproducible=reproducible),
         folder=run_folder(f"{dataset.name}-tuned", out_folder),
         ledger=account,
     )
     kind = "public" if dataset.public else "private"
-    out.say(Text.assemble((dataset.name, "bold"), f": {kind} records, settings of {model} by random stopping"))
+    out.print_status(Text.assemble((dataset.name, "bold"), f": {kind} records, settings of {model} by random stopping"))
     outcome, config = run_tuning_job(job, out.stderr)
     document = {**outcome.to_dict(), "settings": config, "tuning": "random stopping", "score": score}
     chosen = key_value_table(
@@ -97,7 +97,7 @@ def tune_command(
             for name, value in config.items()
         ]
     )
-    out.finish(document, *render_outcome(outcome), Text(), Text("chosen settings", style="dim"), chosen)
+    out.print_result(document, *render_outcome(outcome), Text(), Text("chosen settings", style="dim"), chosen)
 
 
 _KINDS = ("uniform", "log_uniform", "integers")

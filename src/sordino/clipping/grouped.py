@@ -67,7 +67,7 @@ class QuantileClipping(Clipping):
         InvalidArgument: a value is out of its range, or `inner` adapts itself.
 
     Example:
-        >>> QuantileClipping(quantile=0.5, count_noise=12.8).words
+        >>> QuantileClipping(quantile=0.5, count_noise=12.8).describe()
         'flat clipping at the private 0.5 quantile'
 
     References:
@@ -88,24 +88,23 @@ class QuantileClipping(Clipping):
         if isinstance(self.inner, QuantileClipping):
             raise InvalidArgument("inner must have fixed bounds, got QuantileClipping. Give FlatClipping().")
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The method as it is written in a report."""
-        return f"{self.inner.words} at the private {self.quantile:g} quantile"
+        return f"{self.inner.describe()} at the private {self.quantile:g} quantile"
 
     def groups(self, sizes: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
         """The groups of `inner`."""
         return self.inner.groups(sizes)
 
-    def thresholds(self, sizes: Mapping[str, int], *, max_grad_norm: float) -> tuple[float, ...]:
+    def clip_norms(self, sizes: Mapping[str, int], *, max_grad_norm: float) -> tuple[float, ...]:
         """The bounds of the first step: those of `inner`."""
-        return self.inner.thresholds(sizes, max_grad_norm=max_grad_norm)
+        return self.inner.clip_norms(sizes, max_grad_norm=max_grad_norm)
 
-    def factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
+    def clip_factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
         """The factors of `inner` for one group whose bound is `max_grad_norm`."""
-        return self.inner.factors(squared_norms, max_grad_norm=max_grad_norm)
+        return self.inner.clip_factors(squared_norms, max_grad_norm=max_grad_norm)
 
-    def begin(self, thresholds: Sequence[float]) -> "QuantileThresholds":
+    def init_state(self, thresholds: Sequence[float]) -> "QuantileThresholds":
         """The moving bounds of a run that begins with `thresholds`."""
         return QuantileThresholds(self, thresholds)
 
@@ -123,13 +122,13 @@ class QuantileThresholds:
         self._start = tuple(checks.positive(start=bound) for bound in start)
         self.values = self._start
 
-    def below(self, squared_norms: Float[Tensor, "G B"]) -> Float[Tensor, " G"]:
+    def count_below(self, squared_norms: Float[Tensor, "G B"]) -> Float[Tensor, " G"]:
         """``Σ_b (1[n ≤ C_g] − 1/2)`` for each group: a record moves each entry by at most 1/2 (1 when replaced)."""
         bounds = torch.tensor(self.values, dtype=torch.float64, device=squared_norms.device)[:, None]
         inside = squared_norms.double() <= bounds.square()
         return (inside.to(torch.float64) - 0.5).sum(1)
 
-    def joint(self, relation: NeighboringRelation, noise_multiplier: float) -> tuple[float, float]:
+    def joint_scale(self, neighboring_relation: NeighboringRelation, noise_multiplier: float) -> tuple[float, float]:
         """(scale κ of the counts, ℓ2 sensitivity Δ of the clipped sum and κ times the counts together).
 
         With noise s = zΔ on every entry, Δ² = f²(Σ_g C_g² + κ²G/4) and κ = s / count_noise:
@@ -138,7 +137,7 @@ class QuantileThresholds:
         Raises:
             InvalidArgument: `count_noise` is too small for the noise multiplier: the counts alone would cost more.
         """
-        factor, noise = relation.sensitivity_factor, self._clipping.count_noise
+        factor, noise = neighboring_relation.sensitivity_factor, self._clipping.count_noise
         total = math.fsum(bound**2 for bound in self.values)
         share = (noise_multiplier * factor) ** 2 * len(self.values) / (4 * noise**2)
         if share >= 1:
@@ -197,7 +196,7 @@ class GroupedClipping(Clipping):
         >>> clipping = GroupedClipping(by="layer")
         >>> clipping.groups({"0.weight": 6, "0.bias": 2, "2.weight": 4})
         (('0.weight', '0.bias'), ('2.weight',))
-        >>> [round(bound, 4) for bound in clipping.thresholds({"0.weight": 6, "2.weight": 4}, max_grad_norm=1.0)]
+        >>> [round(bound, 4) for bound in clipping.clip_norms({"0.weight": 6, "2.weight": 4}, max_grad_norm=1.0)]
         [0.7071, 0.7071]
 
     References:
@@ -225,12 +224,11 @@ class GroupedClipping(Clipping):
                 "FlatClipping(), or put the groups inside: QuantileClipping(inner=GroupedClipping())."
             )
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The method as it is written in a report."""
         by = f"each {self.by}" if isinstance(self.by, str) else f"{len(self.by)} named groups"
         weights = self.weights if isinstance(self.weights, str) else "given"
-        return f"{self.inner.words} of {by}, {weights} bounds"
+        return f"{self.inner.describe()} of {by}, {weights} bounds"
 
     def groups(self, sizes: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
         """The names that are clipped together, in the order of their first parameter."""
@@ -248,7 +246,7 @@ class GroupedClipping(Clipping):
         parts = name.split(".")[:-1]
         return tuple(parts[:2] if self.by == "block" else parts)
 
-    def thresholds(self, sizes: Mapping[str, int], *, max_grad_norm: float) -> tuple[float, ...]:
+    def clip_norms(self, sizes: Mapping[str, int], *, max_grad_norm: float) -> tuple[float, ...]:
         """The bound of each group, rounded down so that their squares never add up to more than C²."""
         checks.positive(max_grad_norm=max_grad_norm)
         groups = self.groups(sizes)
@@ -265,9 +263,9 @@ class GroupedClipping(Clipping):
         total = math.fsum(squares) * (1 + 1e-12)
         return tuple(max_grad_norm * math.sqrt(square / total) for square in squares)
 
-    def factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
+    def clip_factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
         """The factors of one group whose bound is `max_grad_norm`."""
-        return self.inner.factors(squared_norms, max_grad_norm=max_grad_norm)
+        return self.inner.clip_factors(squared_norms, max_grad_norm=max_grad_norm)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -302,7 +300,7 @@ def get_clipping(name: str | Clipping) -> Clipping:
     """A method by its name with default options, or the method itself.
 
     Example:
-        >>> get_clipping("per_layer").words
+        >>> get_clipping("per_layer").describe()
         'flat clipping of each layer, equal bounds'
     """
     if isinstance(name, Clipping):

@@ -43,18 +43,17 @@ class Clipping(ABC):
 
     kind: ClassVar[str]
 
-    @property
     @abstractmethod
-    def words(self) -> str:
+    def describe(self) -> str:
         """The method as it is written in a report."""
 
     @abstractmethod
-    def factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
+    def clip_factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
         """One factor ≥ 0 for each squared norm n², with ``factor · n ≤ max_grad_norm``; 0 where n² is not finite.
 
         Args:
             squared_norms: squared gradient norms n², one per record, or squares of bounds on them; may hold infinities
-                and NaN. Clip gradients of a model by the bounds, `GradientCapture.squared_bounds`.
+                and NaN. Clip gradients of a model by the bounds, `GradientCapture.squared_norm_bounds`.
             max_grad_norm: the bound C, finite and > 0, in units of the gradient.
         """
 
@@ -62,14 +61,14 @@ class Clipping(ABC):
         """The parameters that are clipped together; `sizes` holds the number of entries of each, by name."""
         return (tuple(sizes),)
 
-    def thresholds(self, sizes: Mapping[str, int], *, max_grad_norm: float) -> tuple[float, ...]:  # noqa: ARG002
+    def clip_norms(self, sizes: Mapping[str, int], *, max_grad_norm: float) -> tuple[float, ...]:  # noqa: ARG002
         """The bound of each group; the root of the sum of their squares is at most `max_grad_norm`."""
         return (max_grad_norm,)
 
     @final
-    def sensitivity(self, relation: NeighboringRelation, *, max_grad_norm: float) -> float:
+    def sensitivity(self, neighboring_relation: NeighboringRelation, *, max_grad_norm: float) -> float:
         """How far one unit moves the clipped sum, in ℓ2 norm: C, or 2C under replace-one."""
-        return checks.positive(max_grad_norm=max_grad_norm) * relation.sensitivity_factor
+        return checks.positive(max_grad_norm=max_grad_norm) * neighboring_relation.sensitivity_factor
 
     @final
     def options(self) -> dict[str, object]:
@@ -118,7 +117,7 @@ class FlatClipping(Clipping):
 
     Example:
         >>> import torch
-        >>> FlatClipping().factors(torch.tensor([0.25, 4.0, torch.nan], dtype=torch.float64), max_grad_norm=1.0)
+        >>> FlatClipping().clip_factors(torch.tensor([0.25, 4.0, torch.nan], dtype=torch.float64), max_grad_norm=1.0)
         tensor([1.0000, 0.5000, 0.0000], dtype=torch.float64)
 
     References:
@@ -127,12 +126,11 @@ class FlatClipping(Clipping):
 
     kind: ClassVar[str] = "flat"
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The method as it is written in a report."""
         return "flat clipping"
 
-    def factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
+    def clip_factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
         """``min(1, C/(n(1 + 2e-6)))``, exactly 0 where n² is not finite; the type of `squared_norms`."""
         norms = squared_norms.clamp(min=0).sqrt()
         return cap_clip_factors(squared_norms, max_clip_factors(norms, max_grad_norm), torch.ones_like(norms))
@@ -150,7 +148,7 @@ _LARGEST = 1e30
 @final
 @dataclass(frozen=True, kw_only=True)
 class AutomaticClipping(Clipping):
-    """Normalise each record's gradient: factor C/(n + stability). AUTO-S; with `stability` 0 it is AUTO-V.
+    """Normalize each record's gradient: factor C/(n + stability). AUTO-S; with `stability` 0 it is AUTO-V.
 
     When: the bound should not be tuned. `max_grad_norm` only scales the learning rate.
 
@@ -162,7 +160,7 @@ class AutomaticClipping(Clipping):
 
     Example:
         >>> import torch
-        >>> AutomaticClipping().factors(torch.tensor([1e-4, 1.0]), max_grad_norm=1.0)
+        >>> AutomaticClipping().clip_factors(torch.tensor([1e-4, 1.0]), max_grad_norm=1.0)
         tensor([50.0000,  0.9901])
 
     References:
@@ -175,12 +173,11 @@ class AutomaticClipping(Clipping):
     def __post_init__(self) -> None:
         checks.non_negative(stability=self.stability)
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The method as it is written in a report."""
-        return f"automatic clipping, stability {self.stability:g}" if self.stability else "normalised gradients"
+        return f"automatic clipping, stability {self.stability:g}" if self.stability else "normalized gradients"
 
-    def factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
+    def clip_factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
         """``C/(n + γ)``, at most C/(n(1 + 2e-6)) and 1e30; 0 where n² is not finite."""
         norms = squared_norms.clamp(min=0).sqrt()
         factors = (max_grad_norm / (norms + self.stability)).clamp(max=_LARGEST)
@@ -199,7 +196,7 @@ class PsacClipping(Clipping):
 
     Example:
         >>> import torch
-        >>> PsacClipping(stability=0.1).factors(torch.tensor([0.0, 1.0]), max_grad_norm=1.0)
+        >>> PsacClipping(stability=0.1).clip_factors(torch.tensor([0.0, 1.0]), max_grad_norm=1.0)
         tensor([1.0000, 0.9167])
 
     References:
@@ -212,12 +209,11 @@ class PsacClipping(Clipping):
     def __post_init__(self) -> None:
         checks.positive(stability=self.stability)
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The method as it is written in a report."""
         return f"per-sample adaptive clipping, stability {self.stability:g}"
 
-    def factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
+    def clip_factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
         """``C/(n + r/(n + r))``, at most C/(n(1 + 2e-6)); 0 where n² is not finite."""
         norms = squared_norms.clamp(min=0).sqrt()
         factors = max_grad_norm / (norms + self.stability / (norms + self.stability))
@@ -245,7 +241,7 @@ class GlobalClipping(Clipping):
 
     Example:
         >>> import torch
-        >>> GlobalClipping(threshold=2.0).factors(torch.tensor([0.25, 1.0, 9.0]), max_grad_norm=1.0)
+        >>> GlobalClipping(threshold=2.0).clip_factors(torch.tensor([0.25, 1.0, 9.0]), max_grad_norm=1.0)
         tensor([0.5000, 0.5000, 0.0000])
 
     References:
@@ -258,12 +254,11 @@ class GlobalClipping(Clipping):
     def __post_init__(self) -> None:
         checks.positive(threshold=self.threshold)
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The method as it is written in a report."""
         return f"global clipping, threshold {self.threshold:g} times the bound"
 
-    def factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
+    def clip_factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
         """``1/ρ`` where n(1 + 2e-6) ≤ ρC, else 0; 0 where n² is not finite."""
         norms = squared_norms.clamp(min=0).sqrt()
         largest = max_clip_factors(norms, max_grad_norm)
@@ -293,7 +288,7 @@ class ProjectedClipping(Clipping):
         projections: r ≥ 1, jvps a step; 50 or more are advisable.
 
     Example:
-        >>> ProjectedClipping(projections=50).words
+        >>> ProjectedClipping(projections=50).describe()
         'flat clipping by norms estimated from 50 projections'
 
     References:
@@ -307,18 +302,17 @@ class ProjectedClipping(Clipping):
     def __post_init__(self) -> None:
         checks.integer(1, projections=self.projections)
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The method as it is written in a report."""
         return f"flat clipping by norms estimated from {self.projections} projections"
 
-    def factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
+    def clip_factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
         """Those of flat clipping; the squared norms are estimates."""
-        return FlatClipping().factors(squared_norms, max_grad_norm=max_grad_norm)
+        return FlatClipping().clip_factors(squared_norms, max_grad_norm=max_grad_norm)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# AdaClip: gradients are centred and scaled entry by entry before they are clipped.
+# AdaClip: gradients are centered and scaled entry by entry before they are clipped.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -351,7 +345,7 @@ class AdaClip(Clipping):
         InvalidArgument: a value is out of its range.
 
     Example:
-        >>> AdaClip().words
+        >>> AdaClip().describe()
         'AdaClip'
 
     References:
@@ -373,16 +367,15 @@ class AdaClip(Clipping):
         if not checks.positive(largest=self.largest) >= 1:
             raise InvalidArgument(f"largest must be ≥ 1, got {self.largest!r}. It is a multiple of the mean scale.")
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The method as it is written in a report."""
         return "AdaClip"
 
-    def factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
+    def clip_factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
         """Those of flat clipping; in (1) the norms are those of w and the bound is 1."""
-        return FlatClipping().factors(squared_norms, max_grad_norm=max_grad_norm)
+        return FlatClipping().clip_factors(squared_norms, max_grad_norm=max_grad_norm)
 
-    def begin(self, sizes: Sequence[int]) -> "AdaClipState":
+    def init_state(self, sizes: Sequence[int]) -> "AdaClipState":
         """The transform before the first step; `sizes` are the numbers of entries of the parameters."""
         return AdaClipState(self, [torch.zeros(size, dtype=torch.float64) for size in sizes])
 
@@ -412,7 +405,7 @@ class AdaClipState:
         total = sum(float(part.sum()) for part in spread)
         return [max_grad_norm * (part * (entries / total)).sqrt() for part in spread]
 
-    def learn(self, released: Sequence[Tensor], noise: Sequence[Tensor]) -> None:
+    def update(self, released: Sequence[Tensor], noise: Sequence[Tensor]) -> None:
         """Take in a released gradient g̃; `noise` is the standard deviation z·Δ·b/B of its entries."""
         kept, remembered = self._clipping.variance_decay, self._clipping.mean_decay
         for place, (gradient, stddev) in enumerate(zip(released, noise, strict=True)):

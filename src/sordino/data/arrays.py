@@ -326,7 +326,7 @@ def _open(file: Path) -> np.ndarray:
         reason = "it is no array, or one of Python objects"
     else:
         if isinstance(array, np.ndarray) and array.ndim >= 1:
-            # Otherwise the neighbourhood of every row is read, 128 KiB as a rule: megabytes for a batch of kilobytes.
+            # Otherwise the neighborhood of every row is read, 128 KiB as a rule: megabytes for a batch of kilobytes.
             _advise(array, "MADV_RANDOM")
             return array
         reason = "it holds no rows"

@@ -1,4 +1,4 @@
-"""The facts about every named data set: shapes, labels, licence, files, checksums, addresses."""
+"""The facts about every named data set: shapes, labels, license, files, checksums, addresses."""
 
 import gzip
 import hashlib
@@ -43,7 +43,7 @@ class RemoteFile:
         name: Its name in the cache.
         urls: Addresses that serve it, tried in order.
         sha256: SHA-256 in hexadecimal; of the contents after gunzip when `unzipped`, so that a copy that was
-            compressed again is still recognised.
+            compressed again is still recognized.
         unzipped: Whether the checksum is of the contents after gunzip.
     """
 
@@ -80,7 +80,7 @@ class NamedDataset:
         train_shape: Shape of the train features, records first.
         test_shape: Shape of the test features.
         labels: The label set.
-        licence: Terms of the records.
+        license: Terms of the records.
         source: Authors, year and home.
         layouts: The ways in which it may lie in a folder, the preferred first; the first is that of `files`.
         files: What to download; empty when embedded.
@@ -93,7 +93,7 @@ class NamedDataset:
     train_shape: tuple[int, ...]
     test_shape: tuple[int, ...]
     labels: tuple[str, ...]
-    licence: str
+    license: str
     source: str
     layouts: tuple[Layout, ...] = ()
     files: tuple[RemoteFile, ...] = ()
@@ -122,17 +122,17 @@ _ADULT = NamedDataset(
     train_shape=(30162, 104),
     test_shape=(15060, 104),
     labels=("<=50K", ">50K"),
-    licence="CC BY 4.0",
+    license="CC BY 4.0",
     source="Becker and Kohavi (1996), UCI Machine Learning Repository, doi:10.24432/C5XW20",
     note="Embedded in the package. Rows with a missing value and the survey weight are left out.",
 )
 _MNIST = NamedDataset(
     name="mnist",
-    task="handwritten digit from a 28×28 grey image",
+    task="handwritten digit from a 28×28 gray image",
     train_shape=(60000, 1, 28, 28),
     test_shape=(10000, 1, 28, 28),
     labels=tuple("0123456789"),
-    licence="CC BY-SA 3.0",
+    license="CC BY-SA 3.0",
     source="LeCun, Cortes and Burges (1998), The MNIST database of handwritten digits",
     layouts=(Layout(files=_IDX_NAMES, title="MNIST", shared=False),),
     files=_idx_files(
@@ -150,14 +150,14 @@ _MNIST = NamedDataset(
 )
 _FASHION = NamedDataset(
     name="fashion-mnist",
-    task="kind of garment from a 28×28 grey image",
+    task="kind of garment from a 28×28 gray image",
     train_shape=(60000, 1, 28, 28),
     test_shape=(10000, 1, 28, 28),
     labels=(
         *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
         *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     ),
-    licence="MIT",
+    license="MIT",
     source="Xiao, Rasul and Vollgraf (2017), Zalando Research, arXiv:1708.07747",
     layouts=(Layout(files=_IDX_NAMES, title="Fashion-MNIST", shared=False),),
     files=_idx_files(
@@ -174,11 +174,11 @@ _FASHION = NamedDataset(
 )
 _CIFAR10 = NamedDataset(
     name="cifar10",
-    task="kind of object from a 32×32 colour image",
+    task="kind of object from a 32×32 color image",
     train_shape=(50000, 3, 32, 32),
     test_shape=(10000, 3, 32, 32),
     labels=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-    licence="free to use with citation",
+    license="free to use with citation",
     source="Krizhevsky (2009), Learning multiple layers of features from tiny images, University of Toronto",
     layouts=(
         Layout(files=("cifar-10-binary.tar.gz",), title="CIFAR-10", shared=True),
@@ -199,7 +199,7 @@ _IMDB = NamedDataset(
     train_shape=(25000, 4096),
     test_shape=(25000, 4096),
     labels=("negative", "positive"),
-    licence="academic use, with citation",
+    license="academic use, with citation",
     source="Maas, Daly, Pham, Huang, Ng and Potts (2011), ACL, Stanford University",
     layouts=(
         Layout(files=("aclImdb_v1.tar.gz",), title="IMDB", shared=True),

@@ -49,7 +49,7 @@ def load_named(name: str, *, keep_texts: bool = False) -> DatasetSplits:
     """Load one named set; one that is not on this machine is fetched into the cache first.
 
     Args:
-        name: A name from the catalogue.
+        name: A name from the catalog.
         keep_texts: Keep the raw texts, for a set that has texts.
 
     Raises:
@@ -76,7 +76,7 @@ def load_named(name: str, *, keep_texts: bool = False) -> DatasetSplits:
         labels=wanted.labels,
         public=True,
         source=f"{wanted.source} ({found.origin}: {', '.join(path.name for path in found.files)})",
-        licence=wanted.licence,
+        license=wanted.license,
         schema=None,
     )
 
@@ -303,7 +303,7 @@ def _user_set(
         labels=labels,
         public=False,
         source=str(path),
-        licence="the user's own",
+        license="the user's own",
         schema=schema,
     )
 
@@ -354,7 +354,7 @@ class DatasetInfo:
         train_shape: Shape of the train features, records first.
         test_shape: Shape of the test features.
         classes: Number of labels.
-        licence: Terms of the records.
+        license: Terms of the records.
         source: Authors, year and home.
         present: Whether the set is on this machine now.
         origin: ``embedded``, ``SORDINO_DATA``, ``cache`` or ``system package`` when present, else ``download``.
@@ -367,7 +367,7 @@ class DatasetInfo:
     train_shape: tuple[int, ...]
     test_shape: tuple[int, ...]
     classes: int
-    licence: str
+    license: str
     source: str
     present: bool
     origin: str
@@ -453,7 +453,7 @@ def _info(item: NamedDataset) -> DatasetInfo:
         train_shape=item.train_shape,
         test_shape=item.test_shape,
         classes=len(item.labels),
-        licence=item.licence,
+        license=item.license,
         source=item.source,
         present=origin != "download",
         origin=origin,

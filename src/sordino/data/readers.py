@@ -142,7 +142,7 @@ def load_adult() -> DatasetSplits:
         labels=ADULT_SCHEMA.labels,
         public=True,
         source="embedded: UCI Machine Learning Repository, Becker and Kohavi (1996), doi:10.24432/C5XW20",
-        licence="CC BY 4.0",
+        license="CC BY 4.0",
         schema=ADULT_SCHEMA,
     )
 

@@ -433,7 +433,7 @@ class DatasetSplits:
         labels: The label set; labels of records are indices in it.
         public: Whether the records are public. Only then may statistics without noise be shown.
         source: Where the records come from.
-        licence: The licence of the records.
+        license: The license of the records.
         schema: The declared schema of a table; None for images and texts.
     """
 
@@ -443,7 +443,7 @@ class DatasetSplits:
     labels: tuple[str, ...]
     public: bool
     source: str
-    licence: str
+    license: str
     schema: Schema | None
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Private estimators with scikit-learn's interface: for tables, without deep nets.
 
-What must be public is declared (`data_norm`, `bounds`, `classes`), never read from the data; `privacy_` says afterwards
-what was spent.
+What must be public is declared (`data_norm`, `bounds`, `classes`), never read from the data; `guarantee_` says
+afterwards what was spent.
 """
 
 from typing import TYPE_CHECKING

@@ -52,7 +52,7 @@ __all__ = [
 #
 # Shapes, types and the number of columns are public: wrong ones are refused. Entries are private: none raises, none is
 # quoted. A record with an entry that is not finite, or with a label that nobody declared, stays in its place and
-# contributes nothing, so the same rule serves every neighbouring relation.
+# contributes nothing, so the same rule serves every neighboring relation.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -108,12 +108,12 @@ def encode_labels(y: Labels, classes: Sequence[Hashable]) -> npt.NDArray[np.int6
     return category_codes(listed, tuple(classes))
 
 
-def scaled_targets(y: Numbers, bounds: tuple[float, float], *, centre: float, half: float) -> FloatArray:
-    """Targets clipped to the bounds, then (y − centre)/half in [−1, 1], float64 [n]; NaN where one is not finite."""
+def scaled_targets(y: Numbers, bounds: tuple[float, float], *, center: float, half: float) -> FloatArray:
+    """Targets clipped to the bounds, then (y − center)/half in [−1, 1], float64 [n]; NaN where one is not finite."""
     _check_not_objects(y, "y")
     targets = to_float_array(y, "y").ravel()
     with np.errstate(all="ignore"):  # warnings would tell of extreme targets
-        scaled = np.clip((np.clip(targets, *bounds) - centre) / half, -1.0, 1.0)
+        scaled = np.clip((np.clip(targets, *bounds) - center) / half, -1.0, 1.0)
     scaled[~np.isfinite(targets)] = np.nan
     return scaled
 
@@ -199,7 +199,7 @@ class PrivateEstimator(BaseEstimator):
     """Base of the estimators: scikit-learn's parameter handling, and a privacy budget.
 
     Attributes:
-        privacy_: the `Guarantee` of everything that `fit` learned.
+        guarantee_: the `Guarantee` of everything that `fit` learned.
         events_: what `fit` did, one event a release.
     """
 
@@ -208,7 +208,7 @@ class PrivateEstimator(BaseEstimator):
     random_state: int | None
     reproducible: bool
     ledger: Account | Reservation | None = None
-    privacy_: Guarantee
+    guarantee_: Guarantee
     events_: tuple[Event, ...]
 
     def __init_subclass__(cls, **options: object) -> None:
@@ -239,27 +239,32 @@ class PrivateEstimator(BaseEstimator):
         self,
         events: Sequence[Event],
         *,
-        relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
         sampler: str = "none",
         caveats: tuple[str, ...] = (),
     ) -> None:
         """Write down what is about to be spent: the one place where a fit is charged, before it reads a record."""
         check_single_process(type(self).__name__)
         epsilon, delta = self._budget()
-        spent = accounting.epsilon(compose(list(events)), delta, relation=relation)
+        spent = accounting.epsilon(compose(list(events)), delta, neighboring_relation=neighboring_relation)
         # The events were made from (ε, δ), so they cost at most ε; a surplus in the last digits is the accountant's.
         if spent.upper > epsilon * (1 + 1e-9):
             raise InvalidArgument(f"events must cost at most epsilon={epsilon:g}, got more. Please report this.")
         if self.ledger is not None:
             name = type(self).__name__
-            self.ledger.charge(compose(list(events)), note=name, relation=relation, unit=PrivacyUnit.EXAMPLE)
+            self.ledger.charge(
+                compose(list(events)),
+                note=name,
+                neighboring_relation=neighboring_relation,
+                privacy_unit=PrivacyUnit.RECORD,
+            )
         self.events_ = tuple(events)
-        self.privacy_ = Guarantee(
+        self.guarantee_ = Guarantee(
             epsilon=min(spent.upper, epsilon),
             delta=delta,
             accountant=spent.accountant,
             sampler=sampler,
-            relation=relation,
+            neighboring_relation=neighboring_relation,
             caveats=(*caveats, *((FIXED_SEED_CAVEAT,) if self.reproducible else ())),
         )
 
@@ -296,7 +301,7 @@ def dry_run_events(estimator: PrivateEstimator, columns: int) -> tuple[tuple[Eve
     if "ledger" in trial.get_params(deep=False):
         trial.set_params(ledger=None)
     trial.fit(np.zeros((0, columns)), np.zeros(0))  # pyright: ignore[reportAttributeAccessIssue]
-    return trial.events_, trial.privacy_.relation
+    return trial.events_, trial.guarantee_.neighboring_relation
 
 
 def common_relation(relations: Sequence[NeighboringRelation]) -> NeighboringRelation:
@@ -341,9 +346,9 @@ def split_budget_equally(
 
     def spent(share: float) -> float:
         found = [dry_run_events(estimator, columns) for estimator in build(share, each_delta)]
-        relation = common_relation([relation for _, relation in found])
+        neighboring_relation = common_relation([neighboring_relation for _, neighboring_relation in found])
         events = [event for events, _ in found for event in events]
-        return accounting.epsilon(compose([*events, *beside]), delta, relation=relation).upper
+        return accounting.epsilon(compose([*events, *beside]), delta, neighboring_relation=neighboring_relation).upper
 
     # Basic composition: Σ ε_i + ε of `beside` ≤ ε, with a hair kept back for rounding.
     rest = epsilon - (accounting.epsilon(compose(list(beside)), 0.0).upper if beside else 0.0)

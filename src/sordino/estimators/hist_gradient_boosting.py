@@ -94,7 +94,7 @@ class Feature:
 
     @property
     def ordered(self) -> bool:
-        """Whether neighbouring bins are alike: intervals are, categories are not."""
+        """Whether neighboring bins are alike: intervals are, categories are not."""
         return self.edges is not None
 
     def bins_of(self, records: FloatArray) -> npt.NDArray[np.int64]:
@@ -220,8 +220,8 @@ class CyclicBoosting:
         learning_rate: > 0.
         smoothing: ≥ 0; every leaf is shrunk as if it held that many times the noise of one release more, at unit 1.
         unit: > 0, how far scores reach about: the smaller, the less noise they bear.
-        relation: the neighbouring relation.
-        randomness: of the noise and of the trees; by default a fresh key of this object's own.
+        neighboring_relation: the neighboring relation.
+        rng: of the noise and of the trees; by default a fresh key of this object's own.
     """
 
     loss: Loss
@@ -231,8 +231,8 @@ class CyclicBoosting:
     learning_rate: float
     smoothing: float
     unit: float = 1.0
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.integer(1, rounds=self.rounds)
@@ -258,15 +258,15 @@ class CyclicBoosting:
             PrivateHistogram(
                 budget=share,
                 edges=tuple(np.arange(feature.bins + 1) - 0.5),
-                relation=self.relation,
-                randomness=self.randomness,
+                neighboring_relation=self.neighboring_relation,
+                rng=self.rng,
             )
             for feature in self.features
         ]
 
     def sums(self, leaves: int) -> GridGaussianMechanism | DiscreteLaplaceMechanism:
         """The release of residual sums [leaves, k]: one record moves them by its residual, replacing one by two."""
-        bound = self.loss.lipschitz * self.relation.sensitivity_factor
+        bound = self.loss.lipschitz * self.neighboring_relation.sensitivity_factor
         size = leaves * self.loss.outputs
         if isinstance(self.sums_share, PureBudget):
             # With several outputs a residual is e_y − p, of ℓ2 norm ≤ √2 and ℓ1 norm ≤ 2.
@@ -274,13 +274,13 @@ class CyclicBoosting:
                 epsilon=self.sums_share.epsilon,
                 l1_sensitivity=bound if self.loss.outputs == 1 else bound * 2**0.5,
                 dimension=size,
-                randomness=self.randomness,
+                rng=self.rng,
             )
         return GridGaussianMechanism(
             noise_multiplier=self.sums_share.noise_multiplier,
             l2_sensitivity=bound,
             dimension=size,
-            randomness=self.randomness,
+            rng=self.rng,
         )
 
     @cached_property
@@ -296,7 +296,7 @@ class CyclicBoosting:
             SelfComposed(event=self.sums_share.event(), count=self.releases),
         ]
 
-    def exact(self, bins: IntegerArray, leaves: int, scores: FloatArray, targets: FloatArray) -> FloatArray:
+    def exact_value(self, bins: IntegerArray, leaves: int, scores: FloatArray, targets: FloatArray) -> FloatArray:
         """Sums of residuals [leaves, k] of records in these leaves; −1 is in none. Not private."""
         residuals = -self.loss.gradients(scores, targets)
         steps = np.trunc(np.ldexp(residuals, _GRID_BITS))
@@ -310,7 +310,7 @@ class CyclicBoosting:
         counts = [np.maximum(count, 0).astype(np.float64) for count in released]
         total = max(float(np.mean([count.sum() for count in released])), 1.0)
         most = self._most_leaves(total)
-        trees = self.randomness.fresh("boosting-trees")
+        trees = self.rng.new_stream("boosting-trees")
         values = [np.zeros((feature.bins, self.loss.outputs)) for feature in self.features]
         scores = np.zeros((len(bins), self.loss.outputs))
         for _ in range(self.rounds):
@@ -336,7 +336,7 @@ class CyclicBoosting:
     ) -> FloatArray:
         """What each leaf adds to the scores [leaves, k]."""
         number = int(leaves.max()) + 1
-        sums = self.exact(np.where(bins >= 0, leaves[bins], -1), number, scores, targets)
+        sums = self.exact_value(np.where(bins >= 0, leaves[bins], -1), number, scores, targets)
         noisy = np.asarray(self.sums(number).release(sums))
         weight = np.bincount(leaves, weights=counts, minlength=number) * self._bend
         shrunk = np.maximum(weight, self._bend) + self.smoothing / self.unit * self.noise
@@ -382,7 +382,7 @@ class _Boosting(PrivateEstimator):
 
     def _prepared(self, columns: int, loss: Loss, *, unit: float = 1.0) -> CyclicBoosting:
         epsilon, delta = self._budget()
-        relation = NeighboringRelation(
+        neighboring_relation = NeighboringRelation(
             checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
         )
         features = declared_features(
@@ -401,13 +401,13 @@ class _Boosting(PrivateEstimator):
             learning_rate=checks.positive(learning_rate=self.learning_rate),
             smoothing=checks.non_negative(smoothing=self.smoothing),
             unit=unit,
-            relation=relation,
-            randomness=self._randomness(),
+            neighboring_relation=neighboring_relation,
+            rng=self._randomness(),
         )
 
     def _learn(self, boosting: CyclicBoosting, records: FloatArray, targets: FloatArray) -> None:
         """Charge, release, and move each curve's mean into the intercept."""
-        self._charge(boosting.events(), relation=boosting.relation)
+        self._charge(boosting.events(), neighboring_relation=boosting.neighboring_relation)
         bins = np.stack([feature.bins_of(records) for feature in boosting.features], axis=1)
         shapes = boosting.release(bins, targets)
         means = [_mean(shapes, place) for place in range(len(boosting.features))]
@@ -464,7 +464,7 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
     The most accurate estimator here for tables from ε = 1 on: it finds steps and plateaus that no line has, and
     `shape_function` shows what it found. Every numeric column is cut into intervals between its declared bounds.
 
-    Guarantee: all curves are (epsilon, delta)-differentially private under `neighboring_relation`, as `privacy_`
+    Guarantee: all curves are (epsilon, delta)-differentially private under `neighboring_relation`, as `guarantee_`
     states. A record with a NaN or with a label that is not among `classes` contributes nothing; numbers beyond the
     bounds count as being on them. Nothing else depends on the data: no attribute, no warning, no stopping rule.
 
@@ -483,7 +483,7 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one``.
         ledger: None, or the account, or a reservation on it, that every fit is charged to.
         random_state: None, or a seed together with `reproducible`.
-        reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        reproducible: whether this is a test run; `guarantee_` then carries "not for release".
 
     Attributes:
         features_: the features, as declared.
@@ -491,7 +491,7 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
         intercept_: [1] or [K].
         n_iter_: `max_iter`.
         classes_: the declared classes.
-        privacy_: the guarantee.
+        guarantee_: the guarantee.
         events_: what was done.
 
     Example:
@@ -594,14 +594,14 @@ class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one``.
         ledger: None, or the account, or a reservation on it, that every fit is charged to.
         random_state: None, or a seed together with `reproducible`.
-        reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        reproducible: whether this is a test run; `guarantee_` then carries "not for release".
 
     Attributes:
         features_: the features, as declared.
         curves_: what each bin adds, one feature after the other [bins of all features, 1].
         intercept_: [1].
         n_iter_: `max_iter`.
-        privacy_: the guarantee.
+        guarantee_: the guarantee.
         events_: what was done.
 
     Example:
@@ -658,13 +658,13 @@ class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
         check_one_target_per_record(y, len(records))
         loss = HuberResidual(threshold=checks.positive(max_residual=self.max_residual))
         boosting = self._prepared(records.shape[1], loss, unit=_TARGET_UNIT)
-        centre = ends[0] / 2 + ends[1] / 2
-        half = max(ends[1] - centre, centre - ends[0])
-        targets = scaled_targets(y, ends, centre=centre, half=half)
+        center = ends[0] / 2 + ends[1] / 2
+        half = max(ends[1] - center, center - ends[0])
+        targets = scaled_targets(y, ends, center=center, half=half)
         present = present & np.isfinite(targets)
         self._learn(boosting, records[present], targets[present])
         self.curves_ = self.curves_ * half
-        self.intercept_ = self.intercept_ * half + centre
+        self.intercept_ = self.intercept_ * half + center
         return self
 
     def predict(self, X: Numbers) -> FloatArray:

@@ -4,7 +4,7 @@ Proof: docs/proofs/k-means.md.
 
 References:
     Blum, Dwork, McSherry, Nissim 2005, "Practical privacy: the SuLQ framework", section 4.4. Su, Cao, Li, Bertino, Jin
-    2016, "Differentially private k-means clustering" (few steps, spread starting centres).
+    2016, "Differentially private k-means clustering" (few steps, spread starting centers).
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ class KMeans(TransformerMixin, PrivateEstimator):
     """Private k-means: `max_iter` steps, each with a noisy count and noisy sums of every cluster.
 
     Guarantee: `cluster_centers_` are (epsilon, delta)-differentially private for one record added or removed. Starting
-    centres don't look at records, the number of steps is fixed, and a cluster is treated as empty by its noisy count.
+    centers don't look at records, the number of steps is fixed, and a cluster is treated as empty by its noisy count.
     Records are clipped to `bounds`; one with a NaN contributes nothing. Labels of the records and their distances would
     be releases of their own: there are none.
 
@@ -44,13 +44,13 @@ class KMeans(TransformerMixin, PrivateEstimator):
         bounds: (lower, upper), numbers or one a column, from public knowledge. Required.
         max_iter: number of steps ≥ 1; more steps mean more noise in each.
         random_state: None, or a seed together with `reproducible`.
-        reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        reproducible: whether this is a test run; `guarantee_` then carries "not for release".
         ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
         cluster_centers_: [k, d], inside the bounds.
         n_iter_: `max_iter`.
-        privacy_: the guarantee.
+        guarantee_: the guarantee.
         events_: what was done to each cluster, in order; the clusters hold different records.
 
     Example:
@@ -86,30 +86,30 @@ class KMeans(TransformerMixin, PrivateEstimator):
         epsilon, delta = self._budget()
         clusters = checks.integer(1, n_clusters=self.n_clusters)
         steps = checks.integer(1, max_iter=self.max_iter)
-        randomness = self._randomness()
+        rng = self._randomness()
         records, present = validate_matrix(X, estimator=self, reset=True)
         lower, upper = column_bounds(self.bounds, records.shape[1])
         shares = make_budget(epsilon=epsilon, delta=delta).split(*[1.0] * steps)
-        rounds = [_Step(share, records.shape[1], randomness) for share in shares]
+        rounds = [_Step(share, records.shape[1], rng) for share in shares]
         self._charge([event for one in rounds for event in one.events()])
         middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
         points = np.clip((np.clip(records[present], lower, upper) - middle) / half, -1.0, 1.0)
-        centres = _spread_centers(clusters, records.shape[1], randomness)
+        centers = _spread_centers(clusters, records.shape[1], rng)
         for one in rounds:
-            members = _squares(points, centres, half).argmin(axis=1)
-            centres = np.stack([one.centre(points[members == place], centres[place]) for place in range(clusters)])
-        self.cluster_centers_ = middle + half * centres
+            members = _squares(points, centers, half).argmin(axis=1)
+            centers = np.stack([one.center(points[members == place], centers[place]) for place in range(clusters)])
+        self.cluster_centers_ = middle + half * centers
         self.n_iter_ = steps
         return self
 
     def transform(self, X: Numbers) -> FloatArray:
-        """Distances of records to the centres [n, k]; a record with an entry that is not finite is taken as zero."""
+        """Distances of records to the centers [n, k]; a record with an entry that is not finite is taken as zero."""
         check_is_fitted(self)
         records, _ = validate_matrix(X, estimator=self, reset=False)
         return np.asarray(cdist(records, self.cluster_centers_), dtype=np.float64)
 
     def predict(self, X: Numbers) -> npt.NDArray[np.int64]:
-        """The nearest centre of each record [n]."""
+        """The nearest center of each record [n]."""
         return self.transform(X).argmin(axis=1)
 
 
@@ -119,19 +119,19 @@ class _Step:
     Args:
         share: this step's budget.
         columns: d.
-        randomness: where the noise comes from.
+        rng: where the noise comes from.
     """
 
-    def __init__(self, share: Budget, columns: int, randomness: KeyedRNG) -> None:
+    def __init__(self, share: Budget, columns: int, rng: KeyedRNG) -> None:
         for_count, for_sums = share.split(_COUNT_WEIGHT, float(columns))
-        self.count = PrivateCount(budget=for_count, randomness=randomness)
-        self.sums = PrivateSum(budget=for_sums, bounds=((-1.0, 1.0),) * columns, randomness=randomness)
+        self.count = PrivateCount(budget=for_count, rng=rng)
+        self.sums = PrivateSum(budget=for_sums, bounds=((-1.0, 1.0),) * columns, rng=rng)
 
     def events(self) -> list[Event]:
         return [self.count.event(), self.sums.event()]
 
-    def centre(self, points: FloatArray, before: FloatArray) -> FloatArray:
-        """The noisy mean; where the noisy count is small against its noise, the centre stays where it was."""
+    def center(self, points: FloatArray, before: FloatArray) -> FloatArray:
+        """The noisy mean; where the noisy count is small against its noise, the center stays where it was."""
         count = float(self.count.release(points))
         sums = np.asarray(self.sums.release(points))
         # Three deviations of the sums' noise, a public number: below that a mean would be noise.
@@ -139,18 +139,18 @@ class _Step:
         return np.clip(sums / count, -1.0, 1.0) if count >= least else before
 
 
-def _squares(points: FloatArray, centres: FloatArray, half: FloatArray) -> FloatArray:
+def _squares(points: FloatArray, centers: FloatArray, half: FloatArray) -> FloatArray:
     """Squared distances [n, k] in the records' units, scaled by the largest range so that nothing overflows."""
     unit = half / half.max()
-    return np.asarray(cdist(points * unit, centres * unit, metric="sqeuclidean"), dtype=np.float64)
+    return np.asarray(cdist(points * unit, centers * unit, metric="sqeuclidean"), dtype=np.float64)
 
 
-def _spread_centers(clusters: int, columns: int, randomness: KeyedRNG) -> FloatArray:
-    """Starting centres in [−¾, ¾]^d, each the farthest of many uniform points from those before it."""
-    drawn = randomness.fresh("k-means").uniform(clusters * _TRIED * columns).reshape(clusters, _TRIED, columns)
+def _spread_centers(clusters: int, columns: int, rng: KeyedRNG) -> FloatArray:
+    """Starting centers in [−¾, ¾]^d, each the farthest of many uniform points from those before it."""
+    drawn = rng.new_stream("k-means").uniform(clusters * _TRIED * columns).reshape(clusters, _TRIED, columns)
     candidates = 1.5 * drawn - 0.75
-    centres = candidates[0, :1]
+    centers = candidates[0, :1]
     for place in range(1, clusters):
-        farthest = cdist(candidates[place], centres).min(axis=1).argmax()
-        centres = np.vstack([centres, candidates[place, farthest]])
-    return centres
+        farthest = cdist(candidates[place], centers).min(axis=1).argmax()
+        centers = np.vstack([centers, candidates[place, farthest]])
+    return centers

@@ -63,7 +63,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         intercept_scaling: float | None = None,
         inference: bool = False,
         neighboring_relation: str = "add_or_remove_one",
-        population: int | None = None,
+        dataset_size: int | None = None,
         batch_size: int | None = None,
         steps: int = 100,
         max_grad_norm: float = 0.25,
@@ -83,7 +83,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         self.intercept_scaling = intercept_scaling
         self.inference = inference
         self.neighboring_relation = neighboring_relation
-        self.population = population
+        self.dataset_size = dataset_size
         self.batch_size = batch_size
         self.steps = steps
         self.max_grad_norm = max_grad_norm
@@ -97,17 +97,17 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         raise NotImplementedError
 
     def _settings(self) -> DescentSettings | None:
-        if self.population is None:
+        if self.dataset_size is None:
             return None
         settings = DescentSettings(
-            population=self.population,
+            dataset_size=self.dataset_size,
             steps=self.steps,
             max_grad_norm=self.max_grad_norm,
             learning_rate=self.learning_rate,
         )
         if self.method == "dp-gd":
             return settings
-        return replace(settings, batch_size=self.batch_size or min(_SGD_BATCH, self.population))
+        return replace(settings, batch_size=self.batch_size or min(_SGD_BATCH, self.dataset_size))
 
     def fit(self, X: Numbers, y: Labels) -> "_LinearClassifier":
         """Fit to records X [n, d] with labels y [n]; charged first, then read."""
@@ -116,10 +116,10 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         norm = checks.positive(
             data_norm=require_declared(self.data_norm, name="data_norm", meaning="the largest norm of a row")
         )
-        relation = NeighboringRelation(
+        neighboring_relation = NeighboringRelation(
             checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
         )
-        randomness = self._randomness()
+        rng = self._randomness()
         records, present = validate_matrix(X, estimator=self, reset=True)
         design = DesignMatrix.declared(
             data_norm=norm,
@@ -128,12 +128,12 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
             intercept_scaling=self.intercept_scaling,
         )
         loss = self._loss(len(classes))
-        curvature = self._curvature(loss, design, relation, randomness)
-        mechanism = self._mechanism(loss, design, relation, randomness, 1.0 if curvature is None else _FIT_SHARE)
+        curvature = self._curvature(loss, design, neighboring_relation, rng)
+        mechanism = self._mechanism(loss, design, neighboring_relation, rng, 1.0 if curvature is None else _FIT_SHARE)
         check_one_target_per_record(y, len(records))
-        sampler = mechanism.plan.sampling.words if isinstance(mechanism, DPGradientDescent) else "none"
+        sampler = mechanism.plan.sampling.describe() if isinstance(mechanism, DPGradientDescent) else "none"
         events = [mechanism.event(), *([] if curvature is None else [curvature.event()])]
-        self._charge(events, relation=relation, sampler=sampler)
+        self._charge(events, neighboring_relation=neighboring_relation, sampler=sampler)
         found = encode_labels(y, classes.tolist())
         present = present & (found >= 0)
         targets = found.astype(np.float64) if loss.outputs > 1 else np.where(found == 1, 1.0, -1.0)
@@ -152,7 +152,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         return self
 
     def _mechanism(
-        self, loss: Loss, design: DesignMatrix, relation: NeighboringRelation, randomness: KeyedRNG, share: float
+        self, loss: Loss, design: DesignMatrix, neighboring_relation: NeighboringRelation, rng: KeyedRNG, share: float
     ) -> ConvexMechanism:
         epsilon, delta = self._budget()
         return ConvexFit(
@@ -164,12 +164,12 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
             regularization=self.regularization,
             settings=self._settings() if self.method in {"dp-gd", "dp-sgd"} else None,
             candidates=None if self.candidates is None else design.weights(self.candidates, loss.outputs),
-            relation=relation,
-            randomness=randomness,
+            neighboring_relation=neighboring_relation,
+            rng=rng,
         ).mechanism()
 
     def _curvature(
-        self, loss: Loss, design: DesignMatrix, relation: NeighboringRelation, randomness: KeyedRNG
+        self, loss: Loss, design: DesignMatrix, neighboring_relation: NeighboringRelation, rng: KeyedRNG
     ) -> CurvatureInference | None:
         if not self.inference:
             return None
@@ -182,8 +182,8 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         return CurvatureInference(
             budget=make_budget(epsilon=epsilon * (1 - _FIT_SHARE), delta=delta * (1 - _FIT_SHARE)),
             dimension=design.dimension,
-            relation=relation,
-            randomness=randomness,
+            neighboring_relation=neighboring_relation,
+            rng=rng,
         )
 
     def decision_function(self, X: Numbers) -> FloatArray:
@@ -207,7 +207,7 @@ class LogisticRegression(_LinearClassifier):
     more so at ε = 0.1, but wants a guess of the number of records.
 
     Guarantee: coefficients and intercepts are (epsilon, delta)-differentially private under `neighboring_relation`, as
-    `privacy_` states. Records longer than `data_norm` are cut back to it; a record with a NaN or with a label that is
+    `guarantee_` states. Records longer than `data_norm` are cut back to it; a record with a NaN or with a label that is
     not among `classes` contributes nothing. Nothing else depends on the data: no attribute, no warning, no error.
 
     Args:
@@ -215,11 +215,11 @@ class LogisticRegression(_LinearClassifier):
         delta: δ in [0, 1); 0 gives pure privacy for the methods that have it. Required.
         data_norm: the largest ℓ2 norm of a record, > 0, from public knowledge. Required.
         classes: all labels, at least two. Required.
-        method: ``objective`` (perturbation of the objective), ``output`` (of the minimiser), ``dp-gd`` and ``dp-sgd``
+        method: ``objective`` (perturbation of the objective), ``output`` (of the minimizer), ``dp-gd`` and ``dp-sgd``
             (noisy gradient descent through the training engine), ``exponential`` (choice among `candidates`).
         regularization: λ > 0 of (λ/2)‖W‖² beside the *sum* of losses, for records scaled to norm 1; None: the
             method's own.
-        fit_intercept: whether to append a constant column, which counts in the norm and is penalised.
+        fit_intercept: whether to append a constant column, which counts in the norm and is penalized.
         intercept_scaling: the constant; None takes data_norm/2.
         inference: for ``objective`` and two classes: whether `confidence_intervals` will be asked for; a fifth of the
             budget then goes to a noisy Hessian.
@@ -231,7 +231,7 @@ class LogisticRegression(_LinearClassifier):
         learning_rate: for the two descents; None derives it from the plan.
         candidates: for ``exponential``: coefficients with the intercept last, (m, d + 1), or (m, K, d + 1) for K > 2.
         random_state: None, or a seed together with `reproducible`.
-        reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        reproducible: whether this is a test run; `guarantee_` then carries "not for release".
         ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
@@ -240,13 +240,13 @@ class LogisticRegression(_LinearClassifier):
         classes_: the declared classes.
         unpenalised_: with `inference`, coefficients without the penalty's pull, the intercept last [d + 1].
         standard_errors_: with `inference`, their deviations, sampling and noise counted [d + 1].
-        privacy_: the guarantee.
+        guarantee_: the guarantee.
         events_: what was done.
 
     Example:
         >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0), np.repeat([0, 1], 500)
         >>> model = LogisticRegression(epsilon=1.0, delta=1e-6, data_norm=1.0, classes=(0, 1)).fit(X, y)
-        >>> float(model.score(X, y)), model.privacy_.epsilon
+        >>> float(model.score(X, y)), model.guarantee_.epsilon
         (1.0, 1.0)
 
     References:
@@ -312,7 +312,7 @@ class LinearSVC(_LinearClassifier):
         fit_intercept: bool = True,
         intercept_scaling: float | None = None,
         neighboring_relation: str = "add_or_remove_one",
-        population: int | None = None,
+        dataset_size: int | None = None,
         batch_size: int | None = None,
         steps: int = 100,
         max_grad_norm: float = 0.25,
@@ -332,7 +332,7 @@ class LinearSVC(_LinearClassifier):
             fit_intercept=fit_intercept,
             intercept_scaling=intercept_scaling,
             neighboring_relation=neighboring_relation,
-            population=population,
+            dataset_size=dataset_size,
             batch_size=batch_size,
             steps=steps,
             max_grad_norm=max_grad_norm,

@@ -49,7 +49,7 @@ class DescentSettings:
     """How to descend, in units where rows have norm ≤ 1. The defaults were chosen on public data (UCI Adult).
 
     Args:
-        population: public number of records, or a public guess of it; only the learning rate's scale depends on it.
+        dataset_size: public number of records, or a public guess of it; only the learning rate's scale depends on it.
         batch_size: expected batch size; None takes full batches.
         steps: ≥ 1.
         max_grad_norm: clipping norm > 0.
@@ -59,7 +59,7 @@ class DescentSettings:
         noise_per_weight: > 0.
     """
 
-    population: int
+    dataset_size: int
     batch_size: int | None = None
     steps: int = 100
     max_grad_norm: float = 0.25
@@ -68,14 +68,14 @@ class DescentSettings:
     noise_per_weight: float = 4.0
 
     def __post_init__(self) -> None:
-        checks.integer(1, population=self.population)
+        checks.integer(1, dataset_size=self.dataset_size)
         checks.integer(1, steps=self.steps)
         checks.positive(max_grad_norm=self.max_grad_norm)
         if self.learning_rate is not None:
             checks.positive(learning_rate=self.learning_rate)
-        if self.batch_size is not None and checks.integer(1, batch_size=self.batch_size) > self.population:
+        if self.batch_size is not None and checks.integer(1, batch_size=self.batch_size) > self.dataset_size:
             raise InvalidArgument(
-                f"batch_size must be ≤ population ({self.population}), got {self.batch_size}. Use smaller batches."
+                f"batch_size must be ≤ population ({self.dataset_size}), got {self.batch_size}. Use smaller batches."
             )
 
 
@@ -86,13 +86,13 @@ class DPGradientDescent:
     Guarantee: that of `fit` under `plan`, whose ε is at most epsilon.
 
     Args:
-        loss: of scores; without regularisation, which privacy doesn't need here.
+        loss: of scores; without regularization, which privacy doesn't need here.
         epsilon: > 0.
         delta: in (0, 1).
         dimension: number of columns p ≥ 1, with the intercept's.
         settings: how to descend.
-        relation: the neighbouring relation.
-        randomness: of the whole run; used once.
+        neighboring_relation: the neighboring relation.
+        rng: of the whole run; used once.
     """
 
     loss: Loss
@@ -100,21 +100,21 @@ class DPGradientDescent:
     delta: float
     dimension: int
     settings: DescentSettings
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
     plan: Plan = field(init=False)
 
     def __post_init__(self) -> None:
         checks.probability(zero=False, one=False, delta=self.delta, hint="Gradient descent needs some δ > 0.")
-        batch = self.settings.batch_size or self.settings.population
+        batch = self.settings.batch_size or self.settings.dataset_size
         plan = Plan.for_epsilon(
             target_epsilon=self.epsilon,
             delta=self.delta,
-            sample_rate=batch / self.settings.population,
+            sample_rate=batch / self.settings.dataset_size,
             steps=self.settings.steps,
             max_grad_norm=self.settings.max_grad_norm,
             expected_batch_size=float(batch),
-            neighboring_relation=self.relation,
+            neighboring_relation=self.neighboring_relation,
         )
         object.__setattr__(self, "plan", plan)
 
@@ -123,7 +123,7 @@ class DPGradientDescent:
         """η, from the plan alone."""
         if self.settings.learning_rate is not None:
             return self.settings.learning_rate
-        a_step = self.plan.at(0).mechanism.stddev / self.plan.at(0).expected_batch_size / (1 - _MOMENTUM)
+        a_step = self.plan.step_plan(0).mechanism.stddev / self.plan.step_plan(0).expected_batch_size / (1 - _MOMENTUM)
         bound = self.settings.noise_per_weight / (a_step * math.sqrt(self.plan.steps))
         return min(self.settings.largest_learning_rate, bound)
 
@@ -149,7 +149,7 @@ class DPGradientDescent:
                 parameters, lr=self.learning_rate, momentum=_MOMENTUM, nesterov=True
             ),
             performance=PerformanceOptions(microbatch_size=_MICROBATCH),
-            randomness=self.randomness,
+            rng=self.rng,
             averaging=TailWeightAverage(fraction=0.5),
             progress=False,
         )
@@ -203,8 +203,8 @@ class ConvexFit:
         regularization: λ for rows of norm 1, or None for the method's own choice.
         settings: for the two descents, or None.
         candidates: weights [m, p, k] for the exponential mechanism, or None.
-        relation: the neighbouring relation.
-        randomness: of this fit.
+        neighboring_relation: the neighboring relation.
+        rng: of this fit.
     """
 
     method: str
@@ -215,8 +215,8 @@ class ConvexFit:
     regularization: float | None
     settings: DescentSettings | None
     candidates: FloatArray | None
-    relation: NeighboringRelation
-    randomness: KeyedRNG
+    neighboring_relation: NeighboringRelation
+    rng: KeyedRNG
 
     def mechanism(self) -> ConvexMechanism:
         """The mechanism, which knows its event."""
@@ -231,8 +231,8 @@ class ConvexFit:
                     delta=self.delta,
                     regularization=self.regularization,
                     dimension=self.dimension,
-                    relation=self.relation,
-                    randomness=self.randomness,
+                    neighboring_relation=self.neighboring_relation,
+                    rng=self.rng,
                 )
             case "exponential":
                 if self.candidates is None:
@@ -243,14 +243,14 @@ class ConvexFit:
                     loss=self.loss,
                     epsilon=self.epsilon,
                     candidates=self.candidates,
-                    relation=self.relation,
-                    randomness=self.randomness,
+                    neighboring_relation=self.neighboring_relation,
+                    rng=self.rng,
                 )
             case _:
                 return self._descent()
 
     def _objective(self) -> ObjectivePerturbation:
-        if self.relation is NeighboringRelation.REPLACE_ONE:
+        if self.neighboring_relation is NeighboringRelation.REPLACE_ONE:
             raise InvalidArgument(
                 "neighboring_relation must be 'add_or_remove_one' or 'replace_special' for method='objective', got "
                 "'replace_one': its proof is for one record more or less. Use method='output'."
@@ -266,7 +266,7 @@ class ConvexFit:
             delta=self.delta,
             regularization=chosen,
             dimension=self.dimension,
-            randomness=self.randomness,
+            rng=self.rng,
         )
 
     def _descent(self) -> DPGradientDescent:
@@ -281,8 +281,8 @@ class ConvexFit:
             delta=self.delta,
             dimension=self.dimension,
             settings=self.settings,
-            relation=self.relation,
-            randomness=self.randomness,
+            neighboring_relation=self.neighboring_relation,
+            rng=self.rng,
         )
 
 
@@ -307,7 +307,7 @@ def release_weights(
 class DesignMatrix:
     """Records x become rows [x, c]/N with N = √(data_norm² + c²); without an intercept x/data_norm.
 
-    The constant column is a column like any other: it is part of the row's norm and its weight is penalised.
+    The constant column is a column like any other: it is part of the row's norm and its weight is penalized.
 
     Args:
         data_norm: the largest ℓ2 norm of a record, > 0; longer ones are cut back to it.

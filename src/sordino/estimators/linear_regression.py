@@ -63,7 +63,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         huber_threshold: float = 1.0,
         inference: bool = False,
         neighboring_relation: str = "add_or_remove_one",
-        population: int | None = None,
+        dataset_size: int | None = None,
         steps: int = 100,
         max_grad_norm: float = 0.5,
         learning_rate: float | None = None,
@@ -81,7 +81,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         self.huber_threshold = huber_threshold
         self.inference = inference
         self.neighboring_relation = neighboring_relation
-        self.population = population
+        self.dataset_size = dataset_size
         self.steps = steps
         self.max_grad_norm = max_grad_norm
         self.learning_rate = learning_rate
@@ -102,10 +102,10 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         bounds = checked_bounds(
             require_declared(self.target_bounds, name="target_bounds", meaning="(lowest, highest) target")
         )
-        relation = NeighboringRelation(
+        neighboring_relation = NeighboringRelation(
             checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
         )
-        randomness = self._randomness()
+        rng = self._randomness()
         records, present = validate_matrix(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(records))
         design = DesignMatrix.declared(
@@ -115,19 +115,19 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
             intercept_scaling=self.intercept_scaling,
         )
         # Without an intercept the model passes through 0, wherever the bounds lie.
-        centre = bounds[0] / 2 + bounds[1] / 2 if self.fit_intercept else 0.0
-        half = max(bounds[1] - centre, centre - bounds[0])
-        mechanism = self._mechanism(design, relation, randomness)
-        sampler = mechanism.plan.sampling.words if isinstance(mechanism, DPGradientDescent) else "none"
-        self._charge(_events(mechanism), relation=relation, sampler=sampler)
-        targets = scaled_targets(y, bounds, centre=centre, half=half)
+        center = bounds[0] / 2 + bounds[1] / 2 if self.fit_intercept else 0.0
+        half = max(bounds[1] - center, center - bounds[0])
+        mechanism = self._mechanism(design, neighboring_relation, rng)
+        sampler = mechanism.plan.sampling.describe() if isinstance(mechanism, DPGradientDescent) else "none"
+        self._charge(_events(mechanism), neighboring_relation=neighboring_relation, sampler=sampler)
+        targets = scaled_targets(y, bounds, center=center, half=half)
         present = present & np.isfinite(targets)
         rows = design.rows(records)
         if isinstance(mechanism, RegressionInference):
             solution, replicates = mechanism.release(rows[present], targets[present])
             weights = solution[:, None]
             slopes, constants = design.coefficients(replicates.T)
-            self.replicates_ = np.hstack([slopes * half, constants[:, None] * half + centre])
+            self.replicates_ = np.hstack([slopes * half, constants[:, None] * half + center])
         elif isinstance(mechanism, LeastSquaresStatistics | AdaptiveStatistics):
             added = self._regularization(design)
             weights = mechanism.weights(rows[present], targets[present], regularization=added)[:, None]
@@ -135,28 +135,28 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
             weights = release_weights(mechanism, rows, targets, present)
         coefficients, intercepts = design.coefficients(weights)
         self.coef_ = coefficients[0] * half
-        self.intercept_ = float(intercepts[0] * half + centre)
+        self.intercept_ = float(intercepts[0] * half + center)
         return self
 
-    def _mechanism(self, design: DesignMatrix, relation: NeighboringRelation, randomness: KeyedRNG) -> _Mechanism:
+    def _mechanism(self, design: DesignMatrix, neighboring_relation: NeighboringRelation, rng: KeyedRNG) -> _Mechanism:
         epsilon, delta = self._budget()
         if self.inference:
-            return self._inference(design, relation, randomness)
+            return self._inference(design, neighboring_relation, rng)
         if self.method in {"sufficient-statistics", "adassp"}:
             spent = make_budget(epsilon=epsilon, delta=delta)
             if self.method == "sufficient-statistics":
                 return LeastSquaresStatistics(
-                    budget=spent, dimension=design.dimension, relation=relation, randomness=randomness
+                    budget=spent, dimension=design.dimension, neighboring_relation=neighboring_relation, rng=rng
                 )
             if not isinstance(spent, GaussianBudget):
                 raise InvalidArgument("delta must be > 0 for method='adassp', got 0. Use 'sufficient-statistics'.")
             return AdaptiveStatistics(
-                budget=spent, dimension=design.dimension, relation=relation, randomness=randomness
+                budget=spent, dimension=design.dimension, neighboring_relation=neighboring_relation, rng=rng
             )
         settings = None
-        if self.population is not None:
+        if self.dataset_size is not None:
             settings = DescentSettings(
-                population=self.population,
+                dataset_size=self.dataset_size,
                 steps=self.steps,
                 max_grad_norm=self.max_grad_norm,
                 learning_rate=self.learning_rate,
@@ -173,12 +173,12 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
             regularization=self._regularization(design),
             settings=settings,
             candidates=None,
-            relation=relation,
-            randomness=randomness,
+            neighboring_relation=neighboring_relation,
+            rng=rng,
         ).mechanism()
 
     def _inference(
-        self, design: DesignMatrix, relation: NeighboringRelation, randomness: KeyedRNG
+        self, design: DesignMatrix, neighboring_relation: NeighboringRelation, rng: KeyedRNG
     ) -> RegressionInference:
         epsilon, delta = self._budget()
         if self.method != "sufficient-statistics" or not self.fit_intercept:
@@ -190,8 +190,8 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
             budget=make_budget(epsilon=epsilon, delta=delta),
             dimension=design.dimension,
             constant=design.intercept / design.norm,
-            relation=relation,
-            randomness=randomness,
+            neighboring_relation=neighboring_relation,
+            rng=rng,
         )
 
     def predict(self, X: Numbers) -> FloatArray:
@@ -213,7 +213,7 @@ class LinearRegression(_LeastSquares):
     ``method="adassp"`` is the one to start with: it needs no choice and was the most accurate on most public data sets.
 
     Guarantee: coefficients and intercept are (epsilon, delta)-differentially private under `neighboring_relation`, as
-    `privacy_` states. Records longer than `data_norm` are cut back to it and targets clipped to `target_bounds`; a
+    `guarantee_` states. Records longer than `data_norm` are cut back to it and targets clipped to `target_bounds`; a
     record with a NaN or an infinity contributes nothing. Nothing else depends on the data.
 
     Args:
@@ -235,14 +235,14 @@ class LinearRegression(_LeastSquares):
         max_grad_norm: clipping norm for ``dp-gd``, for records scaled to norm 1 and targets to [−1, 1].
         learning_rate: for ``dp-gd``; None derives it from the plan.
         random_state: None, or a seed together with `reproducible`.
-        reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        reproducible: whether this is a test run; `guarantee_` then carries "not for release".
         ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
         coef_: [d].
         intercept_: a number.
         replicates_: with `inference`, what other records and other noise might have given [500, d + 1].
-        privacy_: the guarantee.
+        guarantee_: the guarantee.
         events_: what was done.
 
     Example:
@@ -272,10 +272,10 @@ class LinearRegression(_LeastSquares):
 
 
 class Ridge(_LeastSquares):
-    """Private ridge regression: minimises Σ(y − x·w − b)² + alpha·(‖w‖² + (b − m)²/c²), m the middle of the bounds.
+    """Private ridge regression: minimizes Σ(y − x·w − b)² + alpha·(‖w‖² + (b − m)²/c²), m the middle of the bounds.
 
     A larger alpha shrinks more; with ``objective`` privacy needs some least alpha, which the refusal names for rows of
-    norm 1. With ``adassp`` alpha is the least regularisation, and with ``dp-gd`` there is none.
+    norm 1. With ``adassp`` alpha is the least regularization, and with ``dp-gd`` there is none.
 
     Guarantee: that of `LinearRegression`, whose parameters it shares; `alpha` beside them.
 
@@ -302,7 +302,7 @@ class Ridge(_LeastSquares):
         intercept_scaling: float | None = None,
         huber_threshold: float = 1.0,
         neighboring_relation: str = "add_or_remove_one",
-        population: int | None = None,
+        dataset_size: int | None = None,
         steps: int = 100,
         max_grad_norm: float = 0.5,
         learning_rate: float | None = None,
@@ -320,7 +320,7 @@ class Ridge(_LeastSquares):
             intercept_scaling=intercept_scaling,
             huber_threshold=huber_threshold,
             neighboring_relation=neighboring_relation,
-            population=population,
+            dataset_size=dataset_size,
             steps=steps,
             max_grad_norm=max_grad_norm,
             learning_rate=learning_rate,

@@ -61,8 +61,8 @@ class LeastSquaresStatistics:
     Args:
         budget: Gaussian, or pure for discrete Laplace noise.
         dimension: number of columns p ≥ 1.
-        relation: the neighbouring relation.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        neighboring_relation: the neighboring relation.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> from sordino.mechanisms import make_budget
@@ -73,8 +73,8 @@ class LeastSquaresStatistics:
 
     budget: Budget
     dimension: int
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.integer(1, dimension=self.dimension)
@@ -84,26 +84,30 @@ class LeastSquaresStatistics:
         """The release of AᵀA."""
         share, _ = self.budget.split(1, 1)
         return PrivateSecondMoment(
-            budget=share, data_norm=1.0, columns=self.dimension, relation=self.relation, randomness=self.randomness
+            budget=share,
+            data_norm=1.0,
+            columns=self.dimension,
+            neighboring_relation=self.neighboring_relation,
+            rng=self.rng,
         )
 
     @cached_property
     def cross(self) -> GridGaussianMechanism | DiscreteLaplaceMechanism:
         """The release of Aᵀt, of ℓ2 sensitivity 1 and ℓ1 sensitivity √p; twice that under replace-one."""
         _, share = self.budget.split(1, 1)
-        factor = self.relation.sensitivity_factor
+        factor = self.neighboring_relation.sensitivity_factor
         if isinstance(share, PureBudget):
             return DiscreteLaplaceMechanism(
                 epsilon=share.epsilon,
                 l1_sensitivity=factor * math.sqrt(self.dimension),
                 dimension=self.dimension,
-                randomness=self.randomness,
+                rng=self.rng,
             )
         return GridGaussianMechanism(
             noise_multiplier=share.noise_multiplier,
             l2_sensitivity=factor,
             dimension=self.dimension,
-            randomness=self.randomness,
+            rng=self.rng,
         )
 
     @property
@@ -137,7 +141,7 @@ class LeastSquaresStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveStatistics:
-    """AdaSSP: sufficient statistics, and a regularisation chosen by a noisy smallest eigenvalue.
+    """AdaSSP: sufficient statistics, and a regularization chosen by a noisy smallest eigenvalue.
 
     Wang's algorithm gives each of its three releases (ε/3, δ/3); here they are three shares of one Gaussian budget,
     which for the same (ε, δ) is 1.6 times less noise at ε = 1, δ = 10⁻⁶.
@@ -147,9 +151,9 @@ class AdaptiveStatistics:
     Args:
         budget: Gaussian.
         dimension: number of columns p ≥ 1.
-        failure: probability, in (0, 1), with which the regularisation may be too small for the noise.
-        relation: the neighbouring relation.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        failure: probability, in (0, 1), with which the regularization may be too small for the noise.
+        neighboring_relation: the neighboring relation.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> from sordino.mechanisms import GaussianBudget
@@ -160,8 +164,8 @@ class AdaptiveStatistics:
     budget: GaussianBudget
     dimension: int
     failure: float = 0.05
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.probability(zero=False, one=False, failure=self.failure)
@@ -171,7 +175,7 @@ class AdaptiveStatistics:
         """AᵀA and Aᵀt, with two thirds of the budget."""
         share, _ = self.budget.split(2, 1)
         return LeastSquaresStatistics(
-            budget=share, dimension=self.dimension, relation=self.relation, randomness=self.randomness
+            budget=share, dimension=self.dimension, neighboring_relation=self.neighboring_relation, rng=self.rng
         )
 
     @cached_property
@@ -181,7 +185,7 @@ class AdaptiveStatistics:
         return GridGaussianMechanism(
             noise_multiplier=share.noise_multiplier,
             l2_sensitivity=1.0 + _EIGENVALUE_ROUNDING,
-            randomness=self.randomness,
+            rng=self.rng,
         )
 
     @property
@@ -258,15 +262,15 @@ class RegressionInference:
         budget: Gaussian or pure.
         dimension: number of columns p ≥ 2, the last one constant.
         constant: its value, > 0, which tells the number of records from AᵀA.
-        relation: the neighbouring relation.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        neighboring_relation: the neighboring relation.
+        rng: where the noise comes from; by default a fresh key of this object's own.
     """
 
     budget: Budget
     dimension: int
     constant: float
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.integer(2, dimension=self.dimension)
@@ -277,14 +281,16 @@ class RegressionInference:
         """The release of AᵀA and Aᵀt."""
         share, _ = self.budget.split(9, 1)
         return LeastSquaresStatistics(
-            budget=share, dimension=self.dimension, relation=self.relation, randomness=self.randomness
+            budget=share, dimension=self.dimension, neighboring_relation=self.neighboring_relation, rng=self.rng
         )
 
     @cached_property
     def square(self) -> PrivateSum:
         """The release of Σ(t² − ½), which one record moves by at most ½."""
         _, share = self.budget.split(9, 1)
-        return PrivateSum(budget=share, bounds=(-0.5, 0.5), relation=self.relation, randomness=self.randomness)
+        return PrivateSum(
+            budget=share, bounds=(-0.5, 0.5), neighboring_relation=self.neighboring_relation, rng=self.rng
+        )
 
     def events(self) -> list[Event]:
         """The events of one release, one a part."""
@@ -303,7 +309,7 @@ class RegressionInference:
         # Where noise leaves less than nothing, the deviation of Σt²'s own noise is the least that can be told.
         least = float(np.asarray(self.square.scales).ravel()[0])
         variance = max(whole - float(weights @ cross), least) / records
-        stream = self.randomness.fresh("bootstrap")
+        stream = self.rng.new_stream("bootstrap")
         sampled = normal(_REPLICATES * self.dimension, stream).reshape(_REPLICATES, -1) @ (vectors * np.sqrt(values)).T
         gram_noise, cross_noise = self._noise(stream)
         again, turned = np.linalg.eigh((vectors * values) @ vectors.T + gram_noise)
@@ -334,14 +340,14 @@ class CurvatureInference:
     Args:
         budget: Gaussian or pure.
         dimension: number of columns p ≥ 1.
-        relation: the neighbouring relation.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        neighboring_relation: the neighboring relation.
+        rng: where the noise comes from; by default a fresh key of this object's own.
     """
 
     budget: Budget
     dimension: int
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     @cached_property
     def hessian(self) -> PrivateSecondMoment:
@@ -350,8 +356,8 @@ class CurvatureInference:
             budget=self.budget,
             data_norm=0.5,
             columns=self.dimension,
-            relation=self.relation,
-            randomness=self.randomness,
+            neighboring_relation=self.neighboring_relation,
+            rng=self.rng,
         )
 
     def event(self) -> Event:

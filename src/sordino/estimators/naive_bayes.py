@@ -39,7 +39,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         bounds: (lower, upper), numbers or one a column, from public knowledge. Required.
         classes: all labels, at least two. Required.
         random_state: None, or a seed together with `reproducible`.
-        reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        reproducible: whether this is a test run; `guarantee_` then carries "not for release".
         ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
@@ -48,7 +48,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         class_count_: noisy numbers of records [K], at least 1.
         class_prior_: their shares [K].
         classes_: the declared classes.
-        privacy_: the guarantee.
+        guarantee_: the guarantee.
         events_: what was done to each class; the classes hold different records.
 
     Example:
@@ -81,13 +81,11 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         """Fit to records X [n, d] with labels y [n]; charged first, then read."""
         epsilon, delta = self._budget()
         classes = declared_classes(self.classes)
-        randomness = self._randomness()
+        rng = self._randomness()
         records, present = validate_matrix(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(records))
         lower, upper = column_bounds(self.bounds, records.shape[1])
-        mechanism = BoundedMoments(
-            budget=make_budget(epsilon=epsilon, delta=delta), lower=lower, upper=upper, randomness=randomness
-        )
+        mechanism = BoundedMoments(budget=make_budget(epsilon=epsilon, delta=delta), lower=lower, upper=upper, rng=rng)
         self._charge(mechanism.events())
         found = np.where(present, encode_labels(y, classes.tolist()), -1)
         groups = [mechanism.release(records[found == place]) for place in range(len(classes))]

@@ -80,13 +80,13 @@ class NeuralEstimator(PrivateEstimator):
     """Parameters and steps that classifier and regressor share."""
 
     module: ModuleSource | None
-    population: int | None
+    dataset_size: int | None
     batch_size: int | None
     sample_rate: float | None
     epochs: float
     max_grad_norm: float
     optimizer: str | OptimizerFactory
-    lr: float | None
+    learning_rate: float | None
     loss: RecordLoss | None
     averaged_fraction: float
     neighboring_relation: str
@@ -101,7 +101,7 @@ class NeuralEstimator(PrivateEstimator):
         population = checks.integer(
             1,
             population=require_declared(
-                self.population, name="population", meaning="the public number of records, or a public guess of it"
+                self.dataset_size, name="dataset_size", meaning="the public number of records, or a public guess of it"
             ),
         )
         rate = self._rate(population)
@@ -120,23 +120,23 @@ class NeuralEstimator(PrivateEstimator):
             ),
         )
 
-    def _rate(self, population: int) -> float:
+    def _rate(self, dataset_size: int) -> float:
         if self.sample_rate is not None:
             if self.batch_size is not None:
                 raise InvalidArgument("batch_size must be None with sample_rate, got both. Give one of them.")
             return checks.probability(zero=False, sample_rate=self.sample_rate)
         if self.batch_size is None:
-            return min(_BATCH, population) / population
-        if checks.integer(1, batch_size=self.batch_size) > population:
+            return min(_BATCH, dataset_size) / dataset_size
+        if checks.integer(1, batch_size=self.batch_size) > dataset_size:
             raise InvalidArgument(
-                f"batch_size must be ≤ population ({population}), got {self.batch_size}. Use smaller batches."
+                f"batch_size must be ≤ population ({dataset_size}), got {self.batch_size}. Use smaller batches."
             )
-        return self.batch_size / population
+        return self.batch_size / dataset_size
 
-    def _built(self, columns: int, outputs: int, randomness: KeyedRNG) -> nn.Module:
+    def _built(self, columns: int, outputs: int, rng: KeyedRNG) -> nn.Module:
         """A module of this fit's own: made by the factory, or a copy of the one that was given."""
         source = self.module
-        with _initial_weights(randomness):
+        with _initial_weights(rng):
             if source is None:
                 module = _perceptron(columns, outputs)
             elif isinstance(source, nn.Module):
@@ -155,13 +155,14 @@ class NeuralEstimator(PrivateEstimator):
 
     def _stepper(self, plan: Plan) -> OptimizerFactory:
         if not isinstance(self.optimizer, str):
-            if self.lr is not None:
+            if self.learning_rate is not None:
                 raise InvalidArgument(
-                    f"lr must be None when optimizer is a function, got {self.lr!r}. Set the learning rate in it."
+                    f"learning_rate must be None when optimizer is a function, got {self.learning_rate!r}. Set the "
+                    f"learning rate in it."
                 )
             return self.optimizer
         checks.one_of(("sgd", "adam"), optimizer=self.optimizer)
-        rate = None if self.lr is None else checks.positive(lr=self.lr)
+        rate = None if self.learning_rate is None else checks.positive(learning_rate=self.learning_rate)
         if self.optimizer == "adam":
             return lambda parameters: torch.optim.Adam(parameters, lr=_ADAM_RATE if rate is None else rate)
         chosen = _sgd_rate(plan, self._largest_rate) if rate is None else rate
@@ -175,7 +176,7 @@ class NeuralEstimator(PrivateEstimator):
         targets: npt.NDArray[np.generic],
         present: npt.NDArray[np.bool_],
         losses: RecordLoss,
-        randomness: KeyedRNG,
+        rng: KeyedRNG,
     ) -> nn.Module:
         def weighted(model: nn.Module, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
             return losses(model(x), y) * weight
@@ -189,7 +190,7 @@ class NeuralEstimator(PrivateEstimator):
             plan,
             optimizer=self._stepper(plan),
             performance=PerformanceOptions(microbatch_size=self.microbatch_size or _TOGETHER),
-            randomness=randomness,
+            rng=rng,
             averaging=TailWeightAverage(fraction=fraction) if fraction > 0 else None,
             progress=False,
         )
@@ -207,13 +208,13 @@ class NeuralEstimator(PrivateEstimator):
 
 
 @contextlib.contextmanager
-def _initial_weights(randomness: KeyedRNG) -> Iterator[None]:
+def _initial_weights(rng: KeyedRNG) -> Iterator[None]:
     """Initial weights come from torch's generator; a repeatable fit repeats them too."""
-    if not randomness.reproducible or randomness.seed is None:
+    if not rng.reproducible or rng.seed is None:
         yield
         return
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(randomness.seed % 2**63)
+        torch.manual_seed(rng.seed % 2**63)
         yield
 
 
@@ -223,9 +224,9 @@ def _single(records: FloatArray) -> Tensor:
 
 def _sgd_rate(plan: Plan, largest: float) -> float:
     """The largest rate for which the noise that adds up in one weight stays below a bound; from the plan alone."""
-    a_step = plan.at(0).mechanism.stddev / plan.at(0).expected_batch_size / (1 - _MOMENTUM)
+    a_step = plan.step_plan(0).mechanism.stddev / plan.step_plan(0).expected_batch_size / (1 - _MOMENTUM)
     bound = _NOISE_PER_WEIGHT / (a_step * math.sqrt(plan.steps))
-    return min(largest / plan.at(0).max_grad_norm, bound)
+    return min(largest / plan.step_plan(0).max_grad_norm, bound)
 
 
 @torch.no_grad()
@@ -251,7 +252,7 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
     """Any torch module as a private classifier, trained by DP-SGD.
 
     Guarantee: the weights of `module_` are (epsilon, delta)-differentially private under `neighboring_relation`, as
-    `privacy_` states, provided that module, loss and optimizer were chosen without looking at the records. A record
+    `guarantee_` states, provided that module, loss and optimizer were chosen without looking at the records. A record
     with a NaN, or a label that is not among `classes`, contributes nothing. The number of records is not used.
 
     Args:
@@ -260,32 +261,33 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         epsilon: ε > 0. Required.
         delta: δ in (0, 1). Required.
         classes: all labels, at least two. Required.
-        population: the public number of records, or a public guess; batch size and learning rate refer to it. Required.
-        batch_size: expected batch size; None takes 4096 or `population`.
+        dataset_size: the public number of records, or a public guess; batch size and learning rate refer to it.
+            Required.
+        batch_size: expected batch size; None takes 4096 or `dataset_size`.
         sample_rate: probability in (0, 1] that a record joins a batch, instead of `batch_size`.
         epochs: > 0; the number of steps is epochs / sample rate.
         max_grad_norm: clipping norm > 0 of a record's gradient.
         optimizer: ``sgd`` (with momentum), ``adam``, or a function (parameters) ↦ optimizer.
-        lr: learning rate > 0; None derives it from the plan (``sgd``) or takes 0.01 (``adam``).
+        learning_rate: learning rate > 0; None derives it from the plan (``sgd``) or takes 0.01 (``adam``).
         loss: (logits [n, K], class positions [n]) ↦ one loss a record [n]; None takes cross entropy.
         averaged_fraction: share of the last steps, in [0, 1], whose weights are averaged; 0 takes the last weights.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one``.
         microbatch_size: most records in one forward; changes only memory.
         device: where to train; None leaves the module where it is.
         random_state: None, or a seed together with `reproducible`.
-        reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        reproducible: whether this is a test run; `guarantee_` then carries "not for release".
         ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
         module_: the trained module, in evaluation mode.
         classes_: the declared classes.
-        privacy_: the guarantee.
+        guarantee_: the guarantee.
         events_: what was done.
 
     Example:
         >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0), np.repeat(["no", "yes"], 500)
-        >>> model = DPClassifier(epsilon=1.0, delta=1e-5, classes=("no", "yes"), population=1000).fit(X, y)
-        >>> float(model.score(X, y)), round(model.privacy_.epsilon, 2)
+        >>> model = DPClassifier(epsilon=1.0, delta=1e-5, classes=("no", "yes"), dataset_size=1000).fit(X, y)
+        >>> float(model.score(X, y)), round(model.guarantee_.epsilon, 2)
         (1.0, 1.0)
 
     References:
@@ -301,13 +303,13 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         epsilon: float | None = None,
         delta: float | None = None,
         classes: Sequence[Hashable] | None = None,
-        population: int | None = None,
+        dataset_size: int | None = None,
         batch_size: int | None = None,
         sample_rate: float | None = None,
         epochs: float = 20.0,
         max_grad_norm: float = 1.0,
         optimizer: str | Callable[[list[nn.Parameter]], Optimizer] = "sgd",
-        lr: float | None = None,
+        learning_rate: float | None = None,
         loss: RecordLoss | None = None,
         averaged_fraction: float = 0.5,
         neighboring_relation: str = "add_or_remove_one",
@@ -321,13 +323,13 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         self.epsilon = epsilon
         self.delta = delta
         self.classes = classes
-        self.population = population
+        self.dataset_size = dataset_size
         self.batch_size = batch_size
         self.sample_rate = sample_rate
         self.epochs = epochs
         self.max_grad_norm = max_grad_norm
         self.optimizer = optimizer
-        self.lr = lr
+        self.learning_rate = learning_rate
         self.loss = loss
         self.averaged_fraction = averaged_fraction
         self.neighboring_relation = neighboring_relation
@@ -341,16 +343,16 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         """Fit to records X [n, d] with labels y [n]; charged first, then read."""
         classes = declared_classes(self.classes)
         plan = self._plan()
-        randomness = self._randomness()
+        rng = self._randomness()
         self._stepper(plan)
         records, present = validate_matrix(X, estimator=self, reset=True)
-        module = self._built(records.shape[1], len(classes), randomness)
+        module = self._built(records.shape[1], len(classes), rng)
         check_one_target_per_record(y, len(records))
-        self._charge([plan.event()], relation=plan.neighboring_relation, sampler=plan.sampling.words)
+        self._charge([plan.event()], neighboring_relation=plan.neighboring_relation, sampler=plan.sampling.describe())
         found = encode_labels(y, classes.tolist())
         losses = self.loss or _cross_entropy
         present = present & (found >= 0)
-        self.module_ = self._train(module, plan, records, np.maximum(found, 0), present, losses, randomness)
+        self.module_ = self._train(module, plan, records, np.maximum(found, 0), present, losses, rng)
         self.classes_ = classes
         return self
 
@@ -386,12 +388,12 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
 
     Attributes:
         module_: the trained module, in evaluation mode; its output is the scaled target.
-        privacy_: the guarantee.
+        guarantee_: the guarantee.
         events_: what was done.
 
     Example:
         >>> X = np.repeat([[1.0, 0.0], [0.0, 1.0]], 500, axis=0)
-        >>> model = DPRegressor(epsilon=8.0, delta=1e-5, target_bounds=(0.0, 10.0), population=1000)
+        >>> model = DPRegressor(epsilon=8.0, delta=1e-5, target_bounds=(0.0, 10.0), dataset_size=1000)
         >>> low, high = model.fit(X, 10 * X[:, 0]).predict([[0.0, 1.0], [1.0, 0.0]])
         >>> bool(low < 2 and high > 8)
         True
@@ -407,13 +409,13 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
         epsilon: float | None = None,
         delta: float | None = None,
         target_bounds: Bounds | None = None,
-        population: int | None = None,
+        dataset_size: int | None = None,
         batch_size: int | None = None,
         sample_rate: float | None = None,
         epochs: float = 20.0,
         max_grad_norm: float = 1.0,
         optimizer: str | Callable[[list[nn.Parameter]], Optimizer] = "sgd",
-        lr: float | None = None,
+        learning_rate: float | None = None,
         loss: RecordLoss | None = None,
         averaged_fraction: float = 0.5,
         neighboring_relation: str = "add_or_remove_one",
@@ -427,13 +429,13 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
         self.epsilon = epsilon
         self.delta = delta
         self.target_bounds = target_bounds
-        self.population = population
+        self.dataset_size = dataset_size
         self.batch_size = batch_size
         self.sample_rate = sample_rate
         self.epochs = epochs
         self.max_grad_norm = max_grad_norm
         self.optimizer = optimizer
-        self.lr = lr
+        self.learning_rate = learning_rate
         self.loss = loss
         self.averaged_fraction = averaged_fraction
         self.neighboring_relation = neighboring_relation
@@ -452,14 +454,14 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
 
     def fit(self, X: Numbers, y: Numbers) -> "DPRegressor":
         """Fit to records X [n, d] with targets y [n]; charged first, then read."""
-        bounds, centre, half = self._scale()
+        bounds, center, half = self._scale()
         plan = self._plan()
-        randomness = self._randomness()
+        rng = self._randomness()
         records, present = validate_matrix(X, estimator=self, reset=True)
-        module = self._built(records.shape[1], 1, randomness)
+        module = self._built(records.shape[1], 1, rng)
         check_one_target_per_record(y, len(records))
-        self._charge([plan.event()], relation=plan.neighboring_relation, sampler=plan.sampling.words)
-        targets = scaled_targets(y, bounds, centre=centre, half=half)
+        self._charge([plan.event()], neighboring_relation=plan.neighboring_relation, sampler=plan.sampling.describe())
+        targets = scaled_targets(y, bounds, center=center, half=half)
         present = present & np.isfinite(targets)
         chosen = self.loss or _squared
         self.module_ = self._train(
@@ -469,14 +471,14 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
             np.where(present, targets, 0.0).astype(np.float32),
             present,
             lambda outputs, scaled: chosen(outputs.flatten(), scaled),
-            randomness,
+            rng,
         )
-        self._centre, self._half = centre, half
+        self._center, self._half = center, half
         return self
 
     def predict(self, X: Numbers) -> FloatArray:
         """Predicted targets [n]; a record with an entry that is not finite is taken as zero."""
-        return self._outputs(X).ravel() * self._half + self._centre
+        return self._outputs(X).ravel() * self._half + self._center
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

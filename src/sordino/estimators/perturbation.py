@@ -1,11 +1,11 @@
-"""Objective perturbation: minimise a convex objective with a random linear term.
+"""Objective perturbation: minimize a convex objective with a random linear term.
 
 Proof: docs/proofs/objective-perturbation.md.
 
 References:
     Chaudhuri, Monteleoni, Sarwate 2011, algorithm 2 (pure). Kifer, Smith, Thakurta 2012, algorithm 1 (Gaussian noise).
-    Iyengar, Near, Song, Thakkar, Thakurta, Wang 2019, algorithm 1 (approximate minimiser with output noise).
-    Redberg, Koskela, Wang 2023, theorem 3.1 (privacy profile for generalised linear models).
+    Iyengar, Near, Song, Thakkar, Thakurta, Wang 2019, algorithm 1 (approximate minimizer with output noise).
+    Redberg, Koskela, Wang 2023, theorem 3.1 (privacy profile for generalized linear models).
 """
 
 import math
@@ -36,9 +36,9 @@ __all__ = ["CandidateSelection", "ObjectivePerturbation", "OutputPerturbation", 
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The minimiser of a strongly convex sum of losses, to a gradient norm that is fixed in advance.
+# The minimizer of a strongly convex sum of losses, to a gradient norm that is fixed in advance.
 #
-# J(W) = Σᵢ ℓ(aᵢ·W; yᵢ) + ⟨B, W⟩ + (λ/2)‖W‖², all of W penalised, the intercept's weight too: without that J would not
+# J(W) = Σᵢ ℓ(aᵢ·W; yᵢ) + ⟨B, W⟩ + (λ/2)‖W‖², all of W penalized, the intercept's weight too: without that J would not
 # be strongly convex in every direction, which every proof here needs.
 #
 # References:
@@ -143,22 +143,22 @@ def _conjugate_gradients(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Objective perturbation: minimise a convex objective with a random linear term.
+# Objective perturbation: minimize a convex objective with a random linear term.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# What pays for the distance between the minimiser and what the solver returns: this share of ε and of δ.
+# What pays for the distance between the minimizer and what the solver returns: this share of ε and of δ.
 _OUTPUT_SHARE = 1e-3
 _TOLERANCE = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectivePerturbation:
-    """W near the minimiser of Σ ℓ + (λ/2)‖W‖² + ⟨B, W⟩ with a random B, plus a tiny output noise.
+    """W near the minimizer of Σ ℓ + (λ/2)‖W‖² + ⟨B, W⟩ with a random B, plus a tiny output noise.
 
     With j the cost of the change of variables, s the deviation of B and L the loss's Lipschitz constant, the release
     spends δ(ε) = corners·H(ε − j), where H is the privacy profile of one Gaussian with multiplier s/L. For the
-    logistic loss j = 0 as soon as λ ≥ 1/ε: where a record pulls hardest on the minimiser its curvature vanishes, so
+    logistic loss j = 0 as soon as λ ≥ 1/ε: where a record pulls hardest on the minimizer its curvature vanishes, so
     the two costs never fall due together.
 
     Guarantee: one release is (epsilon, delta)-private for one record added, removed or zeroed; pure with δ = 0.
@@ -169,7 +169,7 @@ class ObjectivePerturbation:
         delta: in [0, 1).
         regularization: λ > 0, for rows of norm 1, on every weight.
         dimension: number of columns p ≥ 1, with the intercept's.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> from sordino.estimators.losses import Logistic
@@ -183,7 +183,7 @@ class ObjectivePerturbation:
     delta: float
     regularization: float
     dimension: int
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
@@ -223,7 +223,7 @@ class ObjectivePerturbation:
 
     @property
     def output_sensitivity(self) -> float:
-        """Two answers of the solver that belong to one minimiser are at most this far apart: 2τ/λ."""
+        """Two answers of the solver that belong to one minimizer are at most this far apart: 2τ/λ."""
         return 2 * _TOLERANCE / self.regularization
 
     def event(self) -> Event:
@@ -248,11 +248,9 @@ class ObjectivePerturbation:
     def _noise(self) -> FloatArray:
         shape = (self.dimension, self.loss.outputs)
         if self.delta == 0:
-            ball = KNormMechanism(
-                epsilon=1.0, sensitivity=self.scale, norm=2, dimension=math.prod(shape), randomness=self.randomness
-            )
+            ball = KNormMechanism(epsilon=1.0, sensitivity=self.scale, norm=2, dimension=math.prod(shape), rng=self.rng)
             return ball.noise().reshape(shape)
-        gaussian = GaussianMechanism(noise_multiplier=self.scale, l2_sensitivity=1.0, randomness=self.randomness)
+        gaussian = GaussianMechanism(noise_multiplier=self.scale, l2_sensitivity=1.0, rng=self.rng)
         return np.asarray(gaussian.release(np.zeros(shape)))
 
     @cached_property
@@ -267,13 +265,13 @@ class ObjectivePerturbation:
                 sensitivity=self.output_sensitivity,
                 norm=2,
                 dimension=weights.size,
-                randomness=self.randomness,
+                rng=self.rng,
             )
             return np.asarray(ball.release(weights))
         gaussian = GaussianMechanism(
             noise_multiplier=self._output_multiplier,
             l2_sensitivity=self.output_sensitivity,
-            randomness=self.randomness,
+            rng=self.rng,
         )
         return np.asarray(gaussian.release(weights))
 
@@ -290,7 +288,7 @@ def min_regularization(loss: Loss, epsilon: float, share: float) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Output perturbation: the exact minimiser of a strongly convex objective, plus noise.
+# Output perturbation: the exact minimizer of a strongly convex objective, plus noise.
 #
 # Proof: docs/proofs/output-perturbation.md.
 #
@@ -304,7 +302,7 @@ _OUTPUT_TOLERANCE = 1e-7
 
 @dataclass(frozen=True, kw_only=True)
 class OutputPerturbation:
-    """The minimiser of Σ ℓ + (λ/2)‖W‖² plus noise at its ℓ2 sensitivity, (L + 2τ)/λ; 2(L + τ)/λ under replace-one.
+    """The minimizer of Σ ℓ + (λ/2)‖W‖² plus noise at its ℓ2 sensitivity, (L + 2τ)/λ; 2(L + τ)/λ under replace-one.
 
     The objective is a sum, not a mean, so nothing depends on the number of records, which is private.
 
@@ -317,8 +315,8 @@ class OutputPerturbation:
         regularization: λ > 0, for rows of norm 1, on every weight; None takes 10·z^⅔ with z the noise multiplier,
             chosen on public data.
         dimension: number of columns p ≥ 1, with the intercept's.
-        relation: the neighbouring relation.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        neighboring_relation: the neighboring relation.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> from sordino.estimators.losses import Logistic
@@ -332,8 +330,8 @@ class OutputPerturbation:
     delta: float
     regularization: float | None = None
     dimension: int
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.integer(1, dimension=self.dimension)
@@ -357,14 +355,16 @@ class OutputPerturbation:
     @property
     def l2_sensitivity(self) -> float:
         """How far one unit moves what the solver returns."""
-        return (self.loss.lipschitz * self.relation.sensitivity_factor + 2 * _OUTPUT_TOLERANCE) / self.strength
+        return (
+            self.loss.lipschitz * self.neighboring_relation.sensitivity_factor + 2 * _OUTPUT_TOLERANCE
+        ) / self.strength
 
     def event(self) -> Event:
         """The event of one release."""
         return self._budget.event()
 
-    def exact(self, rows: FloatArray, targets: FloatArray) -> FloatArray:
-        """The minimiser [p, k] before noise. Not private."""
+    def exact_value(self, rows: FloatArray, targets: FloatArray) -> FloatArray:
+        """The minimizer [p, k] before noise. Not private."""
         nothing = np.zeros((self.dimension, self.loss.outputs))
         return newton_minimize(
             self.loss, rows, targets, linear=nothing, regularization=self.strength, tolerance=_OUTPUT_TOLERANCE
@@ -372,7 +372,7 @@ class OutputPerturbation:
 
     def release(self, rows: FloatArray, targets: FloatArray) -> FloatArray:
         """Weights [p, k] for rows [n, p] of norm ≤ 1 and targets [n]."""
-        return self.noisy(self.exact(rows, targets))
+        return self.noisy(self.exact_value(rows, targets))
 
     def noisy(self, weights: FloatArray) -> FloatArray:
         """Weights plus noise."""
@@ -383,11 +383,11 @@ class OutputPerturbation:
                 sensitivity=self.l2_sensitivity,
                 norm=2,
                 dimension=weights.size,
-                randomness=self.randomness,
+                rng=self.rng,
             )
             return np.asarray(ball.release(weights))
         gaussian = GaussianMechanism(
-            noise_multiplier=spent.noise_multiplier, l2_sensitivity=self.l2_sensitivity, randomness=self.randomness
+            noise_multiplier=spent.noise_multiplier, l2_sensitivity=self.l2_sensitivity, rng=self.rng
         )
         return np.asarray(gaussian.release(weights))
 
@@ -415,8 +415,8 @@ class CandidateSelection:
         loss: of scores of rows of norm ≤ 1.
         epsilon: > 0.
         candidates: weights [m, p, k], public.
-        relation: the neighbouring relation.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        neighboring_relation: the neighboring relation.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> from sordino.estimators.losses import Logistic
@@ -428,8 +428,8 @@ class CandidateSelection:
     loss: Loss
     epsilon: float
     candidates: FloatArray
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
@@ -443,11 +443,11 @@ class CandidateSelection:
         """How far one unit moves a score: a record's loss differs from that of zero weights by at most L·‖W‖."""
         farthest = float(np.sqrt(np.square(self.candidates).sum(axis=(1, 2))).max())
         # Candidates that are all zero are all alike; any positive number serves.
-        return max(self.loss.lipschitz * farthest * self.relation.sensitivity_factor, 1e-12)
+        return max(self.loss.lipschitz * farthest * self.neighboring_relation.sensitivity_factor, 1e-12)
 
     @property
     def _mechanism(self) -> ExponentialMechanism:
-        return ExponentialMechanism(epsilon=self.epsilon, sensitivity=self.sensitivity, randomness=self.randomness)
+        return ExponentialMechanism(epsilon=self.epsilon, sensitivity=self.sensitivity, rng=self.rng)
 
     def event(self) -> Event:
         """The event of one release."""

@@ -31,7 +31,7 @@ __all__ = ["BoundedMoments", "ColumnMoments", "MinMaxScaler", "PCA", "StandardSc
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Count, means and variances of columns with declared bounds: what naive Bayes and standardising need.
+# Count, means and variances of columns with declared bounds: what naive Bayes and standardizing need.
 #
 # Proof: docs/proofs/bounded-moments.md.
 # ----------------------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class BoundedMoments:
         budget: pure or Gaussian; a fifth goes to the count.
         lower: [d].
         upper: [d], above `lower`.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> from sordino.mechanisms import make_budget
@@ -77,13 +77,13 @@ class BoundedMoments:
     budget: Budget
     lower: FloatArray
     upper: FloatArray
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     @cached_property
     def count(self) -> PrivateCount:
         """The number of records."""
         share, _ = self.budget.split(1, 4)
-        return PrivateCount(budget=share, randomness=self.randomness)
+        return PrivateCount(budget=share, rng=self.rng)
 
     @cached_property
     def sums(self) -> PrivateSum:
@@ -91,7 +91,7 @@ class BoundedMoments:
         _, share = self.budget.split(1, 4)
         columns = len(self.lower)
         bounds = ((-1.0, 1.0),) * columns + ((-0.5, 0.5),) * columns
-        return PrivateSum(budget=share, bounds=bounds, randomness=self.randomness)
+        return PrivateSum(budget=share, bounds=bounds, rng=self.rng)
 
     def events(self) -> list[Event]:
         """The events of one release, one a part."""
@@ -130,14 +130,14 @@ class StandardScaler(TransformerMixin, PrivateEstimator):
         delta: δ in [0, 1). Required.
         bounds: (lower, upper), numbers or one a column, from public knowledge. Required.
         random_state: None, or a seed together with `reproducible`.
-        reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        reproducible: whether this is a test run; `guarantee_` then carries "not for release".
         ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
         mean_: [d].
         var_: [d].
         scale_: [d], their square roots.
-        privacy_: the guarantee.
+        guarantee_: the guarantee.
         events_: what was done.
 
     Example:
@@ -167,12 +167,10 @@ class StandardScaler(TransformerMixin, PrivateEstimator):
     def fit(self, X: Numbers, y: object = None) -> "StandardScaler":  # noqa: ARG002 (scikit-learn's signature)
         """Fit to records X [n, d]; charged first, then read."""
         epsilon, delta = self._budget()
-        randomness = self._randomness()
+        rng = self._randomness()
         records, present = validate_matrix(X, estimator=self, reset=True)
         lower, upper = column_bounds(self.bounds, records.shape[1])
-        mechanism = BoundedMoments(
-            budget=make_budget(epsilon=epsilon, delta=delta), lower=lower, upper=upper, randomness=randomness
-        )
+        mechanism = BoundedMoments(budget=make_budget(epsilon=epsilon, delta=delta), lower=lower, upper=upper, rng=rng)
         self._charge(mechanism.events())
         moments = mechanism.release(records[present])
         self.mean_, self.var_ = moments.means, moments.variances
@@ -197,7 +195,7 @@ class MinMaxScaler(TransformerMixin, BaseEstimator):
     Attributes:
         data_min_: [d], the declared lower bounds.
         data_max_: [d], the declared upper bounds.
-        privacy_: ε = 0.
+        guarantee_: ε = 0.
         events_: empty.
 
     Example:
@@ -213,7 +211,7 @@ class MinMaxScaler(TransformerMixin, BaseEstimator):
         records, _ = validate_matrix(X, estimator=self, reset=True)
         self.data_min_, self.data_max_ = column_bounds(self.bounds, records.shape[1])
         self.events_: tuple[Event, ...] = ()
-        self.privacy_ = Guarantee(epsilon=0.0, delta=0.0, accountant="exact", sampler="none")
+        self.guarantee_ = Guarantee(epsilon=0.0, delta=0.0, accountant="exact", sampler="none")
         return self
 
     def transform(self, X: Numbers) -> FloatArray:
@@ -229,12 +227,12 @@ class MinMaxScaler(TransformerMixin, BaseEstimator):
 # Principal components from noisy second moments.
 #
 # References:
-#     Dwork, Talwar, Thakurta, Zhang 2014, "Analyze Gauss", algorithm 1. Abadi et al. 2016, section 4 (normalised rows).
+#     Dwork, Talwar, Thakurta, Zhang 2014, "Analyze Gauss", algorithm 1. Abadi et al. 2016, section 4 (normalized rows).
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 class PCA(TransformerMixin, PrivateEstimator):
-    """Private principal components about a declared centre.
+    """Private principal components about a declared center.
 
     Guarantee: the components and ratios are post-processing of one noisy matrix of second moments, which is
     (epsilon, delta)-differentially private under `neighboring_relation`. Records are cut back to `data_norm`; one with
@@ -244,20 +242,20 @@ class PCA(TransformerMixin, PrivateEstimator):
         n_components: number of components, 1 … d; None keeps all.
         epsilon: ε > 0. Required.
         delta: δ in [0, 1); 0 for Laplace noise. Required.
-        data_norm: the largest ℓ2 norm of a record less `centre`, > 0, from public knowledge. Required.
-        centre: [d], public, or None for 0. A private mean spends its own budget (`sordino.mechanisms.PrivateMean`).
+        data_norm: the largest ℓ2 norm of a record less `center`, > 0, from public knowledge. Required.
+        center: [d], public, or None for 0. A private mean spends its own budget (`sordino.mechanisms.PrivateMean`).
         normalize: scale every record to norm `data_norm`, short ones too: directions count, lengths don't.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one``.
         random_state: None, or a seed together with `reproducible`.
-        reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        reproducible: whether this is a test run; `guarantee_` then carries "not for release".
         ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
         components_: [n_components, d], orthonormal rows, largest second moment first.
-        mean_: [d], the declared centre.
-        explained_variance_ratio_: [n_components], of the noisy second moments about the centre.
+        mean_: [d], the declared center.
+        explained_variance_ratio_: [n_components], of the noisy second moments about the center.
         n_components_: their number.
-        privacy_: the guarantee.
+        guarantee_: the guarantee.
         events_: what was done.
 
     Example:
@@ -274,7 +272,7 @@ class PCA(TransformerMixin, PrivateEstimator):
         epsilon: float | None = None,
         delta: float | None = None,
         data_norm: float | None = None,
-        centre: npt.ArrayLike | None = None,
+        center: npt.ArrayLike | None = None,
         normalize: bool = False,
         neighboring_relation: str = "add_or_remove_one",
         random_state: int | None = None,
@@ -285,7 +283,7 @@ class PCA(TransformerMixin, PrivateEstimator):
         self.epsilon = epsilon
         self.delta = delta
         self.data_norm = data_norm
-        self.centre = centre
+        self.center = center
         self.normalize = normalize
         self.neighboring_relation = neighboring_relation
         self.random_state = random_state
@@ -298,29 +296,29 @@ class PCA(TransformerMixin, PrivateEstimator):
         norm = checks.positive(
             data_norm=require_declared(self.data_norm, name="data_norm", meaning="the largest norm of a row")
         )
-        relation = NeighboringRelation(
+        neighboring_relation = NeighboringRelation(
             checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
         )
-        randomness = self._randomness()
+        rng = self._randomness()
         records, present = validate_matrix(X, estimator=self, reset=True)
         columns = records.shape[1]
         kept = self._kept(columns)
-        centre = np.zeros(columns) if self.centre is None else np.asarray(self.centre, dtype=np.float64)
-        if centre.shape != (columns,) or not np.isfinite(centre).all():
+        center = np.zeros(columns) if self.center is None else np.asarray(self.center, dtype=np.float64)
+        if center.shape != (columns,) or not np.isfinite(center).all():
             raise InvalidArgument(
-                f"centre must be {columns} finite numbers, got shape {centre.shape}. Declare one each."
+                f"center must be {columns} finite numbers, got shape {center.shape}. Declare one each."
             )
         # Rows are scaled to norm 1 and so is the matrix: only directions and ratios are of interest.
         mechanism = PrivateSecondMoment(
             budget=make_budget(epsilon=epsilon, delta=delta),
             data_norm=1.0,
             columns=columns,
-            relation=relation,
-            randomness=randomness,
+            neighboring_relation=neighboring_relation,
+            rng=rng,
         )
-        self._charge([mechanism.event()], relation=relation)
+        self._charge([mechanism.event()], neighboring_relation=neighboring_relation)
         with np.errstate(all="ignore"):  # a warning would tell that an entry overflows
-            shifted = np.nan_to_num(records[present] - centre)
+            shifted = np.nan_to_num(records[present] - center)
         rows = clip_rows(shifted, norm)
         if self.normalize:
             rows = normalize_rows(rows)
@@ -329,7 +327,7 @@ class PCA(TransformerMixin, PrivateEstimator):
         self.components_ = vectors.T[order]
         total = float(np.maximum(values, 0.0).sum())
         self.explained_variance_ratio_ = np.maximum(values[order], 0.0) / total if total > 0 else np.zeros(kept)
-        self.mean_, self.n_components_ = centre, kept
+        self.mean_, self.n_components_ = center, kept
         return self
 
     def _kept(self, columns: int) -> int:
@@ -341,7 +339,7 @@ class PCA(TransformerMixin, PrivateEstimator):
         return kept
 
     def transform(self, X: Numbers) -> FloatArray:
-        """Projections [n, n_components]; a record with an entry that is not finite is taken as the centre."""
+        """Projections [n, n_components]; a record with an entry that is not finite is taken as the center."""
         check_is_fitted(self)
         records, present = validate_matrix(X, estimator=self, reset=False)
         return np.where(present[:, None], records - self.mean_, 0.0) @ self.components_.T

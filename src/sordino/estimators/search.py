@@ -46,13 +46,14 @@ def _has(name: str) -> "Callable[[PrivateGridSearch], bool]":
 class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
     """Fits every candidate of a grid to all records, chooses one privately, and states what all of it spent.
 
-    The budget is split: `score_share` of ε pays for the choice, the rest for the fits, which get the largest common ε
+    The budget is split: `score_fraction` of ε pays for the choice, the rest for the fits, which get the largest common
+    ε
     with which the accountant composes them to (epsilon, delta). The choice is report-noisy-max on the number of right
     answers (or, for regressions, on Σ(1 − (error/range)²), each term cut to [0, 1]) on the training records. One
     record moves that by at most 1, so 10 % of ε is plenty for thousands of records.
 
     Guarantee: the chosen model, its parameters, and even all models that were fitted, are together (epsilon, delta)-
-    differentially private, as `privacy_` states, provided the grid was chosen without looking at the records. Scores
+    differentially private, as `guarantee_` states, provided the grid was chosen without looking at the records. Scores
     are not released.
 
     Args:
@@ -61,9 +62,9 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
         param_grid: names ↦ values to try, or a list of such grids, as for scikit-learn's search.
         epsilon: ε > 0 of everything. Required.
         delta: δ in [0, 1) of everything. Required.
-        score_share: share in (0, 1) of ε that pays for the choice.
+        score_fraction: share in (0, 1) of ε that pays for the choice.
         random_state: None, or a seed together with `reproducible`.
-        reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        reproducible: whether this is a test run; `guarantee_` then carries "not for release".
         ledger: None, or the account, or a reservation on it, that all of it is charged to at once; the estimator's own
             is not used.
 
@@ -71,7 +72,7 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
         best_estimator_: the chosen model, fitted to all records.
         best_params_: what was tried in it.
         best_index_: its place in the grid.
-        privacy_: the guarantee of everything.
+        guarantee_: the guarantee of everything.
         events_: all fits, and the choice.
 
     Example:
@@ -79,7 +80,7 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
         >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 2000, axis=0), np.repeat([0, 1], 2000)
         >>> model = LogisticRegression(data_norm=1.0, classes=(0, 1))
         >>> search = PrivateGridSearch(model, {"fit_intercept": [True, False]}, epsilon=1.0, delta=1e-6).fit(X, y)
-        >>> len(search.events_), search.privacy_.epsilon <= 1, search.score(X, y)
+        >>> len(search.events_), search.guarantee_.epsilon <= 1, search.score(X, y)
         (3, True, 1.0)
 
     References:
@@ -93,7 +94,7 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
         *,
         epsilon: float | None = None,
         delta: float | None = None,
-        score_share: float = 0.1,
+        score_fraction: float = 0.1,
         random_state: int | None = None,
         reproducible: bool = False,
         ledger: Account | Reservation | None = None,
@@ -102,7 +103,7 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
         self.param_grid = param_grid
         self.epsilon = epsilon
         self.delta = delta
-        self.score_share = score_share
+        self.score_fraction = score_fraction
         self.random_state = random_state
         self.reproducible = reproducible
         self.ledger = ledger
@@ -110,19 +111,19 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
     def fit(self, X: Numbers, y: Labels | Numbers) -> "PrivateGridSearch":
         """Fit all candidates to records X [n, d] with targets y [n], and choose; charged first, then read."""
         epsilon, delta = self._budget()
-        share = checks.probability(zero=False, one=False, score_share=self.score_share)
-        randomness = self._randomness()
+        share = checks.probability(zero=False, one=False, score_fraction=self.score_fraction)
+        rng = self._randomness()
         points = self._points()
         records, present = validate_matrix(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(records))
         columns = records.shape[1]
-        relation = self._relation(points, columns)
+        neighboring_relation = self._relation(points, columns)
         choice = ReportNoisyMax(
             epsilon=share * epsilon,
             sensitivity=1.0,
             # A record more can only add right answers; a replaced one can also take one away.
-            monotone=relation is not NeighboringRelation.REPLACE_ONE,
-            randomness=randomness,
+            monotone=neighboring_relation is not NeighboringRelation.REPLACE_ONE,
+            rng=rng,
         )
         candidates = split_budget_equally(
             lambda one, slack: [self._candidate(point, one, slack, place) for place, point in enumerate(points)],
@@ -132,7 +133,9 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
             beside=[choice.event()],
         )
         fits = [event for candidate in candidates for event in dry_run_events(candidate, columns)[0]]
-        self._charge([*fits, choice.event()], relation=relation, sampler=describe_sampling(compose(fits)))
+        self._charge(
+            [*fits, choice.event()], neighboring_relation=neighboring_relation, sampler=describe_sampling(compose(fits))
+        )
         models = [candidate.fit(X, y) for candidate in candidates]  # pyright: ignore[reportAttributeAccessIssue]
         scores = [self._right(model, X, y, present) for model in models]
         self.best_index_ = choice.release(np.asarray(scores))
@@ -180,8 +183,8 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
             return float(np.count_nonzero(present & (given >= 0) & (encode_labels(found, classes.tolist()) == given)))
         bounds = checked_bounds(parameters["target_bounds"])
         middle, half = bounds[0] / 2 + bounds[1] / 2, bounds[1] / 2 - bounds[0] / 2
-        told = scaled_targets(cast("Numbers", y), bounds, centre=middle, half=half)
-        guessed = scaled_targets(found, bounds, centre=middle, half=half)
+        told = scaled_targets(cast("Numbers", y), bounds, center=middle, half=half)
+        guessed = scaled_targets(found, bounds, center=middle, half=half)
         terms = 1.0 - ((guessed - told) / 2) ** 2
         return float(np.where(present & np.isfinite(terms), terms, 0.0).sum())
 

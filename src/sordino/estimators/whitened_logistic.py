@@ -113,8 +113,8 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         epsilon: ε > 0. Required.
         delta: δ in (0, 1). Required.
         classes: all labels, at least two. Required.
-        population: the public number of records, or a public guess: the divisor of the noisy sums. Required.
-        covariance_share: share of the budget, in (0, 1), that the second moments get.
+        dataset_size: the public number of records, or a public guess: the divisor of the noisy sums. Required.
+        covariance_fraction: share of the budget, in (0, 1), that the second moments get.
         ridge: λ > 0 in units of the largest eigenvalue that noise alone would have.
         steps: full-batch steps ≥ 1.
         max_grad_norm: clipping norm > 0 of a record's gradient, which starts near 1 and falls as the record is learned.
@@ -123,7 +123,7 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         learning_rate: > 0; None derives it from the plan.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one``.
         random_state: None, or a seed together with `reproducible`.
-        reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        reproducible: whether this is a test run; `guarantee_` then carries "not for release".
         ledger: None, or the account, or a reservation on it, that every fit is charged to.
 
     Attributes:
@@ -131,12 +131,12 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         coef_: [K, d], of whitened rows of norm 1.
         intercept_: [K].
         classes_: the declared classes.
-        privacy_: the guarantee.
+        guarantee_: the guarantee.
         events_: what was done.
 
     Example:
         >>> X, y = np.repeat([[1.0, 0.9], [0.9, 1.0]], 2000, axis=0), np.repeat([0, 1], 2000)
-        >>> model = WhitenedLogisticRegression(epsilon=2.0, delta=1e-6, classes=(0, 1), population=4000).fit(X, y)
+        >>> model = WhitenedLogisticRegression(epsilon=2.0, delta=1e-6, classes=(0, 1), dataset_size=4000).fit(X, y)
         >>> float(model.score(X, y))
         1.0
     """
@@ -147,8 +147,8 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         epsilon: float | None = None,
         delta: float | None = None,
         classes: Sequence[Hashable] | None = None,
-        population: int | None = None,
-        covariance_share: float = 0.3,
+        dataset_size: int | None = None,
+        covariance_fraction: float = 0.3,
         ridge: float = 0.5,
         steps: int = 80,
         max_grad_norm: float = 1.0,
@@ -162,8 +162,8 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         self.epsilon = epsilon
         self.delta = delta
         self.classes = classes
-        self.population = population
-        self.covariance_share = covariance_share
+        self.dataset_size = dataset_size
+        self.covariance_fraction = covariance_fraction
         self.ridge = ridge
         self.steps = steps
         self.max_grad_norm = max_grad_norm
@@ -177,21 +177,23 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
     def fit(self, X: Numbers, y: Labels) -> "WhitenedLogisticRegression":
         """Fit to records X [n, d] with labels y [n]; charged first, then read."""
         classes = declared_classes(self.classes)
-        relation = NeighboringRelation(
+        neighboring_relation = NeighboringRelation(
             checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
         )
-        shared, plan = self._shares(relation)
+        shared, plan = self._shares(neighboring_relation)
         ridge = checks.positive(ridge=self.ridge)
         rate = self._rate(plan)
-        randomness = self._randomness()
+        rng = self._randomness()
         constant = checks.positive(intercept_scaling=self.intercept_scaling)
         rows, present = unit_rows_in_float32(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(rows))
         columns = rows.shape[1]
         moments = PrivateSecondMoment(
-            budget=shared, data_norm=1.0, columns=columns, relation=relation, randomness=randomness
+            budget=shared, data_norm=1.0, columns=columns, neighboring_relation=neighboring_relation, rng=rng
         )
-        self._charge([moments.event(), plan.event()], relation=relation, sampler=plan.sampling.words)
+        self._charge(
+            [moments.event(), plan.event()], neighboring_relation=neighboring_relation, sampler=plan.sampling.describe()
+        )
         found = encode_labels(y, classes.tolist())
         present = present & (found >= 0)
         rows[~present] = 0.0
@@ -213,7 +215,7 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
             plan,
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=_MOMENTUM, nesterov=True),
             performance=PerformanceOptions(microbatch_size=_MICROBATCH),
-            randomness=randomness,
+            rng=rng,
             averaging=TailWeightAverage(fraction=0.1),
             progress=False,
         )
@@ -221,15 +223,18 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         self.intercept_ = linear.weight.detach()[:, columns].double().numpy() * constant
         return self
 
-    def _shares(self, relation: NeighboringRelation) -> tuple[GaussianBudget, Plan]:
+    def _shares(self, neighboring_relation: NeighboringRelation) -> tuple[GaussianBudget, Plan]:
         """The budget of the second moments, and the plan that spends the rest."""
         epsilon, delta = self._budget()
         whole = make_budget(epsilon=epsilon, delta=delta)
         if not isinstance(whole, GaussianBudget):
             raise InvalidArgument("delta must be above 0, got 0. Gradient descent needs some δ > 0.")
-        share = checks.probability(zero=False, one=False, covariance_share=self.covariance_share)
+        share = checks.probability(zero=False, one=False, covariance_fraction=self.covariance_fraction)
         population = checks.integer(
-            1, population=require_declared(self.population, name="population", meaning="the public number of records")
+            1,
+            dataset_size=require_declared(
+                self.dataset_size, name="dataset_size", meaning="the public number of records"
+            ),
         )
         steps = checks.integer(1, steps=self.steps)
         shared, rest = whole.split(share, 1 - share)
@@ -240,15 +245,15 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
             steps=steps,
             expected_batch_size=float(population),
             delta=delta,
-            neighboring_relation=relation,
+            neighboring_relation=neighboring_relation,
         )
         return shared, plan
 
     def _rate(self, plan: Plan) -> float:
         if self.learning_rate is not None:
             return checks.positive(learning_rate=self.learning_rate)
-        a_step = plan.at(0).mechanism.stddev / plan.at(0).expected_batch_size
-        largest = _LARGEST_RATE / plan.at(0).max_grad_norm
+        a_step = plan.step_plan(0).mechanism.stddev / plan.step_plan(0).expected_batch_size
+        largest = _LARGEST_RATE / plan.step_plan(0).max_grad_norm
         return min(largest, _NOISE_PER_WEIGHT / (a_step * math.sqrt(plan.steps)))
 
     def decision_function(self, X: Numbers) -> FloatArray:

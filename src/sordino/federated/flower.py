@@ -71,11 +71,11 @@ class PrivateStrategy(Strategy):
     Args:
         model: on the server; all of its state goes out, only its shared parameters come back.
         plan: rounds, cohort, bound and noise; its unit is the client.
-        population: public number of clients. More connected nodes than that are refused.
+        num_clients: public number of clients. More connected nodes than that are refused.
         optimizer: the server's.
-        randomness: fresh for every run.
+        rng: fresh for every run.
         ledger: the clients' account.
-        run: a new folder for the run.
+        run_folder: a new folder for the run.
         arrays_key: where client and server find the parameters in a message.
         config_key: where they find the configuration.
 
@@ -91,18 +91,18 @@ class PrivateStrategy(Strategy):
         model: nn.Module,
         plan: Plan,
         *,
-        population: int,
+        num_clients: int,
         optimizer: Callable[[list[nn.Parameter]], Optimizer] = fed_avg,
-        randomness: KeyedRNG | None = None,
+        rng: KeyedRNG | None = None,
         ledger: Account | Reservation | None = None,
-        run: RunFolder | str | Path | None = None,
+        run_folder: RunFolder | str | Path | None = None,
         arrays_key: str = "arrays",
         config_key: str = "config",
     ) -> None:
         self.server = PrivateServer(
-            model, plan, population=population, optimizer=optimizer, randomness=randomness, ledger=ledger, run=run
+            model, plan, num_clients=num_clients, optimizer=optimizer, rng=rng, ledger=ledger, run_folder=run_folder
         )
-        self._population = checks.integer(1, population=population)
+        self._population = checks.integer(1, num_clients=num_clients)
         self._keys = arrays_key, config_key
         self._clients: dict[int, int] = {}
         self._rounds: Iterator[FederatedRound] | None = None
@@ -176,7 +176,7 @@ class PrivateStrategy(Strategy):
             self._clients[node] = len(self._clients)
         if len(self._clients) > self._population:
             raise InvalidArgument(
-                f"population must count every node that ever connects, got {self._population} and more nodes. "
+                f"num_clients must count every node that ever connects, got {self._population} and more nodes. "
                 "Declare the public number of clients."
             )
         return {number: node for node, number in self._clients.items() if node in connected}
@@ -333,7 +333,9 @@ class CertifiedAccountant:
             step: Event = PoissonSampled(sample_rate=rate, event=Gaussian(noise_multiplier=event.noise_multiplier))
         elif self.config.sampling_method is SamplingMethod.WITHOUT_REPLACEMENT:
             half = Gaussian(noise_multiplier=event.noise_multiplier / 2)
-            step = SampledWithoutReplacement(population=event.population_size, size=event.sample_size, event=half)
+            step = SampledWithoutReplacement(
+                dataset_size=event.population_size, sample_size=event.sample_size, event=half
+            )
         else:
             step = Gaussian(noise_multiplier=event.noise_multiplier)
         return SelfComposed(event=step, count=checks.integer(1, count=count))
@@ -345,16 +347,16 @@ class CertifiedAccountant:
 
     def get_epsilon(self, delta: float) -> float:
         """ε at `delta` of everything charged, never below the truth."""
-        return accounting.epsilon(compose(self._events), delta, relation=self._relation).upper
+        return accounting.epsilon(compose(self._events), delta, neighboring_relation=self._relation).upper
 
     def get_delta(self, epsilon: float) -> float:
         """δ at `epsilon` of everything charged, never below the truth."""
-        return accounting.delta(compose(self._events), epsilon, relation=self._relation).upper
+        return accounting.delta(compose(self._events), epsilon, neighboring_relation=self._relation).upper
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
         """All that was charged, as Flower tells it."""
         given = self.config.target_delta if delta is None else delta
-        found = accounting.epsilon(compose(self._events), given, relation=self._relation)
+        found = accounting.epsilon(compose(self._events), given, neighboring_relation=self._relation)
         return PrivacySpent(
             epsilon=found.upper, delta=given, num_releases=self.num_releases, accounting_method=found.accountant
         )
@@ -365,7 +367,7 @@ class CertifiedAccountant:
         if limit is None:
             raise InvalidArgument("max_epsilon must be given here or in the configuration, got neither. Give one.")
         whole = compose([*self._events, self._event(event, count)])
-        return accounting.epsilon(whole, self.config.target_delta, relation=self._relation).upper > limit
+        return accounting.epsilon(whole, self.config.target_delta, neighboring_relation=self._relation).upper > limit
 
     def state_dict(self) -> dict[str, object]:
         """What was charged, as plain JSON types."""

@@ -126,7 +126,8 @@ _COARSEST = 1000.0
 class DistributedGaussian:
     """What clients and server agree on, all of it public and fixed before the first round.
 
-    Guarantee: one sum of the messages of at least `honest` clients that follow `encode` is ``event()``, for the server
+    Guarantee: one sum of the messages of at least `min_honest_clients` clients that follow `encode` is ``event()``,
+        for the server
     and for all other clients together, when one client's update is exchanged for zero while it goes on adding its
     noise (zero out). Nothing is assumed of the other clients, and nothing of the sum's modulus: wrapping around costs
     accuracy only. What a single message shows is up to the secure aggregation.
@@ -137,8 +138,8 @@ class DistributedGaussian:
         noise_multiplier: standard deviation of the honest clients' noise together, over the sensitivity after
             rounding, > 0.
         clients: clients that are planned for a round, n ≥ 1; the divisor of the sum.
-        honest: least number h of clients in a round that add their noise and don't tell it, 1 … n. Each adds 1/h of the
-            variance, so a round in which all n do has n/h times the noise that is needed.
+        min_honest_clients: least number h of clients in a round that add their noise and don't tell it, 1 … n. Each
+            adds 1/h of the variance, so a round in which all n do has n/h times the noise that is needed.
         bits: of the modulus, 8 … 40.
 
     Raises:
@@ -146,7 +147,7 @@ class DistributedGaussian:
 
     Example:
         >>> mechanism = DistributedGaussian(shapes={"weight": (1, 3)}, max_update_norm=1.0, noise_multiplier=1.0,
-        ...     clients=100, honest=80, bits=20)
+        ...     clients=100, min_honest_clients=80, bits=20)
         >>> round(mechanism.event().rho, 4)
         0.5
     """
@@ -155,14 +156,16 @@ class DistributedGaussian:
     max_update_norm: float
     noise_multiplier: float
     clients: int
-    honest: int
+    min_honest_clients: int
     bits: int = 20
 
     def __post_init__(self) -> None:
         checks.positive(max_update_norm=self.max_update_norm)
         checks.positive(noise_multiplier=self.noise_multiplier)
         checks.integer(1, clients=self.clients)
-        checks.in_range(1, self.clients, honest=checks.integer(1, honest=self.honest))
+        checks.in_range(
+            1, self.clients, min_honest_clients=checks.integer(1, min_honest_clients=self.min_honest_clients)
+        )
         checks.in_range(8, 40, bits=checks.integer(8, bits=self.bits))
         if self.dimension < 1:
             raise InvalidArgument("shapes must hold at least one number, got none. Give the model's parameters.")
@@ -197,7 +200,7 @@ class DistributedGaussian:
         step = self.max_update_norm * 2.0**-60
         while True:
             signal = (self.max_update_norm * self.clients) ** 2 / self.size
-            noise = self.clients / self.honest * (self.noise_multiplier * self._sensitivity(step)) ** 2
+            noise = self.clients / self.min_honest_clients * (self.noise_multiplier * self._sensitivity(step)) ** 2
             needed = 2 * _ROOM * math.sqrt(signal + self.clients * step**2 / 4 + noise) / self.modulus
             if needed <= step * (1 + 1e-9):
                 return step
@@ -230,7 +233,7 @@ class DistributedGaussian:
     def _ratio(self) -> tuple[int, int]:
         """Each client's σ in grid steps, as a ratio of integers, rounded up."""
         steps = Fraction(self.noise_multiplier) * Fraction(self.sensitivity) / Fraction(self.granularity)
-        return ratio_at_least(steps / Fraction(math.sqrt(self.honest)) * (1 + Fraction(1, 1 << 50)))
+        return ratio_at_least(steps / Fraction(math.sqrt(self.min_honest_clients)) * (1 + Fraction(1, 1 << 50)))
 
     @property
     def stddev(self) -> float:
@@ -241,16 +244,16 @@ class DistributedGaussian:
     def excess(self) -> float:
         """τ: how far, in log probability of one coordinate, a sum of h discrete Gaussians is from one (theorem 1)."""
         exponent = 2 * math.pi**2 * self.stddev**2
-        return 10 * math.fsum(math.exp(-exponent * k / (k + 1)) for k in range(1, self.honest))
+        return 10 * math.fsum(math.exp(-exponent * k / (k + 1)) for k in range(1, self.min_honest_clients))
 
     def event(self) -> Event:
         """The event of one round, for a client that is exchanged for zero."""
         tau, size = self.excess, self.size
-        ratio = math.sqrt(self._largest_square) / (math.sqrt(self.honest) * self.stddev)
+        ratio = math.sqrt(self._largest_square) / (math.sqrt(self.min_honest_clients) * self.stddev)
         epsilon = min(math.sqrt(ratio**2 + tau * size / 2), ratio + tau * math.sqrt(size))
         return ZeroConcentratedDP(rho=epsilon**2 / 2 * (1 + 1e-12))
 
-    def encode(self, update: GivenUpdate, *, round_number: int, randomness: KeyedRNG) -> Integers:
+    def encode(self, update: GivenUpdate, *, round_number: int, rng: KeyedRNG) -> Integers:
         """A client's message, whole numbers 0 … 2^bits − 1, shape (size,). Send it only through secure aggregation.
 
         An update that is not finite, or of other names or shapes, is encoded as zero.
@@ -258,10 +261,10 @@ class DistributedGaussian:
         Args:
             update: named tensors or arrays, or a list of them in the order of `shapes`.
             round_number: of the round; it names the public rotation.
-            randomness: the client's own.
+            rng: the client's own.
         """
-        whole = self._rounded(self._flat(update), round_number, randomness)
-        noise = discrete_gaussian(*self._ratio, self.size, randomness.fresh("noise share"))
+        whole = self._rounded(self._flat(update), round_number, rng)
+        noise = discrete_gaussian(*self._ratio, self.size, rng.new_stream("noise share"))
         return (whole + noise) & (self.modulus - 1)
 
     def _flat(self, given: GivenUpdate) -> npt.NDArray[np.float64]:
@@ -276,12 +279,12 @@ class DistributedGaussian:
         )
         return np.concatenate([clipped[name].cpu().numpy().ravel() for name in self.shapes])
 
-    def _rounded(self, flat: npt.NDArray[np.float64], round_number: int, randomness: KeyedRNG) -> Integers:
+    def _rounded(self, flat: npt.NDArray[np.float64], round_number: int, rng: KeyedRNG) -> Integers:
         """Rounded up or down at random, without bias, until the norm of the whole numbers is within the bound."""
         turned = rotate(flat, self._turn(round_number)) / self.granularity
         below = np.floor(turned)
         for _ in range(_MOST_ATTEMPTS):
-            up = randomness.fresh("rounding").uniform(self.size) < turned - below
+            up = rng.new_stream("rounding").uniform(self.size) < turned - below
             whole = below.astype(np.int64) + up
             if sum(int(entry) for entry in (whole * whole).tolist()) <= self._largest_square:
                 return whole
@@ -298,9 +301,9 @@ class DistributedGaussian:
         if total.shape != (self.size,) or not np.issubdtype(total.dtype, np.integer):
             raise InvalidArgument(f"total must be {self.size} whole numbers, got others. Sum the clients' messages.")
         half = self.modulus >> 1
-        centred = (((total + half) & (self.modulus - 1)) - half).astype(np.float64)
-        centred *= self.granularity / self.clients
-        mean = rotate_back(centred, self._turn(round_number), dimension=self.dimension)
+        centered = (((total + half) & (self.modulus - 1)) - half).astype(np.float64)
+        centered *= self.granularity / self.clients
+        mean = rotate_back(centered, self._turn(round_number), dimension=self.dimension)
         parts, place = {}, 0
         for name, shape in self.shapes.items():
             count = math.prod(shape)
@@ -340,14 +343,14 @@ class SimulatedSecureAggregation:
         bits: of the modulus.
         least: fewest messages that a sum is opened for, ≥ 1; with `DistributedGaussian` it is the honest count and as
             many as may collude.
-        randomness: of the masks.
+        rng: of the masks.
     """
 
     clients: Sequence[int]
     size: int
     bits: int
     least: int
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False)
 
     def __post_init__(self) -> None:
         checks.integer(1, size=self.size)
@@ -368,12 +371,12 @@ class SimulatedSecureAggregation:
         place = {number: index for index, number in enumerate(self.clients)}
         for other in others:
             low, high = sorted((place[client], place[other]))
-            pair = self.randomness.stream("pair", step=low, tensor=high).integers64(self.size)
+            pair = self.rng.stream("pair", step=low, tensor=high).integers64(self.size)
             shared = (pair & np.uint64((1 << self.bits) - 1)).astype(np.int64)
             total += shared if place[client] == low else -shared
         return total
 
-    def open(self, sent: Mapping[int, Integers]) -> Integers:
+    def unmask(self, sent: Mapping[int, Integers]) -> Integers:
         """The sum of the messages of those who sent, modulo 2^bits; the masks of the others are taken out.
 
         Raises:
@@ -406,31 +409,32 @@ class DistributedServer:
     """Asks cohorts, decodes the sums of their messages, steps the model, and keeps the bill, in a ``with`` block.
 
     Guarantee: all rounds together are (ε, δ)-differentially private for one client, as `guarantee` states, against the
-    server and all other clients, if in every round at least ``mechanism.honest`` clients added their noise and the
-    aggregation showed only sums. Every round is charged to every client: nothing is gained from who is asked.
+    server and all other clients, if in every round at least ``mechanism.min_honest_clients`` clients added their
+    noise and the aggregation showed only sums. Every round is charged to every client: nothing is gained from who is
+    asked.
 
     Args:
         model: holds the shared parameters; changed in place.
         mechanism: what clients and server agreed on.
         rounds: ≥ 1.
         delta: δ in (0, 1).
-        population: public number of clients, at least ``mechanism.clients``.
+        num_clients: public number of clients, at least ``mechanism.clients``.
         optimizer: the server's; `fed_avg` by default.
-        randomness: draws the cohorts.
-        ledger: the clients' account; its relation must be zero out.
+        rng: draws the cohorts.
+        ledger: the clients' account; its neighboring_relation must be zero out.
 
     Example:
         >>> from sordino.federated import SimulatedSecureAggregation
         >>> model = nn.Linear(3, 1, bias=False)
         >>> mechanism = DistributedGaussian(shapes={"weight": (1, 3)}, max_update_norm=1.0, noise_multiplier=1.0,
-        ...     clients=5, honest=4)
-        >>> with DistributedServer(model, mechanism, rounds=1, delta=1e-5, population=20) as server:
+        ...     clients=5, min_honest_clients=4)
+        >>> with DistributedServer(model, mechanism, rounds=1, delta=1e-5, num_clients=20) as server:
         ...     for cohort in server.rounds():
         ...         asked, update = cohort.clients.tolist(), {"weight": model.weight.detach() * 0}
         ...         masks = SimulatedSecureAggregation(clients=asked, size=mechanism.size, bits=mechanism.bits, least=4)
         ...         sent = {client: masks.mask(client, mechanism.encode(
-        ...             update, round_number=cohort.number, randomness=KeyedRNG())) for client in asked}
-        ...         server.finish_round(cohort, masks.open(sent))
+        ...             update, round_number=cohort.number, rng=KeyedRNG())) for client in asked}
+        ...         server.finish_round(cohort, masks.unmask(sent))
         >>> round(server.guarantee().epsilon, 2)
         4.73
     """
@@ -442,9 +446,9 @@ class DistributedServer:
         *,
         rounds: int,
         delta: float,
-        population: int,
+        num_clients: int,
         optimizer: Callable[[list[nn.Parameter]], Optimizer] = fed_avg,
-        randomness: KeyedRNG | None = None,
+        rng: KeyedRNG | None = None,
         ledger: Account | Reservation | None = None,
     ) -> None:
         require_single_process("server")
@@ -457,9 +461,9 @@ class DistributedServer:
         self.model, self.mechanism = model, mechanism
         self._planned = checks.integer(1, rounds=rounds)
         self._delta = checks.probability(zero=False, one=False, delta=delta)
-        self._population = checks.integer(mechanism.clients, population=population)
+        self._population = checks.integer(mechanism.clients, num_clients=num_clients)
         self._optimizer = optimizer(list(self._shared.values()))
-        self._randomness = KeyedRNG() if randomness is None else randomness
+        self._randomness = KeyedRNG() if rng is None else rng
         self._generators = BatchGenerators(self._randomness)
         self._ledger = ledger
         self._within: ExitStack | None = None
@@ -473,15 +477,18 @@ class DistributedServer:
             if purse is not None:
                 purse = stack.enter_context(
                     purse.reserve(
-                        self._events(self._planned), note="federated", relation=_RELATION, unit=PrivacyUnit.CLIENT
+                        self._events(self._planned),
+                        note="federated",
+                        neighboring_relation=_RELATION,
+                        privacy_unit=PrivacyUnit.CLIENT,
                     )
                 )
             self._paid = BlockCharger(
                 purse,
                 lambda _step: self.mechanism.event(),
                 note="federated",
-                relation=_RELATION,
-                unit=PrivacyUnit.CLIENT,
+                neighboring_relation=_RELATION,
+                privacy_unit=PrivacyUnit.CLIENT,
             )
             self._within = stack.pop_all()
         return self
@@ -507,7 +514,7 @@ class DistributedServer:
         for number in range(self._charged, self._planned):
             self._check_running()
             self._generators.close()
-            self._paid.pay(number, coming=self._planned - number)
+            self._paid.charge(number, coming=self._planned - number)
             self._charged = number + 1
             self._open = FederatedRound(number=number, clients=self._cohort(number))
             self._generators.open(number)
@@ -561,18 +568,19 @@ class DistributedServer:
 
     def guarantee(self) -> Guarantee:
         """What the rounds charged so far guarantee for one client."""
-        spent = accounting.epsilon(self._events(self._charged), self._delta, relation=_RELATION)
+        spent = accounting.epsilon(self._events(self._charged), self._delta, neighboring_relation=_RELATION)
         seeded = (FIXED_SEED_CAVEAT,) if self._randomness.reproducible else ()
         return Guarantee(
             epsilon=spent.upper,
             delta=self._delta,
             accountant=spent.accountant,
             sampler="none",
-            relation=_RELATION,
-            unit=PrivacyUnit.CLIENT,
+            neighboring_relation=_RELATION,
+            privacy_unit=PrivacyUnit.CLIENT,
             caveats=(
                 *seeded,
-                f"at least {self.mechanism.honest} clients of every round add their noise and keep it secret",
+                f"at least {self.mechanism.min_honest_clients} clients of every round add their noise and keep it "
+                f"secret",
                 "the server sees sums only: the aggregation is taken to be secure",
             ),
         )

@@ -193,27 +193,27 @@ class PrivateServer:
         plan: `steps` are rounds, `sample_rate` and `expected_batch_size` speak of clients, `max_grad_norm` bounds one
             update; its unit must be ``client`` or ``user``. Clipping methods, adaptive bounds, schedules, secure noise
             and correlated noise (DP-FTRL) are the plan's.
-        population: public number of clients, or a public bound of it; they are numbered from 0.
+        num_clients: public number of clients, or a public bound of it; they are numbered from 0.
         optimizer: makes the server's optimizer from its parameters; `fed_avg` by default. It steps on minus the mean.
-        randomness: fresh for every run; None draws a new key.
+        rng: fresh for every run; None draws a new key.
         ledger: the clients' account, charged ahead of the rounds.
-        run: a new folder for plan, transcript, model and guarantee, which `sordino report` and `verify` read; or
+        run_folder: a new folder for plan, transcript, model and guarantee, which `sordino report` and `verify` read; or
             one that is open.
-        resume: the folder of a run that was cut off.
+        resume_from: the folder of a run that was cut off.
         checkpoint_every: rounds between checkpoints.
 
     Raises:
-        InvalidArgument: the plan's unit is one example, or it clips by projections of a loss.
+        InvalidArgument: the plan's unit is one record, or it clips by projections of a loss.
 
     Example:
         >>> import torch
         >>> plan = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, steps=2, expected_batch_size=50.0,
         ...             delta=1e-5, privacy_unit=PrivacyUnit.CLIENT)
-        >>> with PrivateServer(torch.nn.Linear(3, 1), plan, population=100) as server:
+        >>> with PrivateServer(torch.nn.Linear(3, 1), plan, num_clients=100) as server:
         ...     for cohort in server.rounds():
         ...         zero = {name: torch.zeros_like(value) for name, value in server.model.named_parameters()}
         ...         server.finish_round(cohort, ((int(client), zero) for client in cohort.clients))
-        >>> server.guarantee().unit.value, server.done
+        >>> server.guarantee().privacy_unit.value, server.done
         ('client', 2)
     """
 
@@ -222,34 +222,34 @@ class PrivateServer:
         model: nn.Module,
         plan: Plan,
         *,
-        population: int,
+        num_clients: int,
         optimizer: Callable[[list[nn.Parameter]], Optimizer] = fed_avg,
-        randomness: KeyedRNG | None = None,
+        rng: KeyedRNG | None = None,
         ledger: Account | Reservation | None = None,
-        run: RunFolder | str | Path | None = None,
-        resume: str | Path | None = None,
+        run_folder: RunFolder | str | Path | None = None,
+        resume_from: str | Path | None = None,
         checkpoint_every: int | None = None,
     ) -> None:
         _check(plan)
         require_single_process("server")
         self.model, self.plan = model, plan
-        self._population = checks.integer(1, population=population)
+        self._population = checks.integer(1, num_clients=num_clients)
         self._stack = UpdateStack(model)
         self._shared = self._stack.trainable()
         self._optimizer = optimizer(self._shared)
-        self._randomness = require_unused_key(KeyedRNG() if randomness is None else randomness)
+        self._randomness = require_unused_key(KeyedRNG() if rng is None else rng)
         self._generators = BatchGenerators(self._randomness)
         self._ledger = ledger
         self._parts = TrainingState(model=model, optimizer=self._optimizer, schedule=None, average=None)
-        self._record = open_run_writer(plan, run=run, resume=resume, every=checkpoint_every)
+        self._record = open_run_writer(plan, run_folder=run_folder, resume_from=resume_from, every=checkpoint_every)
         if self._record is not None:
-            self._record.begin(self._parts, self._randomness)
+            self._record.start(self._parts, self._randomness)
         self.first = 0 if self._record is None else self._record.first_step
         self._repeats = self._record is not None and self._record.repeats
         self.done = self._charged = self.first
         self._step = PrivateStep(self._stack, plan, self._randomness, after_step=self.first - 1)
         if self._record is not None:
-            self._record.follow(self._step)
+            self._record.attach_step(self._step)
         self._open: FederatedRound | None = None
         self._within: ExitStack | None = None
 
@@ -293,7 +293,7 @@ class PrivateServer:
     ) -> None:
         del error, trace
         if kind is not None and self._record is not None:
-            self._record.give_up()
+            self._record.abort()
 
     def rounds(self) -> Iterator[FederatedRound]:
         """The rounds that are left, each charged before it is given out.
@@ -310,10 +310,10 @@ class PrivateServer:
         # Whoever asks again goes on: a round that was charged is never charged or numbered again.
         first = max(self.first, self._charged)
         batches = self.plan.sampling.batches(
-            population=self._population,
+            dataset_size=self._population,
             first_step=first,
             steps=self.plan.steps - first,
-            randomness=self._randomness,
+            rng=self._randomness,
         )
         for number, clients in enumerate(batches, start=first):
             self._check_running()
@@ -327,7 +327,7 @@ class PrivateServer:
         self._open = None
 
     def _charge(self, number: int, clients: np.ndarray) -> None:
-        receipt = self._paid.pay(number, coming=self.plan.steps - number)
+        receipt = self._paid.charge(number, coming=self.plan.steps - number)
         event = step_charge(self.plan, number, first=self.first, repeats=self._repeats)
         self._charged = max(self._charged, number + 1)
         if self._record is not None:
@@ -385,8 +385,8 @@ class PrivateServer:
             self._record.after_step(self._parts, self.done)
 
     def _add(self, number: int, chunk: int, updates: list[GivenUpdate], *, last: bool) -> None:
-        rows = self._stack.put(updates)
-        part = Microbatch(step=number, chunk=chunk, is_last=last, indices=np.arange(rows))
+        rows = self._stack.add_update(updates)
+        part = Microbatch(step=number, index=chunk, is_last=last, indices=np.arange(rows))
         self._step.begin(part)
         self._step.add(part)
 
@@ -414,13 +414,13 @@ class PrivateServer:
 
 
 def _check(plan: Plan) -> None:
-    if plan.privacy_unit is PrivacyUnit.EXAMPLE:
+    if plan.privacy_unit is PrivacyUnit.RECORD:
         raise InvalidArgument(
-            "privacy_unit must be client or user in federated learning, got 'example': a client's update holds all of "
+            "privacy_unit must be client or user in federated learning, got 'record': a client's update holds all of "
             "its records. Pass privacy_unit='client'."
         )
-    if plan.loss_curve is not None:
-        raise InvalidArgument("loss_curve must be None in federated learning, got one: the server sees no losses.")
+    if plan.loss_release is not None:
+        raise InvalidArgument("loss_release must be None in federated learning, got one: the server sees no losses.")
     if isinstance(plan.clipping, ProjectedClipping):
         raise InvalidArgument(
             "clipping must look at updates, got ProjectedClipping, which projects gradients of a loss. Use "

@@ -244,13 +244,13 @@ def simulate(
     *,
     local: LocalTraining | None = None,
     optimizer: Callable[[list[nn.Parameter]], Optimizer] = fed_avg,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
     ledger: Account | Reservation | None = None,
-    run: RunFolder | str | Path | None = None,
-    resume: str | Path | None = None,
+    run_folder: RunFolder | str | Path | None = None,
+    resume_from: str | Path | None = None,
     checkpoint_every: int | None = None,
     on_round: Callable[[int], None] | None = None,
-    together: int = 1,
+    clients_per_batch: int = 1,
 ) -> FederatedResult:
     """Train `model` over simulated clients with client-level privacy.
 
@@ -264,13 +264,14 @@ def simulate(
         plan: its unit is the client; see `PrivateServer`.
         local: what clients do; one epoch of SGD by default.
         optimizer: the server's.
-        randomness: fresh for every run.
+        rng: fresh for every run.
         ledger: the clients' account.
-        run: a new folder for the run, or a `RunFolder` that is open.
-        resume: the folder of a run that was cut off.
+        run_folder: a new folder for the run, or a `RunFolder` that is open.
+        resume_from: the folder of a run that was cut off.
         checkpoint_every: rounds between checkpoints.
         on_round: called after every finished round with the number of rounds done, for evaluation on public records.
-        together: clients that are trained side by side, ≥ 1: several times faster for small models, with as many copies
+        clients_per_batch: clients that are trained side by side, ≥ 1: several times faster for small models, with as
+            many copies
             of the parameters in memory. Changes rounding alone; model and loss must be fit for `torch.func.vmap`.
 
     Example:
@@ -284,28 +285,28 @@ def simulate(
         3
     """
     started = time.monotonic()
-    checks.integer(1, together=together)
+    checks.integer(1, clients_per_batch=clients_per_batch)
     local = LocalTraining() if local is None else local
-    randomness = KeyedRNG() if randomness is None else randomness
+    rng = KeyedRNG() if rng is None else rng
     worker = copy.deepcopy(model)
     fresh = {name: buffer.clone() for name, buffer in worker.named_buffers()}
     server = PrivateServer(
         model,
         plan,
-        population=len(clients),
+        num_clients=len(clients),
         optimizer=optimizer,
-        randomness=randomness,
+        rng=rng,
         ledger=ledger,
-        run=run,
-        resume=resume,
+        run_folder=run_folder,
+        resume_from=resume_from,
         checkpoint_every=checkpoint_every,
     )
 
     def answers(number: int, asked: np.ndarray) -> Iterator[tuple[int, dict[str, Tensor]]]:
         worker.load_state_dict({**model.state_dict(), **fresh})
-        for group in _alike(clients, asked, together):
-            orders = [randomness.stream("local order", step=number, tensor=client) for client in group]
-            if together > 1:
+        for group in _alike(clients, asked, clients_per_batch):
+            orders = [rng.stream("local order", step=number, tensor=client) for client in group]
+            if clients_per_batch > 1:
                 found = local.updates(worker, loss, [clients[client] for client in group], orders=orders)
                 yield from zip(group, found, strict=True)
                 continue

@@ -183,7 +183,7 @@ class UpdateStack:
         """The shared parameters, in the model's order."""
         return list(self._shared.values())
 
-    def put(self, updates: Iterable[GivenUpdate]) -> int:
+    def add_update(self, updates: Iterable[GivenUpdate]) -> int:
         """Stack `updates` in the place of what was there; the number of them is returned.
 
         Raises:
@@ -206,7 +206,7 @@ class UpdateStack:
         fits = fits and all(_fits(update[name], parameter) for name, parameter in self._shared.items())
         return update if fits else {name: torch.full_like(p, torch.nan) for name, p in self._shared.items()}
 
-    def squared_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None) -> Float[Tensor, "*G B"]:
+    def squared_norm_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None) -> Float[Tensor, "*G B"]:
         """The squared norm of each update, over all parameters or for each group of them.
 
         Sums of squares of single-precision entries are taken in double precision; an update whose square overflows even
@@ -281,7 +281,7 @@ class LocalPrivacy:
     """Clips and noises one client's updates on the client.
 
     Guarantee: all updates that `privatize` returns, up to `rounds` of them, are together (epsilon, delta)-
-    differentially private for everything that this client holds: any two of its data sets are neighbours. Two clipped
+    differentially private for everything that this client holds: any two of its data sets are neighbors. Two clipped
     updates are at most twice the bound apart, and that is the sensitivity; it can't be set to anything else.
 
     Args:
@@ -289,7 +289,7 @@ class LocalPrivacy:
         delta: δ in (0, 1).
         max_update_norm: clipping bound > 0 of one update.
         rounds: the most updates that this client will send, ≥ 1.
-        randomness: the client's own; a fresh key by default.
+        rng: the client's own; a fresh key by default.
 
     Example:
         >>> import torch
@@ -303,11 +303,11 @@ class LocalPrivacy:
     delta: float
     max_update_norm: float
     rounds: int = 1
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False)
     sent: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        require_unused_key(self.randomness)
+        require_unused_key(self.rng)
         checks.positive(epsilon=self.epsilon)
         checks.probability(zero=False, one=False, delta=self.delta)
         checks.positive(max_update_norm=self.max_update_norm)
@@ -315,8 +315,8 @@ class LocalPrivacy:
         multiplier = accounting.calibrate_noise_multiplier(
             lambda noise: _events(noise, self.rounds),
             target_epsilon=self.epsilon,
-            target_delta=self.delta,
-            relation=NeighboringRelation.REPLACE_ONE,
+            delta=self.delta,
+            neighboring_relation=NeighboringRelation.REPLACE_ONE,
         )
         self._mechanism = TensorGaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=2 * self.max_update_norm)
 
@@ -345,21 +345,21 @@ class LocalPrivacy:
         exact = {name: value.double().clone() for name, value in given.items()}
         noisy = clipped_update(exact, max_update_norm=self.max_update_norm)
         self.sent += 1
-        self._mechanism.add_noise_(list(noisy.values()), randomness=self.randomness, step=self.sent)
+        self._mechanism.add_noise_(list(noisy.values()), rng=self.rng, step=self.sent)
         return {name: value.to(given[name].dtype) for name, value in noisy.items()}
 
     def guarantee(self) -> Guarantee:
         """What was sent so far guarantees, for everything that this client holds."""
-        spent = accounting.epsilon(self.event(), self.delta, relation=NeighboringRelation.REPLACE_ONE)
-        seeded = (FIXED_SEED_CAVEAT,) if self.randomness.reproducible else ()
+        spent = accounting.epsilon(self.event(), self.delta, neighboring_relation=NeighboringRelation.REPLACE_ONE)
+        seeded = (FIXED_SEED_CAVEAT,) if self.rng.reproducible else ()
         return Guarantee(
             epsilon=spent.upper,
             delta=self.delta,
             accountant=spent.accountant,
             sampler="none",
-            relation=NeighboringRelation.REPLACE_ONE,
-            unit=PrivacyUnit.CLIENT,
-            caveats=(*seeded, "local: holds against the server too", "any two data sets of the client are neighbours"),
+            neighboring_relation=NeighboringRelation.REPLACE_ONE,
+            privacy_unit=PrivacyUnit.CLIENT,
+            caveats=(*seeded, "local: holds against the server too", "any two data sets of the client are neighbors"),
         )
 
 

@@ -59,7 +59,7 @@ class CallGroups:
         self._arrived: dict[Hashable, list[LayerCall]] = {}
         self._done: set[Hashable] = set()
 
-    def expect(self, use: LayerCall) -> None:
+    def add_call(self, use: LayerCall) -> None:
         """A call was made."""
         root = self._joined(use)
         if torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
@@ -70,7 +70,7 @@ class CallGroups:
         """Whether one of the use's keys was in a cluster that was complete."""
         return any(key in self._done for key in self._keys(use))
 
-    def arrive(self, use: LayerCall, *, alone: bool = False) -> list[LayerCall]:
+    def add_gradient(self, use: LayerCall, *, alone: bool = False) -> list[LayerCall]:
         """The uses of the cluster that is complete with this one, if any.
 
         Args:
@@ -88,7 +88,7 @@ class CallGroups:
         )
         return self._take(root) if is_complete else []
 
-    def rest(self) -> list[list[LayerCall]]:
+    def incomplete_groups(self) -> list[list[LayerCall]]:
         """What arrived of the clusters that are not complete: some of their calls were not part of the loss."""
         return [self._take(root) for root in list(self._arrived)]
 
@@ -210,8 +210,8 @@ class NormsInBackward:
                 self.take_back(use)
         for part in self._parts.values():
             measured.squares[part.groups] += part.measured.squares
-            measured.lacking[part.groups] += part.measured.lacking
-            measured.apart[part.groups] += part.measured.apart
+            measured.norm_error[part.groups] += part.measured.norm_error
+            measured.sum_error[part.groups] += part.measured.sum_error
         return [use for use in uses if use not in self._parts]
 
 
@@ -312,7 +312,7 @@ class TwoPassBackward:
     """Runs the backward passes of one chunk, and holds what is known between them.
 
     Guarantee: the sums are those of `GradientCapture.add_weighted_sums` with `factors` for
-    `GradientCapture.squared_bounds`, up to the order of additions.
+    `GradientCapture.squared_norm_bounds`, up to the order of additions.
 
     Args:
         groups: parameters that are clipped together, each in one group.
@@ -361,7 +361,7 @@ class TwoPassBackward:
         if self._state != "waiting":
             raise PrivacyError(
                 "backward must run once in a batch that is clipped in two passes, got one more. Add the losses up "
-                'before backward, or use memory="lean".'
+                'before backward, or use clipping_mode="low_memory".'
             )
         result = self._first(run, nothing)
         if not self._turns:
@@ -370,7 +370,7 @@ class TwoPassBackward:
             return result
         assert self._measured is not None
         with self.reading():
-            self._weights = self.factors(self._measured.squared_bounds() * scale**2)
+            self._weights = self.factors(self._measured.squared_norm_bounds() * scale**2)
         self._state = "sums"
         result = run(False)
         if sum(self._next.values()) != sum(map(len, self._turns.values())) or not bool(torch.stack(self._same).all()):
@@ -386,12 +386,14 @@ class TwoPassBackward:
             self._start()
             self._must_repeat = False
             self._measured = NormMeasurement(
-                squares=nothing.squares.clone(), lacking=nothing.lacking.clone(), apart=nothing.apart.clone()
+                squares=nothing.squares.clone(),
+                norm_error=nothing.norm_error.clone(),
+                sum_error=nothing.sum_error.clone(),
             )
             result = run(True)
             if not self._must_repeat:
                 with self.reading():
-                    for uses in self.clusters.rest():
+                    for uses in self.clusters.incomplete_groups():
                         self._measure(uses)
                 return result
 
@@ -404,7 +406,7 @@ class TwoPassBackward:
         if self._state in ("waiting", "done"):
             raise PrivacyError(
                 f"backward through {use.label} must be one of the two passes that clip its batch, got another. Call "
-                'loss.backward() once, on the loss itself, or use memory="lean".'
+                'loss.backward() once, on the loss itself, or use clipping_mode="low_memory".'
             )
         with torch.no_grad(), self.reading():
             turn = _Turn(fingerprint=_fingerprint(use), entries=_entries(use))
@@ -424,7 +426,7 @@ class TwoPassBackward:
             self._must_repeat = True
             _drop(use)
         else:
-            self._measure(self.clusters.arrive(use, alone=True))
+            self._measure(self.clusters.add_gradient(use, alone=True))
 
     def _measure(self, uses: list[LayerCall]) -> None:
         """Add the norms of a complete cluster, and drop what was kept of it."""
@@ -465,7 +467,7 @@ def _not_repeated() -> PrivacyError:
     return PrivacyError(
         "the second backward pass of a batch must repeat the first exactly, got other values. Checkpoint with "
         "preserve_rng_state=True, keep no state in the forward pass, and on a GPU call "
-        'torch.use_deterministic_algorithms(True); or use memory="lean".'
+        'torch.use_deterministic_algorithms(True); or use clipping_mode="low_memory".'
     )
 
 

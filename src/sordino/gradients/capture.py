@@ -61,7 +61,7 @@ class Contributions(Protocol):
         """The parameters that are trained now, in an order that stays."""
         ...
 
-    def squared_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None) -> Float[Tensor, "..."]:
+    def squared_norm_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None) -> Float[Tensor, "..."]:
         """Square of a bound on the norm of each contribution, over all parameters or a row for each group of them.
 
         Not finite for a contribution that is not finite.
@@ -106,14 +106,14 @@ class Recorder(ABC):
         records: int,
         *,
         scale: float = 1.0,
-        taking: "NormsInBackward | GroupwiseInBackward | TwoPassBackward | None" = None,
+        backward_strategy: "NormsInBackward | GroupwiseInBackward | TwoPassBackward | None" = None,
     ) -> None:
         """Begin a recording; whatever was recorded before and not read is discarded.
 
         Args:
             records: number of records in the chunk, ≥ 0.
             scale: factor on every recorded gradient, > 0; the record count, when the loss is a mean over the chunk.
-            taking: clips and adds up while backward passes run, where the recorder can.
+            backward_strategy: clips and adds up while backward passes run, where the recorder can.
         """
 
     @abstractmethod
@@ -121,18 +121,18 @@ class Recorder(ABC):
         """End the recording: later forward and backward passes are not recorded. It can still be read."""
 
     @contextmanager
-    def recording(
+    def capturing(
         self,
         records: int,
         *,
         scale: float = 1.0,
-        taking: "NormsInBackward | GroupwiseInBackward | TwoPassBackward | None" = None,
+        backward_strategy: "NormsInBackward | GroupwiseInBackward | TwoPassBackward | None" = None,
     ) -> Iterator[None]:
         """`start` and `stop` around a block that holds forward and backward of one chunk.
 
         An exception inside the block discards the recording.
         """
-        self.start(records, scale=scale, taking=taking)
+        self.start(records, scale=scale, backward_strategy=backward_strategy)
         try:
             yield
         except BaseException:
@@ -149,19 +149,19 @@ class Recorder(ABC):
         """Remove every hook; the model is as before."""
 
     @abstractmethod
-    def set_aside(self) -> object:
+    def suspend(self) -> object:
         """Stop recording without ending the recording, for a forward pass of no training; give it to `take_back`."""
 
     @abstractmethod
-    def take_back(self, recording: object) -> None:
+    def resume(self, recording: object) -> None:
         """Go on with a recording that was set aside; what was recorded meanwhile is discarded."""
 
-    def surrounded_by(self, first: RemovableHandle, last: RemovableHandle) -> None:
+    def register_outer_hooks(self, first: RemovableHandle, last: RemovableHandle) -> None:
         """Accept the model's outermost hooks, a pre-hook and a hook that do nothing in a second run of the forward."""
         del first, last
 
     @property
-    def takes_sums(self) -> bool:
+    def sums_in_backward(self) -> bool:
         """Whether the recording is clipped while backward passes run, and must be read by `add_taken_sums`."""
         return False
 
@@ -173,7 +173,7 @@ class Recorder(ABC):
         """
         return run(False)
 
-    def add_taken_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
+    def add_backward_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
         """Add the clipped sums of a recording with `takes_sums`."""
         raise NotImplementedError
 
@@ -182,7 +182,7 @@ class Recorder(ABC):
         return [parameter for parameter in self.names if parameter.requires_grad]
 
     @abstractmethod
-    def squared_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None = None) -> Float[Tensor, "..."]:
+    def squared_norm_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None = None) -> Float[Tensor, "..."]:
         """As of `Contributions`."""
 
     @abstractmethod
@@ -205,29 +205,29 @@ class GradientCapture(Recorder):
     """Per-record gradient norms and weighted gradient sums of any model, in one forward and one backward pass.
 
     The model stays the user's object: hooks are registered, nothing is wrapped or replaced. Forward and backward of
-    one chunk of records run inside `recording`; afterwards `squared_norms` and `add_weighted_sums` read it.
+    one chunk of records run inside `capturing`; afterwards `squared_norms` and `add_weighted_sums` read it.
 
     Guarantee:
         Norms and sums come from the same kept values. ``add_weighted_sums`` with weights for which
-        ``weight · bound ≤ C``, with the bounds of `squared_bounds`, lets each record contribute at most C(1 + 1e-6).
-        A use of a managed parameter that is not captured raises, and nothing can be read from that recording.
+        ``weight · bound ≤ C``, with the bounds of `squared_norm_bounds`, lets each record contribute at most C(1 +
+        1e-6). A use of a managed parameter that is not captured raises, and nothing can be read from that recording.
 
     Args:
         model: the model; its leading input dimension is the record.
         parameters: the parameters to capture, by default all of the model's. Frozen ones are captured from the first
             forward pass after they are unfrozen. Parameters of the model that are not listed receive no gradient.
-        lean: keep per-record gradients only where they are smaller than what is freed for them; results are the same
-            up to rounding.
+        low_memory: keep per-record gradients only where they are smaller than what is freed for them; results are the
+            same up to rounding.
         timings: where the fastest kernels are measured and kept; None takes the cost model's.
 
     Raises:
         InvalidArgument: a listed parameter is not the model's, or the model is captured already.
-        UnsupportedModule: a layer mixes records (batch normalisation in training mode), or a parameter is complex.
+        UnsupportedModule: a layer mixes records (batch normalization in training mode), or a parameter is complex.
 
     Example:
         >>> model = nn.Linear(3, 1)
         >>> capture = GradientCapture(model)
-        >>> with capture.recording(records=2):
+        >>> with capture.capturing(records=2):
         ...     model(torch.ones(2, 3)).sum().backward()
         >>> [round(float(norm), 3) for norm in capture.squared_norms().sqrt()]
         [2.0, 2.0]
@@ -238,7 +238,7 @@ class GradientCapture(Recorder):
         model: nn.Module,
         parameters: Iterable[nn.Parameter] | None = None,
         *,
-        lean: bool = False,
+        low_memory: bool = False,
         timings: KernelTimings | None = None,
     ) -> None:
         named = {parameter: name for name, parameter in model.named_parameters()}
@@ -249,7 +249,7 @@ class GradientCapture(Recorder):
         check_not_complex(wanted, named)
         if any(ModuleHook.attached_to(module) for module in model.modules()):
             raise InvalidArgument("model must be captured once, got a captured model. Detach the first capture.")
-        self.model, self._lean, self._timings = model, lean, timings
+        self.model, self._lean, self._timings = model, low_memory, timings
         self.names = {parameter: named[parameter] for parameter in wanted}
         self._calls = ModuleCallHooks(model, self.names)
         for name, module in model.named_modules():
@@ -281,25 +281,31 @@ class GradientCapture(Recorder):
         records: int,
         *,
         scale: float = 1.0,
-        taking: NormsInBackward | GroupwiseInBackward | TwoPassBackward | None = None,
+        backward_strategy: NormsInBackward | GroupwiseInBackward | TwoPassBackward | None = None,
     ) -> None:
         """Begin a recording; whatever was recorded before and not read is discarded.
 
         Args:
             records: number of records in the chunk, ≥ 0.
             scale: factor on every captured gradient, > 0; the record count, when the loss is a mean over the chunk.
-            taking: clips and adds up while backward passes run; the recording is read by `add_taken_sums` only. With
+            backward_strategy: clips and adds up while backward passes run; the recording is read by `add_taken_sums`
+                only. With
                 `TwoPassBackward` the backward pass is run by `backward`. `NormsInBackward` takes norms alone, to be
                 read as without.
         """
         checks.integer(0, records=records)
         checks.positive(scale=scale)
         self.stop()
-        if taking is not None:
-            taking.reading = self._reading
+        if backward_strategy is not None:
+            backward_strategy.reading = self._reading
         device = next(iter(self.names)).device if self.names else torch.device("cpu")
         recording = CapturedGradients(
-            records, scale=scale, device=device, lean=self._lean, timings=self._timings, taking=taking
+            records,
+            scale=scale,
+            device=device,
+            low_memory=self._lean,
+            timings=self._timings,
+            backward_strategy=backward_strategy,
         )
         self._calls.begin(recording, device)
 
@@ -314,17 +320,17 @@ class GradientCapture(Recorder):
         self.stop()
         self._calls.recording = None
 
-    def set_aside(self) -> CapturedGradients | None:
+    def suspend(self) -> CapturedGradients | None:
         """Stop capturing without ending the recording, for a forward pass of no training; give it to `take_back`."""
-        return self._calls.set_aside()
+        return self._calls.suspend()
 
-    def take_back(self, recording: object) -> None:
+    def resume(self, recording: object) -> None:
         """Go on with a recording that was set aside; what was recorded meanwhile is discarded."""
         assert recording is None or isinstance(recording, CapturedGradients)
         self.discard()
-        self._calls.take_back(recording)
+        self._calls.resume(recording)
 
-    def surrounded_by(self, first: RemovableHandle, last: RemovableHandle) -> None:
+    def register_outer_hooks(self, first: RemovableHandle, last: RemovableHandle) -> None:
         """Accept the model's outermost hooks, a forward pre-hook and a forward hook that do nothing in a second run."""
         self._calls.surround(self.model, first.id, last.id)
 
@@ -344,7 +350,7 @@ class GradientCapture(Recorder):
         with self._reading():
             return self._readable().squared_norms().sum(0)
 
-    def squared_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None = None) -> Float[Tensor, "..."]:
+    def squared_norm_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None = None) -> Float[Tensor, "..."]:
         """Square of a bound on the norm of what each record adds to the sums at weight 1, rounding included.
 
         Clipping must read these: a record whose terms are huge and cancel has a small gradient, but its sum in single
@@ -365,7 +371,7 @@ class GradientCapture(Recorder):
         recording = self._readable()
         if groups is None:
             with self._reading():
-                return recording.squared_bounds().sum(0)
+                return recording.squared_norm_bounds().sum(0)
         members = [parameter for group in groups for parameter in group]
         if len(set(members)) != len(members) or not set(self.trainable()) <= set(members):
             raise InvalidArgument(
@@ -373,7 +379,7 @@ class GradientCapture(Recorder):
             )
         recording.group(groups)
         with self._reading():
-            return recording.squared_bounds()
+            return recording.squared_norm_bounds()
 
     def add_weighted_sums(
         self, weights: Float[Tensor, "..."], into: dict[nn.Parameter, Tensor], *, last: bool = False
@@ -395,9 +401,9 @@ class GradientCapture(Recorder):
             recording.add_weighted_sums(rows, into, last=last)
 
     @property
-    def takes_sums(self) -> bool:
+    def sums_in_backward(self) -> bool:
         """Whether the recording is clipped while backward passes run, and must be read by `add_taken_sums`."""
-        return self._calls.recording is not None and self._calls.recording.taking is not None
+        return self._calls.recording is not None and self._calls.recording.backward_strategy is not None
 
     def backward(self, run: Callable[[bool], object]) -> object:
         """Run the backward pass of the recording's loss, twice where norms come first.
@@ -411,7 +417,7 @@ class GradientCapture(Recorder):
         recording = self._calls.recording
         return run(False) if recording is None else recording.backward(run)
 
-    def add_taken_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
+    def add_backward_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
         """Add the clipped sums of a recording with `taking` to the entry of every parameter that was used.
 
         Guarantee: as of `add_weighted_sums`, with the factors of `taking` for the bounds of each group.
@@ -421,7 +427,7 @@ class GradientCapture(Recorder):
             PrivacyError: there is no recording, or a kept input was modified in place.
         """
         with self._reading():
-            self._readable().add_taken_sums(into)
+            self._readable().add_backward_sums(into)
 
     def per_record_gradients(self) -> Iterator[tuple[dict[nn.Parameter, Float[Tensor, "b *shape"]], float]]:
         """The gradient of every record, formed a few records at a time and not kept.
@@ -444,12 +450,12 @@ class GradientCapture(Recorder):
 
     def uncaptured_uses(self, loss: Tensor) -> list[str]:
         """Names of managed parameters that `loss` would send an ordinary gradient to: the check before backward."""
-        names: dict[Tensor, str] = {**self.names, **self._calls.stand_ins}
+        names: dict[Tensor, str] = {**self.names, **self._calls.placeholders}
         return uncaptured_parameters(loss, names)
 
-    def uses(self) -> list[LayerCall]:
+    def layer_calls(self) -> list[LayerCall]:
         """What was captured in the recording, checked; for a graph that reads it again."""
-        return self._readable().uses
+        return self._readable().layer_calls
 
     @contextmanager
     def ordinary(self) -> Iterator[None]:
@@ -457,12 +463,12 @@ class GradientCapture(Recorder):
 
         Only on made-up records: what is computed inside is not private.
         """
-        aside, self._calls.is_ordinary = self.set_aside(), True
+        aside, self._calls.is_ordinary = self.suspend(), True
         try:
             yield
         finally:
             self._calls.is_ordinary = False
-            self.take_back(aside)
+            self.resume(aside)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -536,7 +542,7 @@ def _compare(
 ) -> None:
     capture = GradientCapture(layer)
     try:
-        with capture.recording(cotangents[0].shape[0]):
+        with capture.capturing(cotangents[0].shape[0]):
             torch.stack([(layer(*inputs) * cotangent).sum() for cotangent in cotangents]).sum().backward()
         squared = capture.squared_norms()
         sums: dict[nn.Parameter, Tensor] = {}
@@ -563,7 +569,7 @@ def _compare_per_example(
     use.saved = tuple(tensor.detach() for tensor in rule.save(layer, inputs, {}, output))
     use.grads = (cotangent,)
     for name in parameters:
-        _agree(rule.per_example(use, name), expected[name], f"the gradients for {name}", layer, tolerance)
+        _agree(rule.per_record_gradient(use, name), expected[name], f"the gradients for {name}", layer, tolerance)
 
 
 def _agree(got: Tensor, wanted: Tensor, what: str, layer: nn.Module, tolerance: float) -> None:

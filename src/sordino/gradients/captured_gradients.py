@@ -22,9 +22,9 @@ class CapturedGradients:
         records: number of records in the chunk, ≥ 0.
         scale: what every captured gradient is multiplied by (the record count, when the loss was a mean).
         device: where results live when nothing was captured.
-        lean: whether rules spare memory, at the price of time.
+        low_memory: whether rules spare memory, at the price of time.
         timings: where the fastest kernels are measured and kept; None takes the cost model's.
-        taking: takes norms or sums while backward passes run; None to read the recording afterwards.
+        backward_strategy: takes norms or sums while backward passes run; None to read the recording afterwards.
     """
 
     def __init__(
@@ -33,19 +33,19 @@ class CapturedGradients:
         *,
         scale: float,
         device: torch.device,
-        lean: bool = False,
+        low_memory: bool = False,
         timings: KernelTimings | None = None,
-        taking: NormsInBackward | GroupwiseInBackward | TwoPassBackward | None = None,
+        backward_strategy: NormsInBackward | GroupwiseInBackward | TwoPassBackward | None = None,
     ) -> None:
         self.records = records
         self.scale = scale
         self.open = True
         # What takes the sums.
-        self.taking = None if isinstance(taking, NormsInBackward) else taking
+        self.backward_strategy = None if isinstance(backward_strategy, NormsInBackward) else backward_strategy
         # Whether calls are made whose backward pass never comes.
         self.is_rehearsed = False
-        self._early = taking if isinstance(taking, NormsInBackward) else None
-        self._lean, self._timings = lean, timings
+        self._early = backward_strategy if isinstance(backward_strategy, NormsInBackward) else None
+        self._lean, self._timings = low_memory, timings
         self._device = device
         self._uses: dict[int, LayerCall] = {}
         self._norms: Tensor | None = None
@@ -54,46 +54,47 @@ class CapturedGradients:
         self._sealed = self._spent = False
         self._poison: str | None = None
 
-    def poison(self, name: str) -> None:
+    def invalidate(self, name: str) -> None:
         """Remember that parameter `name` had an uncaptured use: norms and sums are refused from now on."""
         self._poison = name
 
     def receive(self, use: LayerCall, saved: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> None:
         """Take a use whose output gradients arrived; a second backward through the same call adds to the first."""
         if not self.open or self._sealed:
-            self.poison(use.label)
+            self.invalidate(use.label)
             raise PrivacyError(
                 f"backward through {use.label} must happen in the recording of its forward pass, got a recording that "
                 "has ended. Run forward and backward of a batch before its private gradient is taken."
             )
         if all(grad is None for grad in grads):
             return
-        if isinstance(self.taking, GroupwiseInBackward) and self.taking.clusters.is_done(use):
-            self.poison(use.label)
+        if isinstance(self.backward_strategy, GroupwiseInBackward) and self.backward_strategy.clusters.is_done(use):
+            self.invalidate(use.label)
             raise PrivacyError(
                 f"{use.label} must be called and run backward once in a batch that is clipped block by block, got a "
-                'backward pass after its sum was taken. Use memory="lean", or one forward and one backward a batch.'
+                'backward pass after its sum was taken. Use clipping_mode="low_memory", or one forward and one '
+                "backward a batch."
             )
         if id(use) in self._uses:
             if self._early is not None:
                 self._early.take_back(use)
             use.grads = tuple(_added(old, new) for old, new in zip(use.grads, grads, strict=True))
             return
-        use.saved, use.grads, use.lean, use.timings = saved, grads, self._lean, self._timings
+        use.saved, use.grads, use.low_memory, use.timings = saved, grads, self._lean, self._timings
         use.versions = tuple(tensor._version for tensor in saved)
-        if isinstance(self.taking, TwoPassBackward):
-            self._pass(self.taking, use)
+        if isinstance(self.backward_strategy, TwoPassBackward):
+            self._pass(self.backward_strategy, use)
             return
         self._uses[id(use)] = use
         if self._early is not None:
             self._early.arrive(use)
-        if self.taking is not None:
-            self._take(self.taking, self.taking.clusters.arrive(use))
+        if self.backward_strategy is not None:
+            self._take(self.backward_strategy, self.backward_strategy.clusters.add_gradient(use))
 
     def expect(self, use: LayerCall) -> None:
         """A captured call was made, whose backward pass may come."""
-        if self.taking is not None and not self.is_rehearsed:
-            self.taking.clusters.expect(use)
+        if self.backward_strategy is not None and not self.is_rehearsed:
+            self.backward_strategy.clusters.add_call(use)
         if self._early is not None and not self.is_rehearsed:
             self._early.expect(use)
 
@@ -103,28 +104,28 @@ class CapturedGradients:
         Args:
             run: one backward pass; called with whether the graph must be kept for another.
         """
-        if not isinstance(self.taking, TwoPassBackward):
+        if not isinstance(self.backward_strategy, TwoPassBackward):
             return run(False)
-        measured = NormMeasurement.nothing(len(self.taking.groups), self.records, self._device)
-        return self.taking.backward(run, measured, scale=self.scale)
+        measured = NormMeasurement.nothing(len(self.backward_strategy.groups), self.records, self._device)
+        return self.backward_strategy.backward(run, measured, scale=self.scale)
 
-    def add_taken_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
+    def add_backward_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
         """Add the clipped sums that were taken during the backward pass, and those of what is left."""
         self._check()
-        assert self.taking is not None
-        if isinstance(self.taking, GroupwiseInBackward):
-            for uses in self.taking.clusters.rest():
-                self._take(self.taking, uses)
-        elif not self.taking.is_complete:
+        assert self.backward_strategy is not None
+        if isinstance(self.backward_strategy, GroupwiseInBackward):
+            for uses in self.backward_strategy.clusters.incomplete_groups():
+                self._take(self.backward_strategy, uses)
+        elif not self.backward_strategy.is_complete:
             raise PrivacyError(
                 "a batch must be run backward to be clipped in two passes, got none. Call loss.backward() on the loss."
             )
         self._check()
         self._sealed = self._spent = True
         taken: set[int] = set()
-        for parameter, value in self.taking.sums.items():
+        for parameter, value in self.backward_strategy.sums.items():
             _accumulate(into, parameter, value, taken)
-        self.taking.sums.clear()
+        self.backward_strategy.sums.clear()
 
     def _take(self, blocks: GroupwiseInBackward, uses: list[LayerCall]) -> None:
         """Clip the groups that `uses` belong to, add up, and drop what was kept of them."""
@@ -132,15 +133,15 @@ class CapturedGradients:
             return
         numbers = blocks.members(uses)
         part = CapturedGradients(
-            self.records, scale=self.scale, device=self._device, lean=self._lean, timings=self._timings
+            self.records, scale=self.scale, device=self._device, low_memory=self._lean, timings=self._timings
         )
         part._uses = {id(use): self._uses.pop(id(use)) for use in uses}
         part.group([blocks.groups[number] for number in numbers])
         try:
             with blocks.reading():
-                part.add_weighted_sums(blocks.factors(part.squared_bounds(), numbers), blocks.sums, last=True)
+                part.add_weighted_sums(blocks.factors(part.squared_norm_bounds(), numbers), blocks.sums, last=True)
         except BaseException:
-            self.poison(uses[0].label)
+            self.invalidate(uses[0].label)
             raise
         for use in uses:
             use.saved, use.grads, use.versions, use.memo = (), (), (), {}
@@ -150,7 +151,7 @@ class CapturedGradients:
 
         def weigh(use: LayerCall, weights: Float[Tensor, "G B"]) -> None:
             part = CapturedGradients(
-                self.records, scale=self.scale, device=self._device, lean=self._lean, timings=self._timings
+                self.records, scale=self.scale, device=self._device, low_memory=self._lean, timings=self._timings
             )
             part._uses, part._group_of = {id(use): use}, passes.group_of
             part.add_weighted_sums(weights, passes.sums)
@@ -158,7 +159,7 @@ class CapturedGradients:
         try:
             passes.arrive(use, weigh)
         except BaseException:
-            self.poison(use.label)
+            self.invalidate(use.label)
             raise
 
     def group(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
@@ -178,13 +179,13 @@ class CapturedGradients:
         """Squared norm of each record's summed gradient in each group, in float64."""
         return self._measured()[0].clone()
 
-    def squared_bounds(self) -> Float[Tensor, "G B"]:
+    def squared_norm_bounds(self) -> Float[Tensor, "G B"]:
         """Square of a bound on the norm of what each record adds at weight 1, rounding included, in float64."""
         return self._measured()[1].clone()
 
     def _measured(self) -> tuple[Float[Tensor, "G B"], Float[Tensor, "G B"]]:
         self._check()
-        if self.taking is not None:
+        if self.backward_strategy is not None:
             raise PrivacyError(
                 "a recording that is clipped while backward passes run must be read by its sums, got a request for "
                 "norms. Record without."
@@ -194,12 +195,12 @@ class CapturedGradients:
             measured = NormMeasurement.nothing(self.groups, self.records, self._device)
             with torch.no_grad():
                 if self.records:
-                    uses = self.uses
+                    uses = self.layer_calls
                     if self._early is not None:
                         uses = self._early.add_to(measured, uses, self._group_of)
                     measured.add(uses, self._group_of)
                 self._norms = measured.squares * self.scale**2
-                self._bounds = measured.squared_bounds() * self.scale**2
+                self._bounds = measured.squared_norm_bounds() * self.scale**2
         return self._norms, self._bounds
 
     def add_weighted_sums(
@@ -252,21 +253,23 @@ class CapturedGradients:
         self._sealed = True
         if self._early is not None:
             self._early.take_all_back()
-        entries = sum(parameter.numel() for parameter in {p for use in self.uses for p in use.parameters.values()})
+        entries = sum(
+            parameter.numel() for parameter in {p for use in self.layer_calls for p in use.parameters.values()}
+        )
         step = chunk_records(self.records, entries, in_cache=True)
         for start in range(0, self.records, step):
             index = torch.arange(start, min(start + step, self.records), device=self._device)
             found: dict[nn.Parameter, Tensor] = {}
-            for use in self.uses:
+            for use in self.layer_calls:
                 part = use.select(index)
                 with torch.no_grad():
                     for name, parameter in use.parameters.items():
-                        value = part.rule.per_example(part, name)
+                        value = part.rule.per_record_gradient(part, name)
                         found[parameter] = found[parameter] + value if parameter in found else value
             yield found
 
     @property
-    def uses(self) -> list[LayerCall]:
+    def layer_calls(self) -> list[LayerCall]:
         """The uses whose output gradients arrived."""
         return list(self._uses.values())
 

@@ -2,7 +2,7 @@
 
 The module is called once in the forward pass, by torch itself. Afterwards its per-record gradients are the
 vector-Jacobian products of the module alone, from the inputs it was called with and the gradients that reached its
-outputs: vectorised by ``torch.func.vmap``, or record by record where it can't be vectorised. Each record runs as a
+outputs: vectorized by ``torch.func.vmap``, or record by record where it can't be vectorized. Each record runs as a
 batch of one, so that whatever the module does with its batch dimension, no record's gradient sees another's inputs.
 """
 

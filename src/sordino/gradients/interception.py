@@ -379,7 +379,7 @@ class DirectParameterInterceptor(TorchFunctionMode):
         recording: CapturedGradients,
         anchor: Tensor,
         marks: BatchDimTracker,
-        stand_ins: dict[Tensor, str],
+        placeholders: dict[Tensor, str],
         refuse: Callable[[str], None],
         verified: set[object],
     ) -> None:
@@ -390,7 +390,7 @@ class DirectParameterInterceptor(TorchFunctionMode):
         self.crossed = False
         self._names, self._recording, self._anchor, self._refuse = names, recording, anchor, refuse
         self.records = recording.records
-        self._stand_ins, self._verified = stand_ins, verified
+        self._placeholders, self._verified = placeholders, verified
         self._derived: dict[int, Derived] = {}
         self._parameters, self._owners = parameters, owners
         self._constant_repeats: dict[int, tuple[weakref.ref[Tensor], frozenset[int]]] = {}
@@ -436,7 +436,7 @@ class DirectParameterInterceptor(TorchFunctionMode):
         leaf.register_hook(lambda _: self._refuse(name))
         self._leaves[id(parameter)] = leaf
         self._owner_of[id(leaf)] = parameter
-        self._stand_ins[leaf] = name
+        self._placeholders[leaf] = name
         node = torch.autograd.graph.get_gradient_edge(leaf).node
         cast("dict[str, bool]", node.metadata)[MARK] = True
         self._nodes.append(node)
@@ -505,7 +505,7 @@ class DirectParameterInterceptor(TorchFunctionMode):
         found = graph_parameters(tensor)
         leaves: dict[str, Tensor] = {}
         for leaf in found or ():
-            name = self._stand_ins.get(leaf, self._names.get(cast("nn.Parameter", leaf)))
+            name = self._placeholders.get(leaf, self._names.get(cast("nn.Parameter", leaf)))
             if name is None or name in leaves:
                 return None
             leaves[name] = leaf
@@ -538,7 +538,7 @@ class DirectParameterInterceptor(TorchFunctionMode):
         for key in [key for key, derived in self._derived.items() if derived.scope is call]:
             del self._derived[key]
         for key in [key for key in self._leaves if call.holds(self._parameters[key])]:
-            self._stand_ins.pop(self._leaves.pop(key), None)
+            self._placeholders.pop(self._leaves.pop(key), None)
         self._nodes.clear()
 
     def _read(self, tensors: Sequence[Tensor]) -> None:

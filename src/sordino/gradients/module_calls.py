@@ -71,11 +71,11 @@ class TracerState:
 
     Args:
         marks: what is known of its tensors.
-        stand_ins: what stands in for parameters, with a name for messages.
+        placeholders: what stands in for parameters, with a name for messages.
     """
 
     marks: BatchDimTracker
-    stand_ins: dict[Tensor, str] = field(default_factory=dict)
+    placeholders: dict[Tensor, str] = field(default_factory=dict)
 
 
 class ModuleTracer:
@@ -116,9 +116,9 @@ class ModuleTracer:
         return self.knowledge.marks
 
     @property
-    def stand_ins(self) -> dict[Tensor, str]:
+    def placeholders(self) -> dict[Tensor, str]:
         """What stands in for parameters in this recording, with a name for messages."""
-        return self.knowledge.stand_ins
+        return self.knowledge.placeholders
 
     def begin(self, records: int) -> None:
         """A new recording: nothing is known of any tensor."""
@@ -186,7 +186,7 @@ class ModuleTracer:
                 recording=recording,
                 anchor=anchor,
                 marks=self.marks,
-                stand_ins=self.stand_ins,
+                placeholders=self.placeholders,
                 refuse=self._refuse,
                 verified=self._verified,
             )
@@ -289,7 +289,7 @@ class ModuleTracer:
 
     def _look_for_others(self, tap: DirectParameterInterceptor, call: FollowedCall, output: object) -> None:
         """Whether a use was not seen (a function of one's own, a compiled extension): looked at once per module."""
-        names: dict[Tensor, str] = {**{p: n for p, n in self._names.items() if p.requires_grad}, **self.stand_ins}
+        names: dict[Tensor, str] = {**{p: n for p, n in self._names.items() if p.requires_grad}, **self.placeholders}
         tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
         reached = {name for t in tensors if tap.derived(t) is None for name in uncaptured_parameters(t, names)}
         for name in reached:
@@ -451,9 +451,9 @@ class ModuleCallHooks:
         self._aside: weakref.WeakKeyDictionary[CapturedGradients, TracerState] = weakref.WeakKeyDictionary()
 
     @property
-    def stand_ins(self) -> dict[Tensor, str]:
+    def placeholders(self) -> dict[Tensor, str]:
         """What stands in for parameters in this recording, with a name for messages."""
-        return self._following.stand_ins
+        return self._following.placeholders
 
     def begin(self, recording: CapturedGradients, device: torch.device) -> None:
         """Capture into `recording` from now on."""
@@ -463,14 +463,14 @@ class ModuleCallHooks:
         self.recording = recording
         self._following.begin(recording.records)
 
-    def set_aside(self) -> CapturedGradients | None:
+    def suspend(self) -> CapturedGradients | None:
         """Stop capturing; what is known of the recording's tensors is kept for `take_back`."""
         recording, self.recording = self.recording, None
         if recording is not None:
             self._aside[recording] = self._following.knowledge
         return recording
 
-    def take_back(self, recording: CapturedGradients | None) -> None:
+    def resume(self, recording: CapturedGradients | None) -> None:
         """Go on with a recording that was set aside."""
         self.recording = recording
         if recording is not None:
@@ -539,7 +539,7 @@ class ModuleCallHooks:
 
     def _refuse(self, name: str) -> None:
         if self.recording is not None:
-            self.recording.poison(name)
+            self.recording.invalidate(name)
         where = "an uncaptured use" if self.recording is not None and self.recording.open else "an ordinary backward"
         raise UncapturedParameter(
             f"{name} must be used through a captured layer inside a recording, got {where}. "
@@ -777,7 +777,9 @@ class ModuleCallHooks:
             context=kept.call,
         )
         check = (
-            None if followed is None or recording.taking is not None else partial(_check_nothing_kept, site, followed)
+            None
+            if followed is None or recording.backward_strategy is not None
+            else partial(_check_nothing_kept, site, followed)
         )
         receive = OutputGradientReceiver(recording=recording, use=use, dims=kept.call.output_dims, check=check)
         return kept.rebuild(capture_outputs(receive, self.anchor, kept.outputs, kept.saved))

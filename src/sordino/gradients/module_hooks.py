@@ -246,7 +246,7 @@ class OutputGradientReceiver:
             try:
                 self.check()
             except PrivacyError:
-                self.recording.poison(self.use.label)
+                self.recording.invalidate(self.use.label)
                 raise
             self.check = None
         moved = (g if g is None or dim == 0 else g.movedim(dim, 0) for g, dim in zip(grads, self.dims, strict=True))
@@ -335,7 +335,7 @@ def per_record(module: Module) -> Module:
 
     When: what is inside folds records into rows, routes tokens or uses parameters in a way that no rule reads, but the
     module's own inputs and outputs have the records as their first dimension (or one row for all of them). It is
-    slower than rules: the module runs once more, vectorised over records by `torch.func.vmap` where it can be, else
+    slower than rules: the module runs once more, vectorized over records by `torch.func.vmap` where it can be, else
     record by record.
 
     Call it before the model is made private. It changes nothing of the module, and a copy is not marked.
@@ -482,14 +482,14 @@ def may_mix_records(module: nn.Module) -> bool:
 
 
 def check_no_record_mixing(module: nn.Module, label: str) -> None:
-    """Refuse a normalisation whose output for one record depends on the others, or that stores what it saw.
+    """Refuse a normalization whose output for one record depends on the others, or that stores what it saw.
 
     Raises:
         UnsupportedModule: batch statistics are in use, or running statistics would be updated.
     """
     if isinstance(module, _SpectralNorm) and module.training:
         raise UnsupportedModule(
-            f"{label} must leave its buffers alone in training, got spectral normalisation, which takes a step of its "
+            f"{label} must leave its buffers alone in training, got spectral normalization, which takes a step of its "
             "power iteration in each forward pass. Call .eval() on it, the parametrization alone, after model.train()."
         )
     batch_statistics = isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)

@@ -136,7 +136,9 @@ def _by_adding(uses: list[LayerCall], names: tuple[str, ...]) -> tuple[Float[Ten
         index = torch.arange(start, min(start + step, records), device=device)
         chosen = [(use.select(index), name) for use, name in zip(uses, names, strict=True)]
         # What a rule has kept is what its sum will weigh.
-        gradients = [use.memo[name] if name in use.memo else use.rule.per_example(use, name) for use, name in chosen]
+        gradients = [
+            use.memo[name] if name in use.memo else use.rule.per_record_gradient(use, name) for use, name in chosen
+        ]
         parts.append(row_squared_norms(torch.stack(gradients).sum(0)))
     total = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=device)
     return total, rounding
@@ -157,19 +159,19 @@ class NormMeasurement:
 
     Args:
         squares: squared norms of each group and record.
-        lacking: how much more the true ones can be.
-        apart: squared distance, at most, between what was measured and what a sum at weight 1 adds.
+        norm_error: how much more the true ones can be.
+        sum_error: squared distance, at most, between what was measured and what a sum at weight 1 adds.
     """
 
     squares: Float[Tensor, "G B"]
-    lacking: Float[Tensor, "G B"]
-    apart: Float[Tensor, "G B"]
+    norm_error: Float[Tensor, "G B"]
+    sum_error: Float[Tensor, "G B"]
 
     @staticmethod
     def nothing(groups: int, records: int, device: torch.device) -> "NormMeasurement":
         """Before the first use."""
         parts = (torch.zeros(groups, records, dtype=torch.float64, device=device) for _ in range(3))
-        return NormMeasurement(squares=next(parts), lacking=next(parts), apart=next(parts))
+        return NormMeasurement(squares=next(parts), norm_error=next(parts), sum_error=next(parts))
 
     def add(self, uses: Sequence[LayerCall], group_of: Mapping[nn.Parameter, int], note: Note | None = None) -> None:
         """Take in uses whose parameters are used by no others.
@@ -195,14 +197,14 @@ class NormMeasurement:
                 part, rounding = tied_squared_norms(members, shares)
             self.squares[group] += part
             if rounding is not None:
-                self.lacking[group] += rounding.squares
-                self.apart[group] += rounding.length.square()
+                self.norm_error[group] += rounding.squares
+                self.sum_error[group] += rounding.length.square()
 
-    def squared_bounds(self) -> Float[Tensor, "G B"]:
+    def squared_norm_bounds(self) -> Float[Tensor, "G B"]:
         """Square of a bound on the norm of what each record adds to a sum at weight 1."""
         # (√(n² + lacking) + apart)², multiplied out so that it is n² where there is nothing to add.
-        measured = self.squares + self.lacking
-        return measured + 2 * (measured * self.apart).sqrt_() + self.apart
+        measured = self.squares + self.norm_error
+        return measured + 2 * (measured * self.sum_error).sqrt_() + self.sum_error
 
 
 def group_numbers(groups: Sequence[Sequence[nn.Parameter]]) -> dict[nn.Parameter, int]:

@@ -43,7 +43,8 @@ class OneByOne(Recorder):
 
     Guarantee:
         Norm and sum are read from the same tensors. ``add_weighted_sums`` with a weight for which ``weight · bound ≤
-        C``, with the bound of `squared_bounds`, lets the record contribute at most C(1 + 1e-6). Several backward passes
+        C``, with the bound of `squared_norm_bounds`, lets the record contribute at most C(1 + 1e-6). Several backward
+        passes
         of one record are added up before anything is measured. A backward pass outside of a recording raises, and
         leaves no gradient behind.
 
@@ -65,9 +66,9 @@ class OneByOne(Recorder):
     Example:
         >>> model = nn.Linear(3, 1)
         >>> single = OneByOne(model)
-        >>> with single.recording(records=1):
+        >>> with single.capturing(records=1):
         ...     model(torch.ones(1, 3)).sum().backward()
-        >>> [round(float(norm), 3) for norm in single.squared_bounds().sqrt()]
+        >>> [round(float(norm), 3) for norm in single.squared_norm_bounds().sqrt()]
         [2.0]
     """
 
@@ -124,11 +125,11 @@ class OneByOne(Recorder):
         records: int,
         *,
         scale: float = 1.0,
-        taking: NormsInBackward | GroupwiseInBackward | TwoPassBackward | None = None,
+        backward_strategy: NormsInBackward | GroupwiseInBackward | TwoPassBackward | None = None,
     ) -> None:
         """Begin a recording of at most one record; see `Recorder`. ``.grad`` of every parameter is emptied."""
         checks.positive(scale=scale)
-        if checks.integer(0, records=records) > 1 or taking is not None:
+        if checks.integer(0, records=records) > 1 or backward_strategy is not None:
             raise RecordCountMismatch(
                 "chunk must hold one record at a time, read after its backward pass, got another. Split batches with "
                 "microbatch_size=1."
@@ -150,12 +151,12 @@ class OneByOne(Recorder):
         """Forget the recording and free what it holds."""
         self._record = None
 
-    def set_aside(self) -> object:
+    def suspend(self) -> object:
         """Stop recording without ending the recording; give it to `take_back`."""
         record, self._record = self._record, None
         return record
 
-    def take_back(self, recording: object) -> None:
+    def resume(self, recording: object) -> None:
         """Go on with a recording that was set aside; what was recorded meanwhile is discarded."""
         assert recording is None or isinstance(recording, _Record)
         self._record = recording
@@ -194,7 +195,7 @@ class OneByOne(Recorder):
 
     # --- reading -------------------------------------------------------------------------------------------------
 
-    def squared_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None = None) -> Float[Tensor, "..."]:
+    def squared_norm_bounds(self, groups: Sequence[Sequence[nn.Parameter]] | None = None) -> Float[Tensor, "..."]:
         """Squared norm of the record's gradient, over all parameters or a row for each group of them.
 
         The gradient is one tensor that is measured and then summed, so nothing but the rounding of the norm, at most

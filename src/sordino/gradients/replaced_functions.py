@@ -117,7 +117,7 @@ def _projections(
     bias: Tensor | None,
     width: int,
 ) -> list[Float[Tensor, "B T E"]]:
-    """Queries, keys and values; inputs that are one tensor, read by neighbouring rows of one weight, go together."""
+    """Queries, keys and values; inputs that are one tensor, read by neighboring rows of one weight, go together."""
     packed = weights[0] is weights[1] is weights[2]
     sources: list[tuple[Tensor, int, int]] = []
     for i, x in enumerate(inputs):

@@ -68,7 +68,7 @@ def trace_step(
     """Record the step that `losses` and `factors` describe.
 
     Guarantee: what `StepGraphs.run` returns is what `GradientCapture.add_weighted_sums` adds for the same batch, with
-    the factors from `GradientCapture.squared_bounds`, up to the order of additions.
+    the factors from `GradientCapture.squared_norm_bounds`, up to the order of additions.
 
     Args:
         capture: hooks on the model, with no recording in use.
@@ -86,9 +86,9 @@ def trace_step(
     uses: list[LayerCall] = []
 
     def backward(*tensors: Tensor) -> list[Tensor]:
-        with capture.recording(records=records):
+        with capture.capturing(records=records):
             losses(*tensors).sum().backward()
-        uses[:] = capture.uses()
+        uses[:] = capture.layer_calls()
         kept = _kept(uses)
         capture.discard()
         return kept
@@ -108,7 +108,7 @@ def trace_step(
         recording.group(groups)
         into: dict[nn.Parameter, Tensor] = {}
         with tracing_graph() as conditions, full_precision(counted.device):
-            weights = factors(recording.squared_bounds())
+            weights = factors(recording.squared_norm_bounds())
             recording.add_weighted_sums(weights * counted, into, without=~counted)
         order[:] = into
         return [torch.stack([counted.any(), *conditions]).all(), *(into[parameter] for parameter in order)]

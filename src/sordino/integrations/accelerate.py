@@ -128,9 +128,9 @@ class DeviceLoader:
             yield send_to_device(batch, self._accelerator.device)
 
     @property
-    def ends_step(self) -> bool:
+    def is_last_microbatch(self) -> bool:
         """Whether the batch that came last completes a logical batch; schedulers step here only."""
-        return self._loader.ends_step
+        return self._loader.is_last_microbatch
 
 
 def prepare_private(
@@ -173,7 +173,7 @@ def prepare_private(
         noise_multiplier: as in `PrivacyEngine.make_private`, and all that follow.
         max_grad_norm: of one record's gradient.
         microbatch_size: most records in one forward and backward: what accumulation is for elsewhere.
-        neighboring_relation: which data sets count as neighbours.
+        neighboring_relation: which data sets count as neighbors.
         clipping: how.
         loss_reduction: "mean" or "sum".
 
@@ -244,7 +244,9 @@ def _keep_run(accelerator: Accelerator, engine: PrivacyEngine) -> None:
 
         near = (folder, accelerator.project_dir or folder)
         resume_run(engine, read, engine.journal.path, near=near, what="input_dir", facts=facts)
-        engine.start_at(get_distributed_context().agreed(lambda: cast("list[int]", read()["next_steps"])))
+        engine.start_at(
+            get_distributed_context().broadcast_from_rank_zero(lambda: cast("list[int]", read()["next_steps"]))
+        )
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
@@ -257,7 +259,7 @@ def _save_model(
     engines: list[PrivacyEngine], stock: Callable[..., object], model: nn.Module, save_directory: str, **options: object
 ) -> None:
     """The stock ``save_model``, with the guarantee of whatever made the model private beside its weights."""
-    if get_distributed_context().is_first:
+    if get_distributed_context().is_rank_zero:
         for engine in engines:
             write_guarantee(engine, Path(save_directory) / "guarantee.json")
     stock(model, save_directory, **options)

@@ -317,7 +317,9 @@ class PrivateTrainer(Trainer):
             self._resume(Path(str(resumed)), facts)
         else:
             # A training that was killed has shown what it has shown: whoever begins anew in its place goes on its bill.
-            place = self._run_folder or get_distributed_context().agreed(lambda: cut_off_run(str(self.args.output_dir)))
+            place = self._run_folder or get_distributed_context().broadcast_from_rank_zero(
+                lambda: cut_off_run(str(self.args.output_dir))
+            )
             begin_run(self.engine, place, under=str(self.args.output_dir), facts=facts)
         try:
             found = cast("TrainOutput", super().train(*bound.args, **bound.kwargs))
@@ -525,7 +527,7 @@ class PrivateTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, object] | None = None) -> None:
         # First, so that no weights lie anywhere without the guarantee that they carry.
-        if get_distributed_context().is_first and self.args.should_save:
+        if get_distributed_context().is_rank_zero and self.args.should_save:
             write_note(self.engine, Path(output_dir or str(self.args.output_dir)))
         super()._save(output_dir, state_dict)
 
@@ -534,7 +536,7 @@ class PrivateTrainer(Trainer):
         super().create_model_card(*args, **kwargs)  # pyright: ignore[reportArgumentType]
         card = Path(str(self.args.output_dir)) / "README.md"
         if self.is_world_process_zero() and card.is_file():
-            text = f"\n## Differential privacy\n\n{self.guarantee().sentence()}\n"
+            text = f"\n## Differential privacy\n\n{self.guarantee().describe()}\n"
             card.write_text(card.read_text(encoding="utf-8") + text, encoding="utf-8")
 
     def _last_checkpoint(self) -> str:
@@ -552,7 +554,7 @@ class PrivateTrainer(Trainer):
                 "begin a new run."
             )
 
-        return get_distributed_context().agreed(last)
+        return get_distributed_context().broadcast_from_rank_zero(last)
 
     def _resume(self, folder: Path, facts: Mapping[str, object]) -> None:
         """Go on with the run of a checkpoint: all that its run folder holds is charged, also what came after it."""
@@ -568,7 +570,7 @@ class PrivateTrainer(Trainer):
         )
         # The stock loop reads model and optimizer in each process, and goes on without what it does not find.
         ranks.require_same(resume_from_checkpoint=sorted(path.name for path in folder.glob("*") if _is_shared(path)))
-        self._begins_at = ranks.agreed(partial(_begins_at, folder))
+        self._begins_at = ranks.broadcast_from_rank_zero(partial(_begins_at, folder))
 
 
 def _note_in(folder: Path) -> Mapping[str, object]:

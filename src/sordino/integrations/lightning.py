@@ -328,7 +328,7 @@ _WHY = {
     "optimization with one optimizer, or PrivacyEngine in a loop of your own.",
     "strategy": "one that takes the module apart, averages by itself, or starts processes that end with the training. "
     'Use one device, or strategy="ddp".',
-    "sync_batchnorm": "True: records would touch each other across processes. Use a normalisation within each record.",
+    "sync_batchnorm": "True: records would touch each other across processes. Use a normalization within each record.",
     "precision": 'one with a loss scaler, which looks at raw gradients, or an unknown one. Use "bf16-mixed".',
     "profiler": 'one that writes down shapes of batches, or an unknown one. Use "simple" or "advanced".',
     "fit_loop": "a loop of another class, whose steps nobody knows. Leave it out, or write the loop with "
@@ -349,7 +349,7 @@ _WHY = {
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_SCHEMA = 2
+_SCHEMA = 1
 
 
 class PrivacyCallback(Callback):
@@ -410,7 +410,7 @@ class PrivacyCallback(Callback):
     def guarantee(self) -> Guarantee:
         """What holds for all training steps so far, those of a checkpoint that was loaded among them."""
         journal = self.engine.journal
-        if self._note is not None and journal.path is None and get_distributed_context().is_first:
+        if self._note is not None and journal.path is None and get_distributed_context().is_rank_zero:
             path = find_run_folder(self._note, self._places(), what="checkpoint")
             if path is not None:
                 journal.look_into(path)
@@ -460,7 +460,7 @@ class PrivacyCallback(Callback):
         private = self._attached(root, optimizer, cast("DataLoader[object]", loader), steps, noise)
 
         def note_step(*_: object) -> None:
-            self._was_stepped = private.ends_step
+            self._was_stepped = private.is_last_microbatch
 
         self._undo.append(optimizer.register_step_post_hook(note_step).remove)
         self._set(trainer.fit_loop, "_data_source", type(source)(LogicalBatches(private), ""))
@@ -542,7 +542,7 @@ class PrivacyCallback(Callback):
             return
         # Asked for the last checkpoint and there is none: what was shown before the crash was charged all the same.
         last = asks_for_last_checkpoint(trainer)
-        again = get_distributed_context().agreed(lambda: cut_off_run(root) if last else None)
+        again = get_distributed_context().broadcast_from_rank_zero(lambda: cut_off_run(root) if last else None)
         begin_run(self.engine, self._run_folder or again, under=root, facts=facts)
 
     # --- attaching -----------------------------------------------------------------------------------------------

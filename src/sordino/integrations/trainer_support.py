@@ -51,7 +51,7 @@ class PrivacyArguments:
         noise_multiplier: noise standard deviation over the sensitivity, ≥ 0; 0 is for debugging.
         max_grad_norm: clipping norm > 0 of one record's gradient. (The other library's own clipping is not used.)
         clipping: "flat", "per_layer", "automatic", "psac", "global", or an object of `sordino.clipping`.
-        neighboring_relation: which data sets count as neighbours.
+        neighboring_relation: which data sets count as neighbors.
         eval_data_are_public: whether evaluation may be shown: no noise covers what is measured on private records.
         diagnostics: "private" shows losses on this terminal, outside the guarantee.
         public_records: at least five public or invented items of the data set's form, where the engine's own made-up
@@ -119,12 +119,12 @@ def calibrate_noise_for(
         clipping=get_clipping(privacy.clipping),
     )
     # Once for all processes: two kinds of machine may differ in the last digit.
-    return get_distributed_context().agreed(
+    return get_distributed_context().broadcast_from_rank_zero(
         lambda: accounting.calibrate_noise_multiplier(
             lambda noise: compose([spent, replace(plan, noise_multiplier=noise).event()]),
             target_epsilon=target,
-            target_delta=privacy.delta,
-            relation=privacy.neighboring_relation,
+            delta=privacy.delta,
+            neighboring_relation=privacy.neighboring_relation,
         )
     )
 
@@ -165,7 +165,7 @@ class LogicalBatch:
     @property
     def is_complete(self) -> bool:
         """Whether the chunk that was given last is the last one."""
-        return self._loader.ends_step
+        return self._loader.is_last_microbatch
 
     def __iter__(self) -> Iterator[object]:
         if self._was_read:
@@ -290,7 +290,7 @@ def resume_run(
         path = find_run_folder(note(), places, what=what)
         return None if path is None else str(path)
 
-    path = get_distributed_context().agreed(found)
+    path = get_distributed_context().broadcast_from_rank_zero(found)
     if path is None:
         begin_run(engine, run_folder, under=near[-1], facts=facts)
     else:

@@ -44,7 +44,7 @@ class AccountState:
     budget: AccountBudget
     budget_at: int
     totals: Costs
-    touched: bool
+    has_charges: bool
 
     @classmethod
     def of(cls, page: AccountTransaction) -> "AccountState":
@@ -72,10 +72,10 @@ class AccountState:
             budget=budget,
             budget_at=at,
             totals=tuple(float(value) for value in totals),
-            touched=bool(body["touched"]),
+            has_charges=bool(body["has_charges"]),
         )
 
-    def under(self, budget: AccountBudget) -> "AccountState":
+    def with_budget(self, budget: AccountBudget) -> "AccountState":
         """The same state under another budget."""
         return replace(self, budget=budget)
 
@@ -86,7 +86,7 @@ class AccountState:
         left = {entry.reservation: _left(entry) for entry in self.page.reservations()}
         return {name: leaves for name, leaves in left.items() if leaves}
 
-    def left(self, reservation: str) -> tuple[Leaves, LedgerEntry]:
+    def remaining_event(self, reservation: str) -> tuple[Leaves, LedgerEntry]:
         """What is left of a reservation, and its newest line."""
         newest = self.page.last_of(reservation)
         if newest is None:
@@ -116,9 +116,9 @@ class AccountState:
         """What is left beside what is charged and reserved."""
         rule = make_filter(self.budget)
         if rule is not None:
-            return rule.left(self.committed(rule))
+            return rule.remaining(self.committed(rule))
         leaves = _merged([self.charged(), *self.open().values()])
-        return PLDPolicy(budget=self.budget, leaves=leaves).left()
+        return PLDPolicy(budget=self.budget, leaves=leaves).remaining()
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -126,7 +126,9 @@ class AccountState:
         self, event: Event, *, note: str, run: str, reservation: str = "", left: Leaves | None = None
     ) -> LedgerEntry:
         """Write a charge. Whether it fits was asked before."""
-        body = self._body(event, self.after(event), touched=self.touched or bool(event_counts(event)), left=left)
+        body = self._body(
+            event, self.after(event), has_charges=self.has_charges or bool(event_counts(event)), left=left
+        )
         return self._append("charge", body, note=note, run=run, reservation=reservation)
 
     def after(self, event: Event) -> Costs:
@@ -136,23 +138,30 @@ class AccountState:
 
     def reserve(self, event: Event, *, reservation: str, note: str, run: str) -> LedgerEntry:
         """Write a reservation. Whether it fits was asked before."""
-        body = self._body(event, self.totals, touched=self.touched, left=event_counts(event))
+        body = self._body(event, self.totals, has_charges=self.has_charges, left=event_counts(event))
         return self._append("reserve", body, note=note, run=run, reservation=reservation)
 
     def release(self, left: Leaves, *, reservation: str, note: str, run: str) -> LedgerEntry:
         """Write that the rest of a reservation is given back."""
-        body = self._body(compose_counts(left), self.totals, touched=self.touched, left={})
+        body = self._body(compose_counts(left), self.totals, has_charges=self.has_charges, left={})
         return self._append("release", body, note=note, run=run, reservation=reservation)
 
     def change(self, budget: AccountBudget, *, note: str) -> LedgerEntry:
         """Write another budget."""
         body = entry_body(
-            budget=budget, budget_at=self.last.seq + 1, totals=self.totals, touched=self.touched, event=None, left=None
+            budget=budget,
+            budget_at=self.last.seq + 1,
+            totals=self.totals,
+            has_charges=self.has_charges,
+            event=None,
+            left=None,
         )
         return self._append("budget", body, note=note, run="", reservation="")
 
-    def _body(self, event: Event, totals: Costs, *, touched: bool, left: Leaves | None) -> str:
-        return entry_body(budget=None, budget_at=self.budget_at, totals=totals, touched=touched, event=event, left=left)
+    def _body(self, event: Event, totals: Costs, *, has_charges: bool, left: Leaves | None) -> str:
+        return entry_body(
+            budget=None, budget_at=self.budget_at, totals=totals, has_charges=has_charges, event=event, left=left
+        )
 
     def _append(self, kind: str, body: str, *, note: str, run: str, reservation: str) -> LedgerEntry:
         return self.page.append(self.last, kind=kind, body=body, note=note, run=run, reservation=reservation)
@@ -163,12 +172,12 @@ def entry_body(
     budget: AccountBudget | None,
     budget_at: int,
     totals: Costs,
-    touched: bool,
+    has_charges: bool,
     event: Event | None,
     left: Mapping[Event, int] | None,
 ) -> str:
     """The JSON of a line."""
-    body: dict[str, object] = {"budget_at": budget_at, "totals": _numbers(totals), "touched": touched}
+    body: dict[str, object] = {"budget_at": budget_at, "totals": _numbers(totals), "has_charges": has_charges}
     if budget is not None:
         body["budget"] = budget.to_dict()
     if event is not None:
@@ -255,8 +264,8 @@ class Reservation:
         *,
         note: str = "",
         run: str = "",
-        relation: NeighboringRelation | None = None,
-        unit: PrivacyUnit | None = None,
+        neighboring_relation: NeighboringRelation | None = None,
+        privacy_unit: PrivacyUnit | None = None,
     ) -> Charge:
         """Draw `event` from the reservation, before the data are read.
 
@@ -264,17 +273,17 @@ class Reservation:
             event: leaves of the reserved event that were not drawn yet.
             note: what for; the reservation's own note when empty.
             run: the run's name; the reservation's own when empty.
-            relation: for which `event` holds; the account's when None.
-            unit: for which `event` holds; the account's when None.
+            neighboring_relation: for which `event` holds; the account's when None.
+            privacy_unit: for which `event` holds; the account's when None.
 
         Raises:
             BudgetExceeded: that was not reserved, was drawn already, or was given back.
-            InvalidArgument: `relation` or `unit` are not the account's.
+            InvalidArgument: `neighboring_relation` or `privacy_unit` are not the account's.
         """
         with write_transaction(self.url, self.account) as page:
             balance = AccountState.of(page)
-            balance.budget.agree(relation, unit)
-            left, newest = balance.left(self.name)
+            balance.budget.check_relation_and_unit(neighboring_relation, privacy_unit)
+            left, newest = balance.remaining_event(self.name)
             after = self._after(left, event)
             entry = balance.charge(
                 event, note=note or newest.note, run=run or newest.run, reservation=self.name, left=after
@@ -287,35 +296,39 @@ class Reservation:
         *,
         note: str = "",  # noqa: ARG002
         run: str = "",  # noqa: ARG002
-        relation: NeighboringRelation | None = None,
-        unit: PrivacyUnit | None = None,
+        neighboring_relation: NeighboringRelation | None = None,
+        privacy_unit: PrivacyUnit | None = None,
     ) -> "Reservation":
         """A handle on this very reservation for a part of its plan, once `event` is known to be left in it.
 
         Closing the part gives nothing back: the whole does.
         """
-        self.check(event, relation=relation, unit=unit)
+        self.check_charge(event, neighboring_relation=neighboring_relation, privacy_unit=privacy_unit)
         return replace(self, closes=False)
 
-    def check(
-        self, event: Event, *, relation: NeighboringRelation | None = None, unit: PrivacyUnit | None = None
+    def check_charge(
+        self,
+        event: Event,
+        *,
+        neighboring_relation: NeighboringRelation | None = None,
+        privacy_unit: PrivacyUnit | None = None,
     ) -> None:
         """Raise what `charge` would raise now, and write nothing."""
         with read_transaction(self.url, self.account) as page:
             balance = AccountState.of(page)
-            balance.budget.agree(relation, unit)
-            self._after(balance.left(self.name)[0], event)
+            balance.budget.check_relation_and_unit(neighboring_relation, privacy_unit)
+            self._after(balance.remaining_event(self.name)[0], event)
 
-    def left(self) -> Event:
+    def remaining_event(self) -> Event:
         """What can still be drawn."""
         with read_transaction(self.url, self.account) as page:
-            return compose_counts(AccountState.of(page).left(self.name)[0])
+            return compose_counts(AccountState.of(page).remaining_event(self.name)[0])
 
     def close(self) -> None:
         """Give back what was not drawn. A second time does nothing."""
         with write_transaction(self.url, self.account) as page:
             balance = AccountState.of(page)
-            left, newest = balance.left(self.name)
+            left, newest = balance.remaining_event(self.name)
             if left:
                 balance.release(left, reservation=self.name, note=newest.note, run=newest.run)
 
@@ -348,15 +361,15 @@ class Remaining:
     Args:
         amount: ≥ 0. As ρ: a Gaussian of noise multiplier √(1/2ρ) or more still fits. As ε: what is added composes
             with the rest, so that an event of more than that may fit.
-        currency: ``ρ`` under the filters ``renyi`` and ``zcdp``; ``ε`` under ``pld``, and when δ is 0.
-        share: what is left of the whole, in [0, 1].
-        reserved: how many reservations are open.
+        measure: ``ρ`` under the filters ``renyi`` and ``zcdp``; ``ε`` under ``pld``, and when δ is 0.
+        fraction: what is left of the whole, in [0, 1].
+        open_reservations: how many reservations are open.
     """
 
     amount: float
-    currency: str
-    share: float
-    reserved: int
+    measure: str
+    fraction: float
+    open_reservations: int
 
 
 @dataclass(frozen=True)
@@ -378,7 +391,7 @@ class Account:
         >>> folder = tempfile.TemporaryDirectory()
         >>> account = Ledger(folder.name + "/privacy.db").declare("adult", epsilon=1.0, delta=1e-5)
         >>> charge = account.charge(Gaussian(noise_multiplier=10.0), note="a sum")
-        >>> charge.seq, round(account.spent().epsilon, 2), account.remaining().share > 0.7
+        >>> charge.seq, round(account.spent().epsilon, 2), account.remaining().fraction > 0.7
         (2, 0.34, True)
         >>> folder.cleanup()
     """
@@ -397,8 +410,8 @@ class Account:
         *,
         note: str = "",
         run: str = "",
-        relation: NeighboringRelation | None = None,
-        unit: PrivacyUnit | None = None,
+        neighboring_relation: NeighboringRelation | None = None,
+        privacy_unit: PrivacyUnit | None = None,
     ) -> Charge:
         """Write down that `event` is about to happen. Call it before the data are read.
 
@@ -406,17 +419,17 @@ class Account:
             event: what will be done.
             note: what for. It is kept for ever: no values of records.
             run: the run's name.
-            relation: for which `event` holds; the account's when None.
-            unit: for which `event` holds; the account's when None.
+            neighboring_relation: for which `event` holds; the account's when None.
+            privacy_unit: for which `event` holds; the account's when None.
 
         Raises:
             BudgetExceeded: it does not fit what is left, or the account's events had to be reserved ahead.
-            InvalidArgument: `relation` or `unit` are not the account's.
+            InvalidArgument: `neighboring_relation` or `privacy_unit` are not the account's.
             UnsupportedEvent: the account's policy has no price for the event.
         """
         with write_transaction(self.url, self.name) as page:
             balance = AccountState.of(page)
-            balance.budget.agree(relation, unit)
+            balance.budget.check_relation_and_unit(neighboring_relation, privacy_unit)
             self._require(balance, event)
             return entry_charge(balance.charge(event, note=note, run=run))
 
@@ -426,8 +439,8 @@ class Account:
         *,
         note: str = "",
         run: str = "",
-        relation: NeighboringRelation | None = None,
-        unit: PrivacyUnit | None = None,
+        neighboring_relation: NeighboringRelation | None = None,
+        privacy_unit: PrivacyUnit | None = None,
     ) -> Reservation:
         """Set the whole of a planned run aside, to be drawn piece by piece; what is not drawn is given back at the end.
 
@@ -435,24 +448,28 @@ class Account:
         """
         with write_transaction(self.url, self.name) as page:
             balance = AccountState.of(page)
-            balance.budget.agree(relation, unit)
+            balance.budget.check_relation_and_unit(neighboring_relation, privacy_unit)
             self._require(balance, event)
             name = uuid.uuid4().hex[:12]
             balance.reserve(event, reservation=name, note=note, run=run)
         return Reservation(url=self.url, account=self.name, name=name)
 
-    def check(
-        self, event: Event, *, relation: NeighboringRelation | None = None, unit: PrivacyUnit | None = None
+    def check_charge(
+        self,
+        event: Event,
+        *,
+        neighboring_relation: NeighboringRelation | None = None,
+        privacy_unit: PrivacyUnit | None = None,
     ) -> None:
         """Raise what `charge` would raise now, and write nothing."""
         with read_transaction(self.url, self.name) as page:
             balance = AccountState.of(page)
-            balance.budget.agree(relation, unit)
+            balance.budget.check_relation_and_unit(neighboring_relation, privacy_unit)
             self._require(balance, event)
 
     def _require(self, balance: AccountState, event: Event) -> None:
         budget = balance.budget
-        if not budget.adaptive and balance.touched and event_counts(event):
+        if not budget.adaptive and balance.has_charges and event_counts(event):
             raise BudgetExceeded(
                 f"account {self.name!r} must have all its events reserved before the first charge (policy 'pld'), got "
                 "a new one after it. Nothing was charged. Reserve the whole plan at the start, or declare the account "
@@ -493,8 +510,8 @@ class Account:
         return Guarantee(
             epsilon=answer.upper,
             delta=budget.delta,
-            relation=budget.relation,
-            unit=budget.unit,
+            neighboring_relation=budget.neighboring_relation,
+            privacy_unit=budget.privacy_unit,
             accountant=answer.accountant,
             sampler="as in each charge",
             caveats=caveats,
@@ -505,7 +522,7 @@ class Account:
         with read_transaction(self.url, self.name) as page:
             balance = AccountState.of(page)
             left, reserved = balance.remaining(), len(balance.open())
-        return Remaining(amount=left.amount, currency=left.currency, share=left.share, reserved=reserved)
+        return Remaining(amount=left.amount, measure=left.measure, fraction=left.fraction, open_reservations=reserved)
 
     def history(self) -> list[LedgerEntry]:
         """All lines of the account, oldest first."""
@@ -556,7 +573,7 @@ class Account:
             )
             if new.policy == "renyi" and (new.delta == 0) != (old.delta == 0):
                 raise InvalidArgument("delta must stay zero or stay above zero, got a change. Declare a new account.")
-            if not balance.under(new).admits(compose_counts({})):
+            if not balance.with_budget(new).admits(compose_counts({})):
                 raise BudgetExceeded(
                     f"the budget of account {self.name!r} must cover what is charged and reserved, got less. Nothing "
                     "was changed. Release reservations that nobody uses, or choose more."

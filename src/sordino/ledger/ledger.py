@@ -67,7 +67,7 @@ class _Replay:
     budget: AccountBudget | None = None
     budget_at: int = 0
     totals: Costs = ()
-    touched: bool = False
+    has_charges: bool = False
     charged: dict[Event, int] = field(default_factory=dict)
     open: dict[str, dict[Event, int]] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ class _Replay:
             yield f"is of an unknown kind {entry.kind!r}"
         stored = body["totals"]
         assert isinstance(stored, list)
-        if tuple(float(value) for value in stored) != self.totals or body["touched"] is not self.touched:
+        if tuple(float(value) for value in stored) != self.totals or body["has_charges"] is not self.has_charges:
             yield "states other totals than its events add up to"
         if body["budget_at"] != self.budget_at:
             yield "names another budget than the one that is in force"
@@ -100,7 +100,7 @@ class _Replay:
         self.budget, self.budget_at = budget, seq
         rule = make_filter(budget)
         if rule is not None and not self.totals:
-            self.totals = (0.0,) * rule.currencies
+            self.totals = (0.0,) * rule.num_measures
 
     def _move(self, entry: LedgerEntry, leaves: dict[Event, int]) -> Iterator[str]:
         name = entry.reservation
@@ -123,10 +123,10 @@ class _Replay:
                 self.totals = add_costs(self.totals, total_cost(rule, leaves))
             for event, count in leaves.items():
                 self.charged[event] = self.charged.get(event, 0) + count
-            self.touched = self.touched or bool(leaves)
+            self.has_charges = self.has_charges or bool(leaves)
 
     def _late(self, leaves: dict[Event, int]) -> Iterator[str]:
-        if self.budget is not None and not self.budget.adaptive and self.touched and leaves:
+        if self.budget is not None and not self.budget.adaptive and self.has_charges and leaves:
             yield "adds an event after the first charge"
 
     def _rule(self) -> Filter | None:
@@ -145,7 +145,7 @@ class _Replay:
         for left in self.open.values():
             for event, count in left.items():
                 everything[event] = everything.get(event, 0) + count
-        if self.touched and self._known == everything:
+        if self.has_charges and self._known == everything:
             return True
         self._known = everything
         return not everything or PLDPolicy(budget=self.budget, leaves=everything).fits()
@@ -182,8 +182,8 @@ class Ledger:
         >>> folder.cleanup()
     """
 
-    def __init__(self, place: str | Path) -> None:
-        self._url = ledger_url(place)
+    def __init__(self, url: str | Path) -> None:
+        self._url = ledger_url(url)
 
     def __repr__(self) -> str:
         return f"Ledger({redact_password(self._url)!r})"
@@ -203,8 +203,8 @@ class Ledger:
         *,
         epsilon: float,
         delta: float,
-        relation: NeighboringRelation | str = NeighboringRelation.ADD_OR_REMOVE_ONE,
-        unit: PrivacyUnit | str = PrivacyUnit.EXAMPLE,
+        neighboring_relation: NeighboringRelation | str = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        privacy_unit: PrivacyUnit | str = PrivacyUnit.RECORD,
         policy: str = "renyi",
         orders: Sequence[float] = (),
         note: str = "",
@@ -215,8 +215,8 @@ class Ledger:
             name: of the data set.
             epsilon: ε > 0 of everything that will ever be charged, together.
             delta: δ in (0, 1), or 0 with the policy ``renyi`` when all events are pure.
-            relation: which data sets count as neighbours.
-            unit: whose contribution is protected.
+            neighboring_relation: which data sets count as neighbors.
+            privacy_unit: whose contribution is protected.
             policy: ``renyi`` (any events, chosen as you go), ``zcdp`` (events with a ρ, chosen as you go), or ``pld``
                 (tightest; all events reserved before the first charge).
             orders: λ = order − 1 > 0 of the filter ``renyi``, the most important first; by the budget when empty.
@@ -230,8 +230,8 @@ class Ledger:
         budget = AccountBudget(
             epsilon=epsilon,
             delta=delta,
-            relation=NeighboringRelation(relation),
-            unit=PrivacyUnit(unit) if unit in list(PrivacyUnit) else unit,  # pyright: ignore[reportArgumentType]
+            neighboring_relation=NeighboringRelation(neighboring_relation),
+            privacy_unit=PrivacyUnit(privacy_unit) if privacy_unit in list(PrivacyUnit) else privacy_unit,  # pyright: ignore[reportArgumentType]
             policy=policy,
             orders=tuple(orders),
         )
@@ -240,8 +240,8 @@ class Ledger:
             last = page.last()
             if last is None:
                 rule = make_filter(budget)
-                totals = () if rule is None else (0.0,) * rule.currencies
-                body = entry_body(budget=budget, budget_at=1, totals=totals, touched=False, event=NoOp(), left=None)
+                totals = () if rule is None else (0.0,) * rule.num_measures
+                body = entry_body(budget=budget, budget_at=1, totals=totals, has_charges=False, event=NoOp(), left=None)
                 page.append(None, kind="declare", body=body, note=note)
             elif AccountState.of(page).budget != budget:
                 raise InvalidArgument(

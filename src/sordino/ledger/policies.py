@@ -50,8 +50,8 @@ class AccountBudget:
     Args:
         epsilon: ε > 0.
         delta: δ in [0, 1); 0 only with the policy ``renyi``, for pure events.
-        relation: which data sets count as neighbours; every charge must be made for the same.
-        unit: whose contribution is protected; every charge must be made for the same.
+        neighboring_relation: which data sets count as neighbors; every charge must be made for the same.
+        privacy_unit: whose contribution is protected; every charge must be made for the same.
         policy: ``renyi`` or ``zcdp``, filters for events that are chosen as one goes; or ``pld``, exact composition of
             events that are all reserved before the first charge.
         orders: λ = Rényi order − 1 > 0 of the filter ``renyi``, fixed by the first declaration.
@@ -59,8 +59,8 @@ class AccountBudget:
 
     epsilon: float
     delta: float
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    unit: PrivacyUnit = PrivacyUnit.EXAMPLE
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    privacy_unit: PrivacyUnit = PrivacyUnit.RECORD
     policy: str = "renyi"
     orders: tuple[float, ...] = ()
 
@@ -70,10 +70,12 @@ class AccountBudget:
         checks.probability(
             zero=self.policy == "renyi", one=False, delta=self.delta, hint="Choose one below 1 / number of records."
         )
-        object.__setattr__(self, "relation", NeighboringRelation(self.relation))
-        if self.unit not in list(PrivacyUnit):
-            raise InvalidArgument(f"unit must be one of {', '.join(PrivacyUnit)}, got {self.unit!r}. Use PrivacyUnit.")
-        object.__setattr__(self, "unit", PrivacyUnit(self.unit))
+        object.__setattr__(self, "neighboring_relation", NeighboringRelation(self.neighboring_relation))
+        if self.privacy_unit not in list(PrivacyUnit):
+            raise InvalidArgument(
+                f"privacy_unit must be one of {', '.join(PrivacyUnit)}, got {self.privacy_unit!r}. Use PrivacyUnit."
+            )
+        object.__setattr__(self, "privacy_unit", PrivacyUnit(self.privacy_unit))
         object.__setattr__(self, "orders", tuple(checks.positive(orders=order) for order in self.orders))
         if self.orders and (self.policy != "renyi" or self.delta == 0):
             raise InvalidArgument(f"orders must be left out under the policy {self.policy!r} or without δ. Drop them.")
@@ -85,28 +87,40 @@ class AccountBudget:
         """Whether events may be chosen in the light of earlier results."""
         return self.policy != "pld"
 
-    def agree(self, relation: NeighboringRelation | None, unit: PrivacyUnit | None) -> None:
-        """Refuse a charge that speaks of other neighbours or of another unit.
+    def check_relation_and_unit(
+        self, neighboring_relation: NeighboringRelation | None, privacy_unit: PrivacyUnit | None
+    ) -> None:
+        """Refuse a charge that speaks of other neighbors or of another unit.
 
         Raises:
             InvalidArgument: they differ.
         """
-        if relation is not None and NeighboringRelation(relation) is not self.relation:
+        if (
+            neighboring_relation is not None
+            and NeighboringRelation(neighboring_relation) is not self.neighboring_relation
+        ):
             raise InvalidArgument(
-                f"relation must be {self.relation.value}, as the account was declared, got "
-                f"{NeighboringRelation(relation).value}: their costs can't be added. Train for the account's relation, "
+                f"neighboring_relation must be {self.neighboring_relation.value}, as the account was declared, got "
+                f"{NeighboringRelation(neighboring_relation).value}: their costs can't be added. Train for the "
+                f"account's relation, "
                 "or declare an account of its own for each relation and state both."
             )
-        if unit is not None and PrivacyUnit(unit) is not self.unit:
+        if privacy_unit is not None and PrivacyUnit(privacy_unit) is not self.privacy_unit:
             raise InvalidArgument(
-                f"unit must be {self.unit.value}, as the account was declared, got {PrivacyUnit(unit).value}: their "
+                f"privacy_unit must be {self.privacy_unit.value}, as the account was declared, got "
+                f"{PrivacyUnit(privacy_unit).value}: their "
                 "costs can't be added. Train for the account's unit, or declare an account of its own for each unit."
             )
 
     def to_dict(self) -> dict[str, object]:
         """As plain JSON types."""
         body = asdict(self)
-        return {**body, "relation": self.relation.value, "unit": self.unit.value, "orders": list(self.orders)}
+        return {
+            **body,
+            "neighboring_relation": self.neighboring_relation.value,
+            "privacy_unit": self.privacy_unit.value,
+            "orders": list(self.orders),
+        }
 
     @classmethod
     def from_dict(cls, body: object) -> "AccountBudget":
@@ -197,19 +211,19 @@ class RemainingAmount(NamedTuple):
     """An amount ≥ 0 in a currency, ``ε`` or ``ρ``, and its share of the whole in [0, 1]."""
 
     amount: float
-    currency: str
-    share: float
+    measure: str
+    fraction: float
 
 
 class Filter(Protocol):
     """An additive price for every event, and a rule for totals."""
 
     @property
-    def currencies(self) -> int:
+    def num_measures(self) -> int:
         """How many numbers a price has."""
         ...
 
-    def price(self, event: Event) -> Costs:
+    def cost(self, event: Event) -> Costs:
         """Upper bounds that add up over events."""
         ...
 
@@ -217,7 +231,7 @@ class Filter(Protocol):
         """Whether a total is within the budget."""
         ...
 
-    def left(self, total: Costs) -> RemainingAmount:
+    def remaining(self, total: Costs) -> RemainingAmount:
         """What is left of the budget beside a total."""
         ...
 
@@ -239,9 +253,9 @@ def add_costs(one: Sequence[float], other: Sequence[float], times: int = 1) -> C
 
 def total_cost(rule: Filter, leaves: Mapping[Event, int]) -> Costs:
     """The price of a bag of leaves."""
-    total: Costs = (0.0,) * rule.currencies
+    total: Costs = (0.0,) * rule.num_measures
     for event, count in leaves.items():
-        total = add_costs(total, rule.price(event), count)
+        total = add_costs(total, rule.cost(event), count)
     return total
 
 
@@ -255,7 +269,7 @@ class ZCDPPolicy:
         Feldman and Zrnic 2021, theorem 4.3; Whitehouse et al. 2023, theorem 1.
     """
 
-    currencies = 1
+    num_measures = 1
 
     def __init__(self, budget: AccountBudget) -> None:
         from sordino.accounting import max_rho
@@ -263,17 +277,17 @@ class ZCDPPolicy:
         self._budget = budget
         self.limit = max_rho(budget.epsilon, budget.delta)
 
-    def price(self, event: Event) -> Costs:
+    def cost(self, event: Event) -> Costs:
         """The event's ρ; `UnsupportedEvent` for events without one."""
         from sordino.accounting import zcdp_rho
 
-        return (zcdp_rho(event, self._budget.relation),)
+        return (zcdp_rho(event, self._budget.neighboring_relation),)
 
     def fits(self, total: Costs) -> bool:
         """Whether ρ is at most the limit."""
         return total[0] <= self.limit
 
-    def left(self, total: Costs) -> RemainingAmount:
+    def remaining(self, total: Costs) -> RemainingAmount:
         """The ρ that may still be spent."""
         rest = max(0.0, self.limit - total[0])
         return RemainingAmount(rest, "ρ", rest / self.limit)
@@ -305,11 +319,11 @@ class RDPPolicy:
         self._budget = budget
         self._orders = budget.orders
         self._shares = _shares(len(self._orders))
-        self.currencies = len(self._orders) + 2
+        self.num_measures = len(self._orders) + 2
 
-    def price(self, event: Event) -> Costs:
+    def cost(self, event: Event) -> Costs:
         """K at every order, the largest loss, and the own δ."""
-        return _renyi_price(event, self._budget.relation, self._orders)
+        return _renyi_price(event, self._budget.neighboring_relation, self._orders)
 
     def room(self, epsilon: float) -> Costs:
         """The limits of K at a budget ε."""
@@ -331,7 +345,7 @@ class RDPPolicy:
         # Ten times 0.1 is 1, although the number nearest to 0.1 lies above it.
         return orders or loss <= budget.epsilon * (1 + 1e-12)
 
-    def left(self, total: Costs) -> RemainingAmount:
+    def remaining(self, total: Costs) -> RemainingAmount:
         """The largest ρ, or without orders the largest pure ε, that would still fit at some order."""
         *moments, loss, own = total
         budget = self._budget
@@ -347,10 +361,10 @@ class RDPPolicy:
 
 
 @lru_cache(maxsize=4096)
-def _renyi_price(event: Event, relation: NeighboringRelation, orders: tuple[float, ...]) -> Costs:
+def _renyi_price(event: Event, neighboring_relation: NeighboringRelation, orders: tuple[float, ...]) -> Costs:
     from sordino.accounting.base import bounding_events
 
-    choices, truncated = bounding_events(event, relation)
+    choices, truncated = bounding_events(event, neighboring_relation)
     if truncated:
         raise UnsupportedEvent(
             "a truncated sample must be charged to an account with the policy 'pld', got a filter. Reserve it there "
@@ -360,38 +374,38 @@ def _renyi_price(event: Event, relation: NeighboringRelation, orders: tuple[floa
     for choice in choices:
         total: Costs = (0.0,) * (len(orders) + 2)
         for leaf, count in event_counts(choice).items():
-            total = add_costs(total, _leaf_price(leaf, relation, orders), count)
+            total = add_costs(total, _leaf_price(leaf, neighboring_relation, orders), count)
         prices.append(total)
     return tuple(max(column) for column in zip(*prices, strict=True))
 
 
-def _leaf_price(event: Event, relation: NeighboringRelation, orders: tuple[float, ...]) -> Costs:
+def _leaf_price(event: Event, neighboring_relation: NeighboringRelation, orders: tuple[float, ...]) -> Costs:
     from sordino.accounting import epsilon
     from sordino.accounting.base import flatten
     from sordino.accounting.rdp import renyi_directions
 
     own = 0.0
     if isinstance(event, RepeatAndSelect):
-        event = _describe(event, relation)
+        event = _describe(event, neighboring_relation)
     if isinstance(event, ApproximateDP):
         # With probability δ everything is lost; otherwise the loss is that of a pure mechanism.
         event, own = PureDP(epsilon=event.epsilon), event.delta
-    steps = flatten(event, relation)
-    if steps.unprotected:
+    steps = flatten(event, neighboring_relation)
+    if steps.non_private:
         return (math.inf,) * (len(orders) + 2)
     if steps.empty:
         return (*(0.0,) * (len(orders) + 1), own)
-    loss = epsilon(event, 0.0, relation=relation).upper
-    directions = renyi_directions(steps, relation) if orders else ()
+    loss = epsilon(event, 0.0, neighboring_relation=neighboring_relation).upper
+    directions = renyi_directions(steps, neighboring_relation) if orders else ()
     return (*(_moment(directions, lam) for lam in orders), loss, own)
 
 
-def _describe(event: RepeatAndSelect, relation: NeighboringRelation) -> Event:
+def _describe(event: RepeatAndSelect, neighboring_relation: NeighboringRelation) -> Event:
     """A selection of runs that have a δ of their own, as what it is at most; others as they are."""
     from sordino.accounting.composition_theorems import step_parameters
 
     try:
-        epsilon, delta = step_parameters(event, relation)
+        epsilon, delta = step_parameters(event, neighboring_relation)
     except UnsupportedEvent:
         return event
     return ApproximateDP(epsilon=epsilon, delta=delta) if delta > 0 else event
@@ -433,9 +447,11 @@ class PLDPolicy:
         """The interval that contains ε, with the accountant's name."""
         from sordino.accounting import epsilon
 
-        return epsilon(compose_counts(self.leaves), self.budget.delta, relation=self.budget.relation)
+        return epsilon(
+            compose_counts(self.leaves), self.budget.delta, neighboring_relation=self.budget.neighboring_relation
+        )
 
-    def left(self) -> RemainingAmount:
+    def remaining(self) -> RemainingAmount:
         """The ε that is left: what is added composes with the rest, so more than that much may fit."""
         rest = max(0.0, self.budget.epsilon - self.epsilon())
         return RemainingAmount(rest, "ε", rest / self.budget.epsilon)

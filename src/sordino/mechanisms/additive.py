@@ -62,7 +62,7 @@ class LaplaceMechanism:
     Args:
         epsilon: > 0.
         l1_sensitivity: > 0, under the declared relation.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> mechanism = LaplaceMechanism(epsilon=0.5, l1_sensitivity=2.0)
@@ -72,7 +72,7 @@ class LaplaceMechanism:
 
     epsilon: float
     l1_sensitivity: float
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
@@ -92,7 +92,7 @@ class LaplaceMechanism:
     def release(self, value: Numbers) -> Released:
         """The value plus noise, same shape."""
         array = finite_array(value)
-        noise = laplace(array.size, self.randomness.fresh("laplace"))
+        noise = laplace(array.size, self.rng.new_stream("laplace"))
         return (array + self.scale * noise.reshape(array.shape))[()]
 
 
@@ -119,7 +119,7 @@ class KNormMechanism:
         sensitivity: > 0, in the norm `norm`, under the declared relation.
         norm: 1, 2 or ``math.inf``.
         dimension: number of entries k of every value, ≥ 1. Public.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> mechanism = KNormMechanism(epsilon=1.0, sensitivity=1.0, norm=2, dimension=3)
@@ -131,7 +131,7 @@ class KNormMechanism:
     sensitivity: float
     norm: float
     dimension: int
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
@@ -153,7 +153,7 @@ class KNormMechanism:
 
     def noise(self) -> npt.NDArray[np.float64]:
         """One draw of the noise: r·u with r ~ Gamma(k + 1, Δ/ε) and u uniform in the unit ball of the norm."""
-        stream = self.randomness.fresh("k-norm")
+        stream = self.rng.new_stream("k-norm")
         radius = self.scale * gamma(self.dimension + 1, stream)
         return radius * unit_ball_point(self.dimension, self.norm, stream)
 
@@ -192,35 +192,35 @@ class GaussianMechanism:
     Args:
         noise_multiplier: standard deviation over sensitivity, > 0.
         l2_sensitivity: > 0, under the declared relation.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
-        >>> mechanism = GaussianMechanism.for_budget(epsilon=1.0, delta=1e-5, l2_sensitivity=2.0)
+        >>> mechanism = GaussianMechanism.from_budget(epsilon=1.0, delta=1e-5, l2_sensitivity=2.0)
         >>> round(mechanism.stddev, 4), mechanism.release([1.0, 2.0]).shape
         (7.4613, (2,))
     """
 
     noise_multiplier: float
     l2_sensitivity: float
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(noise_multiplier=self.noise_multiplier)
         checks.positive(l2_sensitivity=self.l2_sensitivity)
 
     @classmethod
-    def for_budget(
+    def from_budget(
         cls,
         *,
         epsilon: float,
         delta: float,
         l2_sensitivity: float,
         calibration: str = "analytic",
-        randomness: KeyedRNG | None = None,
+        rng: KeyedRNG | None = None,
     ) -> "GaussianMechanism":
         """The mechanism with the least noise that is (ε, δ)-private."""
         multiplier = calibrated_noise_multiplier(epsilon=epsilon, delta=delta, calibration=calibration)
-        return cls(noise_multiplier=multiplier, l2_sensitivity=l2_sensitivity, randomness=randomness or KeyedRNG())
+        return cls(noise_multiplier=multiplier, l2_sensitivity=l2_sensitivity, rng=rng or KeyedRNG())
 
     @property
     def stddev(self) -> float:
@@ -235,7 +235,7 @@ class GaussianMechanism:
     def release(self, value: Numbers) -> Released:
         """The value plus noise, same shape."""
         array = finite_array(value)
-        noise = normal(array.size, self.randomness.fresh("array-gaussian"))
+        noise = normal(array.size, self.rng.new_stream("array-gaussian"))
         return (array + self.stddev * noise.reshape(array.shape))[()]
 
 
@@ -254,7 +254,7 @@ class GridGaussianMechanism:
         l2_sensitivity: > 0, under the declared relation, before rounding.
         dimension: number of entries of every value, ≥ 1. Public.
         granularity: step of the grid, a power of two; by default about 2⁻³⁰ of the sensitivity.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> mechanism = GridGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0, dimension=3, granularity=0.125)
@@ -266,7 +266,7 @@ class GridGaussianMechanism:
     l2_sensitivity: float
     dimension: int = 1
     granularity: float | None = None
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(noise_multiplier=self.noise_multiplier)
@@ -303,7 +303,7 @@ class GridGaussianMechanism:
         """The value, rounded to the grid, plus noise on the grid; same shape, float64."""
         integers = self.grid.integers(value)
         check_dimension(integers, self.dimension)
-        noise = rounded_gaussian(self.grid_stddev, integers.size, self.randomness.fresh("grid-gaussian"))
+        noise = rounded_gaussian(self.grid_stddev, integers.size, self.rng.new_stream("grid-gaussian"))
         return self.grid.values(np.asarray(integers + noise.reshape(integers.shape)))[()]
 
 
@@ -339,7 +339,7 @@ class DiscreteGaussianMechanism:
         dimension: number of entries of every value, ≥ 1. Public.
         granularity: step of the grid, a power of two; by default about 2⁻³⁰ of the sensitivity. 1 with `integers`.
         integers: whether values are integers.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> mechanism = DiscreteGaussianMechanism(noise_multiplier=2.0, l2_sensitivity=1.0, integers=True)
@@ -352,7 +352,7 @@ class DiscreteGaussianMechanism:
     dimension: int = 1
     granularity: float | None = None
     integers: bool = False
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(noise_multiplier=self.noise_multiplier)
@@ -402,7 +402,7 @@ class DiscreteGaussianMechanism:
         """The value on the grid plus noise, same shape: int64 with `integers`, otherwise float64."""
         whole = whole_array(value) if self.integers else self.grid.integers(value)
         check_dimension(whole, self.dimension)
-        noise = discrete_gaussian(*self.ratio, whole.size, self.randomness.fresh("discrete-gaussian"))
+        noise = discrete_gaussian(*self.ratio, whole.size, self.rng.new_stream("discrete-gaussian"))
         noisy = np.asarray(whole + noise.reshape(whole.shape))
         return noisy[()] if self.integers else self.grid.values(noisy)[()]
 
@@ -457,7 +457,7 @@ class GeometricMechanism:
         epsilon: > 0.
         l1_sensitivity: a whole number ≥ 1, under the declared relation.
         dimension: number of entries of every value, ≥ 1. Public.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> GeometricMechanism(epsilon=1.0, l1_sensitivity=1).release(5).dtype
@@ -467,7 +467,7 @@ class GeometricMechanism:
     epsilon: float
     l1_sensitivity: int = 1
     dimension: int = 1
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
@@ -494,7 +494,7 @@ class GeometricMechanism:
         """The integers plus noise, same shape, int64."""
         integers = whole_array(value)
         check_dimension(integers, self.dimension)
-        noise = discrete_laplace(*self.ratio, integers.size, self.randomness.fresh("geometric"))
+        noise = discrete_laplace(*self.ratio, integers.size, self.rng.new_stream("geometric"))
         return np.asarray(integers + noise.reshape(integers.shape))[()]
 
 
@@ -512,7 +512,7 @@ class DiscreteLaplaceMechanism:
         l1_sensitivity: > 0, under the declared relation, before rounding.
         dimension: number of entries of every value, ≥ 1. Public.
         granularity: step of the grid, a power of two; by default about 2⁻³⁰ of the sensitivity.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> mechanism = DiscreteLaplaceMechanism(epsilon=1.0, l1_sensitivity=1.0, granularity=0.25)
@@ -524,7 +524,7 @@ class DiscreteLaplaceMechanism:
     l1_sensitivity: float
     dimension: int = 1
     granularity: float | None = None
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
@@ -566,5 +566,5 @@ class DiscreteLaplaceMechanism:
         """The value, rounded to the grid, plus noise on the grid; same shape, float64."""
         integers = self.grid.integers(value)
         check_dimension(integers, self.dimension)
-        noise = discrete_laplace(*self.ratio, integers.size, self.randomness.fresh("discrete-laplace"))
+        noise = discrete_laplace(*self.ratio, integers.size, self.rng.new_stream("discrete-laplace"))
         return self.grid.values(np.asarray(integers + noise.reshape(integers.shape)))[()]

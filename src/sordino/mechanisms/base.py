@@ -334,7 +334,7 @@ class Grid:
 
     @property
     def step(self) -> float:
-        """Distance of neighbouring grid points."""
+        """Distance of neighboring grid points."""
         return math.ldexp(1.0, self.exponent)
 
     def integers(self, value: Numbers) -> IntegerArray:

@@ -83,7 +83,7 @@ def analytic_noise_multiplier(*, epsilon: float, delta: float) -> float:
         low, high = high, 2 * high
     while low == high or not needs_more(low):
         low, high = low / 2, low
-    # Bisection of the logarithm down to neighbouring floats; `high` always has δ at most the asked one.
+    # Bisection of the logarithm down to neighboring floats; `high` always has δ at most the asked one.
     multiplier = high
     while (middle := math.sqrt(low) * math.sqrt(high)) not in (low, high) and high / low - 1 > 1e-14:
         low, high = (middle, high) if needs_more(middle) else (low, middle)

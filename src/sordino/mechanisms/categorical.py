@@ -75,7 +75,7 @@ class ExponentialMechanism:
         sensitivity: > 0, the largest change of any score, under the declared relation.
         monotone: whether adding a record can only raise, or only lower, all scores.
         score_bounds: (lowest, highest) score; scores are clipped to it. Needed where a score may be NaN or infinite.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> mechanism = ExponentialMechanism(epsilon=1.0, sensitivity=1.0)
@@ -87,7 +87,7 @@ class ExponentialMechanism:
     sensitivity: float
     monotone: bool = False
     score_bounds: Bounds | None = None
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
@@ -131,11 +131,11 @@ class ExponentialMechanism:
     def release(self, scores: Numbers, measures: Numbers | None = None) -> int:
         """The position of the chosen candidate."""
         logs = self.log_weights(scores, measures)
-        return int(np.argmax(logs + gumbel(logs.size, self.randomness.fresh("exponential"))))
+        return int(np.argmax(logs + gumbel(logs.size, self.rng.new_stream("exponential"))))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The generalised exponential mechanism: candidates whose errors have sensitivities of their own.
+# The generalized exponential mechanism: candidates whose errors have sensitivities of their own.
 #
 # The exponential mechanism scales its noise by the largest sensitivity of all candidates; here a candidate with a small
 # sensitivity is chosen as precisely as if the others were not there.
@@ -159,7 +159,7 @@ class GeneralizedExponentialMechanism:
         epsilon: > 0.
         sensitivities: one positive number for each candidate, under the declared relation.
         failure_probability: β, in (0, 1); it tunes accuracy and has no part in privacy.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> mechanism = GeneralizedExponentialMechanism(epsilon=1.0, sensitivities=(1, 2, 50), failure_probability=0.05)
@@ -170,7 +170,7 @@ class GeneralizedExponentialMechanism:
     epsilon: float
     sensitivities: tuple[float, ...]
     failure_probability: float = 0.05
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
@@ -211,7 +211,7 @@ class GeneralizedExponentialMechanism:
         return self._inner().release(-self.normalized_errors(errors))
 
     def _inner(self) -> ExponentialMechanism:
-        return ExponentialMechanism(epsilon=self.epsilon, sensitivity=1.0, randomness=self.randomness)
+        return ExponentialMechanism(epsilon=self.epsilon, sensitivity=1.0, rng=self.rng)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class ReportNoisyMax:
         noise: ``gumbel``, ``exponential`` or ``laplace``.
         monotone: whether adding a record can only raise, or only lower, all scores.
         score_bounds: (lowest, highest) score; scores are clipped to it. Needed where a score may be NaN or infinite.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> ReportNoisyMax(epsilon=50.0, sensitivity=1.0).release([0.0, 100.0, 3.0])
@@ -255,7 +255,7 @@ class ReportNoisyMax:
     noise: str = "gumbel"
     monotone: bool = False
     score_bounds: Bounds | None = None
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
@@ -277,7 +277,7 @@ class ReportNoisyMax:
     def release(self, scores: Numbers) -> int:
         """The position of the largest noisy score."""
         cleaned = clean_scores(scores, bounds=self.score_bounds)
-        noise = _DRAWS[self.noise](cleaned.size, self.randomness.fresh("noisy-max"))
+        noise = _DRAWS[self.noise](cleaned.size, self.rng.new_stream("noisy-max"))
         return int(np.argmax((cleaned - cleaned.max()) / self.scale + noise))
 
 
@@ -295,7 +295,7 @@ class PermuteAndFlip:
         sensitivity: > 0, the largest change of any score, under the declared relation.
         monotone: whether adding a record can only raise, or only lower, all scores.
         score_bounds: (lowest, highest) score; scores are clipped to it. Needed where a score may be NaN or infinite.
-        randomness: where the coins come from; by default a fresh key of this object's own.
+        rng: where the coins come from; by default a fresh key of this object's own.
 
     Example:
         >>> PermuteAndFlip(epsilon=50.0, sensitivity=1.0).release([0.0, 100.0, 3.0])
@@ -306,7 +306,7 @@ class PermuteAndFlip:
     sensitivity: float
     monotone: bool = False
     score_bounds: Bounds | None = None
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
@@ -327,7 +327,7 @@ class PermuteAndFlip:
     def release(self, scores: Numbers) -> int:
         """The position of the chosen candidate."""
         acceptance = self.acceptance(scores)
-        stream = self.randomness.fresh("permute-and-flip")
+        stream = self.rng.new_stream("permute-and-flip")
         order = _random_order(acceptance.size, stream)
         # All coins are flipped at once; the first candidate that is taken in the random order is the result.
         taken = stream.uniform(acceptance.size) < acceptance[order]
@@ -403,7 +403,7 @@ class AboveThreshold:
         threshold: public.
         max_positives: c ≥ 1.
         monotone: whether one record moves all values in the same direction, as it does counts.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> mechanism = AboveThreshold(epsilon=100.0, sensitivity=1.0, threshold=50.0)
@@ -416,7 +416,7 @@ class AboveThreshold:
     threshold: float
     max_positives: int = 1
     monotone: bool = False
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
@@ -430,7 +430,7 @@ class AboveThreshold:
 
     @property
     def threshold_epsilon(self) -> float:
-        """ε₁, the threshold's share: ε₁ : ε₂ = 1 : (2c)^⅔ (c^⅔ when monotone) minimises the noise of the comparison."""
+        """ε₁, the threshold's share: ε₁ : ε₂ = 1 : (2c)^⅔ (c^⅔ when monotone) minimizes the noise of the comparison."""
         return self.epsilon / (1.0 + self._uses ** (2.0 / 3.0))
 
     @property
@@ -454,7 +454,7 @@ class AboveThreshold:
 
     def session(self) -> AboveThresholdSession:
         """Start a run with fresh noise; every run is one `event`."""
-        return AboveThresholdSession(self, self.randomness.fresh("sparse-vector"))
+        return AboveThresholdSession(self, self.rng.new_stream("sparse-vector"))
 
     @observable_release
     def release(self, values: Numbers) -> npt.NDArray[np.bool_]:
@@ -472,7 +472,7 @@ class AboveThreshold:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Randomised response: every record is randomised on its own, before anybody collects it.
+# Randomized response: every record is randomized on its own, before anybody collects it.
 #
 # References:
 #     Warner 1965. Kairouz, Oh, Viswanath 2014, "Extremal mechanisms for local differential privacy" (k answers).
@@ -492,7 +492,7 @@ class RandomizedResponseMechanism:
     Args:
         epsilon: > 0.
         categories: the possible answers, ≥ 2, declared, never read from the data.
-        randomness: where the coins come from; by default a fresh key of this object's own.
+        rng: where the coins come from; by default a fresh key of this object's own.
 
     Example:
         >>> mechanism = RandomizedResponseMechanism(epsilon=1.0, categories=("yes", "no"))
@@ -502,7 +502,7 @@ class RandomizedResponseMechanism:
 
     epsilon: float
     categories: tuple[Hashable, ...] = (False, True)
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
@@ -533,9 +533,9 @@ class RandomizedResponseMechanism:
 
     @observable_release
     def release(self, values: Iterable[object]) -> npt.NDArray[np.generic]:
-        """One randomised answer for each value, in order."""
+        """One randomized answer for each value, in order."""
         codes = category_codes(values, self.categories)
-        stream = self.randomness.fresh("randomized-response")
+        stream = self.rng.new_stream("randomized-response")
         truthful = uniform_below(_UNIT, len(codes), stream) < self._threshold
         shift = 1 + uniform_below(len(self.categories) - 1, len(codes), stream)
         anything = uniform_below(len(self.categories), len(codes), stream)

@@ -51,8 +51,8 @@ class PrivateSecondMoment:
         budget: pure or Gaussian.
         data_norm: the largest ℓ2 norm of a row, > 0. Public, never taken from the data.
         columns: number of columns d ≥ 1.
-        relation: the neighbouring relation.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        neighboring_relation: the neighboring relation.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> from sordino.mechanisms import make_budget
@@ -64,8 +64,8 @@ class PrivateSecondMoment:
     budget: Budget
     data_norm: float
     columns: int
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.in_range(2.0**-200, 2.0**200, data_norm=self.data_norm, hint="Rescale the rows.")
@@ -91,7 +91,7 @@ class PrivateSecondMoment:
     @property
     def sensitivity(self) -> float:
         """Frobenius (Gaussian budget) or upper-triangle ℓ1 (pure budget) sensitivity of the matrix."""
-        replace = self.relation is NeighboringRelation.REPLACE_ONE
+        replace = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
         if self._pure:
             return self.data_norm**2 * (self.columns + 1) / 2 * (2 if replace else 1)
         return self.data_norm**2 * (math.sqrt(2) if replace else 1)
@@ -103,7 +103,7 @@ class PrivateSecondMoment:
 
     @property
     def _replaces(self) -> bool:
-        return self.relation is NeighboringRelation.REPLACE_ONE
+        return self.neighboring_relation is NeighboringRelation.REPLACE_ONE
 
     @cached_property
     def _stddevs(self) -> tuple[int, int]:
@@ -137,7 +137,7 @@ class PrivateSecondMoment:
             return PureDP(epsilon=self.budget.epsilon)
         return Gaussian(noise_multiplier=self.budget.noise_multiplier)
 
-    def exact(self, rows: Numbers) -> IntegerArray:
+    def exact_value(self, rows: Numbers) -> IntegerArray:
         """XᵀX in squared grid steps before noise, int64 [d, d]. Not private."""
         array = rows if isinstance(rows, np.ndarray) and rows.ndim == 2 else record_matrix(rows, self.columns)[0]
         total = np.zeros((self.columns, self.columns), dtype=np.int64)
@@ -149,7 +149,7 @@ class PrivateSecondMoment:
     @observable_release
     def release(self, rows: Numbers) -> FloatArray:
         """The noisy second moments [d, d], symmetric."""
-        noisy = self.exact(rows) + self._noise(self.randomness.fresh("second-moment"))
+        noisy = self.exact_value(rows) + self._noise(self.rng.new_stream("second-moment"))
         return np.ldexp(noisy.astype(np.float64), 2 * self._exponent)
 
     def _row_integers(self, rows: Numbers) -> FloatArray:
@@ -193,8 +193,8 @@ class PrivateCovariance:
         budget: pure or Gaussian.
         data_norm: the largest ℓ2 norm of a row, > 0. Public, never taken from the data.
         columns: number of columns d ≥ 1.
-        relation: the neighbouring relation.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        neighboring_relation: the neighboring relation.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> from sordino.mechanisms import make_budget
@@ -206,8 +206,8 @@ class PrivateCovariance:
     budget: Budget
     data_norm: float
     columns: int
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _ = self.moments
@@ -220,8 +220,8 @@ class PrivateCovariance:
             # One part in 2⁴⁰ above √2, so that a row on the boundary is not shrunk by a rounding error.
             data_norm=checks.positive(data_norm=self.data_norm) * math.sqrt(2) * (1 + 2.0**-40),
             columns=checks.integer(1, columns=self.columns) + 1,
-            relation=self.relation,
-            randomness=self.randomness,
+            neighboring_relation=self.neighboring_relation,
+            rng=self.rng,
         )
 
     def event(self) -> Event:

@@ -159,14 +159,14 @@ class GridSumMechanism:
     A vector of norm at most `record_norm`, rounded to the nearest grid points, has norm at most `largest_norm`: √d/2
     steps are allowed for. The caller checks the integers, not the floats.
 
-    Guarantee: the noisy integers are the event ``Gaussian(noise_multiplier)`` when neighbours differ in at most
+    Guarantee: the noisy integers are the event ``Gaussian(noise_multiplier)`` when neighbors differ in at most
     `moved` of the v_i, and every v_i is a function of its own record. Nothing is left to floating point.
 
     Args:
         noise_multiplier: standard deviation over sensitivity, ≥ 0; 0 adds nothing and is for debugging.
         record_norm: bound C > 0 on a record's vector before it is rounded.
         dimension: number of entries of the sum, ≥ 1. Public.
-        moved: in how many v_i neighbours differ: 1 when a record is added, removed or zeroed, 2 when replaced.
+        moved: in how many v_i neighbors differ: 1 when a record is added, removed or zeroed, 2 when replaced.
 
     Raises:
         InvalidArgument: noise of 2⁵⁰ grid steps or more.
@@ -210,7 +210,7 @@ class GridSumMechanism:
 
     @property
     def sensitivity(self) -> int:
-        """How far neighbours move the sum of integers, in ℓ2 norm."""
+        """How far neighbors move the sum of integers, in ℓ2 norm."""
         return self.moved * self.largest_norm
 
     @property
@@ -224,10 +224,10 @@ class GridSumMechanism:
 
     @observable_release
     def release(
-        self, value: npt.NDArray[np.int64], *, randomness: KeyedRNG, step: int, rank: int = 0
+        self, value: npt.NDArray[np.int64], *, rng: KeyedRNG, step: int, rank: int = 0
     ) -> npt.NDArray[np.int64]:
-        """The sum of integers plus noise, in grid steps; (`step`, `rank`) must never repeat within one `randomness`."""
-        return value + self.noise(value.size, randomness.stream("grid-gaussian", step=step, rank=rank))
+        """The sum of integers plus noise, in grid steps; (`step`, `rank`) must never repeat within one `rng`."""
+        return value + self.noise(value.size, rng.stream("grid-gaussian", step=step, rank=rank))
 
     def noise(self, count: int, stream: RandomStream) -> npt.NDArray[np.int64]:
         """`count` independent draws of the noise, in grid steps."""

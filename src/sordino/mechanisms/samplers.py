@@ -163,7 +163,7 @@ half_normal_integer = TailTable(_half_normal_digits)
 # Exact draws of integers: uniform, Bernoulli(e^−γ), geometric, discrete Laplace, discrete Gaussian.
 #
 # Only integers are compared and only random words are drawn, so the laws below are exact: no logarithm, no rounding of
-# a float. All draws are vectorised by rejection: propose many, keep the accepted ones. Which places are accepted is
+# a float. All draws are vectorized by rejection: propose many, keep the accepted ones. Which places are accepted is
 # independent of the accepted values, hence the first `count` of them are a fair sample. The time a draw takes depends
 # on secret bits; a timing observer is not covered.
 #

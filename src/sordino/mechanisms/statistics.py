@@ -45,11 +45,11 @@ __all__ = [
 class PrivateCount:
     """The number of records plus exact whole-number noise; the result may be negative.
 
-    Guarantee: one release spends `budget`. A record changes the count by at most 1 under every neighbouring relation.
+    Guarantee: one release spends `budget`. A record changes the count by at most 1 under every neighboring relation.
 
     Args:
         budget: pure (geometric noise) or Gaussian.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> from sordino.mechanisms import make_budget
@@ -58,7 +58,7 @@ class PrivateCount:
     """
 
     budget: Budget
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     @property
     def noise(self) -> IntegerNoise:
@@ -81,7 +81,7 @@ class PrivateCount:
                     f"{chosen.dtype}. Compare a column with a public value."
                 )
             count = int(chosen.sum())
-        return count + int(self.noise.draw(self.randomness.fresh("count"))[0])
+        return count + int(self.noise.draw(self.rng.new_stream("count"))[0])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -119,8 +119,8 @@ class PrivateSum:
     Args:
         budget: pure (discrete Laplace noise) or Gaussian, for all columns together.
         bounds: (lower, upper) of one column, or one pair for each column. Public, never taken from the data.
-        relation: the neighbouring relation.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        neighboring_relation: the neighboring relation.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> from sordino.mechanisms import make_budget
@@ -131,8 +131,8 @@ class PrivateSum:
 
     budget: Budget
     bounds: Bounds | tuple[Bounds, ...]
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _ = self.noise
@@ -157,7 +157,7 @@ class PrivateSum:
     @cached_property
     def _grid_sensitivities(self) -> tuple[int, ...]:
         lower, upper = self._grid_bounds()
-        if self.relation is NeighboringRelation.REPLACE_ONE:
+        if self.neighboring_relation is NeighboringRelation.REPLACE_ONE:
             # A record that is absent adds 0, which may lie outside the bounds.
             moved = np.maximum(upper, 0) - np.minimum(lower, 0)
         else:
@@ -184,7 +184,7 @@ class PrivateSum:
         """The event of one release."""
         return self.noise.event()
 
-    def exact(self, records: Numbers) -> IntegerArray:
+    def exact_value(self, records: Numbers) -> IntegerArray:
         """The sums in grid steps before noise. Not private."""
         matrix, present = record_matrix(records, len(self._columns))
         ends = np.array(self._columns)
@@ -194,7 +194,7 @@ class PrivateSum:
     @observable_release
     def release(self, records: Numbers) -> np.float64 | FloatArray:
         """The noisy sums [columns]; a single number when `bounds` is a single pair."""
-        noisy = self.exact(records) + self.noise.draw(self.randomness.fresh("sum"))
+        noisy = self.exact_value(records) + self.noise.draw(self.rng.new_stream("sum"))
         sums = np.ldexp(noisy.astype(np.float64), self._exponents)
         return sums if isinstance(self.bounds[0], tuple) else sums[0]
 
@@ -208,7 +208,7 @@ class PrivateSum:
 class PrivateMean:
     """The column means of records that are clipped to declared bounds.
 
-    Records are centred at the middle of the bounds, so a record moves the sum by half the range. Under add-or-remove
+    Records are centered at the middle of the bounds, so a record moves the sum by half the range. Under add-or-remove
     the number of records is private: the sum is divided by a noisy count that has a share of the budget. Under
     replace-one and zero-out it is public and must be declared.
 
@@ -218,10 +218,10 @@ class PrivateMean:
     Args:
         budget: pure or Gaussian, for the whole release.
         bounds: (lower, upper) of one column, or one pair for each column. Public, never taken from the data.
-        relation: the neighbouring relation.
+        neighboring_relation: the neighboring relation.
         records: the public number of records; required under replace-one and zero-out, refused otherwise.
         count_share: the noisy count's share of the budget, in (0, 1), where there is one.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> from sordino.mechanisms import make_budget
@@ -232,10 +232,10 @@ class PrivateMean:
 
     budget: Budget
     bounds: Bounds | tuple[Bounds, ...]
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     records: int | None = None
     count_share: float = 0.5
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.probability(count_share=self.count_share, zero=False, one=False)
@@ -246,14 +246,15 @@ class PrivateMean:
         if not self._counts:
             if self.records is None:
                 raise MissingDeclaration(
-                    f"records must be the public number of records under {self.relation.words}, got None. Declare it."
+                    f"records must be the public number of records under {self.neighboring_relation.describe()}, "
+                    f"got None. Declare it."
                 )
             checks.integer(1, records=self.records)
         _ = self.parts
 
     @property
     def _counts(self) -> bool:
-        return self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+        return self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE
 
     @cached_property
     def _frame(self) -> tuple[FloatArray, FloatArray]:
@@ -263,11 +264,11 @@ class PrivateMean:
 
     @cached_property
     def parts(self) -> tuple[PrivateSum, PrivateCount | None]:
-        """The centred sum, and the count where the number of records is private."""
+        """The centered sum, and the count where the number of records is private."""
         shares = self.budget.split(1 - self.count_share, self.count_share) if self._counts else (self.budget, None)
         half = tuple((-float(radius), float(radius)) for radius in self._frame[1])
-        total = PrivateSum(budget=shares[0], bounds=half, relation=self.relation, randomness=self.randomness)
-        return total, None if shares[1] is None else PrivateCount(budget=shares[1], randomness=self.randomness)
+        total = PrivateSum(budget=shares[0], bounds=half, neighboring_relation=self.neighboring_relation, rng=self.rng)
+        return total, None if shares[1] is None else PrivateCount(budget=shares[1], rng=self.rng)
 
     def event(self) -> Event:
         """The event of one release: those of its parts, composed."""
@@ -277,8 +278,8 @@ class PrivateMean:
         """The noisy means [columns], inside the bounds; a single number when `bounds` is a single pair."""
         middle, radius = self._frame
         matrix, present = record_matrix(values, len(middle), name="values")
-        centred = np.clip(matrix, middle - radius, middle + radius) - middle
-        centred[~present] = np.nan  # absent from the sum
+        centered = np.clip(matrix, middle - radius, middle + radius) - middle
+        centered[~present] = np.nan  # absent from the sum
         total, count = self.parts
         if count is None:
             if len(matrix) != self.records:
@@ -288,7 +289,7 @@ class PrivateMean:
             size = float(len(matrix))
         else:
             size = float(max(count.release(matrix[present]), 1))
-        means = middle + np.clip(total.release(centred) / size, -radius, radius)
+        means = middle + np.clip(total.release(centered) / size, -radius, radius)
         return means if isinstance(self.bounds[0], tuple) else means[0]
 
 
@@ -320,8 +321,8 @@ class PrivateQuantile:
         quantile: in [0, 1]; 0.5 is the median.
         bounds: (lower, upper), public, never the data's own extremes.
         resolution: number of grid points ≥ 2 from lower to upper. Choose the unit of the data (years, cents).
-        relation: the neighbouring relation.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        neighboring_relation: the neighboring relation.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> mechanism = PrivateQuantile(epsilon=20.0, quantile=0.5, bounds=(0.0, 100.0), resolution=101)
@@ -333,8 +334,8 @@ class PrivateQuantile:
     quantile: float
     bounds: Bounds
     resolution: int = 1 << 16
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.probability(quantile=self.quantile)
@@ -345,13 +346,13 @@ class PrivateQuantile:
     @property
     def sensitivity(self) -> float:
         """The largest change of a score."""
-        if self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        if self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             return max(self.quantile, 1.0 - self.quantile)
         return 1.0
 
     @property
     def _mechanism(self) -> ExponentialMechanism:
-        return ExponentialMechanism(epsilon=self.epsilon, sensitivity=self.sensitivity, randomness=self.randomness)
+        return ExponentialMechanism(epsilon=self.epsilon, sensitivity=self.sensitivity, rng=self.rng)
 
     def event(self) -> Event:
         """The event of one release."""
@@ -365,7 +366,9 @@ class PrivateQuantile:
         points, counts = np.unique(np.rint(scaled[present]).astype(np.int64), return_counts=True)
         below = np.concatenate([[0], np.cumsum(counts)])
         # Under add-or-remove the records present are counted; otherwise all are, which is public.
-        target = self.quantile * (below[-1] if self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE else len(present))
+        target = self.quantile * (
+            below[-1] if self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE else len(present)
+        )
         # Pieces alternate: gap, value, gap, value, …, gap. Strictly below and at or below count the ranks.
         first = np.empty(2 * len(points) + 1, dtype=np.int64)
         first[0], first[1::2], first[2::2] = 0, points, points + 1
@@ -380,7 +383,7 @@ class PrivateQuantile:
         """A grid point between the bounds."""
         first, sizes, scores = self.pieces(records)
         chosen = self._mechanism.release(scores, measures=sizes)
-        inside = uniform_below(int(sizes[chosen]), 1, self.randomness.fresh("quantile"))
+        inside = uniform_below(int(sizes[chosen]), 1, self.rng.new_stream("quantile"))
         lower, upper = self.bounds
         return lower + (upper - lower) * (int(first[chosen]) + int(inside[0])) / (self.resolution - 1)
 
@@ -406,8 +409,8 @@ class PrivateHistogram:
         categories: or the bins by name. Public, never read from the data.
         outside: what happens to a number beyond the edges: ``drop`` or ``clip`` to the nearest bin. A value that is
             no category, or is not a number, is always dropped.
-        relation: the neighbouring relation.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        neighboring_relation: the neighboring relation.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> from sordino.mechanisms import make_budget
@@ -420,8 +423,8 @@ class PrivateHistogram:
     edges: tuple[float, ...] | None = None
     categories: tuple[Hashable, ...] | None = None
     outside: str = "drop"
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.one_of(("drop", "clip"), outside=self.outside)
@@ -444,14 +447,14 @@ class PrivateHistogram:
     @cached_property
     def noise(self) -> IntegerNoise:
         """What is added."""
-        moved = 2 if self.relation is NeighboringRelation.REPLACE_ONE and self.bins > 1 else 1
+        moved = 2 if self.neighboring_relation is NeighboringRelation.REPLACE_ONE and self.bins > 1 else 1
         return IntegerNoise(sensitivities=(1,) * self.bins, moved=moved, budget=self.budget)
 
     def event(self) -> Event:
         """The event of one release."""
         return self.noise.event()
 
-    def exact(self, values: Iterable[object]) -> IntegerArray:
+    def exact_value(self, values: Iterable[object]) -> IntegerArray:
         """The counts before noise [bins]. Not private."""
         places = self._places(values) if self.categories is None else category_codes(values, self.categories)
         return np.bincount(places[places >= 0], minlength=self.bins).astype(np.int64)
@@ -459,7 +462,7 @@ class PrivateHistogram:
     @observable_release
     def release(self, values: Iterable[object]) -> IntegerArray:
         """The noisy counts [bins], int64, in the order of the bins."""
-        return self.exact(values) + self.noise.draw(self.randomness.fresh("histogram"))
+        return self.exact_value(values) + self.noise.draw(self.rng.new_stream("histogram"))
 
     def _places(self, values: Iterable[object]) -> IntegerArray:
         edges = np.array(self.edges)
@@ -496,8 +499,8 @@ class ThresholdedHistogram:
     Args:
         epsilon: > 0.
         delta: in (0, 1).
-        relation: the neighbouring relation; replace-one changes two categories, each gets half of ε and δ.
-        randomness: where the noise comes from; by default a fresh key of this object's own.
+        neighboring_relation: the neighboring relation; replace-one changes two categories, each gets half of ε and δ.
+        rng: where the noise comes from; by default a fresh key of this object's own.
 
     Example:
         >>> mechanism = ThresholdedHistogram(epsilon=1.0, delta=1e-6)
@@ -507,8 +510,8 @@ class ThresholdedHistogram:
 
     epsilon: float
     delta: float
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    randomness: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
@@ -517,7 +520,7 @@ class ThresholdedHistogram:
 
     @property
     def _moved(self) -> int:
-        return 2 if self.relation is NeighboringRelation.REPLACE_ONE else 1
+        return 2 if self.neighboring_relation is NeighboringRelation.REPLACE_ONE else 1
 
     @property
     def _scale(self) -> float:
@@ -551,7 +554,7 @@ class ThresholdedHistogram:
         counts.pop(None, None)
         if not counts:
             return {}
-        noise = self._noise(len(counts)).draw(self.randomness.fresh("thresholded-histogram"))
+        noise = self._noise(len(counts)).draw(self.rng.new_stream("thresholded-histogram"))
         noisy = [(key, count + int(extra)) for (key, count), extra in zip(counts.items(), noise, strict=True)]
         shown = [(key, count) for key, count in noisy if count >= self.threshold]
         return dict(sorted(shown, key=lambda pair: (-pair[1], type(pair[0]).__name__, repr(pair[0]))))

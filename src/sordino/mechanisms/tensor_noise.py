@@ -1,7 +1,7 @@
 """The Gaussian mechanism on tensors, with noise from the run's cryptographic randomness.
 
 The noise is floating-point Gaussian noise: it protects against every adversary who sees values as real
-numbers, not against one who inspects the last bits of the released floats (Mironov 2012). It is labelled so.
+numbers, not against one who inspects the last bits of the released floats (Mironov 2012). It is labeled so.
 
 References:
     Dwork, Roth 2014, appendix A (mechanism); Box, Muller 1958 (transform).
@@ -253,7 +253,7 @@ def _draw_blocks(
 class _Arrays:
     """Space for one block. The work is done in place, in arrays that stay in the processor's cache.
 
-    NumPy's functions are vectorised for whatever processor they run on, and let other threads run.
+    NumPy's functions are vectorized for whatever processor they run on, and let other threads run.
     """
 
     def __init__(self, working: np.dtype, pairs: int) -> None:
@@ -367,20 +367,20 @@ class TensorGaussianMechanism:
         return Gaussian(noise_multiplier=self.noise_multiplier)
 
     @observable_release
-    def add_noise_(self, tensors: Sequence[Tensor], *, randomness: KeyedRNG, step: int, rank: int = 0) -> None:
-        """Add fresh noise to `tensors` in place; (`step`, `rank`) must never repeat within one `randomness`.
+    def add_noise_(self, tensors: Sequence[Tensor], *, rng: KeyedRNG, step: int, rank: int = 0) -> None:
+        """Add fresh noise to `tensors` in place; (`step`, `rank`) must never repeat within one `rng`.
 
         All tensors take their noise from one stream, each its own draws.
         """
         if self.stddev == 0:
             return
-        stream = randomness.stream("gaussian", step=step, rank=rank)
+        stream = rng.stream("gaussian", step=step, rank=rank)
         for group in group_by_precision(tensors):
             add_normal_(group, stream, stddev=self.stddev)
 
 
 def group_by_precision(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Neighbours whose noise is drawn in one row: in double precision, or in single precision for every other type."""
+    """Neighbors whose noise is drawn in one row: in double precision, or in single precision for every other type."""
     return [list(group) for _, group in itertools.groupby(tensors, lambda tensor: tensor.dtype == torch.float64)]
 
 
@@ -417,10 +417,10 @@ class ShardGaussianMechanism:
     Example:
         >>> import torch
         >>> mechanism = TensorGaussianMechanism(noise_multiplier=1.0, l2_sensitivity=1.0)
-        >>> randomness, whole, held = KeyedRNG(), torch.zeros(5), torch.zeros(2)
-        >>> mechanism.add_noise_([whole], randomness=randomness, step=0)
+        >>> rng, whole, held = KeyedRNG(), torch.zeros(5), torch.zeros(2)
+        >>> mechanism.add_noise_([whole], rng=rng, step=0)
         >>> ShardGaussianMechanism(mechanism=mechanism, parts=(ShardSlice(first=3, whole=5),)).add_noise_(
-        ...     [held], randomness=randomness, step=0)
+        ...     [held], rng=rng, step=0)
         >>> bool((held == whole[3:]).all())
         True
 
@@ -451,7 +451,7 @@ class ShardGaussianMechanism:
         return self.mechanism.event()
 
     @observable_release
-    def add_noise_(self, tensors: Sequence[Tensor], *, randomness: KeyedRNG, step: int, rank: int = 0) -> None:
+    def add_noise_(self, tensors: Sequence[Tensor], *, rng: KeyedRNG, step: int, rank: int = 0) -> None:
         """Add the noise of their places to `tensors` in place; (`step`, `rank`) must never repeat.
 
         Raises:
@@ -462,7 +462,7 @@ class ShardGaussianMechanism:
                 raise InvalidArgument("parts must lie within their tensors, got one beyond its end. Check the shards.")
         if self.stddev == 0:
             return
-        stream = randomness.stream("gaussian", step=step, rank=rank)
+        stream = rng.stream("gaussian", step=step, rank=rank)
         left = list(self.parts)
         for group in group_by_precision(tensors):
             parts, left = left[: len(group)], left[len(group) :]

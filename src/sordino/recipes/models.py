@@ -38,7 +38,7 @@ class UnitNorm(nn.Module):
         return x_BD * (self.norm / x_BD.norm(dim=1, keepdim=True).clamp_min(1e-12))
 
 
-class Centred(nn.Module):
+class Centered(nn.Module):
     """Moves values in [0, 1] to [−1, 1]."""
 
     def forward(self, x: Float[Tensor, "B ..."]) -> Float[Tensor, "B ..."]:
@@ -109,7 +109,7 @@ def cnn(shape: Sequence[int], classes: int) -> nn.Module:
     """
     channels, height, width = _image(shape)
     return nn.Sequential(
-        Centred(),
+        Centered(),
         *_two_convolutions(channels),
         nn.Linear(32 * _side(height) * _side(width), 32),
         nn.Tanh(),
@@ -175,14 +175,14 @@ def _side(pixels: int) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A wide residual network without batch statistics: group normalisation and standardised weights.
+# A wide residual network without batch statistics: group normalization and standardized weights.
 #
-# Every layer treats records alone. Weights are standardised per output channel, which is a function of parameters only,
+# Every layer treats records alone. Weights are standardized per output channel, which is a function of parameters only,
 # so it is the same for all records.
 #
 # References:
-#     Zagoruyko, Komodakis 2016 (wide residual networks); Wu, He 2018 (group normalisation); Qiao et al. 2019 (weight
-#     standardisation); De et al. 2022, section 3 (both together in private training).
+#     Zagoruyko, Komodakis 2016 (wide residual networks); Wu, He 2018 (group normalization); Qiao et al. 2019 (weight
+#     standardization); De et al. 2022, section 3 (both together in private training).
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -204,14 +204,14 @@ class StandardizedConv(nn.Module):
     def forward(self, x_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D I J"]:
         """(B, C, H, W) → (B, D, H/stride, W/stride)."""
         fan_in = self.weight[0].numel()
-        centred = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
-        variance = centred.square().mean((1, 2, 3), keepdim=True)
-        weight = self.gain * centred * torch.rsqrt(variance * fan_in + _ROUNDING)
+        centered = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        variance = centered.square().mean((1, 2, 3), keepdim=True)
+        weight = self.gain * centered * torch.rsqrt(variance * fan_in + _ROUNDING)
         return F.conv2d(x_BCHW, weight, self.bias, stride=self.stride, padding=self.padding)
 
 
 class Block(nn.Module):
-    """Two convolutions with normalisation and ReLU before each, beside a shortcut."""
+    """Two convolutions with normalization and ReLU before each, beside a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ _LINEAR = NetworkSpec(
     learning_rate=noise_limited_learning_rate(largest=16.0, noise_per_weight=1.0),
     averaging=TailWeightAverage(fraction=0.5),
     microbatch_size=4096,
-    words="logistic regression on records of norm 2",
+    description="logistic regression on records of norm 2",
 )
 _HIDDEN = NetworkSpec(
     build=mlp,
@@ -80,7 +80,7 @@ _HIDDEN = NetworkSpec(
     learning_rate=noise_limited_learning_rate(largest=4.0, noise_per_weight=0.5),
     averaging=TailWeightAverage(fraction=0.5),
     microbatch_size=4096,
-    words="64 tanh units on records of norm 2",
+    description="64 tanh units on records of norm 2",
 )
 
 
@@ -103,7 +103,7 @@ def _prepare_hidden(task: RecipeTask) -> PreparedRecipe:
 
 ADULT_LOGISTIC = Recipe(
     name="adult-logistic",
-    words="logistic regression on a table, full batches",
+    description="logistic regression on a table, full batches",
     data_sets=("adult",),
     prepare=_prepare_linear,
     constants="Chosen on UCI Adult with an eye on its test records.",
@@ -112,7 +112,7 @@ ADULT_LOGISTIC = Recipe(
 )
 ADULT_MLP = Recipe(
     name="adult-mlp",
-    words="64 hidden units on a table by DP-SGD",
+    description="64 hidden units on a table by DP-SGD",
     data_sets=("adult",),
     prepare=_prepare_hidden,
     constants="Chosen on UCI Adult with an eye on its test records.",
@@ -147,14 +147,14 @@ def normalized_features(records: Records) -> npt.NDArray[np.float64]:
 
 def _prepare(task: RecipeTask) -> PreparedRecipe:
     estimator = WhitenedLogisticRegression(
-        epsilon=task.target, delta=task.delta, classes=tuple(range(task.classes)), population=task.population
+        epsilon=task.target, delta=task.delta, classes=tuple(range(task.classes)), dataset_size=task.dataset_size
     )
     stage = estimator_stage(estimator, math.prod(task.shape), name="covariance and training")
 
     def run(records: Records, payment: StageCharger) -> FittedEstimator:
         charge_stage(stage, payment)
-        if payment.randomness.reproducible:
-            estimator.set_params(random_state=payment.randomness.seed, reproducible=True)
+        if payment.rng.reproducible:
+            estimator.set_params(random_state=payment.rng.seed, reproducible=True)
         estimator.fit(normalized_features(records), records.labels)
         return FittedEstimator(estimator=estimator, rows=normalized_features)
 
@@ -163,7 +163,7 @@ def _prepare(task: RecipeTask) -> PreparedRecipe:
 
 
 def _prepare_sgd(task: RecipeTask) -> PreparedRecipe:
-    rate = min(1.0, _LOT / task.population)
+    rate = min(1.0, _LOT / task.dataset_size)
     norm = _NORMS.get(task.setting or "", 0.1)
     made = NetworkSpec(
         build=logistic,
@@ -173,14 +173,14 @@ def _prepare_sgd(task: RecipeTask) -> PreparedRecipe:
         learning_rate=_step_length,
         momentum=0.0,
         noise_multiplier=None if task.setting is None else _NOISE,
-        words="logistic regression on pixels",
+        description="logistic regression on pixels",
         inputs=_pixels,
     )
     return network_recipe(task, made)
 
 
 def _step_length(plan: Plan) -> float:
-    return _LONGEST_STEP / plan.at(0).max_grad_norm
+    return _LONGEST_STEP / plan.step_plan(0).max_grad_norm
 
 
 def _pixels(records: Records) -> Tensor:
@@ -189,7 +189,7 @@ def _pixels(records: Records) -> Tensor:
 
 LOGISTIC_PIXELS = Recipe(
     name="logistic-pixels",
-    words="logistic regression on pixels whitened by their private second moments",
+    description="logistic regression on pixels whitened by their private second moments",
     data_sets=("fashion-mnist", "mnist"),
     prepare=_prepare,
     constants="The estimator's defaults, chosen on Fashion-MNIST with an eye on its test records.",
@@ -198,7 +198,7 @@ LOGISTIC_PIXELS = Recipe(
 )
 LOGISTIC_SGD = Recipe(
     name="logistic-sgd",
-    words="logistic regression on pixels by plain DP-SGD, with a setting for each clipping norm",
+    description="logistic regression on pixels by plain DP-SGD, with a setting for each clipping norm",
     data_sets=("mnist",),
     prepare=_prepare_sgd,
     constants="Batch and epochs as in the source; the clipping norm is what the settings vary.",
@@ -219,7 +219,7 @@ LOGISTIC_SGD = Recipe(
 #     differential privacy", table 1 (convolutions); Tramèr, Boneh 2021, "Differentially private learning needs better
 #     features (or much more data)", appendix C (batch size); Jarrett, Kavukcuoglu, Ranzato, LeCun 2009, "What is the
 #     best
-#     multi-stage architecture for object recognition?" (local contrast normalisation).
+#     multi-stage architecture for object recognition?" (local contrast normalization).
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -249,8 +249,8 @@ def local_contrasts(images_BCHW: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C
 
 
 def _contrasts(images_BCHW: Tensor) -> Tensor:
-    centred = images_BCHW - _around(images_BCHW)
-    return centred / (_around(centred.square()).sqrt() + _LEAST_SPREAD)
+    centered = images_BCHW - _around(images_BCHW)
+    return centered / (_around(centered.square()).sqrt() + _LEAST_SPREAD)
 
 
 def _around(images_BCHW: Tensor) -> Tensor:
@@ -270,7 +270,7 @@ NETWORK = NetworkSpec(
     averaging=TailWeightAverage(fraction=0.25),
     microbatch_size=512,
     inputs=_inputs,
-    words="local contrasts, tanh CNN, 14 394 parameters for 28 × 28 pixels",
+    description="local contrasts, tanh CNN, 14 394 parameters for 28 × 28 pixels",
 )
 
 
@@ -282,7 +282,7 @@ def _tanh_cnn_prepare(task: RecipeTask) -> PreparedRecipe:
 
 TANH_CNN = Recipe(
     name="tanh-cnn",
-    words="two tanh convolutions on local contrasts and a linear layer by DP-SGD, end to end",
+    description="two tanh convolutions on local contrasts and a linear layer by DP-SGD, end to end",
     data_sets=("fashion-mnist", "mnist"),
     prepare=_tanh_cnn_prepare,
     constants="Contrasts, head, steps and clipping norm chosen on held-out training records of Fashion-MNIST; batch "
@@ -296,7 +296,8 @@ TANH_CNN = Recipe(
 # Private principal components, then a wide perceptron: the classical recipe for MNIST.
 #
 # Second moments of rows of norm 1 with Gaussian noise give 61 directions. The first is nearly that of the mean, for
-# rows of pixels are not centred, and is dropped; what a record has along the other 60 is scaled to norm 12, each record
+# rows of pixels are not centered, and is dropped; what a record has along the other 60 is scaled to norm 12, each
+# record
 # by itself, so that the inputs are of order 1. Then one hidden layer of 1000 ReLU units is trained by DP-SGD.
 #
 # Named settings fix the noise as the source does, with its lots of 600, its clipping norm 4 and its learning rate: 0.1
@@ -342,19 +343,19 @@ class TrainingSettings:
         """The source's own, with the noise of one of its settings."""
         return cls(epochs=60, lot=600.0, max_grad_norm=4.0, rate=0.1, falls=True, averaged=0.0, noise=noise)
 
-    def sample_rate(self, population: int) -> float:
+    def sample_rate(self, dataset_size: int) -> float:
         """Of a data set of this size."""
-        return min(1.0, self.lot / population)
+        return min(1.0, self.lot / dataset_size)
 
     def plan(self, task: RecipeTask, noise: float) -> Plan:
         """The training's plan under this noise multiplier."""
-        rate = self.sample_rate(task.population)
+        rate = self.sample_rate(task.dataset_size)
         return Plan(
             noise_multiplier=noise,
             max_grad_norm=self.max_grad_norm,
             sample_rate=rate,
             steps=max(1, round(self.epochs / rate)),
-            expected_batch_size=rate * task.population,
+            expected_batch_size=rate * task.dataset_size,
             delta=task.delta,
             dataset_size_is_public=True,
         )
@@ -365,12 +366,12 @@ class TrainingSettings:
         def event(noise: float) -> Event:
             return compose([second_moments(2, _RATIO * noise).event(), self.plan(task, noise).event()])
 
-        found = accounting.calibrate_noise_multiplier(event, target_epsilon=task.target, target_delta=task.delta)
+        found = accounting.calibrate_noise_multiplier(event, target_epsilon=task.target, delta=task.delta)
         return found, _RATIO * found
 
-    def scheduler(self, population: int) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LambdaLR]:
+    def scheduler(self, dataset_size: int) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LambdaLR]:
         """The learning rate over the steps."""
-        steps = _FALLING_EPOCHS / self.sample_rate(population)
+        steps = _FALLING_EPOCHS / self.sample_rate(dataset_size)
         lost = 1 - _FALLS_TO if self.falls else 0.0
         return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: 1 - lost * min(1.0, step / steps)
@@ -426,13 +427,13 @@ def _pca_mlp_prepare(task: RecipeTask) -> PreparedRecipe:
     )
 
 
-def second_moments(columns: int, noise: float, randomness: KeyedRNG | None = None) -> PrivateSecondMoment:
+def second_moments(columns: int, noise: float, rng: KeyedRNG | None = None) -> PrivateSecondMoment:
     """The mechanism of the components: second moments of rows of norm 1 with this noise multiplier."""
     return PrivateSecondMoment(
         budget=GaussianBudget(noise_multiplier=noise),
         data_norm=1.0,
         columns=columns,
-        randomness=KeyedRNG() if randomness is None else randomness,
+        rng=KeyedRNG() if rng is None else rng,
     )
 
 
@@ -449,7 +450,7 @@ def _fit(
     rows = _rows(records)
     noise = components.settings["noise_multiplier"]
     assert isinstance(noise, float)
-    _, vectors = np.linalg.eigh(second_moments(rows.shape[1], noise, payment.randomness).release(rows))
+    _, vectors = np.linalg.eigh(second_moments(rows.shape[1], noise, payment.rng).release(rows))
     directions = np.ascontiguousarray(vectors[:, ::-1][:, 1 : 1 + _COMPONENTS])
 
     def inputs(given: Records) -> Tensor:
@@ -462,10 +463,10 @@ def _fit(
         (inputs(records), records.tensors()[1]),
         plan,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=course.rate),
-        scheduler=course.scheduler(task.population),
+        scheduler=course.scheduler(task.dataset_size),
         averaging=TailWeightAverage(fraction=course.averaged) if course.averaged else None,
         transcript=payment,
-        randomness=payment.randomness,
+        rng=payment.rng,
         progress=payment.progress,
         performance=PerformanceOptions(device=task.device),
     )
@@ -481,7 +482,7 @@ def _rows(records: Records) -> np.ndarray:
 
 PCA_MLP = Recipe(
     name="pca-mlp",
-    words="60 private principal components, then 1000 ReLU units by DP-SGD",
+    description="60 private principal components, then 1000 ReLU units by DP-SGD",
     data_sets=("mnist", "fashion-mnist"),
     prepare=_pca_mlp_prepare,
     constants="Settings: the source's. Targets: chosen on 10 000 held-out training records of MNIST.",
@@ -556,7 +557,7 @@ def build_network(*, steps: int, views: int, microbatch: int) -> NetworkSpec:
         views=views,
         microbatch_size=microbatch,
         inputs=_wrn_inputs,
-        words="WRN-16-4, group normalisation, standardised weights",
+        description="WRN-16-4, group normalization, standardized weights",
     )
 
 
@@ -574,7 +575,7 @@ def _prepare_fast(task: RecipeTask) -> PreparedRecipe:
 _SAID = "every Poisson-sampled step; all views of a record are one contribution"
 WRN = Recipe(
     name="wrn",
-    words="WRN-16-4 with 16 views a record, for a GPU; not trained to the end here",
+    description="WRN-16-4 with 16 views a record, for a GPU; not trained to the end here",
     data_sets=("cifar10",),
     prepare=_wrn_prepare,
     constants="The source's own, found on CIFAR-10.",
@@ -583,7 +584,7 @@ WRN = Recipe(
 )
 WRN_FAST = Recipe(
     name="wrn-fast",
-    words="the same cut down to about nine minutes of a fast GPU; not trained to the end here",
+    description="the same cut down to about nine minutes of a fast GPU; not trained to the end here",
     data_sets=("cifar10",),
     prepare=_prepare_fast,
     constants="The source's own, found on CIFAR-10, with fewer views and steps.",

@@ -17,8 +17,8 @@ How to add one: a file in this room with a function and a `Recipe`, and a line i
 
     def _fit(..., records: Records, payment: Payment) -> FittedModule:
         payment.charge(moments.event())             # pay, then read
-        matrix = PrivateSecondMoment(..., randomness=payment.randomness).release(rows)
-        result = fit(model, loss, data, plan, transcript=payment, randomness=payment.randomness,
+        matrix = PrivateSecondMoment(..., rng=payment.rng).release(rows)
+        result = fit(model, loss, data, plan, transcript=payment, rng=payment.rng,
                      progress=payment.progress)     # pays step by step
         return FittedModule(module=result.model, inputs=...)
 
@@ -153,12 +153,11 @@ class Stage:
     charges: tuple[Event, ...]
     settings: Mapping[str, object] = field(default_factory=dict)
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The stage in a line: how many charges, of what noise.
 
         Example:
-            >>> Stage(name="components", charges=(Gaussian(noise_multiplier=7.0),)).words
+            >>> Stage(name="components", charges=(Gaussian(noise_multiplier=7.0),)).describe()
             'components: 1 charge, noise multiplier 7'
         """
         noises = [noise for event in self.charges if (noise := _noise_multiplier(event)) is not None]
@@ -199,7 +198,7 @@ class StageCharger:
 
     Args:
         planned: all charges in order.
-        randomness: the one key of the run; pass it to every stage.
+        rng: the one key of the run; pass it to every stage.
         progress: whether stages may show steps and time.
         run: gets a line for every charge.
         receipt: the ledger's name of the charge that paid for everything.
@@ -210,14 +209,14 @@ class StageCharger:
         self,
         planned: Sequence[Event],
         *,
-        randomness: KeyedRNG,
+        rng: KeyedRNG,
         progress: bool = False,
-        run: RunFolder | None = None,
+        run_folder: RunFolder | None = None,
         receipt: str | None = None,
         epsilon: float | None = None,
     ) -> None:
-        self.randomness, self.progress = randomness, progress
-        self._planned, self._run, self._receipt, self._epsilon = tuple(planned), run, receipt, epsilon
+        self.rng, self.progress = rng, progress
+        self._planned, self._run, self._receipt, self._epsilon = tuple(planned), run_folder, receipt, epsilon
         self._charged = 0
 
     def charge(self, event: Event) -> None:
@@ -259,13 +258,11 @@ class StageCharger:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def create_run(
-    path: Path, plan: str, meta: Mapping[str, object], charges: Sequence[Event], randomness: KeyedRNG
-) -> RunFolder:
+def create_run(path: Path, plan: str, meta: Mapping[str, object], charges: Sequence[Event], rng: KeyedRNG) -> RunFolder:
     """A new folder in which one process begins; a torn line counts as one of each kind of charge."""
     folder = RunFolder.create(path, plan=plan, meta=meta)
     kinds = list(dict.fromkeys(event for event in charges if not isinstance(event, NoOp)))
-    folder.begin(key=randomness.commitment, first_step=0, most=compose(kinds), seeded=randomness.reproducible)
+    folder.begin(key=rng.commitment, first_step=0, most=compose(kinds), seeded=rng.reproducible)
     return folder
 
 
@@ -286,15 +283,15 @@ def close_run(folder: RunFolder | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def seeded_torch_rng(randomness: KeyedRNG) -> Iterator[None]:
+def seeded_torch_rng(rng: KeyedRNG) -> Iterator[None]:
     """Initial weights come from torch's generator; a repeatable run repeats them too."""
-    if not randomness.reproducible or randomness.seed is None:
+    if not rng.reproducible or rng.seed is None:
         yield
         return
     import torch
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(randomness.seed % 2**63)
+        torch.manual_seed(rng.seed % 2**63)
         yield
 
 
@@ -316,7 +313,7 @@ def run_metadata(
             "records": len(dataset.train),
             "labels": len(dataset.labels),
             "source": dataset.source if dataset.public else "not public",
-            "licence": dataset.licence,
+            "license": dataset.license,
             "public": dataset.public,
             "public_inputs": ", ".join(public_inputs) or "none",
         },
@@ -347,7 +344,7 @@ class RecipeTask:
         data: name of the data set.
         shape: shape of one record's features.
         classes: number of classes.
-        population: number of training records, treated as public.
+        dataset_size: number of training records, treated as public.
         schema: the declared schema of a table, or None.
         epsilon: the target for all stages together; None with a setting that fixes the noise.
         delta: δ of all stages together.
@@ -358,7 +355,7 @@ class RecipeTask:
     data: str
     shape: tuple[int, ...]
     classes: int
-    population: int
+    dataset_size: int
     schema: Schema | None
     epsilon: float | None
     delta: float
@@ -391,13 +388,13 @@ class PreparedRecipe:
         stages: what will be charged, in order.
         fit: (training records, payment) ↦ model. It pays before it reads.
         training: public facts for the report: model, optimizer, learning rate and the like.
-        relation: the neighbouring relation of all events.
+        neighboring_relation: the neighboring relation of all events.
     """
 
     stages: tuple[Stage, ...]
     fit: Callable[[Records, StageCharger], Predictor]
     training: Mapping[str, object]
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
 
     @property
     def charges(self) -> tuple[Event, ...]:
@@ -420,12 +417,12 @@ class Recipe:
     """A recipe from raw records to a private model.
 
     Guarantee: what `fit` returns, and all it writes, is (ε, δ)-differentially private with the ε and δ of its
-    `guarantee`, for one example added or removed (or the relation it names): all stages are composed. The number of
+    `guarantee`, for one record added or removed (or the relation it names): all stages are composed. The number of
     training records is treated as public. The test records of a data set are not read.
 
     Args:
         name: as the command line calls it.
-        words: what it does, in a line.
+        description: what it does, in a line.
         data_sets: named sets that it is meant for.
         prepare: public facts ↦ a pipeline ready for records.
         constants: how its constants were chosen, in a sentence.
@@ -438,7 +435,7 @@ class Recipe:
     """
 
     name: str
-    words: str
+    description: str
     data_sets: tuple[str, ...]
     prepare: Callable[[RecipeTask], PreparedRecipe]
     constants: str
@@ -473,7 +470,7 @@ class Recipe:
             raise InvalidArgument(
                 f"data must hold raw texts for recipe {self.name!r}, got none. Load the data set with keep_texts=True."
             )
-        population = checks.integer(1, population=len(dataset.train))
+        population = checks.integer(1, dataset_size=len(dataset.train))
         if checks.probability(zero=False, one=False, delta=delta) >= 1 / population:
             raise InvalidArgument(
                 f"delta must be below 1 / number of records = {1 / population:.3g}, got {delta!r}. "
@@ -483,7 +480,7 @@ class Recipe:
             data=dataset.name,
             shape=dataset.train.record_shape,
             classes=len(dataset.labels),
-            population=population,
+            dataset_size=population,
             schema=dataset.schema,
             epsilon=epsilon,
             delta=delta,
@@ -491,7 +488,7 @@ class Recipe:
             device=device,
         )
         prepared = self.prepare(task)
-        stated = _guarantee(prepared.event, delta, prepared.relation)
+        stated = _guarantee(prepared.event, delta, prepared.neighboring_relation)
         if epsilon is not None and stated.epsilon > epsilon * (1 + 1e-9):
             raise InvalidArgument(f"stages must cost at most epsilon={epsilon:g} together, got more. Please report it.")
         return prepared, stated
@@ -504,8 +501,8 @@ class Recipe:
         delta: float,
         setting: str | None = None,
         ledger: Account | Reservation | None = None,
-        run: str | Path | None = None,
-        randomness: KeyedRNG | None = None,
+        run_folder: str | Path | None = None,
+        rng: KeyedRNG | None = None,
         device: str = "cpu",
         progress: bool = False,
     ) -> "FittedRecipe":
@@ -519,8 +516,8 @@ class Recipe:
             delta: δ in (0, 1 / number of records).
             setting: one of `settings` instead of `epsilon`.
             ledger: the data set's account, or a reservation on it.
-            run: a new folder for plan, transcript, model and guarantee.
-            randomness: fresh; with a chosen seed the guarantee says "not for release".
+            run_folder: a new folder for plan, transcript, model and guarantee.
+            rng: fresh; with a chosen seed the guarantee says "not for release".
             device: where to train.
             progress: show steps and time.
 
@@ -528,16 +525,18 @@ class Recipe:
             BudgetExceeded: it does not fit what is left of the account; no record was read.
             InvalidArgument: see `plan`.
         """
-        randomness = KeyedRNG() if randomness is None else randomness
+        rng = KeyedRNG() if rng is None else rng
         prepared, stated = self.plan(dataset, epsilon=epsilon, delta=delta, setting=setting, device=device)
         receipt = None
         if ledger is not None:
             note = f"recipe {self.name}"
-            receipt = ledger.charge(prepared.event, note=note, relation=prepared.relation).digest
+            receipt = ledger.charge(
+                prepared.event, note=note, neighboring_relation=prepared.neighboring_relation
+            ).digest
         folder = None
-        if run is not None:
+        if run_folder is not None:
             told = {"recipe": self.name, "setting": setting, **prepared.training}
-            told["stages"] = "; ".join(stage.words for stage in prepared.stages)
+            told["stages"] = "; ".join(stage.describe() for stage in prepared.stages)
             meta = run_metadata(
                 dataset,
                 training=told,
@@ -546,19 +545,19 @@ class Recipe:
                 chosen_on=self.chosen_on,
                 public_inputs=self.public_inputs,
             )
-            meta |= {"target_epsilon": epsilon, "reproducible": randomness.reproducible}
-            folder = create_run(Path(run), self._plan(prepared, stated), meta, prepared.charges, randomness)
+            meta |= {"target_epsilon": epsilon, "reproducible": rng.reproducible}
+            folder = create_run(Path(run_folder), self._plan(prepared, stated), meta, prepared.charges, rng)
         payment = StageCharger(
             prepared.charges,
-            randomness=randomness,
+            rng=rng,
             progress=progress,
-            run=folder,
+            run_folder=folder,
             receipt=receipt,
             epsilon=stated.epsilon,
         )
-        with close_run(folder), seeded_torch_rng(randomness), feature_cache():
+        with close_run(folder), seeded_torch_rng(rng), feature_cache():
             model = prepared.fit(dataset.train, payment)
-            guarantee = _guarantee(payment.event, delta, prepared.relation, seeded=randomness.reproducible)
+            guarantee = _guarantee(payment.event, delta, prepared.neighboring_relation, seeded=rng.reproducible)
             if folder is not None:
                 folder.save_model(model.tensors())
                 folder.write_guarantee(guarantee)
@@ -581,8 +580,8 @@ class Recipe:
             "stages": [stage.to_dict() for stage in prepared.stages],
             "steps": len(prepared.charges),
             "delta": stated.delta,
-            "neighboring_relation": prepared.relation.value,
-            "privacy_unit": stated.unit.value,
+            "neighboring_relation": prepared.neighboring_relation.value,
+            "privacy_unit": stated.privacy_unit.value,
             "dataset_size_is_public": True,
             "public_inputs": list(self.public_inputs),
         }
@@ -630,19 +629,23 @@ class FittedRecipe:
     def epsilon_under(self, accountant: str) -> float:
         """ε of the same events by another accountant."""
         event = compose([event for event in self.events if not isinstance(event, NoOp)])
-        relation = self.guarantee.relation
-        return accounting.epsilon(event, self.guarantee.delta, relation=relation, accountant=accountant).upper
+        neighboring_relation = self.guarantee.neighboring_relation
+        return accounting.epsilon(
+            event, self.guarantee.delta, neighboring_relation=neighboring_relation, accountant=accountant
+        ).upper
 
 
-def _guarantee(event: Event, delta: float, relation: NeighboringRelation, *, seeded: bool = False) -> Guarantee:
-    spent = accounting.epsilon(event, delta, relation=relation)
+def _guarantee(
+    event: Event, delta: float, neighboring_relation: NeighboringRelation, *, seeded: bool = False
+) -> Guarantee:
+    spent = accounting.epsilon(event, delta, neighboring_relation=neighboring_relation)
     caveats = ("the size of the data set is treated as public",)
     return Guarantee(
         epsilon=spent.upper,
         delta=delta,
         accountant=spent.accountant,
         sampler=describe_sampling(event),
-        relation=relation,
+        neighboring_relation=neighboring_relation,
         caveats=(*caveats, FIXED_SEED_CAVEAT) if seeded else caveats,
     )
 

@@ -74,26 +74,26 @@ class SyntheticWhitening:
     """A fixed map of rows [n, columns] to rows of length 1 [n, directions], each row by itself.
 
     Args:
-        centre: [columns], subtracted first.
+        center: [columns], subtracted first.
         directions: [columns, directions].
     """
 
-    centre: Tensor
+    center: Tensor
     directions: Tensor
 
     @classmethod
     @torch.no_grad()
     def of(cls, made: Tensor, *, count: int, ridge: float) -> "SyntheticWhitening":
         """The map that made pictures' rows give: their mean, and the main directions around it."""
-        centre = made.mean(0)
-        rows = nn.functional.normalize(made - centre, dim=1)
-        return cls(centre=centre, directions=principal_components(rows, count=count, ridge=ridge))
+        center = made.mean(0)
+        rows = nn.functional.normalize(made - center, dim=1)
+        return cls(center=center, directions=principal_components(rows, count=count, ridge=ridge))
 
     @torch.no_grad()
     def __call__(self, rows: Tensor) -> Tensor:
         """Whitened rows; one with an entry that is not finite becomes a row of zeros."""
-        centred = nn.functional.normalize(rows - self.centre, dim=1)
-        found = nn.functional.normalize(centred @ self.directions, dim=1)
+        centered = nn.functional.normalize(rows - self.center, dim=1)
+        found = nn.functional.normalize(centered @ self.directions, dim=1)
         return torch.where(found.isfinite().all(dim=1, keepdim=True), found, 0.0)
 
 
@@ -114,7 +114,7 @@ def linear_on(rows: Callable[[Records], Tensor], *, words: str) -> NetworkSpec:
         microbatch_size=8192,
         # A small constant for the intercept: a constant of 1 would take up half of the squared clipping norm.
         inputs=lambda records: nn.functional.pad(rows(records), (0, 1), value=_CONSTANT),
-        words=words,
+        description=words,
     )
 
 
@@ -222,7 +222,7 @@ def _prepare(task: RecipeTask) -> PreparedRecipe:
 def _prepare_sgd(task: RecipeTask) -> PreparedRecipe:
     rows = _rows_of(task, whitened=False)
     chosen = _SGD.get(task.data, _SGD["fashion-mnist"])
-    rate = min(1.0, chosen.batch_size / task.population)
+    rate = min(1.0, chosen.batch_size / task.dataset_size)
     made = NetworkSpec(
         build=lambda shape, classes: nn.Linear(shape[0], classes),
         batch_size=chosen.batch_size,
@@ -233,14 +233,14 @@ def _prepare_sgd(task: RecipeTask) -> PreparedRecipe:
         microbatch_size=4096,
         noise_multiplier=None if task.setting is None else chosen.noise_multiplier,
         inputs=lambda records: torch.from_numpy(rows(records)) * math.sqrt(81 * math.prod(task.shape) / 16),
-        words="logistic regression on scattering features",
+        description="logistic regression on scattering features",
     )
     return network_recipe(task, made)
 
 
 SCATTER = Recipe(
     name="scatter",
-    words="logistic regression on scattering features, whitened by what they do on made-up pictures",
+    description="logistic regression on scattering features, whitened by what they do on made-up pictures",
     data_sets=("fashion-mnist", "mnist", "cifar10"),
     prepare=_prepare,
     constants="Chosen on 10 000 of the training records of Fashion-MNIST; the other sets took them over.",
@@ -249,10 +249,10 @@ SCATTER = Recipe(
 )
 SCATTER_SGD = Recipe(
     name="scatter-sgd",
-    words="logistic regression on scattering features by DP-SGD, with the source's settings",
+    description="logistic regression on scattering features by DP-SGD, with the source's settings",
     data_sets=("fashion-mnist", "mnist", "cifar10"),
     prepare=_prepare_sgd,
-    constants="The source's own, but group normalisation on every data set, and batches that are really Poisson's.",
+    constants="The source's own, but group normalization on every data set, and batches that are really Poisson's.",
     chosen_on=(),
     guarantee="every Poisson-sampled step; nothing else reads a record",
     settings=("source",),
@@ -260,7 +260,7 @@ SCATTER_SGD = Recipe(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Colour photographs by small patches of made pictures, then one linear layer, with no public data.
+# Color photographs by small patches of made pictures, then one linear layer, with no public data.
 #
 # The features of a picture and of its mirror image are averaged, and their roots whitened by what they do on made
 # pictures, which costs no privacy; full-batch descent on the whitened rows spends the whole budget, as one Gaussian.
@@ -280,7 +280,7 @@ _PATCHES_DIRECTIONS, _PATCHES_PICTURES = 3000, 4000
 
 @torch.no_grad()
 def patched(pictures: Tensor) -> Tensor:
-    """Rows [n, columns] of colour pictures [n, 3, H, W]: roots of the mean of features of a picture and its mirror."""
+    """Rows [n, columns] of color pictures [n, 3, H, W]: roots of the mean of features of a picture and its mirror."""
     features = _patches_features()
     # A likeness is never negative, and the root of its mean is less skewed.
     return torch.cat([mirrored(features, part).sqrt() for part in pictures.split(_PATCHES_CHUNK)])
@@ -314,7 +314,7 @@ def _patches_prepare(task: RecipeTask) -> PreparedRecipe:
 
 PATCHES = Recipe(
     name="patches",
-    words="logistic regression on likeness to small patches of made-up pictures, for colour photographs",
+    description="logistic regression on likeness to small patches of made-up pictures, for color photographs",
     data_sets=("cifar10",),
     prepare=_patches_prepare,
     constants=(

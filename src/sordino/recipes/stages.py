@@ -146,7 +146,7 @@ class NetworkSpec:
         microbatch_size: records that fit into memory together.
         inputs: records ↦ the network's inputs, each record by itself; None passes features on.
         noise_multiplier: fixes the noise; None takes the least that keeps the target.
-        words: the network in words, for the report.
+        description: the network in words, for the report.
     """
 
     build: Callable[[Sequence[int], int], nn.Module]
@@ -162,14 +162,14 @@ class NetworkSpec:
     microbatch_size: int | None = None
     inputs: Callable[[Records], Tensor] | None = None
     noise_multiplier: float | None = None
-    words: str = ""
+    description: str = ""
 
     def plan(self, task: RecipeTask) -> Plan:
         """The plan whose noise is fixed, or the least for the task's target."""
-        size = task.population if self.batch_size is None else min(self.batch_size, task.population)
+        size = task.dataset_size if self.batch_size is None else min(self.batch_size, task.dataset_size)
         facts = {
             "max_grad_norm": self.max_grad_norm,
-            "sample_rate": size / task.population,
+            "sample_rate": size / task.dataset_size,
             "steps": self.steps,
             "expected_batch_size": float(size),
             "delta": task.delta,
@@ -190,7 +190,7 @@ def noise_limited_learning_rate(
     """The largest learning rate, at most `largest`, whose noise adds up to at most `noise_per_weight` in a weight."""
 
     def rate(plan: Plan) -> float:
-        a_step = plan.at(0).gradient_noise / (1 - momentum)
+        a_step = plan.step_plan(0).gradient_noise_stddev / (1 - momentum)
         return min(largest, noise_per_weight / (a_step * math.sqrt(plan.steps)))
 
     return rate
@@ -220,14 +220,14 @@ def network_recipe(task: RecipeTask, made: NetworkSpec) -> PreparedRecipe:
             ),
             averaging=made.averaging,
             transcript=payment,
-            randomness=payment.randomness,
+            rng=payment.rng,
             progress=payment.progress,
             performance=PerformanceOptions(microbatch_size=made.microbatch_size, device=task.device),
         )
         return FittedModule(module=module, inputs=made.inputs)
 
     averaging = None if made.averaging is None else type(made.averaging).__name__
-    told = {"model": made.words, "optimizer": f"SGD, momentum {made.momentum:g}", "learning_rate": rate}
+    told = {"model": made.description, "optimizer": f"SGD, momentum {made.momentum:g}", "learning_rate": rate}
     return PreparedRecipe(stages=(stage,), fit=run, training={**told, "views": made.views, "averaging": averaging})
 
 

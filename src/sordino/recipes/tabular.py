@@ -50,7 +50,7 @@ class PublicFacts:
 
     Args:
         columns: number of columns of the rows.
-        population: the number of training records, treated as public.
+        dataset_size: the number of training records, treated as public.
         data_norm: the largest ℓ2 norm of a row, from the schema alone.
         one_hot: groups of columns of which at most one is set.
         target: name of what is predicted.
@@ -59,7 +59,7 @@ class PublicFacts:
     """
 
     columns: int
-    population: int
+    dataset_size: int
     data_norm: float
     one_hot: tuple[tuple[int, ...], ...]
     target: str
@@ -86,7 +86,7 @@ class TabularTask:
     test: tuple[Rows, npt.NDArray[np.generic]] | None
 
     @property
-    def measure(self) -> str:
+    def metric(self) -> str:
         """What a model is measured by: ``accuracy`` (larger is better) or ``rmse``."""
         return "accuracy" if self.facts.classes else "rmse"
 
@@ -134,7 +134,7 @@ def _flat(dataset: DatasetSplits) -> TabularTask:
         public=dataset.public,
         facts=PublicFacts(
             columns=math.prod(dataset.train.record_shape),
-            population=len(dataset.train),
+            dataset_size=len(dataset.train),
             data_norm=1.0,
             one_hot=(),
             target="label",
@@ -155,7 +155,7 @@ def _whole(dataset: DatasetSplits, schema: Schema) -> TabularTask:
         public=dataset.public,
         facts=PublicFacts(
             columns=schema.width(),
-            population=len(dataset.train),
+            dataset_size=len(dataset.train),
             # Numbers are in [−1, 1] and of a category at most one column is 1.
             data_norm=math.sqrt(len(schema.columns)),
             one_hot=_groups(schema),
@@ -187,7 +187,7 @@ def _regression(dataset: DatasetSplits, schema: Schema, place: int) -> TabularTa
         public=dataset.public,
         facts=PublicFacts(
             columns=width - 1 + labels,
-            population=len(dataset.train),
+            dataset_size=len(dataset.train),
             data_norm=math.sqrt(len(schema.columns)),  # one column less, the label more
             one_hot=(*moved, tuple(range(width - 1, width - 1 + labels))),
             target=column.name,
@@ -226,14 +226,14 @@ class TabularMethod:
 
     Args:
         name: as the command line calls it.
-        words: what it does, in a few words.
+        description: what it does, in a few words.
         classifier: (estimator's name, its own parameters) for classes, or None.
         regressor: the same for numbers, or None; for two classes a regressor is used on ±1, by the sign.
         wants: the public facts it wants declared.
     """
 
     name: str
-    words: str
+    description: str
     classifier: tuple[str, Declared] | None
     regressor: tuple[str, Declared] | None
     wants: tuple[str, ...]
@@ -268,12 +268,12 @@ class TabularMethod:
             return None
         return chosen
 
-    def suits(self, facts: PublicFacts) -> bool:
+    def supports(self, facts: PublicFacts) -> bool:
         """Whether it can learn such a table."""
         return self._chosen(facts) is not None
 
     def fit(self, table: TabularTask, *, epsilon: float, delta: float, **changes: object) -> "FittedTable":
-        """Fit to the training records: (epsilon, delta)-differentially private, as the estimator's `privacy_` says."""
+        """Fit to the training records: (epsilon, delta)-differentially private, as `guarantee_` says."""
         return fit_to(self.estimator(table.facts, epsilon=epsilon, delta=delta, **changes), table)
 
 
@@ -282,7 +282,7 @@ _FACTS: dict[str, Callable[[PublicFacts], object]] = {
     "classes": lambda facts: tuple(range(facts.classes or 0)),
     "bounds": lambda facts: (-1.0, 1.0),  # noqa: ARG005 (rows are scaled to them)
     "target_bounds": lambda facts: facts.target_bounds,
-    "population": lambda facts: facts.population,
+    "dataset_size": lambda facts: facts.dataset_size,
     "one_hot": lambda facts: facts.one_hot or None,
 }
 _LINEAR = ("data_norm", "classes", "target_bounds")
@@ -291,10 +291,10 @@ _LINEAR = ("data_norm", "classes", "target_bounds")
 def _linear(name: str, words: str, *, classes: str | None, numbers: bool) -> TabularMethod:
     return TabularMethod(
         name=name,
-        words=words,
+        description=words,
         classifier=None if classes is None else (classes, {"method": name}),
         regressor=("LinearRegression", {"method": name}) if numbers else None,
-        wants=(*_LINEAR, "population") if name in {"dp-gd", "dp-sgd"} else _LINEAR,
+        wants=(*_LINEAR, "dataset_size") if name in {"dp-gd", "dp-sgd"} else _LINEAR,
     )
 
 
@@ -302,35 +302,35 @@ TABULAR_METHODS: Mapping[str, TabularMethod] = {
     method.name: method
     for method in (
         _linear("objective", "linear, noisy objective", classes="LogisticRegression", numbers=True),
-        _linear("output", "linear, noisy minimiser", classes="LogisticRegression", numbers=True),
+        _linear("output", "linear, noisy minimizer", classes="LogisticRegression", numbers=True),
         _linear("dp-gd", "linear, noisy gradients", classes="LogisticRegression", numbers=True),
         _linear("dp-sgd", "linear, noisy batches", classes="LogisticRegression", numbers=False),
         _linear("adassp", "least squares, adaptive ridge", classes=None, numbers=True),
         _linear("sufficient-statistics", "least squares, noisy moments", classes=None, numbers=True),
         TabularMethod(
             name="svm",
-            words="hinge, noisy objective",
+            description="hinge, noisy objective",
             classifier=("LinearSVC", {}),
             regressor=None,
             wants=_LINEAR,
         ),
         TabularMethod(
             name="naive-bayes",
-            words="noisy moments a class",
+            description="noisy moments a class",
             classifier=("GaussianNB", {}),
             regressor=None,
             wants=("bounds", "classes"),
         ),
         TabularMethod(
             name="network",
-            words="64 hidden units, DP-SGD",
+            description="64 hidden units, DP-SGD",
             classifier=("DPClassifier", {}),
             regressor=("DPRegressor", {}),
-            wants=("classes", "target_bounds", "population"),
+            wants=("classes", "target_bounds", "dataset_size"),
         ),
         TabularMethod(
             name="boosting",
-            words="a curve a feature",
+            description="a curve a feature",
             classifier=("HistGradientBoostingClassifier", {}),
             regressor=("HistGradientBoostingRegressor", {}),
             wants=("bounds", "classes", "target_bounds", "one_hot"),
@@ -342,7 +342,7 @@ TABULAR_METHODS: Mapping[str, TabularMethod] = {
 
 def supported_methods(facts: PublicFacts) -> list[TabularMethod]:
     """The methods that can learn such a table."""
-    return [method for method in TABULAR_METHODS.values() if method.suits(facts)]
+    return [method for method in TABULAR_METHODS.values() if method.supports(facts)]
 
 
 def get_method(name: str) -> TabularMethod:
@@ -444,14 +444,14 @@ class MethodResult:
         epsilon: as asked for.
         scores: measured values on the test records, one a fit; accuracy or root mean squared error.
         events: what each fit did.
-        relation: of the events.
+        neighboring_relation: of the events.
     """
 
     method: str
     epsilon: float
     scores: tuple[float, ...]
     events: tuple[Event, ...]
-    relation: NeighboringRelation
+    neighboring_relation: NeighboringRelation
 
     @property
     def mean(self) -> float:
@@ -517,8 +517,12 @@ def compare_private(
     )
     if ledger is not None:
         planned = [dry_run_events(estimator, table.facts.columns) for estimator in made]
-        relation = common_relation([relation for _, relation in planned])
-        ledger.charge(compose([event for events, _ in planned for event in events]), note="compare", relation=relation)
+        neighboring_relation = common_relation([neighboring_relation for _, neighboring_relation in planned])
+        ledger.charge(
+            compose([event for events, _ in planned for event in events]),
+            note="compare",
+            neighboring_relation=neighboring_relation,
+        )
     cells = [
         _cell(table, method, float(estimator.epsilon or 0.0), [estimator])
         for method, estimator in zip(methods, made, strict=True)
@@ -535,23 +539,23 @@ def _cell(table: TabularTask, method: TabularMethod, epsilon: float, made: Seque
         epsilon=epsilon,
         scores=tuple(fit.score(*table.test) for fit in fits),
         events=tuple(compose(list(fit.estimator.events_)) for fit in fits),
-        relation=common_relation([fit.estimator.privacy_.relation for fit in fits]),
+        neighboring_relation=common_relation([fit.estimator.guarantee_.neighboring_relation for fit in fits]),
     )
 
 
 def _compared(table: TabularTask, cells: Sequence[MethodResult], delta: float) -> Comparison:
     event = compose([event for cell in cells for event in cell.events])
-    relation = common_relation([cell.relation for cell in cells])
-    spent = accounting.epsilon(event, delta, relation=relation)
+    neighboring_relation = common_relation([cell.neighboring_relation for cell in cells])
+    spent = accounting.epsilon(event, delta, neighboring_relation=neighboring_relation)
     return Comparison(
-        measure=table.measure,
+        measure=table.metric,
         cells=tuple(cells),
         total=Guarantee(
             epsilon=spent.upper,
             delta=delta,
             accountant=spent.accountant,
             sampler=describe_sampling(event),
-            relation=relation,
+            neighboring_relation=neighboring_relation,
             # Batch sizes and divisors of the descents were taken from it.
             caveats=("the size of the data set is treated as public",),
         ),

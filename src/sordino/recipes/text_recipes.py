@@ -104,7 +104,7 @@ def _prepare(task: RecipeTask) -> PreparedRecipe:
         max_grad_norm=_NORM,
         sample_rate=1.0,
         steps=_STEPS,
-        expected_batch_size=float(task.population),
+        expected_batch_size=float(task.dataset_size),
         delta=task.delta,
         dataset_size_is_public=True,
     )
@@ -115,7 +115,7 @@ def _prepare(task: RecipeTask) -> PreparedRecipe:
 
     def run(records: Records, payment: StageCharger) -> FittedModule:
         charge_stage(weighing, payment)
-        weights = _weights(_sums(shared, columns, payment.randomness), records)
+        weights = _weights(_sums(shared, columns, payment.rng), records)
         return _trained(records, payment, weights, plan, classes=task.classes)
 
     return PreparedRecipe(
@@ -129,13 +129,13 @@ def _prepare(task: RecipeTask) -> PreparedRecipe:
     )
 
 
-def _sums(shared: GaussianBudget, columns: int, randomness: KeyedRNG | None = None) -> GridGaussianMechanism:
+def _sums(shared: GaussianBudget, columns: int, rng: KeyedRNG | None = None) -> GridGaussianMechanism:
     return GridGaussianMechanism(
         noise_multiplier=shared.noise_multiplier,
         l2_sensitivity=1.0,
         dimension=columns,
         granularity=2.0**-_BITS,
-        randomness=KeyedRNG() if randomness is None else randomness,
+        rng=KeyedRNG() if rng is None else rng,
     )
 
 
@@ -163,7 +163,7 @@ def _trained(records: Records, payment: StageCharger, weights: Tensor, plan: Pla
         averaging=TailWeightAverage(fraction=0.1),
         performance=PerformanceOptions(microbatch_size=4096),
         transcript=payment,
-        randomness=payment.randomness,
+        rng=payment.rng,
         progress=payment.progress,
     )
     return FittedModule(module=module, inputs=inputs, beside={"word_weights": weights})
@@ -171,7 +171,7 @@ def _trained(records: Records, payment: StageCharger, weights: Tensor, plan: Pla
 
 HASHED_WORDS = Recipe(
     name="hashed-words",
-    words="hashed words weighted by private counts, then logistic regression on full batches",
+    description="hashed words weighted by private counts, then logistic regression on full batches",
     data_sets=("imdb",),
     prepare=_prepare,
     constants="Chosen on 5000 of the training reviews of IMDB.",
@@ -328,13 +328,13 @@ def _text_transfer_prepare(task: RecipeTask) -> PreparedRecipe:
 
 MINILM = Recipe(
     name="minilm",
-    words="frozen MiniLM reads each text, private head; features take about half an hour",
+    description="frozen MiniLM reads each text, private head; features take about half an hour",
     data_sets=("imdb",),
     prepare=_text_transfer_prepare,
     constants="The layers were chosen on 3000 of the training reviews of IMDB; the head as on Fashion-MNIST.",
     chosen_on=("imdb",),
     guarantee="one Gaussian release of second moments of rows of norm 1, and full-batch Gaussian steps",
-    public_inputs=(WEIGHTS.words, TOKENIZER.words),
+    public_inputs=(WEIGHTS.describe(), TOKENIZER.describe()),
     needs="sordino[recipes]",
     reads_texts=True,
 )
@@ -428,20 +428,20 @@ def lora(settings: LoraSettings, *, name: str = "lora") -> Recipe:
 
     return Recipe(
         name=name,
-        words="MiniLM fine-tuned through low-rank adapters by DP-SGD",
+        description="MiniLM fine-tuned through low-rank adapters by DP-SGD",
         data_sets=("imdb",),
         prepare=prepare,
         constants="By hand; nothing was chosen on IMDB.",
         chosen_on=(),
         guarantee="every Poisson-sampled step",
-        public_inputs=(WEIGHTS.words, TOKENIZER.words),
+        public_inputs=(WEIGHTS.describe(), TOKENIZER.describe()),
         needs="sordino[recipes]",
         reads_texts=True,
     )
 
 
 def _lora_prepare(task: RecipeTask, settings: LoraSettings) -> PreparedRecipe:
-    rate = min(1.0, settings.batch_size / task.population)
+    rate = min(1.0, settings.batch_size / task.dataset_size)
 
     def planned(noise: float) -> Plan:
         return Plan(
@@ -449,13 +449,13 @@ def _lora_prepare(task: RecipeTask, settings: LoraSettings) -> PreparedRecipe:
             max_grad_norm=settings.max_grad_norm,
             sample_rate=rate,
             steps=settings.steps,
-            expected_batch_size=rate * task.population,
+            expected_batch_size=rate * task.dataset_size,
             delta=task.delta,
             dataset_size_is_public=True,
         )
 
     noise = accounting.calibrate_noise_multiplier(
-        lambda noise: planned(noise).event(), target_epsilon=task.target, target_delta=task.delta
+        lambda noise: planned(noise).event(), target_epsilon=task.target, delta=task.delta
     )
     plan = planned(noise)
 
@@ -471,7 +471,7 @@ def _lora_prepare(task: RecipeTask, settings: LoraSettings) -> PreparedRecipe:
             averaging=TailWeightAverage(fraction=0.3),
             performance=PerformanceOptions(microbatch_size=64, device=task.device),
             transcript=payment,
-            randomness=payment.randomness,
+            rng=payment.rng,
             progress=payment.progress,
         )
         return FittedModule(module=model, inputs=inputs)

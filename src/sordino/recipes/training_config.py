@@ -153,7 +153,7 @@ def recommend_config(
     *,
     shape: Sequence[int],
     classes: int,
-    population: int,
+    dataset_size: int,
     target_epsilon: float,
     delta: float,
     steps: int | None = None,
@@ -163,17 +163,17 @@ def recommend_config(
     """A recipe that works without tuning on the private records.
 
     Guarantee: only public facts go in, so the recipe costs no privacy; a run of it is (target_epsilon, delta)-
-    differentially private at most, for one example added or removed.
+    differentially private at most, for one record added or removed.
 
     Args:
         model: "logistic", "mlp" or "cnn", or a function (shape, classes) ↦ module for classification.
         shape: shape of one record's features.
         classes: number of classes, ≥ 2.
-        population: public number of records, or a public guess of it when `dataset_size_is_public` is False.
+        dataset_size: public number of records, or a public guess of it when `dataset_size_is_public` is False.
         target_epsilon: ε of the whole run, never exceeded.
-        delta: δ in (0, 1); below 1 / population.
+        delta: δ in (0, 1); below 1 / dataset_size.
         steps: number of steps; by default the model's own.
-        dataset_size_is_public: whether `population` is the true, public size; the guarantee then says so.
+        dataset_size_is_public: whether `dataset_size` is the true, public size; the guarantee then says so.
         device: where to train.
 
     Returns:
@@ -184,7 +184,7 @@ def recommend_config(
 
     Example:
         >>> recipe = recommend_config(
-        ...     "logistic", shape=(104,), classes=2, population=30162, target_epsilon=1.0, delta=1e-5
+        ...     "logistic", shape=(104,), classes=2, dataset_size=30162, target_epsilon=1.0, delta=1e-5
         ... )
         >>> recipe.plan.steps, recipe.plan.sample_rate, round(recipe.learning_rate, 1)
         (100, 1.0, 8.1)
@@ -194,17 +194,17 @@ def recommend_config(
         checks.one_of(MODELS, model=model)
     settings = _SETTINGS[model] if isinstance(model, str) else _OTHER
     factory = _FACTORIES[model] if isinstance(model, str) else model
-    population = checks.integer(1, population=population)
-    if delta >= 1 / population:
+    dataset_size = checks.integer(1, dataset_size=dataset_size)
+    if delta >= 1 / dataset_size:
         raise InvalidArgument(
-            f"delta must be below 1 / population = {1 / population:.3g}, got {delta!r}. "
+            f"delta must be below 1 / dataset_size = {1 / dataset_size:.3g}, got {delta!r}. "
             "A larger one would allow the release of whole records."
         )
-    batch_size = population if settings.batch_size is None else min(settings.batch_size, population)
+    batch_size = dataset_size if settings.batch_size is None else min(settings.batch_size, dataset_size)
     plan = Plan.for_epsilon(
         target_epsilon=target_epsilon,
         delta=delta,
-        sample_rate=batch_size / population,
+        sample_rate=batch_size / dataset_size,
         steps=settings.steps if steps is None else checks.integer(1, steps=steps),
         max_grad_norm=settings.max_grad_norm,
         expected_batch_size=float(batch_size),
@@ -225,7 +225,7 @@ def recommend_config(
 
 def _learning_rate(plan: Plan, settings: _Settings) -> float:
     """The largest stable one whose noise, added up over the run, stays below the model's bound."""
-    noise_a_step = plan.at(0).mechanism.stddev / plan.at(0).expected_batch_size / (1 - _MOMENTUM)
+    noise_a_step = plan.step_plan(0).mechanism.stddev / plan.step_plan(0).expected_batch_size / (1 - _MOMENTUM)
     bound = settings.noise_per_weight / (noise_a_step * math.sqrt(plan.steps))
     return min(settings.largest_learning_rate, bound)
 
@@ -245,14 +245,14 @@ def train_with_config(
     dataset: DatasetSplits,
     recipe: TrainingConfig,
     *,
-    run: RunFolder | None = None,
-    resume: Path | None = None,
+    run_folder: RunFolder | None = None,
+    resume_from: Path | None = None,
     checkpoint_every: int | None = None,
     diagnostics: str | None = None,
     ledger: Account | Reservation | None = None,
     transcript: Transcript | None = None,
     progress: bool = True,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
 ) -> FitResult:
     """Train the recipe's model on the training records.
 
@@ -261,14 +261,14 @@ def train_with_config(
     Args:
         dataset: its training records have the recipe's shape.
         recipe: from `recommend`.
-        run: open for writing; it gets the transcript, the model and the guarantee, and is closed.
-        resume: the folder of a run of this recipe that was cut off.
+        run_folder: open for writing; it gets the transcript, the model and the guarantee, and is closed.
+        resume_from: the folder of a run of this recipe that was cut off.
         checkpoint_every: steps between checkpoints.
         diagnostics: None, or "private" as in `fit`.
         ledger: the data set's account, as in `fit`.
         transcript: charged before each step, beside or instead of a run.
         progress: show step, ε so far and time left.
-        randomness: fresh for every run; None draws a new key from the operating system.
+        rng: fresh for every run; None draws a new key from the operating system.
 
     Returns:
         The model with its guarantee.
@@ -281,10 +281,10 @@ def train_with_config(
         recipe.plan,
         optimizer=recipe.build_optimizer,
         performance=recipe.performance,
-        randomness=randomness,
+        rng=rng,
         averaging=recipe.averaging,
-        run=run,
-        resume=resume,
+        run_folder=run_folder,
+        resume_from=resume_from,
         checkpoint_every=checkpoint_every,
         diagnostics=diagnostics,
         ledger=ledger,
@@ -335,9 +335,9 @@ def non_private_baseline(dataset: DatasetSplits, recipe: TrainingConfig) -> nn.M
 
 def _shuffled(records: int) -> Iterator[Tensor]:
     """Batches of positions, one epoch after another, in the same order every time."""
-    randomness = KeyedRNG(seed=0, reproducible=True)
+    rng = KeyedRNG(seed=0, reproducible=True)
     for epoch in count():
-        order = np.argsort(randomness.stream("twin", step=epoch).integers64(records))
+        order = np.argsort(rng.stream("twin", step=epoch).integers64(records))
         yield from torch.from_numpy(order).split(_TWIN_BATCH)
 
 

@@ -147,7 +147,7 @@ class Head:
     """Constants of `WhitenedLogisticRegression`; those given here were chosen on scattering features of Fashion-MNIST.
 
     Args:
-        covariance_share: share of the budget for the second moments.
+        covariance_fraction: share of the budget for the second moments.
         ridge: in units of the noise's largest eigenvalue.
         steps: of gradient descent.
         max_grad_norm: clipping norm.
@@ -155,28 +155,28 @@ class Head:
         learning_rate: its rate; None lets the plan decide.
     """
 
-    covariance_share: float = 0.2
+    covariance_fraction: float = 0.2
     ridge: float = 0.5
     steps: int = 80
     max_grad_norm: float = 0.25
     intercept_scaling: float = 0.1
     learning_rate: float | None = None
 
-    def estimator(self, task: RecipeTask, randomness: KeyedRNG | None = None) -> WhitenedLogisticRegression:
+    def estimator(self, task: RecipeTask, rng: KeyedRNG | None = None) -> WhitenedLogisticRegression:
         """The estimator for a task; a chosen seed is passed on."""
-        seeded = randomness is not None and randomness.reproducible
+        seeded = rng is not None and rng.reproducible
         return WhitenedLogisticRegression(
             epsilon=task.target,
             delta=task.delta,
             classes=range(task.classes),
-            population=task.population,
-            covariance_share=self.covariance_share,
+            dataset_size=task.dataset_size,
+            covariance_fraction=self.covariance_fraction,
             ridge=self.ridge,
             steps=self.steps,
             max_grad_norm=self.max_grad_norm,
             intercept_scaling=self.intercept_scaling,
             learning_rate=self.learning_rate,
-            random_state=randomness.seed if randomness is not None and seeded else None,
+            random_state=rng.seed if rng is not None and seeded else None,
             reproducible=seeded,
         )
 
@@ -203,7 +203,7 @@ def whitened_head(
     def fit(records: Records, payment: StageCharger) -> FittedEstimator:
         features = rows()
         charge_stage(stage, payment)
-        estimator = head.estimator(task, payment.randomness)
+        estimator = head.estimator(task, payment.rng)
         kept = isinstance(features, CachedFeatures)
         estimator.fit(features(records, progress=payment.progress) if kept else features(records), records.labels)
         return FittedEstimator(estimator=estimator, rows=features)
@@ -406,7 +406,7 @@ def _prepare_small(task: RecipeTask) -> PreparedRecipe:
 def _size(task: RecipeTask, name: str) -> tuple[int, int]:
     if len(task.shape) != 3 or task.shape[0] != 3:
         raise InvalidArgument(
-            f"records must be colour pictures (3, height, width) for recipe {name!r}, got {task.shape}. "
+            f"records must be color pictures (3, height, width) for recipe {name!r}, got {task.shape}. "
             "Take another recipe."
         )
     return task.shape[1], task.shape[2]
@@ -414,7 +414,9 @@ def _size(task: RecipeTask, name: str) -> tuple[int, int]:
 
 EFFICIENTNET = Recipe(
     name="efficientnet",
-    words=f"frozen EfficientNet-Lite0 at {_PIXELS} pixels, inner layers, private head; features take 6 to 10 minutes",
+    description=(
+        f"frozen EfficientNet-Lite0 at {_PIXELS} pixels, inner layers, private head; features take 6 to 10 minutes"
+    ),
     data_sets=("cifar10",),
     prepare=_prepare,
     constants=(
@@ -423,17 +425,17 @@ EFFICIENTNET = Recipe(
     ),
     chosen_on=("CIFAR-10 (JPEG)", "fashion-mnist"),
     guarantee="every full-batch step; nothing else reads a record",
-    public_inputs=(WEIGHTS.words,),
+    public_inputs=(WEIGHTS.describe(),),
     needs="sordino[recipes]",
 )
 EFFICIENTNET_SMALL = Recipe(
     name="efficientnet-small",
-    words=f"frozen EfficientNet-Lite0 at {_SMALL} pixels, private head; features take about 4 minutes",
+    description=f"frozen EfficientNet-Lite0 at {_SMALL} pixels, private head; features take about 4 minutes",
     data_sets=("cifar10",),
     prepare=_prepare_small,
     constants="As on scattering features of Fashion-MNIST; the better of two on 3000 training records of CIFAR-10.",
     chosen_on=("CIFAR-10 (JPEG)",),
     guarantee="one Gaussian release of second moments of rows of norm 1, and full-batch Gaussian steps",
-    public_inputs=(WEIGHTS.words,),
+    public_inputs=(WEIGHTS.describe(),),
     needs="sordino[recipes]",
 )

@@ -61,7 +61,7 @@ __all__ = [
 # |---|---|
 # | `data_touches` | text for each of preprocessing, normalization, schema, tuning, early_stopping, evaluation, logging
 # |
-# | `randomness`, `noise_arithmetic` | class of the generator; kind of numbers |
+# | `rng`, `noise_arithmetic` | class of the generator; kind of numbers |
 # | `released`, `trust` | what is released; who is trusted with the records |
 # | `composition` | other uses of the same records, in words |
 # | `registry` | texts for the public registry of deployments |
@@ -70,7 +70,7 @@ __all__ = [
 
 TOUCHES = {
     "preprocessing": "Preprocessing",
-    "normalization": "Normalisation and other statistics",
+    "normalization": "Normalization and other statistics",
     "schema": "Bounds, categories, vocabulary",
     "tuning": "Tuning and choice of settings",
     "early_stopping": "Early stopping and choice of the model",
@@ -117,13 +117,13 @@ def training_process(run: RunFolder, lines: list[TranscriptLine], meta: Mapping[
     segments = run.segments()
     keys = [segment.key for segment in segments]
     seeded = _seeded(run, segments, meta)
-    randomness = one_line(meta.get("randomness"))
+    rng = one_line(meta.get("rng"))
     if seeded:
-        randomness = "chosen seed, so that the run can be repeated"
-    elif randomness is None and seeded is False:
-        randomness = "AES-256 in counter mode, keyed by the operating system's entropy"
+        rng = "chosen seed, so that the run can be repeated"
+    elif rng is None and seeded is False:
+        rng = "AES-256 in counter mode, keyed by the operating system's entropy"
     return Process(
-        randomness=randomness,
+        rng=rng,
         seeded=seeded,
         arithmetic=_arithmetic(run, meta),
         segments=len(segments) or None,
@@ -135,7 +135,7 @@ def training_process(run: RunFolder, lines: list[TranscriptLine], meta: Mapping[
 
 def _arithmetic(run: RunFolder, meta: Mapping[str, object]) -> str | None:
     """What the plan says of the numbers the noise is drawn in, otherwise what the facts of the run say."""
-    planned = run.plan.get("secure_noise")
+    planned = run.plan.get("secure_mode")
     if isinstance(planned, bool):
         return "integers on a grid, drawn exactly" if planned else "floating point"
     return one_line(meta.get("noise_arithmetic"))
@@ -295,9 +295,9 @@ def missing_fields(report: Report) -> tuple[str, ...]:
         "what an attacker can do": report.risk if private else "not private",
         "ε without amplification": answer.without_amplification,
         "ε at the level of users": report.user_level
-        if private and report.guarantee.unit.value == "example"
+        if private and report.guarantee.privacy_unit.value == "record"
         else "given",
-        "class of the random generator": process.randomness,
+        "class of the random generator": process.rng,
         "arithmetic of the noise": process.arithmetic,
         "processes and resumes": process.segments,
         "composition with other uses of the records": report.composition.text or report.composition.spent,
@@ -327,15 +327,27 @@ def build_report(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
     lines, plan, meta = list(run), run.plan, run.meta
     event = compose([line.event for line in lines])
     claim = run.guarantee
-    delta, relation, unit = (claim.delta, claim.relation, claim.unit) if claim else _planned(plan)
+    delta, neighboring_relation, unit = (
+        (claim.delta, claim.neighboring_relation, claim.privacy_unit) if claim else _planned(plan)
+    )
     found = accounted(
-        event, delta, relation=relation, claimed=claim.epsilon if claim else None, version=metadata.version("sordino")
+        event,
+        delta,
+        neighboring_relation=neighboring_relation,
+        claimed=claim.epsilon if claim else None,
+        version=metadata.version("sordino"),
     )
     budget = _budget(meta) if claim is None else None
     guarantee = _guarantee(
-        claim, found, budget, delta=delta, relation=relation, unit=unit, sampler=describe_sampling(event)
+        claim,
+        found,
+        budget,
+        delta=delta,
+        neighboring_relation=neighboring_relation,
+        privacy_unit=unit,
+        sampler=describe_sampling(event),
     )
-    drawn = curves(lines, event, delta, relation=relation, answer=found)
+    drawn = curves(lines, event, delta, neighboring_relation=neighboring_relation, answer=found)
     process = training_process(run, lines, meta)
     parts = {
         "guarantee": guarantee,
@@ -351,15 +363,17 @@ def build_report(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
             **parts,
             "name": run.path.resolve().name,
             **_is_declared(run, meta),
-            "user_level": user_level(event, delta, relation=relation, unit=unit),
+            "user_level": user_level(event, delta, neighboring_relation=neighboring_relation, privacy_unit=unit),
             "mechanism": _mechanism(plan, meta, lines, claimed=guarantee.sampler, charged=describe_sampling(event)),
             "curves": drawn,
-            "losses": losses_shown(run.loss_curve),
+            "losses": losses_shown(run.released_losses),
             "evaluations": tuple(map(summarize_evaluation, run.evaluations)),
             "epsilon_together": _together(run, event, guarantee),
-            "risk": attack_bounds(drawn, guarantee.epsilon, delta, relation=relation, unit=unit),
+            "risk": attack_bounds(
+                drawn, guarantee.epsilon, delta, neighboring_relation=neighboring_relation, privacy_unit=unit
+            ),
             "pitfalls": privacy_hazards(Evidence(**parts, lines=lines, plan=plan, meta=meta)),
-            "covered": list_covered(guarantee, losses=run.loss_curve is not None),
+            "covered": list_covered(guarantee, losses=run.released_losses is not None),
             "not_covered": list_not_covered(
                 guarantee,
                 meta=meta,
@@ -412,8 +426,8 @@ def _guarantee(
     budget: float | None,
     *,
     delta: float,
-    relation: NeighboringRelation,
-    unit: PrivacyUnit,
+    neighboring_relation: NeighboringRelation,
+    privacy_unit: PrivacyUnit,
     sampler: str,
 ) -> GuaranteeSection:
     """The run's claim; what the transcript says when it says more, or when there is no claim and no budget."""
@@ -429,20 +443,20 @@ def _guarantee(
             delta=delta,
             accountant=found.accountant,
             sampler=claim.sampler if claim else sampler,
-            relation=relation,
-            unit=unit,
+            neighboring_relation=neighboring_relation,
+            privacy_unit=privacy_unit,
             caveats=caveats,
         )
     assert said is not None
     return GuaranteeSection(
         epsilon=said.epsilon,
         delta=said.delta,
-        relation=said.relation,
-        unit=said.unit,
+        neighboring_relation=said.neighboring_relation,
+        privacy_unit=said.privacy_unit,
         sampler=said.sampler,
         accountant=said.accountant,
         caveats=said.caveats,
-        sentence=said.sentence(),
+        description=said.describe(),
     )
 
 
@@ -452,7 +466,7 @@ def _evaluation_charges(run: RunFolder) -> list[str]:
 
 def _together(run: RunFolder, event: Event, guarantee: GuaranteeSection) -> float | None:
     """ε of training and evaluations; None when there are none."""
-    found, told = run.evaluations, {"delta": guarantee.delta, "relation": guarantee.relation}
+    found, told = run.evaluations, {"delta": guarantee.delta, "neighboring_relation": guarantee.neighboring_relation}
     return joint_epsilon(found, event, claimed=guarantee.epsilon, **told) if found else None
 
 

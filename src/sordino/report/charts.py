@@ -1,4 +1,4 @@
-"""The charts as inline SVG. Colours and type come from the page's style sheet, so light and dark are one drawing.
+"""The charts as inline SVG. Colors and type come from the page's style sheet, so light and dark are one drawing.
 
 Each chart carries its points and their words; the page's script only looks up what lies nearest to the pointer.
 """
@@ -247,13 +247,13 @@ def paid_charts(evaluation: PrivateEvaluation) -> list[tuple[str, str]]:
             (
                 f"{share.value} · about {share.records:,} records",
                 share.accuracy if share.is_known else 0.0,
-                share.words if share.is_known else "?",
+                share.describe() if share.is_known else "?",
                 True,
             )
             for share in part
         ]
         said = ", ".join(
-            f"{share.value} {share.words} ({100 * share.lower:.1f} to {100 * share.upper:.1f} %)" for share in part
+            f"{share.value} {share.describe()} ({100 * share.lower:.1f} to {100 * share.upper:.1f} %)" for share in part
         )
         spans = [(share.lower, share.upper) for share in part]
         charts.append((column, _bars(rows, f"Share of right answers: {said}", spans=spans, gap=44, thick=12)))

@@ -138,7 +138,7 @@ def describe_clipping(body: object) -> str | None:
             return "flat clipping"
         case "automatic":
             stability = body.get("stability")
-            return f"automatic clipping, stability {format_value(stability)}" if stability else "normalised gradients"
+            return f"automatic clipping, stability {format_value(stability)}" if stability else "normalized gradients"
         case "psac":
             return f"per-sample adaptive clipping, stability {format_value(body.get('stability'))}"
         case "global":
@@ -180,15 +180,15 @@ def describe_noise(plan: Mapping[str, object], meta: Mapping[str, object]) -> st
     """How the noises of the steps hang together: by the plan's strategy, by a budget, or not at all.
 
     Example:
-        >>> describe_noise({"noise": None}, {})
+        >>> describe_noise({"correlated_noise": None}, {})
         'independent from step to step'
     """
     if isinstance(budget := meta.get("budget"), Mapping):
         kept = _FILTERS.get(str(budget.get("filter")), "a filter")
         return f"independent from step to step, its scale chosen on the way under a budget that {kept} keeps"
-    if "noise" not in plan:
+    if "correlated_noise" not in plan:
         return None
-    body = plan["noise"]
+    body = plan["correlated_noise"]
     if not isinstance(body, Mapping):
         return "independent from step to step"
     try:
@@ -226,7 +226,7 @@ def _participation(body: object) -> str:
         case MinSeparation():
             most = participation.participations
             times = "a record's steps are" if most is None else f"a record is in at most {_count(most, 'step')},"
-            return f"{times} at least {participation.separation} apart"
+            return f"{times} at least {participation.min_separation} apart"
         case _:
             return "a record is in at most one step"
 
@@ -293,8 +293,8 @@ def mechanism_rows(report: Report) -> Rows:
         ("steps that commit to their batch", f"{found.committed_steps:,}"),
         *_loss_rows(report),
         ("size of the data set is public", None if public is None else format_value(public)),
-        ("protected unit", report.guarantee.unit.words),
-        ("neighbouring data sets", report.guarantee.relation.words),
+        ("protected unit", report.guarantee.privacy_unit.describe()),
+        ("neighboring data sets", report.guarantee.neighboring_relation.describe()),
         ("δ", f"{report.guarantee.delta:g}"),
     ]
 
@@ -303,8 +303,8 @@ def _loss_rows(report: Report) -> Rows:
     bought = report.losses
     if bought is None:
         return []
-    words = f"losses up to {bought.bound:g}, for {100 * bought.share:g} % of each step's budget"
-    return [("loss curve", f"{words}: {100 * (bought.price - 1):.1f} % more noise on the gradient")]
+    words = f"losses up to {bought.max_loss:g}, for {100 * bought.budget_fraction:g} % of each step's budget"
+    return [("loss curve", f"{words}: {100 * (bought.noise_factor - 1):.1f} % more noise on the gradient")]
 
 
 def evaluation_rows(report: Report) -> Rows:
@@ -330,7 +330,7 @@ def process_rows(report: Report) -> Rows:
     found = report.process
     keys = {True: "yes", False: "no"}.get(found.fresh_keys) if found.fresh_keys is not None else None
     return [
-        ("random generator", found.randomness),
+        ("random generator", found.rng),
         ("arithmetic of the noise", found.arithmetic),
         ("processes that worked on it", None if found.segments is None else f"{found.segments:,}"),
         ("resumes", None if found.segments is None else f"{found.segments - 1:,}"),
@@ -382,8 +382,8 @@ def _column(report: Report) -> dict[str, str | None]:
     return {
         "ε": format_epsilon(guarantee.epsilon),
         "δ": f"{guarantee.delta:g}",
-        "protected unit": guarantee.unit.words,
-        "neighbouring data sets": guarantee.relation.words,
+        "protected unit": guarantee.privacy_unit.describe(),
+        "neighboring data sets": guarantee.neighboring_relation.describe(),
         "release": f"not for release: {report.not_for_release}" if report.not_for_release else "may be released",
         "ε without amplification": None if bare is None else format_epsilon(bare),
         "right guesses of an attacker, at most": None

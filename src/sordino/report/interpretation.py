@@ -103,20 +103,20 @@ def advantage_bound(*, epsilon: float, delta: float) -> float:
     return min(1.0, math.tanh(epsilon / 2) + 2 * delta / (1 + math.exp(min(epsilon, 709.0))))
 
 
-def question(relation: NeighboringRelation, unit: PrivacyUnit) -> str:
+def question(neighboring_relation: NeighboringRelation, privacy_unit: PrivacyUnit) -> str:
     """What the attacker wants to know, in words."""
     return {
-        NeighboringRelation.ADD_OR_REMOVE_ONE: f"whether one given {unit.value} was in the training data",
-        NeighboringRelation.REPLACE_ONE: f"which of two given {unit.value}s was in the training data",
-        NeighboringRelation.REPLACE_SPECIAL: f"whether one given {unit.value} contributed to the training",
-    }[relation]
+        NeighboringRelation.ADD_OR_REMOVE_ONE: f"whether one given {privacy_unit.value} was in the training data",
+        NeighboringRelation.REPLACE_ONE: f"which of two given {privacy_unit.value}s was in the training data",
+        NeighboringRelation.REPLACE_SPECIAL: f"whether one given {privacy_unit.value} contributed to the training",
+    }[neighboring_relation]
 
 
 def list_covered(guarantee: GuaranteeSection, *, losses: bool = False) -> tuple[Remark, ...]:
     """What the guarantee covers; `losses` says that the plan bought noisy ones."""
     if not guarantee.is_private:
         return ()
-    unit = guarantee.unit.value
+    unit = guarantee.privacy_unit.value
     return (
         Remark(
             title="The model",
@@ -185,7 +185,7 @@ def list_not_covered(
                 text="The sample rate and the divisor were computed from it, so it is treated as public.",
             )
         )
-    outside = _always_outside(guarantee.unit.value)
+    outside = _always_outside(guarantee.privacy_unit.value)
     return (*remarks, *(remark for remark in outside if not (exact and remark.title == _LOWEST_BITS)))
 
 
@@ -198,7 +198,7 @@ def _about_test_records(meta: Mapping[str, object], *, measured: bool) -> str:
     return words
 
 
-def _always_outside(unit: str) -> tuple[Remark, ...]:
+def _always_outside(privacy_unit: str) -> tuple[Remark, ...]:
     """What no (ε, δ) of a single run speaks about."""
     return (
         Remark(
@@ -208,7 +208,7 @@ def _always_outside(unit: str) -> tuple[Remark, ...]:
         Remark(
             title="What is true of everyone",
             text="A model may reveal a pattern of the whole population, and that may concern a person who was never in "
-            f"the data. The guarantee is about what one {unit}'s own presence adds.",
+            f"the data. The guarantee is about what one {privacy_unit}'s own presence adds.",
         ),
         Remark(
             title=_LOWEST_BITS,
@@ -237,13 +237,17 @@ _QUICK = ("exact", "closed_form", "contour")
 
 
 def accounted(
-    event: Event, delta: float, *, relation: NeighboringRelation, claimed: float | None, version: str
+    event: Event, delta: float, *, neighboring_relation: NeighboringRelation, claimed: float | None, version: str
 ) -> Accounting:
     """ε of the event with the interval that contains the true one, and ε without amplification."""
-    answer = accounting.epsilon(event, delta, relation=relation)
+    answer = accounting.epsilon(event, delta, neighboring_relation=neighboring_relation)
     bare = accounting.without_amplification(event)
     try:
-        plain = answer.upper if bare == event else accounting.epsilon(bare, delta, relation=relation).upper
+        plain = (
+            answer.upper
+            if bare == event
+            else accounting.epsilon(bare, delta, neighboring_relation=neighboring_relation).upper
+        )
     except (AccountingError, UnsupportedEvent):
         plain = None
     return Accounting(
@@ -269,36 +273,45 @@ def _is_sampled(event: Event) -> bool:
 
 
 def user_level(
-    event: Event, delta: float, *, relation: NeighboringRelation, unit: PrivacyUnit
+    event: Event, delta: float, *, neighboring_relation: NeighboringRelation, privacy_unit: PrivacyUnit
 ) -> tuple[UserLevel, ...]:
     """ε for users who own several examples each; empty when the unit is no example, or no rule is known."""
-    if unit is not PrivacyUnit.EXAMPLE:
+    if privacy_unit is not PrivacyUnit.RECORD:
         return ()
     found = []
     for size in _GROUPS:
         try:
             group = accounting.group_privacy_event(event, size)
-            found.append(UserLevel(size=size, epsilon=accounting.epsilon(group, delta, relation=relation).upper))
+            found.append(
+                UserLevel(
+                    size=size, epsilon=accounting.epsilon(group, delta, neighboring_relation=neighboring_relation).upper
+                )
+            )
         except (AccountingError, UnsupportedEvent):
             continue
     return tuple(found)
 
 
 def curves(
-    lines: list[TranscriptLine], event: Event, delta: float, *, relation: NeighboringRelation, answer: Accounting
+    lines: list[TranscriptLine],
+    event: Event,
+    delta: float,
+    *,
+    neighboring_relation: NeighboringRelation,
+    answer: Accounting,
 ) -> Curves:
     """ε over the steps, δ(ε), and the trade-off curve."""
-    spent = _spent(lines, delta=delta, relation=relation)
+    spent = _spent(lines, delta=delta, neighboring_relation=neighboring_relation)
     if math.isinf(answer.interval.upper):
         return Curves(spent=spent, profile=(), trade_off=(), gaussian_mu=None, gaussian_regret=None)
     fit = None
     try:
         if answer.accountant in _QUICK:
             # How loose the fit is, is read off the curve below; one rate is the least that the search takes.
-            fit = accounting.fit_gaussian_trade_off(event, relation=relation, rates=(0.1,))
-        found = accounting.trade_off_curve(event, list(_RATES), relation=relation)
+            fit = accounting.fit_gaussian_trade_off(event, neighboring_relation=neighboring_relation, rates=(0.1,))
+        found = accounting.trade_off_curve(event, list(_RATES), neighboring_relation=neighboring_relation)
         points = [k * 2 * max(answer.interval.upper, 0.1) / _PROFILE_POINTS for k in range(_PROFILE_POINTS + 1)]
-        deltas = accounting.privacy_profile(event, points, relation=relation)
+        deltas = accounting.privacy_profile(event, points, neighboring_relation=neighboring_relation)
     except (AccountingError, UnsupportedEvent):
         # Only ε at one δ is known; what that says of an attacker is drawn from it.
         found, points, deltas = [], [], []
@@ -316,7 +329,7 @@ def curves(
 
 
 def attack_bounds(
-    drawn: Curves, epsilon: float, delta: float, *, relation: NeighboringRelation, unit: PrivacyUnit
+    drawn: Curves, epsilon: float, delta: float, *, neighboring_relation: NeighboringRelation, privacy_unit: PrivacyUnit
 ) -> AttackBounds | None:
     """What an attacker can at most do, read off the curves; None when nothing is promised."""
     if math.isinf(epsilon) or delta >= 1 or not drawn.trade_off:
@@ -326,7 +339,7 @@ def attack_bounds(
     if drawn.profile:
         best = min(best, drawn.profile[0][1])
     return AttackBounds(
-        question=question(relation, unit),
+        question=question(neighboring_relation, privacy_unit),
         found=tuple((rate, 1 - missed[rate]) for rate in FALSE_POSITIVE_RATES),
         advantage=best,
         right_guesses=min(1.0, (1 + best) / 2),
@@ -344,7 +357,9 @@ def _regret(mu: float, least: list[float]) -> float:
     return max(0.0, *map(float, gaps))
 
 
-def _spent(lines: list[TranscriptLine], *, delta: float, relation: NeighboringRelation) -> tuple[EpsilonPoint, ...]:
+def _spent(
+    lines: list[TranscriptLine], *, delta: float, neighboring_relation: NeighboringRelation
+) -> tuple[EpsilonPoint, ...]:
     """ε over the steps charged: what the transcript says where it says it, otherwise computed at a few steps."""
     told = [
         EpsilonPoint(steps=place, epsilon=line.epsilon)
@@ -358,7 +373,10 @@ def _spent(lines: list[TranscriptLine], *, delta: float, relation: NeighboringRe
         events = [line.event for line in lines]
         written = [
             EpsilonPoint(
-                steps=count, epsilon=accounting.epsilon(compose(events[:count]), delta, relation=relation).upper
+                steps=count,
+                epsilon=accounting.epsilon(
+                    compose(events[:count]), delta, neighboring_relation=neighboring_relation
+                ).upper,
             )
             for count in wanted
         ]

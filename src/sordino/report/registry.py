@@ -221,12 +221,12 @@ def _variant(report: Report) -> dict[str, object]:
 
 def _loss(report: Report) -> dict[str, object]:
     guarantee, curves = report.guarantee, report.curves
-    neighbours = {
+    neighbors = {
         NeighboringRelation.ADD_OR_REMOVE_ONE: "one {} is added or removed",
         NeighboringRelation.REPLACE_ONE: "one {} is replaced by another",
         NeighboringRelation.REPLACE_SPECIAL: "one {} is replaced by one that contributes nothing",
-    }[guarantee.relation].format(guarantee.unit.value)
-    details = f"{guarantee.sentence}."
+    }[guarantee.neighboring_relation].format(guarantee.privacy_unit.value)
+    details = f"{guarantee.description}."
     if curves.gaussian_mu is not None:
         details += f" Best Gaussian summary: μ = {format_upper_bound(curves.gaussian_mu, 4)}."
     bare = report.accounting.without_amplification
@@ -234,8 +234,8 @@ def _loss(report: Report) -> dict[str, object]:
         details += f" Without amplification by sampling: ε = {format_upper_bound(bare)}."
     records = dict(report.data).get("records", "").replace(",", "")
     return {
-        "privacy_unit": f"{guarantee.unit.value}-level",
-        "privacy_unit_details": f"Two data sets are adjacent when {neighbours}.",
+        "privacy_unit": f"{guarantee.privacy_unit.value}-level",
+        "privacy_unit_details": f"Two data sets are adjacent when {neighbors}.",
         "number_of_privacy_units": int(records) if records.isdigit() else None,
         "privacy_parameters": {
             "epsilon": float(format_upper_bound(guarantee.epsilon, 4)),
@@ -272,9 +272,10 @@ def _implementation(report: Report) -> dict[str, object]:
     return {
         "preprocessing_and_hyperparameter_tuning": "\n".join(stated),
         "mechanisms": (
-            f"DP-SGD: gradients clipped per {report.guarantee.unit.value}, Gaussian noise on their sum; {values}. "
+            f"DP-SGD: gradients clipped per {report.guarantee.privacy_unit.value}, Gaussian noise on their sum; "
+            f"{values}. "
             f"Sampling: {mechanism.sampler_charged}. Library: sordino {report.accounting.version}. "
-            f"Randomness: {process.randomness or _NOT_STATED}. Arithmetic: {process.arithmetic or _NOT_STATED}."
+            f"Randomness: {process.rng or _NOT_STATED}. Arithmetic: {process.arithmetic or _NOT_STATED}."
         ),
         "composition": (
             f"Steps composed numerically by the {report.accounting.accountant.replace('_', ' ')} accountant. "

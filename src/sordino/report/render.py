@@ -68,7 +68,8 @@ def plot_report(report: Report, path: Path) -> None:
             family=SERIF,
         )
         terms = (
-            f"unit {guarantee.unit.words}   ·   neighbours {guarantee.relation.words}   ·   {guarantee.sampler}   ·   "
+            f"unit {guarantee.privacy_unit.describe()}   ·   neighbors {guarantee.neighboring_relation.describe()}  "
+            f" ·   {guarantee.sampler}   ·   "
             f"accountant {guarantee.accountant.replace('_', ' ')}"
         )
         figure.text(_EDGE, 0.725, terms, fontsize=14, color=COLORS["soft"])
@@ -227,7 +228,10 @@ def render_html(report: Report) -> str:
 
 def render_comparison_html(reports: Sequence[Report]) -> str:
     """Several runs side by side on one page."""
-    alike = len({(one.guarantee.unit, one.guarantee.relation, one.guarantee.delta) for one in reports}) == 1
+    alike = (
+        len({(one.guarantee.privacy_unit, one.guarantee.neighboring_relation, one.guarantee.delta) for one in reports})
+        == 1
+    )
     measured = [
         (report.name, report.guarantee.epsilon, item.value)
         for report in reports
@@ -327,7 +331,7 @@ def _sections(report: Report) -> Iterator[str]:
     if report.not_for_release:
         yield f"> **NOT FOR RELEASE.** {_safe(report.not_for_release)}\n"
     yield f"**ε = {format_epsilon(guarantee.epsilon)}, δ = {power_of_ten(guarantee.delta)}**\n"
-    yield f"{_safe(guarantee.sentence)}.\n\nReleased: {_stated(report.released)}\n"
+    yield f"{_safe(guarantee.description)}.\n\nReleased: {_stated(report.released)}\n"
     yield from _attack(report)
     yield from _table("How ε was found", formatting.accounting_rows(report))
     if report.user_level:
@@ -423,7 +427,8 @@ def _evaluations(report: Report) -> Iterator[str]:
         for share in one.shares:
             name = _safe(share.value if share.column == "all" else f"{share.column}: {share.value}")
             yield (
-                f"| {name} | {share.records:,} | {share.words} | {100 * share.lower:.1f} to {100 * share.upper:.1f} % |"
+                f"| {name} | {share.records:,} | {share.describe()} | {100 * share.lower:.1f} to "
+                f"{100 * share.upper:.1f} % |"
             )
         yield ""
         if one.calibration and one.calibration_noise is not None:
@@ -439,7 +444,7 @@ def _losses(report: Report) -> Iterator[str]:
         return
     yield "## Training loss, as it was bought\n"
     yield (
-        f"{bought.released:,} noisy means of losses cut to {bought.bound:g}; ε covers them. Each line is the mean "
+        f"{bought.released:,} noisy means of losses cut to {bought.max_loss:g}; ε covers them. Each line is the mean "
         "since the line before.\n"
     )
     yield "| steps | loss | noise, 95 % |\n|---|---|---|"

@@ -73,16 +73,16 @@ class ReportModel(BaseModel):
 
 
 class GuaranteeSection(ReportModel):
-    """The guarantee with everything needed to read it; `sentence` is the formal line."""
+    """The guarantee with everything needed to read it; `description` is the formal line."""
 
     epsilon: Real
     delta: Share
-    relation: NeighboringRelation
-    unit: PrivacyUnit
+    neighboring_relation: NeighboringRelation
+    privacy_unit: PrivacyUnit
     sampler: str
     accountant: str
     caveats: tuple[str, ...]
-    sentence: str
+    description: str
 
     @property
     def is_private(self) -> bool:
@@ -211,7 +211,7 @@ class Process(ReportModel):
     """Randomness, arithmetic and processes of the run; None is "not stated".
 
     Args:
-        randomness: class of the generator, in words.
+        rng: class of the generator, in words.
         seeded: whether any process drew from a chosen seed, as the run, its transcript or its claim say.
         arithmetic: what kind of numbers the noise is drawn in, in words.
         segments: processes that worked on the run.
@@ -220,7 +220,7 @@ class Process(ReportModel):
         head: hash at the end of the transcript's chain, which stands for plan, facts and every line.
     """
 
-    randomness: str | None
+    rng: str | None
     seeded: bool | None
     arithmetic: str | None
     segments: int | None
@@ -364,7 +364,7 @@ _MOST_POINTS = 60
 
 
 class NoisyLoss(ReportModel):
-    """Mean of the noisy losses of some neighbouring steps.
+    """Mean of the noisy losses of some neighboring steps.
 
     Args:
         steps: finished after the last of them.
@@ -382,20 +382,20 @@ class NoisyLosses(ReportModel):
 
     Args:
         bound: what each record's loss was cut to.
-        share: of each step's budget.
+        budget_fraction: of each step's budget.
         released: values released, one a step.
-        points: at most 60 of them; more are means of neighbours.
+        points: at most 60 of them; more are means of neighbors.
     """
 
-    bound: Real
-    share: Share
+    max_loss: Real
+    budget_fraction: Share
     released: Annotated[int, Field(ge=0)]
     points: tuple[NoisyLoss, ...]
 
     @property
-    def price(self) -> float:
+    def noise_factor(self) -> float:
         """By how much the noise on the gradient grew for it."""
-        return 1 / math.sqrt(1 - self.share)
+        return 1 / math.sqrt(1 - self.budget_fraction)
 
 
 def losses_shown(losses: ReleasedLosses | None) -> NoisyLosses | None:
@@ -406,7 +406,9 @@ def losses_shown(losses: ReleasedLosses | None) -> NoisyLosses | None:
         NoisyLoss(steps=point.step + 1, loss=point.loss, noise=point.stddev)
         for point in average_adjacent(losses.points, _MOST_POINTS)
     )
-    return NoisyLosses(bound=losses.bound, share=losses.share, released=len(losses.points), points=points)
+    return NoisyLosses(
+        max_loss=losses.max_loss, budget_fraction=losses.budget_fraction, released=len(losses.points), points=points
+    )
 
 
 class NoisyAccuracy(ReportModel):
@@ -431,8 +433,7 @@ class NoisyAccuracy(ReportModel):
         """Whether noise leaves anything to be said."""
         return (self.lower, self.upper) != (0.0, 1.0)
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The share in words."""
         return f"{100 * self.accuracy:.1f} %" if self.is_known else "not known"
 
@@ -471,7 +472,7 @@ class Report(ReportModel):
     """Everything a report says. Whatever a run does not say is None, and listed in `missing`.
 
     Args:
-        schema_version: 3.
+        schema_version: 1.
         name: the run's name.
         started: when the run began, ISO 8601 without a place.
         released: what is released, or None.
@@ -485,7 +486,7 @@ class Report(ReportModel):
         missing: names of required things that the run does not state.
     """
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[1] = 1
     name: str
     started: str
     released: str | None
@@ -536,6 +537,6 @@ class Report(ReportModel):
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"])) or "the text"
             raise InvalidArgument(
-                f"report must be JSON of schema version 3, got one that fails at {where}: {first['msg']}. "
+                f"report must be JSON of schema version 1, got one that fails at {where}: {first['msg']}. "
                 "Make it anew with `sordino report RUN --format json`."
             ) from error

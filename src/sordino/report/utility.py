@@ -170,9 +170,9 @@ def _subgroups(shown: Mapping[str, float]) -> tuple[Subgroup, ...]:
 def _wilson(share: float, records: int) -> tuple[float, float]:
     """95 % interval of a share: Wilson 1927."""
     z2 = _Z95**2 / records
-    centre = (share + z2 / 2) / (1 + z2)
+    center = (share + z2 / 2) / (1 + z2)
     half = _Z95 * math.sqrt(share * (1 - share) / records + z2 / (4 * records)) / (1 + z2)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, center - half), min(1.0, center + half)
 
 
 def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -227,18 +227,19 @@ def measure_private_utility(
     delta: float = 0.0,
     groups: Mapping[str, Sequence[str]] | None = None,
     bins: int = 15,
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
     records: str = "private records",
     disjoint: bool = False,
     ledger: Account | Reservation | None = None,
     run: RunFolder | None = None,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
 ) -> Evaluation:
     """Accuracy, calibration and subgroups of a model on private records, bought with a budget of their own.
 
     When: there are no public records of the kind. With public ones use `utility`, which costs nothing.
 
-    Guarantee: (ε, δ)-differentially private for one record of `read()` under `relation`: what is returned, written and
+    Guarantee: (ε, δ)-differentially private for one record of `read()` under `neighboring_relation`: what is returned,
+    written and
     raised depends on the records through the noisy counts alone. All of it is charged to the ledger, and noted in the
     run folder, before `read` is called; a failure after that leaves the charge. A record that is not finite, or whose
     class is none, counts nowhere.
@@ -251,13 +252,13 @@ def measure_private_utility(
         groups: for each column the values it may have; any other value counts as ``other``. Each column is one more
             table, and shares the budget.
         bins: equal parts of confidence from 1 / classes to 1, ≥ 1.
-        relation: which sets of records are neighbours; with a run, the run's own.
+        neighboring_relation: which sets of records are neighbors; with a run, the run's own.
         records: what the records are, in public words, for the report.
         disjoint: declares that nobody's data are both here and in the records that the model was trained on; what is
             spent here is then not added to what training spent.
         ledger: the account of these records.
         run: of the model; the answer is written into its folder, for reports.
-        randomness: of the noise; None takes a fresh key.
+        rng: of the noise; None takes a fresh key.
 
     Raises:
         BudgetExceeded: it does not fit the ledger's account; nothing was read.
@@ -268,11 +269,13 @@ def measure_private_utility(
         Guo, Pleiss, Sun and Weinberger 2017, equation 3, for the bins.
     """
     layout = _Layout(classes=tuple(classes), groups={k: tuple(v) for k, v in (groups or {}).items()}, bins=bins)
-    relation = relation if run is None else _relation_of(run)
+    neighboring_relation = neighboring_relation if run is None else _relation_of(run)
     shares = make_budget(epsilon=epsilon, delta=delta).split(*(1 for _ in layout.tables))
-    key = KeyedRNG() if randomness is None else randomness
+    key = KeyedRNG() if rng is None else rng
     mechanisms = [
-        PrivateHistogram(budget=share, categories=tuple(range(2 * len(values))), relation=relation, randomness=key)
+        PrivateHistogram(
+            budget=share, categories=tuple(range(2 * len(values))), neighboring_relation=neighboring_relation, rng=key
+        )
         for share, values in zip(shares, layout.tables.values(), strict=True)
     ]
     event = compose([mechanism.event() for mechanism in mechanisms])
@@ -281,10 +284,10 @@ def measure_private_utility(
         event=event,
         epsilon=epsilon,
         delta=delta,
-        relation=relation,
+        neighboring_relation=neighboring_relation,
         stddev=max(map(_stddev, mechanisms)),
         disjoint=disjoint,
-        charge=_charged(ledger, event=event, records=records, run=run, relation=relation),
+        charge=_charged(ledger, event=event, records=records, run=run, neighboring_relation=neighboring_relation),
         head="" if run is None else run.chain_head,
     )
     earlier = () if run is None else run.evaluations
@@ -368,27 +371,29 @@ def _charged(
     event: Event,
     records: str,
     run: RunFolder | None,
-    relation: NeighboringRelation,
+    neighboring_relation: NeighboringRelation,
 ) -> str | None:
     if ledger is None:
         return None
     name = "" if run is None else run.path.name
     note = f"evaluation on {records}"
-    paid = ledger.charge(event, note=note, run=name, relation=relation, unit=PrivacyUnit.EXAMPLE)
+    paid = ledger.charge(
+        event, note=note, run=name, neighboring_relation=neighboring_relation, privacy_unit=PrivacyUnit.RECORD
+    )
     return paid.digest
 
 
 def _relation_of(run: RunFolder) -> NeighboringRelation:
     """The run's own relation; its unit must be one record, for a user's records may lie in many cells."""
     claim = run.guarantee
-    unit = PrivacyUnit(str(run.plan.get("privacy_unit", "example"))) if claim is None else claim.unit
-    if unit is not PrivacyUnit.EXAMPLE:
+    unit = PrivacyUnit(str(run.plan.get("privacy_unit", "record"))) if claim is None else claim.privacy_unit
+    if unit is not PrivacyUnit.RECORD:
         raise InvalidArgument(
             f"run must protect single records to be evaluated on private ones, got one that protects a {unit.value}: "
             f"how many records a {unit.value} has here is not bounded. Measure on public records."
         )
     if claim is not None:
-        return claim.relation
+        return claim.neighboring_relation
     return NeighboringRelation(str(run.plan.get("neighboring_relation", "add_or_remove_one")))
 
 
@@ -463,7 +468,7 @@ def joint_epsilon(
     *,
     claimed: float,
     delta: float,
-    relation: NeighboringRelation,
+    neighboring_relation: NeighboringRelation,
 ) -> float | None:
     """ε at `delta` of training and all evaluations; None where no accountant composes them.
 
@@ -476,11 +481,16 @@ def joint_epsilon(
     ours = [one.event for one in evaluations if not one.disjoint]
     others = [one.event for one in evaluations if one.disjoint]
     try:
-        apart = accounting.epsilon(compose(others), delta, relation=relation).upper
-        alone = accounting.epsilon(trained, delta, relation=relation).upper
+        apart = accounting.epsilon(compose(others), delta, neighboring_relation=neighboring_relation).upper
+        alone = accounting.epsilon(trained, delta, neighboring_relation=neighboring_relation).upper
         if claimed <= alone * (1 + 1e-9):
-            return max(apart, accounting.epsilon(compose([trained, *ours]), delta, relation=relation).upper)
-        return max(apart, claimed + accounting.epsilon(compose(ours), 0.0, relation=relation).upper)
+            return max(
+                apart,
+                accounting.epsilon(compose([trained, *ours]), delta, neighboring_relation=neighboring_relation).upper,
+            )
+        return max(
+            apart, claimed + accounting.epsilon(compose(ours), 0.0, neighboring_relation=neighboring_relation).upper
+        )
     except (AccountingError, UnsupportedEvent):
         return None
 

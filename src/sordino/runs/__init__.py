@@ -14,7 +14,7 @@
 | `environment.json` | versions and platform; no host name, no user name, no path |
 | `manifest.json` | SHA-256 and size of each of these files, and the head of the transcript's chain |
 
-Nothing here depends on a record: no realised batch size, no loss, no norm, except what was
+Nothing here depends on a record: no realized batch size, no loss, no norm, except what was
 released with noise and paid for. So the folder may be published
 with the model, except for metrics marked private.
 

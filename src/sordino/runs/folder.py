@@ -162,7 +162,7 @@ MANIFEST_FILES = (
 )
 """The files of a run. A manifest vouches for them and for whatever else lies in the folder when it is closed."""
 
-_SCHEMA = 2
+_SCHEMA = 1
 _SECONDS_BETWEEN_SYNCS = 1.0
 
 
@@ -459,9 +459,9 @@ class RunFolder:
         return read_guarantee(body) if body else None
 
     @property
-    def sentence(self) -> str:
+    def guarantee_description(self) -> str:
         """The guarantee in one sentence, as it was written, or an empty string."""
-        return str(self._optional("guarantee.json").get("sentence", ""))
+        return str(self._optional("guarantee.json").get("description", ""))
 
     def write_metrics(self, metrics: Mapping[str, Metric]) -> None:
         """Write all measured values; every one says whether it is public."""
@@ -477,7 +477,7 @@ class RunFolder:
         self._put_json("loss_curve.json", losses_body(losses))
 
     @property
-    def loss_curve(self) -> ReleasedLosses | None:
+    def released_losses(self) -> ReleasedLosses | None:
         """The noisy losses, or None when the plan bought none or the run did not get to write them."""
         body = self._optional("loss_curve.json")
         return read_released_losses(body) if body else None

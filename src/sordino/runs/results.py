@@ -48,12 +48,12 @@ def guarantee_body(guarantee: Guarantee) -> dict[str, object]:
     return {
         "epsilon": encode_number(guarantee.epsilon),
         "delta": guarantee.delta,
-        "relation": guarantee.relation.value,
-        "unit": guarantee.unit.value,
+        "neighboring_relation": guarantee.neighboring_relation.value,
+        "privacy_unit": guarantee.privacy_unit.value,
         "sampler": guarantee.sampler,
         "accountant": guarantee.accountant,
         "caveats": list(guarantee.caveats),
-        "sentence": guarantee.sentence(),
+        "description": guarantee.describe(),
     }
 
 
@@ -64,8 +64,8 @@ def read_guarantee(body: Mapping[str, object]) -> Guarantee:
         return Guarantee(
             epsilon=math.inf if epsilon is None else epsilon,
             delta=float(str(body["delta"])),
-            relation=NeighboringRelation(str(body["relation"])),
-            unit=PrivacyUnit(str(body["unit"])),
+            neighboring_relation=NeighboringRelation(str(body["neighboring_relation"])),
+            privacy_unit=PrivacyUnit(str(body["privacy_unit"])),
             sampler=str(body["sampler"]),
             accountant=str(body["accountant"]),
             caveats=tuple(map(str, caveats)) if isinstance(caveats, list) else (),
@@ -99,7 +99,7 @@ def read_metrics(body: Mapping[str, object]) -> dict[str, Metric]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_FIELDS = {"schema", "bound", "share", "points"}
+_FIELDS = {"schema", "max_loss", "budget_fraction", "points"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,17 +123,17 @@ class ReleasedLosses:
 
     Args:
         bound: what each record's loss was cut to, from 0.
-        share: of the step's budget that went to the losses, in (0, 1).
+        budget_fraction: of the step's budget that went to the losses, in (0, 1).
         points: in the order of steps.
     """
 
-    bound: float
-    share: float
+    max_loss: float
+    budget_fraction: float
     points: tuple[ReleasedLoss, ...]
 
 
 def average_adjacent(points: Sequence[ReleasedLoss], most: int) -> tuple[ReleasedLoss, ...]:
-    """At most `most` means of neighbouring points: noise is independent from step to step, so a mean has less of it.
+    """At most `most` means of neighboring points: noise is independent from step to step, so a mean has less of it.
 
     Example:
         >>> points = [ReleasedLoss(step=k, loss=float(k), stddev=2.0) for k in range(8)]
@@ -154,7 +154,7 @@ def average_adjacent(points: Sequence[ReleasedLoss], most: int) -> tuple[Release
 def losses_body(losses: ReleasedLosses) -> dict[str, object]:
     """The curve in plain JSON types. Losses are texts of one length, so that the size of the file tells nothing."""
     points = [[point.step, f"{point.loss:+.16e}", point.stddev] for point in losses.points]
-    return {"schema": 1, "bound": losses.bound, "share": losses.share, "points": points}
+    return {"schema": 1, "max_loss": losses.max_loss, "budget_fraction": losses.budget_fraction, "points": points}
 
 
 def read_released_losses(body: Mapping[str, object]) -> ReleasedLosses:
@@ -171,7 +171,9 @@ def read_released_losses(body: Mapping[str, object]) -> ReleasedLosses:
             ReleasedLoss(step=checks.integer(0, step=step), loss=_finite(float(str(loss))), stddev=_finite(stddev))
             for step, loss, stddev in points
         )
-        return ReleasedLosses(bound=_finite(body["bound"]), share=_finite(body["share"]), points=found)
+        return ReleasedLosses(
+            max_loss=_finite(body["max_loss"]), budget_fraction=_finite(body["budget_fraction"]), points=found
+        )
     except (ValueError, TypeError) as error:
         raise InvalidArgument(
             f"loss_curve.json must hold {', '.join(sorted(_FIELDS))}, schema 1, got another body. "
@@ -214,7 +216,7 @@ class Evaluation:
         records: what they are, in words; public.
         event: what was charged, before the records were read.
         epsilon, delta: that the event was bought with.
-        relation: for which the event holds.
+        neighboring_relation: for which the event holds.
         stddev: standard deviation of the noise on each count.
         disjoint: declared by whoever asked: nobody's data are both in these records and in those trained on.
         charge: the ledger's name of the charge, or None.
@@ -226,7 +228,7 @@ class Evaluation:
     event: Event
     epsilon: float
     delta: float
-    relation: NeighboringRelation
+    neighboring_relation: NeighboringRelation
     stddev: float
     disjoint: bool
     charge: str | None
@@ -260,7 +262,7 @@ def _body(evaluation: Evaluation) -> dict[str, object]:
         "event": to_dict(evaluation.event),
         "epsilon": evaluation.epsilon,
         "delta": evaluation.delta,
-        "relation": evaluation.relation.value,
+        "neighboring_relation": evaluation.neighboring_relation.value,
         "stddev": evaluation.stddev,
         "disjoint": evaluation.disjoint,
         "charge": evaluation.charge,
@@ -295,7 +297,7 @@ def _evaluation(body: Mapping[str, object]) -> Evaluation:
         event=from_dict(body["event"]),
         epsilon=float(str(body["epsilon"])),
         delta=float(str(body["delta"])),
-        relation=NeighboringRelation(str(body["relation"])),
+        neighboring_relation=NeighboringRelation(str(body["neighboring_relation"])),
         stddev=float(str(body["stddev"])),
         disjoint=disjoint,
         charge=None if charge is None else str(charge),

@@ -52,7 +52,7 @@ class ExperimentSettings:
         arm: whether there is clipping, noise, both or neither.
         model: logistic, mlp (tanh, records of norm 2), relu (one hidden layer on the features as they are) or cnn.
         width: hidden units of mlp and relu.
-        pca: private principal components kept of normalised records; 0 takes the features as they are.
+        pca: private principal components kept of normalized records; 0 takes the features as they are.
         pca_noise_multiplier: noise of their second moments, as a noise multiplier.
         noise_multiplier: σ, or None when `target_epsilon` is given.
         target_epsilon: ε of everything in the cell, or None when σ is given.
@@ -208,12 +208,12 @@ def _with_recipe(told: Mapping[str, Value], recipe: str, population: int, place:
         recipe,
         shape=(1,),
         classes=2,
-        population=population,
+        dataset_size=population,
         target_epsilon=float(told["target_epsilon"]),
         delta=float(told.get("delta", 1e-5)),
         steps=None if steps is None else int(steps),
     )
-    now = found.plan.at(0)
+    now = found.plan.step_plan(0)
     filled: dict[str, Value] = {
         "model": recipe,
         "batch_size": now.expected_batch_size,
@@ -334,8 +334,8 @@ class Experiment:
         multiplier = accounting.calibrate_noise_multiplier(
             lambda noise: self._with(replace(draft, noise_multiplier=noise).event()),
             target_epsilon=told.target_epsilon,
-            target_delta=told.delta,
-            relation=draft.neighboring_relation,
+            delta=told.delta,
+            neighboring_relation=draft.neighboring_relation,
         )
         return replace(draft, noise_multiplier=multiplier, clipping=_clipping(told, multiplier))
 
@@ -358,7 +358,7 @@ class Experiment:
         found = self.plan.guarantee(steps=steps)
         if self.pca_event is None:
             return found
-        spent = accounting.epsilon(self.event(steps), found.delta, relation=found.relation)
+        spent = accounting.epsilon(self.event(steps), found.delta, neighboring_relation=found.neighboring_relation)
         return replace(found, epsilon=spent.upper, accountant=spent.accountant)
 
     @cached_property
@@ -375,7 +375,7 @@ class Experiment:
         if name in ("epochs", "decay_epochs", "recipe"):
             return self.values.get(name)
         if name == "noise_multiplier":
-            return float(self.plan.at(0).noise_multiplier)
+            return float(self.plan.step_plan(0).noise_multiplier)
         found: Value | None = getattr(told, name)
         return found
 

@@ -123,7 +123,7 @@ def _cells_of(row: Row) -> dict[str, float | int | str | None]:
     return {
         "epsilon": NOTHING if epsilon is None else "inf" if math.isinf(epsilon) else epsilon,
         "delta": row.cell.settings.delta if row.cell.is_private else None,
-        "noise_multiplier": float(row.cell.plan.at(0).noise_multiplier),
+        "noise_multiplier": float(row.cell.plan.step_plan(0).noise_multiplier),
         "steps": row.cell.settings.steps,
         "accuracy": row.mean("accuracy"),
         "spread": row.spread("accuracy"),
@@ -159,7 +159,7 @@ def line(sweep: Sweep, row: Row) -> list[str]:
     told = ["–" if (value := row.cell.value(name)) is None else _plain(value) for name in _settings_shown(sweep)]
     epsilon, spread, accuracy = row.epsilon, row.spread("accuracy"), row.mean("accuracy")
     seconds, memory = row.mean("seconds"), row.mean("memory")
-    noise = float(row.cell.plan.at(0).noise_multiplier)
+    noise = float(row.cell.plan.step_plan(0).noise_multiplier)
     found = [
         f"{noise:.4g}" if noise else "0",
         NOTHING if epsilon is None else format_upper_bound(epsilon, 3),
@@ -202,7 +202,7 @@ def document(sweep: Sweep, found: tuple[Row, ...]) -> dict[str, object]:
         "cells": [
             {
                 "settings": {name: row.cell.value(name) for name in sweep.axes},
-                "guarantee": None if (guarantee := row.cell.guarantee()) is None else guarantee.sentence(),
+                "guarantee": None if (guarantee := row.cell.guarantee()) is None else guarantee.describe(),
                 **_cells_of(row),
                 "accuracies": list(row.measured("accuracy")),
                 "courses": [result_to_json(outcome)["course"] for outcome in row.outcomes],
@@ -308,12 +308,12 @@ def _panel(axes: "Axes", sweep: Sweep, panel: Panel, found: Sequence[Row]) -> No
     names = list(dict.fromkeys(str(row.cell.value(panel.x)) for row in rows)) if _is_named(panel) else []
     lines = {None: rows} if panel.lines is None else _by_line(rows, panel.lines)
     for place, (value, members) in enumerate(lines.items()):
-        colour, mark = METHOD_COLOURS[place % len(METHOD_COLOURS)], _MARKS[place % len(_MARKS)]
+        color, mark = METHOD_COLOURS[place % len(METHOD_COLOURS)], _MARKS[place % len(_MARKS)]
         label = "" if panel.lines is None else _label(panel.lines, value)
         for part in ([row for row in members if row.cell.is_private], [r for r in members if not r.cell.is_private]):
             if part:
-                _courses(axes, panel, part, label, colour, mark) if panel.x in _ALONG else _points(
-                    axes, panel, part, label, colour, mark, names
+                _courses(axes, panel, part, label, color, mark) if panel.x in _ALONG else _points(
+                    axes, panel, part, label, color, mark, names
                 )
     _marks(axes, panel)
     _scales(axes, panel, rows, names)
@@ -333,12 +333,12 @@ def _by_line(rows: Sequence[Row], name: str) -> dict[Value | None, list[Row]]:
 
 
 def _points(
-    axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour: str, mark: str, names: list[str]
+    axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, color: str, mark: str, names: list[str]
 ) -> None:
     """One point a row, with a bar over its seeds; a row to which the axis means nothing is a line across."""
     private = rows[0].cell.is_private
     label = label if private else f"{label or rows[0].cell.settings.arm}: {NOTHING}"
-    style = {"color": colour, "linestyle": "-" if private else (0, (5, 3)), "linewidth": 2}
+    style = {"color": color, "linestyle": "-" if private else (0, (5, 3)), "linewidth": 2}
     places = _places(panel, rows, names)
     flat = [row for row, place in zip(rows, places, strict=True) if place is None]
     dots = sorted(
@@ -358,7 +358,7 @@ def _points(
             yerr=bars if any(bars) else None,
             marker=mark,
             markersize=6,
-            markerfacecolor=colour if private else COLORS["paper"],
+            markerfacecolor=color if private else COLORS["paper"],
             elinewidth=1.2,
             capsize=3,
             label=label or None,
@@ -370,7 +370,7 @@ def _points(
             axes.axhline(scale * mean, label=label or None, **{**style, "linewidth": 1.4})
 
 
-def _courses(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour: str, mark: str) -> None:
+def _courses(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, color: str, mark: str) -> None:
     """The mean course of the seeds; training records dotted."""
     for row in rows:
         private = row.cell.is_private
@@ -390,7 +390,7 @@ def _courses(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour
         axes.plot(
             epochs,
             means,
-            color=colour,
+            color=color,
             linewidth=2,
             linestyle="-" if private else (0, (5, 3)),
             marker=mark,
@@ -400,15 +400,15 @@ def _courses(axes: "Axes", panel: Panel, rows: Sequence[Row], label: str, colour
         if len(courses) > 1:
             low = [mean - end for mean, end in zip(means, ends, strict=True)]
             high = [mean + end for mean, end in zip(means, ends, strict=True)]
-            axes.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
         if name == "accuracy":
             trained = [100 * sum(point.train_accuracy for point in seeds) / len(seeds) for seeds in points]
-            axes.plot(epochs, trained, color=colour, linewidth=1.2, linestyle=(0, (1, 2)))
+            axes.plot(epochs, trained, color=color, linewidth=1.2, linestyle=(0, (1, 2)))
 
 
 def _y(panel: Panel, row: Row) -> float | None:
     if panel.y == "noise_multiplier":
-        return float(row.cell.plan.at(0).noise_multiplier)
+        return float(row.cell.plan.step_plan(0).noise_multiplier)
     return row.epsilon if panel.y == "epsilon" else row.mean(panel.y)
 
 

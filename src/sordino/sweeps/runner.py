@@ -92,18 +92,16 @@ def _directions_for(cell: Experiment, features: Tensor) -> Tensor:
     words = repr((cell.source, told.pca_noise_multiplier, told.seed))
     if words not in _RELEASED:
         seed = int(hashlib.sha256(words.encode()).hexdigest()[:24], 16)
-        randomness = KeyedRNG(seed=seed, reproducible=True)
+        rng = KeyedRNG(seed=seed, reproducible=True)
         _RELEASED.clear()
-        _RELEASED[words] = directions(
-            _unit(features), noise_multiplier=told.pca_noise_multiplier, randomness=randomness
-        ).float()
+        _RELEASED[words] = directions(_unit(features), noise_multiplier=told.pca_noise_multiplier, rng=rng).float()
     return _RELEASED[words]
 
 
 _RELEASED: dict[str, Tensor] = {}
 
 
-def directions(rows: Tensor, *, noise_multiplier: float, randomness: KeyedRNG) -> Tensor:
+def directions(rows: Tensor, *, noise_multiplier: float, rng: KeyedRNG) -> Tensor:
     """The principal directions about 0, as columns [d, d], of rows with norm at most 1: that of most weight first.
 
     Guarantee: post-processing of one noisy matrix of second moments, ``Gaussian(noise_multiplier)``.
@@ -115,7 +113,7 @@ def directions(rows: Tensor, *, noise_multiplier: float, randomness: KeyedRNG) -
         budget=GaussianBudget(noise_multiplier=noise_multiplier),
         data_norm=1.0,
         columns=rows.shape[1],
-        randomness=randomness,
+        rng=rng,
     )
     moments = mechanism.release(rows.numpy().astype(np.float64))
     _, vectors = np.linalg.eigh(moments)  # in rising order
@@ -191,7 +189,7 @@ def train_cell(cell: Experiment, dataset: DatasetSplits) -> ExperimentResult:
     The seed of the cell's noise, batches and weights follows from all of its settings, so no two cells share noise.
     Only private components are shared, by cells of one seed.
     """
-    randomness = KeyedRNG(seed=int(cell.key, 16), reproducible=True)
+    rng = KeyedRNG(seed=int(cell.key, 16), reproducible=True)
     told = cell.settings
     train, test = prepare(cell, dataset)
     with torch.random.fork_rng(devices=[]):
@@ -202,7 +200,7 @@ def train_cell(cell: Experiment, dataset: DatasetSplits) -> ExperimentResult:
     measure_from = _memory("VmRSS:", reset=True)
     started = time.process_time()
     (_train_privately if told.arm in ("private", "clipping without noise") else _train_unclipped)(
-        cell, model, train, watch, randomness
+        cell, model, train, watch, rng
     )
     seconds = time.process_time() - started - watch.seconds
     peak = _memory("VmHWM:")
@@ -210,7 +208,7 @@ def train_cell(cell: Experiment, dataset: DatasetSplits) -> ExperimentResult:
         accuracy=_accuracy(model, test),
         train_accuracy=_accuracy(model, _first(train)),
         epsilon=cell.epsilon,
-        noise_multiplier=float(cell.plan.at(0).noise_multiplier),
+        noise_multiplier=float(cell.plan.step_plan(0).noise_multiplier),
         course=tuple(watch.points),
         seconds=seconds,
         memory=None if peak is None or measure_from is None else max(0.0, peak - measure_from),
@@ -221,7 +219,7 @@ def train_cell(cell: Experiment, dataset: DatasetSplits) -> ExperimentResult:
 
 
 def _train_privately(
-    cell: Experiment, model: nn.Module, train: tuple[Tensor, Tensor], on_step: OnStep, randomness: KeyedRNG
+    cell: Experiment, model: nn.Module, train: tuple[Tensor, Tensor], on_step: OnStep, rng: KeyedRNG
 ) -> None:
     told = cell.settings
     result = fit(
@@ -232,7 +230,7 @@ def _train_privately(
         optimizer=lambda parameters: _optimizer(told, parameters),
         scheduler=lambda optimizer: _schedule(told, optimizer),
         performance=PerformanceOptions(microbatch_size=_CHUNK),
-        randomness=randomness,
+        rng=rng,
         averaging=TailWeightAverage(fraction=told.averaging) if told.averaging else None,
         on_step=on_step,
         progress=False,
@@ -243,25 +241,25 @@ def _train_privately(
 
 
 def _train_unclipped(
-    cell: Experiment, model: nn.Module, train: tuple[Tensor, Tensor], on_step: OnStep, randomness: KeyedRNG
+    cell: Experiment, model: nn.Module, train: tuple[Tensor, Tensor], on_step: OnStep, rng: KeyedRNG
 ) -> None:
     """The same steps without clipping, with noise of σC on the sum or without. Protects nobody: public records only."""
     plan: Plan = cell.plan
     parameters = list(model.parameters())
     optimizer = _optimizer(cell.settings, parameters)
     schedule = _schedule(cell.settings, optimizer)
-    stddev = plan.at(0).mechanism.stddev if cell.settings.arm == "noise without clipping" else 0.0
-    batches = plan.sampling.batches(population=len(train[1]), first_step=0, steps=plan.steps, randomness=randomness)
+    stddev = plan.step_plan(0).mechanism.stddev if cell.settings.arm == "noise without clipping" else 0.0
+    batches = plan.sampling.batches(dataset_size=len(train[1]), first_step=0, steps=plan.steps, rng=rng)
     for step, indices in enumerate(batches):
         optimizer.zero_grad(set_to_none=False)
         for chunk in torch.from_numpy(indices).split(_CHUNK):
             if len(chunk):
                 cross_entropy_per_record(model, train[0][chunk], train[1][chunk]).sum().backward()
         for place, parameter in enumerate(parameters):
-            stream = randomness.stream("sweep", step=step, tensor=place)
+            stream = rng.stream("sweep", step=step, tensor=place)
             noise = standard_normal(parameter.numel(), stream).reshape(parameter.shape) if stddev else 0.0
             total = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            parameter.grad = ((total + stddev * noise) / plan.at(0).expected_batch_size).to(parameter)
+            parameter.grad = ((total + stddev * noise) / plan.step_plan(0).expected_batch_size).to(parameter)
         optimizer.step()
         schedule.step()
         on_step(step + 1)
@@ -285,7 +283,7 @@ def _warm_up(cell: Experiment, model: nn.Module, train: tuple[Tensor, Tensor]) -
     """One step on a few records and a copy: what is made once a process is no part of a cell's time and memory."""
     few = (train[0][:_FEW], train[1][:_FEW])
     small = replace(cell.plan, steps=1, sample_rate=1.0)
-    fit(deepcopy(model), cross_entropy_per_record, few, small, randomness=KeyedRNG(), progress=False)
+    fit(deepcopy(model), cross_entropy_per_record, few, small, rng=KeyedRNG(), progress=False)
 
 
 # ── measuring ───────────────────────────────────────────────────────────────────────────────────────────────

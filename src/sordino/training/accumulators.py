@@ -45,7 +45,7 @@ class ClippedSumAccumulator:
         parameters = self._capture.trainable()
         # The groups hold their parameters, so that a number is always that of the same one.
         same = now is self._now and list(map(id, parameters)) == self._numbers
-        if same and self._moving is None and now.loss_curve is None:
+        if same and self._moving is None and now.loss_release is None:
             return
         self._numbers = list(map(id, parameters))
         sizes = {self._capture.names[parameter]: parameter.numel() for parameter in parameters}
@@ -57,25 +57,25 @@ class ClippedSumAccumulator:
             )
         self._names, self._now = names, now
         self._groups = [[by_name[name] for name in group] for group in names]
-        self._bounds = now.clipping.thresholds(sizes, max_grad_norm=now.max_grad_norm)
+        self._bounds = now.clipping.clip_norms(sizes, max_grad_norm=now.max_grad_norm)
         self._counts = None
-        self._losses = None if now.loss_curve is None else LossSum(now.loss_curve, now.neighboring_relation)
+        self._losses = None if now.loss_release is None else LossSum(now.loss_release, now.neighboring_relation)
         if isinstance(now.clipping, QuantileClipping):
             if self._moving is None:
-                self._moving = now.clipping.begin(self._bounds)
+                self._moving = now.clipping.init_state(self._bounds)
                 self._moving.values = self._saved or self._moving.values
             self._bounds = self._moving.values
-            self._moving.joint(now.neighboring_relation, now.gradient_multiplier)
+            self._moving.joint_scale(now.neighboring_relation, now.gradient_noise_multiplier)
             self._counts = torch.zeros(len(names), dtype=torch.float64)
 
     def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:
         """Clip what was recorded and add it to `into`; a chunk of no records adds nothing."""
         assert self._now is not None
-        if isinstance(self._capture, Recorder) and self._capture.takes_sums:
+        if isinstance(self._capture, Recorder) and self._capture.sums_in_backward:
             if records:
-                self._capture.add_taken_sums(into)
+                self._capture.add_backward_sums(into)
             return
-        squares = self._capture.squared_bounds(self._groups if len(self._groups) > 1 else None)
+        squares = self._capture.squared_norm_bounds(self._groups if len(self._groups) > 1 else None)
         squares = squares[None] if squares.dim() == 1 else squares
         if not records:
             return
@@ -85,8 +85,8 @@ class ClippedSumAccumulator:
     def clip(self, squares: Float[Tensor, "G B"]) -> Float[Tensor, "G B"]:
         """The factors of a chunk's records, which are counted for bounds that adapt: once each."""
         if self._moving is not None and self._counts is not None:
-            self._counts += self._moving.below(_finite(squares)).to(self._counts.device)
-        return self.factors(squares)
+            self._counts += self._moving.count_below(_finite(squares)).to(self._counts.device)
+        return self.clip_factors(squares)
 
     def early(self) -> NormsInBackward:
         """The groups of the open batch, to be measured while the backward pass runs."""
@@ -94,18 +94,18 @@ class ClippedSumAccumulator:
 
     def blocks(self) -> GroupwiseInBackward:
         """The groups of the open batch, to be clipped while the backward pass runs."""
-        return GroupwiseInBackward(self._groups, self.factors)
+        return GroupwiseInBackward(self._groups, self.clip_factors)
 
     def passes(self, records: int, shared: set[nn.Parameter]) -> TwoPassBackward:
         """The groups of the open batch, to be clipped between two backward passes through `records` that count."""
-        return TwoPassBackward(self._groups, self.clip if records else self.factors, shared=shared)
+        return TwoPassBackward(self._groups, self.clip if records else self.clip_factors, shared=shared)
 
-    def factors(self, squares: Float[Tensor, "G B"], groups: Sequence[int] | None = None) -> Float[Tensor, "G B"]:
+    def clip_factors(self, squares: Float[Tensor, "G B"], groups: Sequence[int] | None = None) -> Float[Tensor, "G B"]:
         """The factor of each record in each group, or in the `groups` with these numbers, from squares of bounds."""
         assert self._now is not None
         bounds = self._bounds if groups is None else [self._bounds[group] for group in groups]
         rows = zip(_finite(squares), bounds, strict=True)
-        return torch.stack([self._now.clipping.factors(row, max_grad_norm=bound) for row, bound in rows])
+        return torch.stack([self._now.clipping.clip_factors(row, max_grad_norm=bound) for row, bound in rows])
 
     @property
     def groups(self) -> Sequence[Sequence[nn.Parameter]]:
@@ -133,33 +133,33 @@ class ClippedSumAccumulator:
             return now.mechanism, []
         sensitivity, beside = now.sensitivity, []
         if self._moving is not None and self._counts is not None:
-            scale, sensitivity = self._moving.joint(now.neighboring_relation, now.gradient_multiplier)
+            scale, sensitivity = self._moving.joint_scale(now.neighboring_relation, now.gradient_noise_multiplier)
             self._counts *= scale
             beside.append(self._counts)
-        if now.loss_curve is not None and self._losses is not None:
-            scale, sensitivity = now.loss_curve.joint(sensitivity)
+        if now.loss_release is not None and self._losses is not None:
+            scale, sensitivity = now.loss_release.joint_scale(sensitivity)
             beside.append(self._losses.scaled(scale))
         return TensorGaussianMechanism(noise_multiplier=now.noise_multiplier, l2_sensitivity=sensitivity), beside
 
-    def held(self) -> list[Tensor]:
+    def partial_sums(self) -> list[Tensor]:
         """Sums that are kept here instead of in `into`: none."""
         return []
 
-    def learn(self, released: Sequence[Tensor]) -> None:
+    def update_clip_norms(self, released: Sequence[Tensor]) -> None:
         """Move the bounds by what was released, and keep the released loss."""
         now, sensitivity = self._now, 0.0
         if now is None or not released:
             return
         if self._moving is not None:
-            scale, sensitivity = self._moving.joint(now.neighboring_relation, now.gradient_multiplier)
+            scale, sensitivity = self._moving.joint_scale(now.neighboring_relation, now.gradient_noise_multiplier)
             counts = [float(value) / scale for value in released[0]]
             self._moving.update(counts, expected_batch_size=now.expected_batch_size)
-        if now.loss_curve is not None:
-            scale, _ = now.loss_curve.joint(sensitivity or now.sensitivity)
-            self.released_loss = now.loss_curve.mean(
+        if now.loss_release is not None:
+            scale, _ = now.loss_release.joint_scale(sensitivity or now.sensitivity)
+            self.released_loss = now.loss_release.mean(
                 float(released[-1]),
                 scale=scale,
-                relation=now.neighboring_relation,
+                neighboring_relation=now.neighboring_relation,
                 expected_batch_size=now.expected_batch_size,
             )
 

@@ -82,8 +82,8 @@ class AdaptiveBudget:
         filter: "gaussian" adds μ² and "zcdp" adds ρ, both for full batches; "renyi" is for sampled ones, at one order
             that is best for the plan's own noise. "auto" takes gaussian for full batches and renyi otherwise.
         delta: in (0, 1); None takes the plan's. An engine, which has no plan with a δ, needs it.
-        norm_share: of each step's budget that buys the norm of its clipped sum for the next choice, in (0, 1): in many
-            dimensions the norm of the private gradient is that of its noise. None buys none.
+        norm_budget_fraction: of each step's budget that buys the norm of its clipped sum for the next choice, in (0,
+            1): in many dimensions the norm of the private gradient is that of its noise. None buys none.
 
     Example:
         >>> budget = AdaptiveBudget(epsilon=1.0, choose=lambda step, released: 10.0 if step < 5 else 8.0)
@@ -99,12 +99,12 @@ class AdaptiveBudget:
     choose: Callable[[int, ReleasedStatistics], float | StepParameters]
     filter: str = "auto"
     delta: float | None = None
-    norm_share: float | None = None
+    norm_budget_fraction: float | None = None
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
-        if self.norm_share is not None:
-            checks.probability(zero=False, one=False, norm_share=self.norm_share)
+        if self.norm_budget_fraction is not None:
+            checks.probability(zero=False, one=False, norm_budget_fraction=self.norm_budget_fraction)
         if self.delta is not None:
             checks.probability(zero=False, one=False, delta=self.delta)
         checks.one_of(_FILTERS, filter=self.filter)
@@ -125,7 +125,7 @@ class AdaptiveBudgetRun:
     """
 
     def __init__(self, budget: AdaptiveBudget, plan: Plan) -> None:
-        if plan.noise is not None or not plan.poisson_sampling:
+        if plan.correlated_noise is not None or not plan.poisson_sampling:
             raise InvalidArgument(
                 "budget must be None with correlated noise or without Poisson sampling, got AdaptiveBudget: their "
                 "steps are charged together. Use Poisson sampling, or sample_rate=1."
@@ -140,7 +140,7 @@ class AdaptiveBudgetRun:
                 "small by any factor, so a step has no Rényi divergence that a filter could add up. Use flat clipping."
             )
         self._budget, self._plan = budget, plan
-        self._full = not plan.is_scheduled and plan.at(0).sample_rate == 1
+        self._full = not plan.is_scheduled and plan.step_plan(0).sample_rate == 1
         self._kind = budget.filter if budget.filter != "auto" else "gaussian" if self._full else "renyi"
         if self._kind != "renyi" and not self._full:
             raise InvalidArgument(
@@ -149,35 +149,38 @@ class AdaptiveBudgetRun:
         self._order: float | None = None
         self._filter, self._accountant = self._made()
         self._price(plan.step_event(0))
-        if budget.norm_share is not None and (plan.secure_noise or isinstance(plan.clipping, AdaClip)):
+        if budget.norm_budget_fraction is not None and (plan.secure_mode or isinstance(plan.clipping, AdaClip)):
             raise InvalidArgument(
-                "norm_share must be None with secure noise or AdaClip, got a share: the norm is released as one "
+                "norm_budget_fraction must be None with secure noise or AdaClip, got a share: the norm is released "
+                "as one "
                 "Gaussian with the sum. Use flat clipping and floating-point noise."
             )
         self._chosen: dict[int, StepPlan] = {}
         self._last_norm: float | None = None
         self._last_clipped: float | None = None
-        self.norm = None if budget.norm_share is None else NormRelease(share=budget.norm_share)
+        self.norm = (
+            None if budget.norm_budget_fraction is None else NormRelease(budget_fraction=budget.norm_budget_fraction)
+        )
         self._exhausted = False
         self.is_spent = False
         # Of several processes one decides for all: two scales on one noise would give the sum away.
-        self.agreed: Callable[[Callable[[], _Decision]], _Decision] = lambda decided: decided()
+        self.broadcast_decision: Callable[[Callable[[], _Decision]], _Decision] = lambda decided: decided()
 
     def _made(self) -> tuple[GDPFilter | ZCDPFilter | RDPFilter, str]:
-        epsilon, delta, relation = self._budget.epsilon, self._plan.delta, self._plan.neighboring_relation
+        epsilon, delta, neighboring_relation = self._budget.epsilon, self._plan.delta, self._plan.neighboring_relation
         if self._kind == "gaussian":
-            return GDPFilter(epsilon=epsilon, delta=delta, relation=relation), "Gaussian filter"
+            return GDPFilter(epsilon=epsilon, delta=delta, neighboring_relation=neighboring_relation), "Gaussian filter"
         if self._kind == "zcdp":
-            return ZCDPFilter(epsilon=epsilon, delta=delta, relation=relation), "zCDP filter"
+            return ZCDPFilter(epsilon=epsilon, delta=delta, neighboring_relation=neighboring_relation), "zCDP filter"
         planned = self._plan.step_event(0)
 
         def lasts(order: float) -> float:
-            made = RDPFilter(epsilon=epsilon, delta=delta, order=order, relation=relation)
+            made = RDPFilter(epsilon=epsilon, delta=delta, order=order, neighboring_relation=neighboring_relation)
             cost = made.cost(planned)
             return made.budget / cost if cost > 0 else math.inf
 
         self._order = max(_ORDERS, key=lasts)
-        made = RDPFilter(epsilon=epsilon, delta=delta, order=self._order, relation=relation)
+        made = RDPFilter(epsilon=epsilon, delta=delta, order=self._order, neighboring_relation=neighboring_relation)
         return made, f"Rényi filter of order {self._order:g}"
 
     def _price(self, event: Event) -> float:
@@ -207,7 +210,7 @@ class AdaptiveBudgetRun:
         """The whole budget as one event: what a ledger holds."""
         return self._as_event(self._filter.budget)
 
-    def rest(self) -> Event:
+    def remaining_event(self) -> Event:
         """What is left of the budget as one event; all of it where the filter can't say less."""
         return self._as_event(self._filter.remaining) if self._filter.remaining > 0 else NoOp()
 
@@ -221,7 +224,7 @@ class AdaptiveBudgetRun:
                 return ApproximateDP(epsilon=self._budget.epsilon, delta=self._plan.delta)
 
     @contextmanager
-    def paid(
+    def charge_upfront(
         self, ledger: Account | Reservation | None, *, run: str = "", receipt: str | None = None
     ) -> Iterator[BlockCharger]:
         """Charge the whole budget at the start, unless `receipt` shows that it was; nothing is given back.
@@ -234,12 +237,16 @@ class AdaptiveBudgetRun:
         Raises:
             BudgetExceeded: the budget does not fit what is left of the account; no record was read.
         """
-        relation, unit = self._plan.neighboring_relation, self._plan.privacy_unit
+        neighboring_relation, unit = self._plan.neighboring_relation, self._plan.privacy_unit
         if ledger is not None and not self._is_paid(ledger, receipt):
             note = "fit with an adaptive budget"
-            receipt = ledger.charge(self.event(), note=note, run=run, relation=relation, unit=unit).digest
+            receipt = ledger.charge(
+                self.event(), note=note, run=run, neighboring_relation=neighboring_relation, privacy_unit=unit
+            ).digest
         named = None if ledger is None else receipt
-        yield BlockCharger(None, lambda _: NoOp(), note="", relation=relation, unit=unit, receipt=named)
+        yield BlockCharger(
+            None, lambda _: NoOp(), note="", neighboring_relation=neighboring_relation, privacy_unit=unit, receipt=named
+        )
 
     def _is_paid(self, ledger: Account | Reservation, receipt: str | None) -> bool:
         if receipt is None:
@@ -263,7 +270,7 @@ class AdaptiveBudgetRun:
             asked.append(self._values(step, given))
             return given, not self._exhausted and self._filter.admit(self._event(asked[0]))
 
-        given, fits = self.agreed(decided)
+        given, fits = self.broadcast_decision(decided)
         if not fits:
             self.is_spent = True
             return False
@@ -281,23 +288,21 @@ class AdaptiveBudgetRun:
             fits = False
         self._exhausted = self._exhausted or not fits
 
-    def batches(
-        self, *, population: int, steps: int, randomness: KeyedRNG, first_step: int = 0
-    ) -> Iterator[np.ndarray]:
+    def batches(self, *, dataset_size: int, steps: int, rng: KeyedRNG, first_step: int = 0) -> Iterator[np.ndarray]:
         """Batch after batch from `first_step` on, `steps` of them or until the budget is used up. Each is admitted
         before it is drawn.
         """
         for step in range(first_step, first_step + steps):
             if not self.admit(step):
                 return
-            yield self.draw(population=population, step=step, randomness=randomness)
+            yield self.draw(dataset_size=dataset_size, step=step, rng=rng)
 
-    def draw(self, *, population: int, step: int, randomness: KeyedRNG) -> np.ndarray:
+    def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
         """Sorted int64 indices of the batch of an admitted step."""
         sampler = PoissonSampling(sample_rate=self._chosen[step].sample_rate)
-        return sampler.draw(population=population, step=step, randomness=randomness)
+        return sampler.draw(dataset_size=dataset_size, step=step, rng=rng)
 
-    def at(self, step: int) -> StepPlan:
+    def step_plan(self, step: int) -> StepPlan:
         """The values of an admitted step."""
         return self._chosen[step]
 
@@ -305,19 +310,19 @@ class AdaptiveBudgetRun:
         """The event of an admitted step."""
         return self._event(self._chosen[step])
 
-    def learn(self, gradients: Iterable[nn.Parameter], clipped_norm: float | None = None) -> None:
+    def observe_gradient(self, gradients: Iterable[nn.Parameter], clipped_norm: float | None = None) -> None:
         """Take note of a private gradient that was just released, and of the norm that was bought with it."""
         self._last_clipped = clipped_norm
         squares = [p.grad.double().square().sum() for p in gradients if p.grad is not None]
         self._last_norm = math.sqrt(math.fsum(float(square) for square in squares))
 
-    def state(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, object]:
         """What later choices may look at, for a checkpoint: it was released. What was spent is in the transcript."""
         return {"last_gradient_norm": self._last_norm, "last_clipped_norm": self._last_clipped}
 
-    def load_state(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on from `state`."""
-        norms = [None if state[name] is None else float(str(state[name])) for name in self.state()]
+        norms = [None if state[name] is None else float(str(state[name])) for name in self.state_dict()]
         self._last_norm, self._last_clipped = norms
 
     # --- the claim -----------------------------------------------------------------------------------------------
@@ -327,8 +332,7 @@ class AdaptiveBudgetRun:
         """ε of the whole."""
         return self._budget.epsilon
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The sampler as it is written in a guarantee."""
         return "full batches" if self._full else "Poisson sampling at rates chosen under the filter"
 
@@ -340,7 +344,7 @@ class AdaptiveBudgetRun:
     def guarantee(self, planned: Guarantee) -> Guarantee:
         """`planned` with the budget's ε in place of its own."""
         caveats = (*planned.caveats, FILTER_CAVEAT)
-        claim = {"epsilon": self._budget.epsilon, "accountant": self._accountant, "sampler": self.words}
+        claim = {"epsilon": self._budget.epsilon, "accountant": self._accountant, "sampler": self.describe()}
         return replace(planned, **claim, caveats=caveats)
 
     @staticmethod
@@ -357,7 +361,7 @@ class AdaptiveBudgetRun:
     def _values(self, step: int, given: StepParameters | float) -> StepPlan:
         chosen = given if isinstance(given, StepParameters) else StepParameters(noise_multiplier=given)
         checks.positive(noise_multiplier=chosen.noise_multiplier)
-        now = replace(self._plan.at(step), noise_multiplier=chosen.noise_multiplier)
+        now = replace(self._plan.step_plan(step), noise_multiplier=chosen.noise_multiplier)
         if chosen.max_grad_norm is not None:
             now = replace(now, max_grad_norm=chosen.max_grad_norm)
         if chosen.sample_rate is not None and chosen.sample_rate != now.sample_rate:
@@ -381,7 +385,7 @@ class Admitted:
 
     run: AdaptiveBudgetRun
 
-    def batches(self, *, population: int, first_step: int, steps: int, randomness: KeyedRNG) -> Iterator[np.ndarray]:
+    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]:
         """Batches `first_step`, …, `steps` of them, each drawn when it is asked for."""
         for step in range(first_step, first_step + steps):
-            yield self.run.draw(population=population, step=step, randomness=randomness)
+            yield self.run.draw(dataset_size=dataset_size, step=step, rng=rng)

@@ -117,11 +117,11 @@ class WeightAverage:
             for average, parameter in zip(self._average, self._parameters, strict=True):
                 parameter.copy_(average)
 
-    def state(self) -> list[Tensor] | None:
+    def state_dict(self) -> list[Tensor] | None:
         """The average so far, one tensor a parameter; None before the first counted step."""
         return self._average
 
-    def load_state(self, state: list[Tensor] | None) -> None:
+    def load_state_dict(self, state: list[Tensor] | None) -> None:
         """Go on from what `state` gave."""
         devices = [parameter.device for parameter in self._parameters]
         self._average = None if state is None else [part.to(at) for part, at in zip(state, devices, strict=True)]

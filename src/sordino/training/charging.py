@@ -86,7 +86,7 @@ def step_charge(plan: Plan, step: int, *, first: int = 0, repeats: bool = False)
         if not (repeats and plan.is_private):
             return plan.step_event(step)
         return plan.mechanism.branch_event(first) if step == first else NoOp()
-    charges = plan.sampling.charges
+    charges = plan.sampling.num_charges
     return plan.step_event(step) if step == first or charges(step + 1) > charges(step) else NoOp()
 
 
@@ -145,7 +145,9 @@ class RunningEpsilon:
         return charges
 
     def _after(self, charges: ChargeLog) -> float:
-        return accounting.epsilon(charges.event(), self._plan.delta, relation=self._plan.neighboring_relation).upper
+        return accounting.epsilon(
+            charges.event(), self._plan.delta, neighboring_relation=self._plan.neighboring_relation
+        ).upper
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -160,14 +162,14 @@ _PAYMENTS = 32
 class BlockCharger:
     """Pays for steps in blocks ahead, so that ten thousand steps are a few tens of lines in the ledger.
 
-    Guarantee: when `pay` returns, the step is charged. What was paid and is not used stays charged, so that after a
+    Guarantee: when `charge` returns, the step is charged. What was paid and is not used stays charged, so that after a
     crash the ledger holds at least what was spent.
 
     Args:
         purse: what pays; None pays nothing.
         event_at: what a step will do, by its number.
         note: what for.
-        relation: for which the events hold.
+        neighboring_relation: for which the events hold.
         unit: for which the events hold.
         run: name of the run.
         receipt: the ledger's name of a charge that holds every step, when `purse` is None.
@@ -175,29 +177,29 @@ class BlockCharger:
     Example:
         >>> from sordino.events import Gaussian
         >>> free = BlockCharger(None, lambda step: Gaussian(noise_multiplier=1.0), note="a run",
-        ...     relation=NeighboringRelation.ADD_OR_REMOVE_ONE, unit=PrivacyUnit.EXAMPLE)
-        >>> free.pay(0, coming=100) is None
+        ...     neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE, privacy_unit=PrivacyUnit.RECORD)
+        >>> free.charge(0, coming=100) is None
         True
     """
 
     def __init__(
         self,
-        purse: Account | Reservation | None,
+        account: Account | Reservation | None,
         event_at: Callable[[int], Event],
         *,
         note: str,
-        relation: NeighboringRelation,
-        unit: PrivacyUnit,
+        neighboring_relation: NeighboringRelation,
+        privacy_unit: PrivacyUnit,
         run: str = "",
         receipt: str | None = None,
     ) -> None:
-        self._purse, self._event_at = purse, event_at
-        self._note, self._relation, self._unit, self._run = note, relation, unit, run
+        self._purse, self._event_at = account, event_at
+        self._note, self._relation, self._unit, self._run = note, neighboring_relation, privacy_unit, run
         self._begin = self._end = 0
         self._size = 0
         self._receipt = receipt
 
-    def pay(self, step: int, *, coming: int) -> str | None:
+    def charge(self, step: int, *, coming: int) -> str | None:
         """Pay for step `step`, before its records are read.
 
         Args:
@@ -222,7 +224,7 @@ class BlockCharger:
                 return self._receipt
             try:
                 charge = self._purse.charge(
-                    event, note=self._note, run=self._run, relation=self._relation, unit=self._unit
+                    event, note=self._note, run=self._run, neighboring_relation=self._relation, privacy_unit=self._unit
                 )
             except BudgetExceeded:
                 if size == 1:
@@ -245,19 +247,23 @@ def reserve_plan(
     Raises:
         BudgetExceeded: the whole does not fit; nothing is reserved.
     """
-    relation, unit, note = plan.neighboring_relation, plan.privacy_unit, "fit"
+    neighboring_relation, unit, note = plan.neighboring_relation, plan.privacy_unit, "fit"
 
     def event_at(step: int) -> Event:
         return step_charge(plan, step, first=first, repeats=repeats)
 
     def paid_from(purse: Account | Reservation | None) -> BlockCharger:
-        return BlockCharger(purse, event_at, note=note, relation=relation, unit=unit, run=run)
+        return BlockCharger(
+            purse, event_at, note=note, neighboring_relation=neighboring_relation, privacy_unit=unit, run=run
+        )
 
     if ledger is None:
         yield paid_from(None)
         return
     whole = compose([event_at(step) for step in range(first, plan.steps)])
-    with ledger.reserve(whole, note=note, run=run, relation=relation, unit=unit) as reservation:
+    with ledger.reserve(
+        whole, note=note, run=run, neighboring_relation=neighboring_relation, privacy_unit=unit
+    ) as reservation:
         yield paid_from(reservation)
 
 
@@ -277,18 +283,20 @@ class EpsilonTarget:
     Args:
         epsilon: > 0.
         delta: in (0, 1).
-        relation: the neighboring relation.
+        neighboring_relation: the neighboring relation.
         accountant: a name, or ``auto``.
     """
 
     epsilon: float
     delta: float
-    relation: NeighboringRelation
+    neighboring_relation: NeighboringRelation
     accountant: str
 
     def spent(self, event: Event) -> float:
         """ε of an event at the target's δ."""
-        return accounting.epsilon(event, self.delta, relation=self.relation, accountant=self.accountant).upper
+        return accounting.epsilon(
+            event, self.delta, neighboring_relation=self.neighboring_relation, accountant=self.accountant
+        ).upper
 
     def check_left(self, charges: Event) -> None:
         """Refuse a plan for which nothing is left.

@@ -70,7 +70,7 @@ class CompiledStep:
         """The clipped sums of a chunk, by the `bounds` of the open step; None where only the ordinary way will do."""
         tensors = list(tensors_in(batch))
         records = tensors[0].shape[0]
-        size = padded_size(records, self._plan.at(0).expected_batch_size)
+        size = padded_size(records, self._plan.step_plan(0).expected_batch_size)
         if any(tensor.dim() == 0 or tensor.shape[0] != records for tensor in tensors):
             raise UnsupportedModule(
                 "batch must hold one row per record in each tensor to be compiled, got another. Leave compile out."
@@ -92,7 +92,9 @@ class CompiledStep:
             with PublicDivisor():
                 return self._loss(model, *map_tensors(lambda _: next(parts), batch))  # pyright: ignore[reportGeneralTypeIssues]
 
-        graphs = trace_step(self._capture, losses, list(tensors_in(first)), bounds.factors, bounds.groups, _compiled)
+        graphs = trace_step(
+            self._capture, losses, list(tensors_in(first)), bounds.clip_factors, bounds.groups, _compiled
+        )
         other = list(tensors_in(made_up.batch(range(size, 0, -1))))
         self._compare(bounds, graphs, losses, other)
         return graphs
@@ -104,7 +106,7 @@ class CompiledStep:
         counted = torch.ones(len(batch[0]), dtype=torch.bool, device=batch[0].device)
         sums = graphs.run(batch, counted)
         ordinary: dict[nn.Parameter, Tensor] = {}
-        with self._capture.recording(records=len(batch[0])):
+        with self._capture.capturing(records=len(batch[0])):
             losses(*batch).sum().backward()
         bounds.add(ordinary, records=len(batch[0]))
         self._capture.discard()
@@ -139,8 +141,8 @@ def _compiled(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Seq
 
 def _check_plan(plan: Plan) -> None:
     reasons = {
-        "secure_noise": plan.secure_noise,
-        "a loss curve": plan.loss_curve is not None,
+        "secure_mode": plan.secure_mode,
+        "a loss curve": plan.loss_release is not None,
         "AdaClip": isinstance(plan.clipping, AdaClip),
         "bounds that adapt": isinstance(plan.clipping, QuantileClipping),
         "a schedule of max_grad_norm": isinstance(plan.max_grad_norm, Schedule),

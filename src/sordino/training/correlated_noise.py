@@ -139,7 +139,7 @@ class CorrelatedNoise:
                 kept = participation.steps_per_epoch == epoch
             case MinSeparation():
                 allowed = most if participation.participations is None else participation.participations
-                kept = participation.separation <= epoch and allowed >= most
+                kept = participation.min_separation <= epoch and allowed >= most
             case SingleParticipation():
                 kept = most <= 1
         if not kept:
@@ -159,7 +159,9 @@ class CorrelatedNoise:
     def from_dict(cls, body: object) -> "CorrelatedNoise":
         """What `to_dict` wrote; anything else raises `InvalidArgument`."""
         if not isinstance(body, dict) or set(body) != {"strategy", "participation"}:
-            raise InvalidArgument("noise must hold a strategy and a participation, got other fields. Check the file.")
+            raise InvalidArgument(
+                "correlated_noise must hold a strategy and a participation, got other fields. Check the file."
+            )
         return cls(
             strategy=strategy_from_dict(body["strategy"]), participation=participation_from_dict(body["participation"])
         )

@@ -63,7 +63,7 @@ def collective() -> Iterator[None]:
     except RuntimeError as error:
         raise SordinoError(
             "all processes must take part until the end, got one that is gone or does not answer. What was charged "
-            "stays charged; go on from the last checkpoint with resume=, with any number of processes."
+            "stays charged; go on from the last checkpoint with resume_from=, with any number of processes."
         ) from error
 
 
@@ -83,47 +83,47 @@ class DistributedContext:
     """The processes of one run, and this one's place among them.
 
     Args:
-        number: of this process, from 0; the first one keeps the bill.
-        count: how many there are, ≥ 1.
+        rank: of this process, from 0; the first one keeps the bill.
+        world_size: how many there are, ≥ 1.
         device: where tensors must lie to be exchanged.
         shards: of the model, when `fully_shard` spread its parameters over the processes.
     """
 
-    number: int = 0
-    count: int = 1
+    rank: int = 0
+    world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     shards: "ShardedModel | None" = None
 
     @property
-    def is_first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether this process charges, writes and prints."""
-        return self.number == 0
+        return self.rank == 0
 
-    def share(self, indices: np.ndarray) -> np.ndarray:
+    def local_indices(self, indices: np.ndarray) -> np.ndarray:
         """This process's part of a logical batch: every `count`-th record, maybe none.
 
         Guarantee: the parts of all processes are disjoint and make up the batch, so each record is in one sum once.
         """
-        return indices if self.count == 1 else indices[self.number :: self.count]
+        return indices if self.world_size == 1 else indices[self.rank :: self.world_size]
 
-    def chunks(
+    def local_microbatches(
         self, indices: np.ndarray, *, step: int, microbatch_size: int | None, evenly: bool
     ) -> tuple[Microbatch, ...]:
         """This process's chunks of a logical batch; `evenly` gives all processes as many, the last ones empty."""
-        own = split_into_microbatches(self.share(indices), step=step, microbatch_size=microbatch_size)
-        if not evenly or self.count == 1:
+        own = split_into_microbatches(self.local_indices(indices), step=step, microbatch_size=microbatch_size)
+        if not evenly or self.world_size == 1:
             return own
         # Nobody has more than the first one.
-        most = len(split_into_microbatches(indices[:: self.count], step=step, microbatch_size=microbatch_size))
+        most = len(split_into_microbatches(indices[:: self.world_size], step=step, microbatch_size=microbatch_size))
         more = [
-            Microbatch(step=step, chunk=number, is_last=False, indices=indices[:0]) for number in range(len(own), most)
+            Microbatch(step=step, index=number, is_last=False, indices=indices[:0]) for number in range(len(own), most)
         ]
         chunks = [*own, *more]
-        return tuple(replace(chunk, is_last=chunk.chunk == most - 1) for chunk in chunks)
+        return tuple(replace(chunk, is_last=chunk.index == most - 1) for chunk in chunks)
 
-    def add_up_(self, tensors: Sequence[Tensor]) -> None:
+    def all_reduce_(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all processes, which give the same shapes in the same order."""
-        if self.count == 1:
+        if self.world_size == 1:
             return
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.reshape(-1).to(self.device) for tensor in bucket])
@@ -133,16 +133,16 @@ class DistributedContext:
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.copy_(part.view(tensor.shape))
 
-    def agreed(self, act: Callable[[], T]) -> T:
+    def broadcast_from_rank_zero(self, act: Callable[[], T]) -> T:
         """What `act` returns in the first process, in all of them; what it raises there, all of them raise.
 
         The others wait, so nothing that comes after a charge can come before it.
         """
-        if self.count == 1:
+        if self.world_size == 1:
             return act()
         outcome: list[object] = [None, None]
         own: Exception | None = None
-        if self.is_first:
+        if self.is_rank_zero:
             try:
                 outcome = [act(), None]
             except SordinoError as error:
@@ -167,9 +167,9 @@ class DistributedContext:
         Raises:
             InvalidArgument: in all processes; names what differs.
         """
-        if self.count == 1:
+        if self.world_size == 1:
             return
-        found: list[object] = [None] * self.count
+        found: list[object] = [None] * self.world_size
         with collective():
             dist.all_gather_object(found, {name: json.dumps(value) for name, value in facts.items()})
         given = cast("list[dict[str, str]]", found)
@@ -181,16 +181,16 @@ class DistributedContext:
                 )
 
     @contextmanager
-    def led(
+    def rank_zero_context(
         self,
         enter: Callable[[Account | Reservation | None], AbstractContextManager[T]],
         purse: Account | Reservation | None,
     ) -> Iterator[T]:
         """The block that `enter` makes of `purse` in the first process, and of None in the others; all fail as one."""
-        manager = enter(purse if self.is_first else None)
+        manager = enter(purse if self.is_rank_zero else None)
         value: list[T] = []
-        self.agreed(lambda: value.append(manager.__enter__()))
-        if not self.is_first:
+        self.broadcast_from_rank_zero(lambda: value.append(manager.__enter__()))
+        if not self.is_rank_zero:
             value.append(manager.__enter__())
         try:
             yield value[0]
@@ -200,31 +200,31 @@ class DistributedContext:
         else:
             manager.__exit__(None, None, None)
 
-    def shared(self, randomness: KeyedRNG) -> KeyedRNG:
+    def with_shared_key(self, rng: KeyedRNG) -> KeyedRNG:
         """The first process's randomness, in all of them: the same batches, and the same noise on the same sum."""
-        if self.count == 1:
-            return randomness
-        return randomness.shared(lambda key: cast("bytes", self.agreed(lambda: key)))
+        if self.world_size == 1:
+            return rng
+        return rng.with_shared_key(lambda key: cast("bytes", self.broadcast_from_rank_zero(lambda: key)))
 
-    def in_turn(self, act: Callable[[], None]) -> None:
+    def rank_zero_last(self, act: Callable[[], None]) -> None:
         """All processes do it, the first one after the others: it may write what they read."""
-        if not self.is_first:
+        if not self.is_rank_zero:
             act()
-        if self.count > 1:
+        if self.world_size > 1:
             with collective():
                 dist.barrier()
-        self.agreed(act)
+        self.broadcast_from_rank_zero(act)
 
-    def first_then_all(self, act: Callable[[], T]) -> T:
+    def rank_zero_first(self, act: Callable[[], T]) -> T:
         """What `act` returns, in each process its own; the others act when the first one succeeded."""
-        if not self.is_first:
-            self.agreed(lambda: None)
+        if not self.is_rank_zero:
+            self.broadcast_from_rank_zero(lambda: None)
             return act()
         made: list[T] = []
-        self.agreed(lambda: made.append(act()))
+        self.broadcast_from_rank_zero(lambda: made.append(act()))
         return made[0]
 
-    def over(
+    def bind(
         self,
         module: nn.Module,
         plan: Plan,
@@ -238,29 +238,29 @@ class DistributedContext:
         Raises:
             InvalidArgument: names it.
         """
-        if self.count > 1 and isinstance(plan.clipping, ProjectedClipping):
+        if self.world_size > 1 and isinstance(plan.clipping, ProjectedClipping):
             raise InvalidArgument(
                 "clipping must look at exact norms in several processes, got ProjectedClipping. Use FlatClipping."
             )
         if adaptive is not None:
-            adaptive.agreed = self.agreed
+            adaptive.broadcast_decision = self.broadcast_from_rank_zero
         # Who has a sharded model has loaded one of these; to everyone else they would cost a second.
         if sys.modules.keys().isdisjoint(("torch.distributed.fsdp", "torch.distributed.tensor")):
             return self
         from sordino.training.sharded import check_sharded, find_sharded_model
 
-        shards = find_sharded_model(module, count=self.count, number=self.number, device=self.device)
+        shards = find_sharded_model(module, world_size=self.world_size, rank=self.rank, device=self.device)
         if shards is not None:
             check_sharded(plan, compiles=compiles, adapts=adaptive is not None, alone=alone)
         return replace(self, shards=shards)
 
-    def whole(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    def full_parameters(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """What passes will see of the parameters that an optimizer holds; shards are gathered by all processes."""
-        return list(parameters) if self.shards is None else self.shards.whole(parameters)
+        return list(parameters) if self.shards is None else self.shards.full_parameters(parameters)
 
-    def held(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    def owned_parameters(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """What an optimizer holds of parameters that may be gathered now."""
-        return list(parameters) if self.shards is None else self.shards.held(parameters)
+        return list(parameters) if self.shards is None else self.shards.owned_parameters(parameters)
 
     def gather(self) -> None:
         """Make a sharded model whole for the passes of a step; all processes call it."""
@@ -272,9 +272,9 @@ class DistributedContext:
         if self.shards is not None:
             self.shards.scatter()
 
-    def align(self, module: nn.Module) -> None:
+    def broadcast_module(self, module: nn.Module) -> None:
         """Give all processes the first one's parameters and buffers; of shards each has its own."""
-        if self.count == 1:
+        if self.world_size == 1:
             return
         for tensor in (*module.parameters(), *module.buffers()):
             if hasattr(tensor, "device_mesh"):
@@ -302,7 +302,7 @@ def get_distributed_context() -> DistributedContext:
         return DistributedContext()
     backend = dist.get_backend()
     device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
-    return DistributedContext(number=dist.get_rank(), count=dist.get_world_size(), device=device)
+    return DistributedContext(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device)
 
 
 def require_single_process(what: str) -> None:
@@ -311,7 +311,7 @@ def require_single_process(what: str) -> None:
     Raises:
         InvalidArgument: there are several processes.
     """
-    count = get_distributed_context().count
+    count = get_distributed_context().world_size
     if count > 1:
         raise InvalidArgument(f"{what} must be used in one process, got {count}. Start it in one, without a launcher.")
 
@@ -334,7 +334,7 @@ def parameter_shapes(module: nn.Module) -> list[list[object]]:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of one type, together up to 32 MB."""
+    """Neighbors of one type, together up to 32 MB."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:

@@ -73,7 +73,7 @@ def engine_plan(
     poisson_sampling: bool,
     neighboring_relation: NeighboringRelation,
     clipping: str | Clipping,
-    noise: CorrelatedNoise | Literal["auto"] | None,
+    correlated_noise: CorrelatedNoise | Literal["auto"] | None,
     units: UnitAssignment | None,
     secure: bool,
 ) -> Plan:
@@ -83,7 +83,7 @@ def engine_plan(
         InvalidArgument: an option is out of range, or two of them don't go together.
         UnknownSampler: the loader draws in a way that can't be accounted for, or breaks the noise's participation.
     """
-    records = len(dataset_size_of(data_loader)) if units is None else units.count
+    records = len(dataset_size_of(data_loader)) if units is None else units.num_units
     rate = 1 / steps_per_epoch(data_loader, None) if sample_rate is None else sample_rate
     method = get_clipping(clipping)
     if isinstance(method, ProjectedClipping):
@@ -91,25 +91,27 @@ def engine_plan(
             "clipping must be by exact norms in a loop of your own, got ProjectedClipping. Train with sordino.fit, or "
             "use FlatClipping."
         )
-    if noise == "auto":
+    if correlated_noise == "auto":
         if not steps:
-            raise InvalidArgument("noise must be None or CorrelatedNoise, got 'auto'. Use make_private_with_epsilon.")
-        noise = None
+            raise InvalidArgument(
+                "correlated_noise must be None or CorrelatedNoise, got 'auto'. Use make_private_with_epsilon."
+            )
+        correlated_noise = None
     plan = Plan(
         noise_multiplier=noise_multiplier,
         max_grad_norm=max_grad_norm,
         sample_rate=rate,
         # Correlated noise has an end: its strategy is one for so many steps.
-        steps=noise.strategy.steps if noise is not None and not steps else steps,
+        steps=correlated_noise.strategy.steps if correlated_noise is not None and not steps else steps,
         expected_batch_size=records * rate if expected_batch_size is None else expected_batch_size,
         delta=delta,
         neighboring_relation=neighboring_relation,
-        privacy_unit=PrivacyUnit.EXAMPLE if units is None or units.protects_records else PrivacyUnit.USER,
+        privacy_unit=PrivacyUnit.RECORD if units is None or units.protects_records else PrivacyUnit.USER,
         dataset_size_is_public=sample_rate is None or expected_batch_size is None,
         poisson_sampling=poisson_sampling,
         clipping=method,
-        noise=noise,
-        secure_noise=secure,
+        correlated_noise=correlated_noise,
+        secure_mode=secure,
     )
     check_bounds(plan, by_unit=units is not None)
     if units is not None:
@@ -118,7 +120,7 @@ def engine_plan(
 
 
 def calibrate_plan(
-    plan: Plan, target: EpsilonTarget, *, noise: CorrelatedNoise | Literal["auto"] | None, before: Event
+    plan: Plan, target: EpsilonTarget, *, correlated_noise: CorrelatedNoise | Literal["auto"] | None, before: Event
 ) -> Plan:
     """`plan` with the least noise that stays within `target` on top of `before`; "auto" also chooses its correlation.
 
@@ -126,7 +128,7 @@ def calibrate_plan(
         BudgetExceeded: `before` alone reaches the target.
     """
     target.check_left(before)
-    if noise == "auto":
+    if correlated_noise == "auto":
         best = Plan.for_epsilon(
             target_epsilon=target.epsilon,
             delta=plan.delta,
@@ -137,12 +139,12 @@ def calibrate_plan(
             neighboring_relation=plan.neighboring_relation,
             poisson_sampling=plan.poisson_sampling,
             clipping=plan.clipping,
-            secure_noise=plan.secure_noise,
-            noise="auto",
+            secure_mode=plan.secure_mode,
+            correlated_noise="auto",
         )
-        plan = replace(plan, noise=best.noise)
+        plan = replace(plan, correlated_noise=best.correlated_noise)
     earlier = None if isinstance(before, NoOp) else before
-    return plan.with_noise_for(target.epsilon, accountant=target.accountant, before=earlier)
+    return plan.with_target_epsilon(target.epsilon, accountant=target.accountant, before=earlier)
 
 
 def get_delta(budget: AdaptiveBudget | None, delta: float | None = None) -> float:
@@ -370,7 +372,7 @@ class PrivacyEngine:
 
     When: you have a PyTorch loop and want to keep it. If you start afresh, `sordino.fit` is shorter.
 
-    Guarantee: every step of the returned optimizer is the plan's event on the data set, for the neighbouring relation
+    Guarantee: every step of the returned optimizer is the plan's event on the data set, for the neighboring relation
     and unit that `guarantee` names, and is charged before its records are read. A step that is not private raises and
     changes nothing.
 
@@ -383,7 +385,8 @@ class PrivacyEngine:
         run_folder: where every step is written before its records are read: a new folder, or that of a run to go on
             with, whose charges then count here too, whatever checkpoint is loaded. None writes nothing.
         delta: δ in (0, 1) at which the run folder states its guarantee; None takes ``target_delta``, or 1e-5.
-        memory: how clipped sums are taken, as in `PerformanceOptions`: "fast", "lean", "block" or "two-pass". With one
+        memory: how clipped sums are taken, as in `PerformanceOptions`: "fast", "low_memory", "groupwise" or "two_pass".
+            With one
             of the
             last two ``loss.backward()`` runs once in a batch.
         gradients: "one-by-one" runs plain autograd on one record at a time, as in `PerformanceOptions`: for every model
@@ -419,14 +422,14 @@ class PrivacyEngine:
         seed: int | None = None,
         ledger: Account | Reservation | None = None,
         secure_mode: bool = False,
-        memory: ClippingMode = "fast",
+        clipping_mode: ClippingMode = "fast",
         gradients: Gradients = "auto",
         run_folder: str | Path | None = None,
         delta: float | None = None,
     ) -> None:
         self._accountant = opacus_accountant(accountant)
         self._secure = bool(checks.one_of((True, False), secure_mode=secure_mode))
-        self._performance = PerformanceOptions(memory=memory, gradients=gradients)
+        self._performance = PerformanceOptions(clipping_mode=clipping_mode, gradients=gradients)
         KeyedRNG(seed=seed, reproducible=reproducible)
         self._seed, self._reproducible, self._ledger = seed, reproducible, ledger
         self._attached: list[PrivateModel] = []
@@ -458,7 +461,7 @@ class PrivacyEngine:
         microbatch_size: int | None = None,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
         clipping: str | Clipping = "flat",
-        noise: CorrelatedNoise | None = None,
+        correlated_noise: CorrelatedNoise | None = None,
         units: UnitAssignment | None = None,
         budget: AdaptiveBudget | None = None,
         batch_first: bool = True,
@@ -473,7 +476,7 @@ class PrivacyEngine:
         """Attach a private step to your own module and optimizer, and get the loader that draws private batches.
 
         Guarantee: one step of `optimizer` is a Gaussian of `noise_multiplier` on a Poisson sample of the data set,
-        with `noise` or `budget` a step of those.
+        with `correlated_noise` or `budget` a step of those.
 
         Args:
             module: in training mode when you train; called on the loader's batches. A module that this engine made
@@ -493,9 +496,10 @@ class PrivacyEngine:
                 `neighboring_relation` that replaces a record.
             microbatch_size: most records in one forward and backward; the loader then splits a batch and the
                 optimizer only changes parameters at its last part. Memory only.
-            neighboring_relation: which data sets count as neighbours.
+            neighboring_relation: which data sets count as neighbors.
             clipping: "flat", "per_layer", "automatic", "psac", "global", "adaclip", or an object of `sordino.clipping`.
-            noise: `CorrelatedNoise`: batches then come as its participation says, for as many as its strategy has.
+            correlated_noise: `CorrelatedNoise`: batches then come as its participation says, for as many as its
+                strategy has.
             units: which user each record of the data set belongs to: users are drawn, batches hold all their records,
                 and a user's records are clipped and protected together.
             budget: chooses each step's noise from what was released, within its ε; `noise_multiplier` is then what it
@@ -537,7 +541,7 @@ class PrivacyEngine:
             poisson_sampling=poisson_sampling,
             neighboring_relation=neighboring_relation,
             clipping=method,
-            noise=noise,
+            correlated_noise=correlated_noise,
             units=units,
             secure=self._secure,
         )
@@ -575,7 +579,7 @@ class PrivacyEngine:
         microbatch_size: int | None = None,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
         clipping: str | Clipping = "flat",
-        noise: CorrelatedNoise | Literal["auto"] | None = None,
+        correlated_noise: CorrelatedNoise | Literal["auto"] | None = None,
         units: UnitAssignment | None = None,
         batch_first: bool = True,
         criterion: Criterion | None = None,
@@ -594,7 +598,8 @@ class PrivacyEngine:
         that of the engine. A batch beyond it raises `BudgetExceeded` before a record is read.
 
         `target_epsilon` is > 0 and never exceeded by rounding, `target_delta` in (0, 1), `epochs` ≥ 1 passes over the
-        loader; `noise` "auto" takes independent or correlated noise, whichever leaves less in the model's position.
+        loader; `correlated_noise` "auto" takes independent or correlated noise, whichever leaves less in the model's
+        position.
         `exceed_target` True goes on past the epochs, and `get_epsilon` grows beyond the target. The other arguments,
         returns and errors are those of `make_private`; an engine that has spent the target raises `BudgetExceeded`.
         """
@@ -614,7 +619,7 @@ class PrivacyEngine:
             poisson_sampling=poisson_sampling,
             neighboring_relation=neighboring_relation,
             clipping=method,
-            noise=noise,
+            correlated_noise=correlated_noise,
             units=units,
             secure=self._secure,
         )
@@ -622,13 +627,13 @@ class PrivacyEngine:
         target = EpsilonTarget(
             epsilon=checks.positive(target_epsilon=target_epsilon),
             delta=plan.delta,
-            relation=plan.neighboring_relation,
+            neighboring_relation=plan.neighboring_relation,
             accountant=self._accountant,
         )
         others = [one for one in self._attached if one.session.module is not module]
         earlier = [self.event(), *(one.meter.remaining() for one in others)]
         before = compose([event for event in earlier if not isinstance(event, NoOp)])
-        plan = calibrate_plan(plan, target, noise=noise, before=before)
+        plan = calibrate_plan(plan, target, correlated_noise=correlated_noise, before=before)
         loop = MakePrivateArguments(
             module=module,
             optimizer=optimizer,
@@ -669,7 +674,7 @@ class PrivacyEngine:
             plan,
             number=place,
             steps=steps,
-            randomness=self._new_randomness(),
+            rng=self._new_randomness(),
             charges=self._charges,
             ledger=self._ledger,
             adaptive=adaptive,
@@ -729,7 +734,7 @@ class PrivacyEngine:
             state = None if model is None else model.state_dict()
             self.journal.finish(self._claim(self.delta, accountant="auto"), state)
 
-    def public(self, batch: T) -> T:
+    def mark_public(self, batch: T) -> T:
         """Mark tensors as made without private records: a model in training may then be called on them.
 
         When: a critic sees invented records beside real ones. Each row is clipped together with the private record in
@@ -765,7 +770,7 @@ class PrivacyEngine:
                 "engine must have a private model to have these values, got none. Call make_private first."
             )
         last = self._attached[-1]
-        return last.plan.at(last.session.step.last_step + 1)
+        return last.plan.step_plan(last.session.step.last_step + 1)
 
     def __getattr__(self, name: str) -> object:
         raise not_offered(name)
@@ -805,7 +810,7 @@ class PrivacyEngine:
         return plans[-1].delta if plans else get_delta(None)
 
     @property
-    def budget_spent(self) -> bool:
+    def budget_exhausted(self) -> bool:
         """Whether a budget refused a batch, and so ended the loader."""
         return self._adaptive is not None and self._adaptive.is_spent
 
@@ -841,7 +846,7 @@ class PrivacyEngine:
             if self._adaptive is not None:
                 self._adaptive.take_over(event, times)
 
-    def attached(self, module: nn.Module) -> PrivateModel | None:
+    def private_model(self, module: nn.Module) -> PrivateModel | None:
         """What the engine keeps of `module`; None when it did not make it private."""
         return next((one for one in self._attached if one.session.module is module), None)
 

@@ -52,7 +52,7 @@ class _Engine(Protocol):
 
     def guarantee(self, delta: float) -> Guarantee: ...
 
-    def attached(self, module: nn.Module) -> PrivateModel | None: ...
+    def private_model(self, module: nn.Module) -> PrivateModel | None: ...
 
 
 @dataclass
@@ -95,12 +95,18 @@ def save_checkpoint(  # noqa: D417 (self is the engine)
         InvalidArgument: something to keep is a Python object that only pickle could hold.
     """
     kinds = {"optimizer": _kind(optimizer), "scheduler": _kind(scheduler)}
-    attached = self.attached(module)
+    attached = self.private_model(module)
     stand = None if attached is None else attached.facts()
-    facts = {"kind": _KIND, "relation": _relation(self), "bill": _saved_charges(self), "attached": stand, **kinds}
+    facts = {
+        "kind": _KIND,
+        "neighboring_relation": _relation(self),
+        "bill": _saved_charges(self),
+        "attached": stand,
+        **kinds,
+    }
     ranks = get_distributed_context()
-    facts["run"] = ranks.agreed(self.journal.note)
-    keep = ranks.is_first
+    facts["run"] = ranks.broadcast_from_rank_zero(self.journal.note)
+    keep = ranks.is_rank_zero
     state = {
         "model": gather_state(module_state(module), keep=keep),
         "optimizer": None if optimizer is None else gather_state(optimizer.state_dict(), keep=keep),
@@ -144,17 +150,18 @@ def load_checkpoint(  # noqa: D417 (self is the engine)
     facts, state = read(Path(path))
     if facts.get("kind") != _KIND:
         raise InvalidArgument(
-            f"path must be a checkpoint of an engine, got {str(path)!r}, which fit made. Use resume=."
+            f"path must be a checkpoint of an engine, got {str(path)!r}, which fit made. Use resume_from=."
         )
-    if facts["relation"] != _relation(self):
+    if facts["neighboring_relation"] != _relation(self):
         raise InvalidArgument(
-            f"neighboring_relation must be {facts['relation']!r} as in the checkpoint, got {_relation(self)!r}. "
+            f"neighboring_relation must be {facts['neighboring_relation']!r} as in the checkpoint, got "
+            f"{_relation(self)!r}. "
             "Call make_private with it first."
         )
     if scheduler is not None and _kind(scheduler) != facts["scheduler"]:
         raise InvalidArgument(f"scheduler must be {facts['scheduler']} as in the checkpoint, got {_kind(scheduler)}.")
-    attached = self.attached(module)
-    in_run = get_distributed_context().agreed(lambda: _charged_in_run(self.journal, facts))
+    attached = self.private_model(module)
+    in_run = get_distributed_context().broadcast_from_rank_zero(lambda: _charged_in_run(self.journal, facts))
     stand = cast("Mapping[str, object] | None", facts.get("attached"))
     if attached is not None and stand is not None:
         attached.check(stand)
@@ -166,7 +173,7 @@ def load_checkpoint(  # noqa: D417 (self is the engine)
     bill, reached = _family(Path(path), facts) if in_run is None else ({}, in_run)
     if attached is not None and stand is not None:
         repeats = reached > cast("int", stand["next_step"])
-        attached.go_on(stand, cast("Mapping[str, object]", state["attached"]), repeats=repeats)
+        attached.resume(stand, cast("Mapping[str, object]", state["attached"]), repeats=repeats)
     if in_run is None:
         _take_over(self, bill)
     return cast("dict[str, object]", state["more"])
@@ -196,7 +203,7 @@ def _kind(part: object) -> str | None:
 
 
 def _relation(engine: _Engine) -> str:
-    return engine.guarantee(_ANY_DELTA).relation.value
+    return engine.guarantee(_ANY_DELTA).neighboring_relation.value
 
 
 # --- the bill ----------------------------------------------------------------------------------------------------
@@ -251,7 +258,7 @@ def _joined(bill: _Bill, others: Sequence[_Bill]) -> _Bill:
 def name_alike(engine: _Engine) -> None:
     """Give the engine's own segment one name in all processes: a bill that the first one wrote is each one's own."""
     descent = _DESCENTS.setdefault(engine, _Descent())
-    descent.name = get_distributed_context().agreed(lambda: descent.name)
+    descent.name = get_distributed_context().broadcast_from_rank_zero(lambda: descent.name)
 
 
 def _stand(facts: Mapping[str, object]) -> tuple[object, int]:

@@ -176,8 +176,8 @@ class Journal:
         """
         path = Path(path)
         ranks = get_distributed_context()
-        known = ranks.agreed(lambda: self._opened(path, facts))
-        if not ranks.is_first and self._path is None and self._choose is None:
+        known = ranks.broadcast_from_rank_zero(lambda: self._opened(path, facts))
+        if not ranks.is_rank_zero and self._path is None and self._choose is None:
             self._mirror(cast("Mapping[str, object]", known))
 
     def _opened(self, path: Path, facts: Mapping[str, object]) -> dict[str, object]:
@@ -362,9 +362,7 @@ class Journal:
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    def model(
-        self, number: int, plan: Plan, randomness: KeyedRNG, adaptive: AdaptiveBudgetRun | None
-    ) -> "JournaledModel":
+    def model(self, number: int, plan: Plan, rng: KeyedRNG, adaptive: AdaptiveBudgetRun | None) -> "JournaledModel":
         """A model whose steps will be charged here.
 
         Raises:
@@ -379,8 +377,8 @@ class Journal:
         made = JournaledModel(
             number=number,
             plan=plan,
-            key=randomness.commitment,
-            seeded=randomness.reproducible,
+            key=rng.commitment,
+            seeded=rng.reproducible,
             most=_most(plan) if adaptive is None else adaptive.event(),
             budget=facts,
         )
@@ -425,13 +423,13 @@ class Journal:
     def note(self) -> dict[str, object]:
         """What a checkpoint says of the run that it belongs to, in plain JSON types; the disk holds the run then."""
         if not self.is_set or (self._path is None and not self._models):
-            return {"schema": 2, "run": None}
+            return {"schema": 1, "run": None}
         self._check_there()
         opened = cast("RunFolder | None", self._holder["folder"])
         folder = opened or (RunFolder.open(self._path) if self._path is not None else self._folder())
         folder.sync()
         return {
-            "schema": 2,
+            "schema": 1,
             "run": folder.path.name,
             "id": folder.meta.get("id"),
             "head": folder.head,
@@ -440,7 +438,7 @@ class Journal:
 
     def finish(self, guarantee: Guarantee, model: Mapping[str, object] | None = None) -> None:
         """Write what was reached, and let others have the folder; it is opened again when a further step comes."""
-        if self._path is None or not get_distributed_context().is_first:
+        if self._path is None or not get_distributed_context().is_rank_zero:
             return
         self._check_there()
         folder = self._folder()
@@ -474,7 +472,7 @@ def find_run_folder(note: Mapping[str, object], near: Sequence[str | Path], *, w
     Raises:
         InvalidArgument: it is not there, or lacks the lines that came before the checkpoint.
     """
-    if note.get("schema") != 2 or "run" not in note:
+    if note.get("schema") != 1 or "run" not in note:
         raise InvalidArgument(f"{what} must say which run it belongs to, got none: what was spent is not known.")
     if note["run"] is None:
         return None

@@ -146,8 +146,8 @@ class FitResult:
         charged_steps: steps that were charged; at most one more than `steps`, not counting repeated ones.
         interrupted: whether Ctrl-C ended the run early; the model is then that of the last finished step.
         seconds: wall-clock time of the run.
-        budget_spent: whether a budget that adapts refused a step and so ended the run.
-        loss_curve: the noisy mean loss of every finished step, when the plan buys it; otherwise None.
+        budget_exhausted: whether a budget that adapts refused a step and so ended the run.
+        loss_release: the noisy mean loss of every finished step, when the plan buys it; otherwise None.
         gradients: "captured" or "one-by-one", as they were taken; see `PerformanceOptions`.
     """
 
@@ -158,8 +158,8 @@ class FitResult:
     charged_steps: int
     interrupted: bool
     seconds: float
-    budget_spent: bool = False
-    loss_curve: tuple[ReleasedLoss, ...] | None = None
+    budget_exhausted: bool = False
+    released_losses: tuple[ReleasedLoss, ...] | None = None
     gradients: str = "captured"
 
 
@@ -208,19 +208,19 @@ _ONE_BY_ONE = 'training takes one record at a time (gradients="one-by-one"), whi
 
 def fit(
     model: nn.Module,
-    loss: LossFunction | Callable[..., Tensor],
+    loss_fn: LossFunction | Callable[..., Tensor],
     data: Sequence[Tensor] | Dataset[object],
     plan: Plan,
     *,
     optimizer: Optimizer | OptimizerFactory | None = None,
     scheduler: LRScheduler | Callable[[Optimizer], LRScheduler] | None = None,
-    collate: Callable[[list[object]], object] | None = None,
+    collate_fn: Callable[[list[object]], object] | None = None,
     performance: PerformanceOptions | None = None,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
     averaging: Averaging | None = None,
-    run: RunFolder | str | Path | None = None,
+    run_folder: RunFolder | str | Path | None = None,
     checkpoint_every: int | None = None,
-    resume: str | Path | None = None,
+    resume_from: str | Path | None = None,
     ledger: Account | Reservation | None = None,
     transcript: Transcript | None = None,
     on_step: Callable[[int], None] | None = None,
@@ -242,21 +242,21 @@ def fit(
 
     Args:
         model: any module whose layers treat records alone; its leading dimension is the record.
-        loss: ``loss(model, *batch)`` returns one value per record, shape (records,).
+        loss_fn: ``loss(model, *batch)`` returns one value per record, shape (records,).
         data: equally long tensors with the records first, a ``TensorDataset``, or a map-style data set.
         plan: sampler, clipping, noise, number of steps, δ.
         optimizer: an optimizer over the model's parameters, or a function that makes one from a list of them. The
             default is plain SGD with learning rate 1 / max_grad_norm: the clipped mean gradient has norm at most
             max_grad_norm, so before noise a step moves the parameters by about 1 at most.
         scheduler: a torch learning-rate scheduler of `optimizer`, or a function that makes one; stepped once a step.
-        collate: for a map-style data set: a list of records → batch; torch's default when None.
+        collate_fn: for a map-style data set: a list of records → batch; torch's default when None.
         performance: chunk size and device; None takes batches whole, on the device where the model is.
-        randomness: fresh for every run; None draws a new key from the operating system.
+        rng: fresh for every run; None draws a new key from the operating system.
         averaging: `TailWeightAverage` or `ExponentialWeightAverage` of the weights: costs no privacy.
-        run: a new folder for plan, transcript, checkpoints, model and guarantee; or a `RunFolder` that is open.
+        run_folder: a new folder for plan, transcript, checkpoints, model and guarantee; or a `RunFolder` that is open.
         checkpoint_every: steps between checkpoints, ≥ 1; None makes one only when Ctrl-C ends the run.
-        resume: the folder of a run that was cut off, with the same plan, kind of model and optimizer. It goes on from
-            its last checkpoint with fresh noise; steps after it are taken again, and both times are charged.
+        resume_from: the folder of a run that was cut off, with the same plan, kind of model and optimizer. It goes on
+            from its last checkpoint with fresh noise; steps after it are taken again, and both times are charged.
         ledger: the data set's account: the whole plan is reserved on it at the start, drawn in blocks ahead of the
             steps, and what was not drawn is given back at the end.
         transcript: charged before the records of a step are read, beside or instead of a run.
@@ -267,12 +267,13 @@ def fit(
         budget: chooses each step's noise from what was released, within its ε; the plan's steps are then the most that
             are taken. A resumed run goes on with what the transcript leaves of it.
         units: which user each record belongs to: a user's records are drawn, clipped and protected together.
-        public_batch: at least five public or invented records, as `loss` gets them after the model. Model and loss are
+        public_batch: at least five public or invented records, as `loss_fn` gets them after the model. Model and loss
+            are
             tried on them before the first step, instead of on made-up records of random features and labels 0 and 1.
 
     Raises:
         BudgetExceeded: the plan does not fit what is left of the ledger's account; no record was read.
-        InvalidArgument: an argument is unusable, or `randomness` has been used by another run.
+        InvalidArgument: an argument is unusable, or `rng` has been used by another run.
         LossShapeError: the loss is not one value per record.
         PrivacyError: the model or the loss can't be made private as they are; the message says why.
 
@@ -292,48 +293,54 @@ def fit(
     adaptive = None if budget is None else AdaptiveBudgetRun(budget, plan)
     performance = PerformanceOptions() if performance is None else performance
     model = unwrap_ddp(model)
-    ranks = get_distributed_context().over(
+    ranks = get_distributed_context().bind(
         model, plan, adaptive=adaptive, compiles=performance.compile, alone=performance.is_one_by_one
     )
     if performance.device is None:
         performance = replace(performance, device=_device_of(model))
-    check_clipping_mode(performance.memory, plan)
-    randomness = ranks.shared(require_unused_key(KeyedRNG() if randomness is None else randomness))
-    source = make_record_source(data, collate, may_pad=units is None)
+    check_clipping_mode(performance.clipping_mode, plan)
+    rng = ranks.with_shared_key(require_unused_key(KeyedRNG() if rng is None else rng))
+    source = make_record_source(data, collate_fn, may_pad=units is None)
     if units is None:
         check_no_repeated_units(data)
     else:
         units.check(plan)
-        source, loss = UnitSource(source, units), per_unit_loss(loss)
+        source, loss_fn = UnitSource(source, units), per_unit_loss(loss_fn)
     watched = get_diagnostics(diagnostics)
     model.to(performance.device)
     told = None if adaptive is None else adaptive.facts()
     ranks.require_same(plan=plan.to_json(), records=len(source), model=parameter_shapes(model), budget=told)
-    ranks.align(model)
+    ranks.broadcast_module(model)
     stepper = optimizer_for(model, optimizer, plan)
     schedule = schedule_for(stepper, scheduler)
     record = open_distributed_run_writer(
-        ranks, plan, run=run, resume=resume, every=checkpoint_every, diagnostics=diagnostics, adaptive=adaptive
+        ranks,
+        plan,
+        run_folder=run_folder,
+        resume_from=resume_from,
+        every=checkpoint_every,
+        diagnostics=diagnostics,
+        adaptive=adaptive,
     )
     try:
-        parts = (model, loss, source, plan, stepper, schedule, performance, randomness, averaging, record, watched)
+        parts = (model, loss_fn, source, plan, stepper, schedule, performance, rng, averaging, record, watched)
         training = _FitLoop(*parts, adaptive, ranks, public_batch)
         name = "" if record is None else record.folder.path.name
         receipt = None if record is None else record.receipt
 
         def aside(purse: Account | Reservation | None) -> AbstractContextManager[BlockCharger]:
             if adaptive is not None:
-                return adaptive.paid(purse, run=name, receipt=receipt)
+                return adaptive.charge_upfront(purse, run=name, receipt=receipt)
             return reserve_plan(purse, plan, first=training.first, repeats=training.repeats, run=name)
 
-        with ranks.led(aside, ledger) as paid, performance.keeping():
+        with ranks.rank_zero_context(aside, ledger) as paid, performance.keeping():
             training.train(paid, transcript, on_step, progress=progress)
         result = training.result()
         if record is not None:
-            record.finish(model, result.guarantee, complete=result.steps == plan.steps or result.budget_spent)
+            record.finish(model, result.guarantee, complete=result.steps == plan.steps or result.budget_exhausted)
     except BaseException:
         if record is not None:
-            record.give_up()
+            record.abort()
         raise
     return result
 
@@ -350,7 +357,7 @@ class _FitLoop:
         optimizer: Optimizer,
         schedule: LRScheduler | None,
         performance: PerformanceOptions,
-        randomness: KeyedRNG,
+        rng: KeyedRNG,
         averaging: Averaging | None,
         record: RunWriter | None,
         diagnostics: Diagnostics | None,
@@ -360,13 +367,13 @@ class _FitLoop:
     ) -> None:
         self._model, self._loss, self._source, self._plan = model, loss, source, plan
         self._optimizer, self._schedule, self._performance = optimizer, schedule, performance
-        self._randomness = randomness
+        self._randomness = rng
         self._average = None if averaging is None else WeightAverage(averaging, model, steps=plan.steps)
         self._device = torch.device(performance.device or _device_of(model))
         self._started = time.monotonic()
         self._parts = TrainingState(model=model, optimizer=optimizer, schedule=schedule, average=self._average)
         self._record, self._diagnostics, self._adaptive, self._ranks = record, diagnostics, adaptive, ranks
-        ranks.in_turn(lambda: None if record is None else record.begin(self._parts, randomness))
+        ranks.rank_zero_last(lambda: None if record is None else record.start(self._parts, rng))
         self.first = 0 if record is None else record.first_step
         self.repeats = record is not None and record.repeats
         self._done = self._charged = self.first
@@ -375,7 +382,7 @@ class _FitLoop:
         self._public_batch = public_batch
         # Why one record at a time is taken though nobody asked for it.
         self._refusal: PrivacyError | None = None
-        self._generators, self._owned = BatchGenerators(randomness, rank=ranks.number), owned_generators(source)
+        self._generators, self._owned = BatchGenerators(rng, rank=ranks.rank), owned_generators(source)
         self._compiled: CompiledStep | None = None
         self._curve: tuple[ReleasedLoss, ...] = ()
 
@@ -388,12 +395,12 @@ class _FitLoop:
         progress: bool,
     ) -> None:
         """All steps of the plan that are left, or those before Ctrl-C."""
-        progress = progress and self._ranks.is_first
+        progress = progress and self._ranks.is_rank_zero
         shown = progress or transcript is not None or self._record is not None
         spent = self._spent() if shown and self._adaptive is None else None
         held = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         claimed = list(self._model.parameters())
-        self._managed = self._ranks.whole(held)
+        self._managed = self._ranks.full_parameters(held)
         try:
             self._set_up()
         except UnsupportedModule as refusal:
@@ -412,7 +419,7 @@ class _FitLoop:
                 for number, indices in enumerate(self._batches(), start=self.first):
                     epsilon = 0.0 if spent is None else spent.after(number + 1)
                     epsilon = epsilon if self._adaptive is None else self._adaptive.epsilon
-                    self._ranks.first_then_all(partial(self._charge, paid, transcript, number, epsilon, indices))
+                    self._ranks.rank_zero_first(partial(self._charge, paid, transcript, number, epsilon, indices))
                     self._accumulate(number, indices)
                     self._update(self._step)
                     line.show(steps=self._done, epsilon=epsilon)
@@ -429,7 +436,7 @@ class _FitLoop:
                 self._record.save(self._parts, self._done)
         finally:
             self._step.abandon()
-            self._curve = self._step.loss_curve
+            self._curve = self._step.loss_release
             self._recorder.detach()
             unregister_private_parameters(claimed)
             # What lies in .grad after an abandoned step has no noise on it.
@@ -442,7 +449,7 @@ class _FitLoop:
         self._recorder = self._performance.recorder(self._model, self._managed)
         self._step = self._new_step(self._recorder)
         if self._record is not None:
-            self._record.follow(self._step)
+            self._record.attach_step(self._step)
 
     def _may_go_one_by_one(self) -> bool:
         """Whether a refusal to capture may still be answered by one record at a time: before the first step."""
@@ -455,16 +462,18 @@ class _FitLoop:
         self._set_up()
 
     def _new_step(self, capture: Recorder) -> PrivateStep:
-        chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
-        chosen |= {"after_step": self.first - 1, "memory": self._performance.memory}
+        chosen = (
+            {} if self._adaptive is None else {"step_plan_fn": self._adaptive.step_plan, "norm": self._adaptive.norm}
+        )
+        chosen |= {"after_step": self.first - 1, "clipping_mode": self._performance.clipping_mode}
         step = PrivateStep(capture, self._plan, self._randomness, **chosen)
-        step.add_up_, step.shards, step.is_even = self._ranks.add_up_, self._ranks.shards, True
+        step.all_reduce_, step.shards, step.is_even = self._ranks.all_reduce_, self._ranks.shards, True
         return step
 
     def _batches(self) -> Iterator[np.ndarray]:
         draw = self._plan.sampling.batches if self._adaptive is None else self._adaptive.batches
         left, population = self._plan.steps - self.first, len(self._source)
-        return draw(population=population, first_step=self.first, steps=left, randomness=self._randomness)
+        return draw(dataset_size=population, first_step=self.first, steps=left, rng=self._randomness)
 
     def _spent(self) -> RunningEpsilon:
         earlier = None if self._record is None else self._record.earlier
@@ -474,7 +483,7 @@ class _FitLoop:
         self, paid: BlockCharger, transcript: Transcript | None, number: int, epsilon: float, indices: np.ndarray
     ) -> None:
         """Before the batch is read. Under shuffled epochs the first step of an epoch pays for all of it."""
-        receipt = paid.pay(number, coming=self._plan.steps - number)
+        receipt = paid.charge(number, coming=self._plan.steps - number)
         self._charged = number + 1
         if self._adaptive is not None:
             event = self._adaptive.charged_at(number)
@@ -482,16 +491,16 @@ class _FitLoop:
             event = step_charge(self._plan, number, first=self.first, repeats=self.repeats)
         if self._record is not None:
             self._record.charge(step=number, event=event, epsilon=epsilon, indices=indices, charge=receipt)
-        if transcript is not None and self._ranks.is_first:
+        if transcript is not None and self._ranks.is_rank_zero:
             transcript.append(step=number, event=event, epsilon=epsilon)
 
     def _accumulate(self, number: int, indices: np.ndarray) -> None:
         present = self._source.present(indices) if isinstance(self._source, UnitSource) else indices
         self._ranks.gather()
-        size, evenly = self._performance.chunk_size, self._performance.memory != "fast"
+        size, evenly = self._performance.chunk_size, self._performance.clipping_mode != "fast"
         recorder = self._recorder
-        for chunk in self._ranks.chunks(present, step=number, microbatch_size=size, evenly=evenly):
-            with private_generators(self._generators.stream(number, chunk.chunk), self._owned):
+        for chunk in self._ranks.local_microbatches(present, step=number, microbatch_size=size, evenly=evenly):
+            with private_generators(self._generators.stream(number, chunk.index), self._owned):
                 self._add(chunk)
             if recorder is not self._recorder:
                 self._accumulate(number, indices)
@@ -501,17 +510,17 @@ class _FitLoop:
         """Add a chunk to the sum, unless its probe chooses another recorder: then the batch is split anew."""
         recorder, step = self._recorder, self._step
         batch = None
-        if chunk.records:
+        if chunk.num_records:
             found, batch = self._source.read(chunk.indices, device=self._device)
             chunk, batch = replace(chunk, indices=found), batch if len(found) else None
         if batch is not None:
-            self._probe(batch, chunk.records)
+            self._probe(batch, chunk.num_records)
         if recorder is not self._recorder:
             return
         if isinstance(step.bounds, ProjectedAccumulator) and batch is not None:
             projected = step.bounds
             step.begin(chunk)
-            sums = _unless_raised(lambda: projected.sums(self._loss, batch, records=chunk.records))
+            sums = _unless_raised(lambda: projected.sums(self._loss, batch, records=chunk.num_records))
             if sums is None:
                 raise _hidden_failure("with projected norms")
             step.add_sums(chunk, sums)
@@ -537,7 +546,7 @@ class _FitLoop:
         """Forward and backward of a chunk; whether model and loss ran."""
         step = self._step
         try:
-            with step.recording(chunk):
+            with step.capturing(chunk):
                 # Not every model takes a batch without records; it adds nothing to the sum.
                 if batch is not None:
                     losses = self._losses(chunk, batch)
@@ -560,16 +569,16 @@ class _FitLoop:
         self._refuse_failure()
         sums: dict[nn.Parameter, Tensor] = {}
         chunks = self._chunks
-        for place in range(chunk.records):
+        for place in range(chunk.num_records):
             one = replace(chunk, indices=chunk.indices[place : place + 1])
             rows = map_tensors(
                 lambda tensor, place=place: (
-                    tensor[place : place + 1] if tensor.dim() and tensor.size(0) == chunk.records else tensor
+                    tensor[place : place + 1] if tensor.dim() and tensor.size(0) == chunk.num_records else tensor
                 ),
                 batch,
             )
             try:
-                with self._recorder.recording(1):
+                with self._recorder.capturing(1):
                     self._losses(one, cast("tuple[object, ...]", rows)).sum().backward()
             except SordinoError:
                 raise
@@ -583,8 +592,8 @@ class _FitLoop:
 
     def _refuse_failure(self) -> None:
         """Where records can't be taken one by one, a failure ends the run, with a message that says nothing of it."""
-        if self._plan.loss_curve is not None or self._performance.memory in {"block", "two-pass"}:
-            raise _hidden_failure("with a loss curve, or with memory='block' or 'two-pass'")
+        if self._plan.loss_release is not None or self._performance.clipping_mode in {"groupwise", "two_pass"}:
+            raise _hidden_failure("with a loss curve, or with clipping_mode='groupwise' or 'two_pass'")
 
     def _losses(self, chunk: Microbatch, batch: tuple[object, ...]) -> Tensor:
         watch = ForwardMonitor(self._model, values=compares_values(self._chunks))
@@ -595,13 +604,13 @@ class _FitLoop:
             watch.close()
             raise
         watch.end()
-        return per_record_losses(losses, records=chunk.records)
+        return per_record_losses(losses, records=chunk.num_records)
 
     def _update(self, step: PrivateStep) -> None:
         with defer_keyboard_interrupt():
             step.finish()
             if self._adaptive is not None:
-                self._adaptive.learn(self._model.parameters(), step.released_norm)
+                self._adaptive.observe_gradient(self._model.parameters(), step.released_norm)
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
             if self._schedule is not None:
@@ -623,14 +632,14 @@ class _FitLoop:
         if batch is None or (again and not is_recheck_due(self._chunks) and not is_new_length):
             return
         # A larger batch is rare, and rarer if there is room above it.
-        most = max_batch_size(self._plan, self._performance.chunk_size, processes=self._ranks.count)
+        most = max_batch_size(self._plan, self._performance.chunk_size, processes=self._ranks.world_size)
         most = most if records <= most else 2 * records
         self._probed[marks] = max(known or 0, most)
         made_up = map_tensors(lambda tensor: tensor.to(self._device), batch)
         size = self._performance.chunk_size
         extent = ProbeSize(
             records=most,
-            two_passes=self._performance.memory == "two-pass",
+            two_passes=self._performance.clipping_mode == "two_pass",
             again=again,
             is_thorough=self._chunks > _SMALL_AGAIN,
         )
@@ -641,9 +650,9 @@ class _FitLoop:
                 made_up,
                 self._loss_of,
                 public_batch=self._public_batch,
-                values_released=self._plan.loss_curve is not None,
+                values_released=self._plan.loss_release is not None,
                 as_in_a_batch=self._refusal is not None,
-                is_split=self._ranks.count > 1 or (size is not None and 1 < size < len(self._source)),
+                is_split=self._ranks.world_size > 1 or (size is not None and 1 < size < len(self._source)),
                 advises=not self._may_go_one_by_one(),
                 size=extent,
             )
@@ -670,7 +679,7 @@ class _FitLoop:
         caveats = (FIXED_SEED_CAVEAT,) if seeded else ()
         diagnosed = self._diagnostics is not None or (self._record is not None and self._record.is_diagnosed)
         caveats += (DIAGNOSTICS_CAVEAT,) if diagnosed else ()
-        if self._plan.privacy_unit is not PrivacyUnit.EXAMPLE and not isinstance(self._source, UnitSource):
+        if self._plan.privacy_unit is not PrivacyUnit.RECORD and not isinstance(self._source, UnitSource):
             caveats += (ONE_RECORD_PER_UNIT_CAVEAT.format(self._plan.privacy_unit.value),)
         if self._adaptive is not None:
             guarantee = self._adaptive.guarantee(self._plan.guarantee(steps=0, caveats=caveats))
@@ -684,8 +693,8 @@ class _FitLoop:
             charged_steps=self._charged,
             interrupted=self._interrupted,
             seconds=time.monotonic() - self._started,
-            budget_spent=self._adaptive is not None and self._adaptive.is_spent,
-            loss_curve=None if self._plan.loss_curve is None else self._curve,
+            budget_exhausted=self._adaptive is not None and self._adaptive.is_spent,
+            released_losses=None if self._plan.loss_release is None else self._curve,
             gradients="one-by-one" if self._performance.is_one_by_one else "captured",
         )
 

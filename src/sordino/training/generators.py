@@ -148,12 +148,12 @@ class BatchGenerators:
     """The global generators in secret states while a batch that a loop was given is under way.
 
     Args:
-        randomness: the run's key.
+        rng: the run's key.
         rank: this process's number.
     """
 
-    def __init__(self, randomness: KeyedRNG, *, rank: int = 0) -> None:
-        self._randomness, self._rank = randomness, rank
+    def __init__(self, rng: KeyedRNG, *, rank: int = 0) -> None:
+        self._randomness, self._rank = rng, rank
         self._open: PrivateGenerators | None = None
 
     @property

@@ -33,30 +33,30 @@ class LearnedSchedule:
     plan with it costs what its noise multipliers cost, step by step.
 
     Args:
-        noise: noise multipliers up to a common factor, each > 0; for ``Plan.for_epsilon(noise_shape=…)``.
+        noise_multiplier: noise multipliers up to a common factor, each > 0; for ``Plan.for_epsilon(noise_shape=…)``.
         learning_rate: each > 0.
 
     Example:
-        >>> policy = LearnedSchedule(noise=(2.0, 1.0), learning_rate=(0.5, 0.25))
+        >>> policy = LearnedSchedule(noise_multiplier=(2.0, 1.0), learning_rate=(0.5, 0.25))
         >>> LearnedSchedule.from_json(policy.to_json()) == policy
         True
         >>> policy.learning_rate_schedule().relative(2)(1)
         0.5
     """
 
-    noise: tuple[float, ...]
+    noise_multiplier: tuple[float, ...]
     learning_rate: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for name in ("noise", "learning_rate"):
+        for name in ("noise_multiplier", "learning_rate"):
             values = tuple(checks.positive(**{name: value}) for value in getattr(self, name))
             object.__setattr__(self, name, values)
-        if not self.noise or len(self.noise) != len(self.learning_rate):
+        if not self.noise_multiplier or len(self.noise_multiplier) != len(self.learning_rate):
             raise InvalidArgument("noise and learning_rate must hold one number for each step, got other lengths.")
 
     def noise_shape(self) -> ListSchedule:
         """The noise's shape; a plan scales it to its budget."""
-        return ListSchedule(values=self.noise)
+        return ListSchedule(values=self.noise_multiplier)
 
     def learning_rate_schedule(self) -> ListSchedule:
         """The learning rate of each step."""
@@ -64,17 +64,27 @@ class LearnedSchedule:
 
     def to_json(self) -> str:
         """The policy as JSON."""
-        return json.dumps({"schema": _SCHEMA, "noise": list(self.noise), "learning_rate": list(self.learning_rate)})
+        return json.dumps(
+            {
+                "schema": _SCHEMA,
+                "noise_multiplier": list(self.noise_multiplier),
+                "learning_rate": list(self.learning_rate),
+            }
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """What `to_json` wrote; anything else raises `InvalidArgument`."""
         body = json.loads(text)
-        if not isinstance(body, dict) or set(body) != {"schema", "noise", "learning_rate"} or body["schema"] != _SCHEMA:
+        if (
+            not isinstance(body, dict)
+            or set(body) != {"schema", "noise_multiplier", "learning_rate"}
+            or body["schema"] != _SCHEMA
+        ):
             raise InvalidArgument(
-                f"policy must be JSON with noise and learning_rate, schema {_SCHEMA}. Check the file."
+                f"policy must be JSON with noise_multiplier and learning_rate, schema {_SCHEMA}. Check the file."
             )
-        return cls(noise=tuple(body["noise"]), learning_rate=tuple(body["learning_rate"]))
+        return cls(noise_multiplier=tuple(body["noise_multiplier"]), learning_rate=tuple(body["learning_rate"]))
 
 
 def learn_schedule(
@@ -90,7 +100,7 @@ def learn_schedule(
     rounds: int = 40,
     knots: int = 5,
     draws: int = 2,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
 ) -> LearnedSchedule:
     """Unroll private full-batch training on a public task, and descend on what the schedule makes of its last loss.
 
@@ -114,7 +124,7 @@ def learn_schedule(
         rounds: of the outer descent, ≥ 1.
         knots: ≥ 2.
         draws: of the noise in a round, ≥ 1.
-        randomness: of the noise; fresh when None.
+        rng: of the noise; fresh when None.
 
     Example:
         >>> features = torch.linspace(-1, 1, 8)[:, None]
@@ -122,7 +132,7 @@ def learn_schedule(
         ...     return nn.functional.softplus(-y * model(x)[:, 0])
         >>> policy = learn_schedule(nn.Linear(1, 1), logistic, (features, features[:, 0].sign()), steps=3, budget=1.0,
         ...     max_grad_norm=1.0, expected_batch_size=100.0, learning_rate=1.0, rounds=2)
-        >>> len(policy.noise), round(sum(value**-2 for value in policy.noise), 6)
+        >>> len(policy.noise_multiplier), round(sum(value**-2 for value in policy.noise_multiplier), 6)
         (3, 1.0)
 
     References:
@@ -137,7 +147,7 @@ def learn_schedule(
     between = _interpolation(count, checks.integer(2, knots=knots))
     free = torch.zeros(2, between.shape[1], dtype=torch.float64, requires_grad=True)
     outer = torch.optim.Adam([free], lr=0.1)
-    stream = (KeyedRNG() if randomness is None else randomness).fresh("learned policy")
+    stream = (KeyedRNG() if rng is None else rng).new_stream("learned policy")
     total, kept = torch.zeros_like(free.detach()), 0
     for number in range(checks.integer(1, rounds=rounds)):
         noise, rate = _policy(free, between, budget, learning_rate)
@@ -151,7 +161,7 @@ def learn_schedule(
         if 2 * (number + 1) >= rounds:
             total, kept = total + free.detach(), kept + 1
     noise, rate = _policy(total / kept, between, budget, learning_rate)
-    return LearnedSchedule(noise=tuple(noise.tolist()), learning_rate=tuple(rate.tolist()))
+    return LearnedSchedule(noise_multiplier=tuple(noise.tolist()), learning_rate=tuple(rate.tolist()))
 
 
 def _policy(free: Tensor, between: Tensor, budget: float, learning_rate: float) -> tuple[Tensor, Tensor]:
@@ -242,7 +252,7 @@ def estimate_influence(
     perturbation: float,
     places: int = 8,
     draws: int = 4,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
 ) -> tuple[float, ...]:
     """q_t by experiment: how much the final loss rises when the gradient of step t alone has noise.
 
@@ -263,7 +273,7 @@ def estimate_influence(
             z·C/B of a step.
         places: steps that are tried, ≥ 2, spread over the run.
         draws: of ξ for each, ≥ 1.
-        randomness: of ξ; fresh when None.
+        rng: of ξ; fresh when None.
 
     Returns:
         One number > 0 a step, the largest of them 1, for `optimal_noise_schedule`.
@@ -284,8 +294,8 @@ def estimate_influence(
     checks.positive(learning_rate=learning_rate)
     checks.positive(perturbation=perturbation)
     tried = sorted({round(place) for place in np.linspace(0, count - 1, checks.integer(2, places=places))})
-    randomness = KeyedRNG() if randomness is None else randomness
-    stream = randomness.fresh("influence")
+    rng = KeyedRNG() if rng is None else rng
+    stream = rng.new_stream("influence")
     path = _descend(copy.deepcopy(model), loss, public_data, count, learning_rate)
     start = _mean_loss(path[-1], loss, public_data)
     size = sum(parameter.numel() for parameter in path[-1].parameters())

@@ -94,7 +94,7 @@ def max_batch_size(plan: Plan, microbatch_size: int | None, *, records_each: int
         (96, 16)
     """
     steps = range(0, plan.steps, max(1, plan.steps // _LOOKED_AT)) if plan.is_scheduled else range(1)
-    expected = max(plan.at(step).expected_batch_size for step in (*steps, max(0, plan.steps - 1)))
+    expected = max(plan.step_plan(step).expected_batch_size for step in (*steps, max(0, plan.steps - 1)))
     spread = _DEVIATIONS * math.sqrt(expected) if plan.poisson_sampling else 0.0
     most = max(1, math.ceil((expected + spread) * records_each / processes))
     return most if microbatch_size is None else min(most, microbatch_size)
@@ -151,9 +151,7 @@ _AGAIN = 3
 
 
 class _Sampling(Protocol):
-    def batches(
-        self, *, population: int, first_step: int, steps: int, randomness: KeyedRNG
-    ) -> Iterator[np.ndarray]: ...
+    def batches(self, *, dataset_size: int, first_step: int, steps: int, rng: KeyedRNG) -> Iterator[np.ndarray]: ...
 
 
 class _Numbers(Protocol):
@@ -204,7 +202,7 @@ class PrivateLoader:
         sampling: how batches are drawn.
         steps: logical batches an epoch, ≥ 1.
         microbatch_size: most records in one chunk; None hands every logical batch out whole.
-        randomness: source of the draws.
+        rng: source of the draws.
         largest: of a draw's number, what its batch's records exceed hardly ever, from public numbers; None splits a
             batch by its size.
         charge: called before a logical batch is touched with whether it begins an epoch; returns its step number, or
@@ -233,9 +231,9 @@ class PrivateLoader:
         sampling: _Sampling,
         steps: int,
         microbatch_size: int | None,
-        randomness: KeyedRNG,
+        rng: KeyedRNG,
         charge: Callable[[bool], int | None],
-        hand_out: Callable[[Microbatch, object, int], object],
+        set_microbatch: Callable[[Microbatch, object, int], object],
         let_go: Callable[[Microbatch], None] = lambda _chunk: None,
         substitutes: int = 2,
         public_records: Sequence[object] | None = None,
@@ -263,13 +261,13 @@ class PrivateLoader:
         self.is_split = microbatch_size is not None and 1 < microbatch_size < len(indices)
         self._steps = checks.integer(1, steps=steps)
         self._charge, self._numbers = charge, numbers
-        self._hand_out, self._let_go = hand_out, let_go
-        self._randomness, self._rank = randomness, rank
+        self._hand_out, self._let_go = set_microbatch, let_go
+        self._randomness, self._rank = rng, rank
         dataset = cast(Dataset[object], self.dataset)
         example = None
         if public_records is None:
             # How many numbers a record draws may depend on it.
-            with private_generators(randomness.stream("first record", step=0), owned_generators(dataset)):
+            with private_generators(rng.stream("first record", step=0), owned_generators(dataset)):
                 example = _structure_of_an_item(dataset, int(indices[0]))
         collation = Collation(self.collate_fn, example, public_records)
         self._layout, self.padding = collation.layout, collation.padding
@@ -281,9 +279,7 @@ class PrivateLoader:
         self._open: _Open | None = None
         self._taken = self._all_given if taken is None else taken
         self._leave_out = leave_out
-        self._chunks = _Chunks(
-            sampling, len(indices), self._steps, microbatch_size, randomness, table, share, largest, rank
-        )
+        self._chunks = _Chunks(sampling, len(indices), self._steps, microbatch_size, rng, table, share, largest, rank)
         self._loader: DataLoader[object] = DataLoader(
             self._records,
             batch_size=None,
@@ -332,7 +328,7 @@ class PrivateLoader:
                         "loader must be read by one loop at a time with correlated noise or a budget, got a second "
                         "one: a step's batch is the one of its number. Finish one loop first."
                     )
-                if drawn.chunk == 0:
+                if drawn.index == 0:
                     self._open = _Open(step, drawn.step)
                 is_last = drawn.is_last
                 chunk = drawn.at_step(step)
@@ -358,9 +354,9 @@ class PrivateLoader:
     def _give(self, chunk: Microbatch, batch: object) -> Iterator[object]:
         """The batch of a part, as the loop gets it, and then the end of what the loop does with it."""
         assert self._open is not None
-        self._open.give(chunk.chunk)
+        self._open.give(chunk.index)
         self._ends_step = chunk.is_last
-        rows = chunk.records or self._substitutes
+        rows = chunk.num_records or self._substitutes
         self._layout.check(batch, rows, self.padding)
         try:
             yield self._hand_out(chunk, batch, rows)
@@ -369,7 +365,7 @@ class PrivateLoader:
 
     def _require_step(self, chunk: Microbatch) -> None:
         """Refuse the next batch, or part, before the present one was stepped."""
-        taken, place = self._taken(), chunk.chunk
+        taken, place = self._taken(), chunk.index
         mine = self._open is not None and self._open.step == chunk.step
         if mine and taken is not None and taken <= place:
             if self._leave_out is None:
@@ -400,10 +396,10 @@ class PrivateLoader:
         raise AttributeError(f"'PrivateLoader' object has no attribute {name!r}")
 
     @property
-    def ends_step(self) -> bool:
+    def is_last_microbatch(self) -> bool:
         """Whether the batch that came last completes a logical batch: always, unless `microbatch_size` splits them.
 
-        A scheduler that steps once a batch must step here only: ``if loader.ends_step: scheduler.step()``.
+        A scheduler that steps once a batch must step here only: ``if loader.is_last_microbatch: scheduler.step()``.
         """
         return self._ends_step
 
@@ -414,20 +410,20 @@ class _Chunks:
     def __init__(
         self,
         sampling: _Sampling,
-        population: int,
+        dataset_size: int,
         steps: int,
         microbatch_size: int | None,
-        randomness: KeyedRNG,
+        rng: KeyedRNG,
         table: UnitIndex | None,
         share: Callable[[np.ndarray], np.ndarray] | None,
         largest: Callable[[int], int] | None,
         rank: int,
     ) -> None:
         self._sampling, self._table, self._share, self._rank = sampling, table, share, rank
-        self._population = population if table is None else table.units.count
+        self._population = dataset_size if table is None else table.units.num_units
         self._steps = steps
         self._microbatch_size = microbatch_size
-        self._randomness = randomness
+        self._randomness = rng
         self.largest = largest
         self.next_draw = 0
 
@@ -437,7 +433,7 @@ class _Chunks:
         first = self.next_draw
         self.next_draw += self._steps
         batches = self._sampling.batches(
-            population=self._population, first_step=first, steps=self._steps, randomness=self._randomness
+            dataset_size=self._population, first_step=first, steps=self._steps, rng=self._randomness
         )
         for draw, drawn in enumerate(batches, start=first):
             for chunk in self._split(drawn, draw):
@@ -445,14 +441,12 @@ class _Chunks:
 
     def parts(self, draw: int) -> Sequence[tuple[Microbatch, bytes]]:
         """The parts of a draw that was made before, with the keys that they had."""
-        batches = self._sampling.batches(
-            population=self._population, first_step=draw, steps=1, randomness=self._randomness
-        )
+        batches = self._sampling.batches(dataset_size=self._population, first_step=draw, steps=1, rng=self._randomness)
         return [(chunk, self._key(chunk, draw)) for chunk in self._split(next(iter(batches)), draw)]
 
     def _key(self, chunk: Microbatch, draw: int) -> bytes:
         """The key of the random numbers that reading the records of a part may take."""
-        stream = self._randomness.stream("records", step=draw, tensor=chunk.chunk, rank=self._rank)
+        stream = self._randomness.stream("records", step=draw, tensor=chunk.index, rank=self._rank)
         return stream.integers64(4).tobytes()
 
     def _split(self, drawn: np.ndarray, draw: int) -> Sequence[Microbatch]:
@@ -489,7 +483,7 @@ class _ChunkDataset(Dataset[tuple[Microbatch, object]]):
 
     def __getitem__(self, drawn: tuple[Microbatch, bytes]) -> tuple[Microbatch, object]:
         chunk, key = drawn
-        if not chunk.records:
+        if not chunk.num_records:
             return chunk, map_tensors(Tensor.clone, self._substitute)
         if type(self._dataset) is TensorDataset and self._collate_fn is default_collate:
             # What collating the rows one by one gives, in one call a tensor.
@@ -501,7 +495,7 @@ class _ChunkDataset(Dataset[tuple[Microbatch, object]]):
         with private_generators(RandomStream(key), self._owned):
             found, items = readable(self._dataset, self._places(chunk).tolist())
             kept, batch = collated(self._collate_fn, items)
-        if len(kept) < chunk.records:
+        if len(kept) < chunk.num_records:
             chunk = chunk.only([found[place] for place in kept])
         return chunk, batch if kept else map_tensors(Tensor.clone, self._substitute)
 
@@ -521,7 +515,7 @@ def _structure_of_an_item(dataset: Dataset[object], place: int) -> object:
 
 def _owners(units: UnitAssignment, dataset: object) -> np.ndarray:
     """The unit of every record of the data set."""
-    of = np.asarray(units.of)
+    of = np.asarray(units.unit_ids)
     if not isinstance(dataset, Sized) or len(of) != len(dataset):
         raise InvalidArgument("units must name one unit per record of the data set, got another number of records.")
     return of

@@ -141,7 +141,7 @@ class OptimizerSettingsWatch:
         self._places = [(tensors, name) for tensors in held for name in tensors]
         self._memory = None
 
-    def look(self, *, begins: bool, rows: int) -> None:
+    def check_unchanged(self, *, begins: bool, rows: int) -> None:
         """A part with `rows` records comes; `begins` says that it is the first of a logical batch.
 
         Raises:
@@ -156,7 +156,7 @@ class OptimizerSettingsWatch:
         if not begins and now != self._seen:
             raise NonPrivateStep(
                 "optimizer's settings must not change within a logical batch, got a change between two of its parts. "
-                "Step schedulers after the last part only: if loader.ends_step: scheduler.step()."
+                "Step schedulers after the last part only: if loader.is_last_microbatch: scheduler.step()."
             )
         if begins:
             self._refuse_counts(now[0], rows)
@@ -354,7 +354,7 @@ class LoopHooks:
         module: the root module; its forward is called on the loader's batches.
         optimizer: the user's; decides which parameters are trained.
         plan: clipping, noise and divisor.
-        randomness: source of the noise, and of the random numbers of forward and backward passes.
+        rng: source of the noise, and of the random numbers of forward and backward passes.
         mean_over_records: whether the user's loss is a mean over the records of a chunk, otherwise a sum.
         adaptive: chooses each step's values under a budget.
         per_unit_loss: whether chunks are `UnitMicrobatch`s.
@@ -371,7 +371,7 @@ class LoopHooks:
         module: nn.Module,
         optimizer: Optimizer,
         plan: Plan,
-        randomness: KeyedRNG,
+        rng: KeyedRNG,
         mean_over_records: bool,
         adaptive: AdaptiveBudgetRun | None = None,
         by_unit: bool = False,
@@ -380,7 +380,7 @@ class LoopHooks:
     ) -> None:
         check_module_and_optimizer(module, optimizer)
         self.module, self.optimizer, self.plan = module, optimizer, plan
-        self._randomness, self._adaptive, self._by_unit = randomness, adaptive, by_unit
+        self._randomness, self._adaptive, self._by_unit = rng, adaptive, by_unit
         self._ranks = DistributedContext() if ranks is None else ranks
         self._mean, self._performance = mean_over_records, performance or PerformanceOptions()
         self._verify_module: Callable[[int], None] | None = None
@@ -397,7 +397,7 @@ class LoopHooks:
         self._claimed: list[nn.Parameter] = []
         self._started = self._backward = self._busy = self._detached = False
         # In secret states while a batch is under way; and the user's states when its loop ended before its step.
-        self._generators = BatchGenerators(randomness, rank=self._ranks.number)
+        self._generators = BatchGenerators(rng, rank=self._ranks.rank)
         self._states_left: list[np.ndarray] | None = None
         self._has_trained = self._has_left_out = False
         self._capture_held(after_step=-1)
@@ -414,7 +414,7 @@ class LoopHooks:
         """Treat the lengths of padded tensors as values of the batch: they follow its longest record."""
         self._following.padding = padding
 
-    def verify_loss_with(self, verify: LossCheck, try_forward: TryForward | None = None) -> None:
+    def set_loss_check(self, verify: LossCheck, try_forward: TryForward | None = None) -> None:
         """Have every new form of the loss proved before its backward pass.
 
         Args:
@@ -422,9 +422,9 @@ class LoopHooks:
                 proved, 0 for a new one; raises when the loss couples records.
             try_forward: called with the tape and the arguments of the first training forward, before it runs.
         """
-        self._following.prove, self._following.try_forward = verify, try_forward
+        self._following.check_loss, self._following.try_forward = verify, try_forward
 
-    def verify_module_with(
+    def set_module_check(
         self,
         verify: Callable[[int], None],
         criterion: Criterion | None = None,
@@ -445,7 +445,7 @@ class LoopHooks:
     @property
     def processes(self) -> int:
         """How many processes train together."""
-        return self._ranks.count
+        return self._ranks.world_size
 
     def detach(self) -> None:
         """Give module and optimizer back as they were; later steps are the user's own again."""
@@ -461,7 +461,7 @@ class LoopHooks:
     def _capture_held(self, *, after_step: int) -> None:
         """Capture the parameters that the optimizer holds now."""
         self._held = optimizer_parameters(self.optimizer)
-        owned = self._ranks.held(self.module.parameters())
+        owned = self._ranks.owned_parameters(self.module.parameters())
         if not {id(parameter) for parameter in self._held} <= {id(parameter) for parameter in owned}:
             raise InvalidArgument(
                 "optimizer must hold only parameters of the module, got one that is not. Build it from "
@@ -470,8 +470,8 @@ class LoopHooks:
         unregister_private_parameters(self._claimed)
         self._claimed = owned
         register_private_parameters(owned, self.optimizer)
-        self.capture = self._performance.recorder(self.module, self._ranks.whole(self._held), own_loop=True)
-        self._following.passes = self.capture.backward if self._performance.memory == "two-pass" else None
+        self.capture = self._performance.recorder(self.module, self._ranks.full_parameters(self._held), own_loop=True)
+        self._following.passes = self.capture.backward if self._performance.clipping_mode == "two_pass" else None
         if isinstance(self.capture, OneByOne):
             # Only the loss of the batch at hand may reach the parameters: no layer tells its gradient from others.
             self._following.is_one_by_one = True
@@ -484,21 +484,23 @@ class LoopHooks:
         # Outside the capture's own hooks on the root: the recording starts before they look for it.
         first = self.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         last = self.module.register_forward_hook(after, with_kwargs=True, always_call=True)
-        self.capture.surrounded_by(first, last)
+        self.capture.register_outer_hooks(first, last)
         self._handles = [first, last]
 
     def _new_step(self, after_step: int) -> PrivateStep:
-        chosen = {} if self._adaptive is None else {"at": self._adaptive.at, "norm": self._adaptive.norm}
-        chosen |= {"after_step": after_step, "by_unit": self._by_unit, "memory": self._performance.memory}
+        chosen = (
+            {} if self._adaptive is None else {"step_plan_fn": self._adaptive.step_plan, "norm": self._adaptive.norm}
+        )
+        chosen |= {"after_step": after_step, "by_unit": self._by_unit, "clipping_mode": self._performance.clipping_mode}
         step = PrivateStep(self.capture, self.plan, self._randomness, **chosen)
-        step.add_up_, step.shards = self._ranks.add_up_, self._ranks.shards
+        step.all_reduce_, step.shards = self._ranks.all_reduce_, self._ranks.shards
         return step
 
-    def go_on(self, step: int, state: Mapping[str, object]) -> None:
+    def resume(self, step: int, state: Mapping[str, object]) -> None:
         """Go on from `PrivateStep.state`, with step `step`, or later: no number comes twice."""
         self.step.abandon()
         self.step = self._new_step(max(self.step.last_step, step - 1))
-        self.step.load_state(state)
+        self.step.load_state_dict(state)
 
     def _release_held(self) -> None:
         self.step.abandon()
@@ -508,7 +510,7 @@ class LoopHooks:
 
     def _held_changed(self) -> bool:
         """Whether the optimizer holds, or the module owns, other parameters than before."""
-        owned = self._ranks.held(self.module.parameters())
+        owned = self._ranks.owned_parameters(self.module.parameters())
         return not (_same(optimizer_parameters(self.optimizer), self._held) and _same(owned, self._claimed))
 
     # --- the loader ----------------------------------------------------------------------------------------------
@@ -540,7 +542,7 @@ class LoopHooks:
             raise left_out()
         self._has_left_out = True
 
-    def hand_out(self, chunk: Microbatch, batch: object, rows: int) -> object:
+    def set_microbatch(self, chunk: Microbatch, batch: object, rows: int) -> object:
         """Make `chunk` the current one, and return `batch` as the user gets it. An unfinished step is given up.
 
         Args:
@@ -558,19 +560,19 @@ class LoopHooks:
         # Hooks between ours (filters of the private gradient) may change the gradient; this one comes last.
         _step_hooks(self.optimizer).move_to_end(self._step_handles[1].id)
         self._chunk = None
-        self._settings.look(begins=chunk.chunk == 0, rows=rows)
-        if chunk.chunk == 0 and self._held_changed():
+        self._settings.check_unchanged(begins=chunk.index == 0, rows=rows)
+        if chunk.index == 0 and self._held_changed():
             self._release_held()
             self._capture_held(after_step=min(self.step.last_step, chunk.step - 1))
-        if chunk.chunk == 0:
+        if chunk.index == 0:
             self._ranks.gather()
         self._chunk = self._handed = self._given = chunk
         self._rows = rows
         self._started = self._backward = False
         self._texts = texts_in(batch)
         batch = self._following.begin(batch, rows, self._on_backward)
-        tag_batch(batch, (chunk.step, chunk.chunk))
-        self._generators.open(chunk.step, chunk.chunk)
+        tag_batch(batch, (chunk.step, chunk.index))
+        self._generators.open(chunk.step, chunk.index)
         self._following.mark_chance()
         self._states_left = None
         return batch
@@ -596,7 +598,7 @@ class LoopHooks:
         """Go on with secret numbers for a batch whose loop has ended, if none were drawn since."""
         if self._states_left is None or not all(map(np.array_equal, self._states_left, random_states())):
             return False
-        self._generators.open(chunk.step, chunk.chunk, again=True)
+        self._generators.open(chunk.step, chunk.index, again=True)
         self._following.mark_chance()
         return True
 
@@ -608,7 +610,7 @@ class LoopHooks:
                 "without a batch, or after the step on it. Take the next batch first. Public records take part in the "
                 "loss of a private batch, as many as it has: module(engine.public(records))."
             )
-        here = (chunk.step, chunk.chunk)
+        here = (chunk.step, chunk.index)
         given = list(tensors_in((call.args, call.kwargs)))
         # A copy loses its tag, but what a taped tensor became is still on its tape.
         elsewhere = any(tensor.tape is not self._following.tape for tensor in given if isinstance(tensor, TracedTensor))
@@ -647,7 +649,7 @@ class LoopHooks:
             call.watch = self._following.watch(args, kwargs)
         elif not self._busy:
             if torch.is_grad_enabled():
-                call.kind, call.recording = "aside", self.capture.set_aside()
+                call.kind, call.recording = "aside", self.capture.suspend()
             self._following.begin_beside()
             if call.untrained is not None:
                 call.watch = self._following.watch_beside()
@@ -672,7 +674,7 @@ class LoopHooks:
     def _after_forward(self, output: object) -> object:
         call = self._calls.pop()
         if call.kind == "aside":
-            self.capture.take_back(call.recording)
+            self.capture.resume(call.recording)
         if call.watch is not None:
             self._end_watch(call.watch, failed=output is None)
         chunk = self._chunk
@@ -681,7 +683,7 @@ class LoopHooks:
             return None if output is None else self._beside(call, output)
         if call.kind != "train" or output is None or chunk is None:
             return None
-        output, tracked = self._following.outputs(call.args, call.kwargs, output, bool(chunk.records))
+        output, tracked = self._following.outputs(call.args, call.kwargs, output, bool(chunk.num_records))
         for tensor in tracked:
             tensor.register_hook(self._note_backward)
         # An output without a tensor that we can see is trusted to be used: a step without backward is only noise.
@@ -695,7 +697,7 @@ class LoopHooks:
             for tensor in tensors_in(output):
                 if tensor.requires_grad:
                     tensor.register_hook(refuse)
-        return self._following.beside(call.args, call.kwargs, output, self.capture)
+        return self._following.trace_untrained_forward(call.args, call.kwargs, output, self.capture)
 
     def _refuse_untrained(self, why: str, _gradient: Tensor) -> None:
         """A gradient hook for the outputs of a training forward on anything but the current batch."""
@@ -741,14 +743,14 @@ class LoopHooks:
     def _on_backward(self, tape: OperationTrace, loss: int) -> None:
         """Before a backward pass: prove the loss on made-up records if it is a new one."""
         try:
-            self._following.look(tape, loss, self._put_to_proof)
+            self._following.check_before_backward(tape, loss, self._put_to_proof)
         except BaseException:
             self._chunk = None
             raise
 
     def _put_to_proof(self, prove: Callable[[], None]) -> None:
         """Run the probe through our own hooks without taking part; after a refusal the batch can't be used."""
-        recording = self.capture.set_aside()
+        recording = self.capture.suspend()
         self._busy = True
         try:
             prove()
@@ -757,7 +759,7 @@ class LoopHooks:
             raise
         finally:
             self._busy = False
-            self.capture.take_back(recording)
+            self.capture.resume(recording)
 
     # --- step ----------------------------------------------------------------------------------------------------
 
@@ -816,7 +818,7 @@ class LoopHooks:
             self._given = None
             self.step.finish()
             if self._adaptive is not None:
-                self._adaptive.learn(self._held, self.step.released_norm)
+                self._adaptive.observe_gradient(self._held, self.step.released_norm)
         self._following.end()
 
 

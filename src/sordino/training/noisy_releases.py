@@ -34,72 +34,79 @@ class LossRelease:
     Guarantee:
         Σ min(max(ℓ, 0), bound) over the batch is scaled and released beside the clipped gradients as *one* Gaussian
         vector, whose sensitivity is that of the joint vector. A step is ``Gaussian(noise_multiplier)`` exactly as
-        without the curve; the price is more noise on the gradient, by the factor `price`. The sum is divided by the
-        public expected batch size. Under replace-one each loss is counted from `bound` / 2, which is added again to the
-        mean. A loss that is not finite is left out of the sum.
+        without the curve; the price is more noise on the gradient, by the factor `noise_factor`. The sum is divided by
+        the
+        public expected batch size. Under replace-one each loss is counted from `max_loss` / 2, which is added again to
+        the mean. A loss that is not finite is left out of the sum.
 
     Args:
-        bound: L > 0; losses are cut to [0, L]. Public: twice the loss of a model that knows nothing is usual.
-        share: of the step's budget (of 1 / noise_multiplier²) that the losses get, in (0, 1). 0.02 costs 1 % more noise
-            on the gradient.
+        max_loss: L > 0; losses are cut to [0, L]. Public: twice the loss of a model that knows nothing is usual.
+        budget_fraction: of the step's budget (of 1 / noise_multiplier²) that the losses get, in (0, 1). 0.02 costs 1 %
+            more noise on the gradient.
 
     Raises:
         InvalidArgument: a value is out of its range.
 
     Example:
-        >>> curve = LossRelease(bound=2.0, share=0.02)
-        >>> round(curve.price, 4), round(curve.stddev(noise_multiplier=1.0, expected_batch_size=500.0), 4)
+        >>> curve = LossRelease(max_loss=2.0, budget_fraction=0.02)
+        >>> round(curve.noise_factor, 4), round(curve.stddev(noise_multiplier=1.0, expected_batch_size=500.0), 4)
         (1.0102, 0.0283)
 
     References:
         Andrew, Thakkar, McMahan, Ramaswamy 2021, theorem 1, for the joint release; the losses are our own.
     """
 
-    bound: float
-    share: float = 0.02
+    max_loss: float
+    budget_fraction: float = 0.02
 
     def __post_init__(self) -> None:
-        checks.positive(bound=self.bound)
-        checks.probability(zero=False, one=False, share=self.share)
+        checks.positive(max_loss=self.max_loss)
+        checks.probability(zero=False, one=False, budget_fraction=self.budget_fraction)
 
     @property
-    def price(self) -> float:
+    def noise_factor(self) -> float:
         """By how much the noise on the gradient grows: 1/√(1 − share)."""
-        return 1 / math.sqrt(1 - self.share)
+        return 1 / math.sqrt(1 - self.budget_fraction)
 
-    def joint(self, sensitivity: float) -> tuple[float, float]:
+    def joint_scale(self, sensitivity: float) -> tuple[float, float]:
         """(κ, ℓ2 sensitivity of the joint vector) beside a vector of ℓ2 sensitivity `sensitivity`, by (2).
 
         A loss in [0, L] moves its sum by at most L under every relation: added, removed, zeroed out or replaced.
         """
-        return sensitivity / self.bound * math.sqrt(self.share / (1 - self.share)), sensitivity * self.price
+        return sensitivity / self.max_loss * math.sqrt(
+            self.budget_fraction / (1 - self.budget_fraction)
+        ), sensitivity * self.noise_factor
 
-    def center(self, relation: NeighboringRelation) -> float:
+    def center(self, neighboring_relation: NeighboringRelation) -> float:
         """What is subtracted from each bounded loss before it is summed.
 
         Under replace-one `bound` / 2: the two values of a record then lie on both sides of nothing, at most half of the
         sensitivity away from it. Otherwise 0: a record is there or not.
         """
-        return self.bound / 2 if relation is NeighboringRelation.REPLACE_ONE else 0.0
+        return self.max_loss / 2 if neighboring_relation is NeighboringRelation.REPLACE_ONE else 0.0
 
-    def mean(self, noisy: float, *, scale: float, relation: NeighboringRelation, expected_batch_size: float) -> float:
+    def mean(
+        self, noisy: float, *, scale: float, neighboring_relation: NeighboringRelation, expected_batch_size: float
+    ) -> float:
         """The mean loss that a released value of κ = `scale` times the sum stands for."""
-        return self.center(relation) + noisy / scale / expected_batch_size
+        return self.center(neighboring_relation) + noisy / scale / expected_batch_size
 
     def stddev(self, *, noise_multiplier: float, expected_batch_size: float) -> float:
         """Standard deviation of the noise on one point of the curve: z L / (√share · B)."""
-        return noise_multiplier * self.bound / (math.sqrt(self.share) * expected_batch_size)
+        return noise_multiplier * self.max_loss / (math.sqrt(self.budget_fraction) * expected_batch_size)
 
     def to_dict(self) -> dict[str, object]:
         """The curve as plain JSON types."""
-        return {"bound": self.bound, "share": self.share}
+        return {"max_loss": self.max_loss, "budget_fraction": self.budget_fraction}
 
     @classmethod
     def from_dict(cls, body: object) -> "LossRelease":
         """The curve that `to_dict` described."""
-        if not isinstance(body, Mapping) or set(body) != {"bound", "share"}:
-            raise InvalidArgument("loss_curve must hold bound and share, got another body. Check the file.")
-        return cls(bound=body["bound"], share=body["share"])
+        if not isinstance(body, Mapping) or set(body) != {"max_loss", "budget_fraction"}:
+            raise InvalidArgument(
+                "loss_release must hold max_loss and budget_fraction, got another body. Check the file."
+            )
+        return cls(max_loss=body["max_loss"], budget_fraction=body["budget_fraction"])
 
 
 def check_loss_release(curve: object, *, clipping: Clipping, correlated: bool, secure: bool) -> None:
@@ -110,7 +117,7 @@ def check_loss_release(curve: object, *, clipping: Clipping, correlated: bool, s
     """
     if not isinstance(curve, LossRelease):
         raise InvalidArgument(
-            f"loss_curve must be None or LossRelease, got {type(curve).__name__}. See sordino.training."
+            f"loss_release must be None or LossRelease, got {type(curve).__name__}. See sordino.training."
         )
     unfit = {
         "correlated noise": correlated,
@@ -119,7 +126,7 @@ def check_loss_release(curve: object, *, clipping: Clipping, correlated: bool, s
     }
     for name in (name for name, applies in unfit.items() if applies):
         raise InvalidArgument(
-            f"loss_curve must be None with {name}, got LossRelease. Leave it out, or use independent noise and "
+            f"loss_release must be None with {name}, got LossRelease. Leave it out, or use independent noise and "
             "clipping "
             "by exact norms."
         )
@@ -130,11 +137,11 @@ class LossSum:
 
     Args:
         curve: bound and share.
-        relation: the neighboring relation, which says where losses are counted from.
+        neighboring_relation: the neighboring relation, which says where losses are counted from.
     """
 
-    def __init__(self, curve: LossRelease, relation: NeighboringRelation) -> None:
-        self._bound, self._center = curve.bound, curve.center(relation)
+    def __init__(self, curve: LossRelease, neighboring_relation: NeighboringRelation) -> None:
+        self._bound, self._center = curve.max_loss, curve.center(neighboring_relation)
         self._total = torch.zeros(1, dtype=torch.float64)
 
     def add(self, losses: Float[Tensor, " B"]) -> None:
@@ -162,13 +169,15 @@ class LossSum:
 class NormRelease:
     """Releases ‖S‖ of the clipped sum S with the sum.
 
-    Guarantee: with the mechanism of `joint`, sum and norm together are one ``Gaussian(noise_multiplier)``, by (1).
+    Guarantee: with the mechanism of `joint_scale`, sum and norm together are one ``Gaussian(noise_multiplier)``, by
+        (1).
 
     Args:
-        share: a of the step's budget 1/z² that the norm gets, in (0, 1). 0.05 costs 2.6 % more noise on the gradient.
+        budget_fraction: a of the step's budget 1/z² that the norm gets, in (0, 1). 0.05 costs 2.6 % more noise on the
+            gradient.
 
     Example:
-        >>> round(NormRelease(share=0.05).price, 3)
+        >>> round(NormRelease(budget_fraction=0.05).noise_factor, 3)
         1.026
 
     References:
@@ -176,17 +185,17 @@ class NormRelease:
         (2B − 1)C²; the norm itself moves by C at most, and its square is post-processing.
     """
 
-    share: float
+    budget_fraction: float
 
     def __post_init__(self) -> None:
-        checks.probability(zero=False, one=False, share=self.share)
+        checks.probability(zero=False, one=False, budget_fraction=self.budget_fraction)
 
     @property
-    def price(self) -> float:
+    def noise_factor(self) -> float:
         """The factor by which the noise on the gradient grows."""
-        return 1 / math.sqrt(1 - self.share)
+        return 1 / math.sqrt(1 - self.budget_fraction)
 
-    def joint(self, mechanism: object, totals: Sequence[Tensor]) -> tuple[TensorGaussianMechanism, Tensor]:
+    def joint_scale(self, mechanism: object, totals: Sequence[Tensor]) -> tuple[TensorGaussianMechanism, Tensor]:
         """The noise for the sum and its norm together, and the scaled norm, one number in double precision.
 
         Raises:
@@ -194,18 +203,19 @@ class NormRelease:
         """
         if not isinstance(mechanism, TensorGaussianMechanism):
             raise InvalidArgument(
-                "norm_share must be None with AdaClip, secure or correlated noise, got a share: the norm is released "
+                "norm_budget_fraction must be None with AdaClip, secure or correlated noise, got a share: the norm "
+                "is released "
                 "as one Gaussian with the sum. Use flat clipping and independent noise."
             )
         squares = [float(total.double().square().sum()) for total in totals]
         norm = torch.tensor([math.sqrt(math.fsum(squares)) * self._scale], dtype=torch.float64)
-        wider = mechanism.l2_sensitivity * self.price
+        wider = mechanism.l2_sensitivity * self.noise_factor
         return TensorGaussianMechanism(noise_multiplier=mechanism.noise_multiplier, l2_sensitivity=wider), norm
 
-    def told(self, noisy: Tensor, *, expected_batch_size: float) -> float:
+    def released_norm(self, noisy: Tensor, *, expected_batch_size: float) -> float:
         """The norm of the mean gradient that was released."""
         return float(noisy) / self._scale / expected_batch_size
 
     @property
     def _scale(self) -> float:
-        return math.sqrt(self.share / (1 - self.share))
+        return math.sqrt(self.budget_fraction / (1 - self.budget_fraction))

@@ -124,7 +124,7 @@ def optimizer_for(model: nn.Module, optimizer: Optimizer | OptimizerFactory | No
     if is_private_parameter(parameters):
         raise InvalidArgument("model must not be private already, got one that is. Call detach() on its engine first.")
     if optimizer is None:
-        made: Optimizer = torch.optim.SGD(parameters, lr=1 / plan.at(0).max_grad_norm)
+        made: Optimizer = torch.optim.SGD(parameters, lr=1 / plan.step_plan(0).max_grad_norm)
     else:
         made = optimizer if isinstance(optimizer, Optimizer) else optimizer(parameters)
     if isinstance(made, LBFGS):

@@ -126,7 +126,7 @@ def _glibc() -> ctypes.CDLL | None:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-ClippingMode = Literal["fast", "lean", "block", "two-pass"]
+ClippingMode = Literal["fast", "low_memory", "groupwise", "two_pass"]
 Gradients = Literal["auto", "captured", "one-by-one"]
 
 
@@ -139,9 +139,10 @@ class PerformanceOptions:
         device: where the model and the batches live; None leaves them where the model is.
         compile: run the steps of `fit` as compiled graphs; it refuses what can't be compiled. Needs a C++ compiler.
             With diagnostics, which show losses, steps stay as they are.
-        memory: "lean" keeps per-record gradients only where they are smaller than what is freed for them; it is slower.
-            "block" clips each group of a `GroupedClipping` while the backward pass runs, and frees its layers then.
-            "two-pass" runs the backward pass twice, for norms and then for sums, and keeps nothing of a layer: with
+        clipping_mode: "low_memory" keeps per-record gradients only where they are smaller than what is freed for them;
+            it is slower.
+            "groupwise" clips each group of a `GroupedClipping` while the backward pass runs, and frees its layers then.
+            "two_pass" runs the backward pass twice, for norms and then for sums, and keeps nothing of a layer: with
             gradient checkpointing, or where memory is short. A step takes 1.9 times a plain checkpointed one.
         autotune: take the kernels that are fastest by the clock instead of the cost model's. Each shape of a layer is
             timed when it first comes, and remembered in the user's cache folder. Runs then repeat up to rounding only.
@@ -154,21 +155,25 @@ class PerformanceOptions:
     microbatch_size: int | None = None
     device: str | None = None
     compile: bool = False
-    memory: ClippingMode = "fast"
+    clipping_mode: ClippingMode = "fast"
     autotune: bool = False
     gradients: Gradients = "auto"
 
     def __post_init__(self) -> None:
         if self.microbatch_size is not None:
             checks.integer(1, microbatch_size=self.microbatch_size)
-        checks.one_of(get_args(ClippingMode), memory=self.memory)
+        checks.one_of(get_args(ClippingMode), clipping_mode=self.clipping_mode)
         checks.one_of(get_args(Gradients), gradients=self.gradients)
         if self.is_one_by_one:
             self._check_plain()
 
     def _check_plain(self) -> None:
         """Refuse settings of a capture where there is none."""
-        given = {"memory": (self.memory, "fast"), "compile": (self.compile, False), "autotune": (self.autotune, False)}
+        given = {
+            "clipping_mode": (self.clipping_mode, "fast"),
+            "compile": (self.compile, False),
+            "autotune": (self.autotune, False),
+        }
         for name, (value, usual) in given.items():
             if value != usual:
                 raise InvalidArgument(
@@ -189,18 +194,18 @@ class PerformanceOptions:
     @property
     def may_change(self) -> bool:
         """Whether one record at a time may be taken where the model can't be captured."""
-        return self.gradients == "auto" and self.memory == "fast" and not self.compile and not self.autotune
+        return self.gradients == "auto" and self.clipping_mode == "fast" and not self.compile and not self.autotune
 
     def recorder(self, model: nn.Module, parameters: Iterable[nn.Parameter], *, own_loop: bool = False) -> Recorder:
         """What measures and adds up the gradients, with the kernels that are wanted."""
         if self.is_one_by_one:
             return OneByOne(model, parameters, only_backward=own_loop)
         timings = KernelTimings() if self.autotune else None
-        return GradientCapture(model, parameters, lean=self.memory != "fast", timings=timings)
+        return GradientCapture(model, parameters, low_memory=self.clipping_mode != "fast", timings=timings)
 
     def keeping(self) -> AbstractContextManager[None]:
         """A block in which freed memory is kept, unless memory is to be spared."""
-        return retain_freed_memory() if self.memory == "fast" else nullcontext()
+        return retain_freed_memory() if self.clipping_mode == "fast" else nullcontext()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -218,8 +223,8 @@ class StepPlan:
         sample_rate: probability in (0, 1] that a unit joins the batch.
         expected_batch_size: public divisor of the noisy sum, > 0.
         clipping: how gradients are clipped to the bound.
-        neighboring_relation: which data sets count as neighbours.
-        loss_curve: what is released of the losses beside the gradient, or None.
+        neighboring_relation: which data sets count as neighbors.
+        loss_release: what is released of the losses beside the gradient, or None.
     """
 
     noise_multiplier: float
@@ -228,7 +233,7 @@ class StepPlan:
     expected_batch_size: float
     clipping: Clipping
     neighboring_relation: NeighboringRelation
-    loss_curve: LossRelease | None = None
+    loss_release: LossRelease | None = None
 
     def __post_init__(self) -> None:
         checks.non_negative(noise_multiplier=self.noise_multiplier)
@@ -244,13 +249,13 @@ class StepPlan:
     @cached_property
     def mechanism(self) -> TensorGaussianMechanism:
         """The noise on the clipped sum, and on what is released beside it."""
-        moved = self.sensitivity if self.loss_curve is None else self.loss_curve.joint(self.sensitivity)[1]
+        moved = self.sensitivity if self.loss_release is None else self.loss_release.joint_scale(self.sensitivity)[1]
         return TensorGaussianMechanism(noise_multiplier=self.noise_multiplier, l2_sensitivity=moved)
 
     @property
-    def gradient_multiplier(self) -> float:
+    def gradient_noise_multiplier(self) -> float:
         """Noise on the clipped sum over its own sensitivity; a loss curve raises it above `noise_multiplier`."""
-        return self.noise_multiplier * (1.0 if self.loss_curve is None else self.loss_curve.price)
+        return self.noise_multiplier * (1.0 if self.loss_release is None else self.loss_release.noise_factor)
 
     def grid_mechanism(self, dimension: int) -> GridSumMechanism:
         """The noise on a clipped sum of whole numbers with `dimension` entries."""
@@ -271,7 +276,7 @@ class StepPlan:
         return self.mechanism.event()
 
     @property
-    def gradient_noise(self) -> float:
+    def gradient_noise_stddev(self) -> float:
         """Standard deviation of the noise in each entry of the private gradient: z·Δ/B. AdaClip scales its own."""
         return self.mechanism.stddev / self.expected_batch_size
 
@@ -281,12 +286,10 @@ class StepPlan:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_SCHEMA = 5
-# Schema 4 had no loss curve.
-_READ = (4, _SCHEMA)
+_SCHEMA = 1
 # What may change from step to step.
 _PLANNED = ("noise_multiplier", "max_grad_norm", "sample_rate", "expected_batch_size")
-_OBJECTS = ("clipping", "noise", "loss_curve")
+_OBJECTS = ("clipping", "correlated_noise", "loss_release")
 # Methods whose clipped sum is of plain gradients and has the plan's own sensitivity in every step.
 _FIXED = (AutomaticClipping, FlatClipping, GlobalClipping, GroupedClipping, PsacClipping)
 
@@ -309,18 +312,19 @@ class Plan:
         steps: number of steps, ≥ 0.
         expected_batch_size: public divisor of the noisy sum, > 0; usually sample_rate × a public size.
         delta: δ in (0, 1).
-        neighboring_relation: which data sets count as neighbours.
+        neighboring_relation: which data sets count as neighbors.
         privacy_unit: whose contribution is protected.
         dataset_size_is_public: True when `sample_rate` or `expected_batch_size` came from the size of the data
             set; the guarantee then treats that size as public, and says so.
         poisson_sampling: False deals each epoch into round(1 / sample_rate) disjoint batches instead, and claims no
             amplification; not under add-or-remove-one, and not with schedules.
         clipping: how gradients are clipped to `max_grad_norm`, flat by default.
-        noise: how the steps' noises hang together: None is independent noise, `CorrelatedNoise` draws batches as its
-            participation says, from record numbers that stay the same in neighbouring data sets.
-        secure_noise: True rounds each record's clipped gradient to whole numbers and adds whole-number Gaussian noise,
+        correlated_noise: how the steps' noises hang together: None is independent noise, `CorrelatedNoise` draws
+            batches as its participation says, from record numbers that stay the same in neighboring data sets.
+        secure_mode: True rounds each record's clipped gradient to whole numbers and adds whole-number Gaussian noise,
             so that no low bit of a released float tells anything (see ``docs/secure-noise.md`` for what it costs).
-        loss_curve: releases each batch's mean loss with noise, paid for with more noise on the gradient; None releases
+        loss_release: releases each batch's mean loss with noise, paid for with more noise on the gradient; None
+            releases
             nothing of the losses.
 
     Raises:
@@ -334,7 +338,7 @@ class Plan:
         >>> noise = ExponentialSchedule(start=6.0, end=3.0)
         >>> plan = Plan(noise_multiplier=noise, max_grad_norm=1.0, sample_rate=0.01, steps=100,
         ...             expected_batch_size=600.0, delta=1e-5)
-        >>> plan.at(0).noise_multiplier, plan.at(99).noise_multiplier
+        >>> plan.step_plan(0).noise_multiplier, plan.step_plan(99).noise_multiplier
         (6.0, 3.0)
 
     References:
@@ -348,13 +352,13 @@ class Plan:
     expected_batch_size: float | Schedule
     delta: float
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    privacy_unit: PrivacyUnit = PrivacyUnit.EXAMPLE
+    privacy_unit: PrivacyUnit = PrivacyUnit.RECORD
     dataset_size_is_public: bool = False
     poisson_sampling: bool = True
     clipping: Clipping = field(default_factory=FlatClipping)
-    noise: CorrelatedNoise | None = None
-    secure_noise: bool = False
-    loss_curve: LossRelease | None = None
+    correlated_noise: CorrelatedNoise | None = None
+    secure_mode: bool = False
+    loss_release: LossRelease | None = None
 
     def __post_init__(self) -> None:
         checks.integer(0, steps=self.steps)
@@ -365,20 +369,23 @@ class Plan:
             raise InvalidArgument(
                 f"clipping must be an object of sordino.clipping, got {self.clipping!r}. Give FlatClipping()."
             )
-        if self.loss_curve is not None:
+        if self.loss_release is not None:
             check_loss_release(
-                self.loss_curve, clipping=self.clipping, correlated=self.noise is not None, secure=self.secure_noise
+                self.loss_release,
+                clipping=self.clipping,
+                correlated=self.correlated_noise is not None,
+                secure=self.secure_mode,
             )
         for step in {0, max(self.steps - 1, 0)} if self.is_scheduled else {0}:
-            self.at(step)
-        if self.secure_noise:
+            self.step_plan(step)
+        if self.secure_mode:
             self._check_secure_noise()
-        if self.noise is not None:
+        if self.correlated_noise is not None:
             self._check_noise()
             return
         if not self.poisson_sampling and self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             raise UnknownSampler(
-                "poisson_sampling must be True when neighbours add or remove a record, got False: one record less "
+                "poisson_sampling must be True when neighbors add or remove a record, got False: one record less "
                 "moves the borders of every later batch. Pass neighboring_relation='replace_one' (noise for twice the "
                 "clipping norm) or 'replace_special', or sample with Poisson sampling."
             )
@@ -396,9 +403,10 @@ class Plan:
 
     def _check_noise(self) -> None:
         """Noise over many steps needs one bound, one scale and batches that keep its participation."""
-        if not isinstance(self.noise, CorrelatedNoise):
+        if not isinstance(self.correlated_noise, CorrelatedNoise):
             raise InvalidArgument(
-                f"noise must be None or CorrelatedNoise, got {type(self.noise).__name__}. See sordino.training."
+                f"correlated_noise must be None or CorrelatedNoise, got {type(self.correlated_noise).__name__}. See "
+                f"sordino.training."
             )
         scheduled = [name for name in _PLANNED if isinstance(getattr(self, name), Schedule)]
         if scheduled:
@@ -416,10 +424,10 @@ class Plan:
 
     def _check_secure_noise(self) -> None:
         """Whole numbers are noised once a step; what hangs over from step to step is floating point."""
-        checks.one_of((True, False), secure_noise=self.secure_noise)
-        if self.noise is not None or isinstance(self.clipping, QuantileClipping):
+        checks.one_of((True, False), secure_mode=self.secure_mode)
+        if self.correlated_noise is not None or isinstance(self.clipping, QuantileClipping):
             raise InvalidArgument(
-                "secure_noise must be False with correlated noise or bounds that adapt, got True: what they carry over "
+                "secure_mode must be False with correlated noise or bounds that adapt, got True: what they carry over "
                 "is made of floating-point numbers. Use independent noise and fixed bounds."
             )
 
@@ -434,19 +442,19 @@ class Plan:
         max_grad_norm: float | Schedule,
         expected_batch_size: float | Schedule,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-        privacy_unit: PrivacyUnit = PrivacyUnit.EXAMPLE,
+        privacy_unit: PrivacyUnit = PrivacyUnit.RECORD,
         dataset_size_is_public: bool = False,
         poisson_sampling: bool = True,
         clipping: Clipping | None = None,
         noise_shape: Schedule | None = None,
-        noise: CorrelatedNoise | Literal["auto"] | None = None,
-        secure_noise: bool = False,
-        loss_curve: LossRelease | None = None,
+        correlated_noise: CorrelatedNoise | Literal["auto"] | None = None,
+        secure_mode: bool = False,
+        loss_release: LossRelease | None = None,
     ) -> Self:
         """The plan with the least noise whose ε is at most `target_epsilon` (never above it).
 
-        `noise_shape` is a schedule of which only the shape counts: it is scaled as a whole. `noise` "auto" takes
-        independent noise or bands of correlated noise, whichever leaves less noise in the model's position.
+        `noise_shape` is a schedule of which only the shape counts: it is scaled as a whole. `correlated_noise` "auto"
+        takes independent noise or bands of correlated noise, whichever leaves less noise in the model's position.
         """
         draft = cls(
             noise_multiplier=1.0 if noise_shape is None else noise_shape,
@@ -460,15 +468,17 @@ class Plan:
             dataset_size_is_public=dataset_size_is_public,
             poisson_sampling=poisson_sampling,
             clipping=FlatClipping() if clipping is None else clipping,
-            noise=None if noise == "auto" else noise,
-            secure_noise=secure_noise,
-            loss_curve=loss_curve,
+            correlated_noise=None if correlated_noise == "auto" else correlated_noise,
+            secure_mode=secure_mode,
+            loss_release=loss_release,
         )
-        if noise == "auto":
+        if correlated_noise == "auto":
             return draft._with_best_noise(target_epsilon)
-        return draft.with_noise_for(target_epsilon)
+        return draft.with_target_epsilon(target_epsilon)
 
-    def with_noise_for(self, target_epsilon: float, *, accountant: str = "auto", before: Event | None = None) -> Self:
+    def with_target_epsilon(
+        self, target_epsilon: float, *, accountant: str = "auto", before: Event | None = None
+    ) -> Self:
         """This plan with the least noise whose ε, by the accountant named, is at most `target_epsilon` > 0.
 
         A schedule of the noise keeps its shape. With `before`, something that was charged already, both together stay
@@ -479,17 +489,18 @@ class Plan:
         factor = accounting.calibrate_noise_multiplier(
             lambda factor: compose([*earlier, replace(self, noise_multiplier=scale_schedule(shape, factor)).event()]),
             target_epsilon=checks.positive(target_epsilon=target_epsilon),
-            target_delta=self.delta,
-            relation=self.neighboring_relation,
+            delta=self.delta,
+            neighboring_relation=self.neighboring_relation,
             accountant=accountant,
         )
         return replace(self, noise_multiplier=scale_schedule(shape, factor))
 
     def _with_best_noise(self, target_epsilon: float) -> Self:
-        adapts = not isinstance(self.clipping, _FIXED) or self.loss_curve is not None
-        if self.is_scheduled or not self.poisson_sampling or adapts or self.secure_noise:
+        adapts = not isinstance(self.clipping, _FIXED) or self.loss_release is not None
+        if self.is_scheduled or not self.poisson_sampling or adapts or self.secure_mode:
             raise InvalidArgument(
-                "noise must be None with schedules, bounds that adapt, secure noise, a loss curve, or without Poisson "
+                "correlated_noise must be None with schedules, bounds that adapt, secure noise, a loss curve, or "
+                "without Poisson "
                 'sampling, got "auto". Leave it out.'
             )
 
@@ -497,15 +508,15 @@ class Plan:
             return accounting.calibrate_noise_multiplier(
                 event,
                 target_epsilon=checks.positive(target_epsilon=target_epsilon),
-                target_delta=self.delta,
-                relation=self.neighboring_relation,
+                delta=self.delta,
+                neighboring_relation=self.neighboring_relation,
             )
 
-        now = self.at(0)
+        now = self.step_plan(0)
         noise, multiplier = choose_noise(
             steps=self.steps, sample_rate=now.sample_rate, l2_sensitivity=now.sensitivity, calibrate=calibrate
         )
-        return replace(self, noise=noise, noise_multiplier=multiplier)
+        return replace(self, correlated_noise=noise, noise_multiplier=multiplier)
 
     @property
     def is_scheduled(self) -> bool:
@@ -517,23 +528,25 @@ class Plan:
         """Whether there is any noise at all."""
         return self.noise_multiplier != 0
 
-    def at(self, step: int) -> StepPlan:
+    def step_plan(self, step: int) -> StepPlan:
         """The values of step `step`, from 0."""
         return _at(self, step if self.is_scheduled else 0)
 
     @property
     def mechanism(self) -> CorrelatedGaussianMechanism | None:
         """The noise of the whole run when it is correlated, otherwise None: each step has its own, in ``at(step)``."""
-        return None if self.noise is None else _mechanism(self)
+        return None if self.correlated_noise is None else _mechanism(self)
 
     @property
     def sampling(self) -> Sampler:
         """The sampler, which knows its event."""
-        if self.noise is not None:
-            rate = self.at(0).sample_rate
-            return self.noise.sampling(sample_rate=rate, steps=self.steps, poisson_sampling=self.poisson_sampling)
+        if self.correlated_noise is not None:
+            rate = self.step_plan(0).sample_rate
+            return self.correlated_noise.sampling(
+                sample_rate=rate, steps=self.steps, poisson_sampling=self.poisson_sampling
+            )
         if isinstance(self.sample_rate, Schedule):
-            return ScheduledPoissonSampling(rate=lambda step: self.at(step).sample_rate)
+            return ScheduledPoissonSampling(rate=lambda step: self.step_plan(step).sample_rate)
         if self.poisson_sampling:
             return PoissonSampling(sample_rate=self.sample_rate)
         return ShuffledSampling(steps_per_epoch=max(1, round(1 / self.sample_rate)))
@@ -543,7 +556,7 @@ class Plan:
 
         Under correlated noise a cycle is charged before its first step, and a run without cycles before step 0.
         """
-        now = self.at(step)
+        now = self.step_plan(step)
         if self.mechanism is not None:
             return self._correlated_event(self.mechanism, step)
         if not self.is_private:
@@ -555,8 +568,10 @@ class Plan:
         if step % sampler.groups if isinstance(sampler, CyclicPoissonSampling) else step:
             return NoOp()
         if not self.is_private:
-            return self.at(0).event
-        return sampler.event(self.at(0).event) if isinstance(sampler, CyclicPoissonSampling) else mechanism.event()
+            return self.step_plan(0).event
+        return (
+            sampler.event(self.step_plan(0).event) if isinstance(sampler, CyclicPoissonSampling) else mechanism.event()
+        )
 
     def event(self, steps: int | None = None) -> Event:
         """The event of the first `steps` steps, or of all of them."""
@@ -566,7 +581,7 @@ class Plan:
             return self.mechanism.event(steps) if private else NonPrivate(reason="noise_multiplier is 0")
         if self.is_scheduled:
             return compose([self.step_event(step) for step in range(steps)])
-        count = self.sampling.charges(steps)
+        count = self.sampling.num_charges(steps)
         return SelfComposed(event=self.step_event(), count=count) if count else NoOp()
 
     def guarantee(self, *, steps: int | None = None, caveats: tuple[str, ...] = ()) -> Guarantee:
@@ -575,18 +590,18 @@ class Plan:
             caveats = ("noise_multiplier is 0: for debugging only", *caveats)
         if self.dataset_size_is_public:
             caveats = (*caveats, "the size of the data set is treated as public")
-        if self.noise is not None and self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        if self.correlated_noise is not None and self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             caveats = (*caveats, "records keep their numbers when one is added or removed")
-        if self.secure_noise:
+        if self.secure_mode:
             caveats = (*caveats, "secure noise holds to the last bit with microbatch_size=1")
-        spent = accounting.epsilon(self.event(steps), self.delta, relation=self.neighboring_relation)
+        spent = accounting.epsilon(self.event(steps), self.delta, neighboring_relation=self.neighboring_relation)
         return Guarantee(
             epsilon=spent.upper,
             delta=self.delta,
             accountant=spent.accountant,
-            sampler=self.sampling.words,
-            relation=self.neighboring_relation,
-            unit=self.privacy_unit,
+            sampler=self.sampling.describe(),
+            neighboring_relation=self.neighboring_relation,
+            privacy_unit=self.privacy_unit,
             caveats=caveats,
         )
 
@@ -595,8 +610,8 @@ class Plan:
         body = {item.name: schedule_to_dict(getattr(self, item.name)) for item in fields(self) if item.name in _PLANNED}
         rest = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _PLANNED}
         rest["clipping"] = clipping_to_dict(self.clipping)
-        rest["noise"] = None if self.noise is None else self.noise.to_dict()
-        rest["loss_curve"] = None if self.loss_curve is None else self.loss_curve.to_dict()
+        rest["correlated_noise"] = None if self.correlated_noise is None else self.correlated_noise.to_dict()
+        rest["loss_release"] = None if self.loss_release is None else self.loss_release.to_dict()
         return json.dumps({"schema": _SCHEMA, **body, **rest}, indent=2, allow_nan=False)
 
     @classmethod
@@ -604,31 +619,29 @@ class Plan:
         """The plan that `to_json` wrote; unknown or missing fields raise `InvalidArgument`."""
         body = json.loads(text)
         expected = {"schema", *(item.name for item in fields(cls))}
-        if isinstance(body, dict) and body.get("schema") == _READ[0] and "loss_curve" not in body:
-            body |= {"schema": _SCHEMA, "loss_curve": None}
         if not isinstance(body, dict) or set(body) != expected or body["schema"] != _SCHEMA:
             raise InvalidArgument(
                 f"plan must be JSON with the fields {sorted(expected)}, schema {_SCHEMA}. Check the file."
             )
         planned = {name: schedule_from_dict(body[name]) for name in _PLANNED}
         rest = {name: value for name, value in body.items() if name not in ("schema", *_OBJECTS, *_PLANNED)}
-        noise = None if body["noise"] is None else CorrelatedNoise.from_dict(body["noise"])
-        curve = None if body["loss_curve"] is None else LossRelease.from_dict(body["loss_curve"])
+        noise = None if body["correlated_noise"] is None else CorrelatedNoise.from_dict(body["correlated_noise"])
+        curve = None if body["loss_release"] is None else LossRelease.from_dict(body["loss_release"])
         clipping = clipping_from_dict(body["clipping"])
-        return cls(**planned, **rest, clipping=clipping, noise=noise, loss_curve=curve)
+        return cls(**planned, **rest, clipping=clipping, correlated_noise=noise, loss_release=curve)
 
 
 @lru_cache(maxsize=256)
 def _at(plan: Plan, step: int) -> StepPlan:
     """The values of one step; they are asked for several times a step."""
     values = {name: schedule_value(getattr(plan, name), step, plan.steps or None) for name in _PLANNED}
-    shared = {"neighboring_relation": plan.neighboring_relation, "loss_curve": plan.loss_curve}
+    shared = {"neighboring_relation": plan.neighboring_relation, "loss_release": plan.loss_release}
     return StepPlan(**values, **shared, clipping=plan.clipping)
 
 
 @lru_cache(maxsize=64)
 def _mechanism(plan: Plan) -> CorrelatedGaussianMechanism:
     """Its sensitivity may be the result of a long search."""
-    assert plan.noise is not None
-    now = plan.at(0)
-    return plan.noise.mechanism(noise_multiplier=now.noise_multiplier, l2_sensitivity=now.sensitivity)
+    assert plan.correlated_noise is not None
+    now = plan.step_plan(0)
+    return plan.correlated_noise.mechanism(noise_multiplier=now.noise_multiplier, l2_sensitivity=now.sensitivity)

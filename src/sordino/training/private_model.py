@@ -94,7 +94,7 @@ class BatchCharger:
         self._budget_receipt: str | None = None
         if ledger is not None:
             whole = plan.event() if adaptive is None else adaptive.event()
-            ledger.check(whole, relation=plan.neighboring_relation, unit=plan.privacy_unit)
+            ledger.check_charge(whole, neighboring_relation=plan.neighboring_relation, privacy_unit=plan.privacy_unit)
         self._charges, self._ready, self._steps = charges, ready, steps
         # Correlated noise is charged a cycle or a run ahead, as its plan says, whatever an epoch is.
         self._every_batch = plan.poisson_sampling or plan.mechanism is not None
@@ -102,8 +102,8 @@ class BatchCharger:
             ledger if adaptive is None else None,
             self._event_at,
             note="engine",
-            relation=plan.neighboring_relation,
-            unit=plan.privacy_unit,
+            neighboring_relation=plan.neighboring_relation,
+            privacy_unit=plan.privacy_unit,
         )
         self.reached = self._place = self._first = 0
         self._repeats = self._is_paid = self.has_charged = False
@@ -132,7 +132,7 @@ class BatchCharger:
         self._place = 0 if begins_epoch else self._place + 1
         event, receipt = NoOp(), None
         if self._every_batch or begins_epoch:
-            receipt = self._prepaid.pay(number, coming=self._coming() if self._every_batch else 1)
+            receipt = self._prepaid.charge(number, coming=self._coming() if self._every_batch else 1)
             event = self._event_at(number)
         if self._journal is not None:
             self._journal(number, event, receipt or self._budget_receipt)
@@ -157,7 +157,7 @@ class BatchCharger:
         """How many steps the noise has left; None when there is no end to them."""
         return None if self._plan.mechanism is None else max(0, self._plan.steps - self.reached)
 
-    def go_on(self, step: int, *, repeats: bool) -> None:
+    def resume(self, step: int, *, repeats: bool) -> None:
         """Number the next batch `step`, or later: no number comes twice.
 
         Args:
@@ -215,9 +215,11 @@ class BatchCharger:
         """Charge the budget to the ledger, once: all that is left of it, whoever else may have gone on from there."""
         if self._is_paid or self._ledger is None:
             return
-        relation, unit = self._plan.neighboring_relation, self._plan.privacy_unit
+        neighboring_relation, unit = self._plan.neighboring_relation, self._plan.privacy_unit
         note = "engine with an adaptive budget"
-        self._budget_receipt = self._ledger.charge(adaptive.rest(), note=note, relation=relation, unit=unit).digest
+        self._budget_receipt = self._ledger.charge(
+            adaptive.remaining_event(), note=note, neighboring_relation=neighboring_relation, privacy_unit=unit
+        ).digest
         self._is_paid = True
 
 
@@ -266,7 +268,7 @@ class OptimizerFields:
         for name, advice in _ADVICE.items():
             setattr(self._optimizer, name, NotThere("optimizer", name, advice))
         try:
-            step = self._plan.at(self._last_step() + 1)
+            step = self._plan.step_plan(self._last_step() + 1)
         except InvalidArgument:
             # A schedule that is written out has ended: the values of its last step stay.
             return
@@ -415,7 +417,7 @@ def install_probe(
 
     session.follow_padding(loader.padding)
     if criterion is None:
-        session.verify_loss_with(
+        session.set_loss_check(
             lambda tape, loss, times: check_traced_loss(
                 session.module, session.capture, tape, loss, structure, options_for(times)
             ),
@@ -424,7 +426,7 @@ def install_probe(
             ),
         )
     else:
-        session.verify_module_with(
+        session.set_module_check(
             lambda times: check_criterion(session.module, session.capture, criterion, structure, options_for(times)),
             criterion,
             lambda tape, given, times: check_arguments(
@@ -479,8 +481,8 @@ class PrivateModel:
         The buffers are secret: with the released gradients they give the clipped sums away.
         """
         return {
-            "step": self.session.step.state(),
-            "adaptive": None if self.adaptive is None else self.adaptive.state(),
+            "step": self.session.step.state_dict(),
+            "adaptive": None if self.adaptive is None else self.adaptive.state_dict(),
         }
 
     def check(self, facts: Mapping[str, object]) -> None:
@@ -503,16 +505,16 @@ class PrivateModel:
 
     def start_at(self, step: int) -> None:
         """Number the next step `step`, or later: where a training goes on that another library keeps."""
-        self.session.go_on(step, self.session.step.state())
-        self.meter.go_on(step, repeats=False)
+        self.session.resume(step, self.session.step.state_dict())
+        self.meter.resume(step, repeats=False)
 
-    def go_on(self, facts: Mapping[str, object], state: Mapping[str, object], *, repeats: bool) -> None:
+    def resume(self, facts: Mapping[str, object], state: Mapping[str, object], *, repeats: bool) -> None:
         """Go on from where a checkpoint stopped; what it cost is taken over apart."""
         step = int(str(facts["next_step"]))
-        self.session.go_on(step, cast("Mapping[str, object]", state["step"]))
-        self.meter.go_on(step, repeats=repeats)
+        self.session.resume(step, cast("Mapping[str, object]", state["step"]))
+        self.meter.resume(step, repeats=repeats)
         if self.adaptive is not None:
-            self.adaptive.load_state(cast("Mapping[str, object]", state["adaptive"]))
+            self.adaptive.load_state_dict(cast("Mapping[str, object]", state["adaptive"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -549,7 +551,7 @@ class MakePrivateArguments:
         *,
         number: int,
         steps: int,
-        randomness: KeyedRNG,
+        rng: KeyedRNG,
         charges: ChargeLog,
         ledger: Account | Reservation | None,
         adaptive: AdaptiveBudgetRun | None,
@@ -558,9 +560,9 @@ class MakePrivateArguments:
     ) -> tuple[PrivateModel, PrivateLoader]:
         """Hook the private step to module and optimizer, and make the loader; after a refusal all is as it was."""
         alone = self.performance.is_one_by_one
-        ranks = get_distributed_context().over(unwrap_ddp(self.module), plan, adaptive=adaptive, alone=alone)
+        ranks = get_distributed_context().bind(unwrap_ddp(self.module), plan, adaptive=adaptive, alone=alone)
         microbatch_size = 1 if alone else self.microbatch_size
-        randomness = ranks.shared(randomness)
+        rng = ranks.with_shared_key(rng)
         ranks.require_same(
             plan=plan.to_json(),
             records=len(dataset_size_of(self.data_loader)),
@@ -568,7 +570,7 @@ class MakePrivateArguments:
             model=parameter_shapes(unwrap_ddp(self.module)),
             budget=None if adaptive is None else adaptive.facts(),
         )
-        ranks.align(unwrap_ddp(self.module))
+        ranks.broadcast_module(unwrap_ddp(self.module))
         public_batch = self.public_batch
         if public_batch is None and self.public_records is not None:
             public_batch = self.data_loader.collate_fn(copy.deepcopy(list(self.public_records)))
@@ -579,7 +581,7 @@ class MakePrivateArguments:
                 module=self.module,
                 optimizer=self.optimizer,
                 plan=plan,
-                randomness=randomness,
+                rng=rng,
                 mean_over_records=self.loss_reduction == "mean",
                 adaptive=adaptive,
                 by_unit=self.units is not None,
@@ -590,16 +592,16 @@ class MakePrivateArguments:
             fields.remove()
             raise
         try:
-            model = ranks.first_then_all(lambda: journal.model(number, plan, randomness, adaptive))
-            meter = ranks.first_then_all(
+            model = ranks.rank_zero_first(lambda: journal.model(number, plan, rng, adaptive))
+            meter = ranks.rank_zero_first(
                 lambda: BatchCharger(
                     plan,
                     charges=charges,
-                    ready=partial(_ready, session, journal if ranks.is_first else None),
-                    ledger=ledger if ranks.is_first else None,
+                    ready=partial(_ready, session, journal if ranks.is_rank_zero else None),
+                    ledger=ledger if ranks.is_rank_zero else None,
                     steps=steps,
                     adaptive=adaptive,
-                    journal=partial(journal.charge, model) if ranks.is_first else None,
+                    journal=partial(journal.charge, model) if ranks.is_rank_zero else None,
                     target=target,
                 )
             )
@@ -608,23 +610,25 @@ class MakePrivateArguments:
                 sampling=plan.sampling if adaptive is None else Admitted(adaptive),
                 steps=steps,
                 microbatch_size=microbatch_size,
-                randomness=randomness,
+                rng=rng,
                 charge=lambda begins: _charged(ranks, meter, begins),
-                share=ranks.share,
-                rank=ranks.number,
-                hand_out=session.hand_out,
+                share=ranks.local_indices,
+                rank=ranks.rank,
+                set_microbatch=session.set_microbatch,
                 let_go=session.let_go,
-                substitutes=num_synthetic_records(plan.at(0).expected_batch_size, microbatch_size),
+                substitutes=num_synthetic_records(plan.step_plan(0).expected_batch_size, microbatch_size),
                 public_records=self.public_records,
                 public_batch=public_batch,
-                numbers=meter if adaptive is not None or plan.noise is not None else None,
+                numbers=meter if adaptive is not None or plan.correlated_noise is not None else None,
                 units=self.units,
                 largest=self._largest(plan, adaptive, ranks),
                 taken=session.parts_taken,
                 leave_out=session.leave_out,
             )
-            most = max_batch_size(plan, microbatch_size, records_each=_records_each(self.units), processes=ranks.count)
-            size = ProbeSize(records=most, two_passes=self.performance.memory == "two-pass")
+            most = max_batch_size(
+                plan, microbatch_size, records_each=_records_each(self.units), processes=ranks.world_size
+            )
+            size = ProbeSize(records=most, two_passes=self.performance.clipping_mode == "two_pass")
             install_probe(session, loader, self.loss_reduction, self.criterion, public_batch, size)
         except BaseException:
             session.detach()
@@ -643,13 +647,13 @@ class MakePrivateArguments:
         reach = dataset_size_of(self.data_loader)
         # With units the plan names the size of the data set as public.
         public = len(reach) if plan.dataset_size_is_public else None
-        at = plan.at if adaptive is None else adaptive.at
+        at = plan.step_plan if adaptive is None else adaptive.step_plan
 
         def largest(step: int) -> int:
             now = at(step)
             mean = now.expected_batch_size if public is None else public * now.sample_rate
             whole = batch_bound(mean, public) if plan.poisson_sampling else math.ceil(mean)
-            return math.ceil(whole / ranks.count)
+            return math.ceil(whole / ranks.world_size)
 
         return largest
 
@@ -663,14 +667,14 @@ def _ready(session: LoopHooks, journal: Journal | None) -> None:
 
 def _records_each(units: UnitAssignment | None) -> int:
     """Records of a unit in one forward pass: all of them in a loop of the user's own."""
-    return 1 if units is None or units.most_records is None else units.most_records
+    return 1 if units is None or units.max_records_per_unit is None else units.max_records_per_unit
 
 
 def _charged(ranks: DistributedContext, meter: BatchCharger, begins_epoch: bool) -> int | None:
     """Charge a batch in the first process, then in the others. Of a budget they decide together, once it is paid."""
     if not meter.adapts:
-        return ranks.first_then_all(lambda: meter(begins_epoch))
-    ranks.first_then_all(meter.prepare)
+        return ranks.rank_zero_first(lambda: meter(begins_epoch))
+    ranks.rank_zero_first(meter.prepare)
     return meter(begins_epoch)
 
 
@@ -689,8 +693,8 @@ def engine_guarantee(
 
     A plan that no batch was drawn for, one not in `stepped`, is named only where nothing was charged at all.
     """
-    relation = plans[-1].neighboring_relation if plans else NeighboringRelation.ADD_OR_REMOVE_ONE
-    spent = accounting.epsilon(charges.event(), delta, relation=relation, accountant=accountant)
+    neighboring_relation = plans[-1].neighboring_relation if plans else NeighboringRelation.ADD_OR_REMOVE_ONE
+    spent = accounting.epsilon(charges.event(), delta, neighboring_relation=neighboring_relation, accountant=accountant)
     caveats = [FIXED_SEED_CAVEAT] if reproducible else []
     caveats += [DIAGNOSTICS_CAVEAT] if diagnosed else []
     is_charged = not isinstance(charges.event(), NoOp)
@@ -699,9 +703,9 @@ def engine_guarantee(
     epsilon, name = spent.upper, spent.accountant
     # Charges that were loaded without their plans say by themselves how batches were drawn.
     loaded = describe_sampling(charges.event()) if is_charged and not named else "none"
-    sampler = ", ".join(dict.fromkeys(plan.sampling.words for plan in named)) or loaded
+    sampler = ", ".join(dict.fromkeys(plan.sampling.describe() for plan in named)) or loaded
     if adaptive is not None:
-        name, sampler = adaptive.accountant, adaptive.words
+        name, sampler = adaptive.accountant, adaptive.describe()
         caveats.append(FILTER_CAVEAT)
         if is_charged:
             epsilon = max(epsilon, _budget_at(adaptive, plans[-1], delta))
@@ -710,8 +714,8 @@ def engine_guarantee(
         delta=delta,
         accountant=name,
         sampler=sampler,
-        relation=relation,
-        unit=plans[-1].privacy_unit if plans else PrivacyUnit.EXAMPLE,
+        neighboring_relation=neighboring_relation,
+        privacy_unit=plans[-1].privacy_unit if plans else PrivacyUnit.RECORD,
         caveats=tuple(dict.fromkeys(caveats)),
     )
 
@@ -720,5 +724,5 @@ def _budget_at(adaptive: AdaptiveBudgetRun, plan: Plan, delta: float) -> float:
     """ε of the whole budget at any δ; at its own, what was promised."""
     if delta == plan.delta:
         return adaptive.epsilon
-    whole = accounting.epsilon(adaptive.event(), delta, relation=plan.neighboring_relation).upper
+    whole = accounting.epsilon(adaptive.event(), delta, neighboring_relation=plan.neighboring_relation).upper
     return min(whole, adaptive.epsilon) if delta > plan.delta else whole

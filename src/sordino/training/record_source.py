@@ -95,20 +95,24 @@ class TensorSource:
 
 
 class DatasetSource:
-    """A map-style data set: ``dataset[i]`` is one record, `collate` makes a batch of a list of them.
+    """A map-style data set: ``dataset[i]`` is one record, `collate_fn` makes a batch of a list of them.
 
     Args:
         dataset: with ``__getitem__`` and ``__len__``.
-        collate: torch's default when None. A tuple or list that it returns is unpacked into the loss's arguments.
+        collate_fn: torch's default when None. A tuple or list that it returns is unpacked into the loss's arguments.
             It is tried on made-up items when the first batch is read: each row must come from its own record.
         may_pad: whether batches may follow their longest record, where that changes no other record's gradient.
     """
 
     def __init__(
-        self, dataset: Dataset[object], collate: Callable[[list[object]], object] | None = None, *, may_pad: bool = True
+        self,
+        dataset: Dataset[object],
+        collate_fn: Callable[[list[object]], object] | None = None,
+        *,
+        may_pad: bool = True,
     ) -> None:
         self._dataset = dataset
-        self._collate = default_collate if collate is None else collate
+        self._collate = default_collate if collate_fn is None else collate_fn
         self._layout: BatchLayout | None = None
         self.padding: Padding | None = None
         self._may_pad = may_pad
@@ -142,7 +146,7 @@ class DatasetSource:
 
 def make_record_source(
     data: Sequence[Tensor] | Dataset[object],
-    collate: Callable[[list[object]], object] | None = None,
+    collate_fn: Callable[[list[object]], object] | None = None,
     *,
     may_pad: bool = True,
 ) -> RecordSource:
@@ -151,7 +155,7 @@ def make_record_source(
     Raises:
         InvalidArgument: neither tensors nor a data set of known length.
     """
-    if isinstance(data, TensorDataset) and collate is None:
+    if isinstance(data, TensorDataset) and collate_fn is None:
         return TensorSource(data.tensors)
     if isinstance(data, Dataset) or _is_map_style(data):
         if isinstance(data, IterableDataset) or not isinstance(data, Sized):
@@ -160,10 +164,10 @@ def make_record_source(
                 "Private batches are drawn by position. Write the records to disk once (sordino.data.mapped_table or "
                 "MappedArrays); docs/data.md names what else remains for a stream."
             )
-        return DatasetSource(cast("Dataset[object]", data), collate, may_pad=may_pad)
+        return DatasetSource(cast("Dataset[object]", data), collate_fn, may_pad=may_pad)
     if isinstance(data, tuple | list) and all(isinstance(part, Tensor) for part in data):
-        if collate is not None:
-            raise InvalidArgument("collate must be None for tensors, got a function. Give a data set, or drop it.")
+        if collate_fn is not None:
+            raise InvalidArgument("collate_fn must be None for tensors, got a function. Give a data set, or drop it.")
         return TensorSource(data)
     raise InvalidArgument(
         f"data must be a tuple of tensors or a map-style data set, got {type(data).__name__}. "
@@ -210,29 +214,29 @@ def readable(dataset: Dataset[object], places: list[int]) -> tuple[list[int], li
     return found, items
 
 
-def collated(collate: Callable[[list[object]], object], items: list[object]) -> tuple[list[int], object]:
+def collated(collate_fn: Callable[[list[object]], object], items: list[object]) -> tuple[list[int], object]:
     """Which items are in the batch, by their position in the list, and the batch; None of no items.
 
-    An item on which `collate` fails alone is left out.
+    An item on which `collate_fn` fails alone is left out.
 
     Raises:
         CoupledRecords: items that run alone fail together.
     """
     kept = list(range(len(items)))
-    batch, runs = _tried(collate, items)
+    batch, runs = _tried(collate_fn, items)
     if not runs:
-        kept = [place for place, item in enumerate(items) if _tried(collate, [item])[1]]
-        batch, runs = _tried(collate, [items[place] for place in kept]) if kept else (None, True)
+        kept = [place for place, item in enumerate(items) if _tried(collate_fn, [item])[1]]
+        batch, runs = _tried(collate_fn, [items[place] for place in kept]) if kept else (None, True)
     # Outside of any handler, so that no exception that quotes a record hangs on to this one.
     if not runs:
         raise inconsistent_batch_error()
     return kept, batch
 
 
-def _tried(collate: Callable[[list[object]], object], items: list[object]) -> tuple[object, bool]:
+def _tried(collate_fn: Callable[[list[object]], object], items: list[object]) -> tuple[object, bool]:
     """The batch, and whether there is one. Items are copied: a second attempt must find them as they were."""
     try:
-        return collate(list(items)), True
+        return collate_fn(list(items)), True
     except (OSError, MemoryError):
         raise
     except Exception:
@@ -303,54 +307,56 @@ class UnitAssignment:
     records is one step of the plan's relation.
 
     Args:
-        of: the unit of each record, from 0 to `count` − 1, in the records' order. A record of any other unit
+        unit_ids: the unit of each record, from 0 to `num_units` − 1, in the records' order. A record of any other unit
             contributes nothing, silently: whose a record is, is private.
-        count: number of units, public; some may have no records.
-        most_records: only a unit's first `most_records` records in the data's order count, ≥ 1; None takes all.
-            It bounds time and memory, never the guarantee.
+        num_units: number of units, public; some may have no records.
+        max_records_per_unit: only a unit's first `max_records_per_unit` records in the data's order count, ≥ 1; None
+            takes all. It bounds time and memory, never the guarantee.
         combine: "mean" or "sum" of the losses of a unit's records.
 
     Example:
-        >>> units = UnitAssignment(of=[0, 1, 1, 3], count=4)
-        >>> units.count, units.combine
+        >>> units = UnitAssignment(unit_ids=[0, 1, 1, 3], num_units=4)
+        >>> units.num_units, units.combine
         (4, 'mean')
 
     References:
         McMahan, Ramage, Talwar, Zhang 2018, "Learning differentially private recurrent language models" (users).
     """
 
-    of: Sequence[int] | np.ndarray | Tensor
-    count: int
-    most_records: int | None = None
+    unit_ids: Sequence[int] | np.ndarray | Tensor
+    num_units: int
+    max_records_per_unit: int | None = None
     combine: str = "mean"
     protects_records: bool = False
 
     def __post_init__(self) -> None:
-        checks.integer(1, count=self.count)
-        if self.most_records is not None:
-            checks.integer(1, most_records=self.most_records)
+        checks.integer(1, num_units=self.num_units)
+        if self.max_records_per_unit is not None:
+            checks.integer(1, max_records_per_unit=self.max_records_per_unit)
         checks.one_of(_COMBINED, combine=self.combine)
-        of = self.of.cpu().numpy() if isinstance(self.of, Tensor) else np.asarray(self.of)
+        of = self.unit_ids.cpu().numpy() if isinstance(self.unit_ids, Tensor) else np.asarray(self.unit_ids)
         if of.ndim != 1 or (of.size and not np.issubdtype(of.dtype, np.integer)):
-            raise InvalidArgument("of must be one integer per record, got something else. Number the units from 0.")
-        object.__setattr__(self, "of", of.astype(np.int64))
+            raise InvalidArgument(
+                "unit_ids must be one integer per record, got something else. Number the units from 0."
+            )
+        object.__setattr__(self, "unit_ids", of.astype(np.int64))
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan that does not say what is protected here.
 
         Raises:
-            InvalidArgument: its unit is one example for users, or micro-batches come with another relation than
+            InvalidArgument: its unit is one record for users, or micro-batches come with another relation than
                 replace-one.
         """
         if not self.protects_records:
-            if plan.privacy_unit is PrivacyUnit.EXAMPLE:
+            if plan.privacy_unit is PrivacyUnit.RECORD:
                 raise InvalidArgument(
-                    "privacy_unit must be user or client with units, got 'example'. Say whose records belong together."
+                    "privacy_unit must be user or client with units, got 'record'. Say whose records belong together."
                 )
             return
-        if plan.privacy_unit is not PrivacyUnit.EXAMPLE:
+        if plan.privacy_unit is not PrivacyUnit.RECORD:
             raise InvalidArgument(
-                f"privacy_unit must be example with micro-batches, got {plan.privacy_unit.value!r}. Give Units."
+                f"privacy_unit must be record with micro-batches, got {plan.privacy_unit.value!r}. Give Units."
             )
         if plan.neighboring_relation is not NeighboringRelation.REPLACE_ONE:
             raise InvalidArgument(
@@ -361,7 +367,7 @@ class UnitAssignment:
 
 
 def record_groups(records: int, *, size: int) -> UnitAssignment:
-    """Fixed groups of `size` neighbouring records, whose mean gradient is clipped as one.
+    """Fixed groups of `size` neighboring records, whose mean gradient is clipped as one.
 
     When: a method is to be compared with one that clips micro-batches. It costs accuracy: the noise is that of 2C on
     each group instead of C on each record.
@@ -374,11 +380,11 @@ def record_groups(records: int, *, size: int) -> UnitAssignment:
         size: records a group, ≥ 1.
 
     Example:
-        >>> record_groups(5, size=2).of.tolist()
+        >>> record_groups(5, size=2).unit_ids.tolist()
         [0, 0, 1, 1, 2]
     """
     records, size = checks.integer(1, records=records), checks.integer(1, size=size)
-    return UnitAssignment(of=np.arange(records) // size, count=-(-records // size), protects_records=True)
+    return UnitAssignment(unit_ids=np.arange(records) // size, num_units=-(-records // size), protects_records=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -410,11 +416,11 @@ class UnitIndex:
     def __init__(self, units: UnitAssignment, of: np.ndarray) -> None:
         self.units = units
         # Whose a record is, is private: one of a unit that nobody declared raises nothing and contributes nothing.
-        declared = np.flatnonzero((of >= 0) & (of < units.count))
+        declared = np.flatnonzero((of >= 0) & (of < units.num_units))
         self.order = declared[np.argsort(of[declared], kind="stable")]
-        counts = np.bincount(of[declared], minlength=units.count)
+        counts = np.bincount(of[declared], minlength=units.num_units)
         self.starts = np.cumsum(counts) - counts
-        self.sizes = counts if units.most_records is None else np.minimum(counts, units.most_records)
+        self.sizes = counts if units.max_records_per_unit is None else np.minimum(counts, units.max_records_per_unit)
 
     def chunks(self, drawn: np.ndarray, *, step: int, parts: int = 1) -> Iterator[UnitMicrobatch]:
         """The records of the drawn units in exactly `parts` parts of nearly equal size, which may be empty."""
@@ -427,7 +433,7 @@ class UnitIndex:
             part = slice(start, end)
             yield UnitMicrobatch(
                 step=step,
-                chunk=number,
+                index=number,
                 is_last=number == parts - 1,
                 indices=records[part],
                 units=owners[part],
@@ -452,7 +458,7 @@ class UnitSource:
     padding = None
 
     def __init__(self, source: RecordSource, units: UnitAssignment) -> None:
-        of = np.asarray(units.of)
+        of = np.asarray(units.unit_ids)
         if len(of) != len(source):
             raise InvalidArgument("units must name one unit per record of the data, got another number of records.")
         self._source, self._units = source, units
@@ -460,7 +466,7 @@ class UnitSource:
         self._order, self._starts, self._sizes = table.order, table.starts, table.sizes
 
     def __len__(self) -> int:
-        return self._units.count
+        return self._units.num_units
 
     def present(self, indices: np.ndarray) -> np.ndarray:
         """Those of the units that have records: the others are as good as not there."""

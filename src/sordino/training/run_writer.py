@@ -74,19 +74,19 @@ __all__ = [
 _BYTES = 32
 
 
-def commit_to_batch(indices: np.ndarray, *, step: int, randomness: KeyedRNG) -> str:
+def commit_to_batch(indices: np.ndarray, *, step: int, rng: KeyedRNG) -> str:
     """The commitment to batch `step`, 64 hexadecimal digits whatever the batch holds.
 
-    Guarantee: without the key of `randomness` the digits can't be told from random ones, whatever the indices are, as
+    Guarantee: without the key of `rng` the digits can't be told from random ones, whatever the indices are, as
     long as keyed BLAKE2b is a pseudorandom function.
 
     Args:
         indices: int64 positions, shape (b,), sorted.
         step: number of the step.
-        randomness: that of the segment.
+        rng: that of the segment.
     """
     key = bytearray(_BYTES)
-    randomness.stream("commitment", step=step).fill(memoryview(key))
+    rng.stream("commitment", step=step).fill(memoryview(key))
     content = np.ascontiguousarray(indices, dtype="<i8")
     return hashlib.blake2b(content.data, key=bytes(key), digest_size=_BYTES).hexdigest()
 
@@ -122,7 +122,7 @@ class TrainingState:
             "model": gather_state(module_state(self.model), keep=keep),
             "optimizer": gather_state(self.optimizer.state_dict(), keep=keep),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
-            "averaging": None if self.average is None else gather_state(self.average.state(), keep=keep),
+            "averaging": None if self.average is None else gather_state(self.average.state_dict(), keep=keep),
         }
 
     def load(self, facts: Mapping[str, object], state: Mapping[str, object]) -> None:
@@ -141,7 +141,7 @@ class TrainingState:
         if self.average is not None:
             saved = cast("list[Tensor] | None", state["averaging"])
             pairs = zip(saved or (), self.model.parameters(), strict=saved is not None)
-            self.average.load_state(None if saved is None else [shard_state(part, like) for part, like in pairs])
+            self.average.load_state_dict(None if saved is None else [shard_state(part, like) for part, like in pairs])
 
 
 class RunWriter:
@@ -195,7 +195,7 @@ class RunWriter:
         """Whether the run began with private diagnostics on display."""
         return self.folder.meta.get("diagnostics") is not None
 
-    def begin(self, parts: TrainingState, randomness: KeyedRNG) -> None:
+    def start(self, parts: TrainingState, rng: KeyedRNG) -> None:
         """Load the checkpoint into the parts, if there is one, and write that a segment begins.
 
         Raises:
@@ -203,18 +203,18 @@ class RunWriter:
         """
         self.load(parts)
         segments = self.folder.segments()
-        if randomness.commitment in {segment.key for segment in segments}:
+        if rng.commitment in {segment.key for segment in segments}:
             raise InvalidArgument(
-                "randomness must be fresh for a resumed run, got the key of an earlier segment, whose noise would come "
+                "rng must be fresh for a resumed run, got the key of an earlier segment, whose noise would come "
                 "again. Leave it out, or give another seed."
             )
-        self.seeded = randomness.reproducible or any(segment.seeded for segment in segments)
-        self._randomness = randomness
+        self.seeded = rng.reproducible or any(segment.seeded for segment in segments)
+        self._randomness = rng
         begun = self.folder.begin(
-            key=randomness.commitment,
+            key=rng.commitment,
             first_step=self.first_step,
             most=_dearest(self._plan) if self._adaptive is None else self._adaptive.event(),
-            seeded=randomness.reproducible,
+            seeded=rng.reproducible,
         )
         self._lineage = [{"key": one.key, "first_step": one.first_step} for one in (*segments, begun)]
 
@@ -244,15 +244,15 @@ class RunWriter:
             parts.load(facts, state)
             self._carried = cast("Mapping[str, object] | None", state["step"])
             if self._adaptive is not None:
-                self._adaptive.load_state(cast("Mapping[str, object]", state["adaptive"]))
+                self._adaptive.load_state_dict(cast("Mapping[str, object]", state["adaptive"]))
             # A step that was under way when the checkpoint was written had released nothing.
             self.repeats = self._taken > checks.integer(0, taken=facts.get("taken"))
 
-    def follow(self, step: PrivateStep) -> None:
+    def attach_step(self, step: PrivateStep) -> None:
         """Keep what steps hand on, bounds and noise, in the checkpoints, and go on from the one that was loaded."""
         self._step = step
         if self._carried is not None:
-            step.load_state(self._carried)
+            step.load_state_dict(self._carried)
 
     def charge(
         self, *, step: int, event: Event, epsilon: float, indices: np.ndarray, charge: str | None = None
@@ -261,7 +261,7 @@ class RunWriter:
         if not isinstance(event, NoOp):
             self._charged.add(event)
         self._taken += 1
-        commitment = commit_to_batch(indices, step=step, randomness=self._randomness)
+        commitment = commit_to_batch(indices, step=step, rng=self._randomness)
         self.folder.append(step=step, event=event, epsilon=epsilon, indices=commitment, charge=charge)
 
     def after_step(self, parts: TrainingState, done: int) -> None:
@@ -285,32 +285,34 @@ class RunWriter:
             "charged": self._charged.state_dict(),
             "lineage": self._lineage,
         }
-        carried = {"step": None if self._step is None else self._step.state()}
+        carried = {"step": None if self._step is None else self._step.state_dict()}
         if self._adaptive is not None:
-            carried["adaptive"] = self._adaptive.state()
+            carried["adaptive"] = self._adaptive.state_dict()
         self.folder.save_checkpoint(to_bytes(facts, parts.state() | carried))
 
     def guarantee(self, planned: Guarantee) -> Guarantee:
         """`planned` for all that was charged: repeated steps, earlier segments, runs that are charged as a whole."""
-        if self._adaptive is not None or (not self.is_resumed and self._plan.noise is None):
+        if self._adaptive is not None or (not self.is_resumed and self._plan.correlated_noise is None):
             return planned
-        relation = self._plan.neighboring_relation
-        spent = accounting.epsilon(self._charged.event(), self._plan.delta, relation=relation)
+        neighboring_relation = self._plan.neighboring_relation
+        spent = accounting.epsilon(self._charged.event(), self._plan.delta, neighboring_relation=neighboring_relation)
         return replace(planned, epsilon=spent.upper, accountant=spent.accountant)
 
     def finish(self, model: nn.Module, guarantee: Guarantee, *, complete: bool) -> None:
         """Write model, guarantee and manifest; a complete run has no more use for the noise in its checkpoint."""
-        if complete and self._plan.noise is not None:
+        if complete and self._plan.correlated_noise is not None:
             (self.folder.path / "checkpoint.safetensors").unlink(missing_ok=True)
-        if self._plan.loss_curve is not None and self._step is not None:
-            curve = self._plan.loss_curve
-            losses = ReleasedLosses(bound=curve.bound, share=curve.share, points=self._step.loss_curve)
+        if self._plan.loss_release is not None and self._step is not None:
+            curve = self._plan.loss_release
+            losses = ReleasedLosses(
+                max_loss=curve.max_loss, budget_fraction=curve.budget_fraction, points=self._step.loss_release
+            )
             self.folder.write_loss_curve(losses)
         self.folder.save_model(cast("Mapping[str, Tensor]", gather_state(model.state_dict())))
         self.folder.write_guarantee(guarantee)
         self.folder.close()
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """After a failure: a folder in which nothing was charged is thrown away, any other is closed."""
         self.folder.close()
         if self._is_new and not any(self.folder):
@@ -320,8 +322,8 @@ class RunWriter:
 def open_run_writer(
     plan: Plan,
     *,
-    run: RunFolder | str | Path | None,
-    resume: str | Path | None,
+    run_folder: RunFolder | str | Path | None,
+    resume_from: str | Path | None,
     every: int | None,
     diagnostics: str | None = None,
     adaptive: AdaptiveBudgetRun | None = None,
@@ -335,23 +337,27 @@ def open_run_writer(
     facts = None if adaptive is None else adaptive.facts()
     if every is not None:
         checks.integer(1, checkpoint_every=every)
-    if run is not None and resume is not None:
-        raise InvalidArgument("resume must be None for a new run, got both. Give run=… to begin, resume=… to go on.")
-    if resume is not None:
-        _check_budget(RunFolder.open(resume), facts)
-        _check_unfinished(RunFolder.open(resume), plan)
-        return RunWriter(RunFolder.resume(resume), plan, every=every, is_new=False, adaptive=adaptive)
-    if run is None:
+    if run_folder is not None and resume_from is not None:
+        raise InvalidArgument(
+            "resume_from must be None for a new run, got both. Give run_folder=… to begin, resume_from=… to resume."
+        )
+    if resume_from is not None:
+        _check_budget(RunFolder.open(resume_from), facts)
+        _check_unfinished(RunFolder.open(resume_from), plan)
+        return RunWriter(RunFolder.resume(resume_from), plan, every=every, is_new=False, adaptive=adaptive)
+    if run_folder is None:
         if every is not None:
-            raise InvalidArgument("checkpoint_every must be None without a run, got a number. Give run=… a folder.")
+            raise InvalidArgument(
+                "checkpoint_every must be None without a run, got a number. Give run_folder=… a folder."
+            )
         return None
-    if isinstance(run, RunFolder):
-        _check_budget(run, facts)
-        _check_plan(run, plan)
-        return RunWriter(run, plan, every=every, is_new=True, adaptive=adaptive)
+    if isinstance(run_folder, RunFolder):
+        _check_budget(run_folder, facts)
+        _check_plan(run_folder, plan)
+        return RunWriter(run_folder, plan, every=every, is_new=True, adaptive=adaptive)
     said = {"diagnostics": diagnostics, "budget": facts}
     meta = {name: value for name, value in said.items() if value is not None}
-    folder = RunFolder.create(run, plan=plan.to_json(), meta=meta)
+    folder = RunFolder.create(run_folder, plan=plan.to_json(), meta=meta)
     return RunWriter(folder, plan, every=every, is_new=True, adaptive=adaptive)
 
 
@@ -361,7 +367,7 @@ def _dearest(plan: Plan) -> Event:
         return plan.mechanism.branch_event(0)
     if not plan.is_scheduled or not plan.steps:
         return plan.step_event()
-    steps = [plan.at(step) for step in range(plan.steps)]
+    steps = [plan.step_plan(step) for step in range(plan.steps)]
     noise, rate = min(step.noise_multiplier for step in steps), max(step.sample_rate for step in steps)
     return replace(plan, noise_multiplier=noise, sample_rate=rate).step_event()
 
@@ -408,11 +414,11 @@ class _Followed(RunWriter):
     Where the model is sharded, what is written there is gathered from here too.
     """
 
-    def begin(self, parts: TrainingState, randomness: KeyedRNG) -> None:
+    def start(self, parts: TrainingState, rng: KeyedRNG) -> None:
         """Load the checkpoint, before the first process writes that a segment begins."""
         self.load(parts)
-        self._randomness = randomness
-        self.seeded = randomness.reproducible or any(segment.seeded for segment in self.folder.segments())
+        self._randomness = rng
+        self.seeded = rng.reproducible or any(segment.seeded for segment in self.folder.segments())
 
     def charge(
         self, *, step: int, event: Event, epsilon: float, indices: np.ndarray, charge: str | None = None
@@ -433,7 +439,7 @@ class _Followed(RunWriter):
         del guarantee, complete
         gather_state(model.state_dict(), keep=False)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Nothing was begun here."""
 
 
@@ -441,8 +447,8 @@ def open_distributed_run_writer(
     ranks: DistributedContext,
     plan: Plan,
     *,
-    run: RunFolder | str | Path | None,
-    resume: str | Path | None,
+    run_folder: RunFolder | str | Path | None,
+    resume_from: str | Path | None,
     every: int | None,
     diagnostics: str | None,
     adaptive: AdaptiveBudgetRun | None,
@@ -452,21 +458,30 @@ def open_distributed_run_writer(
     Those of a sharded model help to write every run.
     """
     if ranks.shards is not None:
-        ranks.require_same(run=run is not None, resume=resume is not None, checkpoint_every=every)
+        ranks.require_same(
+            run_folder=run_folder is not None, resume_from=resume_from is not None, checkpoint_every=every
+        )
     made: list[RunWriter | None] = []
-    ranks.agreed(
+    ranks.broadcast_from_rank_zero(
         lambda: made.append(
-            open_run_writer(plan, run=run, resume=resume, every=every, diagnostics=diagnostics, adaptive=adaptive)
+            open_run_writer(
+                plan,
+                run_folder=run_folder,
+                resume_from=resume_from,
+                every=every,
+                diagnostics=diagnostics,
+                adaptive=adaptive,
+            )
         )
     )
     if made:
         return made[0]
-    if resume is not None:
+    if resume_from is not None:
         seen = every if ranks.shards is not None else None
-        return _Followed(RunFolder.open(resume), plan, every=seen, is_new=False, adaptive=adaptive)
-    if run is None or ranks.shards is None:
+        return _Followed(RunFolder.open(resume_from), plan, every=seen, is_new=False, adaptive=adaptive)
+    if run_folder is None or ranks.shards is None:
         return None
-    path = run.path if isinstance(run, RunFolder) else run
+    path = run_folder.path if isinstance(run_folder, RunFolder) else run_folder
     return _Followed(RunFolder.open(path), plan, every=every, is_new=True)
 
 
@@ -478,12 +493,12 @@ def open_distributed_run_writer(
 _USED: WeakValueDictionary[int, KeyedRNG] = WeakValueDictionary()
 
 
-def require_unused_key(randomness: KeyedRNG) -> KeyedRNG:
+def require_unused_key(rng: KeyedRNG) -> KeyedRNG:
     """A second run with the same key would repeat its noise, and the difference of two gradients would be bare."""
-    if _USED.get(id(randomness)) is randomness and not randomness.reproducible:
-        raise InvalidArgument("randomness must be fresh for every run, got one that was used. Make a new KeyedRNG().")
-    _USED[id(randomness)] = randomness
-    return randomness
+    if _USED.get(id(rng)) is rng and not rng.reproducible:
+        raise InvalidArgument("rng must be fresh for every run, got one that was used. Make a new KeyedRNG().")
+    _USED[id(rng)] = rng
+    return rng
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -512,7 +527,7 @@ class Diagnostics:
         self._total += float(losses.detach().sum())
         self._records += len(losses)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """What was taken in since the last call."""
         mean = self._total / self._records if self._records else float("nan")
         text = f"loss {mean:.4f}, {self._records} records"
@@ -566,4 +581,4 @@ class ProgressBar:
         """`steps` steps are done; all that was charged comes to at most `epsilon`."""
         self._progress.update(self._task, completed=steps, epsilon=format_upper_bound(epsilon))
         if self._diagnostics is not None:
-            self._progress.console.print(f"step {steps}: {self._diagnostics.words()} (private)", highlight=False)
+            self._progress.console.print(f"step {steps}: {self._diagnostics.describe()} (private)", highlight=False)

@@ -55,7 +55,7 @@ class _Rows:
 
     shape: tuple[int, ...]
     ranks: int
-    number: int
+    rank: int
 
     @property
     def each(self) -> int:
@@ -70,7 +70,7 @@ class _Rows:
 
     @property
     def first(self) -> int:
-        return min(self.number * self.each, self.shape[0])
+        return min(self.rank * self.each, self.shape[0])
 
     @property
     def count(self) -> int:
@@ -83,7 +83,7 @@ class _Rows:
     def of(self, whole: Tensor) -> Tensor:
         return whole[self.first : self.first + self.count]
 
-    def lay(self, whole: Tensor, flat: Tensor) -> None:
+    def copy_rows_to(self, whole: Tensor, flat: Tensor) -> None:
         """Write the rows of every process into its row of `flat`, shape (ranks, each · width); the rest stays."""
         for place, rows in zip(flat, whole.split(self.each), strict=False):
             place[: rows.numel()].view(rows.shape).copy_(rows)
@@ -101,8 +101,8 @@ class ShardedModel:
         device: where tensors must lie to be exchanged.
     """
 
-    def __init__(self, model: nn.Module, *, count: int, number: int, device: torch.device) -> None:
-        self._model, self._count, self._number, self._device = model, count, number, device
+    def __init__(self, model: nn.Module, *, world_size: int, rank: int, device: torch.device) -> None:
+        self._model, self._count, self._number, self._device = model, world_size, rank, device
         self._modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         self._saved: list[tuple[_Group, tuple[object, bool, bool, bool]]] = []
         self._shard: dict[nn.Parameter, nn.Parameter] = {}
@@ -142,13 +142,13 @@ class ShardedModel:
             group.post_forward_mesh_info = None
             group.reduce_grads = group.all_reduce_grads = group.reshard_after_backward = False
 
-    def whole(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    def full_parameters(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Gather, and give the whole parameters of those that the optimizer holds."""
         held = list(parameters)
         self.gather()
         return [self._whole[parameter] for parameter in held]
 
-    def held(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    def owned_parameters(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """What an optimizer holds of parameters that may be gathered now."""
         return [self._shard.get(parameter, parameter) for parameter in parameters]
 
@@ -183,7 +183,7 @@ class ShardedModel:
         device = first.device
         del first
         for parameter, row, part in zip(bucket, rows, flat.split(sizes, dim=1), strict=True):
-            row.lay(sums.pop(parameter), part)
+            row.copy_rows_to(sums.pop(parameter), part)
         own = flat.new_empty(flat.shape[1])
         _reduce_scatter(own, flat.view(-1))
         del flat
@@ -193,7 +193,7 @@ class ShardedModel:
     def _buckets(
         self, parameters: Sequence[nn.Parameter], sums: Mapping[nn.Parameter, Tensor]
     ) -> Iterator[list[nn.Parameter]]:
-        """Neighbours of one type, together up to 32 MB; a parameter that is not sharded stays alone."""
+        """Neighbors of one type, together up to 32 MB; a parameter that is not sharded stays alone."""
         bucket: list[nn.Parameter] = []
         size = 0
         for parameter in parameters:
@@ -256,14 +256,14 @@ class ShardedModel:
         parts += [ShardSlice(first=0, whole=tensor.numel()) for tensor in beside]
         return ShardGaussianMechanism(mechanism=mechanism, parts=tuple(parts))
 
-    def give(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+    def set_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Make `gradient`, rows of a whole parameter's, the gradient of its shard."""
         shard = self._shard[parameter]
         value = gradient.to(shard.dtype)
         shard.grad = value if not isinstance(shard, DTensor) else _like(shard, value)
 
     def _rows(self, parameter: nn.Parameter) -> _Rows:
-        return _Rows(shape=tuple(parameter.shape), ranks=self._count, number=self._number)
+        return _Rows(shape=tuple(parameter.shape), ranks=self._count, rank=self._number)
 
 
 def _like(shard: DTensor, local: Tensor) -> DTensor:
@@ -301,7 +301,7 @@ def _leave_pass(module: FSDPModule) -> None:
 # --- what is refused ---------------------------------------------------------------------------------------------
 
 
-def find_sharded_model(model: nn.Module, *, count: int, number: int, device: torch.device) -> ShardedModel | None:
+def find_sharded_model(model: nn.Module, *, world_size: int, rank: int, device: torch.device) -> ShardedModel | None:
     """The shards of a model that `fully_shard` took; None for a model whose parameters each process holds whole.
 
     Raises:
@@ -320,10 +320,10 @@ def find_sharded_model(model: nn.Module, *, count: int, number: int, device: tor
         raise InvalidArgument(
             "offload_policy must not be CPUOffloadPolicy, got it. Leave it out: shards stay where they are."
         )
-    shards = ShardedModel(model, count=count, number=number, device=device)
+    shards = ShardedModel(model, world_size=world_size, rank=rank, device=device)
     for name, value in model.named_parameters():
         if isinstance(value, DTensor):
-            _check_mesh(name, value, count)
+            _check_mesh(name, value, world_size)
     managed = {id(value) for value in _managed(modules)}
     strange = [name for name, value in spread.items() if id(value) not in managed]
     if strange:
@@ -364,8 +364,8 @@ def check_sharded(plan: Plan, *, compiles: bool = False, adapts: bool = False, a
     Raises:
         InvalidArgument: names it.
     """
-    if plan.noise is not None or plan.secure_noise:
-        got = "secure noise" if plan.secure_noise else "correlated noise"
+    if plan.correlated_noise is not None or plan.secure_mode:
+        got = "secure noise" if plan.secure_mode else "correlated noise"
         raise InvalidArgument(
             f"noise must be independent and floating point for a model that fully_shard took, got {got}. Leave it out, "
             "or train the model without fully_shard."

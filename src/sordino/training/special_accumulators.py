@@ -67,11 +67,11 @@ class ProjectedAccumulator:
 
     Args:
         capture: names the parameters; nothing is recorded with it.
-        randomness: source of the directions.
+        rng: source of the directions.
     """
 
-    def __init__(self, capture: Recorder, randomness: KeyedRNG) -> None:
-        self._capture, self._randomness = capture, randomness
+    def __init__(self, capture: Recorder, rng: KeyedRNG) -> None:
+        self._capture, self._randomness = capture, rng
         self._now: StepPlan | None = None
 
     def begin(self, now: StepPlan) -> None:
@@ -94,7 +94,7 @@ class ProjectedAccumulator:
         """
         assert self._now is not None
         squares = self.estimates(loss, batch, records=records)
-        factors = self._now.clipping.factors(squares, max_grad_norm=self._now.max_grad_norm)
+        factors = self._now.clipping.clip_factors(squares, max_grad_norm=self._now.max_grad_norm)
         if not bool((factors > 0).all()):
             kept = (factors > 0).nonzero().flatten()
             return self.sums(loss, _rows(batch, kept, records), records=len(kept)) if len(kept) else {}
@@ -115,7 +115,7 @@ class ProjectedAccumulator:
         count = self._now.clipping.projections
         whole = _LossOf(self._capture.model, loss)
         held = {name: parameter.detach() for name, parameter in self._named().items()}
-        stream = self._randomness.fresh("projections")
+        stream = self._randomness.new_stream("projections")
 
         def losses(parameters: dict[str, Tensor]) -> Tensor:
             return _checked(functional_call(whole, parameters, batch), records)
@@ -151,11 +151,11 @@ class ProjectedAccumulator:
         assert self._now is not None
         return self._now.mechanism, []
 
-    def held(self) -> list[Tensor]:
+    def partial_sums(self) -> list[Tensor]:
         """Sums that are kept here: none."""
         return []
 
-    def learn(self, released: Sequence[Tensor]) -> None:
+    def update_clip_norms(self, released: Sequence[Tensor]) -> None:
         """Nothing: the bound is the plan's."""
 
     def state_dict(self) -> dict[str, object]:
@@ -237,7 +237,7 @@ class IntegerAccumulator:
         by_name = {names[parameter]: parameter for parameter in parameters}
         self._now = now
         self._groups = [[by_name[name] for name in group] for group in now.clipping.groups(sizes)]
-        self._bounds = now.clipping.thresholds(sizes, max_grad_norm=now.max_grad_norm)
+        self._bounds = now.clipping.clip_norms(sizes, max_grad_norm=now.max_grad_norm)
         self._mechanism = now.grid_mechanism(sum(sizes.values()))
         self._sums = {parameter: torch.zeros_like(parameter, dtype=torch.int64) for parameter in parameters}
 
@@ -285,7 +285,7 @@ class IntegerAccumulator:
         ]
         finite = torch.stack(squares).isfinite().all(0)
         return [
-            self._now.clipping.factors(torch.where(finite, row, torch.inf), max_grad_norm=bound)
+            self._now.clipping.clip_factors(torch.where(finite, row, torch.inf), max_grad_norm=bound)
             for row, bound in zip(squares, self._bounds, strict=True)
         ]
 
@@ -293,25 +293,25 @@ class IntegerAccumulator:
         """The object itself adds the noise; nothing else is released with it."""
         return self, []
 
-    def held(self) -> list[Tensor]:
+    def partial_sums(self) -> list[Tensor]:
         """The sums of whole numbers, which processes may add up before the noise."""
         return list(self._sums.values())
 
-    def add_noise_(self, tensors: Sequence[Tensor], *, randomness: KeyedRNG, step: int) -> None:
+    def add_noise_(self, tensors: Sequence[Tensor], *, rng: KeyedRNG, step: int) -> None:
         """Overwrite `tensors` by the noisy sums, parameter by parameter in the order of `begin`.
 
         Every number written is a function of the noisy integer: the noisy sum in double precision, then in the type of
-        the tensor. `step` must never repeat within one `randomness`.
+        the tensor. `step` must never repeat within one `rng`.
         """
         assert self._mechanism is not None
         whole = torch.cat([total.flatten().cpu() for total in self._sums.values()])
-        noisy = torch.from_numpy(self._mechanism.release(whole.numpy(), randomness=randomness, step=step))
+        noisy = torch.from_numpy(self._mechanism.release(whole.numpy(), rng=rng, step=step))
         parts = noisy.split([total.numel() for total in self._sums.values()])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_((part.double() * self._mechanism.grid.step).view_as(tensor))
         self._sums = {}
 
-    def learn(self, released: Sequence[Tensor]) -> None:
+    def update_clip_norms(self, released: Sequence[Tensor]) -> None:
         """Nothing: the bounds are the plan's."""
 
     def state_dict(self) -> dict[str, object]:
@@ -365,7 +365,7 @@ class UnitAccumulator:
         place = 0
         for gradients, factor in self._capture.per_record_gradients():
             count = len(next(iter(gradients.values()))) if gradients else 0
-            if not chunk.records or not count:
+            if not chunk.num_records or not count:
                 continue
             owners = torch.from_numpy(chunk.units[place : place + count])
             weights = torch.from_numpy(chunk.weights[place : place + count]) * factor
@@ -386,7 +386,7 @@ class UnitAccumulator:
     def _by_unit(
         self, gradients: Mapping[nn.Parameter, Tensor], owners: Tensor, weights: Tensor
     ) -> tuple[list[int], _Rows]:
-        """The units of some neighbouring records, and the sum of the records of each; zeros where nothing was used."""
+        """The units of some neighboring records, and the sum of the records of each; zeros where nothing was used."""
         units, rank = torch.unique_consecutive(owners, return_inverse=True)
         rows: _Rows = {}
         for parameter in self._capture.trainable():
@@ -414,13 +414,13 @@ class UnitAccumulator:
         """The noise for the clipped sum, and the counts that are released together with it."""
         return self._bounds.mechanism()
 
-    def held(self) -> list[Tensor]:
+    def partial_sums(self) -> list[Tensor]:
         """Sums that are kept here: none."""
         return []
 
-    def learn(self, released: Sequence[Tensor]) -> None:
+    def update_clip_norms(self, released: Sequence[Tensor]) -> None:
         """Move the bounds by what was released."""
-        self._bounds.learn(released)
+        self._bounds.update_clip_norms(released)
 
     def state_dict(self) -> dict[str, object]:
         """The adapted bounds."""
@@ -437,7 +437,7 @@ class UnitAccumulator:
 
 
 def make_accumulator(
-    capture: Contributions, plan: Plan, randomness: KeyedRNG, *, by_unit: bool = False
+    capture: Contributions, plan: Plan, rng: KeyedRNG, *, by_unit: bool = False
 ) -> "ClippedSumAccumulator | AdaClipAccumulator | IntegerAccumulator | ProjectedAccumulator | UnitAccumulator":
     """What clips the chunks of a run; `per_unit_loss` says that rows are records, to be put together unit by unit.
 
@@ -455,8 +455,8 @@ def make_accumulator(
                 "clipping must look at the contributions that come in, got ProjectedClipping, which projects gradients "
                 "of a loss. Use FlatClipping."
             )
-        return ProjectedAccumulator(capture, randomness)
-    return IntegerAccumulator(capture) if plan.secure_noise else ClippedSumAccumulator(capture)
+        return ProjectedAccumulator(capture, rng)
+    return IntegerAccumulator(capture) if plan.secure_mode else ClippedSumAccumulator(capture)
 
 
 def check_bounds(plan: Plan, *, by_unit: bool = False) -> None:
@@ -466,13 +466,13 @@ def check_bounds(plan: Plan, *, by_unit: bool = False) -> None:
         InvalidArgument: the clipping doesn't go with the plan's noise, or not with rows of units.
     """
     special = isinstance(plan.clipping, AdaClip | ProjectedClipping)
-    if by_unit and (special or plan.secure_noise):
+    if by_unit and (special or plan.secure_mode):
         got = type(plan.clipping).__name__ if special else "secure noise"
         raise InvalidArgument(
             f"units must be None with {got} in a loop of your own: its sums are made record by record. Use "
             "FlatClipping, or train with sordino.fit."
         )
-    if special and (plan.noise is not None or plan.secure_noise):
+    if special and (plan.correlated_noise is not None or plan.secure_mode):
         raise InvalidArgument(
             f"clipping must be another one with correlated or secure noise, got {type(plan.clipping).__name__}. Use "
             "FlatClipping, or independent noise."
@@ -505,7 +505,7 @@ class AdaClipAccumulator:
         self._parameters = self._capture.trainable()
         names = [self._capture.names[parameter] for parameter in self._parameters]
         if self._state is None:
-            self._state = now.clipping.begin([parameter.numel() for parameter in self._parameters])
+            self._state = now.clipping.init_state([parameter.numel() for parameter in self._parameters])
             self._load(names)
         elif names != self._names:
             raise NonPrivateStep(
@@ -534,7 +534,7 @@ class AdaClipAccumulator:
                 for parameter, mean, scale in zip(self._parameters, self._state.mean, self._scale, strict=True)
             ]
             squares = torch.stack([row.square().sum(1) for row in rows]).sum(0)
-            factors = self._now.clipping.factors(squares, max_grad_norm=1.0)
+            factors = self._now.clipping.clip_factors(squares, max_grad_norm=1.0)
             for total, row in zip(self._sums, rows, strict=True):
                 # A record that is not finite has factor 0, and 0 · ∞ would not be 0.
                 total += torch.where(factors[:, None] > 0, row * factors[:, None], 0.0).sum(0)
@@ -550,26 +550,26 @@ class AdaClipAccumulator:
         """The object itself adds the noise; nothing else is released with it."""
         return self, []
 
-    def held(self) -> list[Tensor]:
+    def partial_sums(self) -> list[Tensor]:
         """The sums of transformed gradients, which processes may add up before the noise."""
         return self._sums
 
-    def add_noise_(self, tensors: Sequence[Tensor], *, randomness: KeyedRNG, step: int) -> None:
-        """Overwrite `tensors` by B·g̃, and learn from it. `step` must never repeat within one `randomness`."""
+    def add_noise_(self, tensors: Sequence[Tensor], *, rng: KeyedRNG, step: int) -> None:
+        """Overwrite `tensors` by B·g̃, and learn from it. `step` must never repeat within one `rng`."""
         assert self._now is not None
         assert self._state is not None
         factor, divisor = self._now.neighboring_relation.sensitivity_factor, self._now.expected_batch_size
         noise = TensorGaussianMechanism(noise_multiplier=self._now.noise_multiplier, l2_sensitivity=factor)
-        noise.add_noise_(self._sums, randomness=randomness, step=step)
+        noise.add_noise_(self._sums, rng=rng, step=step)
         released: list[Tensor] = []
         for tensor, total, mean, scale in zip(tensors, self._sums, self._state.mean, self._scale, strict=True):
             released.append(mean + scale * total / divisor)
             tensor.copy_((divisor * released[-1]).view_as(tensor))
         stddev = [noise.stddev * scale / divisor for scale in self._scale]
-        self._state.learn([part.cpu() for part in released], [part.cpu() for part in stddev])
+        self._state.update([part.cpu() for part in released], [part.cpu() for part in stddev])
         self._sums = []
 
-    def learn(self, released: Sequence[Tensor]) -> None:
+    def update_clip_norms(self, released: Sequence[Tensor]) -> None:
         """Nothing beside the gradient was released."""
 
     def state_dict(self) -> dict[str, object]:

@@ -108,7 +108,7 @@ class PrivateStep:
     Args:
         capture: hooks on the model, or other contributions; decides which parameters are trained.
         plan: clipping, noise and divisor.
-        randomness: source of the noise.
+        rng: source of the noise.
         after_step: number of the last step that is over already; later ones must be larger.
         at: the values of a step where they are chosen on the way; the plan's by default.
         per_unit_loss: whether rows are records of units, which are put together before they are clipped.
@@ -120,18 +120,18 @@ class PrivateStep:
         self,
         capture: Contributions,
         plan: Plan,
-        randomness: KeyedRNG,
+        rng: KeyedRNG,
         *,
         after_step: int = -1,
-        at: Callable[[int], StepPlan] | None = None,
+        step_plan_fn: Callable[[int], StepPlan] | None = None,
         by_unit: bool = False,
         norm: NormRelease | None = None,
-        memory: ClippingMode = "fast",
+        clipping_mode: ClippingMode = "fast",
     ) -> None:
-        check_clipping_mode(memory, plan, by_unit=by_unit)
+        check_clipping_mode(clipping_mode, plan, by_unit=by_unit)
         self._capture = capture
-        self._at = plan.at if at is None else at
-        self._randomness = randomness
+        self._at = plan.step_plan if step_plan_fn is None else step_plan_fn
+        self._randomness = rng
         self._step: int | None = None
         self._now: StepPlan | None = None
         self._next_chunk = 0
@@ -141,15 +141,15 @@ class PrivateStep:
         self._summed: list[nn.Parameter] = []
         self._stream = None if plan.mechanism is None else plan.mechanism.start()
         self._trained: list[str] | None = None
-        self._buys_losses = plan.loss_curve is not None
+        self._buys_losses = plan.loss_release is not None
         self._seen = False
         self._points: list[ReleasedLoss] = []
-        self.bounds = make_accumulator(capture, plan, randomness, by_unit=by_unit)
-        self._norm, self._memory = norm, memory
+        self.bounds = make_accumulator(capture, plan, rng, by_unit=by_unit)
+        self._norm, self._memory = norm, clipping_mode
         # Parameters that a backward pass was found to use again.
         self._shared: set[nn.Parameter] = set()
         # Where several processes each hold a part of the batch: adds their sums up before the noise.
-        self.add_up_: Callable[[Sequence[Tensor]], None] | None = None
+        self.all_reduce_: Callable[[Sequence[Tensor]], None] | None = None
         # Where they each hold a part of the parameters: scatters their sums, and takes the gradients of shards.
         self.shards: ShardedModel | None = None
         # Whether all processes give as many chunks, so that sums may be exchanged after each.
@@ -167,7 +167,7 @@ class PrivateStep:
         return self._last_step
 
     @property
-    def loss_curve(self) -> tuple[ReleasedLoss, ...]:
+    def loss_release(self) -> tuple[ReleasedLoss, ...]:
         """The losses that were released so far; none unless the plan buys them."""
         return tuple(self._points)
 
@@ -178,7 +178,7 @@ class PrivateStep:
 
     def expects(self, chunk: Microbatch) -> bool:
         """Whether `chunk` continues the open logical batch: every chunk before it is in the sum."""
-        return self.is_open and chunk.step == self._step and chunk.chunk == self._next_chunk
+        return self.is_open and chunk.step == self._step and chunk.index == self._next_chunk
 
     def begin_again(self, step: int) -> None:
         """Let the logical batch `step`, which was abandoned before its noise was drawn, be begun once more."""
@@ -189,7 +189,7 @@ class PrivateStep:
         """How many parts of logical batch `step` are in the open sum."""
         return self._next_chunk if self._step == step else 0
 
-    def recording(self, chunk: Microbatch, *, scale: float = 1.0) -> AbstractContextManager[object]:
+    def capturing(self, chunk: Microbatch, *, scale: float = 1.0) -> AbstractContextManager[object]:
         """Capture the forward and backward of one chunk; opens the logical batch with its first chunk.
 
         Args:
@@ -200,7 +200,7 @@ class PrivateStep:
             NonPrivateStep: the chunk is not the one that comes next. The open batch is abandoned.
         """
         self.begin(chunk)
-        return self._recorder().recording(chunk.records, scale=scale, taking=self._taking(chunk))
+        return self._recorder().capturing(chunk.num_records, scale=scale, backward_strategy=self._taking(chunk))
 
     def start(self, chunk: Microbatch, *, rows: int, scale: float = 1.0) -> None:
         """`recording` without a block: forward and backward passes are captured until `add` or `abandon`.
@@ -209,7 +209,7 @@ class PrivateStep:
         made-up ones, which `add` leaves out.
         """
         self.begin(chunk)
-        self._recorder().start(rows, scale=scale, taking=self._taking(chunk))
+        self._recorder().start(rows, scale=scale, backward_strategy=self._taking(chunk))
 
     def _recorder(self) -> Recorder:
         if not isinstance(self._capture, Recorder):
@@ -221,9 +221,11 @@ class PrivateStep:
         """What measures or clips while backward passes run."""
         if not isinstance(self.bounds, ClippedSumAccumulator) or self._memory == "fast":
             return None
-        if self._memory == "lean":
+        if self._memory == "low_memory":
             return self.bounds.early()
-        return self.bounds.blocks() if self._memory == "block" else self.bounds.passes(chunk.records, self._shared)
+        return (
+            self.bounds.blocks() if self._memory == "groupwise" else self.bounds.passes(chunk.num_records, self._shared)
+        )
 
     def backward(self, losses: Tensor) -> None:
         """The backward pass of the chunk being recorded, from one loss per record, in as many passes as it takes."""
@@ -232,7 +234,7 @@ class PrivateStep:
 
     def begin(self, chunk: Microbatch) -> None:
         """Open the logical batch with its first chunk, or check that `chunk` is the next one."""
-        if chunk.chunk == 0 and not self.is_open:
+        if chunk.index == 0 and not self.is_open:
             if chunk.step <= self._last_step:
                 raise NonPrivateStep(f"step must be after step {self._last_step}, got {chunk.step}. Draw a new batch.")
             self._now = self._at(chunk.step)
@@ -242,7 +244,7 @@ class PrivateStep:
             self._summed = self._capture.trainable()
             self._sums = self._new_sums()
             self._catch_up(chunk.step)
-        if chunk.step != self._step or chunk.chunk != self._next_chunk:
+        if chunk.step != self._step or chunk.index != self._next_chunk:
             self.abandon()
             raise NonPrivateStep("chunk must be the next one of the open batch. Take batches from the loader in order.")
 
@@ -265,7 +267,7 @@ class PrivateStep:
             )
         self._trained = trained
         while self._stream.next_step < step:
-            self._stream.pass_over(self._totals(), randomness=self._randomness, step=self._stream.next_step)
+            self._stream.skip_step(self._totals(), rng=self._randomness, step=self._stream.next_step)
 
     def add_losses(self, losses: Tensor) -> None:
         """Take in the losses of the chunk being recorded, shape (records,), for the plan's loss curve."""
@@ -278,15 +280,15 @@ class PrivateStep:
 
         What was recorded for a chunk of no records is the gradient of made-up ones: it is left out.
         """
-        if chunk.step != self._step or chunk.chunk != self._next_chunk:
+        if chunk.step != self._step or chunk.index != self._next_chunk:
             raise NonPrivateStep("chunk must be the one just recorded. Call `recording`, then `add`.")
         self._check_losses(chunk)
-        self.bounds.add(self._sums, records=chunk.records)
+        self.bounds.add(self._sums, records=chunk.num_records)
         self._end_chunk()
 
     def add_sums(self, chunk: Microbatch, sums: Mapping[nn.Parameter, Tensor]) -> None:
         """Add a chunk whose clipped sums were computed elsewhere, by the bounds of this step."""
-        if chunk.step != self._step or chunk.chunk != self._next_chunk:
+        if chunk.step != self._step or chunk.index != self._next_chunk:
             raise NonPrivateStep("chunk must be the one just opened. Call `begin`, then `add_sums`.")
         self._check_losses(chunk)
         for parameter, value in sums.items():
@@ -307,7 +309,7 @@ class PrivateStep:
         return ReduceScatteredSums(self.shards, self._summed)
 
     def _check_losses(self, chunk: Microbatch) -> None:
-        if self._buys_losses and chunk.records and not self._seen:
+        if self._buys_losses and chunk.num_records and not self._seen:
             self.abandon()
             raise NonPrivateStep(
                 "losses must be given for every chunk under a plan with a loss curve, got none. Call `add_losses` "
@@ -333,33 +335,33 @@ class PrivateStep:
         now, totals = self._now, self._totals() if self.shards is None else []
         assert now is not None
         self._noised = self._step
-        if self.add_up_ is not None:
-            self.add_up_([*totals, *beside, *self.bounds.held()])
+        if self.all_reduce_ is not None:
+            self.all_reduce_([*totals, *beside, *self.bounds.partial_sums()])
         if self.shards is not None:
             totals, noise = self._rows(self.shards), self.shards.noise(mechanism, self._summed, beside)
         if self._norm is None:
-            noise.add_noise_([*totals, *beside], randomness=self._randomness, step=self._step)
+            noise.add_noise_([*totals, *beside], rng=self._randomness, step=self._step)
         else:
-            noise, norm = self._norm.joint(noise, totals)
-            noise.add_noise_([*totals, *beside, norm], randomness=self._randomness, step=self._step)
-            self.released_norm = self._norm.told(norm, expected_batch_size=now.expected_batch_size)
-        self.bounds.learn(beside)
+            noise, norm = self._norm.joint_scale(noise, totals)
+            noise.add_noise_([*totals, *beside, norm], rng=self._randomness, step=self._step)
+            self.released_norm = self._norm.released_norm(norm, expected_batch_size=now.expected_batch_size)
+        self.bounds.update_clip_norms(beside)
         self._keep_loss(now)
         if totals:
             torch._foreach_div_(totals, now.expected_batch_size)  # pyright: ignore[reportPrivateUsage]
         for parameter, total in zip(self._summed, totals, strict=True):
             if self.shards is not None:
-                self.shards.give(parameter, total)
+                self.shards.set_gradient(parameter, total)
             else:
                 parameter.grad = total.to(parameter.dtype)
         self._close()
 
     def _keep_loss(self, now: StepPlan) -> None:
         """Note the loss that was just released, with the noise that lies on it."""
-        if now.loss_curve is None or self._step is None or not isinstance(self.bounds, ClippedSumAccumulator):
+        if now.loss_release is None or self._step is None or not isinstance(self.bounds, ClippedSumAccumulator):
             return
         assert self.bounds.released_loss is not None
-        spread = now.loss_curve.stddev(
+        spread = now.loss_release.stddev(
             noise_multiplier=now.noise_multiplier, expected_batch_size=now.expected_batch_size
         )
         self._points.append(ReleasedLoss(step=self._step, loss=self.bounds.released_loss, stddev=spread))
@@ -369,7 +371,7 @@ class PrivateStep:
         self._capture.discard()
         self._close()
 
-    def state(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, object]:
         """What later steps need of earlier ones, for a checkpoint: adapted bounds and the buffers of correlated noise.
 
         The buffers are secret: with the released gradients they give the clipped sums away.
@@ -386,23 +388,22 @@ class PrivateStep:
         losses = torch.tensor(points, dtype=torch.float64) if points else None
         return {"bounds": self.bounds.state_dict(), "noise": stream, "losses": losses}
 
-    def load_state(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on from `state`, before the first step.
 
         Raises:
             PrivacyError: the noise of a step was given already, or the buffers belong to another plan's noise.
         """
         self.bounds.load_state_dict(cast("Mapping[str, object]", state["bounds"]))
-        # Checkpoints of earlier versions hold no losses.
-        losses = cast("Tensor | None", state.get("losses"))
+        losses = cast("Tensor | None", state["losses"])
         points = [] if losses is None else losses.tolist()
         self._points = [ReleasedLoss(step=int(step), loss=loss, stddev=spread) for step, loss, spread in points]
         noise = state["noise"]
         if (noise is None) != (self._stream is None):
-            raise InvalidArgument("state must be one of this plan, with its noise. Was the file exchanged?")
+            raise InvalidArgument("state_dict must be one of this plan, with its noise. Was the file exchanged?")
         if self._stream is not None:
             body = cast("Mapping[str, object]", noise)
-            self._stream.load_state(cast("Mapping[str, Tensor]", body["buffers"]), str(body["place"]))
+            self._stream.load_state_dict(cast("Mapping[str, Tensor]", body["buffers"]), str(body["place"]))
             self._trained = cast("list[str] | None", body["trained"])
 
     def _close(self) -> None:
@@ -434,22 +435,25 @@ class PrivateStep:
         return totals
 
 
-def check_clipping_mode(memory: ClippingMode, plan: Plan, *, by_unit: bool = False) -> None:
+def check_clipping_mode(clipping_mode: ClippingMode, plan: Plan, *, by_unit: bool = False) -> None:
     """Refuse a plan whose records or groups can't be clipped while backward passes run.
 
     Raises:
-        InvalidArgument: for "block", bounds are not those of groups of parameters, or are adapted; for both, records
+        InvalidArgument: for "groupwise", bounds are not those of groups of parameters, or are adapted; for both,
+        records
             are put together or rounded one by one.
     """
-    apart = by_unit or plan.secure_noise
-    if memory == "block" and (apart or not isinstance(plan.clipping, GroupedClipping)):
+    apart = by_unit or plan.secure_mode
+    if clipping_mode == "groupwise" and (apart or not isinstance(plan.clipping, GroupedClipping)):
         raise InvalidArgument(
             f"clipping must be grouped, with fixed bounds, of single records and without secure noise, for "
-            f'memory="block", got {plan.clipping.words}. Use GroupedClipping, or memory="lean".'
+            f'clipping_mode="groupwise", got {plan.clipping.describe()}. Use GroupedClipping, or '
+            f'clipping_mode="low_memory".'
         )
-    if memory == "two-pass" and (apart or isinstance(plan.clipping, AdaClip)):
-        got = "units" if by_unit else "secure noise" if plan.secure_noise else plan.clipping.words
+    if clipping_mode == "two_pass" and (apart or isinstance(plan.clipping, AdaClip)):
+        got = "units" if by_unit else "secure noise" if plan.secure_mode else plan.clipping.describe()
         raise InvalidArgument(
-            f'gradients must be read by their norms for memory="two-pass", got {got}, which needs every record\'s '
-            'gradient. Use memory="lean".'
+            f'gradients must be read by their norms for clipping_mode="two_pass", got {got}, which needs every '
+            f"record's "
+            'gradient. Use clipping_mode="low_memory".'
         )

@@ -1,7 +1,7 @@
 """A frozen public model as a feature extractor: records ↦ features, each record by itself.
 
 A model that was trained on other people's public records is one fixed function. Applied to each private record by
-itself it costs no privacy: neighbouring data sets stay neighbours. Whatever private training stands behind it then
+itself it costs no privacy: neighboring data sets stay neighbors. Whatever private training stands behind it then
 works on features of a good model, with few weights to train.
 """
 
@@ -50,7 +50,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
 def check_no_batch_statistics(module: nn.Module) -> None:
-    """Refuse a module in evaluation mode that still holds a normalisation by the statistics of the batch.
+    """Refuse a module in evaluation mode that still holds a normalization by the statistics of the batch.
 
     Raises:
         UnsupportedModule: it names the first such layer.
@@ -58,8 +58,8 @@ def check_no_batch_statistics(module: nn.Module) -> None:
     for name, part in module.named_modules():
         if isinstance(part, _BATCH_NORMS) and (part.training or part.running_mean is None):
             raise UnsupportedModule(
-                f"{name or 'the model'} ({type(part).__name__}) must normalise by stored statistics, got one that uses "
-                "those of the batch: a record's features would depend on its neighbours. Call eval(), and keep "
+                f"{name or 'the model'} ({type(part).__name__}) must normalize by stored statistics, got one that uses "
+                "those of the batch: a record's features would depend on its neighbors. Call eval(), and keep "
                 "track_running_stats=True."
             )
 
@@ -173,7 +173,7 @@ class PublicInput:
         sha256: of a file, or of weights as `fingerprint` counts them; 64 hexadecimal digits.
 
     Example:
-        >>> PublicInput(name="weights of a net", sha256="0123456789abcdef" * 4).words
+        >>> PublicInput(name="weights of a net", sha256="0123456789abcdef" * 4).describe()
         'weights of a net (SHA-256 0123456789abcdef…)'
     """
 
@@ -184,8 +184,7 @@ class PublicInput:
         if len(self.sha256) != 64 or set(self.sha256) - set("0123456789abcdef"):
             raise InvalidArgument("sha256 must be 64 hexadecimal digits in lower case, got something else. Hash again.")
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """Name and beginning of the hash, for a statement."""
         return f"{self.name} (SHA-256 {self.sha256[:_SHOWN]}…)"
 
@@ -198,7 +197,8 @@ class PublicInput:
         found = file_sha256(file)
         if found != self.sha256:
             raise InvalidArgument(
-                f"{file.name} must be {self.words}, got a file of SHA-256 {found[:_SHOWN]}…. Install the version named."
+                f"{file.name} must be {self.describe()}, got a file of SHA-256 {found[:_SHOWN]}…. Install the "
+                f"version named."
             )
         return file
 
@@ -266,7 +266,7 @@ def feature_extractor(
         >>> extract = feature_extractor(network, source="a net that was trained on clouds")
         >>> extract(torch.zeros(10, 3, 16, 16)).shape
         torch.Size([10, 8])
-        >>> extract.public_input.words
+        >>> extract.public_input.describe()
         'a net that was trained on clouds (SHA-256 ...)'
 
     References:
@@ -392,7 +392,7 @@ def _filled(chunk: Tensor, length: int) -> Tensor:
 
 
 TRAINABLE = ("head", "norms", "biases", "all")
-"""What `replace_head` leaves trainable: the head alone, with the scales and shifts of normalisations, with all biases
+"""What `replace_head` leaves trainable: the head alone, with the scales and shifts of normalizations, with all biases
 (known as BiTFiT), or everything."""
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)

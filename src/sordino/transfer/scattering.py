@@ -92,7 +92,7 @@ class Scattering(nn.Module):
     When: images and no public data to pre-train on. A linear classifier on these features beats small networks trained
     end to end at every common ε (docs/scattering.md).
 
-    Each colour is transformed by itself. With J scales and L angles it gives 1 + JL + L²J(J−1)/2 planes of one
+    Each color is transformed by itself. With J scales and L angles it gives 1 + JL + L²J(J−1)/2 planes of one
     2^J-th of the height and width: first the blurred image, then order 1 by (scale, angle), then order 2 by (scale,
     angle, second scale, second angle), the second scale being the coarser one.
 
@@ -132,7 +132,7 @@ class Scattering(nn.Module):
 
     @property
     def planes(self) -> int:
-        """Number of output planes for each colour."""
+        """Number of output planes for each color."""
         first = self.scales * self.angles
         second = self.angles**2 * self.scales * (self.scales - 1) // 2
         return 1 + first + (second if self.order == 2 else 0)
@@ -141,19 +141,19 @@ class Scattering(nn.Module):
         """Coefficients [n, C·planes, H/2^J, W/2^J] of float images [n, C, H, W]."""
         if images.ndim != 4 or tuple(images.shape[2:]) != self.shape or not images.is_floating_point():
             raise InvalidArgument(
-                f"images must be floats of shape (records, colours, {self.shape[0]}, {self.shape[1]}), got "
+                f"images must be floats of shape (records, channels, {self.shape[0]}, {self.shape[1]}), got "
                 f"{images.dtype} of {images.ndim} dimensions and record shape {tuple(images.shape[1:])}. Give the "
                 "images' shape to Scattering."
             )
-        count, colours = images.shape[:2]
+        count, channels = images.shape[:2]
         small = tuple(side // 2**self.scales for side in self.shape)
         planes = images.flatten(0, 1).float()
         chunks = [self._coefficients(part) for part in planes.split(_PLANES)] if len(planes) else []
         found = torch.cat(chunks) if chunks else planes.new_zeros(0, self.planes, *small)
-        return found.reshape(count, colours * self.planes, *small).to(images.dtype)
+        return found.reshape(count, channels * self.planes, *small).to(images.dtype)
 
     def _coefficients(self, planes: Tensor) -> Tensor:
-        """[m, planes, h, w] of single colours [m, H, W]."""
+        """[m, planes, h, w] of single colors [m, H, W]."""
         padded = nn.functional.pad(planes[:, None], (self._border,) * 4, mode="reflect")
         spectrum = torch.fft.fft2(padded)
         first, second = [], []
@@ -192,15 +192,15 @@ class Scattering(nn.Module):
 
 
 def scattering_features(
-    shape: Sequence[int] = (28, 28), colours: int = 1, *, scales: int = 2, angles: int = 8, groups: int = 27
+    shape: Sequence[int] = (28, 28), channels: int = 1, *, scales: int = 2, angles: int = 8, groups: int = 27
 ) -> nn.Sequential:
-    """Images [n, C, H, W] ↦ rows [n, columns]: scattering, group normalisation without parameters, flattening.
+    """Images [n, C, H, W] ↦ rows [n, columns]: scattering, group normalization without parameters, flattening.
 
-    The normalisation takes each record's planes in `groups` groups to mean 0 and variance 1, by that record alone.
+    The normalization takes each record's planes in `groups` groups to mean 0 and variance 1, by that record alone.
 
     Args:
         shape: (height, width) of the images.
-        colours: C ≥ 1.
+        channels: C ≥ 1.
         scales: J ≥ 1.
         angles: L ≥ 1.
         groups: a divisor of the number of planes.
@@ -210,10 +210,10 @@ def scattering_features(
         torch.Size([2, 3969])
 
     References:
-        Tramèr, Boneh 2021, section 3 (group normalisation of scattering coefficients).
+        Tramèr, Boneh 2021, section 3 (group normalization of scattering coefficients).
     """
     scattering = Scattering(shape, scales, angles)
-    planes = checks.integer(1, colours=colours) * scattering.planes
+    planes = checks.integer(1, channels=channels) * scattering.planes
     if planes % checks.integer(1, groups=groups):
         raise InvalidArgument(f"groups must be a divisor of the {planes} planes, got {groups}. Choose one.")
     return nn.Sequential(scattering, nn.GroupNorm(groups, planes, affine=False), nn.Flatten())
@@ -221,7 +221,7 @@ def scattering_features(
 
 def _usable(shape: Sequence[int], scales: int) -> tuple[int, int]:
     if len(shape) != 2:
-        raise InvalidArgument(f"shape must be (height, width), got {len(shape)} numbers. Leave the colours out.")
+        raise InvalidArgument(f"shape must be (height, width), got {len(shape)} numbers. Leave the channels out.")
     for side in shape:
         if checks.integer(1, shape=side) % 2**scales or side < 2 ** (scales + 1):
             raise InvalidArgument(
@@ -250,15 +250,15 @@ def _sampled_blur(side: int, kept: int, *, scales: int, level: int) -> npt.NDArr
     """The window around every 2^J-th pixel of the image, at every 2^level-th pixel of the ring; [kept/2^J, ·]."""
     border, step = (side - kept) // 2, 2**level
     window = gaussian_window(side, scales)
-    centres = border + 2**scales * np.arange(kept // 2**scales)
-    return window[(np.arange(0, side, step)[None, :] - centres[:, None]) % side] * step
+    centers = border + 2**scales * np.arange(kept // 2**scales)
+    return window[(np.arange(0, side, step)[None, :] - centers[:, None]) % side] * step
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Pictures made of nothing but random numbers, to see how features vary where no public data are at hand.
 #
-# Objects of a few turned ellipses and boxes with cloudy surfaces: dark around them in grey pictures, filled up to the
-# edges in colour. They resemble no data set more than any other, and the same seed gives the same pictures everywhere.
+# Objects of a few turned ellipses and boxes with cloudy surfaces: dark around them in gray pictures, filled up to the
+# edges in color. They resemble no data set more than any other, and the same seed gives the same pictures everywhere.
 # So whatever is computed from them is a constant, as public as the code.
 #
 # References:
@@ -274,13 +274,13 @@ _SHAPES = 5
 _EDGE = 15.0  # how steeply a shape's edge falls off, per half picture
 
 
-def synthetic_images(count: int, shape: Sequence[int], colours: int = 1, *, seed: int = 0) -> Tensor:
-    """Pictures [count, colours, H, W] in [0, 1], the same for the same arguments.
+def synthetic_images(count: int, shape: Sequence[int], channels: int = 1, *, seed: int = 0) -> Tensor:
+    """Pictures [count, channels, H, W] in [0, 1], the same for the same arguments.
 
     Args:
         count: ≥ 1.
         shape: (height, width).
-        colours: 1 for objects on black, more for coloured pictures without a background.
+        channels: 1 for objects on black, more for colored pictures without a background.
         seed: any integer.
 
     Example:
@@ -289,9 +289,9 @@ def synthetic_images(count: int, shape: Sequence[int], colours: int = 1, *, seed
     """
     checks.integer(1, count=count)
     height, width = (checks.integer(2, shape=side) for side in shape)
-    randomness = KeyedRNG(seed=checks.integer(seed=seed), reproducible=True)
+    rng = KeyedRNG(seed=checks.integer(seed=seed), reproducible=True)
     parts = [
-        _batch(randomness.stream("pictures", step=start), min(_BATCH, count - start), (height, width), colours)
+        _batch(rng.stream("pictures", step=start), min(_BATCH, count - start), (height, width), channels)
         for start in range(0, count, _BATCH)
     ]
     return torch.from_numpy(np.concatenate(parts)).float()
@@ -299,7 +299,7 @@ def synthetic_images(count: int, shape: Sequence[int], colours: int = 1, *, seed
 
 @torch.no_grad()
 def synthetic_second_moments(
-    features: nn.Module, shape: Sequence[int], colours: int = 1, *, count: int = 8000, seed: int = 0
+    features: nn.Module, shape: Sequence[int], channels: int = 1, *, count: int = 8000, seed: int = 0
 ) -> Tensor:
     """Mean of xxᵀ over the unit rows x that `features` makes of `synthetic_images`; [columns, columns], float32.
 
@@ -310,11 +310,11 @@ def synthetic_second_moments(
     Args:
         features: pictures ↦ rows [n, columns].
         shape: (height, width) of the pictures.
-        colours: of the pictures.
+        channels: of the pictures.
         count: number of pictures.
         seed: of the pictures.
     """
-    pictures = synthetic_images(count, shape, colours, seed=seed)
+    pictures = synthetic_images(count, shape, channels, seed=seed)
     total: Tensor | None = None
     for part in pictures.split(_BATCH):
         rows = nn.functional.normalize(features(part).float(), dim=1)
@@ -324,7 +324,7 @@ def synthetic_second_moments(
     return total / count
 
 
-def _batch(stream: RandomStream, count: int, size: tuple[int, int], colours: int) -> Floats:
+def _batch(stream: RandomStream, count: int, size: tuple[int, int], channels: int) -> Floats:
     def uniform(low: float, high: float, *shape: int) -> Floats:
         draws = stream.uniform(int(np.prod((count, *shape))))
         return low + (high - low) * draws.reshape(count, *shape, *(1,) * (3 - len(shape)))
@@ -334,19 +334,19 @@ def _batch(stream: RandomStream, count: int, size: tuple[int, int], colours: int
 
     height, width = size
     y, x = np.linspace(-1, 1, height)[:, None], np.linspace(-1, 1, width)[None, :]
-    picture = np.zeros((count, colours, height, width))
-    if colours > 1:
-        picture += uniform(0.0, 1.0, colours)
+    picture = np.zeros((count, channels, height, width))
+    if channels > 1:
+        picture += uniform(0.0, 1.0, channels)
     for _ in range(_SHAPES):
-        centre_x, centre_y = normal(0.0, 0.35), normal(0.0, 0.35)
+        center_x, center_y = normal(0.0, 0.35), normal(0.0, 0.35)
         angle = uniform(0.0, np.pi) * (uniform(0.0, 1.0) < 0.5)
         long, wide = np.exp(normal(-1.0, 0.6)), np.exp(normal(-1.0, 0.6))
-        along = (np.cos(angle) * (x - centre_x) + np.sin(angle) * (y - centre_y)) / long
-        across = (np.cos(angle) * (y - centre_y) - np.sin(angle) * (x - centre_x)) / wide
+        along = (np.cos(angle) * (x - center_x) + np.sin(angle) * (y - center_y)) / long
+        across = (np.cos(angle) * (y - center_y) - np.sin(angle) * (x - center_x)) / wide
         power = np.where(uniform(0.0, 1.0) < 0.5, 2.0, 8.0)
         distance = (np.minimum(np.abs(along), 9.0) ** power + np.minimum(np.abs(across), 9.0) ** power) ** (1 / power)
         inside = expit(_EDGE * (1 - distance)) * (uniform(0.0, 1.0) < 0.8)
-        picture = picture * (1 - inside) + inside * uniform(0.0, 1.0, colours)
+        picture = picture * (1 - inside) + inside * uniform(0.0, 1.0, channels)
     clouds = _clouds(stream, count, size)[:, None]
     return np.clip(picture * (1 + uniform(0.0, 0.35) * clouds), 0.0, 1.0)
 
@@ -389,13 +389,13 @@ _LEAST = 1e-3
 class PatchFeatures(nn.Module):
     """Likeness to patches of made pictures, averaged over parts of the picture: a fixed map, nothing is trained.
 
-    When: colour photographs and no public data to pre-train on.
+    When: color photographs and no public data to pre-train on.
 
     Guarantee: releases nothing. A record's features depend on that record alone: no record of a batch is mixed with
     another, and nothing is estimated from data.
 
     Args:
-        colours: of the pictures.
+        channels: of the pictures.
         patches: K ≥ 1 patches to compare with.
         side: of a patch, ≥ 2 pixels.
         threshold: ≥ 0, what likeness has to exceed; likeness varies by about 1.
@@ -409,7 +409,7 @@ class PatchFeatures(nn.Module):
 
     def __init__(
         self,
-        colours: int = 3,
+        channels: int = 3,
         *,
         patches: int = 512,
         side: int = 6,
@@ -420,10 +420,10 @@ class PatchFeatures(nn.Module):
         super().__init__()
         self.side, self.grid = checks.integer(2, side=side), checks.integer(1, grid=grid)
         self.threshold = checks.non_negative(threshold=threshold)
-        count, colours = checks.integer(1, patches=patches), checks.integer(1, colours=colours)
-        filters = _filters(colours, self.side, count, seed).reshape(count, colours, self.side, self.side)
+        count, channels = checks.integer(1, patches=patches), checks.integer(1, channels=channels)
+        filters = _filters(channels, self.side, count, seed).reshape(count, channels, self.side, self.side)
         self.register_buffer("_filters", filters, persistent=False)
-        mean = torch.full((1, colours, self.side, self.side), 1 / (colours * self.side**2))
+        mean = torch.full((1, channels, self.side, self.side), 1 / (channels * self.side**2))
         self.register_buffer("_mean", mean, persistent=False)
 
     @property
@@ -432,13 +432,13 @@ class PatchFeatures(nn.Module):
         return 2 * len(self.get_buffer("_filters")) * self.grid**2
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Features [n, columns] of float pictures [n, colours, H, W] in [0, 1]."""
+        """Features [n, columns] of float pictures [n, channels, H, W] in [0, 1]."""
         filters, mean = self.get_buffer("_filters"), self.get_buffer("_mean")
         least = self.side - 1 + self.grid
         if pictures.ndim != 4 or pictures.shape[1] != filters.shape[1] or min(pictures.shape[2:]) < least:
             raise InvalidArgument(
                 f"pictures must be of shape (records, {filters.shape[1]}, height, width) with sides of at least "
-                f"{least}, got {tuple(pictures.shape)}. Give the number of colours to PatchFeatures."
+                f"{least}, got {tuple(pictures.shape)}. Give the number of colors to PatchFeatures."
             )
         pictures = pictures.to(filters.dtype)
         variance = F.conv2d(pictures.square(), mean) - F.conv2d(pictures, mean).square()
@@ -447,9 +447,9 @@ class PatchFeatures(nn.Module):
         return torch.cat(parts, dim=1).flatten(1)
 
 
-def _filters(colours: int, side: int, count: int, seed: int) -> Tensor:
+def _filters(channels: int, side: int, count: int, seed: int) -> Tensor:
     """[K, columns]: filters of mean 0 whose product with a patch is that of the two whitened, the first of length 1."""
-    pictures = synthetic_images(_PICTURES, (32, 32), colours, seed=1)
+    pictures = synthetic_images(_PICTURES, (32, 32), channels, seed=1)
     found = F.unfold(pictures, side)
     stream = KeyedRNG(seed=checks.integer(0, seed=seed), reproducible=True).stream("patches", step=0)
     places = torch.from_numpy((stream.uniform(_PICTURES * _A_PICTURE) * found.shape[2]).astype(np.int64))

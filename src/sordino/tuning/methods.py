@@ -38,7 +38,7 @@ Config = dict[str, object]
 class Prior(Protocol):
     """The law of one setting."""
 
-    def at(self, u: float) -> object:
+    def quantile(self, u: float) -> object:
         """The value at quantile u in (0, 1)."""
         ...
 
@@ -48,7 +48,7 @@ class Uniform:
     """A number in [low, high], every one as likely.
 
     Example:
-        >>> Uniform(0.0, 2.0).at(0.25)
+        >>> Uniform(0.0, 2.0).quantile(0.25)
         0.5
     """
 
@@ -58,7 +58,7 @@ class Uniform:
     def __post_init__(self) -> None:
         _ordered(self.low, self.high)
 
-    def at(self, u: float) -> float:
+    def quantile(self, u: float) -> float:
         """The value at quantile u in (0, 1)."""
         return self.low + u * (self.high - self.low)
 
@@ -68,7 +68,7 @@ class LogUniform:
     """A number in [low, high] whose logarithm is uniform; 0 < low.
 
     Example:
-        >>> round(LogUniform(0.01, 1.0).at(0.5), 12)
+        >>> round(LogUniform(0.01, 1.0).quantile(0.5), 12)
         0.1
     """
 
@@ -79,7 +79,7 @@ class LogUniform:
         checks.positive(low=self.low)
         _ordered(self.low, self.high)
 
-    def at(self, u: float) -> float:
+    def quantile(self, u: float) -> float:
         """The value at quantile u in (0, 1)."""
         return min(self.high, max(self.low, self.low * math.exp(u * math.log(self.high / self.low))))
 
@@ -89,7 +89,7 @@ class Integers:
     """An integer in [low, high], every one as likely.
 
     Example:
-        >>> [Integers(1, 3).at(u) for u in (0.1, 0.5, 0.9)]
+        >>> [Integers(1, 3).quantile(u) for u in (0.1, 0.5, 0.9)]
         [1, 2, 3]
     """
 
@@ -102,7 +102,7 @@ class Integers:
         if self.low > self.high:
             raise InvalidArgument(f"high must be ≥ low ({self.low}), got {self.high}. Order the bounds.")
 
-    def at(self, u: float) -> int:
+    def quantile(self, u: float) -> int:
         """The value at quantile u in (0, 1)."""
         return min(self.high, self.low + int(u * (self.high - self.low + 1)))
 
@@ -112,7 +112,7 @@ class Choice:
     """One of the options, every one as likely; repeat one to make it likelier.
 
     Example:
-        >>> Choice("relu", "tanh").at(0.7)
+        >>> Choice("relu", "tanh").quantile(0.7)
         'tanh'
     """
 
@@ -123,7 +123,7 @@ class Choice:
             raise InvalidArgument("options must be at least one, got none. List what may be tried.")
         object.__setattr__(self, "options", options)
 
-    def at(self, u: float) -> object:
+    def quantile(self, u: float) -> object:
         """The value at quantile u in (0, 1)."""
         return self.options[min(len(self.options) - 1, int(u * len(self.options)))]
 
@@ -133,7 +133,7 @@ class SearchSpace:
     """Settings by name, each with its own law, drawn independently of each other and of all data.
 
     The bounds of private selection hold for settings that are drawn afresh in every run. A search that looks at earlier
-    scores to choose the next settings (Bayesian optimisation, successive halving) is not covered and not offered.
+    scores to choose the next settings (Bayesian optimization, successive halving) is not covered and not offered.
 
     Args:
         priors: names ↦ `Uniform`, `LogUniform`, `Integers` or `Choice`. A list or tuple is a `Choice` of its entries.
@@ -141,7 +141,7 @@ class SearchSpace:
     Example:
         >>> from sordino.randomness import KeyedRNG
         >>> space = SearchSpace({"learning_rate": LogUniform(0.1, 10.0), "steps": [50, 100]})
-        >>> config = space.draw(KeyedRNG().fresh("doc"))
+        >>> config = space.draw(KeyedRNG().new_stream("doc"))
         >>> 0.1 <= config["learning_rate"] <= 10.0, config["steps"] in {50, 100}
         (True, True)
         >>> list(SearchSpace({"a": [1, 2], "b": ["x"]}).grid())
@@ -167,7 +167,7 @@ class SearchSpace:
         if not self.priors:
             return {}
         numbers = stream.uniform(len(self.priors))
-        return {name: prior.at(float(u)) for (name, prior), u in zip(self.priors.items(), numbers, strict=True)}
+        return {name: prior.quantile(float(u)) for (name, prior), u in zip(self.priors.items(), numbers, strict=True)}
 
     @property
     def size(self) -> int | None:
@@ -214,7 +214,7 @@ def _translated(name: str, told: object) -> Prior:
         if not whole:
             return LogUniform(low, high)
         law = LogUniform(low - 0.5, high + 0.5)
-        return Choice(*(min(int(high), max(int(low), round(law.at((i + 0.5) / 256)))) for i in range(256)))
+        return Choice(*(min(int(high), max(int(low), round(law.quantile((i + 0.5) / 256)))) for i in range(256)))
     if step is not None and (not whole or step != 1):
         count = math.floor((high - low) / float(step) + 1e-9) + 1
         return Choice(*(low + i * step for i in range(count)))
@@ -432,15 +432,15 @@ class ExponentialSelection:
         choice = BoundedRange(epsilon=self.epsilon) if exponential else PureDP(epsilon=self.epsilon)
         return Composed(events=(SelfComposed(event=run, count=self.candidates), choice))
 
-    def prepared(self, configs: Sequence[Config]) -> "ExponentialSelection":
+    def check_candidates(self, configs: Sequence[Config]) -> "ExponentialSelection":
         """Ready for these settings; what it wants of each is asked before a record is read."""
         del configs
         return self
 
-    def choose(self, scores: Sequence[float], configs: Sequence[Config], randomness: KeyedRNG) -> int:
+    def choose(self, scores: Sequence[float], configs: Sequence[Config], rng: KeyedRNG) -> int:
         """The position of the chosen candidate."""
         del configs
-        parts = {"epsilon": self.epsilon, "sensitivity": self.sensitivity, "randomness": randomness}
+        parts = {"epsilon": self.epsilon, "sensitivity": self.sensitivity, "rng": rng}
         if self.mechanism == "permute-and-flip":
             return PermuteAndFlip(monotone=self.monotone, **parts).release(scores)
         if self.mechanism == "laplace":
@@ -450,7 +450,7 @@ class ExponentialSelection:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneralizedExponentialSelection:
-    """Train every candidate, then choose by the generalised exponential mechanism: each score has a sensitivity.
+    """Train every candidate, then choose by the generalized exponential mechanism: each score has a sensitivity.
 
     For scores that are sums of losses, whose bound differs with the settings, a candidate with a small bound is chosen
     as precisely as if the others were not there.
@@ -480,17 +480,17 @@ class GeneralizedExponentialSelection:
         choice = BoundedRange(epsilon=self.epsilon)
         return Composed(events=(SelfComposed(event=run, count=self.candidates), choice))
 
-    def prepared(self, configs: Sequence[Config]) -> "GeneralizedExponentialSelection":
+    def check_candidates(self, configs: Sequence[Config]) -> "GeneralizedExponentialSelection":
         """Ready for these settings; what it wants of each is asked before a record is read."""
         for config in configs:
             checks.positive(sensitivity=self.sensitivity(config))
         return self
 
-    def choose(self, scores: Sequence[float], configs: Sequence[Config], randomness: KeyedRNG) -> int:
+    def choose(self, scores: Sequence[float], configs: Sequence[Config], rng: KeyedRNG) -> int:
         """The position of the chosen candidate; an error is a score with its sign changed."""
         mechanism = GeneralizedExponentialMechanism(
             epsilon=self.epsilon,
             sensitivities=tuple(float(self.sensitivity(config)) for config in configs),
-            randomness=randomness,
+            rng=rng,
         )
         return mechanism.release(-np.asarray(scores, dtype=np.float64))

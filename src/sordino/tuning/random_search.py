@@ -60,14 +60,16 @@ class EstimatorRuns:
     columns: int
     run_delta: float
     gaussian: bool = field(init=False)
-    relation: NeighboringRelation = field(init=False)
+    neighboring_relation: NeighboringRelation = field(init=False)
 
     def __post_init__(self) -> None:
         found = [
             dry_run_events(self.build(config, 1.0, self.run_delta, None), self.columns) for config in self.examples
         ]
-        object.__setattr__(self, "relation", common_relation([relation for _, relation in found]))
-        alone = [_gaussian(events, self.relation) for events, _ in found]
+        object.__setattr__(
+            self, "neighboring_relation", common_relation([neighboring_relation for _, neighboring_relation in found])
+        )
+        alone = [_gaussian(events, self.neighboring_relation) for events, _ in found]
         object.__setattr__(self, "gaussian", all(one is not None for one in alone))
 
     @property
@@ -82,29 +84,31 @@ class EstimatorRuns:
             assert share.delta is not None
             return self.build(config, share.epsilon, share.delta, share.seed)
         noisier = Gaussian(noise_multiplier=share.noise_multiplier * (1 + _ROOM))
-        epsilon = accounting.epsilon(noisier, self.run_delta, relation=self.relation).upper
+        epsilon = accounting.epsilon(noisier, self.run_delta, neighboring_relation=self.neighboring_relation).upper
         return self.build(config, epsilon, self.run_delta, share.seed)
 
     def check(self, fitted: PrivateEstimator, share: TrialBudget) -> None:
         """Refuse a fit that spent more than its share. What a fit spends doesn't depend on records."""
-        if fitted.privacy_.relation is not self.relation or not self._within(fitted.events_, share):
+        if fitted.guarantee_.neighboring_relation is not self.neighboring_relation or not self._within(
+            fitted.events_, share
+        ):
             raise SordinoError("a fit must spend what its share allows, got one that does more. It does not count.")
 
     def _within(self, events: Sequence[Event], share: TrialBudget) -> bool:
         if share.noise_multiplier is not None:
-            alone = _gaussian(events, self.relation)
+            alone = _gaussian(events, self.neighboring_relation)
             return alone is not None and alone.noise_multiplier >= share.noise_multiplier
         told = cast("ApproximateDP | PureDP", share.event)
         limit = told.delta if isinstance(told, ApproximateDP) else 0.0
-        return accounting.epsilon(compose(list(events)), limit, relation=self.relation).upper <= told.epsilon * (
-            1 + 1e-9
-        )
+        return accounting.epsilon(
+            compose(list(events)), limit, neighboring_relation=self.neighboring_relation
+        ).upper <= told.epsilon * (1 + 1e-9)
 
 
-def _gaussian(events: Sequence[Event], relation: NeighboringRelation) -> Gaussian | None:
+def _gaussian(events: Sequence[Event], neighboring_relation: NeighboringRelation) -> Gaussian | None:
     """The one Gaussian that all events together are, or None."""
     try:
-        counts = flatten(compose(list(events)), relation).counts
+        counts = flatten(compose(list(events)), neighboring_relation).counts
     except (SordinoError, InvalidArgument):
         return None
     if len(counts) == 1 and counts[0][1] == 1 and isinstance(counts[0][0], Gaussian):
@@ -128,7 +132,7 @@ class PrivateRandomSearch(PrivateGridSearch):
     Σ(1 − (error/range)²), with noise. Twenty settings cost here what two or three cost a `PrivateGridSearch`.
 
     Guarantee: the chosen model, its parameters and its noisy score are (epsilon, delta)-differentially private, as
-    `privacy_` states, when nothing but them is looked at: not how many fits there were, nor how long they took.
+    `guarantee_` states, when nothing but them is looked at: not how many fits there were, nor how long they took.
 
     Args:
         estimator: a private classifier with declared `classes`, or a private regressor with `target_bounds`; its own
@@ -140,7 +144,7 @@ class PrivateRandomSearch(PrivateGridSearch):
         shape: η of its law, > −1; see `RandomStopping`.
         score_noise: of the score, in records.
         random_state: None, or a seed together with `reproducible`.
-        reproducible: whether this is a test run; `privacy_` then carries "not for release".
+        reproducible: whether this is a test run; `guarantee_` then carries "not for release".
         ledger: None, or the account, or a reservation on it, that all of it is charged to at once; the estimator's own
             is not used.
 
@@ -148,7 +152,7 @@ class PrivateRandomSearch(PrivateGridSearch):
         best_estimator_: the chosen model, fitted to all records.
         best_params_: what was drawn for it.
         best_score_: its score, with noise.
-        privacy_: the guarantee of everything.
+        guarantee_: the guarantee of everything.
         events_: the one event of everything.
 
     Example:
@@ -157,7 +161,7 @@ class PrivateRandomSearch(PrivateGridSearch):
         >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 2000, axis=0), np.repeat([0, 1], 2000)
         >>> model = LogisticRegression(data_norm=1.0, classes=(0, 1))
         >>> search = PrivateRandomSearch(model, {"fit_intercept": [True, False]}, epsilon=1.0, delta=1e-6).fit(X, y)
-        >>> len(search.events_), search.privacy_.epsilon <= 1, search.score(X, y)
+        >>> len(search.events_), search.guarantee_.epsilon <= 1, search.score(X, y)
         (1, True, 1.0)
 
     References:
@@ -192,7 +196,7 @@ class PrivateRandomSearch(PrivateGridSearch):
     def fit(self, X: Numbers, y: Labels | Numbers) -> "PrivateRandomSearch":
         """Fit and choose, to records X [n, d] with targets y [n]; charged first, then read."""
         epsilon, delta = self._budget()
-        randomness = self._randomness()
+        rng = self._randomness()
         space = self._space()
         records, present = validate_matrix(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(records))
@@ -216,13 +220,13 @@ class PrivateRandomSearch(PrivateGridSearch):
             target_epsilon=epsilon,
             delta=delta,
             method=RandomStopping(mean=self.mean, shape=self.shape),
-            run=runs.run,
+            run_event=runs.run,
             score=PrivateScore(noise_multiplier=self.score_noise),
-            neighboring_relation=runs.relation,
+            neighboring_relation=runs.neighboring_relation,
             ledger=self.ledger,
-            randomness=randomness,
+            rng=rng,
         )
-        self.events_, self.privacy_ = (tuned.event,), tuned.guarantee
+        self.events_, self.guarantee_ = (tuned.event,), tuned.guarantee
         if tuned.model is None:
             raise InvalidArgument(
                 "space must hold settings with which the estimator can be fitted, got none in this search. It is paid "

@@ -5,7 +5,7 @@
 | batch B | the smallest with a signal q√T/σ within 10 % of the best | Sander, Stock, Sablayrolles 2023 |
 | steps T | epochs · n/B, at most (nμ)²/d | Bassily, Feldman, Talwar, Thakurta 2019, in its order |
 | noise σ | the least for (ε, δ), B and T | the accountant |
-| clipping C | 1: C and the learning rate are one knob for normalised gradients | De et al. 2022; Bu et al. 2023 |
+| clipping C | 1: C and the learning rate are one knob for normalized gradients | De et al. 2022; Bu et al. 2023 |
 | learning rate | R / (C√T · √(1 + dσ²/B²)), mean gradients, plain SGD | Bassily, Smith, Thakurta 2014 |
 
 R is the way from start to end. The rules are for convex losses with gradients of norm C; for deep nets they are where
@@ -73,7 +73,7 @@ def recommend_settings(
     delta: float,
     epochs: float = 40.0,
     distance: float = 1.0,
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
 ) -> RecommendedSettings:
     """Batch size, steps, noise, clipping norm and learning rate by published rules.
 
@@ -87,7 +87,7 @@ def recommend_settings(
         delta: in (0, 1).
         epochs: what may be computed, in passes over the records, > 0.
         distance: R > 0, from where training starts to where it should end.
-        relation: the neighbouring relation.
+        neighboring_relation: the neighboring relation.
 
     Example:
         >>> found = recommend_settings(records=60_000, parameters=7850, target_epsilon=1.0, delta=1e-5)
@@ -98,7 +98,7 @@ def recommend_settings(
     checks.integer(1, parameters=parameters)
     checks.positive(epochs=epochs)
     checks.positive(distance=distance)
-    goal = {"target_epsilon": target_epsilon, "target_delta": delta, "relation": relation}
+    goal = {"target_epsilon": target_epsilon, "delta": delta, "neighboring_relation": neighboring_relation}
     ceiling = 1 / accounting.calibrate_noise_multiplier(lambda z: Gaussian(noise_multiplier=z), **goal)
     useful = (records * ceiling) ** 2 / parameters
     rungs = [_rung(size, records, epochs, useful, goal) for size in _ladder(records)]

@@ -141,7 +141,9 @@ class TrialBudget:
     noise_multiplier: float | None
     seed: int | None = None
     sample_rate: float = 1.0
-    _mask: Callable[[], RandomStream] = field(default=lambda: KeyedRNG().fresh("subset"), repr=False, compare=False)
+    _mask: Callable[[], RandomStream] = field(
+        default=lambda: KeyedRNG().new_stream("subset"), repr=False, compare=False
+    )
 
     def subset(self, records: int) -> npt.NDArray[np.bool_]:
         """Which of so many records this run may read, each by a coin of its own; the same for every call of a run."""
@@ -190,7 +192,7 @@ class TuningBudget:
         run: None when a run is only known by its (ε, δ); otherwise noise multiplier ↦ the event of its training.
         score: None for scores on public records.
         subsample: probability that a record may be read by a run.
-        relation: the neighbouring relation.
+        neighboring_relation: the neighboring relation.
         accountant: a name, or ``auto``.
     """
 
@@ -200,14 +202,14 @@ class TuningBudget:
     run: RunEvent | None
     score: PrivateScore | None
     subsample: float
-    relation: NeighboringRelation
+    neighboring_relation: NeighboringRelation
     accountant: str = "auto"
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
         checks.probability(zero=False, one=False, delta=self.delta)
         checks.probability(zero=False, subsample=self.subsample)
-        if self.subsample < 1 and self.relation is NeighboringRelation.REPLACE_ONE:
+        if self.subsample < 1 and self.neighboring_relation is NeighboringRelation.REPLACE_ONE:
             raise InvalidArgument(
                 "subsample must be 1 under replace-one, got less: no amplification of a whole training is known there. "
                 "Use add-or-remove-one."
@@ -218,7 +220,7 @@ class TuningBudget:
         """δ of one run that is known by (ε, δ): all runs' together fit what a Rényi account keeps for such events."""
         return self.delta / (9 * self.divides)
 
-    def training(self, noise: float) -> Event:
+    def training_event(self, noise: float) -> Event:
         """What one run's training does at noise level z; without ``run=`` z is 1/ε of training and score together."""
         if self.run is not None:
             return self.run(noise)
@@ -228,7 +230,7 @@ class TuningBudget:
     def _score_epsilon(self) -> float:
         return 0.0 if self.score is None else 1 / self.score.noise_multiplier
 
-    def whole(self, noise: float) -> Event:
+    def trial_event(self, noise: float) -> Event:
         """What one run does at noise level z: training and score, on its sample."""
         if self.run is None:
             event: Event = ApproximateDP(epsilon=1 / noise, delta=self.run_delta)
@@ -238,7 +240,7 @@ class TuningBudget:
             event = compose([self.run(noise), Gaussian(noise_multiplier=self.score.noise_multiplier)])
         return PoissonSampled(sample_rate=self.subsample, event=event) if self.subsample < 1 else event
 
-    def least_noise(self, everything: Callable[[Event], Event]) -> float:
+    def min_noise_multiplier(self, everything: Callable[[Event], Event]) -> float:
         """The least z with which everything that the runs do stays within the budget.
 
         Raises:
@@ -246,10 +248,10 @@ class TuningBudget:
             AccountingError: no amount of noise is enough.
         """
         noise = accounting.calibrate_noise_multiplier(
-            lambda z: everything(self.whole(z)),
+            lambda z: everything(self.trial_event(z)),
             target_epsilon=self.epsilon,
-            target_delta=self.delta,
-            relation=self.relation,
+            delta=self.delta,
+            neighboring_relation=self.neighboring_relation,
             accountant=self.accountant,
         )
         if self.run is None and 1 / noise <= self._score_epsilon * (1 + 1e-9):
@@ -259,11 +261,11 @@ class TuningBudget:
             )
         return noise
 
-    def share(
+    def trial_budget(
         self, noise: float, *, seed: int | None = None, mask: Callable[[], RandomStream] | None = None
     ) -> TrialBudget:
         """What a run at noise level z is given."""
-        event = self.training(noise)
+        event = self.training_event(noise)
         known = event if isinstance(event, ApproximateDP) and self.run is None else None
         parts = {} if mask is None else {"_mask": mask}
         return TrialBudget(
@@ -307,7 +309,7 @@ class TuningResult(Generic[Model]):
         score: its score (with its noise when it was private), or None where scores stay inside.
         guarantee: of everything that leaves.
         event: what the whole search did, as charged.
-        share: what each run could spend.
+        trial_budget: what each run could spend.
     """
 
     model: Model | None
@@ -315,10 +317,10 @@ class TuningResult(Generic[Model]):
     score: float | None
     guarantee: Guarantee
     event: Event
-    share: TrialBudget
+    trial_budget: TrialBudget
 
     @property
-    def found(self) -> bool:
+    def has_model(self) -> bool:
         """Whether there is a winner."""
         return self.model is not None
 
@@ -330,13 +332,13 @@ def tune(
     target_epsilon: float | None = None,
     delta: float | None = None,
     method: Method | None = None,
-    run: Callable[[float], Event] | None = None,
+    run_event: Callable[[float], Event] | None = None,
     score: PrivateScore | None = None,
     subsample: float = 1.0,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    privacy_unit: PrivacyUnit = PrivacyUnit.EXAMPLE,
+    privacy_unit: PrivacyUnit = PrivacyUnit.RECORD,
     ledger: Account | Reservation | None = None,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
     workers: int = 1,
     accountant: str = "auto",
 ) -> TuningResult[Model]:
@@ -355,15 +357,16 @@ def tune(
         delta: δ of everything. Required.
         method: `RandomStopping` (the default), `PoissonStopping`, `ThresholdStopping`, `ExponentialSelection` or
             `GeneralizedExponentialSelection`.
-        run: noise multiplier ↦ what one training does, such as ``lambda z: plan_with(z).event()``; the share then has
-            a `noise_multiplier`, and the bill is tighter. None: a training is any (ε, δ)-private mechanism.
+        run_event: noise multiplier ↦ what one training does, such as ``lambda z: plan_with(z).event()``; the trial's
+            budget then has a `noise_multiplier`, and the charge is tighter. None: a training is any (ε, δ)-private
+            mechanism.
         score: None when scores are computed on public records; a `PrivateScore` adds noise to a score of the private
             ones. Choices take scores as they are and need neither.
         subsample: each run reads a Poisson sample of this rate of its own, ``share.subset(n)``, and costs less.
-        neighboring_relation: which data sets count as neighbours, for every event here.
+        neighboring_relation: which data sets count as neighbors, for every event here.
         privacy_unit: whose contribution is protected.
         ledger: None, or the account (or a reservation on it) that pays for all of it, at once and before any run.
-        randomness: of the number of runs, the settings and the choice; fresh if not given.
+        rng: of the number of runs, the settings and the choice; fresh if not given.
         workers: threads that train at the same time; a threshold is awaited by one.
         accountant: a name, or ``auto``. An account with a Rényi policy prices by ``rdp``.
 
@@ -376,7 +379,7 @@ def tune(
         ...     return config["learning_rate"], -abs(config["learning_rate"] - 1.0)
         >>> space = SearchSpace({"learning_rate": [0.1, 1.0, 10.0]})
         >>> tuned = tune(train, space, target_epsilon=1.0, delta=1e-6, method=RandomStopping(mean=30))
-        >>> tuned.found, round(tuned.guarantee.epsilon, 3), round(tuned.share.epsilon, 3)
+        >>> tuned.has_model, round(tuned.guarantee.epsilon, 3), round(tuned.trial_budget.epsilon, 3)
         (True, 1.0, 0.503)
 
     References:
@@ -385,8 +388,8 @@ def tune(
     epsilon, slack = declared_budget(target_epsilon, delta)
     chosen = RandomStopping() if method is None else method
     checks.integer(1, workers=workers)
-    relation = NeighboringRelation(neighboring_relation)
-    randomness = KeyedRNG() if randomness is None else randomness
+    neighboring_relation = NeighboringRelation(neighboring_relation)
+    rng = KeyedRNG() if rng is None else rng
     if isinstance(chosen, ExponentialSelection | GeneralizedExponentialSelection):
         if not isinstance(space, SearchSpace):
             chosen = replace(chosen, candidates=checks.integer(1, candidates=len(space)))
@@ -399,22 +402,22 @@ def tune(
         epsilon=epsilon,
         delta=slack,
         divides=delta_divisor(chosen),
-        run=run,
+        run=run_event,
         score=score,
         subsample=subsample,
-        relation=relation,
+        neighboring_relation=neighboring_relation,
         accountant=accountant,
     )
-    noise = budget.least_noise(chosen.event)
-    event = chosen.event(budget.whole(noise))
-    configs = _configs(chosen, space, randomness)
+    noise = budget.min_noise_multiplier(chosen.event)
+    event = chosen.event(budget.trial_event(noise))
+    configs = _configs(chosen, space, rng)
     if isinstance(chosen, ExponentialSelection | GeneralizedExponentialSelection):
-        chosen.prepared(configs)
+        chosen.check_candidates(configs)
     guarantee = charge_search(
-        event, budget, unit=privacy_unit, ledger=ledger, randomness=randomness, sampler=budget.training(noise)
+        event, budget, privacy_unit=privacy_unit, ledger=ledger, rng=rng, sampler=budget.training_event(noise)
     )
     with suppress_output():
-        winner = select_winner(train, chosen, configs, space, budget, noise, randomness, workers)
+        winner = select_winner(train, chosen, configs, space, budget, noise, rng, workers)
     inside = isinstance(chosen, ExponentialSelection | GeneralizedExponentialSelection)
     return TuningResult(
         model=None if winner is None else winner.model,
@@ -422,7 +425,7 @@ def tune(
         score=None if inside or winner is None or winner.failed else winner.score,
         guarantee=guarantee,
         event=event,
-        share=budget.share(noise),
+        trial_budget=budget.trial_budget(noise),
     )
 
 
@@ -430,33 +433,37 @@ def charge_search(
     event: Event,
     budget: TuningBudget,
     *,
-    unit: PrivacyUnit,
+    privacy_unit: PrivacyUnit,
     ledger: Account | Reservation | None,
-    randomness: KeyedRNG,
+    rng: KeyedRNG,
     sampler: Event,
     caveats: tuple[str, ...] = (HIDDEN_TRIALS_CAVEAT,),
 ) -> Guarantee:
     """The guarantee of everything; an account is charged with it first."""
     check_single_process("search")
-    spent = accounting.epsilon(event, budget.delta, relation=budget.relation, accountant=budget.accountant)
+    spent = accounting.epsilon(
+        event, budget.delta, neighboring_relation=budget.neighboring_relation, accountant=budget.accountant
+    )
     if spent.upper > budget.epsilon:
         raise InvalidArgument(f"target_epsilon must be above what is spent, {budget.epsilon:g} is not. Raise it.")
     if ledger is not None:
-        ledger.charge(event, note="tune", relation=budget.relation, unit=PrivacyUnit(unit))
+        ledger.charge(
+            event, note="tune", neighboring_relation=budget.neighboring_relation, privacy_unit=PrivacyUnit(privacy_unit)
+        )
     return Guarantee(
         epsilon=spent.upper,
         delta=budget.delta,
         accountant=spent.accountant,
         sampler=describe_sampling(sampler),
-        relation=budget.relation,
-        unit=PrivacyUnit(unit),
-        caveats=(*caveats, *((FIXED_SEED_CAVEAT,) if randomness.reproducible else ())),
+        neighboring_relation=budget.neighboring_relation,
+        privacy_unit=PrivacyUnit(privacy_unit),
+        caveats=(*caveats, *((FIXED_SEED_CAVEAT,) if rng.reproducible else ())),
     )
 
 
-def draw_config(space: Space, randomness: KeyedRNG) -> Config:
+def draw_config(space: Space, rng: KeyedRNG) -> Config:
     """One setting of everything, drawn afresh."""
-    stream = randomness.fresh("tuning settings")
+    stream = rng.new_stream("tuning settings")
     if isinstance(space, SearchSpace):
         return space.draw(stream)
     checks.integer(1, space=len(space))
@@ -476,19 +483,19 @@ def delta_divisor(method: Method) -> float:
             return float(method.candidates)
 
 
-def _configs(method: Method, space: Space, randomness: KeyedRNG) -> list[Config]:
+def _configs(method: Method, space: Space, rng: KeyedRNG) -> list[Config]:
     """The settings of all runs; a threshold draws its own as it goes, one here for the sake of early errors."""
     match method:
         case RandomStopping() | PoissonStopping():
-            count = method.draw(randomness.fresh("tuning count"))
+            count = method.draw(rng.new_stream("tuning count"))
         case ThresholdStopping():
             count = 0
         case _ if not isinstance(space, SearchSpace):
             return [dict(config) for config in space]
         case _:
             count = method.candidates
-    draw_config(space, randomness)
-    return [draw_config(space, randomness) for _ in range(count)]
+    draw_config(space, rng)
+    return [draw_config(space, rng) for _ in range(count)]
 
 
 def select_winner(
@@ -498,13 +505,13 @@ def select_winner(
     space: Space,
     budget: TuningBudget,
     noise: float,
-    randomness: KeyedRNG,
+    rng: KeyedRNG,
     workers: int,
 ) -> Trial[Model] | None:
     """All runs, and the one that leaves, if any."""
-    one = partial(_trial, train, budget=budget, noise=noise, randomness=randomness)
+    one = partial(_trial, train, budget=budget, noise=noise, rng=rng)
     if isinstance(method, ThresholdStopping):
-        return _until(one, method, space, randomness)
+        return _until(one, method, space, rng)
     if isinstance(method, RandomStopping | PoissonStopping):
         best: Trial[Model] | None = None
         for trial in _all(one, configs, workers):
@@ -514,7 +521,7 @@ def select_winner(
     trials = [trial for trial in _all(one, configs, workers) if not trial.failed]
     if not trials:
         return None
-    place = method.choose([trial.score for trial in trials], [trial.config for trial in trials], randomness)
+    place = method.choose([trial.score for trial in trials], [trial.config for trial in trials], rng)
     return trials[place]
 
 
@@ -526,30 +533,28 @@ def _all(one: Callable[[Config], Trial[Model]], configs: Sequence[Config], worke
 
 
 def _until(
-    one: Callable[[Config], Trial[Model]], method: ThresholdStopping, space: Space, randomness: KeyedRNG
+    one: Callable[[Config], Trial[Model]], method: ThresholdStopping, space: Space, rng: KeyedRNG
 ) -> Trial[Model] | None:
     while True:
-        trial = one(draw_config(space, randomness))
+        trial = one(draw_config(space, rng))
         if not trial.failed and trial.score >= method.threshold:
             return trial
-        if method.ends(randomness.fresh("tuning end")):
+        if method.ends(rng.new_stream("tuning end")):
             return None
 
 
-def _trial(
-    train: Train[Model], config: Config, *, budget: TuningBudget, noise: float, randomness: KeyedRNG
-) -> Trial[Model]:
+def _trial(train: Train[Model], config: Config, *, budget: TuningBudget, noise: float, rng: KeyedRNG) -> Trial[Model]:
     """One run, whatever happens in it."""
-    seed = int(randomness.fresh("tuning seed").integers64(1)[0] % _SEEDS) if randomness.reproducible else None
-    number = int(randomness.fresh("tuning subset").integers64(1)[0] >> 1)
-    mask = partial(randomness.stream, "tuning subset", step=number)
-    share = budget.share(noise, seed=seed, mask=mask)
+    seed = int(rng.new_stream("tuning seed").integers64(1)[0] % _SEEDS) if rng.reproducible else None
+    number = int(rng.new_stream("tuning subset").integers64(1)[0] >> 1)
+    mask = partial(rng.stream, "tuning subset", step=number)
+    share = budget.trial_budget(noise, seed=seed, mask=mask)
 
     def told() -> tuple[Model, float]:
         model, found = train(dict(config), share)
         if budget.score is None:
             return model, found
         gaussian = budget.run is not None
-        return model, budget.score.noisy(float(found), randomness.fresh("tuning score"), gaussian=gaussian)
+        return model, budget.score.noisy(float(found), rng.new_stream("tuning score"), gaussian=gaussian)
 
     return run_trial(told, config)

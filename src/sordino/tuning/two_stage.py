@@ -50,15 +50,15 @@ def tune_on_subsample(
     target_epsilon: float | None = None,
     delta: float | None = None,
     subsample: float = 0.1,
-    tuning_share: float = 0.3,
+    tuning_fraction: float = 0.3,
     method: RandomStopping | PoissonStopping | ThresholdStopping | None = None,
-    run: Callable[[float], Event] | None = None,
-    final_run: Callable[[float], Event] | None = None,
+    run_event: Callable[[float], Event] | None = None,
+    final_event: Callable[[float], Event] | None = None,
     score: PrivateScore | None = None,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    privacy_unit: PrivacyUnit = PrivacyUnit.EXAMPLE,
+    privacy_unit: PrivacyUnit = PrivacyUnit.RECORD,
     ledger: Account | Reservation | None = None,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
 ) -> TuningResult[Final]:
     """Search settings on samples of the records, train once on all of them, and put both on the bill.
 
@@ -73,15 +73,15 @@ def tune_on_subsample(
         target_epsilon: ε of everything. Required.
         delta: δ of everything. Required.
         subsample: rate in (0, 1) of each run's own Poisson sample.
-        tuning_share: share in (0, 1) of ε that the search may spend; the final run gets what is left.
+        tuning_fraction: share in (0, 1) of ε that the search may spend; the final run gets what is left.
         method: a way of stopping, `RandomStopping` if not given.
-        run: as in `tune`, for one run of the search.
-        final_run: the same for the final one.
+        run_event: as in `tune`, for one run of the search.
+        final_event: the same for the final one.
         score: as in `tune`.
         neighboring_relation: as in `tune`; not replace-one.
         privacy_unit: as in `tune`.
         ledger: as in `tune`.
-        randomness: as in `tune`.
+        rng: as in `tune`.
 
     Returns:
         The final model with the settings it was trained with. When no run gave any, they are drawn afresh.
@@ -93,55 +93,61 @@ def tune_on_subsample(
         >>> tuned = tune_on_subsample(
         ...     train, lambda config, share: "large", SearchSpace({"a": [0, 5]}), target_epsilon=1.0, delta=1e-6
         ... )
-        >>> tuned.model, tuned.guarantee.epsilon <= 1, tuned.share.epsilon > 0.65
+        >>> tuned.model, tuned.guarantee.epsilon <= 1, tuned.trial_budget.epsilon > 0.65
         ('large', True, True)
     """
     epsilon, slack = declared_budget(target_epsilon, delta)
     checks.probability(zero=False, one=False, subsample=subsample)
-    checks.probability(zero=False, one=False, tuning_share=tuning_share)
+    checks.probability(zero=False, one=False, tuning_fraction=tuning_fraction)
     chosen = RandomStopping() if method is None else method
-    relation = NeighboringRelation(neighboring_relation)
-    randomness = KeyedRNG() if randomness is None else randomness
+    neighboring_relation = NeighboringRelation(neighboring_relation)
+    rng = KeyedRNG() if rng is None else rng
     search = TuningBudget(
-        epsilon=tuning_share * epsilon,
+        epsilon=tuning_fraction * epsilon,
         delta=slack / 2,
         divides=delta_divisor(chosen),
-        run=run,
+        run=run_event,
         score=score,
         subsample=subsample,
-        relation=relation,
+        neighboring_relation=neighboring_relation,
     )
-    noise = search.least_noise(chosen.event)
-    first = chosen.event(search.whole(noise))
+    noise = search.min_noise_multiplier(chosen.event)
+    first = chosen.event(search.trial_event(noise))
     # Half of δ is the search's, and of the rest a half is the accountant's.
     whole = TuningBudget(
-        epsilon=epsilon, delta=slack, divides=2.0, run=final_run, score=None, subsample=1.0, relation=relation
+        epsilon=epsilon,
+        delta=slack,
+        divides=2.0,
+        run=final_event,
+        score=None,
+        subsample=1.0,
+        neighboring_relation=neighboring_relation,
     )
-    rest = whole.least_noise(lambda last: Composed(events=(first, last)))
-    event = Composed(events=(first, whole.whole(rest)))
+    rest = whole.min_noise_multiplier(lambda last: Composed(events=(first, last)))
+    event = Composed(events=(first, whole.trial_event(rest)))
     guarantee = charge_search(
         event,
         whole,
-        unit=privacy_unit,
+        privacy_unit=privacy_unit,
         ledger=ledger,
-        randomness=randomness,
-        sampler=whole.training(rest),
+        rng=rng,
+        sampler=whole.training_event(rest),
         caveats=(HIDDEN_TRIALS_CAVEAT,),
     )
-    count = 0 if isinstance(chosen, ThresholdStopping) else chosen.draw(randomness.fresh("tuning count"))
-    configs = [draw_config(space, randomness) for _ in range(count)]
+    count = 0 if isinstance(chosen, ThresholdStopping) else chosen.draw(rng.new_stream("tuning count"))
+    configs = [draw_config(space, rng) for _ in range(count)]
     with suppress_output():
-        found = select_winner(train, chosen, configs, space, search, noise, randomness, 1)
-    config = draw_config(space, randomness) if found is None or found.failed else found.config
-    seed = int(randomness.fresh("tuning seed").integers64(1)[0] % 10**9) if randomness.reproducible else None
-    share = whole.share(rest, seed=seed)
+        found = select_winner(train, chosen, configs, space, search, noise, rng, 1)
+    config = draw_config(space, rng) if found is None or found.failed else found.config
+    seed = int(rng.new_stream("tuning seed").integers64(1)[0] % 10**9) if rng.reproducible else None
+    share = whole.trial_budget(rest, seed=seed)
     return TuningResult(
         model=final(dict(config), share),
         config=config,
         score=None if found is None or found.failed else found.score,
         guarantee=guarantee,
         event=event,
-        share=share,
+        trial_budget=share,
     )
 
 
@@ -161,11 +167,11 @@ def tune_on_public_data(
     target_epsilon: float | None = None,
     delta: float | None = None,
     trials: int = 20,
-    run: Callable[[float], Event] | None = None,
+    run_event: Callable[[float], Event] | None = None,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    privacy_unit: PrivacyUnit = PrivacyUnit.EXAMPLE,
+    privacy_unit: PrivacyUnit = PrivacyUnit.RECORD,
     ledger: Account | Reservation | None = None,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
 ) -> TuningResult[Model]:
     """Try settings on public records with the noise that the private run will have, and train privately once.
 
@@ -181,11 +187,11 @@ def tune_on_public_data(
         target_epsilon: ε of the private run. Required.
         delta: δ of it. Required.
         trials: how many settings are drawn from a space.
-        run: as in `tune`.
+        run_event: as in `tune`.
         neighboring_relation: as in `tune`.
         privacy_unit: as in `tune`.
         ledger: as in `tune`; charged before `train` is called, after the search.
-        randomness: of the settings.
+        rng: of the settings.
 
     Example:
         >>> tuned = tune_on_public_data(
@@ -198,20 +204,20 @@ def tune_on_public_data(
     """
     epsilon, slack = declared_budget(target_epsilon, delta)
     checks.integer(1, trials=trials)
-    randomness = KeyedRNG() if randomness is None else randomness
+    rng = KeyedRNG() if rng is None else rng
     budget = TuningBudget(
         epsilon=epsilon,
         delta=slack,
         divides=0.5,
-        run=run,
+        run=run_event,
         score=None,
         subsample=1.0,
-        relation=NeighboringRelation(neighboring_relation),
+        neighboring_relation=NeighboringRelation(neighboring_relation),
     )
-    noise = budget.least_noise(lambda event: event)
-    share, event = budget.share(noise, seed=0 if randomness.reproducible else None), budget.whole(noise)
+    noise = budget.min_noise_multiplier(lambda event: event)
+    share, event = budget.trial_budget(noise, seed=0 if rng.reproducible else None), budget.trial_event(noise)
     configs: list[Config] = (
-        [draw_config(space, randomness) for _ in range(trials)]
+        [draw_config(space, rng) for _ in range(trials)]
         if isinstance(space, SearchSpace)
         else [dict(one) for one in space]
     )
@@ -223,12 +229,17 @@ def tune_on_public_data(
     guarantee = charge_search(
         event,
         budget,
-        unit=privacy_unit,
+        privacy_unit=privacy_unit,
         ledger=ledger,
-        randomness=randomness,
+        rng=rng,
         sampler=event,
         caveats=("the settings were tuned on public records",),
     )
     return TuningResult(
-        model=train(dict(config), share), config=config, score=None, guarantee=guarantee, event=event, share=share
+        model=train(dict(config), share),
+        config=config,
+        score=None,
+        guarantee=guarantee,
+        event=event,
+        trial_budget=share,
     )

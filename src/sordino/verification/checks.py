@@ -151,7 +151,7 @@ def planned_loss_stddev(plan: Mapping[str, object], step: int, *, asked: tuple[f
         step: number of the step.
         asked: the noise multiplier and sample rate that were chosen on the way, instead of the plan's.
     """
-    curve = plan["loss_curve"]
+    curve = plan["loss_release"]
     assert isinstance(curve, Mapping)
     noise, rate, size = (
         schedule_value(schedule_from_dict(plan[name]), step, int(str(plan["steps"])))
@@ -159,7 +159,7 @@ def planned_loss_stddev(plan: Mapping[str, object], step: int, *, asked: tuple[f
     )
     if asked is not None:
         noise, size = asked[0], size * asked[1] / rate
-    return noise * float(str(curve["bound"])) / (math.sqrt(float(str(curve["share"]))) * size)
+    return noise * float(str(curve["max_loss"])) / (math.sqrt(float(str(curve["budget_fraction"]))) * size)
 
 
 def planned_event(plan: Mapping[str, object], step: int, *, first: int, repeats: bool = False) -> Event:
@@ -171,7 +171,7 @@ def planned_event(plan: Mapping[str, object], step: int, *, first: int, repeats:
         first: first step of its segment; it pays for what is left of a shuffled epoch.
         repeats: whether steps from `first` on were carried out before; matters under correlated noise only.
     """
-    if isinstance(noise := plan.get("noise"), dict):
+    if isinstance(noise := plan.get("correlated_noise"), dict):
         return _correlated_event(noise, float(str(plan["noise_multiplier"])), step, first=first, repeats=repeats)
     # A loop of the user's own has no last step.
     steps = int(str(plan["steps"])) or None
@@ -234,7 +234,7 @@ class Course:
 
     def fault(self, line: TranscriptLine) -> str:
         """What is wrong with the next line, or an empty string."""
-        correlated = isinstance(self.plan.get("noise"), dict)
+        correlated = isinstance(self.plan.get("correlated_noise"), dict)
         if line.step == self.first and self.first:
             again = planned_event(self.plan, self.first, first=self.first, repeats=True)
             self._repeats = self._repeats or line.event == again
@@ -456,10 +456,10 @@ def check_released_losses(run: RunFolder, chain: TranscriptChain | None) -> Chec
 
 
 def _check_loss_curve(run: RunFolder, chain: TranscriptChain | None) -> CheckResult | None:
-    planned, curve = run.plan.get("loss_curve"), run.loss_curve
+    planned, curve = run.plan.get("loss_release"), run.released_losses
     if curve is None:
         return None if planned is None else not_checked("loss curve", "none is written: the run did not finish")
-    if planned != {"bound": curve.bound, "share": curve.share}:
+    if planned != {"max_loss": curve.max_loss, "budget_fraction": curve.budget_fraction}:
         return failed("loss curve", "its bound or share is not the plan's, or the plan bought none")
     if chain is None:
         return not_checked("loss curve", "the chain is broken")
@@ -514,17 +514,21 @@ def _fault(evaluation: Evaluation, chain: TranscriptChain | None) -> str:
     """What is wrong with one of them, or an empty string."""
     if chain is not None and evaluation.head not in chain.heads:
         return "was made of another run's model"
-    spent = accounting.epsilon(evaluation.event, evaluation.delta, relation=evaluation.relation).upper
+    spent = accounting.epsilon(
+        evaluation.event, evaluation.delta, neighboring_relation=evaluation.neighboring_relation
+    ).upper
     if not spent <= evaluation.epsilon * (1 + _EVALUATED_SAME):
         return f"states ε = {evaluation.epsilon:.6g}, and its event comes to {spent:.6g}"
     leaves = _leaves(evaluation.event)
-    spreads = [_stddev(leaf, evaluation.relation) for leaf in leaves]
+    spreads = [_stddev(leaf, evaluation.neighboring_relation) for leaf in leaves]
     if any(
         spread is None or abs(spread - evaluation.stddev) > _EVALUATED_SAME * evaluation.stddev for spread in spreads
     ):
         return "states another noise than its event"
     # A table is one histogram, in which one record moves one count, or two when it is replaced: two Laplace leaves.
-    replaced = evaluation.relation is NeighboringRelation.REPLACE_ONE and isinstance(leaves[0], DiscreteLaplace)
+    replaced = evaluation.neighboring_relation is NeighboringRelation.REPLACE_ONE and isinstance(
+        leaves[0], DiscreteLaplace
+    )
     if evaluation.tables is not None and len(leaves) != len(evaluation.tables) * (2 if replaced else 1):
         return "holds another number of tables than it paid for"
     return ""
@@ -536,10 +540,12 @@ def _leaves(event: Event) -> list[Event]:
     return [leaf for part in event.events for leaf in _leaves(part)] if isinstance(event, Composed) else [event]
 
 
-def _stddev(event: Event, relation: NeighboringRelation) -> float | None:
+def _stddev(event: Event, neighboring_relation: NeighboringRelation) -> float | None:
     """Standard deviation of the noise on a count, worked out from the event; None for another mechanism."""
     if isinstance(event, Gaussian):
-        return event.noise_multiplier * (math.sqrt(2) if relation is NeighboringRelation.REPLACE_ONE else 1.0)
+        return event.noise_multiplier * (
+            math.sqrt(2) if neighboring_relation is NeighboringRelation.REPLACE_ONE else 1.0
+        )
     if isinstance(event, DiscreteLaplace):
         ratio = math.exp(-1 / event.scale)
         return math.sqrt(2 * ratio) / (1 - ratio)
@@ -633,13 +639,13 @@ def _sampler(plan: Mapping[str, object]) -> str:
     rate = plan["sample_rate"]
     if not isinstance(rate, int | float):
         return "Poisson sampling at planned rates"
-    noise = plan.get("noise")
+    noise = plan.get("correlated_noise")
     if isinstance(noise, Mapping):
         participation = participation_from_dict(noise["participation"])
         if isinstance(participation, CyclicPoisson):
-            return CyclicPoissonSampling(groups=participation.groups, sample_rate=rate).words
-        return FixedBatchSampling(steps_per_epoch=max(1, round(1 / rate))).words
-    return PoissonSampling(sample_rate=rate).words if plan["poisson_sampling"] else _SHUFFLED
+            return CyclicPoissonSampling(groups=participation.groups, sample_rate=rate).describe()
+        return FixedBatchSampling(steps_per_epoch=max(1, round(1 / rate))).describe()
+    return PoissonSampling(sample_rate=rate).describe() if plan["poisson_sampling"] else _SHUFFLED
 
 
 _SHUFFLED = "shuffled epochs without amplification"
@@ -651,7 +657,7 @@ def _caveats(plan: Mapping[str, object]) -> list[str]:
     said = {
         "noise_multiplier is 0: for debugging only": plan["noise_multiplier"] == 0,
         "the size of the data set is treated as public": plan.get("dataset_size_is_public") is True,
-        "records keep their numbers when one is added or removed": plan.get("noise") is not None and added,
-        "secure noise holds to the last bit with microbatch_size=1": plan.get("secure_noise") is True,
+        "records keep their numbers when one is added or removed": plan.get("correlated_noise") is not None and added,
+        "secure noise holds to the last bit with microbatch_size=1": plan.get("secure_mode") is True,
     }
     return [caveat for caveat, applies in said.items() if applies]

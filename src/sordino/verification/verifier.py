@@ -84,18 +84,18 @@ class RunBudget:
         delta: of the whole run.
         filter: "gaussian", "zcdp" or "renyi".
         order: the Rényi order that was fixed before the first step, or None.
-        relation: the plan's neighbouring relation.
+        neighboring_relation: the plan's neighboring relation.
     """
 
     epsilon: float
     delta: float
     filter: str
     order: float | None
-    relation: NeighboringRelation
+    neighboring_relation: NeighboringRelation
 
     def made(self) -> GDPFilter | ZCDPFilter | RDPFilter:
         """The filter as it was before the first step."""
-        options = {"epsilon": self.epsilon, "delta": self.delta, "relation": self.relation}
+        options = {"epsilon": self.epsilon, "delta": self.delta, "neighboring_relation": self.neighboring_relation}
         match self.filter:
             case "gaussian":
                 return GDPFilter(**options)
@@ -105,8 +105,7 @@ class RunBudget:
                 assert self.order is not None
                 return RDPFilter(**options, order=self.order)
 
-    @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The filter as a guarantee names it."""
         named = {"gaussian": "Gaussian filter", "zcdp": "zCDP filter"}
         return named.get(self.filter) or f"Rényi filter of order {self.order:g}"
@@ -143,7 +142,7 @@ def run_budget(meta: Mapping[str, object], plan: Mapping[str, object]) -> RunBud
         delta=checks.probability(zero=False, one=False, delta=body["delta"]),
         filter=kind,
         order=checks.positive(order=body["order"]) if kind == "renyi" else None,
-        relation=NeighboringRelation(str(plan["neighboring_relation"])),
+        neighboring_relation=NeighboringRelation(str(plan["neighboring_relation"])),
     )
 
 
@@ -191,7 +190,7 @@ def check_claim(
     budget: RunBudget,
     claim: Guarantee | None,
     sentence: str,
-    realised: Interval,
+    realized: Interval,
 ) -> CheckResult:
     """Whether the run claims its budget, and what it did comes to no more.
 
@@ -201,23 +200,23 @@ def check_claim(
         budget: what was fixed before the first step.
         claim: guarantee.json.
         sentence: the claim in words, as it was written.
-        realised: ε of the transcript, composed as if it had been fixed in advance; torn lines left out.
+        realized: ε of the transcript, composed as if it had been fixed in advance; torn lines left out.
     """
-    told = f"the budget is ε = {budget.epsilon:.6g}; what was done comes to {realised.upper:.6g}"
+    told = f"the budget is ε = {budget.epsilon:.6g}; what was done comes to {realized.upper:.6g}"
     if budget.delta != plan.get("delta"):
         return failed("guarantee", "the budget's δ is not the plan's")
-    if not math.isfinite(realised.upper) or realised.upper > budget.epsilon * (1 + _ROOM):
+    if not math.isfinite(realized.upper) or realized.upper > budget.epsilon * (1 + _ROOM):
         return failed("guarantee", told)
     if claim is None:
         return passed("guarantee", f"guarantee.json was not written; {told}")
     if (claim.epsilon, claim.delta) != (budget.epsilon, budget.delta):
         return failed("guarantee", f"it states ε = {claim.epsilon:.9g} at δ = {claim.delta:g}, and {told}")
-    for name, value in (("neighboring_relation", claim.relation), ("privacy_unit", claim.unit)):
+    for name, value in (("neighboring_relation", claim.neighboring_relation), ("privacy_unit", claim.privacy_unit)):
         if plan.get(name) != value:
             return failed("guarantee", f"{name} is not the plan's")
-    if sentence != claim.sentence():
+    if sentence != claim.describe():
         return failed("guarantee", "its sentence says something else than its numbers")
-    differing = describe_budget_mismatch(plans, claim, budget.words)
+    differing = describe_budget_mismatch(plans, claim, budget.describe())
     if differing is not None:
         return failed("guarantee", differing)
     return passed("guarantee", told)
@@ -244,13 +243,15 @@ def is_available() -> bool:
     return importlib.util.find_spec("dp_accounting") is not None
 
 
-def dp_accounting_epsilon(event: Event, delta: float, *, relation: NeighboringRelation, compositions: int) -> float:
+def dp_accounting_epsilon(
+    event: Event, delta: float, *, neighboring_relation: NeighboringRelation, compositions: int
+) -> float:
     """An upper bound of ε, computed by dp-accounting.
 
     Args:
         event: what was done.
         delta: in (0, 1).
-        relation: the neighbouring relation.
+        neighboring_relation: the neighboring relation.
         compositions: how many steps `event` composes; the more, the finer the lattice.
 
     Raises:
@@ -268,8 +269,8 @@ def dp_accounting_epsilon(event: Event, delta: float, *, relation: NeighboringRe
         NeighboringRelation.REPLACE_SPECIAL: library.NeighboringRelation.REPLACE_SPECIAL,
     }
     width = next((width for most, width in _WIDTHS if compositions <= most), _FINEST)
-    accountant = cast("Any", pld).PLDAccountant(relations[relation], value_discretization_interval=width)
-    accountant.compose(to_dp_event(event, relation=relation))
+    accountant = cast("Any", pld).PLDAccountant(relations[neighboring_relation], value_discretization_interval=width)
+    accountant.compose(to_dp_event(event, neighboring_relation=neighboring_relation))
     found = float(accountant.get_epsilon(delta))
     return math.inf if math.isnan(found) else found
 
@@ -388,8 +389,10 @@ def _numbers(folder: RunFolder, chain: TranscriptChain) -> list[CheckResult]:
     try:
         claim = folder.guarantee
         delta = float(str(plan["delta"])) if claim is None else claim.delta
-        relation = NeighboringRelation(str(plan["neighboring_relation"])) if claim is None else claim.relation
-        interval = accounting.epsilon(event, delta, relation=relation)
+        neighboring_relation = (
+            NeighboringRelation(str(plan["neighboring_relation"])) if claim is None else claim.neighboring_relation
+        )
+        interval = accounting.epsilon(event, delta, neighboring_relation=neighboring_relation)
     except KeyError:
         missing = "neither guarantee.json nor plan.json names δ and the relation"
         return [*items, not_checked("guarantee", missing), not_checked("second accountant", missing)]
@@ -398,10 +401,10 @@ def _numbers(folder: RunFolder, chain: TranscriptChain) -> list[CheckResult]:
     if claim is not None and chain.seeded and not any("not for release" in caveat for caveat in claim.caveats):
         items.append(failed("guarantee", "its noise came from a chosen seed, and it does not say so"))
     elif budget is not None:
-        items.append(check_claim(plan, plans, budget, claim, folder.sentence, interval))
+        items.append(check_claim(plan, plans, budget, claim, folder.guarantee_description, interval))
     else:
-        items.append(_check_guarantee(plan, plans, claim, folder.sentence, interval, chain.lines))
-    return [*items, _check_second(event, delta, relation, claim, interval)]
+        items.append(_check_guarantee(plan, plans, claim, folder.guarantee_description, interval, chain.lines))
+    return [*items, _check_second(event, delta, neighboring_relation, claim, interval)]
 
 
 def _budget(folder: RunFolder) -> RunBudget | None:
@@ -452,10 +455,14 @@ def _check_guarantee(
         return failed("guarantee", "ε so far falls from one line to another")
     if claim is None:
         return not_checked("guarantee", f"guarantee.json was not written; the transcript's ε is {interval.upper:.6g}")
-    for name, value in (("delta", claim.delta), ("neighboring_relation", claim.relation), ("privacy_unit", claim.unit)):
+    for name, value in (
+        ("delta", claim.delta),
+        ("neighboring_relation", claim.neighboring_relation),
+        ("privacy_unit", claim.privacy_unit),
+    ):
         if name in plan and plan[name] != value:
             return failed("guarantee", f"{name} is not the plan's")
-    if sentence != claim.sentence():
+    if sentence != claim.describe():
         return failed("guarantee", "its sentence says something else than its numbers")
     if not _close(claim.epsilon, interval.upper):
         return failed("guarantee", f"it states ε = {claim.epsilon:.9g}, and the transcript gives {interval.upper:.9g}")
@@ -470,7 +477,7 @@ def _close(one: float, other: float) -> bool:
 
 
 def _check_second(
-    event: Event, delta: float, relation: NeighboringRelation, claim: Guarantee | None, interval: Interval
+    event: Event, delta: float, neighboring_relation: NeighboringRelation, claim: Guarantee | None, interval: Interval
 ) -> CheckResult:
     name = "second accountant"
     if math.isinf(interval.upper):
@@ -478,7 +485,9 @@ def _check_second(
     if not is_available():
         return not_checked(name, "dp-accounting is not installed; install sordino[verify]")
     try:
-        second = dp_accounting_epsilon(event, delta, relation=relation, compositions=_compositions(event))
+        second = dp_accounting_epsilon(
+            event, delta, neighboring_relation=neighboring_relation, compositions=_compositions(event)
+        )
     except (UnsupportedEvent, NotImplementedError, ValueError) as error:
         return not_checked(name, f"dp-accounting can't account for these events: {type(error).__name__}")
     low, high = interval.lower, interval.upper * (1 + _LATTICE) + _LATTICE

@@ -33,7 +33,7 @@ def painted(protection, **settings):
         classes=4,
         federation=Federation(rounds=12, local_steps=5, batch_size=32, protection=protection, **settings),
         generator_steps=15,
-        randomness=KeyedRNG(seed=1, reproducible=True),
+        rng=KeyedRNG(seed=1, reproducible=True),
     )
     mean = found.pictures.mean(dim=0)
     return found, [mean[mask == 1].mean().item() for mask in masks]

@@ -66,7 +66,7 @@ def test_noise_hides_the_input_of_a_linear_layer():
     model = nn.Sequential(nn.Linear(20, 7), nn.Tanh(), nn.Linear(7, 4))
     x = torch.rand(1, 20)
     weight, bias, *_ = privatized_gradient(
-        model, x, torch.tensor([2]), max_grad_norm=1.0, noise_multiplier=1.0, randomness=fixed()
+        model, x, torch.tensor([2]), max_grad_norm=1.0, noise_multiplier=1.0, rng=fixed()
     )
     assert (read_linear_layer(weight, bias) - x[0]).abs().max() > 0.5
 
@@ -74,15 +74,13 @@ def test_noise_hides_the_input_of_a_linear_layer():
 def test_a_digit_comes_out_of_an_unprotected_gradient_and_not_out_of_a_private_one():
     model, (features, labels) = sigmoid_network(), digit()
     gradient = shared_gradient(model, features, labels)
-    found = invert_by_matching(
-        model, gradient, shape=(1, 28, 28), classes=10, steps=120, randomness=fixed(), restarts=2
-    )
+    found = invert_by_matching(model, gradient, shape=(1, 28, 28), classes=10, steps=120, rng=fixed(), restarts=2)
     assert psnr(found.features, features) > 20
     assert ssim(found.features[0].clamp(0, 1), features[0]) > 0.8
     assert found.labels.tolist() == labels.tolist()
-    private = privatized_gradient(model, features, labels, max_grad_norm=1.0, noise_multiplier=0.5, randomness=fixed())
+    private = privatized_gradient(model, features, labels, max_grad_norm=1.0, noise_multiplier=0.5, rng=fixed())
     kept = invert_by_matching(
-        model, private, shape=(1, 28, 28), classes=10, labels=labels, steps=60, restarts=1, randomness=fixed()
+        model, private, shape=(1, 28, 28), classes=10, labels=labels, steps=60, restarts=1, rng=fixed()
     )
     assert psnr(kept.features.clamp(0, 1), features) < 10
     assert ssim(kept.features[0].clamp(0, 1), features[0]) < 0.2
@@ -94,9 +92,9 @@ def test_direction_matching_works_behind_relu_and_not_through_noise():
     torch.manual_seed(3)
     model = nn.Sequential(nn.Conv2d(1, 12, 5, stride=2, padding=2), nn.ReLU(), nn.Flatten(), nn.Linear(2352, 10))
     gradient = shared_gradient(model, features, labels)
-    settings = {"shape": (1, 28, 28), "labels": labels, "steps": 400, "randomness": fixed()}
+    settings = {"shape": (1, 28, 28), "labels": labels, "steps": 400, "rng": fixed()}
     found = invert_by_direction(model, gradient, **settings)
-    private = privatized_gradient(model, features, labels, max_grad_norm=1.0, noise_multiplier=0.5, randomness=fixed())
+    private = privatized_gradient(model, features, labels, max_grad_norm=1.0, noise_multiplier=0.5, rng=fixed())
     kept = invert_by_direction(model, private, **settings)
     assert psnr(found.features, features) > 17
     assert psnr(kept.features, features) < 10
@@ -108,7 +106,7 @@ def test_direction_matching_comes_close_to_a_small_picture():
     features = torch.linspace(0, 1, 36).reshape(1, 1, 6, 6)
     gradient = shared_gradient(model, features, torch.tensor([1]))
     found = invert_by_direction(
-        model, gradient, shape=(1, 6, 6), labels=torch.tensor([1]), steps=200, total_variation=1e-4, randomness=fixed()
+        model, gradient, shape=(1, 6, 6), labels=torch.tensor([1]), steps=200, total_variation=1e-4, rng=fixed()
     )
     assert psnr(found.features, features) > 20
 
@@ -125,7 +123,7 @@ def test_a_private_gradient_is_the_clipped_sum_plus_noise_of_the_stated_size():
         slow = [total + min(1.0, 0.2 / norm) * part / 3 for total, part in zip(slow, own, strict=True)]
     for a, b in zip(exact, slow, strict=True):
         assert torch.allclose(a, b, rtol=1e-4)
-    noisy = privatized_gradient(model, features, labels, max_grad_norm=0.2, noise_multiplier=2.0, randomness=fixed())
+    noisy = privatized_gradient(model, features, labels, max_grad_norm=0.2, noise_multiplier=2.0, rng=fixed())
     spread = (noisy[0] - exact[0]).std().item() * 3
     assert spread == pytest.approx(0.4, rel=0.06)
 

@@ -45,7 +45,7 @@ def network():
 @pytest.fixture(scope="module")
 def overfitted():
     torch.manual_seed(0)
-    train = standard_training(network, steps=120, batch_size=64, learning_rate=0.01, randomness=fixed())
+    train = standard_training(network, steps=120, batch_size=64, learning_rate=0.01, rng=fixed())
     members, others, population = (noisy_records(count, seed) for count, seed in ((600, 1), (600, 2), (300, 3)))
     return membership_report(
         train(*members),
@@ -55,14 +55,14 @@ def overfitted():
         event=UNPROTECTED,
         train_reference=train,
         references=8,
-        randomness=fixed(2),
+        rng=fixed(2),
     )
 
 
 def test_the_overfitted_model_gives_its_members_away(overfitted):
     assert {"LiRA, online", "RMIA, offline", "loss threshold", "shadow models"} <= {a.name for a in overfitted.attacks}
-    assert overfitted.strongest.roc.at(0.01).value >= 0.05
-    assert overfitted.strongest.roc.at(0.01).lower > 0.01
+    assert overfitted.strongest.roc.true_positive_rate(0.01).value >= 0.05
+    assert overfitted.strongest.roc.true_positive_rate(0.01).lower > 0.01
     assert min(attack.roc.auc for attack in overfitted.attacks) > 0.55
     assert overfitted.above_ceiling == ()
     assert overfitted.ceiling.auc == 1.0
@@ -86,7 +86,7 @@ def test_the_report_is_json_and_a_picture_and_names_the_most_exposed(overfitted,
 
 def test_a_model_that_saw_neither_side_refutes_nothing():
     torch.manual_seed(0)
-    train = standard_training(network, steps=60, batch_size=64, learning_rate=0.01, randomness=fixed())
+    train = standard_training(network, steps=60, batch_size=64, learning_rate=0.01, rng=fixed())
     refuted = 0
     for seed in range(6):
         mine, others, population, elsewhere = (noisy_records(500, 10 * seed + k) for k in range(4))
@@ -99,7 +99,7 @@ def test_a_model_that_saw_neither_side_refutes_nothing():
             event=Gaussian(noise_multiplier=1000.0),
             train_reference=train,
             references=4,
-            randomness=fixed(seed),
+            rng=fixed(seed),
         )
         refuted += bool(report.above_ceiling)
         assert all(abs(attack.roc.auc - 0.5) < 0.1 for attack in report.attacks)
@@ -118,10 +118,10 @@ def test_a_private_model_stays_under_its_ceiling():
         members,
         plan,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
-        randomness=fixed(),
+        rng=fixed(),
         progress=False,
     )
-    train = standard_training(network, steps=120, batch_size=64, learning_rate=0.01, randomness=fixed())
+    train = standard_training(network, steps=120, batch_size=64, learning_rate=0.01, rng=fixed())
     report = membership_report(
         result.model,
         members,
@@ -131,7 +131,7 @@ def test_a_private_model_stays_under_its_ceiling():
         claim=result.guarantee,
         train_reference=train,
         references=4,
-        randomness=fixed(2),
+        rng=fixed(2),
     )
     assert report.above_ceiling == ()
     assert report.ceiling.true_positive_rate(0.01) < 0.05
@@ -153,7 +153,7 @@ def test_the_strong_attacks_find_members_of_a_digit_model_and_none_of_a_private_
     def build():
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
 
-    train = standard_training(build, steps=400, batch_size=64, randomness=fixed())
+    train = standard_training(build, steps=400, batch_size=64, rng=fixed())
     plan = Plan.for_epsilon(
         target_epsilon=2.0, delta=1e-4, sample_rate=0.1, steps=100, max_grad_norm=1.0, expected_batch_size=100.0
     )
@@ -163,28 +163,28 @@ def test_the_strong_attacks_find_members_of_a_digit_model_and_none_of_a_private_
         parts[0],
         plan,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
-        randomness=fixed(),
+        rng=fixed(),
         progress=False,
     )
-    settings = {"population": parts[2], "train_reference": train, "references": 16, "randomness": fixed(2)}
+    settings = {"population": parts[2], "train_reference": train, "references": 16, "rng": fixed(2)}
     bare = membership_report(train(*parts[0]), *parts[:2], event=UNPROTECTED, **settings)
     kept = membership_report(private.model, *parts[:2], event=plan.event(), claim=private.guarantee, **settings)
-    found = {attack.name: attack.roc.at(0.01) for attack in bare.attacks}
+    found = {attack.name: attack.roc.true_positive_rate(0.01) for attack in bare.attacks}
     assert max(found["LiRA, online"].value, found["RMIA, online"].value) >= 0.05
     assert kept.above_ceiling == ()
     for attack in kept.attacks:
-        assert attack.roc.at(0.01).lower <= kept.ceiling.true_positive_rate(0.01)
+        assert attack.roc.true_positive_rate(0.01).lower <= kept.ceiling.true_positive_rate(0.01)
 
 
 def test_every_record_is_in_half_of_the_reference_models():
     records = noisy_records(30, 4)
-    train = standard_training(network, steps=1, randomness=fixed())
-    found = train_references(train, records, count=6, population=noisy_records(10, 5), randomness=fixed())
+    train = standard_training(network, steps=1, rng=fixed())
+    found = train_references(train, records, count=6, population=noisy_records(10, 5), rng=fixed())
     assert (found.included.sum(axis=0) == 3).all()
     assert len({tuple(column) for column in found.included.T.tolist()}) > 10
     assert found.population[0].own.shape == (10,)
     with pytest.raises(InvalidArgument, match="even"):
-        train_references(train, records, count=5, population=records, randomness=fixed())
+        train_references(train, records, count=5, population=records, rng=fixed())
 
 
 def test_confidence_is_the_log_odds_of_the_label_without_cancellation():

@@ -27,7 +27,7 @@ def test_the_prototype_is_what_the_class_looks_like_and_no_record():
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3)),
         steps=200,
         learning_rate=0.02,
-        randomness=KeyedRNG(seed=1, reproducible=True),
+        rng=KeyedRNG(seed=1, reproducible=True),
     )
     model = train(features, labels).train()
     for label in range(3):

@@ -48,8 +48,8 @@ def test_areas_and_advantages_of_normal_scores_are_those_of_theory():
     found = roc_curve(*normal_scores(1.0, 40_000, 40_000, 3))
     assert found.auc == pytest.approx(0.7602, abs=0.005)
     assert found.advantage == pytest.approx(0.3829, abs=0.01)
-    assert found.at(0.01).value == pytest.approx(0.0924, abs=0.006)
-    assert found.at(0.001).value == pytest.approx(0.0183, abs=0.003)
+    assert found.true_positive_rate(0.01).value == pytest.approx(0.0924, abs=0.006)
+    assert found.true_positive_rate(0.001).value == pytest.approx(0.0183, abs=0.003)
     low, high = found.advantage_interval
     assert low < 0.3829 < high
 
@@ -58,7 +58,7 @@ def test_rates_are_left_out_when_too_few_non_members_were_scored():
     found = roc_curve(*normal_scores(1.0, 4000, 4999, 4))
     assert [rate.false_positive_rate for rate in found.rates] == [0.01, 0.1]
     with pytest.raises(InvalidArgument, match="5,000 non-members"):
-        found.at(0.001)
+        found.true_positive_rate(0.001)
     assert min_non_members(0.001) == 5000
 
 
@@ -66,14 +66,14 @@ def test_scores_that_say_nothing_are_never_sure():
     caught = 0
     for seed in range(200):
         found = roc_curve(*normal_scores(0.0, 300, 600, seed), false_positive_rates=(0.01,))
-        fpr, tpr = found.at(0.01).surely_above(alpha=0.05)
+        fpr, tpr = found.true_positive_rate(0.01).surely_above(alpha=0.05)
         caught += tpr > fpr
     assert caught <= 10
 
 
 def test_scores_above_the_ceiling_are_caught():
     found = roc_curve(*normal_scores(1.5, 3000, 3000, 5), false_positive_rates=(0.01,))
-    fpr, tpr = found.at(0.01).surely_above(alpha=0.05)
+    fpr, tpr = found.true_positive_rate(0.01).surely_above(alpha=0.05)
     assert tpr > stats.norm.sf(stats.norm.isf(fpr) - 1.0)
 
 

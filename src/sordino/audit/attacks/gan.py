@@ -97,7 +97,7 @@ class Impersonator:
         classes: number of true classes; the shared model has one output more, for the fakes.
         federation: the local steps.
         generator_steps: a round, ≥ 1.
-        randomness: of batches, noise and pictures; fresh by default.
+        rng: of batches, noise and pictures; fresh by default.
 
     Example:
         >>> attacker = Impersonator((torch.ones(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64)), target=1, classes=2,
@@ -118,12 +118,12 @@ class Impersonator:
         classes: int,
         federation: Federation,
         generator_steps: int = 30,
-        randomness: KeyedRNG | None = None,
+        rng: KeyedRNG | None = None,
     ) -> None:
         self._records, self._target, self._federation = records, checks.integer(0, target=target), federation
         self._classes = checks.integer(2, classes=classes)
         self._steps = checks.integer(1, generator_steps=generator_steps)
-        self._source = randomness or KeyedRNG()
+        self._source = rng or KeyedRNG()
         self._painter = _painter(tuple(records[0].shape[1:]))
         self._optimizer = torch.optim.Adam(self._painter.parameters(), lr=1e-3, betas=(0.5, 0.999))
 
@@ -157,7 +157,7 @@ def impersonate(
     classes: int,
     federation: Federation,
     generator_steps: int = 30,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
 ) -> Impersonation:
     """Runs the attack of an `Impersonator` in a federation of two.
 
@@ -168,7 +168,7 @@ def impersonate(
         classes: number of true classes; the shared model has one more, for the fakes.
         federation: rounds, steps and protection.
         generator_steps: of the attacker a round, ≥ 1.
-        randomness: of batches, noise and pictures; fresh by default.
+        rng: of batches, noise and pictures; fresh by default.
 
     References:
         Hitaj, Ateniese, Pérez-Cruz 2017, "Deep models under the GAN", section 5.
@@ -182,7 +182,7 @@ def impersonate(
             f"victim must have pictures (records, channels, height, width) with sides that are multiples of 4, got "
             f"{tuple(victim[0].shape)}. Pad them."
         )
-    source, shape = randomness or KeyedRNG(), tuple(victim[0].shape[1:])
+    source, shape = rng or KeyedRNG(), tuple(victim[0].shape[1:])
     model = _shared_model(shape, checks.integer(2, classes=classes) + 1)
     malicious = Impersonator(
         attacker,
@@ -190,7 +190,7 @@ def impersonate(
         classes=classes,
         federation=federation,
         generator_steps=generator_steps,
-        randomness=source,
+        rng=source,
     )
     weights = _flat(model)
     for _ in range(federation.rounds):
@@ -208,15 +208,15 @@ def impersonate(
 # ── the federation ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _together(updates: list[Tensor], federation: Federation, randomness: KeyedRNG) -> Tensor:
+def _together(updates: list[Tensor], federation: Federation, rng: KeyedRNG) -> Tensor:
     """Mean update; under client protection each is clipped and their sum noisy."""
     if federation.protection is not Protection.CLIENT:
         return torch.stack(updates).mean(dim=0)
     bound = federation.max_grad_norm
     squares = torch.stack([(update.double() ** 2).sum() for update in updates])
-    factors = FlatClipping().factors(squares, max_grad_norm=bound)
+    factors = FlatClipping().clip_factors(squares, max_grad_norm=bound)
     total = sum((f.to(u) * u for f, u in zip(factors, updates, strict=True)), torch.zeros_like(updates[0]))
-    return (total + federation.noise_multiplier * bound * _normal(total.shape, randomness)) / len(updates)
+    return (total + federation.noise_multiplier * bound * _normal(total.shape, rng)) / len(updates)
 
 
 def _update(
@@ -246,25 +246,25 @@ def _private_slopes(
     features: Tensor,
     labels: Tensor,
     federation: Federation,
-    randomness: KeyedRNG,
+    rng: KeyedRNG,
 ) -> list[Tensor]:
     bound, sums = federation.max_grad_norm, {parameter: torch.zeros_like(parameter) for parameter in parameters}
     capture = GradientCapture(model)
     try:
-        with capture.recording(records=len(labels)):
+        with capture.capturing(records=len(labels)):
             F.cross_entropy(model(features), labels, reduction="sum").backward()
-        factors = FlatClipping().factors(capture.squared_bounds(), max_grad_norm=bound)
+        factors = FlatClipping().clip_factors(capture.squared_norm_bounds(), max_grad_norm=bound)
         capture.add_weighted_sums(factors, sums)
     finally:
         capture.detach()
     stddev = federation.noise_multiplier * bound
-    return [(sums[p] + stddev * _normal(p.shape, randomness)) / federation.batch_size for p in parameters]
+    return [(sums[p] + stddev * _normal(p.shape, rng)) / federation.batch_size for p in parameters]
 
 
-def _batches(records: Pair, federation: Federation, randomness: KeyedRNG) -> Iterator[Pair]:
+def _batches(records: Pair, federation: Federation, rng: KeyedRNG) -> Iterator[Pair]:
     features, labels = records
     for _ in range(federation.local_steps):
-        draws = randomness.fresh("federation-batch").uniform(federation.batch_size) * len(labels)
+        draws = rng.new_stream("federation-batch").uniform(federation.batch_size) * len(labels)
         chosen = torch.from_numpy(draws.astype(np.int64))
         yield features[chosen], labels[chosen]
 
@@ -291,7 +291,7 @@ def _paint(
 
 
 def _painter(shape: tuple[int, ...]) -> nn.Module:
-    """Noise → picture by two transposed convolutions: neighbouring pixels are painted together."""
+    """Noise → picture by two transposed convolutions: neighboring pixels are painted together."""
     channels, height, width = shape
     return nn.Sequential(
         nn.Linear(_LATENT, 64 * (height // 4) * (width // 4)),
@@ -319,8 +319,8 @@ def _shared_model(shape: tuple[int, ...], outputs: int) -> nn.Module:
     )
 
 
-def _normal(shape: tuple[int, ...], randomness: KeyedRNG) -> Tensor:
-    return standard_normal(int(np.prod(shape)), randomness.fresh("federation-normal")).reshape(shape)
+def _normal(shape: tuple[int, ...], rng: KeyedRNG) -> Tensor:
+    return standard_normal(int(np.prod(shape)), rng.new_stream("federation-normal")).reshape(shape)
 
 
 def _flat(model: nn.Module) -> Tensor:

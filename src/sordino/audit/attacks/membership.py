@@ -224,7 +224,7 @@ class MembershipReport:
                 "auc": self.ceiling.auc,
                 "rates": {str(rate): self.ceiling.true_positive_rate(rate) for rate in _RATES},
             },
-            "claim": None if self.claim is None else self.claim.sentence(),
+            "claim": None if self.claim is None else self.claim.describe(),
             "above_ceiling": list(self.above_ceiling),
             "slices": [vars(part) for part in self.slices],
             "references": self.references,
@@ -247,7 +247,7 @@ def membership_report(
     claim: Guarantee | None = None,
     label_names: tuple[str, ...] = (),
     public: bool = False,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
 ) -> MembershipReport:
     """Every membership attack on `model`, from the weakest attacker to the strongest.
 
@@ -268,7 +268,7 @@ def membership_report(
         claim: the guarantee that is claimed.
         label_names: for the table of slices.
         public: whether the records are public.
-        randomness: fresh by default.
+        rng: fresh by default.
 
     Returns:
         The report.
@@ -287,7 +287,7 @@ def membership_report(
     models = None
     if train_reference is not None:
         models = train_references(
-            train_reference, candidates, count=references, population=known, randomness=randomness or KeyedRNG()
+            train_reference, candidates, count=references, population=known, rng=rng or KeyedRNG()
         )
     scores = _scores(target, on_population, models, candidates, known)
     count = len(members[1])

@@ -462,7 +462,7 @@ def confidence(model: nn.Module, records: Pair) -> Confidence:
 
 
 def train_references(
-    train: TrainReference, records: Pair, *, count: int, population: Pair, randomness: KeyedRNG
+    train: TrainReference, records: Pair, *, count: int, population: Pair, rng: KeyedRNG
 ) -> ReferenceModels:
     """Trains `count` models, each on half of the records: every record is in exactly half of the models.
 
@@ -473,7 +473,7 @@ def train_references(
         records: in question, features and labels.
         count: an even number of models, ≥ 4.
         population: records that none of the models sees.
-        randomness: chooses the halves.
+        rng: chooses the halves.
 
     References:
         Carlini et al. 2022, section VI-A.
@@ -481,7 +481,7 @@ def train_references(
     if checks.integer(4, count=count) % 2:
         raise InvalidArgument(f"count must be even, got {count}: every record is in half of the models. Add one.")
     features, labels = records
-    included = _halves(count, len(labels), randomness)
+    included = _halves(count, len(labels), rng)
     models, others = [], []
     for row in included:
         chosen = torch.from_numpy(np.flatnonzero(row))
@@ -491,9 +491,9 @@ def train_references(
     return ReferenceModels(models=tuple(models), included=included, population=tuple(others))
 
 
-def _halves(count: int, records: int, randomness: KeyedRNG) -> NDArray[np.bool_]:
+def _halves(count: int, records: int, rng: KeyedRNG) -> NDArray[np.bool_]:
     """(count, records): each column a random half of the models."""
-    draws = randomness.fresh("reference-halves").uniform(count * records).reshape(count, records)
+    draws = rng.new_stream("reference-halves").uniform(count * records).reshape(count, records)
     return draws.argsort(axis=0).argsort(axis=0) < count // 2
 
 
@@ -503,7 +503,7 @@ def standard_training(
     steps: int = 300,
     batch_size: int = 128,
     learning_rate: float = 0.003,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
 ) -> TrainReference:
     """Training of a classifier by Adam, without privacy: for models of one's own, and for the demonstrations.
 
@@ -514,20 +514,20 @@ def standard_training(
         steps: ≥ 1.
         batch_size: ≥ 1, drawn with replacement.
         learning_rate: > 0.
-        randomness: draws the batches.
+        rng: draws the batches.
 
     Returns:
         (features, labels) ↦ trained model.
     """
     checks.integer(1, steps=steps)
     checks.positive(learning_rate=learning_rate)
-    source = randomness or KeyedRNG()
+    source = rng or KeyedRNG()
 
     def train(features: Tensor, labels: Tensor) -> nn.Module:
         model = build()
         optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
         size = min(checks.integer(1, batch_size=batch_size), len(labels))
-        rows = source.fresh("reference-batches").uniform(steps * size).reshape(steps, size) * len(labels)
+        rows = source.new_stream("reference-batches").uniform(steps * size).reshape(steps, size) * len(labels)
         for chosen in torch.from_numpy(rows.astype(np.int64)):
             optimizer.zero_grad()
             F.cross_entropy(model(features[chosen]), labels[chosen]).backward()

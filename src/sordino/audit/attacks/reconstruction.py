@@ -114,7 +114,7 @@ def invert_by_matching(
     labels: Tensor | None = None,
     steps: int = 120,
     restarts: int = 3,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
 ) -> Inversion:
     """DLG: min over (x, y) of ‖∇L(x, y) − g‖² by L-BFGS; with `labels` given (iDLG reads them first), over x alone.
 
@@ -129,7 +129,7 @@ def invert_by_matching(
         labels: (B,) when they are known; None searches for one record's label too.
         steps: of L-BFGS, ≥ 1.
         restarts: from other noise, ≥ 1; the best is kept.
-        randomness: of the starting points.
+        rng: of the starting points.
 
     Returns:
         The reconstruction with the smallest distance.
@@ -138,7 +138,7 @@ def invert_by_matching(
         Zhu, Liu, Han 2019, "Deep leakage from gradients", equation 5.
     """
     checks.integer(1, steps=steps)
-    source, parameters = randomness or KeyedRNG(), _trained(model, gradient)
+    source, parameters = rng or KeyedRNG(), _trained(model, gradient)
     task = _Task(
         model=model,
         parameters=parameters,
@@ -167,9 +167,9 @@ class _Task:
         return torch.stack([((a - b) ** 2).sum() for a, b in zip(own, self.gradient, strict=True)]).sum()
 
 
-def _matched(task: _Task, steps: int, randomness: KeyedRNG) -> Inversion:
-    x = _start(task.shape, task.gradient[0], randomness).requires_grad_()
-    y = _start((task.shape[0], task.classes), task.gradient[0], randomness).requires_grad_()
+def _matched(task: _Task, steps: int, rng: KeyedRNG) -> Inversion:
+    x = _start(task.shape, task.gradient[0], rng).requires_grad_()
+    y = _start((task.shape[0], task.classes), task.gradient[0], rng).requires_grad_()
     searched = [x] if task.labels is not None else [x, y]
     optimizer = torch.optim.LBFGS(searched, lr=1.0, max_iter=_INNER, history_size=100, line_search_fn="strong_wolfe")
     best, kept = math.inf, (x.detach().clone(), y.detach().clone())
@@ -207,7 +207,7 @@ def invert_by_direction(
     learning_rate: float = 0.1,
     low: float = 0.0,
     high: float = 1.0,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
 ) -> Inversion:
     """Inverting gradients: min of 1 − cos(∇L(x), g) + α·TV(x) by Adam on signs, pixels kept within bounds.
 
@@ -223,7 +223,7 @@ def invert_by_direction(
         learning_rate: > 0, in units of pixels.
         low: smallest pixel.
         high: largest pixel.
-        randomness: of the starting point.
+        rng: of the starting point.
 
     References:
         Geiping, Bauermeister, Dröge, Moeller 2020, "Inverting gradients", equation 4 and section 4.
@@ -231,7 +231,7 @@ def invert_by_direction(
     checks.non_negative(total_variation=total_variation)
     checks.positive(learning_rate=learning_rate)
     parameters = _trained(model, gradient)
-    x = _start((len(labels), *shape), gradient[0], randomness or KeyedRNG()).requires_grad_()
+    x = _start((len(labels), *shape), gradient[0], rng or KeyedRNG()).requires_grad_()
     optimizer = torch.optim.Adam([x], lr=learning_rate)
     milestones = [checks.integer(1, steps=steps) * k // 8 for k in (3, 5, 7)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, 0.1)
@@ -253,13 +253,13 @@ def invert_by_direction(
 
 
 def _roughness(x: Tensor) -> Tensor:
-    """Mean absolute difference between neighbouring pixels."""
+    """Mean absolute difference between neighboring pixels."""
     return (x[..., 1:, :] - x[..., :-1, :]).abs().mean() + (x[..., 1:] - x[..., :-1]).abs().mean()
 
 
-def _start(shape: tuple[int, ...], like: Tensor, randomness: KeyedRNG) -> Tensor:
+def _start(shape: tuple[int, ...], like: Tensor, rng: KeyedRNG) -> Tensor:
     count = int(torch.tensor(shape).prod())
-    return standard_normal(count, randomness.fresh("inversion-start")).reshape(shape).to(like)
+    return standard_normal(count, rng.new_stream("inversion-start")).reshape(shape).to(like)
 
 
 def _trained(model: nn.Module, gradient: Sequence[Tensor]) -> list[nn.Parameter]:
@@ -298,7 +298,7 @@ def privatized_gradient(
     *,
     max_grad_norm: float,
     noise_multiplier: float,
-    randomness: KeyedRNG | None = None,
+    rng: KeyedRNG | None = None,
 ) -> tuple[Tensor, ...]:
     """The same, as one DP-SGD step sends it: each record's gradient clipped, the sum noisy, divided by the batch size.
 
@@ -310,7 +310,7 @@ def privatized_gradient(
         labels: (B,).
         max_grad_norm: clipping norm C > 0.
         noise_multiplier: standard deviation over C, ≥ 0.
-        randomness: of the noise; fresh by default.
+        rng: of the noise; fresh by default.
     """
     checks.positive(max_grad_norm=max_grad_norm)
     checks.non_negative(noise_multiplier=noise_multiplier)
@@ -319,10 +319,10 @@ def privatized_gradient(
     for row in range(len(labels)):
         own = shared_gradient(model, features[row : row + 1], labels[row : row + 1])
         squared = sum(((part.double() ** 2).sum() for part in own), torch.zeros((), dtype=torch.float64))
-        (factor,) = FlatClipping().factors(squared[None], max_grad_norm=max_grad_norm).tolist()
+        (factor,) = FlatClipping().clip_factors(squared[None], max_grad_norm=max_grad_norm).tolist()
         if factor > 0:
             total = [sum_ + factor * part for sum_, part in zip(total, own, strict=True)]
-    source = randomness or KeyedRNG()
+    source = rng or KeyedRNG()
     stddev = noise_multiplier * max_grad_norm
     return tuple((sum_ + stddev * _noise(sum_, source)) / max(1, len(labels)) for sum_ in total)
 
@@ -352,8 +352,8 @@ def gradient_of_update(
     return tuple(update[name].detach() / -scale for name in names)
 
 
-def _noise(like: Tensor, randomness: KeyedRNG) -> Tensor:
-    return standard_normal(like.numel(), randomness.fresh("shared-gradient")).reshape(like.shape).to(like)
+def _noise(like: Tensor, rng: KeyedRNG) -> Tensor:
+    return standard_normal(like.numel(), rng.new_stream("shared-gradient")).reshape(like.shape).to(like)
 
 
 def _shared_gradient_trained(model: nn.Module) -> Sequence[nn.Parameter]:
@@ -489,7 +489,7 @@ def class_prototype(
     low: float = 0.0,
     high: float = 1.0,
 ) -> ClassPrototype:
-    """Gradient descent on 1 − confidence from the middle grey, as the attack on face recognition did (MI-Face).
+    """Gradient descent on 1 − confidence from the middle gray, as the attack on face recognition did (MI-Face).
 
     The attacker knows the model and its weights, or can ask for gradients.
 
@@ -499,7 +499,7 @@ def class_prototype(
         shape: of one record.
         steps: ≥ 1.
         learning_rate: of Adam, > 0.
-        smoothness: weight ≥ 0 of the squared differences between neighbouring pixels.
+        smoothness: weight ≥ 0 of the squared differences between neighboring pixels.
         low: smallest value of a feature.
         high: largest value of a feature.
 

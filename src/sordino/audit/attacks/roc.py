@@ -92,7 +92,7 @@ class RocCurve:
     members: int
     non_members: int
 
-    def at(self, false_positive_rate: float) -> RateInterval:
+    def true_positive_rate(self, false_positive_rate: float) -> RateInterval:
         """The rate at one of the false-positive rates.
 
         Raises:
@@ -261,14 +261,14 @@ class MembershipBound:
 def membership_bound(
     event: Event,
     *,
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
     false_positive_rates: tuple[float, ...] = (0.1, 0.01, 0.001),
 ) -> MembershipBound:
     """The ceiling that a mechanism sets, from its whole trade-off curve.
 
     Args:
         event: what was done, a run's composed event for instance.
-        relation: the neighbouring relation.
+        neighboring_relation: the neighboring relation.
         false_positive_rates: at these the bound is computed exactly; up to eight.
 
     Raises:
@@ -283,11 +283,18 @@ def membership_bound(
     References:
         Dong, Roth and Su 2022, "Gaussian differential privacy", proposition 2.12.
     """
-    relation, grid = NeighboringRelation(relation), _grid()
-    exact = {rate: accounting.true_positive_rate(event, rate, relation=relation) for rate in false_positive_rates}
-    missed = accounting.trade_off_curve(event, grid, relation=relation)
+    neighboring_relation, grid = NeighboringRelation(neighboring_relation), _grid()
+    exact = {
+        rate: accounting.true_positive_rate(event, rate, neighboring_relation=neighboring_relation)
+        for rate in false_positive_rates
+    }
+    missed = accounting.trade_off_curve(event, grid, neighboring_relation=neighboring_relation)
     points = dict(zip(grid, (1 - share for share in missed), strict=True)) | exact
-    return _made(points, accounting.membership_advantage(event, relation=relation).upper, "the whole mechanism")
+    return _made(
+        points,
+        accounting.membership_advantage(event, neighboring_relation=neighboring_relation).upper,
+        "the whole mechanism",
+    )
 
 
 def membership_bound_of_epsilon(
@@ -322,7 +329,7 @@ def membership_bound_of_claim(event: Event, claim: Guarantee | None, *, rates: t
     if claim is None:
         return membership_bound(event, false_positive_rates=rates)
     try:
-        return membership_bound(event, relation=claim.relation, false_positive_rates=rates)
+        return membership_bound(event, neighboring_relation=claim.neighboring_relation, false_positive_rates=rates)
     except (AccountingError, UnsupportedEvent):
         return membership_bound_of_epsilon(epsilon=claim.epsilon, delta=claim.delta, false_positive_rates=rates)
 

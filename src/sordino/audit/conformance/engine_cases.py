@@ -463,7 +463,7 @@ def _run(
 ) -> tuple[list[list[Tensor]], PrivateTraining]:
     data = TensorDataset(*tensors)
     wanted = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.0), "max_grad_norm": _ENGINE_CHECKS_C} | options
-    make = library.make_private if after is None else partial(library.resumed, after)
+    make = library.make_private if after is None else partial(library.resume, after)
     private = cast("Callable[..., PrivateTraining]", make)(model, data, **wanted)
     seen: list[list[Tensor]] = []
 

@@ -130,7 +130,7 @@ class Library(Protocol):
         """
         ...
 
-    def resumed(
+    def resume(
         self, interrupted: PrivateTraining, model: nn.Module, data: Dataset[Any], **options: object
     ) -> PrivateTraining:
         """A new run that goes on from what an earlier one has charged."""
@@ -179,18 +179,18 @@ class EngineLibrary:
     """This library under a loop of one's own: `PrivacyEngine`.
 
     Args:
-        secure_noise: with integer-grid noise.
+        secure_mode: with integer-grid noise.
         new: makes the engine; called with its options.
     """
 
-    secure_noise: bool = False
+    secure_mode: bool = False
     new: Callable[..., PrivacyEngine] = PrivacyEngine
     refusals: tuple[type[Exception], ...] = (SordinoError,)
 
     @property
     def name(self) -> str:
         """Of the path."""
-        return "engine, secure noise" if self.secure_noise else "engine"
+        return "engine, secure noise" if self.secure_mode else "engine"
 
     def make_private(
         self,
@@ -206,11 +206,11 @@ class EngineLibrary:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer
         if not isinstance(data, DataLoader):
             data = DataLoader(data, batch_size=len(cast("Any", data)) if batch_size is None else batch_size)
-        engine = self.new(seed=seed, reproducible=seed is not None, secure_mode=self.secure_noise)
+        engine = self.new(seed=seed, reproducible=seed is not None, secure_mode=self.secure_mode)
         wanted = cast("dict[str, Any]", {"noise_multiplier": 0.0, "max_grad_norm": 1.0} | options)
         return _in_engine(engine.make_private(module=model, optimizer=optimizer, data_loader=data, **wanted), engine)
 
-    def resumed(
+    def resume(
         self, interrupted: PrivateTraining, model: nn.Module, data: Dataset[Any], **options: object
     ) -> EngineTraining:
         """The engine's state, loaded by another engine."""
@@ -253,12 +253,12 @@ class FitLibrary:
 
     Args:
         performance: what changes speed and memory only.
-        secure_noise: with integer-grid noise.
+        secure_mode: with integer-grid noise.
         label: of the path.
     """
 
     performance: PerformanceOptions | None = None
-    secure_noise: bool = False
+    secure_mode: bool = False
     label: str = "fit"
     refusals: tuple[type[Exception], ...] = (SordinoError,)
 
@@ -280,7 +280,7 @@ class FitLibrary:
         """There is no loop of one's own."""
         raise NotSupported
 
-    def resumed(
+    def resume(
         self,
         interrupted: PrivateTraining,  # noqa: ARG002
         model: nn.Module,  # noqa: ARG002
@@ -299,7 +299,7 @@ class FitLibrary:
             raise NotSupported
         records = len(batch[0])
         # Memory is spared block by block for groups alone: one group of everything has the bound of flat clipping.
-        in_blocks = self.performance is not None and self.performance.memory == "block"
+        in_blocks = self.performance is not None and self.performance.clipping_mode == "groupwise"
         plan = Plan(
             clipping=GroupedClipping(by=(("",),)) if in_blocks else FlatClipping(),
             noise_multiplier=0.0,
@@ -308,7 +308,7 @@ class FitLibrary:
             steps=1,
             expected_batch_size=float(records),
             delta=1e-5,
-            secure_noise=self.secure_noise,
+            secure_mode=self.secure_mode,
         )
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         seen: list[Tensor] = []
@@ -328,14 +328,14 @@ class FitLibrary:
 
 def library_paths() -> dict[str, Library]:
     """Every path of this library by name: the loop of one's own, `fit`, and `fit` in each of its ways of computing."""
-    memories = get_args(get_type_hints(PerformanceOptions)["memory"])
+    memories = get_args(get_type_hints(PerformanceOptions)["clipping_mode"])
     ways: list[Library] = [
         EngineLibrary(),
-        EngineLibrary(secure_noise=True),
+        EngineLibrary(secure_mode=True),
         FitLibrary(),
-        FitLibrary(secure_noise=True, label="fit, secure noise"),
+        FitLibrary(secure_mode=True, label="fit, secure noise"),
         *(
-            FitLibrary(performance=PerformanceOptions(memory=name), label=f"fit, {name} memory")
+            FitLibrary(performance=PerformanceOptions(clipping_mode=name), label=f"fit, {name}")
             for name in memories
             if name != "fast"
         ),
@@ -374,13 +374,13 @@ class CaseResult:
         case: its name.
         verdict: "right", "refused", "wrong", or "not offered" where the library has no such thing.
         passed: whether that is as it should be; what isn't offered passes.
-        words: what was wrong, or the kind of the refusal.
+        description: what was wrong, or the kind of the refusal.
     """
 
     case: str
     verdict: Literal["right", "refused", "wrong", "not offered"]
     passed: bool
-    words: str = ""
+    description: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,13 +407,13 @@ class Case:
         except NotSupported:
             return CaseResult(case=self.name, verdict="not offered", passed=True)
         except ConformanceFailure as wrong:
-            return CaseResult(case=self.name, verdict="wrong", passed=False, words=str(wrong))
+            return CaseResult(case=self.name, verdict="wrong", passed=False, description=str(wrong))
         except library.refusals as refusal:
             may = self.expects != "right"
-            return CaseResult(case=self.name, verdict="refused", passed=may, words=type(refusal).__name__)
+            return CaseResult(case=self.name, verdict="refused", passed=may, description=type(refusal).__name__)
         except Exception as crash:
             words = f"crash: {type(crash).__name__}"
-            return CaseResult(case=self.name, verdict="wrong", passed=False, words=words)
+            return CaseResult(case=self.name, verdict="wrong", passed=False, description=words)
         return CaseResult(case=self.name, verdict="right", passed=True)
 
 

@@ -30,7 +30,7 @@ __all__ = ["COUPLING", "EXACTNESS", "SENSITIVITY"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Cases: records that touch each other are refused, or stay within the bound all the same; neighbours of those work.
+# Cases: records that touch each other are refused, or stay within the bound all the same; neighbors of those work.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -142,10 +142,10 @@ def _labels_from_outside(model: nn.Module, batch: Batch) -> Tensor:
 _SIGNS = [1.0, -1.0, 1.0, 1.0, -1.0, -1.0, 1.0, -1.0]
 _EXTREME = (torch.cat([1000 * synthetic_normal(1, 5).abs(), synthetic_normal(8, 5)[1:]]), synthetic_integers(3, 8))
 _TOKENS = (synthetic_integers(7, 8, 4), synthetic_integers(7, 2, 8, 4)[1])
-_coupled("batch normalisation", lambda: _normalized(nn.BatchNorm1d(4)), _mean)
-_coupled("batch normalisation without affine parameters", lambda: _normalized(nn.BatchNorm1d(4, affine=False)), _mean)
+_coupled("batch normalization", lambda: _normalized(nn.BatchNorm1d(4)), _mean)
+_coupled("batch normalization without affine parameters", lambda: _normalized(nn.BatchNorm1d(4, affine=False)), _mean)
 _coupled(
-    "frozen batch normalisation in training mode",
+    "frozen batch normalization in training mode",
     lambda: _normalized(nn.BatchNorm1d(4).requires_grad_(requires_grad=False)),
     _mean,
 )
@@ -169,7 +169,7 @@ def _counting(library: Library) -> None:
         raise ConformanceFailure("records are stored without noise")
 
 
-@case(COUPLING, "batch normalisation in evaluation mode is exact and keeps its buffers")
+@case(COUPLING, "batch normalization in evaluation mode is exact and keeps its buffers")
 def _evaluated(library: Library) -> None:
     def build() -> nn.Module:
         return _normalized(nn.BatchNorm1d(4).eval().requires_grad_(requires_grad=False))
@@ -535,7 +535,7 @@ def _told_by_state(library: Library) -> None:
                 continue
             states.append(torch.get_rng_state())
     if len(states) == 2 and not torch.equal(*states):
-        raise ConformanceFailure("neighbours leave different states, which checkpoints keep")
+        raise ConformanceFailure("neighbors leave different states, which checkpoints keep")
 
 
 def _unchanged(model: nn.Module, before: list[Tensor]) -> bool:

@@ -65,7 +65,9 @@ _CACHE_ENTRIES = 524_288
 _STORED_FACTOR = 8
 
 
-def kernel_costs(records: int, positions: int, inputs: int, outputs: int, *, lean: bool = False) -> dict[Kernel, float]:
+def kernel_costs(
+    records: int, positions: int, inputs: int, outputs: int, *, low_memory: bool = False
+) -> dict[Kernel, float]:
     """What the exact norm kernels for a linear map applied at T positions cost, where they may be taken.
 
     - ghost: Gram matrices over positions, 1.2·T(d+p)/(dp).
@@ -77,7 +79,7 @@ def kernel_costs(records: int, positions: int, inputs: int, outputs: int, *, lea
         "ghost": 1.2 * positions * (inputs + outputs) / max(entries, 1),
         "norm_only": 1.3,
     }
-    if entries <= _max_stored(positions, inputs, outputs, lean) and records * entries <= 16 * CHUNK_ENTRIES:
+    if entries <= _max_stored(positions, inputs, outputs, low_memory) and records * entries <= 16 * CHUNK_ENTRIES:
         costs["stored"] = 0.3 + 55 / max(positions, 1)
     return costs
 
@@ -91,7 +93,7 @@ def convolution_kernel_costs(
     outputs: int,
     window: int,
     groups: int,
-    lean: bool = False,
+    low_memory: bool = False,
 ) -> dict[Kernel, float]:
     """What the exact norm kernels for a convolution's weight cost, where they may be taken.
 
@@ -108,14 +110,14 @@ def convolution_kernel_costs(
         outputs: output channels.
         window: kernel pixels.
         groups: convolution groups.
-        lean: spare memory, at the price of time.
+        low_memory: spare memory, at the price of time.
     """
     entries = channels * window * outputs // groups
     costs: dict[Kernel, float] = {"norm_only": 1 + 75 / max(positions, 1)}
     if pixels is not None:
         patches, _ = patch_products(pixels=pixels, positions=positions, channels=channels, window=window)
         costs["ghost"] = (patches + positions**2 * (outputs + 60)) / max(positions * entries, 1)
-    if entries <= _max_stored(positions, channels, outputs, lean) and records * entries <= 16 * CHUNK_ENTRIES:
+    if entries <= _max_stored(positions, channels, outputs, low_memory) and records * entries <= 16 * CHUNK_ENTRIES:
         costs["stored"] = 0.1 + 70 / max(positions, 1)
     return costs
 
@@ -136,9 +138,9 @@ def cheapest_kernel(costs: Mapping[Kernel, float]) -> Kernel:
     return min(costs, key=lambda kernel: costs[kernel])
 
 
-def _max_stored(positions: int, inputs: int, outputs: int, lean: bool) -> int:
+def _max_stored(positions: int, inputs: int, outputs: int, low_memory: bool) -> int:
     """Lean gradients take no more than the output gradients that are freed for them."""
-    return positions * outputs if lean else _STORED_FACTOR * positions * (inputs + outputs)
+    return positions * outputs if low_memory else _STORED_FACTOR * positions * (inputs + outputs)
 
 
 def chunk_records(records: int, entries_per_record: int, *, in_cache: bool = False) -> int:
@@ -359,7 +361,7 @@ class LayerCall:
         grads: gradient at each output; None where no gradient arrived.
         context: what else the rule needs (never a tensor that depends on records).
         memo: intermediate results that a rule keeps between norms and sums.
-        lean: whether rules spare memory, at the price of time.
+        low_memory: whether rules spare memory, at the price of time.
         timings: where the fastest kernels are measured and kept; None takes the cost model's.
     """
 
@@ -373,7 +375,7 @@ class LayerCall:
     context: object = None
     memo: dict[str, Tensor] = field(default_factory=dict)
     versions: tuple[int, ...] = ()
-    lean: bool = False
+    low_memory: bool = False
     timings: KernelTimings | None = None
 
     @property
@@ -425,7 +427,7 @@ class LayerCall:
 
 
 class LayerRule:
-    """Base of the rules. A subclass needs `save` and `per_example`; the rest has slow, correct defaults.
+    """Base of the rules. A subclass needs `save` and `per_record_gradient`; the rest has slow, correct defaults.
 
     `names` are the parameters the rule knows; a module with other direct parameters, or with parametrizations, is
     not matched and goes to the functional fallback.
@@ -455,7 +457,7 @@ class LayerRule:
         """The least number of dimensions of the first kept tensor, the records' included."""
         return 2
 
-    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
+    def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """The gradient of each record for parameter `name`."""
         raise NotImplementedError
 
@@ -463,7 +465,7 @@ class LayerRule:
         """Each record's squared gradient norm over the parameters `names`, in float64."""
         total = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
         for name in names:
-            use.memo[name] = self.per_example(use, name)
+            use.memo[name] = self.per_record_gradient(use, name)
             total += row_squared_norms(use.memo[name])
         return total
 
@@ -474,7 +476,7 @@ class LayerRule:
         sums = {}
         for name in names:
             stored = use.memo.get(name)
-            sums[name] = weighted_sum(self.per_example(use, name) if stored is None else stored, weights)
+            sums[name] = weighted_sum(self.per_record_gradient(use, name) if stored is None else stored, weights)
         return sums
 
     def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:  # noqa: ARG002
@@ -494,12 +496,12 @@ class LayerRule:
         for name in names:
             entries = use.parameters[name].numel()
             if name not in use.memo and use.records * entries <= 4 * CHUNK_ENTRIES:
-                use.memo[name] = self.per_example(use, name)
+                use.memo[name] = self.per_record_gradient(use, name)
             if name in use.memo:
                 total += row_squared_norms(use.memo[name])
                 continue
             for index in torch.arange(use.records, device=use.device).split(chunk_records(use.records, entries)):
-                total[index] += row_squared_norms(self.per_example(use.select(index), name))
+                total[index] += row_squared_norms(self.per_record_gradient(use.select(index), name))
         return total.sqrt_()
 
     def terms(self, use: LayerCall) -> int:  # noqa: ARG002

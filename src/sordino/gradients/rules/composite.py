@@ -80,7 +80,7 @@ class LinearMapsRule(LayerRule):
         repeated = _repeated(_parts(use)) & set(names)
         total = torch.zeros(use.records, dtype=torch.float64, device=_device(use))
         for name in sorted(repeated):
-            total += row_squared_norms(self.per_example(use, name))
+            total += row_squared_norms(self.per_record_gradient(use, name))
         wanted = set(names) - repeated
         i = 0
         while i < len(_parts(use)) and use.records:
@@ -92,14 +92,14 @@ class LinearMapsRule(LayerRule):
             i += 1 if joined is None else 2
         return total
 
-    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
+    def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """The gradients of all parts that read `name`, each in its rows."""
         total = use.parameters[name].new_zeros((use.records, *use.parameters[name].shape), dtype=torch.float32)
         for i, part in enumerate(_parts(use)):
             one = _linear_use(use, i, {name})
             for role in () if one is None else one.parameters:
                 assert one is not None
-                gradient = _LINEAR.per_example(one, role)
+                gradient = _LINEAR.per_record_gradient(one, role)
                 total = _added(total, gradient, part.roles()[role][1], dim=1)
         return total
 
@@ -174,7 +174,7 @@ class StoredGradientRule(LayerRule):
     ``context`` names the parameter behind each output.
     """
 
-    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
+    def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """The gradients of all copies of `name`, added."""
         shape = (use.records, *use.parameters[name].shape)
         own = [g for g, owner in zip(use.grads, cast("tuple[str, ...]", use.context), strict=True) if owner == name]
@@ -186,14 +186,14 @@ class StoredGradientRule(LayerRule):
 
     def squared_norms(self, use: LayerCall, names: Iterable[str]) -> Float[Tensor, " B"]:
         """Each record's squared norm over `names`."""
-        parts = [row_squared_norms(self.per_example(use, name)) for name in sorted(names)]
+        parts = [row_squared_norms(self.per_record_gradient(use, name)) for name in sorted(names)]
         return torch.stack(parts).sum(0)
 
     def weighted_sums(
         self, use: LayerCall, names: Iterable[str], weights: Float[Tensor, " B"]
     ) -> dict[str, Float[Tensor, "*shape"]]:
         """From the gradients themselves."""
-        return {name: weighted_sum(self.per_example(use, name), weights) for name in names}
+        return {name: weighted_sum(self.per_record_gradient(use, name), weights) for name in names}
 
 
 parts_rule = LinearMapsRule()
@@ -292,14 +292,14 @@ def _joined_use(use: LayerCall, i: int, names: set[str]) -> LayerCall | None:
 def _side_by_side(first: Tensor, second: Tensor) -> Tensor:
     """Both along the last dimension; without a copy where they lie next to each other in memory."""
     width, place = first.shape[-1] + second.shape[-1], first.storage_offset()
-    neighbours = (
+    neighbors = (
         first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
         and first.stride() == second.stride()
         and first.stride(-1) == 1
         and min(first.stride()[:-1]) >= width
         and second.storage_offset() == place + first.shape[-1]
     )
-    if not neighbours:
+    if not neighbors:
         return torch.cat([first, second], dim=-1)
     return first.as_strided((*first.shape[:-1], width), first.stride(), place)
 
@@ -356,7 +356,7 @@ class GradientsRule(LayerRule):
             use.memo.update({_MEASURED + name: row for name, row in zip(wanted, squares, strict=True)})
         return squares.sum(0)
 
-    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
+    def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """The gradient of each record for parameter `name`."""
         if use.records == 0:
             return use.parameters[name].new_zeros((0, *use.parameters[name].shape))
@@ -484,7 +484,7 @@ class _DerivedRule(GradientsRule):
         for key, source in context.sources.items():
             wanted = [name for name in names if name in source.leaves]
             if wanted:
-                gradient = context.rule.per_example(inner, key)
+                gradient = context.rule.per_record_gradient(inner, key)
                 if context.rows_of is not None:
                     gradient = _in_its_row(gradient, use.saved[-1], source.tensor, context.rows_of)
                 for name, part in zip(wanted, _pulled(source, wanted, gradient, batched=True), strict=True):

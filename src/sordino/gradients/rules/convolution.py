@@ -53,7 +53,7 @@ class ConvolutionRule(LayerRule):
         """Each record's squared norm over weight and bias, as far as they are in `names`."""
         total = torch.zeros(use.records, dtype=torch.float64, device=use.grad.device)
         if "bias" in names:
-            use.memo["bias"] = self.per_example(use, "bias")
+            use.memo["bias"] = self.per_record_gradient(use, "bias")
             total += row_squared_norms(use.memo["bias"])
         if "weight" not in names or use.records == 0:
             return total
@@ -70,7 +70,7 @@ class ConvolutionRule(LayerRule):
             "groups": layer.groups,
         }
         pixels = _pixels(x, padding) if layer.groups == 1 else None
-        costs = convolution_kernel_costs(records=use.records, pixels=pixels, lean=use.lean, **shape)
+        costs = convolution_kernel_costs(records=use.records, pixels=pixels, low_memory=use.low_memory, **shape)
         if use.timings is None:
             return cheapest_kernel(costs)
 
@@ -82,7 +82,7 @@ class ConvolutionRule(LayerRule):
 
         return use.timings.fastest(type(layer).__name__, shape | {"pixels": pixels or 0}, costs, attempt, like=grads)
 
-    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
+    def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """One grouped convolution gradient for the weight, the sum over positions for the bias."""
         if name == "bias":
             return use.grad.to(compute_dtype(use.grad)).flatten(2).sum(2)
@@ -98,7 +98,7 @@ class ConvolutionRule(LayerRule):
         for name in names:
             if name in use.memo or name == "bias":
                 stored = use.memo.get(name)
-                sums[name] = weighted_sum(self.per_example(use, name) if stored is None else stored, weights)
+                sums[name] = weighted_sum(self.per_record_gradient(use, name) if stored is None else stored, weights)
                 continue
             x, grads, padding = _padded(use)
             per_record = weights.to(grads.dtype).view(-1, *[1] * (grads.dim() - 1))

@@ -32,7 +32,7 @@ class EmbeddingRule(LayerRule):
     def refusal(self, module: nn.Module) -> str | None:
         """Renormalising the table or weighing by batch frequency depends on all records."""
         if getattr(module, "max_norm", None) is not None:
-            return "max_norm=None, got a table that is renormalised by the ids it sees"
+            return "max_norm=None, got a table that is renormalized by the ids it sees"
         if getattr(module, "scale_grad_by_freq", False):
             return "scale_grad_by_freq=False, got gradients weighed by the frequencies in the batch"
         return None
@@ -67,7 +67,7 @@ class EmbeddingRule(LayerRule):
             total.index_add_(0, owners, row_squared_norms(sums))
         return total
 
-    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:  # noqa: ARG002
+    def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:  # noqa: ARG002
         """The dense gradient, for a table that is shared with a layer of another kind."""
         ids, grads = self.lookups(use)
         dense = grads.new_zeros(use.records, _rows(use.module), grads.shape[2])

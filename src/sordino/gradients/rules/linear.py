@@ -78,7 +78,7 @@ class LinearRule(LayerRule):
             return super().squared_norms(use, names)
         return matrix_squared_norms(use, inputs, grads, biases=_biases(use, names))
 
-    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
+    def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """``G^T A`` for the weight, the sum over positions for the bias."""
         inputs, grads = num_positions(use)
         return grads.sum(1) if name == "bias" else matrix_per_record_gradient(inputs, grads)
@@ -200,7 +200,7 @@ def matrix_squared_norms(
 
 def _kernel(use: LayerCall, inputs: Float[Tensor, "B T d"], grads: Float[Tensor, "B T p"], biases: int) -> Kernel:
     records, positions, width = inputs.shape
-    costs = kernel_costs(records, positions, width, grads.shape[2], lean=use.lean)
+    costs = kernel_costs(records, positions, width, grads.shape[2], low_memory=use.low_memory)
     if use.timings is None:
         return cheapest_kernel(costs)
 
@@ -307,7 +307,7 @@ def ghost_sum(
 # Linear layers that keep their matrix as (inputs, outputs), as GPT-2 implementations do.
 #
 # Hugging Face's ``Conv1D`` flattens its input to rows before it multiplies, so its records can't be followed inside;
-# the layer as a whole is a linear map like any other. It is recognised by its name, without importing it.
+# the layer as a whole is a linear map like any other. It is recognized by its name, without importing it.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -325,9 +325,9 @@ class TransposedLinearRule(LayerRule):
             use.memo["weight"] = use.memo["weight"].transpose(1, 2)
         return total
 
-    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
+    def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
         """``A^T G`` for the weight, the sum over positions for the bias."""
-        gradient = _LINEAR.per_example(use, name)
+        gradient = _LINEAR.per_record_gradient(use, name)
         return gradient.transpose(1, 2) if name == "weight" else gradient
 
     def rounding(self, use: LayerCall, names: Iterable[str]) -> Rounding | None:

@@ -1,6 +1,6 @@
-"""Normalisation layers with a scale and a shift.
+"""Normalization layers with a scale and a shift.
 
-With x̂ the normalised input, a record's gradient is ``Σ_t g·x̂`` for the scale and ``Σ_t g`` for the shift. Both are
+With x̂ the normalized input, a record's gradient is ``Σ_t g·x̂`` for the scale and ``Σ_t g`` for the shift. Both are
 as small as the parameters, so they are kept. Statistics that torch has computed already are reused.
 """
 
@@ -33,7 +33,7 @@ class LayerNormRule(LayerRule):
     """nn.LayerNorm over any trailing dimensions."""
 
     def record_dims(self, module: nn.Module) -> int:
-        """The normalised dimensions and the records'."""
+        """The normalized dimensions and the records'."""
         return 1 + len(getattr(module, "normalized_shape", ()))
 
     def save(
@@ -46,8 +46,8 @@ class LayerNormRule(LayerRule):
         """The input, with torch's statistics where there are any."""
         return only_input(args, kwargs), *_saved_statistics(output)
 
-    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
-        """Sum over the positions in front of the normalised dimensions."""
+    def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B *shape"]:
+        """Sum over the positions in front of the normalized dimensions."""
         trailing = len(getattr(use.module, "normalized_shape", ()))
         grads = use.grad.to(compute_dtype(use.grad))
         if name == "weight":
@@ -56,7 +56,7 @@ class LayerNormRule(LayerRule):
         return grads.sum(between) if between else grads
 
     def normalized(self, use: LayerCall, dims: tuple[int, ...]) -> Float[Tensor, "B *shape"]:
-        """The normalised input x̂."""
+        """The normalized input x̂."""
         x = use.saved[0].to(compute_dtype(use.saved[0]))
         if len(use.saved) == 3:
             mean, reciprocal = (statistic.to(x.dtype) for statistic in use.saved[1:])
@@ -95,7 +95,7 @@ class ChannelNormRule(LayerRule):
         """Records and channels."""
         return 2
 
-    def per_example(self, use: LayerCall, name: str) -> Float[Tensor, "B C"]:
+    def per_record_gradient(self, use: LayerCall, name: str) -> Float[Tensor, "B C"]:
         """``(Σ g·x − mean·Σ g)/deviation`` per channel, or ``Σ g``."""
         grads = use.grad.to(compute_dtype(use.grad))
         shift = use.memo.get("bias")

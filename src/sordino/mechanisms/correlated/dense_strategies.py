@@ -1,6 +1,6 @@
 """Dense strategies: the best matrix for few steps, whatever its shape.
 
-The optimum minimises tr(AᵀA X⁻¹), the summed variance of the workload A, over X = CᵀC of sensitivity 1. At the
+The optimum minimizes tr(AᵀA X⁻¹), the summed variance of the workload A, over X = CᵀC of sensitivity 1. At the
 optimum X⁻¹AᵀAX⁻¹ = Λ lives where X is held fixed, so X = Λ^(−1/2) (Λ^(1/2) AᵀA Λ^(1/2))^(1/2) Λ^(−1/2); iterating
 that equation finds it. For several epochs the columns that one record reaches are held orthogonal, and their squared
 norms add up to 1.
@@ -273,7 +273,7 @@ def tree_sensitivity(steps: int, *, separation: int = 1, participations: int = 1
 
 
 def _joined(left: FloatArray, right: FloatArray, left_width: int, right_width: int) -> FloatArray:
-    """Scores of two neighbouring blocks together, without a node of their own."""
+    """Scores of two neighboring blocks together, without a node of their own."""
     most, gap = left.shape[0] - 1, left.shape[1]
     beyond_left = np.maximum(np.arange(gap) - left_width, 0)
     beyond_right = np.maximum(np.arange(gap) - right_width, 0)

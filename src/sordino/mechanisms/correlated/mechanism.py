@@ -108,7 +108,7 @@ class CorrelatedGaussianMechanism:
         if steps == 0:
             return NoOp()
         if isinstance(self.participation, CyclicPoisson):
-            return SelfComposed(event=self._cycle(), count=self.participation.most(steps))
+            return SelfComposed(event=self._cycle(), count=self.participation.max_participations(steps))
         part = self.sensitivity
         if steps < self.strategy.steps:
             part = min(part, sensitivity(self.strategy.leading(steps), self.participation))
@@ -126,7 +126,7 @@ class CorrelatedGaussianMechanism:
         if not isinstance(self.participation, CyclicPoisson):
             return self.event()
         # The participation whose column reaches over the cut has had its coin tossed: it counts without sampling.
-        rest = SelfComposed(event=self._cycle(), count=self.participation.most(steps - step))
+        rest = SelfComposed(event=self._cycle(), count=self.participation.max_participations(steps - step))
         return Composed(events=(Gaussian(noise_multiplier=self.noise_multiplier), rest))
 
     def _cycle(self) -> Event:

@@ -39,7 +39,7 @@ class _Lane:
 class CorrelatedNoiseStream:
     """Noise for one run, step by step, in order.
 
-    Guarantee: when every step from 0 on is given to `add_noise_` or `pass_over`, with this object or one that took
+    Guarantee: when every step from 0 on is given to `add_noise_` or `skip_step`, with this object or one that took
     over its state, the noises are C⁻¹Z of the mechanism, in floating point. Fresh draws come from a name that no
     other object has, so going on from a state never repeats one.
 
@@ -64,12 +64,12 @@ class CorrelatedNoiseStream:
         return self._next
 
     @observable_release
-    def add_noise_(self, tensors: Sequence[Tensor], *, randomness: KeyedRNG, step: int, rank: int = 0) -> None:
+    def add_noise_(self, tensors: Sequence[Tensor], *, rng: KeyedRNG, step: int, rank: int = 0) -> None:
         """Add the noise of `step` to `tensors` in place.
 
         Args:
             tensors: the clipped sums, the same number, sizes and types in every step.
-            randomness: source of the fresh draws.
+            rng: source of the fresh draws.
             step: `next_step`.
             rank: number of the process.
 
@@ -78,15 +78,15 @@ class CorrelatedNoiseStream:
                 twice, would undo the correlation that the guarantee rests on.
             InvalidArgument: the tensors changed, or the run is longer than the strategy.
         """
-        for lane, noise in self._drawn(tensors, randomness, step, rank):
+        for lane, noise in self._drawn(tensors, rng, step, rank):
             if noise is not None:
                 sizes = [tensors[place].numel() for place in lane.places]
                 for place, part in zip(lane.places, noise.split(sizes), strict=True):
                     tensors[place].add_(part.view(tensors[place].shape).to(tensors[place].dtype))
 
-    def pass_over(self, tensors: Sequence[Tensor], *, randomness: KeyedRNG, step: int, rank: int = 0) -> None:
+    def skip_step(self, tensors: Sequence[Tensor], *, rng: KeyedRNG, step: int, rank: int = 0) -> None:
         """Bring the stream past a step whose sum was thrown away; `tensors` only tell sizes and types."""
-        self._drawn(tensors, randomness, step, rank)
+        self._drawn(tensors, rng, step, rank)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The buffers by name, ready for safetensors. Secret."""
@@ -100,7 +100,7 @@ class CorrelatedNoiseStream:
             {"schema": 1, "mechanism": self.mechanism.fingerprint, "next_step": self._next, "layout": layout}
         )
 
-    def load_state(self, tensors: Mapping[str, Tensor], text: str) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor], text: str) -> None:
         """Go on where another object of the same mechanism stood.
 
         Raises:
@@ -130,7 +130,7 @@ class CorrelatedNoiseStream:
         self._next, self._layout, self._lanes = next_step, layout, lanes
 
     def _drawn(
-        self, tensors: Sequence[Tensor], randomness: KeyedRNG, step: int, rank: int
+        self, tensors: Sequence[Tensor], rng: KeyedRNG, step: int, rank: int
     ) -> list[tuple[_Lane, Tensor | None]]:
         """The noise of `step` for every lane; brings the buffers forward."""
         strategy, stddev = self.mechanism.strategy, self.mechanism.stddev
@@ -143,11 +143,11 @@ class CorrelatedNoiseStream:
             raise InvalidArgument(f"step must be below {strategy.steps}, got {step}. The strategy ends there.")
         lanes = self._fitted(tensors)
         if self._name is None:
-            self._name = "correlated gaussian " + randomness.fresh("correlated gaussian").integers64(2).tobytes().hex()
+            self._name = "correlated gaussian " + rng.new_stream("correlated gaussian").integers64(2).tobytes().hex()
         self._next += 1
         if stddev == 0:
             return [(lane, None) for lane in lanes]
-        rule, stream = strategy.recurrence(step), randomness.stream(self._name, step=step, rank=rank)
+        rule, stream = strategy.recurrence(step), rng.stream(self._name, step=step, rank=rank)
         noises: list[tuple[_Lane, Tensor | None]] = []
         for lane in lanes:
             draw = standard_normal(lane.buffers.shape[1], stream, dtype=lane.buffers.dtype).mul_(stddev)

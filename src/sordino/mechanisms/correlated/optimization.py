@@ -1,6 +1,6 @@
 """Strategies fitted to a number of steps: the best bands, the best few buffers.
 
-Both minimise log(sensitivity² · Σ_t h_t w_t²), where w = a/c is the series of A C⁻¹ and h weighs the steps. With λ the
+Both minimize log(sensitivity² · Σ_t h_t w_t²), where w = a/c is the series of A C⁻¹ and h weighs the steps. With λ the
 adjoint of the division, Σ_t h_t w_t² has derivative −Σ_t λ_t w_{t−k} in c_k. What comes out is only a choice: privacy
 is computed from the coefficients found, whether or not they are the best.
 
@@ -156,7 +156,9 @@ def _error(steps: int, momentum: float, objective: str) -> Callable[[FloatArray,
 
 def _size(steps: int, participation: Participation) -> Callable[[FloatArray], tuple[float, FloatArray]]:
     """Column ↦ squared norm of its copies shifted by 0, b, 2b, … and added, and the derivative."""
-    starts = range(0, participation.separation * participation.most(steps), participation.separation)
+    starts = range(
+        0, participation.min_separation * participation.max_participations(steps), participation.min_separation
+    )
 
     def size(column: FloatArray) -> tuple[float, FloatArray]:
         total, derivative = np.zeros(steps), np.zeros(steps)

@@ -31,35 +31,35 @@ class SingleParticipation:
     """Each record takes part in at most one step: one pass over the data."""
 
     @property
-    def separation(self) -> int:
+    def min_separation(self) -> int:
         """Nothing is promised between participations, as there is one."""
         return 1
 
-    def most(self, steps: int) -> int:  # noqa: ARG002
+    def max_participations(self, steps: int) -> int:  # noqa: ARG002
         """Once."""
         return 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class MinSeparation:
-    """Participations of a record are at least `separation` steps apart: steps i < j with j − i ≥ separation.
+    """Participations of a record are at least `min_separation` steps apart: steps i < j with j − i ≥ separation.
 
     Args:
-        separation: ≥ 1.
+        min_separation: ≥ 1.
         participations: how often a record takes part at most; None is as often as the steps allow.
     """
 
-    separation: int
+    min_separation: int
     participations: int | None = None
 
     def __post_init__(self) -> None:
-        checks.integer(1, separation=self.separation)
+        checks.integer(1, min_separation=self.min_separation)
         if self.participations is not None:
             checks.integer(1, participations=self.participations)
 
-    def most(self, steps: int) -> int:
+    def max_participations(self, steps: int) -> int:
         """The most participations in `steps` steps."""
-        fits = -(-steps // self.separation)
+        fits = -(-steps // self.min_separation)
         return fits if self.participations is None else min(fits, self.participations)
 
 
@@ -67,7 +67,7 @@ class MinSeparation:
 class FixedEpochOrder:
     """Batches are dealt once and come in the same order every epoch: a record is in steps j, j + e, j + 2e, ….
 
-    Which batch a record is in must depend on that record alone, or the neighbouring relation must keep the others where
+    Which batch a record is in must depend on that record alone, or the neighboring relation must keep the others where
     they are (replace-one, zero-out).
 
     Args:
@@ -80,11 +80,11 @@ class FixedEpochOrder:
         checks.integer(1, steps_per_epoch=self.steps_per_epoch)
 
     @property
-    def separation(self) -> int:
+    def min_separation(self) -> int:
         """One epoch."""
         return self.steps_per_epoch
 
-    def most(self, steps: int) -> int:
+    def max_participations(self, steps: int) -> int:
         """Once an epoch."""
         return -(-steps // self.steps_per_epoch)
 
@@ -118,7 +118,7 @@ class CyclicPoisson:
             )
 
     @property
-    def separation(self) -> int:
+    def min_separation(self) -> int:
         """One cycle."""
         return self.groups
 
@@ -127,7 +127,7 @@ class CyclicPoisson:
         """The probability that a member of the group whose turn it is joins the batch."""
         return min(1.0, self.groups * self.sample_rate)
 
-    def most(self, steps: int) -> int:
+    def max_participations(self, steps: int) -> int:
         """Once a cycle."""
         return -(-steps // self.groups)
 
@@ -140,7 +140,7 @@ Participation = SingleParticipation | MinSeparation | FixedEpochOrder | CyclicPo
 #
 # A record moves row i of the gradients by at most 1 (times the clipping norm) in every step i of its participation π.
 # The change of CG has squared norm Σ_{i,j∈π} X_ij ⟨u_i, u_j⟩ ≤ Σ_{i,j∈π} |X_ij| with X = CᵀC. Closed forms of the
-# maximum are used only where their conditions hold in the numbers at hand; otherwise the sum is maximised or bounded
+# maximum are used only where their conditions hold in the numbers at hand; otherwise the sum is maximized or bounded
 # from above.
 #
 # References:
@@ -172,7 +172,7 @@ def sensitivity(strategy: Strategy, participation: Participation) -> float:
         >>> from sordino.mechanisms.correlated.strategies import BandedToeplitz
         >>> from sordino.mechanisms.correlated.sensitivity import MinSeparation
         >>> strategy = BandedToeplitz(coefficients=(0.8, 0.6), steps=8)
-        >>> round(sensitivity(strategy, MinSeparation(separation=2)), 6)
+        >>> round(sensitivity(strategy, MinSeparation(min_separation=2)), 6)
         2.0
     """
     if isinstance(participation, CyclicPoisson):
@@ -201,7 +201,7 @@ def sensitivity(strategy: Strategy, participation: Participation) -> float:
 def _toeplitz(column: FloatArray, bands: int, participation: Participation) -> float | None:
     """Closed forms: the record that starts in step 0 is the worst case. None where no theorem speaks."""
     steps = len(column)
-    apart, most = participation.separation, participation.most(steps)
+    apart, most = participation.min_separation, participation.max_participations(steps)
     monotone = bool((column >= 0).all()) and bool((np.diff(column) <= 0).all())
     if most > 1 and bands > apart and not monotone:
         return None
@@ -214,9 +214,9 @@ def _toeplitz(column: FloatArray, bands: int, participation: Participation) -> f
 
 def _tree(strategy: BinaryTree, participation: Participation) -> float:
     """The bound from the tree's nodes, where the search is affordable."""
-    most = participation.most(strategy.steps)
+    most = participation.max_participations(strategy.steps)
     try:
-        return tree_sensitivity(strategy.steps, separation=participation.separation, participations=most)
+        return tree_sensitivity(strategy.steps, separation=participation.min_separation, participations=most)
     except InvalidArgument:
         return math.inf
 
@@ -225,7 +225,7 @@ def matrix_sensitivity(matrix: FloatArray, participation: Participation) -> floa
     """`sensitivity` of a matrix that is written out, of any shape with one column a step."""
     gram = np.abs(matrix.T @ matrix)
     steps = gram.shape[0]
-    most, apart = participation.most(steps), participation.separation
+    most, apart = participation.max_participations(steps), participation.min_separation
     if most == 1:
         return math.sqrt(float(np.diag(gram).max()))
     if isinstance(participation, FixedEpochOrder):

@@ -181,7 +181,7 @@ def square_root_coefficients(count: int) -> tuple[float, ...]:
     """The first coefficients of (1 − x)^(−1/2): 1, 1/2, 3/8, …, C(2k, k)/4^k (Fichtenberger et al. 2023).
 
     As a whole column they are the square root of the prefix-sum matrix; cut to `count` bands, a good strategy without
-    any optimisation (Kalinin, Lampert 2024).
+    any optimization (Kalinin, Lampert 2024).
     """
     checks.integer(1, count=count)
     return (1.0, *np.cumprod(1 - 1 / (2 * np.arange(1, count, dtype=np.float64))).tolist())

@@ -1,7 +1,7 @@
 """What a loop carries in tensors without notes: memory it wrote to, copies of results, and constants.
 
 A tensor that did not come with a batch carries no notes. What is written into it in place (``counts[c] = …``,
-``centre.mul_(0.9).add_(…)``, ``queue[i] = …``) would look like a constant ever after; so would a copy that torch makes
+``center.mul_(0.9).add_(…)``, ``queue[i] = …``) would look like a constant ever after; so would a copy that torch makes
 without asking, as ``torch.tensor(x.mean(0))`` does.
 """
 

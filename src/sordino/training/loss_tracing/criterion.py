@@ -331,7 +331,7 @@ def try_forward(
 
     def capture_once(made_up: SyntheticRecords) -> None:
         try:
-            with torch.enable_grad(), capture.recording(options.together):
+            with torch.enable_grad(), capture.capturing(options.together):
                 call(made_up, None)
         except NOT_CAPTURED as refusal:
             raise type(refusal)(f"{refusal.args[0]} {_ALONE}") from refusal

@@ -334,7 +334,7 @@ class _Beside:
         self._modes = [(part, part.training) for part in module.modules()]
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        modes, recording = [(part, part.training) for part in self._module.modules()], self._capture.set_aside()
+        modes, recording = [(part, part.training) for part in self._module.modules()], self._capture.suspend()
         try:
             for part, mode in self._modes:
                 part.training = mode
@@ -342,13 +342,14 @@ class _Beside:
         finally:
             for part, mode in modes:
                 part.training = mode
-            self._capture.take_back(recording)
+            self._capture.resume(recording)
 
 
 class LossTracer:
     """Follows a loop with the private batches of one module.
 
-    Guarantee: while `prove` is set, every gradient that reached the module's outputs in a batch came from losses whose
+    Guarantee: while `check_loss` is set, every gradient that reached the module's outputs in a batch came from losses
+        whose
     form was proved, made of that batch alone. With a declared criterion, the first batches' gradients are compared
     with the criterion's own.
 
@@ -356,7 +357,7 @@ class LossTracer:
         module: the root module.
 
     Attributes:
-        prove: proves a loss of the loop; None with a declared criterion.
+        check_loss: proves a loss of the loop; None with a declared criterion.
         try_forward: tries the module on made-up records before its first real forward; None with a criterion.
         criterion: the declared criterion.
         prove_arguments: with a criterion, proves what the module was called on.
@@ -367,7 +368,7 @@ class LossTracer:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.prove: LossCheck | None = None
+        self.check_loss: LossCheck | None = None
         self.try_forward: TryForward | None = None
         self.criterion: Criterion | None = None
         self.prove_arguments: LossCheck | None = None
@@ -537,7 +538,7 @@ class LossTracer:
         self._beside += 1
         return ForwardMonitor(self._module, values=compares_values(self._beside - 1), is_private=False)
 
-    def beside(
+    def trace_untrained_forward(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, capture: Recorder
     ) -> object:
         """The output of a forward that is not trained: what it makes of the batch is still of the batch."""
@@ -551,9 +552,11 @@ class LossTracer:
 
     # --- backward and step ---------------------------------------------------------------------------------------
 
-    def look(self, tape: OperationTrace, loss: int, put_to_proof: Callable[[Callable[[], None]], None]) -> None:
+    def check_before_backward(
+        self, tape: OperationTrace, loss: int, put_to_proof: Callable[[Callable[[], None]], None]
+    ) -> None:
         """Before a backward pass: a loss of a new form is proved, one of a known form must have its constants."""
-        prove = self.prove
+        prove = self.check_loss
         if prove is None:
             self._refuse_past_output(tape)
             return
@@ -611,7 +614,7 @@ class LossTracer:
     def is_passing(self) -> bool:
         """Whether a backward pass runs from losses of the batch that were looked at."""
         tape = self.tape
-        return tape is not None and (tape.is_passing or (self.prove is None and tape.is_weighted))
+        return tape is not None and (tape.is_passing or (self.check_loss is None and tape.is_weighted))
 
     def arrived(self) -> None:
         """A gradient has arrived at the module's outputs.
@@ -619,7 +622,7 @@ class LossTracer:
         Raises:
             NonPrivateStep: it does not come from a loss that was proved.
         """
-        if self.prove is not None and (self.tape is None or not self.tape.is_passing):
+        if self.check_loss is not None and (self.tape is None or not self.tape.is_passing):
             raise untraceable_loss_error()
 
     def check_step(self, put_to_proof: Callable[[Callable[[], None]], None]) -> None:
@@ -628,7 +631,7 @@ class LossTracer:
         Raises:
             NonPrivateStep: no loss of this batch was seen, or the gradients are not those of the criterion.
         """
-        if self.prove is not None and not self._is_proved:
+        if self.check_loss is not None and not self._is_proved:
             raise untraceable_loss_error()
         for arrival in self._arrivals:
             arrival.check()

@@ -594,7 +594,7 @@ class OperationTrace(ValueEscapeTracking):
             if any(isinstance(leaf, StaleValue) for leaf in inputs):
                 raise CoupledRecords(
                     "loss must be made of one batch, got a tensor or number of an earlier batch (a moving average, a "
-                    "centre, a hidden state, a queue), or one that was written to before. What is kept from records to "
+                    "center, a hidden state, a queue), or one that was written to before. What is kept from records to "
                     "the next step is without noise: use a public constant, or keep it from what the trained model "
                     "gives on public records."
                 )

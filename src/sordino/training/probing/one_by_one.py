@@ -231,7 +231,7 @@ class _Look:
                 observer = ProbeRunner(self._recorder, self._run, self._reduction, two_passes=self._two_passes)
                 draws.norms = observer.observe(batch, torch.ones(1, rows), chance=chance, large=True).norms
             else:
-                with self._recorder.recording(1), torch.enable_grad():
+                with self._recorder.capturing(1), torch.enable_grad():
                     total = self._run(batch).sum()
                     backward_into_the_module(total, total.backward, records=rows)
                 self._recorder.discard()
@@ -506,7 +506,7 @@ class _Alone:
 
     def _observe(self, batch: object, *, records: int = 1, chance: SeededGenerators | None = None) -> _Seen:
         (chance or SeededGenerators()).start()
-        with self._recorder.recording(1), torch.enable_grad():
+        with self._recorder.capturing(1), torch.enable_grad():
             loss = self._run(batch)
             self._check(loss, records)
             total = loss.sum()
@@ -521,7 +521,7 @@ class _Alone:
         gradients: dict[nn.Parameter, Tensor] = {}
         for found, _ in self._recorder.per_record_gradients():
             gradients = {parameter: gradient[0] * scale for parameter, gradient in found.items()}
-        square = float(self._recorder.squared_bounds()) * scale**2
+        square = float(self._recorder.squared_norm_bounds()) * scale**2
         self._recorder.discard()
         return _Seen(losses=loss.detach(), gradients=gradients, square=square)
 

@@ -1,7 +1,7 @@
 """The independence probe: experiments on made-up records before any private record is used.
 
 Some records of a batch are replaced, made extreme, or taken away; no other record's gradient may change. What is found
-this way is found whatever its cause: batch normalisation in any disguise, ``x - x.mean(0)``, contrastive losses, losses
+this way is found whatever its cause: batch normalization in any disguise, ``x - x.mean(0)``, contrastive losses, losses
 that divide by the tokens, class weights or valid labels of the whole batch, thresholds and branches that one record can
 set off, experts with room for so many records, order, and what a module stores.
 
@@ -172,7 +172,7 @@ class ProbeRunner:
                 stack.enter_context(generators_used(self.generators))
             scale = float(max(count, 1)) if self._reduction == "mean" else 1.0
             stack.enter_context(
-                self._capture.recording(count, scale=scale, taking=None if taking is None else taking.passes)
+                self._capture.capturing(count, scale=scale, backward_strategy=None if taking is None else taking.passes)
             )
             noted = stack.enter_context(self._outputs_noted()) if outputs else None
             loss = self._loss(stack, batch, count, looks=looks)
@@ -190,7 +190,7 @@ class ProbeRunner:
             if taking is None:
                 self._capture.add_weighted_sums(row.to(norms.device, norms.dtype), into=sums)
             else:
-                self._capture.add_taken_sums(sums)
+                self._capture.add_backward_sums(sums)
             sketches.append(self.sketch(sums))
         self._capture.discard()
         return ProbeResult(
@@ -217,7 +217,7 @@ class ProbeRunner:
         SeededGenerators().start()
         with ExitStack() as stack:
             scale = float(max(count, 1)) if self._reduction == "mean" else 1.0
-            stack.enter_context(self._capture.recording(count, scale=scale))
+            stack.enter_context(self._capture.capturing(count, scale=scale))
             self._backward(self._loss(stack, batch, count, looks=True).sum(), count)
         self._capture.add_weighted_sums(weights.double(), into=sums)
         self._capture.discard()
@@ -609,15 +609,15 @@ def check_record_independence(
             probe.repeat()
             probe.replace_ordinary()
         if not size.again:
-            probe.poison()
-            probe.vary_chance()
+            probe.check_adversarial_values()
+            probe.check_random_outcomes()
             probe.compare_with_autograd()
         if not size.again or size.is_thorough:
             probe.fill_up(values=values_released)
         if not size.again:
-            probe.forget()
+            probe.check_statelessness()
         if may_be_empty and not size.again:
-            probe.take_all()
+            probe.check_empty_batch()
 
 
 @contextmanager
@@ -639,7 +639,7 @@ def check_no_max_norm_embeddings(model: nn.Module) -> None:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise UnsupportedModule(
                 f"{name or 'the model'} ({type(module).__name__}) must have max_norm=None, got a limit: the rows that "
-                "a batch looks up are rewritten in its forward pass. Normalise the output instead."
+                "a batch looks up are rewritten in its forward pass. Normalize the output instead."
             )
 
 
@@ -751,7 +751,7 @@ class _Probe:
             apart.append(_far_rows(one.losses.abs(), other.losses.abs()))
         return max(apart)
 
-    def forget(self) -> None:
+    def check_statelessness(self) -> None:
         """The same records must have the same gradients after all the others that came meanwhile."""
         if not self._distance(self._first, self._again()) <= self._tolerance():
             raise _forgets_nothing()
@@ -782,7 +782,7 @@ class _Probe:
         if not _same(self._first, changed, kept, self._tolerance(), sums=sums):
             raise _coupled(reason)
 
-    def poison(self) -> None:
+    def check_adversarial_values(self) -> None:
         """Whatever some records hold, the others' gradients stay as they are: extremes, NaN, marks, ids.
 
         Each replaced record holds another kind. Where code refuses one of them, each is tried by itself.
@@ -875,7 +875,7 @@ class _Probe:
             for place in floating[:_PARTS] if len(floating) > 1 else ():
                 yield AdversarialValue(floats=value, place=place)
 
-    def vary_chance(self) -> None:
+    def check_random_outcomes(self) -> None:
         """Whatever chance decides, one record must not change the others: also what it decides rarely."""
         if not self._sets:
             return
@@ -912,7 +912,7 @@ class _Probe:
 
     # --- other numbers of records --------------------------------------------------------------------------------
 
-    def take_apart(self, first: ProbeResult, *, values: bool) -> None:
+    def check_single_records(self, first: ProbeResult, *, values: bool) -> None:
         """In a batch a record must have the gradient, and if asked for the loss, that it has in any smaller one.
 
         The same records come in batches of half the size, a quarter, and so on down to one, the last record first.
@@ -1013,7 +1013,7 @@ class _Probe:
         for turn, replaced in enumerate(sets[1:], start=1):
             self._compare_large(first, *self._extremes(replaced, turn), replaced, row=turn + 1 if rows else None)
         self._look_at_missing(first, sets[-1], len(sets))
-        self.take_apart(first, values=values)
+        self.check_single_records(first, values=values)
 
     def _look_at_missing(self, first: ProbeResult, replaced: list[int], turn: int) -> None:
         """What the forward pass gives for a record must be the same where some of the others are NaN, too."""
@@ -1127,7 +1127,7 @@ class _Probe:
                 self._records.batch(range(self._count)), weights, least=_VANISHING * float(self._first.norms.sum())
             )
 
-    def take_all(self) -> None:
+    def check_empty_batch(self) -> None:
         """A batch of no records is a real step and must run."""
         try:
             self._observer.observe(self._records.batch([]), torch.zeros(1, 0))

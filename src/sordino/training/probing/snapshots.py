@@ -43,7 +43,7 @@ __all__ = [
 
 _REMEDY = (
     "what a module stores of records is released without noise. Turn the statistics off, call .eval() on that layer, "
-    "or initialise it from public data before making the model private"
+    "or initialize it from public data before making the model private"
 )
 # Bytes of frozen weights and buffers that are kept however little is trained.
 _ROOM = 1 << 24
@@ -223,7 +223,7 @@ _CONSTANT = {"exponential_": 1.0, "log_normal_": 1.0, "cauchy_": 0.0}
 _ALL_BITS = 0x12DD9BB3
 # This many first draws are extreme, the others as the seed has them: loops that reject a draw come to an end.
 _FORCED_WORDS = 64
-# Where torch's serialised Mersenne Twister has its counters and its 64-bit words.
+# Where torch's serialized Mersenne Twister has its counters and its 64-bit words.
 _TORCH_LEFT, _TORCH_NEXT, _TORCH_WORDS, _WORDS = slice(8, 12), slice(16, 24), 24, 624
 
 

@@ -199,7 +199,7 @@ class ComparisonConstants(TorchDispatchMode):
     """Inside, notes the numbers that tensors are compared with, and what the precision of results rests on.
 
     Attributes:
-        integers: numbers that integer tensors are compared with; for an order also their neighbours.
+        integers: numbers that integer tensors are compared with; for an order also their neighbors.
         floats: numbers that floating tensors are compared with for equality.
         is_half: whether something was computed in half precision.
         sizes_follow_values: whether shapes depended on values, as they do where records are sent to experts.
