@@ -438,7 +438,7 @@ def test_noise_does_not_go_on_without_its_state():
         late.capturing(Microbatch(step=5, index=0, is_last=True, indices=np.empty(0, dtype=np.int64)))
     private = PrivateStep(GradientCapture(nn.Linear(2, 1)), plan(), KeyedRNG())
     with pytest.raises(InvalidArgument, match="must be one of this plan"):
-        private.load_state_dict({"bounds": {"bounds": None}, "noise": None})
+        private.load_state_dict({"bounds": {"bounds": None}, "noise": None, "losses": None})
 
 
 def test_a_ledger_holds_the_whole_of_a_correlated_run(tmp_path):
