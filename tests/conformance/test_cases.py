@@ -37,7 +37,7 @@ def test_every_way_of_computing_has_a_path():
 
 @pytest.mark.parametrize("memory", ["low_memory", "groupwise", "two_pass"])
 def test_where_memory_is_spared_sums_are_computed_and_not_refused(memory):
-    found = CASES["exact: one row of position ids for all records"].run(library_paths()[f"fit, {memory} memory"])
+    found = CASES["exact: one row of position ids for all records"].run(library_paths()[f"fit, {memory}"])
     assert found.verdict == "right"
 
 
