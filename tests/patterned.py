@@ -1,4 +1,4 @@
-"""Made-up images for tests of pipelines: classes that differ in which pixels are bright."""
+"""Synthetic images for tests of pipelines: classes that differ in which pixels are bright."""
 
 import numpy as np
 

@@ -26,7 +26,7 @@ PLAN = {
 }
 PUBLIC = {
     "test_accuracy": Metric(value=0.836, public=True),
-    "twin_test_accuracy": Metric(value=0.848, public=True),
+    "baseline_test_accuracy": Metric(value=0.848, public=True),
     "majority_accuracy": Metric(value=0.754, public=True),
 }
 FACTS = {

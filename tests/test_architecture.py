@@ -85,7 +85,7 @@ def test_light_imports_leave_torch_alone(statement):
 
 
 def test_no_module_draws_randomness_elsewhere():
-    # Noise and sampling come from sordino.randomness alone; made-up records (probe, rule check) from fixed generators.
+    # Noise and sampling come from sordino.randomness alone; synthetic records (probe, rule check) from fixed generators.
     forbidden = re.compile(
         r"torch\.(randn|rand|normal|bernoulli|randperm|poisson)\b|np\.random|numpy\.random|\brandom\.(random|gauss)"
     )
@@ -95,7 +95,7 @@ def test_no_module_draws_randomness_elsewhere():
         "recipes/network_recipes.py",  # which crop is taken; torch's generator, so that the probe can hold it
         "training/generators.py",  # puts secret states in place of the global generators'
         "training/probing/snapshots.py",
-        "training/probing/probe.py",  # random projections of gradients of made-up records
+        "training/probing/probe.py",  # random projections of gradients of synthetic records
         "training/probing/synthetic.py",
         "training/collation.py",
     }

@@ -84,7 +84,7 @@ def private_step(
 
 
 def compiled_step(case: Case) -> Step:
-    """The same with the graphs of ``Performance(compile=True)``."""
+    """The same with the graphs of ``PerformanceOptions(compile=True)``."""
     model = case.build().train()
     optimizer = optimizer_of(model)
     capture, plan, number = GradientCapture(model), plan_for(case), 0

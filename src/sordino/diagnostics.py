@@ -503,7 +503,7 @@ def _slope(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Whom privacy costs most: accuracy by subgroup, of the private model against its non-private twin.
+# Whom privacy costs most: accuracy by subgroup, of the private model against a non-private baseline.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -519,7 +519,7 @@ class SubgroupGap:
         value: the group.
         records: records in it.
         private: accuracy of the private model, in [0, 1].
-        plain: accuracy of the twin.
+        plain: accuracy of the baseline.
         gap: private − plain: negative where privacy costs accuracy.
         lower: end of the gap's 95 % interval, for this group alone.
         upper: the other end.
@@ -547,7 +547,7 @@ def subgroup_gaps(
 
     Args:
         private: the private model's probabilities, (records, classes).
-        plain: the twin's.
+        plain: the baseline's.
         labels: (records,), indices of classes.
         groups: for each column the value of every record.
 

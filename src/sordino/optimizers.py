@@ -281,8 +281,8 @@ class Kalman(GradientFilter):
 
     The product H d is a difference of gradients, [∇f(x_t + γd) − ∇f(x_t)] / γ. With γ = (1 − κ)/κ both gradients at x_t
     cancel, and (3) becomes ĝ_t = (1 − κ) ĝ_{t−1} + κ g̃(x_t + γ d_{t−1}): one gradient a step, taken ahead of where the
-    model is. Between steps the parameters therefore stand at x_t + γ d_{t−1}; call `settle` to put them at x_t, before
-    an evaluation or at the end.
+    model is. Between steps the parameters therefore stand at x_t + γ d_{t−1}; call `restore_parameters` to put them at
+    x_t, before an evaluation or at the end.
 
     Guarantee: post-processing of the private gradients; no further privacy is spent. Gradients are clipped and noised
     at the place where the parameters stand, which earlier releases determine.

@@ -1,4 +1,4 @@
-"""The bench of accuracy on made-up records: rows, resuming, the held-out part, and what the page makes of rows."""
+"""The bench of accuracy on synthetic records: rows, resuming, the held-out part, and what the page makes of rows."""
 
 import json
 import runpy

@@ -1,4 +1,5 @@
-"""The benchmark of policies on made-up records: every part that it is built of runs, and what was kept can be read."""
+"""The benchmark of policies on synthetic records: every part that it is built of runs, and what was kept can be "
+"read."""
 
 import json
 import runpy

@@ -152,7 +152,7 @@ class Records(Dataset):
 def test_twenty_records_at_rate_one_twentieth_run_as_many_steps_as_declared(library, kind):
     model = nn.Linear(3, 2)
     loader = DataLoader(Records(kind), batch_size=1)
-    # With this seed the very first batch is the empty one: made-up records stand for it.
+    # With this seed the very first batch is the empty one: synthetic records stand for it.
     private = library.make_private(model, loader, noise_multiplier=1.0, seed=4)
     sizes, before = [], model.weight.detach().clone()
     for batch in private.loader:
@@ -191,7 +191,7 @@ def test_a_model_that_does_not_take_an_empty_batch_trains_and_empty_batches_add_
             F.cross_entropy(model(features), labels).backward()
             private.optimizer.step()
             real = bool((features == 5).all())
-            assert all(bool(p.grad.any()) == real for p in held(private)), "made-up records count for nothing"
+            assert all(bool(p.grad.any()) == real for p in held(private)), "synthetic records count for nothing"
             drawn, empty = drawn + real, empty + (not real)
     assert drawn > 5
     assert empty > 5

@@ -33,7 +33,7 @@ def test_the_document_holds_kernel_convergence_calibration_and_subgroups(run, tm
         assert row["predicted"] == pytest.approx(row["measured"], rel=1e-3, abs=1e-9)
     assert {len(losses) for losses in body["convergence"].values()} == {6}
     assert {"test_ece", "test_mce"} <= set(body["metrics"]["private"])
-    assert {"test_ece", "test_mce"} <= set(body["metrics"]["twin"])
+    assert {"test_ece", "test_mce"} <= set(body["metrics"]["baseline"])
     sexes = {row["value"]: row["records"] for row in body["subgroups"] if row["column"] == "sex"}
     assert sum(sexes.values()) == len(load_dataset("adult").test)
 

@@ -1,4 +1,4 @@
-"""The recipes of networks and pixels: each learns a slice of made-up or real records, and an absurd ε destroys it."""
+"""The recipes of networks and pixels: each learns a slice of synthetic or real records, and an absurd ε destroys it."""
 
 import math
 from dataclasses import replace

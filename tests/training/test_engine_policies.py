@@ -115,7 +115,7 @@ def test_batches_keep_the_participation_also_when_an_epoch_is_broken_off(workers
     loader, step = parts[3], 0
     for most in (3, 1, 8):
         for place, (ids,) in enumerate(loader):
-            if float(ids.max()) > 1:  # made-up records below 1 stand for an empty batch
+            if float(ids.max()) > 1:  # synthetic records below 1 stand for an empty batch
                 assert set(((ids.flatten().long() - 4) % 4).tolist()) == {step % 4}
             parts[1](ids).square().sum(1).mean().backward()
             parts[2].step()

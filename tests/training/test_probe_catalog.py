@@ -375,7 +375,7 @@ def test_fit_takes_its_whole_gradient(name):
         assert torch.allclose(old - parameter.detach(), gradient, atol=1e-4)
 
 
-# --- failures on made-up records -----------------------------------------------------------------------------------
+# --- failures on synthetic records -----------------------------------------------------------------------------------
 
 
 def test_a_failure_of_the_model_is_told_as_what_it_is_and_public_batch_helps():

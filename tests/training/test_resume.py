@@ -281,7 +281,7 @@ def _charged(account):
 
 
 def test_a_failure_before_the_first_step_leaves_no_folder(tmp_path):
-    with pytest.raises(UnsupportedModule, match="made-up records"):
+    with pytest.raises(UnsupportedModule, match="synthetic records"):
         fit(nn.Linear(9, 2), losses, DATA, PLAN, run_folder=tmp_path / "run", progress=False)
     assert os.listdir(tmp_path) == []
 

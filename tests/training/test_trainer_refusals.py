@@ -131,7 +131,7 @@ def test_data_that_can_only_be_iterated_are_refused() -> None:
 
 def test_refusals_about_the_loss_do_not_tell_how_many_records_were_drawn() -> None:
     def late(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        # No made-up record has this feature, and no comparison of tensors tells of it.
+        # No synthetic record has this feature, and no comparison of tensors tells of it.
         value = losses(m, x, y)
         return value[1:] if 7.0 in x[:, 0].tolist() else value
 
@@ -165,7 +165,7 @@ def test_a_model_that_stores_records_is_refused_and_put_back(after: int) -> None
 def test_a_model_that_stores_real_records_only_is_found_in_its_first_steps() -> None:
     class Ordinary(Initialized):
         def forward(self, x: Tensor) -> Tensor:
-            # Made-up features are never exactly the data's.
+            # Synthetic features are never exactly the data's.
             if len(x) and bool((x[0] == torch.arange(40.0).view(10, 4) / 40).all(1).any()):
                 self.layer.bias.data.copy_(x.detach().mean(0)[:2])
             return self.layer(x)

@@ -54,3 +54,10 @@ def test_only_replace_one_doubles_the_sensitivity():
     }
     assert factors.pop(NeighboringRelation.REPLACE_ONE) == 2
     assert set(factors.values()) == {1}
+
+
+def test_example_is_accepted_as_a_word_for_a_record():
+    assert PrivacyUnit("example") is PrivacyUnit.RECORD
+    assert PrivacyUnit.RECORD.value == "record"
+    with pytest.raises(ValueError, match="household"):
+        PrivacyUnit("household")

@@ -1,8 +1,8 @@
-"""Canaries: records that an audit plants, each with probability ½ (room `audit`, floor 4).
+"""Canaries: records that an audit plants, each with probability ½.
 
 A canary of gradients has one coordinate to itself, beside the model: its gradient there is larger than any clipping
 norm, and no record's reaches it. It is the worst record for a mechanism, and leaves the model's training as it was.
-Canaries of records go the whole way, through the model's own layers: mislabeled or made-up ones.
+Canaries of records go the whole way, through the model's own layers: mislabeled or synthetic ones.
 """
 
 import math
@@ -224,7 +224,7 @@ def synthetic_canaries(data: Sequence[Tensor], count: int, rng: KeyedRNG) -> tup
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# An estimate of ε from one run with canaries of random direction (room `audit`, floor 4): not a bound.
+# An estimate of ε from one run with canaries of random direction: not a bound.
 #
 # Each canary's update is a random unit vector times the clipping norm. Without it in the training, the cosine between
 # it and what the model moved by is N(0, 1/d); with it, N(μ, s²), which is fitted. ε is that of the two normal laws.

@@ -1,4 +1,4 @@
-"""Lower bounds on ε from one training run (room `audit`, floor 4; numpy and scipy only).
+"""Lower bounds on ε from one training run.
 
 m canaries are each put in with probability ½; an attacker guesses on r of them, a number fixed before the scores were
 seen, and v guesses are right. How likely are v right guesses when the claim holds? Where that is less likely than
@@ -46,7 +46,7 @@ __all__ = [
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Families of trade-off curves, ordered by strength: what an audit's null hypothesis may be (room `audit`, floor 4).
+# Families of trade-off curves, ordered by strength: what an audit's null hypothesis may be.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -149,7 +149,7 @@ class EventTradeOffFamily:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Lower bounds on ε from one training run (room `audit`, floor 4; numpy and scipy only).
+# Lower bounds on ε from one training run.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

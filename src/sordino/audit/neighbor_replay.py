@@ -1,4 +1,4 @@
-"""Record a pipeline on one data set, replay it on its neighbors (room `audit`, floor 4).
+"""Record a pipeline on one data set, replay it on its neighbors.
 
 On D every release is recorded: the mechanism, what it was given, what it answered. On each neighbor D′ the mechanisms
 answer what they answered on D. Then the executions may differ in what the mechanisms were *given*, by at most the
@@ -46,7 +46,7 @@ __all__ = ["ReplayReport", "Violation", "exact", "noise_deviation", "replay", "r
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How far one unit moved what a mechanism was given, in units of its declared sensitivity (room `audit`, floor 4).
+# How far one unit moved what a mechanism was given, in units of its declared sensitivity.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +143,7 @@ def noise_deviation(release: Release) -> float | None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Whether two results of a pipeline are one and the same (room `audit`, floor 4).
+# Whether two results of a pipeline are one and the same.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -193,7 +193,7 @@ def _same_attributes(one: object, other: object, depth: int) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Record a pipeline on one data set, replay it on its neighbors (room `audit`, floor 4).
+# Record a pipeline on one data set, replay it on its neighbors.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""One training with canaries, and what it shows about ε (room `audit`, floor 4)."""
+"""One training with canaries, and what it shows about ε."""
 
 import math
 import time
@@ -41,7 +41,7 @@ __all__ = ["AuditResult", "Check", "GradientObserver", "audit_training"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What an audit sees of a training, step by step (room `audit`, floor 4): released gradients, and nothing else.
+# What an audit sees of a training, step by step: released gradients, and nothing else.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -148,7 +148,7 @@ def _check(name: str, expected: float, measured: float, deviation: float) -> Che
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# One training with canaries, and what it shows about ε (room `audit`, floor 4).
+# One training with canaries, and what it shows about ε.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -254,7 +254,10 @@ def diagnose(
     schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
     test: Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form; all is measured on it.")] = None,
     data_is_public: Annotated[
-        bool, typer.Option("--data-is-public", help="Declare the training records public: a twin may be trained.")
+        bool,
+        typer.Option(
+            "--data-is-public", help="Declare the training records public: a non-private baseline may be trained."
+        ),
     ] = False,
     model: Annotated[str, typer.Option(help="module:factory, for a model of your own.")] = "",
     records: Annotated[int, typer.Option(help="Test records in the tangent kernel.")] = 16,
@@ -295,7 +298,7 @@ def _measured(
     step = recipe.plan.step_plan(0)
     models: dict[str, nn.Module] = {"private": private}
     if dataset.public:
-        models["twin"] = non_private_baseline(dataset, recipe)
+        models["baseline"] = non_private_baseline(dataset, recipe)
     chances = {name: probabilities(one, dataset.test) for name, one in models.items()}
     few = min(_TRAINED_ON, len(labels))
     return _Found(
@@ -314,9 +317,9 @@ def _measured(
             name: compute_utility(chance, dataset.test.labels, public=True) for name, chance in chances.items()
         },
         gaps=subgroup_gaps(
-            chances["private"], chances["twin"], dataset.test.labels, subgroups_of(dataset, dataset.test)
+            chances["private"], chances["baseline"], dataset.test.labels, subgroups_of(dataset, dataset.test)
         )
-        if "twin" in chances
+        if "baseline" in chances
         else (),
     )
 
@@ -388,7 +391,7 @@ def _calibration(calibration: dict[str, dict[str, Metric]]) -> Table:
 
 def _gaps(gaps: "tuple[SubgroupGap, ...]") -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("group", "records", "private", "twin", "gap (95 %)"):
+    for name in ("group", "records", "private", "baseline", "gap (95 %)"):
         table.add_column(name, justify="left" if name == "group" else "right")
     for gap in gaps:
         span = f"{100 * gap.gap:+.1f} ({100 * gap.lower:+.1f} to {100 * gap.upper:+.1f})"

@@ -125,7 +125,7 @@ def is_rank_zero() -> bool:
 
 
 def check_single_process_command(command: str | None) -> None:
-    """Refuse a command that every process would carry out by itself, each with its own noise and its own bill.
+    """Refuse a command that every process would carry out by itself, each with its own noise and its own charges.
 
     Raises:
         InvalidArgument: names the command.

@@ -100,7 +100,7 @@ def train(
         Path | None, typer.Option(help="A PUBLIC file of the same form: the private model's accuracy on it is shown.")
     ] = None,
     data_is_public: Annotated[
-        bool, typer.Option("--data-is-public", help="Declare your file public: a non-private twin may be trained.")
+        bool, typer.Option("--data-is-public", help="Declare your file public: a non-private baseline may be trained.")
     ] = False,
     steps: Annotated[int | None, typer.Option(help="Number of steps, instead of the recipe's.")] = None,
     batch_size: Annotated[float | None, typer.Option(help="Expected batch size, instead of the recipe's.")] = None,
@@ -319,7 +319,7 @@ def demo(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a private model on real data: guarantee, accuracy beside the non-private twin, report.
+    """Train a private model on real data: guarantee, accuracy beside a non-private baseline, report.
 
     The data are the public Adult census records that come with sordino, so nothing is downloaded, and what privacy
     costs can be shown.

@@ -45,7 +45,7 @@ __all__ = [
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What `demo` and `train` measure after a run: the private model on public test records, the twin on public data.
+# What `demo` and `train` measure after a run: the private model on public test records, the baseline on public data.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -61,8 +61,8 @@ def evaluate_run(
     Guarantee: reads no record that is not declared public.
 
     Args:
-        dataset: whose test records are measured on, and whose training records the twin sees when all are public.
-        recipe: of the private model; the twin is trained by it.
+        dataset: whose test records are measured on, and whose training records the baseline sees when all are public.
+        recipe: of the private model; the baseline is trained by it.
         model: the private model.
         test_is_public: whether the test records were declared public.
     """
@@ -75,9 +75,9 @@ def evaluate_run(
         probabilities(model, test), test.labels, public=test_is_public, groups=subgroups_of(dataset, test)
     )
     if dataset.public:
-        twin = non_private_baseline(dataset, recipe)
-        found["twin_test_accuracy"] = Metric(
-            value=accuracy(twin, test), public=True, what="non-private twin, public data"
+        baseline = non_private_baseline(dataset, recipe)
+        found["baseline_test_accuracy"] = Metric(
+            value=accuracy(baseline, test), public=True, what="non-private baseline, public data"
         )
     labels = test.labels.tolist()
     most = max(labels.count(label) for label in set(labels)) / len(labels)
@@ -314,7 +314,7 @@ def render_outcome(outcome: Outcome) -> tuple[RenderableType, ...]:
 def _accuracies(metrics: Mapping[str, Metric]) -> RenderableType:
     names = {
         "test_accuracy": "test accuracy, private",
-        "twin_test_accuracy": "its twin, not private",
+        "baseline_test_accuracy": "non-private baseline",
         "majority_accuracy": "the commonest label",
     }
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -376,7 +376,7 @@ def _touches(job: TrainingJob) -> dict[str, str]:
     shape = f"Bounds, categories and labels come from {origin}, never from the records."
     measured = "Accuracy, calibration and subgroups on test records that are declared public."
     if job.dataset.public:
-        measured += " A twin was trained without privacy on the records, which are public."
+        measured += " A baseline was trained without privacy on the records, which are public."
     return {
         "preprocessing": "Each record is scaled and encoded on its own, by the declared schema."
         if schema is not None

@@ -1,4 +1,4 @@
-"""`sordino tune DATA`: settings searched on private records, with the whole search on the bill."""
+"""`sordino tune DATA`: settings searched on private records, with the whole search in the guarantee."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What every private estimator shares: declarations, randomness, and the bill.
+"""What every private estimator shares: declarations, randomness, and charges.
 
 Parameters are stored and nothing else happens before `fit`, as scikit-learn's `clone` expects. `fit` charges first and
 reads records then; all that changes the guarantee is a parameter, so it is known before the data are.
@@ -180,7 +180,7 @@ def column_bounds(bounds: ColumnBounds | None, columns: int) -> tuple[FloatArray
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What every private estimator shares: declarations, randomness, and the bill.
+# What every private estimator shares: declarations, randomness, and charges.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +270,7 @@ class PrivateEstimator(BaseEstimator):
 
 
 def check_single_process(name: str) -> None:
-    """Refuse processes of one group, or of one launcher: each would fit anew, with its own noise and its own bill."""
+    """Refuse processes of one group, or of one launcher: each would fit anew, with noise and charges of its own."""
     # Torch takes seconds to import; without it there is no group.
     if "RANK" in os.environ or "torch.distributed" in sys.modules:
         from sordino.training import distributed

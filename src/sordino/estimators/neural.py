@@ -100,7 +100,7 @@ class NeuralEstimator(PrivateEstimator):
         epsilon, delta = self._budget()
         population = checks.integer(
             1,
-            population=require_declared(
+            dataset_size=require_declared(
                 self.dataset_size, name="dataset_size", meaning="the public number of records, or a public guess of it"
             ),
         )

@@ -1,4 +1,4 @@
-"""`PrivateGridSearch`: the choice of parameters is on the bill.
+"""`PrivateGridSearch`: the choice of parameters is charged.
 
 scikit-learn's own search clones an estimator and fits it many times to parts of the same records, and reports one of
 these fits. All of them were paid for by the records, and so was the choice among them.

@@ -80,7 +80,7 @@ class PrivateStrategy(Strategy):
         config_key: where they find the configuration.
 
     Example (in a ``ServerApp``):
-        ``strategy = PrivateStrategy(model, plan, population=1000); strategy.start(grid)``
+        ``strategy = PrivateStrategy(model, plan, num_clients=1000); strategy.start(grid)``
 
     References:
         McMahan, Ramage, Talwar, Zhang 2018, algorithm 1.

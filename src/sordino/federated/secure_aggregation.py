@@ -406,7 +406,7 @@ _RELATION = NeighboringRelation.REPLACE_SPECIAL
 
 
 class DistributedServer:
-    """Asks cohorts, decodes the sums of their messages, steps the model, and keeps the bill, in a ``with`` block.
+    """Asks cohorts, decodes the sums of their messages, steps the model, and keeps the charges, in a ``with`` block.
 
     Guarantee: all rounds together are (ε, δ)-differentially private for one client, as `guarantee` states, against the
     server and all other clients, if in every round at least ``mechanism.min_honest_clients`` clients added their

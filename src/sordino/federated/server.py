@@ -180,7 +180,7 @@ class FederatedRound:
 
 
 class PrivateServer:
-    """Draws cohorts, turns their updates into one noisy mean, and keeps the bill. Use it in a ``with`` block.
+    """Draws cohorts, turns their updates into one noisy mean, and keeps the charges. Use it in a ``with`` block.
 
     Guarantee: the model after every round, the transcript and the guarantee together are (ε, δ)-differentially private
     for one client, as `guarantee` states, if an update is a function of that client's data, of what was released, and

@@ -73,8 +73,8 @@ class Contributions(Protocol):
     ) -> None:
         """Add Σ_b weights[b] · contribution[b] to `into`; what has weight 0 adds nothing, even when it isn't finite.
 
-        `weights` has one factor for each record, or a row of them for each group of the last `squared_bounds`. After
-        `last` the chunk is not read again.
+        `weights` has one factor for each record, or a row of them for each group of the last `squared_norm_bounds`.
+        After `last` the chunk is not read again.
         """
         ...
 
@@ -150,7 +150,7 @@ class Recorder(ABC):
 
     @abstractmethod
     def suspend(self) -> object:
-        """Stop recording without ending the recording, for a forward pass of no training; give it to `take_back`."""
+        """Stop recording without ending the recording, for a forward pass of no training; give it to `resume`."""
 
     @abstractmethod
     def resume(self, recording: object) -> None:
@@ -162,7 +162,7 @@ class Recorder(ABC):
 
     @property
     def sums_in_backward(self) -> bool:
-        """Whether the recording is clipped while backward passes run, and must be read by `add_taken_sums`."""
+        """Whether the recording is clipped while backward passes run, and must be read by `add_backward_sums`."""
         return False
 
     def backward(self, run: Callable[[bool], object]) -> object:
@@ -174,7 +174,7 @@ class Recorder(ABC):
         return run(False)
 
     def add_backward_sums(self, into: dict[nn.Parameter, Tensor]) -> None:
-        """Add the clipped sums of a recording with `takes_sums`."""
+        """Add the clipped sums of a recording with `sums_in_backward`."""
         raise NotImplementedError
 
     def trainable(self) -> list[nn.Parameter]:
@@ -288,7 +288,7 @@ class GradientCapture(Recorder):
         Args:
             records: number of records in the chunk, ≥ 0.
             scale: factor on every captured gradient, > 0; the record count, when the loss is a mean over the chunk.
-            backward_strategy: clips and adds up while backward passes run; the recording is read by `add_taken_sums`
+            backward_strategy: clips and adds up while backward passes run; the recording is read by `add_backward_sums`
                 only. With
                 `TwoPassBackward` the backward pass is run by `backward`. `NormsInBackward` takes norms alone, to be
                 read as without.
@@ -321,7 +321,7 @@ class GradientCapture(Recorder):
         self._calls.recording = None
 
     def suspend(self) -> CapturedGradients | None:
-        """Stop capturing without ending the recording, for a forward pass of no training; give it to `take_back`."""
+        """Stop capturing without ending the recording, for a forward pass of no training; give it to `resume`."""
         return self._calls.suspend()
 
     def resume(self, recording: object) -> None:
@@ -389,7 +389,7 @@ class GradientCapture(Recorder):
         A record of weight 0 contributes nothing, even when its gradient is not finite.
 
         Args:
-            weights: one factor per record; a row of them for each group, after `squared_bounds` with groups.
+            weights: one factor per record; a row of them for each group, after `squared_norm_bounds` with groups.
             into: sums by parameter; a missing entry is created, an unused parameter's entry is left alone.
             last: free what was kept of each layer as soon as its sum is formed; the recording can't be read again.
         """
@@ -402,7 +402,7 @@ class GradientCapture(Recorder):
 
     @property
     def sums_in_backward(self) -> bool:
-        """Whether the recording is clipped while backward passes run, and must be read by `add_taken_sums`."""
+        """Whether the recording is clipped while backward passes run, and must be read by `add_backward_sums`."""
         return self._calls.recording is not None and self._calls.recording.backward_strategy is not None
 
     def backward(self, run: Callable[[bool], object]) -> object:
@@ -433,7 +433,7 @@ class GradientCapture(Recorder):
         """The gradient of every record, formed a few records at a time and not kept.
 
         For a mechanism that must look at each record's numbers. It costs a gradient of the whole model per record;
-        `squared_bounds` and `add_weighted_sums` never form them. Nothing here is clipped.
+        `squared_norm_bounds` and `add_weighted_sums` never form them. Nothing here is clipped.
 
         Yields:
             For the next records in order, the gradient of every parameter that was used, records first, and the
@@ -461,7 +461,7 @@ class GradientCapture(Recorder):
     def ordinary(self) -> Iterator[None]:
         """A block in which nothing is captured and parameters may get ordinary gradients: to compare with them.
 
-        Only on made-up records: what is computed inside is not private.
+        Only on synthetic records: what is computed inside is not private.
         """
         aside, self._calls.is_ordinary = self.suspend(), True
         try:

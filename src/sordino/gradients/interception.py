@@ -365,7 +365,7 @@ class DirectParameterInterceptor(TorchFunctionMode):
         recording: what receives the uses.
         anchor: a scalar that requires grad.
         marks: what is known of tensors in this forward pass.
-        stand_ins: takes what stands in for parameters, with their names.
+        placeholders: takes what stands in for parameters, with their names.
         refuse: called with a parameter's name when an ordinary gradient arrives.
         verified: forms of operations that were seen to treat every record alone; grows.
     """

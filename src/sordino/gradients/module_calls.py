@@ -464,7 +464,7 @@ class ModuleCallHooks:
         self._following.begin(recording.records)
 
     def suspend(self) -> CapturedGradients | None:
-        """Stop capturing; what is known of the recording's tensors is kept for `take_back`."""
+        """Stop capturing; what is known of the recording's tensors is kept for `resume`."""
         recording, self.recording = self.recording, None
         if recording is not None:
             self._aside[recording] = self._following.knowledge

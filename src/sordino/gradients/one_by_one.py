@@ -52,7 +52,7 @@ class OneByOne(Recorder):
         model: the model.
         parameters: the parameters to record, by default all of the model's. Frozen ones are recorded from the first
             chunk after they are unfrozen. Parameters of the model that are not listed receive no gradient.
-        is_trial: only made-up records come: what else looks at the parameters' gradients may stay.
+        is_trial: only synthetic records come: what else looks at the parameters' gradients may stay.
         only_backward: refuse a record whose gradient was also handed out by ``torch.autograd.grad``: in a loop of the
             user's own nobody may hold it.
 
@@ -152,7 +152,7 @@ class OneByOne(Recorder):
         self._record = None
 
     def suspend(self) -> object:
-        """Stop recording without ending the recording; give it to `take_back`."""
+        """Stop recording without ending the recording; give it to `resume`."""
         record, self._record = self._record, None
         return record
 
@@ -233,8 +233,8 @@ class OneByOne(Recorder):
         """Add ``scale · weight · gradient`` to the entry of every parameter that the record's loss reached.
 
         Args:
-            weights: one factor for the record; a row of them for each group, after `squared_bounds` with groups. At 0
-                nothing is added, even when the gradient is not finite.
+            weights: one factor for the record; a row of them for each group, after `squared_norm_bounds` with groups.
+                At 0 nothing is added, even when the gradient is not finite.
             into: sums by parameter, in at least float32; a missing entry is created.
             last: forget the record.
         """

@@ -1,8 +1,8 @@
 """A step's forward, backward, norms and clipped sums as two recorded graphs.
 
-The same capture runs once on made-up records while every operation is recorded; hooks, rules and refusals are gone from
-the result. The first graph ends with what the rules keep: inputs and output gradients. The second reads norms and sums
-from these very tensors: a compiler may compute a value twice, differently rounded, within a graph, but not across two.
+The same capture runs once on synthetic records while every operation is recorded; hooks, rules and refusals are gone
+from the result. The first graph ends with what the rules keep: inputs and output gradients. The second reads norms and
+sums from these very tensors: a compiler may compute a value twice, differently rounded, within a graph, but not across two.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ def trace_step(
     Args:
         capture: hooks on the model, with no recording in use.
         losses: the batch's tensors ↦ one loss per record.
-        batch: made-up records, with the shapes and types of those to come.
+        batch: synthetic records, with the shapes and types of those to come.
         factors: clips.
         groups: parameters that are clipped together.
         compiler: (graph, inputs that are like those to come) ↦ a fast function.

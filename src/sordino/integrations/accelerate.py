@@ -166,7 +166,7 @@ def prepare_private(
     Args:
         accelerator: of one process or several with a whole model each, without a loss scaler, with
             ``gradient_accumulation_steps=1``.
-        engine: keeps the bill.
+        engine: keeps the charges.
         module: not prepared yet.
         optimizer: not prepared yet.
         data_loader: not prepared yet.

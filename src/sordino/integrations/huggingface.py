@@ -316,7 +316,7 @@ class PrivateTrainer(Trainer):
         if resumed:
             self._resume(Path(str(resumed)), facts)
         else:
-            # A training that was killed has shown what it has shown: whoever begins anew in its place goes on its bill.
+            # A training that was killed released its results: one that begins anew in its place continues its charges.
             place = self._run_folder or get_distributed_context().broadcast_from_rank_zero(
                 lambda: cut_off_run(str(self.args.output_dir))
             )

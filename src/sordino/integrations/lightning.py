@@ -133,7 +133,7 @@ def asks_for_last_checkpoint(trainer: Trainer) -> bool:
 
 
 class TrainingStep(nn.Module):
-    """The whole training step as a module, so that everything in it is tried on made-up records.
+    """The whole training step as a module, so that everything in it is tried on synthetic records.
 
     Args:
         module: the user's.
@@ -373,7 +373,7 @@ class PrivacyCallback(Callback):
             the next number in ``sordino-runs`` under the trainer's ``default_root_dir``.
 
     Attributes:
-        engine: makes the steps private and keeps the bill.
+        engine: makes the steps private and keeps the charges.
 
     Raises:
         InvalidArgument: when training starts: a setting of the trainer would let something through that no noise

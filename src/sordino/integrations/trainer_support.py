@@ -54,7 +54,7 @@ class PrivacyArguments:
         neighboring_relation: which data sets count as neighbors.
         eval_data_are_public: whether evaluation may be shown: no noise covers what is measured on private records.
         diagnostics: "private" shows losses on this terminal, outside the guarantee.
-        public_records: at least five public or invented items of the data set's form, where the engine's own made-up
+        public_records: at least five public or invented items of the data set's form, where the engine's own synthetic
             ones don't run.
         gradients: "one-by-one" runs plain autograd on one record at a time, as in
             `sordino.training.PerformanceOptions`.

@@ -196,10 +196,10 @@ def _has_hash(value: object) -> TypeGuard[Hashable]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The one door through which every mechanism releases, so that an audit can stand beside it.
+# The one door through which every mechanism releases, so that an audit can register an observer.
 #
-# `recordable` marks the methods that turn a value into a noisy one. Nobody listens outside an audit, and a marked
-# method then is what it was but for one look at a variable. Inside ``with observe_releases(observer)`` the observer
+# `observable_release` marks the methods that turn a value into a noisy one. Without an observer a
+# marked method has no overhead but one look at a variable. Inside ``with observe_releases(observer)`` the observer
 # is asked instead, with the value, the mechanism, which knows its sensitivity and scale, and a way to draw the true
 # answer.
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A pipeline: everything from raw records to a model, on one bill and in one run folder.
+"""A pipeline: everything from raw records to a model, in one charge and one run folder.
 
 Preprocessing that looks at records (components, a covariance) and training are stages of one composition: what they
 cost together is known before a record is read, is charged to the ledger once, and every charge is a line of one
@@ -408,7 +408,7 @@ class PreparedRecipe:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A pipeline: everything from raw records to a model, on one bill and in one run folder.
+# A pipeline: everything from raw records to a model, in one charge and one run folder.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -240,7 +240,7 @@ def _prepare_sgd(task: RecipeTask) -> PreparedRecipe:
 
 SCATTER = Recipe(
     name="scatter",
-    description="logistic regression on scattering features, whitened by what they do on made-up pictures",
+    description="logistic regression on scattering features, whitened by what they do on synthetic pictures",
     data_sets=("fashion-mnist", "mnist", "cifar10"),
     prepare=_prepare,
     constants="Chosen on 10 000 of the training records of Fashion-MNIST; the other sets took them over.",
@@ -314,7 +314,7 @@ def _patches_prepare(task: RecipeTask) -> PreparedRecipe:
 
 PATCHES = Recipe(
     name="patches",
-    description="logistic regression on likeness to small patches of made-up pictures, for color photographs",
+    description="logistic regression on likeness to small patches of synthetic pictures, for color photographs",
     data_sets=("cifar10",),
     prepare=_patches_prepare,
     constants=(

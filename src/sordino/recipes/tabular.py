@@ -212,8 +212,8 @@ def _groups(schema: Schema) -> tuple[tuple[int, ...], ...]:
 # Estimators by name, with everything they want declared taken from a table's public facts.
 #
 # Their other parameters are the estimators' defaults, which were chosen once on public data and are frozen: so choosing
-# a method *beforehand* costs no privacy. Trying several on private records does; `sordino compare` puts that on the
-# bill.
+# a method *beforehand* costs no privacy. Trying several on private records does; `sordino compare` charges
+# all of them.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -431,7 +431,7 @@ def non_private_scores(table: TabularTask) -> dict[str, float]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Several methods on one table at several ε, with the bill for all of them.
+# Several methods on one table at several ε, with the charges of all of them.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

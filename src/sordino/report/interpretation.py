@@ -203,7 +203,10 @@ def _always_outside(privacy_unit: str) -> tuple[Remark, ...]:
     return (
         Remark(
             title="Other uses of the same records",
-            text="Every further run, statistic or model on them adds to the bill. This report counts this run alone.",
+            text=(
+                "Every other run, statistic or model on the same records adds to the total privacy loss. This report "
+                "covers this run only."
+            ),
         ),
         Remark(
             title="What is true of everyone",

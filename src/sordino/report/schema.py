@@ -327,7 +327,7 @@ class Measurements(ReportModel):
 
     @property
     def has_twin(self) -> bool:
-        """Whether a twin trained without privacy was measured."""
+        """Whether a baseline trained without privacy was measured."""
         return any(item.is_twin for item in self.accuracy)
 
 

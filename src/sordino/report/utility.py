@@ -44,7 +44,7 @@ __all__ = [
 
 _ACCURACIES = {
     "test_accuracy": "this model, private",
-    "twin_test_accuracy": "its twin, not private",
+    "baseline_test_accuracy": "non-private baseline",
     "majority_accuracy": "always the commonest label",
 }
 _BIN, _GROUP = "calibration", "subgroup"
@@ -123,7 +123,7 @@ def read_utility(metrics: Mapping[str, Metric]) -> Measurements:
             name=words,
             value=shown[name],
             is_private_model=name == "test_accuracy",
-            is_twin=name == "twin_test_accuracy",
+            is_twin=name == "baseline_test_accuracy",
         )
         for name, words in _ACCURACIES.items()
         if name in shown

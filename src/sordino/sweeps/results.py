@@ -111,7 +111,7 @@ def caveat(sweep: Sweep) -> str:
     return (
         f"ε is what one run with these settings, fixed beforehand, would guarantee on {size}: add or remove one, "
         "size treated as public. Measured on public records. Choosing settings by such a table on private records is "
-        "a release of its own: `sordino tune` puts it on the bill."
+        "a release of its own: `sordino tune` includes it in the guarantee."
     )
 
 

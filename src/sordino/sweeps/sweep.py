@@ -325,7 +325,8 @@ def _source(table: Mapping[str, object], lines: _Lines, folder: Path) -> DataSou
         raise InvalidArgument(
             f"{lines.place('data', 'name')} must be public, got {name!r}, which is not declared so: looking at the "
             "accuracies of many settings on private records is a selection that no cell's ε covers. Use `sordino "
-            "tune`, which puts the whole search on the bill, or declare data that anyone may see with public = true."
+            "tune`, which includes the whole search in the guarantee, or declare data that anyone may see with "
+            "public = true."
         )
     if records is None:
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""`collate_fn` as a part of the mechanism: tried on made-up items before any record is used.
+"""`collate_fn` as a part of the mechanism: tried on synthetic items before any record is used.
 
 Row i of a batch may depend on item i only, and nothing else of the batch may depend on items at all. Mixing and batch
 statistics are found by replacing one item and looking at the others' rows. Padding to the longest record is described,
@@ -248,7 +248,7 @@ def _same_array(one: Tensor, other: object, rounding: float) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# `collate_fn` as a part of the mechanism: tried on made-up items before any record is used.
+# `collate_fn` as a part of the mechanism: tried on synthetic items before any record is used.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -268,7 +268,7 @@ class Collation:
     Args:
         collate_fn: the user's.
         example: an item of the data set; only its shapes, types and keys are used. Not needed with `public_records`.
-        public_records: public or invented items, used instead of made-up ones.
+        public_records: public or invented items, used instead of synthetic ones.
 
     Attributes:
         layout: of every batch.
@@ -497,7 +497,8 @@ def _random_state() -> object:
 
 def _does_not_run() -> CoupledRecords:
     return CoupledRecords(
-        "collate_fn must run on one and on several made-up items to show that it keeps records apart, got a failure on "
+        "collate_fn must run on one and on several synthetic items to show that it keeps records apart, got a "
+        "failure on "
         "items of random numbers and words. Pass public_records=, five public or invented items of the data set."
     )
 

@@ -102,7 +102,7 @@ class CompiledStep:
     def _compare(
         self, bounds: ClippedSumAccumulator, graphs: StepGraphs, losses: Callable[..., Tensor], batch: Sequence[Tensor]
     ) -> None:
-        """Made-up records give the same sums both ways."""
+        """Synthetic records give the same sums both ways."""
         counted = torch.ones(len(batch[0]), dtype=torch.bool, device=batch[0].device)
         sums = graphs.run(batch, counted)
         ordinary: dict[nn.Parameter, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Several processes that train one model: one logical batch, one noise, one bill.
+"""Several processes that train one model: one logical batch, one noise, one charge.
 
 Every process draws the *same* logical batch from a key that the first one made, and takes its own part of it. Clipped
 sums are added up over the processes; then each adds the same noise to the same sum, once. The first process charges the
@@ -68,7 +68,7 @@ def collective() -> Iterator[None]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Several processes that train one model: one logical batch, one noise, one bill.
+# Several processes that train one model: one logical batch, one noise, one charge.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -83,7 +83,7 @@ class DistributedContext:
     """The processes of one run, and this one's place among them.
 
     Args:
-        rank: of this process, from 0; the first one keeps the bill.
+        rank: of this process, from 0; rank zero keeps the charges.
         world_size: how many there are, ≥ 1.
         device: where tensors must lie to be exchanged.
         shards: of the model, when `fully_shard` spread its parameters over the processes.
@@ -290,7 +290,7 @@ def get_distributed_context() -> DistributedContext:
 
     Raises:
         InvalidArgument: a launcher started several processes and there is no group: each would train a model of its
-            own, with its own noise and its own bill.
+            own, with its own noise and its own charges.
     """
     if not (dist.is_available() and dist.is_initialized()):
         if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -306,7 +306,7 @@ def get_distributed_context() -> DistributedContext:
 
 
 def require_single_process(what: str) -> None:
-    """Refuse what each process would do anew, with its own noise and its own bill.
+    """Refuse what each process would do anew, with its own noise and its own charges.
 
     Raises:
         InvalidArgument: there are several processes.

@@ -503,14 +503,14 @@ class PrivacyEngine:
             units: which user each record of the data set belongs to: users are drawn, batches hold all their records,
                 and a user's records are clipped and protected together.
             budget: chooses each step's noise from what was released, within its ε; `noise_multiplier` is then what it
-                expects. A batch that does not fit is not drawn: the loader ends, and `budget_spent` says why.
+                expects. A batch that does not fit is not drawn: the loader ends, and `budget_exhausted` says why.
             batch_first: must be True: records come first in every input.
             criterion: your loss as a function of (output, target), for batches (*inputs, target). Then it is proved
                 before the first forward; otherwise the first batch's loss is followed to its backward pass.
             public_batch: at least five public or invented records, as the loader would give them: for a loop that does
-                not run on made-up features in (0, 1) and labels 0 and 1.
+                not run on synthetic features in (0, 1) and labels 0 and 1.
             public_records: at least five public or invented items, as the data set would give them: for a `collate_fn`
-                that does not run on made-up items. They also serve as `public_batch`.
+                that does not run on synthetic items. They also serve as `public_batch`.
             noise_generator: must be None: the noise is keyed by run and step and can't be taken from outside.
             grad_sample_mode: "hooks", "functorch" or "ew": accepted, makes no difference.
             wrap_model: must be True, which makes no difference: your own module comes back.

@@ -1,9 +1,9 @@
-"""`save_checkpoint` and `load_checkpoint` of the engine: one safetensors file, and a bill that can't shrink.
+"""`save_checkpoint` and `load_checkpoint` of the engine: one safetensors file, and charges that cannot shrink.
 
 What an engine charged is kept by segment: one engine's own share, under a name that no other engine has. A checkpoint
-holds the bill of its own line of descent. One that is loaded beside others of its family, in the same folder, takes
+holds the charges of its own line of descent. One that is loaded beside others of its family, in the same folder, takes
 over their charges too: whoever goes back to an older checkpoint pays for what the newer ones have shown, and under
-correlated noise for the steps that come twice. A budget that adapts has spent what is on the bill.
+correlated noise for the steps that come twice. A budget that adapts has spent what was charged.
 """
 
 import json
@@ -40,7 +40,7 @@ __all__ = ["load_checkpoint", "name_alike", "save_checkpoint"]
 
 _KIND = "engine"
 _ANY_DELTA = 1e-5
-_Bill = dict[str, Counter[str]]
+_Charges = dict[str, Counter[str]]
 
 
 class _Engine(Protocol):
@@ -60,7 +60,7 @@ class _Descent:
     """The name of an engine's own segment, and what it took over from others."""
 
     name: str = field(default_factory=lambda: KeyedRNG().commitment)
-    earlier: _Bill = field(default_factory=dict)
+    earlier: _Charges = field(default_factory=dict)
 
 
 _DESCENTS: WeakKeyDictionary[_Engine, _Descent] = WeakKeyDictionary()
@@ -100,7 +100,7 @@ def save_checkpoint(  # noqa: D417 (self is the engine)
     facts = {
         "kind": _KIND,
         "neighboring_relation": _relation(self),
-        "bill": _saved_charges(self),
+        "charges": _saved_charges(self),
         "attached": stand,
         **kinds,
     }
@@ -131,8 +131,8 @@ def load_checkpoint(  # noqa: D417 (self is the engine)
     Steps go on with the next number, so schedules, cycles and adapted bounds go on where they stopped.
 
     Guarantee: with a run folder, everything in it is charged, whichever of its checkpoints is loaded. Without one, this
-    engine's bill becomes at least that of the checkpoint, together with what checkpoints of the same family in the same
-    folder have charged since. What is charged from now on comes on top; a budget has only what that bill leaves of it.
+    engine's charges become at least those of the checkpoint, together with what checkpoints of the same family in the
+    same folder have charged since. What is charged from now on comes on top; a budget has only what remains.
 
     Args:
         path: the file. Pickle files are refused.
@@ -170,12 +170,12 @@ def load_checkpoint(  # noqa: D417 (self is the engine)
     load_module(module, state["model"])
     if scheduler is not None:
         scheduler.load_state_dict(cast("dict[str, object]", state["scheduler"]))
-    bill, reached = _family(Path(path), facts) if in_run is None else ({}, in_run)
+    charges, reached = _family(Path(path), facts) if in_run is None else ({}, in_run)
     if attached is not None and stand is not None:
         repeats = reached > cast("int", stand["next_step"])
         attached.resume(stand, cast("Mapping[str, object]", state["attached"]), repeats=repeats)
     if in_run is None:
-        _take_over(self, bill)
+        _take_over(self, charges)
     return cast("dict[str, object]", state["more"])
 
 
@@ -206,7 +206,7 @@ def _relation(engine: _Engine) -> str:
     return engine.guarantee(_ANY_DELTA).neighboring_relation.value
 
 
-# --- the bill ----------------------------------------------------------------------------------------------------
+# --- the charges ---------------------------------------------------------------------------------------------------
 
 
 def _saved_charges(engine: _Engine) -> dict[str, dict[str, int]]:
@@ -225,38 +225,38 @@ def _charged(engine: _Engine) -> Counter[str]:
     return charged
 
 
-def _read_saved_charges(facts: Mapping[str, object]) -> _Bill:
-    bill = cast("dict[str, dict[str, int]]", facts["bill"])
-    return {name: Counter(part) for name, part in bill.items()}
+def _read_saved_charges(facts: Mapping[str, object]) -> _Charges:
+    charges = cast("dict[str, dict[str, int]]", facts["charges"])
+    return {name: Counter(part) for name, part in charges.items()}
 
 
-def _family(path: Path, facts: Mapping[str, object]) -> tuple[_Bill, int]:
-    """The bill together with those of checkpoints beside it that share a segment, directly or through others; and the
-    furthest step that one of them reached with the same model.
+def _family(path: Path, facts: Mapping[str, object]) -> tuple[_Charges, int]:
+    """The charges together with those of checkpoints beside it that share a segment, directly or through others; and
+    the furthest step that one of them reached with the same model.
 
     Of one segment the larger count holds: a later checkpoint's share contains an earlier one's.
     """
     number = _stand(facts)[0]
     found = [body for file in sorted(path.parent.glob("*.safetensors")) if (body := _facts_of(file)) is not None]
-    bill = _joined(_read_saved_charges(facts), [_read_saved_charges(body) for body in found])
-    related = [_stand(body) for body in found if _read_saved_charges(body).keys() & bill.keys()]
-    return bill, max((reached for whose, reached in related if whose == number), default=0)
+    charges = _joined(_read_saved_charges(facts), [_read_saved_charges(body) for body in found])
+    related = [_stand(body) for body in found if _read_saved_charges(body).keys() & charges.keys()]
+    return charges, max((reached for whose, reached in related if whose == number), default=0)
 
 
-def _joined(bill: _Bill, others: Sequence[_Bill]) -> _Bill:
-    """`bill` with those of `others` that share a segment with it, directly or through others."""
+def _joined(charges: _Charges, others: Sequence[_Charges]) -> _Charges:
+    """`charges` with those of `others` that share a segment with it, directly or through others."""
     while True:
-        joined = dict(bill)
+        joined = dict(charges)
         for other in others:
-            for name, part in other.items() if other.keys() & bill.keys() else ():
+            for name, part in other.items() if other.keys() & charges.keys() else ():
                 joined[name] = joined.get(name, Counter()) | part
-        if joined == bill:
+        if joined == charges:
             return joined
-        bill = joined
+        charges = joined
 
 
 def name_alike(engine: _Engine) -> None:
-    """Give the engine's own segment one name in all processes: a bill that the first one wrote is each one's own."""
+    """Give the engine's own segment one name in all processes: charges that rank zero wrote are each one's own."""
     descent = _DESCENTS.setdefault(engine, _Descent())
     descent.name = get_distributed_context().broadcast_from_rank_zero(lambda: descent.name)
 
@@ -277,10 +277,10 @@ def _facts_of(file: Path) -> dict[str, object] | None:
     return facts if facts.get("kind") == _KIND else None
 
 
-def _take_over(engine: _Engine, bill: _Bill) -> None:
+def _take_over(engine: _Engine, charges: _Charges) -> None:
     descent = _DESCENTS.setdefault(engine, _Descent())
     more: Counter[str] = Counter()
-    for name, part in bill.items():
+    for name, part in charges.items():
         if name == descent.name:
             continue
         known = descent.earlier.get(name, Counter())

@@ -269,7 +269,7 @@ def fit(
         units: which user each record belongs to: a user's records are drawn, clipped and protected together.
         public_batch: at least five public or invented records, as `loss_fn` gets them after the model. Model and loss
             are
-            tried on them before the first step, instead of on made-up records of random features and labels 0 and 1.
+            tried on them before the first step, instead of on synthetic records of random features and labels 0 and 1.
 
     Raises:
         BudgetExceeded: the plan does not fit what is left of the ledger's account; no record was read.
@@ -620,7 +620,7 @@ class _FitLoop:
             self._done += 1
 
     def _probe(self, batch: tuple[object, ...] | None, records: int = 0) -> None:
-        """On made-up records, in every new state of the model (modes, attributes), and at times: losses may change.
+        """On synthetic records, in every new state of the model (modes, attributes), and at times: losses may change.
 
         Once more where a batch has more records than were tried.
         """

@@ -2,7 +2,7 @@
 
 A logical batch is drawn once, whole, and charged before its first chunk is fetched. Its chunk travels inside the item
 through worker processes and `collate_fn`; the user sees plain batches. When no record was drawn, the user's loop runs
-on made-up records that count for nothing.
+on synthetic records that count for nothing.
 
 Which batches are stepped, and how many a loop counts, must not follow from the records: a batch that was not stepped is
 not left out, but comes again, and a batch has as many parts whatever was drawn (docs/proofs/private-step.md).
@@ -73,7 +73,7 @@ def steps_per_epoch(data_loader: Sized, sample_rate: float | None) -> int:
 
 
 def num_synthetic_records(expected_batch_size: float, microbatch_size: int | None) -> int:
-    """How many made-up records stand for an empty batch: an ordinary number, so that loops run as they always do."""
+    """How many synthetic records stand for an empty batch: an ordinary number, so that loops run as they always do."""
     most = max(2, round(expected_batch_size))
     return most if microbatch_size is None else min(most, max(1, microbatch_size))
 
@@ -207,10 +207,10 @@ class PrivateLoader:
             batch by its size.
         charge: called before a logical batch is touched with whether it begins an epoch; returns its step number, or
             None when there is no budget for it: the epoch then ends.
-        hand_out: called with each chunk, its batch and the batch's number of rows; returns the batch as the user gets
-            it.
+        set_microbatch: called with each chunk, its batch and the batch's number of rows; returns the batch as the user
+            gets it.
         let_go: called with a chunk when its batch is over: the next one is asked for, or the loop has ended.
-        substitutes: made-up records in the batch that stands for an empty one, ≥ 1.
+        substitutes: synthetic records in the batch that stands for an empty one, ≥ 1.
         public_records: public or invented items to try `collate_fn` on; then no record is read before the first batch.
         public_batch: public or invented records as `collate_fn` gives them, to stand for an empty batch.
         share: this process's part of a logical batch, where several train together.
@@ -261,7 +261,7 @@ class PrivateLoader:
         self.is_split = microbatch_size is not None and 1 < microbatch_size < len(indices)
         self._steps = checks.integer(1, steps=steps)
         self._charge, self._numbers = charge, numbers
-        self._hand_out, self._let_go = set_microbatch, let_go
+        self._set_microbatch, self._let_go = set_microbatch, let_go
         self._randomness, self._rank = rng, rank
         dataset = cast(Dataset[object], self.dataset)
         example = None
@@ -359,7 +359,7 @@ class PrivateLoader:
         rows = chunk.num_records or self._substitutes
         self._layout.check(batch, rows, self.padding)
         try:
-            yield self._hand_out(chunk, batch, rows)
+            yield self._set_microbatch(chunk, batch, rows)
         finally:
             self._let_go(chunk)
 
@@ -527,7 +527,7 @@ def left_out() -> NonPrivateStep:
         "optimizer.step must follow every batch of the private loader before the next one is taken, got a batch left "
         "out (continue, break, an exception, a loop that only looked at batches): which ones are left out may follow "
         "from the records, from their number too, and the number of steps would tell. A batch without records comes as "
-        "made-up ones, and a record whose gradient is not finite counts for nothing, so none need be left out. To "
+        "synthetic ones, and a record whose gradient is not finite counts for nothing, so none need be left out. To "
         "gather several batches, use a larger one with microbatch_size; for evaluation, a DataLoader of your own. "
         "After an interruption a new loop gives the same batch again, a few times; then call engine.detach() and "
         "make_private anew: what was spent stays counted."

@@ -1,7 +1,7 @@
 """One model under one plan: which chunk a forward belongs to, and which step an optimizer may take.
 
 The module and the optimizer stay the user's objects. Three hooks do everything: before and after the root module's
-forward, and before the optimizer's step. Chunks come from the loader, which calls `hand_out`.
+forward, and before the optimizer's step. Chunks come from the loader, which calls `set_microbatch`.
 """
 
 import gc
@@ -547,7 +547,7 @@ class LoopHooks:
 
         Args:
             chunk: a part of a logical batch.
-            batch: its records, or made-up ones when it has none.
+            batch: its records, or synthetic ones when it has none.
             rows: number of records in `batch`.
         """
         self.check_attached()
@@ -741,7 +741,7 @@ class LoopHooks:
         self._backward = True
 
     def _on_backward(self, tape: OperationTrace, loss: int) -> None:
-        """Before a backward pass: prove the loss on made-up records if it is a new one."""
+        """Before a backward pass: prove the loss on synthetic records if it is a new one."""
         try:
             self._following.check_before_backward(tape, loss, self._put_to_proof)
         except BaseException:

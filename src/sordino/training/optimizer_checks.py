@@ -92,7 +92,7 @@ def check_module_and_optimizer(module: nn.Module, optimizer: Optimizer) -> None:
         )
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise InvalidArgument(
-            "module must have all its parameters, got lazy ones. Call it once on made-up records of the right shape."
+            "module must have all its parameters, got lazy ones. Call it once on synthetic records of the right shape."
         )
     if is_private_parameter(module.parameters()):
         raise InvalidArgument(

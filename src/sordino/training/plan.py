@@ -148,7 +148,7 @@ class PerformanceOptions:
             timed when it first comes, and remembered in the user's cache folder. Runs then repeat up to rounding only.
         gradients: "captured" has all records of a chunk in one forward and backward pass, with a rule for each layer.
             "one-by-one" runs plain autograd on one record at a time: for every model that runs on one record, whatever
-            its layers do; `microbatch_size` is then 1. "auto" is "captured", and in `fit` "one-by-one" where made-up
+            its layers do; `microbatch_size` is then 1. "auto" is "captured", and in `fit` "one-by-one" where synthetic
             records show that the model can't be captured and has the gradients in a batch that its records have alone.
     """
 
@@ -379,7 +379,7 @@ class Plan:
         for step in {0, max(self.steps - 1, 0)} if self.is_scheduled else {0}:
             self.step_plan(step)
         if self.secure_mode:
-            self._check_secure_noise()
+            self._check_secure_mode()
         if self.correlated_noise is not None:
             self._check_noise()
             return
@@ -422,7 +422,7 @@ class Plan:
         assert isinstance(self.sampling, CyclicPoissonSampling | FixedBatchSampling)
         assert self.mechanism is not None
 
-    def _check_secure_noise(self) -> None:
+    def _check_secure_mode(self) -> None:
         """Whole numbers are noised once a step; what hangs over from step to step is floating point."""
         checks.one_of((True, False), secure_mode=self.secure_mode)
         if self.correlated_noise is not None or isinstance(self.clipping, QuantileClipping):

@@ -396,10 +396,10 @@ def install_probe(
         loader: gives the batches: what they look like, and how they are padded.
         reduction: "mean" or "sum" over records.
         criterion: the declared loss; without one the loop's own is followed.
-        public_batch: records to use instead of made-up ones, or None.
+        public_batch: records to use instead of synthetic ones, or None.
         size: the most records that the module gets at once.
     """
-    # The loop never meets an empty batch: the loader gives it made-up records in place of none.
+    # The loop never meets an empty batch: the loader gives it synthetic records in place of none.
     together = 1 if isinstance(session.capture, OneByOne) else min(4, size.records)
     structure = loader.empty_batch
     options = ProbeOptions(

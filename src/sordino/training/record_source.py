@@ -100,7 +100,7 @@ class DatasetSource:
     Args:
         dataset: with ``__getitem__`` and ``__len__``.
         collate_fn: torch's default when None. A tuple or list that it returns is unpacked into the loss's arguments.
-            It is tried on made-up items when the first batch is read: each row must come from its own record.
+            It is tried on synthetic items when the first batch is read: each row must come from its own record.
         may_pad: whether batches may follow their longest record, where that changes no other record's gradient.
     """
 
@@ -356,7 +356,7 @@ class UnitAssignment:
             return
         if plan.privacy_unit is not PrivacyUnit.RECORD:
             raise InvalidArgument(
-                f"privacy_unit must be record with micro-batches, got {plan.privacy_unit.value!r}. Give Units."
+                f"privacy_unit must be record with micro-batches, got {plan.privacy_unit.value!r}. Give UnitAssignment."
             )
         if plan.neighboring_relation is not NeighboringRelation.REPLACE_ONE:
             raise InvalidArgument(

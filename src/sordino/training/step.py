@@ -203,10 +203,10 @@ class PrivateStep:
         return self._recorder().capturing(chunk.num_records, scale=scale, backward_strategy=self._taking(chunk))
 
     def start(self, chunk: Microbatch, *, rows: int, scale: float = 1.0) -> None:
-        """`recording` without a block: forward and backward passes are captured until `add` or `abandon`.
+        """`capturing` without a block: forward and backward passes are captured until `add` or `abandon`.
 
         `rows` is the number of records in the batch that stands for the chunk: a chunk of no records may come as
-        made-up ones, which `add` leaves out.
+        synthetic ones, which `add` leaves out.
         """
         self.begin(chunk)
         self._recorder().start(rows, scale=scale, backward_strategy=self._taking(chunk))
@@ -278,10 +278,10 @@ class PrivateStep:
     def add(self, chunk: Microbatch) -> None:
         """Clip the recorded chunk's per-record gradients and add them to the sum, once.
 
-        What was recorded for a chunk of no records is the gradient of made-up ones: it is left out.
+        What was recorded for a chunk of no records is the gradient of synthetic ones: it is left out.
         """
         if chunk.step != self._step or chunk.index != self._next_chunk:
-            raise NonPrivateStep("chunk must be the one just recorded. Call `recording`, then `add`.")
+            raise NonPrivateStep("chunk must be the one just recorded. Call `capturing`, then `add`.")
         self._check_losses(chunk)
         self.bounds.add(self._sums, records=chunk.num_records)
         self._end_chunk()

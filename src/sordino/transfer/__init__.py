@@ -1,4 +1,4 @@
-"""Fixed feature maps and public models to put in front of private training (floor 1: knows torch and the words)."""
+"""Fixed feature maps and public models to put in front of private training."""
 
 from sordino.transfer.public_models import (
     TRAINABLE,

@@ -37,7 +37,7 @@ __all__ = [
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# An experiment on made-up records: a feature extractor must treat each record by itself.
+# An experiment on synthetic records: a feature extractor must treat each record by itself.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -67,9 +67,9 @@ def check_no_batch_statistics(module: nn.Module) -> None:
 def width_of_independent_features(run: Callable[..., Tensor], inputs: Sequence[Tensor]) -> int:
     """The number of features d of ``run(*inputs)`` of shape (records, d), after the experiment.
 
-    Guarantee: only shapes and types of `inputs` are read. One of a few made-up records is replaced, made extreme, made
-    NaN and moved to another place; the features of the others must stay as they are. The same batch must also give the
-    same features again, so that nothing is drawn at random or remembered from other batches.
+    Guarantee: only shapes and types of `inputs` are read. One of a few synthetic records is replaced, made extreme,
+    made NaN and moved to another place; the features of the others must stay as they are. The same batch must also give
+    the same features again, so that nothing is drawn at random or remembered from other batches.
 
     Args:
         run: a batch, records first ↦ features.
@@ -95,7 +95,7 @@ def width_of_independent_features(run: Callable[..., Tensor], inputs: Sequence[T
 
 
 def _workable(run: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Made-up records that the run accepts and answers with finite features, and those features."""
+    """Synthetic records that the run accepts and answers with finite features, and those features."""
     failure: Exception | None = None
     for integer in ("mixed", "ones", "zeros"):
         made_up = tuple(_values(like, integer, place) for place, like in enumerate(inputs))
@@ -109,7 +109,7 @@ def _workable(run: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[tup
         if bool(found.isfinite().all()):
             return made_up, found
     raise CoupledRecords(
-        "model must run on made-up records, floats in (0, 1) and integers 0 and 1, to show that records are "
+        "model must run on synthetic records, floats in (0, 1) and integers 0 and 1, to show that records are "
         "independent, got a failure. Wrap it in a module that takes such records."
     ) from failure
 
@@ -130,7 +130,7 @@ def _values(like: Tensor, integer: str, place: int) -> Tensor:
 
 
 def _changed(made_up: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """The records with another first one: another made-up one, and whatever values it may hold."""
+    """The records with another first one: another synthetic one, and whatever values it may hold."""
     yield tuple(torch.cat([part[-1:], part[1:]]) for part in made_up)
     for value in _FLOATS:
         yield tuple(_poisoned(part, value) if part.dtype.is_floating_point else part for part in made_up)
@@ -247,9 +247,9 @@ def feature_extractor(
     or any private training, behind it.
 
     Guarantee: none is spent. The map is fixed before a private record is seen and takes each record by itself, which
-    an experiment on made-up records checks; so one record more or less among the records is one row more or less among
-    the features. That the weights were made without the private records is the user's word, and `public_input` names
-    them for the statement.
+    an experiment on synthetic records checks; so one record more or less among the records is one row more or less
+    among the features. That the weights were made without the private records is the user's word, and `public_input`
+    names them for the statement.
 
     Args:
         model: any module that takes tensors with the records first. It stays the caller's, in the mode it is in.

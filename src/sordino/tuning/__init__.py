@@ -1,9 +1,9 @@
-"""Private choice of settings: every run that looks at private records is on the bill, and so is the choice.
+"""Private choice of settings: every run that looks at private records is charged, and so is the choice.
 
     tune                 many private runs, one winner, one charge made before the first of them
     RandomStopping, …    how many runs, or how to choose among all
     tune_on_subsample         settings from small samples, then one run on everything
-    transfer             settings from public records, then one private run: nothing of the search is on the bill
+    transfer             settings from public records, then one private run: nothing of the search is charged
     PrivateRandomSearch  the same over estimators, as scikit-learn calls it
     recommend_settings   batch size, steps, noise, clipping and learning rate by published rules, without data
 

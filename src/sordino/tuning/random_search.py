@@ -44,7 +44,7 @@ class EstimatorRuns:
     """Fits of estimators that differ in their settings, as runs that are alike in what they spend.
 
     Where all that a fit does is Gaussian noise on all records (`gaussian`), the search knows one run by its noise
-    multiplier, which is the tighter bill; otherwise by its (ε, δ).
+    multiplier, which gives the smaller ε; otherwise by its (ε, δ).
 
     Guarantee: an estimator whose fit does more than the share says is refused by `check`, whatever the records are.
 
@@ -230,7 +230,7 @@ class PrivateRandomSearch(PrivateGridSearch):
         if tuned.model is None:
             raise InvalidArgument(
                 "space must hold settings with which the estimator can be fitted, got none in this search. It is paid "
-                "for. Try the settings on made-up records first."
+                "for. Try the settings on synthetic records first."
             )
         self.best_estimator_, self.best_params_, self.best_score_ = tuned.model, tuned.config, tuned.score
         return self

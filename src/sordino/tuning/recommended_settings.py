@@ -1,4 +1,4 @@
-"""Settings of DP-SGD by published rules, from n, d, ε and δ alone. No data, nothing on a bill.
+"""Settings of DP-SGD by published rules, from n, d, ε and δ alone. No data, nothing is charged.
 
 | setting | rule | source |
 |---|---|---|

@@ -1,6 +1,6 @@
-"""`tune`: many private runs, one winner, one bill.
+"""`tune`: many private trials, one best trial, one charge.
 
-The bill is made and charged before the first run. Settings are drawn from a declared law, their number too. Nothing of
+The charge is made before the first run. Settings are drawn from a declared law, their number too. Nothing of
 the runs is seen but the winner: no count, no scores of losers, no text, no warning.
 """
 
@@ -287,7 +287,7 @@ def declared_budget(target_epsilon: float | None, delta: float | None) -> tuple[
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# `tune`: many private runs, one winner, one bill.
+# `tune`: many private trials, one best trial, one charge.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -342,7 +342,7 @@ def tune(
     workers: int = 1,
     accountant: str = "auto",
 ) -> TuningResult[Model]:
-    """Search settings on private records, with everything on the bill: all runs, their scores, and the choice.
+    """Search settings on private records, with everything in the guarantee: all runs, their scores, and the choice.
 
     Guarantee: what is returned is (target_epsilon, delta)-differentially private, as its `guarantee` states, when
     every call of `train` keeps to the share it is given, draws fresh noise, and does not know of other calls; when a

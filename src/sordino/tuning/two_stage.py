@@ -60,7 +60,7 @@ def tune_on_subsample(
     ledger: Account | Reservation | None = None,
     rng: KeyedRNG | None = None,
 ) -> TuningResult[Final]:
-    """Search settings on samples of the records, train once on all of them, and put both on the bill.
+    """Search settings on samples of the records, train once on all of them, and charge both.
 
     Guarantee: as of `tune`, for the search and the final model together. `train` must read the records of
     ``share.subset(n)`` only, its score included.
@@ -155,7 +155,7 @@ def tune_on_subsample(
 # Settings from public records, then one private run with the whole budget.
 #
 # The cheapest way of all where public records of a similar kind exist: the search reads none that are private, so
-# nothing of it is on the bill, and it may be as clever, as long and as visible as one likes.
+# nothing of it is charged, and it may be as clever, as long and as visible as one likes.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -176,7 +176,7 @@ def tune_on_public_data(
     """Try settings on public records with the noise that the private run will have, and train privately once.
 
     Guarantee: the model is (target_epsilon, delta)-differentially private, as its `guarantee` states, when
-    `public_score` reads no private record and `train` keeps to its share. The search is not on the bill, and the
+    `public_score` reads no private record and `train` keeps to its share. The search is not charged, and the
     guarantee says that the settings come from public records. An exception of `public_score` is raised as it is.
 
     Args:

@@ -261,7 +261,7 @@ def membership_report(
         model: features ↦ logits.
         members: features and labels of records that `model` was trained on.
         non_members: of records that it was not trained on.
-        event: what its training did (`RunFolder.event()`); `events.NoPrivacy()` for a model without noise.
+        event: what its training did (`RunFolder.event()`); `events.NonPrivate()` for a model without noise.
         train_reference: trains a model as `model` was trained; without it only attacks that need no model are made.
         references: an even number of reference models, ≥ 4; 16 and more make the attacks stronger.
         population: further records that nothing was trained on; by default every second non-member is kept for it.

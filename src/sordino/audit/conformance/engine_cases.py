@@ -385,7 +385,7 @@ def _misspelt(library: Library) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Cheap named checks of noise, batches and bill through a library's public surface (room `audit`, floor 4).
+# Cheap named checks of noise, batches and charges through a library's public surface.
 #
 # Each check trains a tiny model for a step or a few and looks at the gradient that the optimizer sees. Together they
 # take seconds, and each way of being not private that is listed in docs/auditing.md fails the check that is named
@@ -616,7 +616,7 @@ def _new_noise_on_resume(library: Library) -> bool:
 
 
 def _engine_checks_charged(library: Library) -> bool:
-    """Every step is on the bill, by the sampler's rate and the noise of the plan, through a resume too."""
+    """Every step is charged, by the sampler's rate and the noise of the plan, through a resume too."""
     steps, last = 0, None
     for _ in range(2):
         _, last = _run(library, _linear(2, 2), (torch.zeros(32, 2),), _silent, steps=4, after=last, **_OPTIONS)

@@ -428,7 +428,7 @@ def case(into: dict[str, Case], name: str, *, expects: Expects = "right") -> Cal
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Made-up records and models for the cases, the same every time, and the slow, obvious gradient.
+# Synthetic records and models for the cases, the same every time, and the slow, obvious gradient.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -449,7 +449,7 @@ def synthetic_integers(values: int, *shape: int) -> Tensor:
 
 
 def set_parameters(model: nn.Module) -> nn.Module:
-    """The model with made-up parameters, so that two of them are alike."""
+    """The model with synthetic parameters, so that two of them are alike."""
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             inputs = parameter.shape[-1] if parameter.dim() > 1 else 4

@@ -592,7 +592,7 @@ def _other_optimizer(library: Library) -> None:
     with suppress(*library.refusals):
         other.step()
     if not torch.equal(model.bias, before):
-        raise ConformanceFailure("it steps on gradients past the bill")
+        raise ConformanceFailure("it steps on gradients that are not charged")
 
 
 @case(SENSITIVITY, "a noise multiplier of 1000 drowns the model in noise")

@@ -235,13 +235,13 @@ def gram_rounding(
 # Which exact kernel is fastest here, by the clock.
 #
 # The cost model of `cost` knows one processor; this measures. For every shape of a layer each kernel takes the norms
-# and the weighted sum of a few made-up records, a few times, once and for all: choices are kept in a file. All kernels
-# are exact, so a choice changes rounding and speed alone. No record of the user's is timed: a choice tells nothing of
-# any.
+# and the weighted sum of a few synthetic records, a few times, once and for all: choices are kept in a file.
+# All kernels are exact, so a choice changes rounding and speed alone. No record of the user's is timed, so a
+# choice says nothing of any.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# Made-up records that kernels are timed on.
+# Synthetic records that kernels are timed on.
 TIMED_RECORDS = 8
 # A kernel that the cost model holds this much slower than the best is not tried.
 _HOPELESS = 6.0
@@ -276,7 +276,7 @@ class KernelTimings:
             layer: the kind of layer.
             sizes: what describes the shape, the number of records left out.
             costs: the kernels that may be taken, and what the cost model thinks of them.
-            attempt: takes the norms and the weighted sum of `TIMED_RECORDS` made-up records by a kernel.
+            attempt: takes the norms and the weighted sum of `TIMED_RECORDS` synthetic records by a kernel.
             like: a tensor of the computing type, where the work is done.
         """
         expected = cheapest_kernel(costs)

@@ -137,7 +137,7 @@ class CorrelatedNoiseStream:
         if step != self._next:
             raise PrivacyError(
                 f"step must be {self._next}, got {step}. Correlated noise goes on from its own state: load the state "
-                "of the step before, give an abandoned step to pass_over, and never go back."
+                "of the step before, give an abandoned step to skip_step, and never go back."
             )
         if step >= strategy.steps:
             raise InvalidArgument(f"step must be below {strategy.steps}, got {step}. The strategy ends there.")

@@ -157,7 +157,7 @@ class ProbeOptions:
     Args:
         reduction: "mean" or "sum" over records.
         may_be_empty: whether an empty batch may come.
-        public_batch: records to use instead of made-up ones, or None.
+        public_batch: records to use instead of synthetic ones, or None.
         together: how many records the loop's batches are tried with.
         padding: how batches follow their longest record, or None.
         is_split: whether a logical batch may come in several microbatches of more than one record, or in several
@@ -288,7 +288,7 @@ def try_forward(
     structure: object,
     options: ProbeOptions,
 ) -> None:
-    """Call the module on made-up records in place of `args`, before it sees the first real ones.
+    """Call the module on synthetic records in place of `args`, before it sees the first real ones.
 
     Whether records are independent is seen later, with the loss; but what a module would store must not be real.
 
@@ -343,10 +343,10 @@ def try_forward(
             records = (structure, tape.outside_inputs())
             made_up = SyntheticRecords(records, rows=0, count=options.together, pattern=pattern, example=example)
             for poison in poisons:
-                # What fails on made-up records is told with the loss, or doesn't take such values.
+                # What fails on synthetic records is told with the loss, or doesn't take such values.
                 try:
                     call(made_up, poison)
-                    # Texts have no made-up stand-ins: their number is that of the batch.
+                    # Texts have no synthetic stand-ins: their number is that of the batch.
                     if poison is None and given and isinstance(capture, GradientCapture):
                         capture_once(made_up)
                 except SordinoError:

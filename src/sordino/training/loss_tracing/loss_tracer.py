@@ -281,10 +281,10 @@ class CheckedLossForm:
 
 
 LossCheck = Callable[[OperationTrace, int, int], None]
-"""Proves the loss at a place of a tape on made-up records, or raises; 0, or the times it came since it was proved."""
+"""Proves the loss at a place of a tape on synthetic records, or raises; 0, or the times it came since it was proved."""
 
 TryForward = Callable[[OperationTrace, tuple[object, ...], Mapping[str, object]], None]
-"""Tries the module on made-up records in place of the arguments of its first call, or raises."""
+"""Tries the module on synthetic records in place of the arguments of its first call, or raises."""
 
 # So many states of the module are remembered.
 _MOST = 1024
@@ -358,7 +358,7 @@ class LossTracer:
 
     Attributes:
         check_loss: proves a loss of the loop; None with a declared criterion.
-        try_forward: tries the module on made-up records before its first real forward; None with a criterion.
+        try_forward: tries the module on synthetic records before its first real forward; None with a criterion.
         criterion: the declared criterion.
         prove_arguments: with a criterion, proves what the module was called on.
         passes: runs both backward passes of a loss that takes two; None for one.

@@ -1,7 +1,7 @@
 """What the user's loop does between a batch and ``loss.backward()``, written down and replayed.
 
 The loss of a drop-in loop is the user's own code. To find out whether it couples records, every batch is handed out as
-tensors that note each torch function applied to them; the notes are run again on made-up records whenever the loop
+tensors that note each torch function applied to them; the notes are run again on synthetic records whenever the loop
 does something it did not do before.
 """
 

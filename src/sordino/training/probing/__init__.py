@@ -1,1 +1,1 @@
-"""Experiments on made-up records before any private record is read."""
+"""Experiments on synthetic records before any private record is read."""

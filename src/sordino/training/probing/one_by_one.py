@@ -1,7 +1,7 @@
 """Experiments for gradients taken one record at a time.
 
-There a record's forward and backward pass meet no other record. What is left to find out on made-up records is whether
-the module remembers something from one record to the next, and whether the loss is one number of this record.
+There a record's forward and backward pass meet no other record. What is left to find out on synthetic records is
+whether the module remembers something from one record to the next, and whether the loss is one number of this record.
 """
 
 import random
@@ -294,7 +294,7 @@ def check_records(
     """Refuse a model and loss in which one record changes another record's loss or gradient, as it is recorded.
 
     Args and errors are those of `check_record_independence`, `check_one_by_one` and `check_draws`. With `advises`
-    the refusal of a capture names one record at a time where made-up records show that this would work.
+    the refusal of a capture names one record at a time where synthetic records show that this would work.
     """
 
     def look_at_draws() -> None:
@@ -428,13 +428,13 @@ def check_one_by_one(
         records: a batch, or a batch with no rows; records first.
         run: batch ↦ loss; with `reduction` "none" one value per record, else a scalar.
         reduction: how `run` reduces over records.
-        public_batch: public or invented records to use instead of made-up ones.
+        public_batch: public or invented records to use instead of synthetic ones.
         as_in_a_batch: also require that a batch has the losses and the gradient of its records taken alone, so that
             nothing changes where the model was meant to see batches.
 
     Raises:
         CoupledRecords: the module stores something or remembers, or a batch is not its records taken alone.
-        UnsupportedModule: model and loss don't run on one made-up record.
+        UnsupportedModule: model and loss don't run on one synthetic record.
         LossShapeError: the loss is not one value of the record.
         UncapturedParameter: something outside the model would learn.
         InvalidArgument: no trained parameter takes part.
@@ -482,7 +482,7 @@ class _Alone:
         self._made_up, self._first = self._workable()
 
     def _workable(self) -> tuple[SyntheticRecords, _Seen]:
-        """The first kind of made-up records that the loop runs on, and what the watched one gives."""
+        """The first kind of synthetic records that the loop runs on, and what the watched one gives."""
         failure: Exception | None = None
         for pattern in INTEGER_PATTERNS:
             made_up = SyntheticRecords(
@@ -499,7 +499,7 @@ class _Alone:
                 return made_up, seen[1]
         told = "got no finite loss and gradient on" if failure is None else f"got {type(failure).__name__} on"
         raise UnsupportedModule(
-            f"model and loss must run on a batch of one made-up record, {told} random features with labels 0 "
+            f"model and loss must run on a batch of one synthetic record, {told} random features with labels 0 "
             "and 1. A bare .squeeze() drops the records there: write .squeeze(1). Or pass public_batch=, five public "
             "or invented records that it runs on."
         ) from failure
@@ -565,7 +565,7 @@ class _Alone:
         if all(one.square == 0 and torch.equal(one.losses, seen[0].losses) for one in seen):
             raise CoupledRecords(
                 "loss must say something about a record by itself, got the same loss and a gradient of zero for every "
-                "made-up record. A loss that compares the records of a batch can't be taken one record at a time."
+                "synthetic record. A loss that compares the records of a batch can't be taken one record at a time."
             )
 
     def is_its_records(self) -> None:

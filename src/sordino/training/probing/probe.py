@@ -1,4 +1,4 @@
-"""The independence probe: experiments on made-up records before any private record is used.
+"""The independence probe: experiments on synthetic records before any private record is used.
 
 Some records of a batch are replaced, made extreme, or taken away; no other record's gradient may change. What is found
 this way is found whatever its cause: batch normalization in any disguise, ``x - x.mean(0)``, contrastive losses, losses
@@ -63,7 +63,7 @@ __all__ = [
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# One look at a model and loss on made-up records: losses, gradient norms, a weighted sum of gradients.
+# One look at a model and loss on synthetic records: losses, gradient norms, a weighted sum of gradients.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -111,7 +111,7 @@ class ProbeResult:
 
 
 class ProbeRunner:
-    """Runs model and loss on batches of made-up records and reads the gradients that a private step would read.
+    """Runs model and loss on batches of synthetic records and reads the gradients that a private step would read.
 
     Args:
         capture: hooks on the model, with no recording in use.
@@ -153,7 +153,7 @@ class ProbeRunner:
         """One forward and backward.
 
         Args:
-            batch: made-up records.
+            batch: synthetic records.
             weights: rows of one for each record, in sums of gradients; a record of weight 0 adds nothing, not even NaN.
             chance: the course of random numbers.
             large: the batch is as large as one of training: spare memory where the step does.
@@ -205,7 +205,7 @@ class ProbeRunner:
         """Compare the captured sum of gradients with what torch's autograd gives, for every trained parameter.
 
         Args:
-            batch: made-up records, on which chance decides nothing.
+            batch: synthetic records, on which chance decides nothing.
             weights: one for each record; all 1 for a loss that is reduced.
             least: a whole gradient with a smaller norm is nothing but rounding.
 
@@ -498,7 +498,7 @@ def _written(shape: tuple[object, ...]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The independence probe: experiments on made-up records before any private record is used.
+# The independence probe: experiments on synthetic records before any private record is used.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -585,7 +585,7 @@ def check_record_independence(
         reduction: how `run` reduces over records.
         may_be_empty: also require that `run` accepts a batch of no records.
         public_batch: at least five public or invented records in the structure of `records` (or of its first part):
-            the experiment uses them instead of made-up ones, for loops that validate their input.
+            the experiment uses them instead of synthetic ones, for loops that validate their input.
         values_released: losses are released, not only gradients: a record must also have the loss that it has alone.
         size: how many records at once, and how much.
 
@@ -594,7 +594,7 @@ def check_record_independence(
             reduction.
         LossShapeError: the loss doesn't have the shape expected.
         UncapturedParameter: a parameter is used where no layer rule captures it, or lies outside the model.
-        UnsupportedModule: model and loss fail on made-up records, or an empty batch doesn't run, though it may come.
+        UnsupportedModule: model and loss fail on synthetic records, or an empty batch doesn't run, though it may come.
     """
     rows = next((tensor.size(0) for tensor in tensors_in(records) if tensor.dim()), 0)
     if any(tensor.dim() and tensor.size(0) == 0 for tensor in tensors_in(records)):
@@ -668,11 +668,11 @@ class _Probe:
         self._pattern: str | None = None
 
     def start(self) -> None:
-        """Find made-up records that model and loss run on, and look at them."""
+        """Find synthetic records that model and loss run on, and look at them."""
         self._records, self._first = self._workable()
 
     def _workable(self) -> tuple[SyntheticRecords, ProbeResult]:
-        """The first kind of made-up records that the loop runs on, and what it gives on them."""
+        """The first kind of synthetic records that the loop runs on, and what it gives on them."""
         failed: tuple[SyntheticRecords, Exception] | None = None
         for pattern in INTEGER_PATTERNS:
             made_up = self._made_up(self._count, pattern)
@@ -695,7 +695,7 @@ class _Probe:
         remedy = "Pass public_batch=, five public or invented records that it runs on"
         if failed is None:
             return UnsupportedModule(
-                "model and loss must have finite losses and gradients on made-up records, got none that are: random "
+                "model and loss must have finite losses and gradients on synthetic records, got none that are: random "
                 f"features with labels 0 and 1. {remedy}."
             )
         made_up, failure = failed
@@ -705,7 +705,7 @@ class _Probe:
             self._observer.plain_run(made_up.batch(range(self._count)), self._count)
         except Exception:
             refusal = UnsupportedModule(
-                "model and loss must run on made-up records before they see private ones, got a failure on random "
+                "model and loss must run on synthetic records before they see private ones, got a failure on random "
                 f"features with labels 0 and 1 ({told}). {remedy}."
             )
         else:
@@ -1249,7 +1249,7 @@ def _forgets_nothing() -> CoupledRecords:
 def _too_many(failure: Exception, count: int) -> UnsupportedModule:
     return UnsupportedModule(
         "model and loss must run on every number of records that training gives them at once, got a failure on "
-        f"{count} made-up records ({type(failure).__name__}: {failure}). Set microbatch_size to what fits."
+        f"{count} synthetic records ({type(failure).__name__}: {failure}). Set microbatch_size to what fits."
     )
 
 

@@ -1,4 +1,4 @@
-"""Made-up records in the structure of a batch: its shapes and types, never its values."""
+"""Synthetic records in the structure of a batch: its shapes and types, never its values."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ INTEGER_PATTERNS = ("mixed", "ones", "zeros")
 """Values for integers and booleans: positions in a table, labels, masks and lengths are often valid as 0 and 1."""
 
 EXAMPLES = 5
-"""So many public records at least stand for made-up ones."""
+"""So many public records at least stand for synthetic ones."""
 
 _SEED = 20160701
 # In every `_PERIOD` records of a diverse batch, these have their features multiplied so. One record 50 times as far out
@@ -66,7 +66,7 @@ class AdversarialValue:
 
 
 class SyntheticRecords:
-    """`count` made-up records, and a stand-in for each of them.
+    """`count` synthetic records, and a stand-in for each of them.
 
     Floats are uniform in (0, 1), which is valid for features and for probabilities. Integers follow `pattern`: with
     "mixed" each stand-in has the other values of 0 and 1 than its record, so that labels, masks and the number of
@@ -174,7 +174,7 @@ def _values(shape: tuple[int, ...], like: Tensor, pattern: str, generator: torch
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Made-up items in the structure of one item of a data set: what `collate_fn` is tried on.
+# Synthetic items in the structure of one item of a data set: what `collate_fn` is tried on.
 #
 # Only shapes, types and keys of the example are used, never its values.
 # ----------------------------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def make_synthetic_items(example: object, count: int) -> SyntheticItems:
     Raises:
         CoupledRecords: the example holds something that can't be made up.
     """
-    chance = random.Random(_SEED)  # noqa: S311 (made-up values, no secret)
+    chance = random.Random(_SEED)  # noqa: S311 (synthetic values, no secret)
     items = [_item(example, _Filling(chance=chance)) for _ in range(count)]
     sizes: set[int] = set()
 
@@ -253,7 +253,7 @@ def make_synthetic_items(example: object, count: int) -> SyntheticItems:
 
 def substitute_items(example: object, count: int) -> list[object]:
     """`count` items that ordinary loops run on: floats in (0, 1); labels, masks, lengths and positions all 1."""
-    chance = random.Random(_SEED)  # noqa: S311 (made-up values, no secret)
+    chance = random.Random(_SEED)  # noqa: S311 (synthetic values, no secret)
     return [_item(example, _Filling(chance=chance, strange=(None, 1))) for _ in range(count)]
 
 
@@ -288,7 +288,7 @@ def _leaf(example: object, filling: _Filling) -> object:
     if made is None and example is not None:
         raise CoupledRecords(
             f"items of the data set must be made of tensors, arrays, numbers and texts for collate_fn to be tried on "
-            f"made-up ones, got {type(example).__name__}. Pass public_records=, five public or invented items."
+            f"synthetic ones, got {type(example).__name__}. Pass public_records=, five public or invented items."
         )
     return made
 
