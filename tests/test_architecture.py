@@ -85,7 +85,7 @@ def test_light_imports_leave_torch_alone(statement):
 
 
 def test_no_module_draws_randomness_elsewhere():
-    # Noise and sampling come from sordino.randomness alone; synthetic records (probe, rule check) from fixed generators.
+    # Noise and sampling come from sordino.randomness alone, synthetic records from fixed generators.
     forbidden = re.compile(
         r"torch\.(randn|rand|normal|bernoulli|randperm|poisson)\b|np\.random|numpy\.random|\brandom\.(random|gauss)"
     )

@@ -2,7 +2,8 @@
 
 The same capture runs once on synthetic records while every operation is recorded; hooks, rules and refusals are gone
 from the result. The first graph ends with what the rules keep: inputs and output gradients. The second reads norms and
-sums from these very tensors: a compiler may compute a value twice, differently rounded, within a graph, but not across two.
+sums from these very tensors: a compiler may compute a value twice, differently rounded, within a graph, but not
+across two.
 """
 
 from collections.abc import Callable, Sequence
