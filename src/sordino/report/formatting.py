@@ -271,8 +271,8 @@ def accounting_rows(report: Report) -> Rows:
 
 
 def user_rows(report: Report) -> Rows:
-    """ε for users with several examples."""
-    return [(f"{level.size} examples each", f"ε = {format_epsilon(level.epsilon)}") for level in report.user_level]
+    """ε for users with several records."""
+    return [(f"{level.size} records each", f"ε = {format_epsilon(level.epsilon)}") for level in report.user_level]
 
 
 def mechanism_rows(report: Report) -> Rows:

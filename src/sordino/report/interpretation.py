@@ -278,7 +278,7 @@ def _is_sampled(event: Event) -> bool:
 def user_level(
     event: Event, delta: float, *, neighboring_relation: NeighboringRelation, privacy_unit: PrivacyUnit
 ) -> tuple[UserLevel, ...]:
-    """ε for users who own several examples each; empty when the unit is no example, or no rule is known."""
+    """ε for users who own several records each; empty when the unit is no record, or no rule is known."""
     if privacy_unit is not PrivacyUnit.RECORD:
         return ()
     found = []
@@ -542,7 +542,7 @@ def is_exact(arithmetic: str | None) -> bool | None:
 def _surroundings(evidence: Evidence) -> Iterator[PrivacyHazard]:
     silent = [touch.title.lower() for touch in evidence.touches if touch.text is None]
     yield _of(
-        "Whatever else touched the records is told",
+        "Other access to the records is stated",
         None if silent else True,
         "critical",
         "All of it is stated in this report. A statement is not checked.",

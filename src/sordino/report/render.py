@@ -335,7 +335,7 @@ def _sections(report: Report) -> Iterator[str]:
     yield from _attack(report)
     yield from _table("How ε was found", formatting.accounting_rows(report))
     if report.user_level:
-        yield from _table("If a user owns several examples", formatting.user_rows(report))
+        yield from _table("If a user owns several records", formatting.user_rows(report))
     yield from _table("The mechanism", formatting.mechanism_rows(report))
     yield from _table("Randomness and processes", formatting.process_rows(report))
     yield "## What can go wrong, and whether it did\n"
