@@ -272,7 +272,7 @@ class ConvexFit:
     def _descent(self) -> DPGradientDescent:
         if self.settings is None:
             raise MissingDeclaration(
-                f"population must be declared for method={self.method!r}, got None. Give the public number of records, "
+                f"dataset_size must be declared for method={self.method!r}, got None. Give the public number of records, "
                 "or a public guess of it."
             )
         return DPGradientDescent(
