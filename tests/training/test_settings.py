@@ -6,8 +6,10 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from sordino.errors import NonPrivateStep
+from sordino.errors import CoupledRecords, NonPrivateStep
 from sordino.training.engine import PrivacyEngine
+from sordino.training.loop_hooks import OptimizerSettingsWatch
+from sordino.training.loss_tracing.batch_state import CrossBatchState
 
 
 def private(microbatch_size=4, records=12):
@@ -72,3 +74,24 @@ def test_without_parts_a_scheduler_may_step_with_every_batch():
     for _ in range(3):
         train(model, optimizer, loader, scheduler.step)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
+
+
+def follow(sizes, rates):
+    """Batches of these sizes, each followed by a learning rate, as the engine's hooks show them to the watch."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    watch = OptimizerSettingsWatch(optimizer, CrossBatchState())
+    for size, rate in zip(sizes, rates, strict=True):
+        watch.check_unchanged(begins=True, rows=size)
+        optimizer.param_groups[0]["lr"] = rate
+
+
+@pytest.mark.parametrize("sizes", [[7, 6, 5, 9, 8], [70, 60, 90, 80, 75], [2000, 1900, 2050, 2010]])
+def test_a_schedule_that_agrees_with_a_few_batch_sizes_by_accident_goes_on(sizes):
+    linear = [0.01 * (sizes[0] - (sizes[0] - sizes[1]) * place) for place in range(len(sizes))]
+    follow(sizes, linear)
+
+
+@pytest.mark.parametrize("sizes", [[7, 9, 6, 8, 5, 9, 10], [70, 81, 64, 75, 60], [2000, 1900, 2050, 2010]])
+def test_a_rate_that_follows_the_batch_sizes_is_refused(sizes):
+    with pytest.raises(CoupledRecords, match="settings"):
+        follow(sizes, [0.01 * size for size in sizes])

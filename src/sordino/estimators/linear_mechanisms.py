@@ -272,8 +272,8 @@ class ConvexFit:
     def _descent(self) -> DPGradientDescent:
         if self.settings is None:
             raise MissingDeclaration(
-                f"dataset_size must be declared for method={self.method!r}, got None. Give the public number of records, "
-                "or a public guess of it."
+                f"dataset_size must be declared for method={self.method!r}, got None. Give the public number of "
+                "records, or a public guess of it."
             )
         return DPGradientDescent(
             loss=self.loss,

@@ -131,8 +131,8 @@ class OptimizerSettingsWatch:
         self._state: _Known = []
         self._memory: list[object] | None = None
         self._numbers: list[float] = []
-        # Records of the last batch and the one before; how often settings changed as they did.
-        self._rows, self._in_step = (0, 0), 0
+        # Records of the last two batches; −log of the chance that settings changed as they did by accident.
+        self._rows, self._evidence = (0, 0), 0.0
 
     def watch(self, module: nn.Module | None) -> None:
         """Watch the parameters and buffers of `module` from the next batch on; of None, none."""
@@ -216,7 +216,11 @@ class OptimizerSettingsWatch:
                 raise _private("parameters and buffers")
 
     def _refuse_counts(self, settings: _Known, rows: int) -> None:
-        """A setting that changes twice as the number of records did was made from it (``len(batch)``)."""
+        """A setting that changes again and again as the number of records did was made from it (``len(batch)``).
+
+        A Poisson batch of b records has about √(2πb) likely sizes, so a public schedule agrees with one in so many
+        batches: the batches that agree in a row are counted with these odds, and refused at 1 : 1000.
+        """
         numbers = [float(value) for value in settings if isinstance(value, int | float)]
         old, (older, last) = self._numbers, self._rows
         self._numbers, self._rows = numbers, (last, rows)
@@ -227,9 +231,12 @@ class OptimizerSettingsWatch:
             one != two and (_is_close(one * last, two * older) or _is_close(one * older, two * last))
             for one, two in zip(old, numbers, strict=True)
         )
-        self._in_step = self._in_step + 1 if follows else 0
-        if self._in_step > 1:
+        self._evidence = self._evidence + math.log(2 * math.pi * max(older, last)) / 2 if follows else 0.0
+        if self._evidence > _ACCIDENT:
             raise _private("the optimizer's settings")
+
+
+_ACCIDENT = math.log(1000)
 
 
 def _is_close(one: float, other: float) -> bool:
