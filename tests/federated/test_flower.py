@@ -87,8 +87,8 @@ def line():
     return model
 
 
-def started(answer, nodes=(11, 22, 33, 44), population=4, **changes):
-    strategy = PrivateStrategy(line(), plan(**changes), num_clients=population)
+def started(answer, nodes=(11, 22, 33, 44), num_clients=4, **changes):
+    strategy = PrivateStrategy(line(), plan(**changes), num_clients=num_clients)
     grid = Grid(nodes, answer)
     result = strategy.start(grid)
     return strategy, grid, result
