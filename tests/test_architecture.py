@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
 import subprocess
@@ -115,3 +116,28 @@ def test_no_path_of_a_machine_and_no_unfinished_mark_is_in_the_tree():
         if forbidden.search(text):
             found.append(path.name)
     assert not found
+
+
+def documented(text):
+    """Names under `Args:` of a docstring."""
+    section = re.search(r"^Args:\n((?:    .*\n|\n)*)", f"{inspect.cleandoc(text)}\n", re.MULTILINE)
+    names = re.findall(r"^    \*{0,2}(\w[\w, *]*):", section[1], re.MULTILINE) if section else []
+    return {name.strip(" *") for line in names for name in re.split(", | and ", line)}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings_name_the_parameters_that_exist(name):
+    module = imported(name)
+    own = [item for item in vars(module).values() if getattr(item, "__module__", None) == name]
+    own += [method for item in own if isinstance(item, type) for method in vars(item).values()]
+    for item in own:
+        if (inspect.isfunction(item) or isinstance(item, type)) and (names := documented(item.__doc__ or "")):
+            taken = set(inspect.signature(item).parameters) | set(getattr(item, "__annotations__", ()))
+            assert names <= taken, (item.__qualname__, names - taken)
+
+
+def test_advice_names_methods_that_engines_have():
+    pages = [*FILES, *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    for path in pages:
+        for name in re.findall(r"\bengine\.([a-z_]+)\(", path.read_text()):
+            assert hasattr(sordino.PrivacyEngine, name), (path.name, name)

@@ -183,7 +183,7 @@ class SampledWithoutReplacement(Event, kind="fixed_size_sampled"):
         checks.integer(0, sample_size=self.sample_size)
         if self.sample_size > self.dataset_size:
             raise InvalidArgument(
-                f"sample_size must be ≤ population ({self.dataset_size}), got {self.sample_size}. Draw fewer records."
+                f"sample_size must be ≤ dataset_size ({self.dataset_size}), got {self.sample_size}. Draw fewer records."
             )
 
 

@@ -42,7 +42,7 @@ class Microbatch:
 
     Args:
         step: number of the logical batch, from 0, never used twice in a run.
-        chunk: position inside the logical batch, from 0.
+        index: position inside the logical batch, from 0.
         is_last: whether the step is complete after this chunk.
         indices: int64 positions of the records, possibly none.
     """

@@ -383,3 +383,11 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_the_unit_of_a_run_cannot_be_chosen_afterwards(tmp_path):
+    RunFolder.create(tmp_path / "run", plan=PLAN).close()
+    result = call("account", str(tmp_path / "run"), "--privacy-unit", "record")
+    assert result.exit_code == 2
+    assert "--privacy-unit must be user, as the run was planned" in result.stderr
+    assert document("account", *EXAMPLE, "--privacy-unit", "client")["privacy_unit"] == "client"

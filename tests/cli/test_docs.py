@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from sordino.cli import app
@@ -65,3 +66,21 @@ def test_the_error_document_is_as_described():
     body = json.loads(CliRunner().invoke(app, ["data", "show", "nothing", "--json"]).stdout)
     assert set(body) == {"error"}
     assert set(body["error"]) == {"kind", "message"}
+
+
+def options_by_command(command, name=""):
+    given = {name: {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"--help"}}
+    for inner, one in getattr(command, "commands", {}).items():
+        given |= options_by_command(one, f"{name} {inner}".strip())
+    return given
+
+
+def test_commands_on_pages_and_in_messages_have_the_options_they_name():
+    given = options_by_command(get_command(app))
+    for path in (*DOCS.rglob("*.md"), ROOT / "README.md", *(ROOT / "src").rglob("*.py")):
+        for call in re.findall(r"\bsordino ([a-z][^|`\n]*)", path.read_text().replace("\\\n", " ")):
+            words = call.split()
+            command = " ".join(words[:2]) if " ".join(words[:2]) in given else words[0]
+            if command in given:
+                named = {word for word in re.findall(r"(?<![-\w])--[a-z][a-z-]+", call)}
+                assert named <= given[command], (path.name, call)

@@ -153,7 +153,7 @@ def test_sampling_is_by_batch_size_or_by_rate():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batch_size": 401}, "batch_size must be ≤ population"),
+        ({"batch_size": 401}, "batch_size must be ≤ dataset_size"),
         ({"batch_size": 4, "sample_rate": 0.1}, "batch_size must be None with sample_rate"),
         ({"epochs": 0.0}, "epochs must be"),
         ({"learning_rate": -1.0}, "learning_rate must be"),

@@ -913,8 +913,8 @@ def batch_memory_manager(PrivacyEngine, changed=False):
 
 @changes(
     "DCGAN: the private critic also sees invented images; the generator learns through it",
-    "engine.public",
-    "`critic(engine.public(fake.detach()))`; around the generator's step `critic.eval().requires_grad_(False)` "
+    "engine.mark_public",
+    "`critic(engine.mark_public(fake.detach()))`; around the generator's step `critic.eval().requires_grad_(False)` "
     "and `critic.train().requires_grad_(True)`",
 )
 def dcgan(PrivacyEngine, changed=False):
@@ -932,7 +932,7 @@ def dcgan(PrivacyEngine, changed=False):
         loss_real = criterion(output, torch.full((n,), 1.0))
         d_x = output.mean().item()
         fake = generator(torch.randn(n, 4, 1, 1))
-        given = engine.public(fake.detach()) if changed else fake.detach()
+        given = engine.mark_public(fake.detach()) if changed else fake.detach()
         output = critic(given).squeeze(1)
         loss_d = loss_real + criterion(output, torch.full((n,), 0.0))
         loss_d.backward()
@@ -1189,7 +1189,7 @@ def wgan_gp(PrivacyEngine, changed=False):
     for real, _ in loader:
         optimizer.zero_grad()
         fake = generator(torch.randn(real.size(0), 2)).detach()
-        fake = engine.public(fake)
+        fake = engine.mark_public(fake)
         loss = critic(fake).mean() - critic(real).mean()
         if not changed:
             alpha = torch.rand(real.size(0), 1)

@@ -155,7 +155,7 @@ def account(
     neighboring_relation: Annotated[
         NeighboringRelation | None, typer.Option(help="Which data sets count as neighbors.")
     ] = None,
-    unit: Annotated[PrivacyUnit | None, typer.Option(help="Whose contribution is protected.")] = None,
+    unit: Annotated[PrivacyUnit | None, typer.Option("--privacy-unit", help="Whose contribution is protected.")] = None,
     everyone: Annotated[bool, typer.Option("--all", help="Ask the slow accountants too.")] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png|svg", help="Draw ε over steps and the trade-off curve.")

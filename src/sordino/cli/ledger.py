@@ -54,7 +54,9 @@ def declare(
     neighboring_relation: Annotated[
         NeighboringRelation, typer.Option(help="Which data sets count as neighbors.")
     ] = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    unit: Annotated[PrivacyUnit, typer.Option(help="Whose contribution is protected.")] = PrivacyUnit.RECORD,
+    unit: Annotated[
+        PrivacyUnit, typer.Option("--privacy-unit", help="Whose contribution is protected.")
+    ] = PrivacyUnit.RECORD,
     policy: Annotated[
         str, typer.Option(help="renyi or zcdp: choose as you go. pld: all reserved before the first charge_command.")
     ] = "renyi",
@@ -104,7 +106,7 @@ def charge_command(
     name: NameArgument,
     event: Annotated[str, typer.Option(help="An event as JSON, or a file that holds one.")],
     neighboring_relation: Annotated[NeighboringRelation | None, typer.Option(help="For which the event holds.")] = None,
-    unit: Annotated[PrivacyUnit | None, typer.Option(help="For which the event holds.")] = None,
+    unit: Annotated[PrivacyUnit | None, typer.Option("--privacy-unit", help="For which the event holds.")] = None,
     note: Annotated[str, typer.Option(help="What for. No values of records: it is kept for ever.")] = "",
     run: Annotated[str, typer.Option(help="Name of the run.")] = "",
     reservation: Annotated[str | None, typer.Option(help="Draw from this reservation.")] = None,

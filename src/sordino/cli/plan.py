@@ -328,7 +328,9 @@ def plan(
     neighboring_relation: Annotated[
         NeighboringRelation, typer.Option(help="Which data sets count as neighbors.")
     ] = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    unit: Annotated[PrivacyUnit, typer.Option(help="Whose contribution is protected.")] = PrivacyUnit.RECORD,
+    unit: Annotated[
+        PrivacyUnit, typer.Option("--privacy-unit", help="Whose contribution is protected.")
+    ] = PrivacyUnit.RECORD,
     recommend: Annotated[
         bool, typer.Option("--recommend", help="All settings by published rules, from --dataset-size and --parameters.")
     ] = False,

@@ -224,8 +224,8 @@ class LogisticRegression(_LinearClassifier):
         inference: for ``objective`` and two classes: whether `confidence_intervals` will be asked for; a fifth of the
             budget then goes to a noisy Hessian.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one`` (not for ``objective``).
-        population: for the two descents: the public number of records, or a public guess.
-        batch_size: for ``dp-sgd``: the expected size of a batch; None takes 4096 or `population`.
+        dataset_size: for the two descents: the public number of records, or a public guess.
+        batch_size: for ``dp-sgd``: the expected size of a batch; None takes 4096 or `dataset_size`.
         steps: for the two descents.
         max_grad_norm: clipping norm for the two descents, for records scaled to norm 1.
         learning_rate: for the two descents; None derives it from the plan.

@@ -75,7 +75,7 @@ class DescentSettings:
             checks.positive(learning_rate=self.learning_rate)
         if self.batch_size is not None and checks.integer(1, batch_size=self.batch_size) > self.dataset_size:
             raise InvalidArgument(
-                f"batch_size must be ≤ population ({self.dataset_size}), got {self.batch_size}. Use smaller batches."
+                f"batch_size must be ≤ dataset_size ({self.dataset_size}), got {self.batch_size}. Use smaller batches."
             )
 
 

@@ -230,7 +230,7 @@ class LinearRegression(_LeastSquares):
         inference: for ``sufficient-statistics``: whether `confidence_intervals` will be asked for; a tenth of the
             budget then goes to the residual variance.
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one`` (not for ``objective``).
-        population: for ``dp-gd``: the public number of records, or a public guess.
+        dataset_size: for ``dp-gd``: the public number of records, or a public guess.
         steps: for ``dp-gd``.
         max_grad_norm: clipping norm for ``dp-gd``, for records scaled to norm 1 and targets to [−1, 1].
         learning_rate: for ``dp-gd``; None derives it from the plan.

@@ -129,7 +129,7 @@ class NeuralEstimator(PrivateEstimator):
             return min(_BATCH, dataset_size) / dataset_size
         if checks.integer(1, batch_size=self.batch_size) > dataset_size:
             raise InvalidArgument(
-                f"batch_size must be ≤ population ({dataset_size}), got {self.batch_size}. Use smaller batches."
+                f"batch_size must be ≤ dataset_size ({dataset_size}), got {self.batch_size}. Use smaller batches."
             )
         return self.batch_size / dataset_size
 

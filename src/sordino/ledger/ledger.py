@@ -165,7 +165,7 @@ class Ledger:
     budget. A charge is on the disk before `charge` returns; a process that dies before leaves nothing behind.
 
     Args:
-        place: a file on a local disk (SQLite), or a URL ``postgresql://user@host/database``. The file is made by the
+        url: a file on a local disk (SQLite), or a URL ``postgresql://user@host/database``. The file is made by the
             first `declare`.
 
     Raises:

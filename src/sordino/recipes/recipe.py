@@ -22,7 +22,7 @@ How to add one: a file in this room with a function and a `Recipe`, and a line i
                      progress=payment.progress)     # pays step by step
         return FittedModule(module=result.model, inputs=...)
 
-    SCATTER = Recipe(name="scatter", words="…", prepare=_prepare, …)
+    SCATTER = Recipe(name="scatter", description="…", prepare=_prepare, …)
 
 `RecipeTask` and `Prepared` are in `task.py`, `Stage` and `StageCharger` in `payment.py`, `training_stage` and the
 models in
@@ -200,7 +200,7 @@ class StageCharger:
         planned: all charges in order.
         rng: the one key of the run; pass it to every stage.
         progress: whether stages may show steps and time.
-        run: gets a line for every charge.
+        run_folder: gets a line for every charge.
         receipt: the ledger's name of the charge that paid for everything.
         epsilon: of everything; it stands in the last line.
     """

@@ -147,7 +147,7 @@ class Curves(ReportModel):
     Args:
         spent: ε over the steps.
         profile: pairs (ε, δ): upper bounds on δ at each ε.
-        trade_off_curve: pairs (false positive rate, least false negative rate) of any test.
+        trade_off: pairs (false positive rate, least false negative rate) of any test.
         gaussian_mu: μ of the smallest Gaussian trade-off curve that covers the run's at the ε tried, or None.
         gaussian_regret: how much that curve overstates an attacker's true positive rate at most, where tried.
     """
@@ -381,7 +381,7 @@ class NoisyLosses(ReportModel):
     """The loss curve that the plan bought.
 
     Args:
-        bound: what each record's loss was cut to.
+        max_loss: what each record's loss was cut to.
         budget_fraction: of each step's budget.
         released: values released, one a step.
         points: at most 60 of them; more are means of neighbors.

@@ -122,7 +122,7 @@ class ReleasedLosses:
     """What a run folder holds of a loss curve.
 
     Args:
-        bound: what each record's loss was cut to, from 0.
+        max_loss: what each record's loss was cut to, from 0.
         budget_fraction: of the step's budget that went to the losses, in (0, 1).
         points: in the order of steps.
     """

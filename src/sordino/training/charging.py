@@ -166,11 +166,11 @@ class BlockCharger:
     crash the ledger holds at least what was spent.
 
     Args:
-        purse: what pays; None pays nothing.
+        account: what is charged; None charges nothing.
         event_at: what a step will do, by its number.
         note: what for.
         neighboring_relation: for which the events hold.
-        unit: for which the events hold.
+        privacy_unit: for which the events hold.
         run: name of the run.
         receipt: the ledger's name of a charge that holds every step, when `purse` is None.
 

@@ -147,7 +147,7 @@ class FitResult:
         interrupted: whether Ctrl-C ended the run early; the model is then that of the last finished step.
         seconds: wall-clock time of the run.
         budget_exhausted: whether a budget that adapts refused a step and so ended the run.
-        loss_release: the noisy mean loss of every finished step, when the plan buys it; otherwise None.
+        released_losses: the noisy mean loss of every finished step, when the plan buys it; otherwise None.
         gradients: "captured" or "one-by-one", as they were taken; see `PerformanceOptions`.
     """
 

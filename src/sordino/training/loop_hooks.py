@@ -364,7 +364,7 @@ class LoopHooks:
         rng: source of the noise, and of the random numbers of forward and backward passes.
         mean_over_records: whether the user's loss is a mean over the records of a chunk, otherwise a sum.
         adaptive: chooses each step's values under a budget.
-        per_unit_loss: whether chunks are `UnitMicrobatch`s.
+        by_unit: whether chunks are `UnitMicrobatch`s.
         performance: how gradients and sums are taken.
         ranks: processes that each hold a part of the batch, and maybe of the parameters.
 
@@ -615,7 +615,7 @@ class LoopHooks:
         if chunk is None:
             return (
                 "without a batch, or after the step on it. Take the next batch first. Public records take part in the "
-                "loss of a private batch, as many as it has: module(engine.public(records))."
+                "loss of a private batch, as many as it has: module(engine.mark_public(records))."
             )
         here = (chunk.step, chunk.index)
         given = list(tensors_in((call.args, call.kwargs)))
@@ -630,7 +630,7 @@ class LoopHooks:
             return (
                 "on tensors from elsewhere: records that the loader did not draw are not accounted for. Call the "
                 "module on the loader's batch or on what torch functions made of it, move preprocessing to the dataset "
-                "or collate_fn, and mark public or synthetic inputs with engine.public(tensor)."
+                "or collate_fn, and mark public or synthetic inputs with engine.mark_public(tensor)."
             )
         return None
 

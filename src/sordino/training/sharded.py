@@ -50,7 +50,7 @@ class _Rows:
     Args:
         shape: of the whole; a single number counts as one row.
         ranks: number of processes.
-        number: of this process.
+        rank: of this process.
     """
 
     shape: tuple[int, ...]
@@ -96,8 +96,8 @@ class ShardedModel:
 
     Args:
         model: with parameters that `fully_shard` took; checked by `find_sharded_model`.
-        count: number of processes.
-        number: of this one.
+        world_size: number of processes.
+        rank: of this one.
         device: where tensors must lie to be exchanged.
     """
 

@@ -110,10 +110,10 @@ class PrivateStep:
         plan: clipping, noise and divisor.
         rng: source of the noise.
         after_step: number of the last step that is over already; later ones must be larger.
-        at: the values of a step where they are chosen on the way; the plan's by default.
-        per_unit_loss: whether rows are records of units, which are put together before they are clipped.
+        step_plan_fn: the values of a step where they are chosen on the way; the plan's by default.
+        by_unit: whether rows are records of units, which are put together before they are clipped.
         norm: releases the norm of every sum besides, or None.
-        memory: how sums are taken, see `PerformanceOptions`.
+        clipping_mode: how sums are taken, see `PerformanceOptions`.
     """
 
     def __init__(

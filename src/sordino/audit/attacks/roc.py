@@ -238,7 +238,6 @@ class MembershipBound:
         curve: (FPR, largest TPR), rising.
         advantage: largest TPR − FPR.
         auc: largest area under a ROC curve.
-        accuracy: largest share of right guesses when half of the records are members.
         source: what it was computed from.
     """
 
