@@ -388,8 +388,8 @@ class PrivacyEngine:
         clipping_mode: how clipped sums are taken, as in `PerformanceOptions`: "fast", "low_memory", "groupwise" or
             "two_pass". With one of the last two ``loss.backward()`` runs once in a batch.
         gradients: "one-by-one" runs plain autograd on one record at a time, as in `PerformanceOptions`: for every model
-            that runs on one record. The loader then splits batches into single records. "auto" and "captured" are the same
-            here: how a batch is split is settled before its loss is seen.
+            that runs on one record. The loader then splits batches into single records. "auto" and "captured" are the
+            same here: how a batch is split is settled before its loss is seen.
         secure_mode: True makes sums and noise whole numbers, against attacks on the low bits of floats. Noise and
             sampling come from a cryptographic generator either way. It costs a gradient of the model per record.
 
