@@ -96,7 +96,7 @@ def load_run_dataset(
 
     said = folder.meta.get("data")
     name = data or (str(said.get("name", "")) if isinstance(said, dict) else "")
-    dataset = load_dataset(name, schema=schema, test=test)
+    dataset = load_dataset(name, schema=schema, test=test, test_is_public=public)
     if dataset.test is None or not len(dataset.test):
         raise InvalidArgument(
             "test must be a file of records that were not trained on, got none. Give --test: without them nobody can "

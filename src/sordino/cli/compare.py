@@ -52,6 +52,7 @@ def compare(
     checks.integer(1, repeats=repeats)
     if delta is not None:
         checks.probability(zero=False, one=False, delta=delta)
+    from sordino.cli.table_options import print_labels
     from sordino.cli.training_job import default_delta
     from sordino.data import load_dataset
 
@@ -60,6 +61,7 @@ def compare(
     dataset = load_dataset(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
     if data_is_public:
         dataset = replace(dataset, public=True)
+    print_labels(dataset, out)
     picture = checked_path(Path(f"compare-{dataset.name}.png") if plot is None else plot)
     if account is not None and dataset.public:
         raise InvalidArgument("ledger must be left out for public records, got one: nobody pays. Drop --ledger.")

@@ -252,22 +252,22 @@ def _arrays(attributes: Mapping[str, object]) -> Iterator[tuple[str, np.ndarray]
 
 def estimator_metrics(job: EstimatorJob, rows: "TabularTask", fitted: "FittedTable") -> dict[str, Metric]:
     """What may be shown: the private model on public test records; models without privacy only when all is public."""
-    from sordino.recipes.tabular import non_private_scores
+    from sordino.recipes.tabular import non_private_scores, trivial_score
 
     if rows.test is None or not len(rows.test[0]) or not job.test_is_public:
         return {}
     kind = f"test_{rows.metric}"
     found = {kind: Metric(value=fitted.score(*rows.test), public=True, what="private model, public test records")}
+    floor = "majority_accuracy" if rows.metric == "accuracy" else "trivial_rmse"
+    found[floor] = Metric(
+        value=trivial_score(rows), public=True, what="the commonest label, or the mean, of test targets"
+    )
     if not job.dataset.public:
         return found
     others = non_private_scores(rows)
     twin = "trees" if job.method == "boosting" else "linear"
     found[f"twin_{kind}"] = Metric(
         value=others[twin], public=True, what=f"scikit-learn's {twin} model without privacy, public data"
-    )
-    floor = "majority_accuracy" if rows.metric == "accuracy" else "trivial_rmse"
-    found[floor] = Metric(
-        value=others["nothing"], public=True, what="the commonest label, or the mean, of test targets"
     )
     return found
 

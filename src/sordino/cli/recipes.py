@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino.cli.console import JsonOption, Output, heading, key_value_table
+from sordino.cli.table_options import print_labels
 from sordino.cli.training_job import Outcome, default_delta, render_outcome, run_folder, subgroups_of
 from sordino.errors import InvalidArgument
 from sordino.runs import Metric, RunFolder
@@ -113,6 +114,7 @@ def train_by_recipe(asked: RecipeOptions, ledger: "Account | None", out: Output)
     pipeline = get_recipe(asked.recipe)
     rng = KeyedRNG(seed=asked.seed, reproducible=asked.reproducible)
     dataset = asked.dataset()
+    print_labels(dataset, out)
     delta = default_delta(len(dataset.train)) if asked.delta is None else asked.delta
     prepared, stated = pipeline.plan(
         dataset, epsilon=asked.epsilon, delta=delta, setting=asked.setting, device=asked.device

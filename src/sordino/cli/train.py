@@ -150,6 +150,7 @@ def train(
         return
     goal = _goal(epsilon, delta, resume, by_hand)
     from sordino.cli.estimator_job import EstimatorJob, check_no_overrides, is_method, run_and_print
+    from sordino.cli.table_options import print_labels
     from sordino.cli.training_job import TrainingJob, run_folder
     from sordino.data import load_dataset
     from sordino.randomness import KeyedRNG
@@ -162,6 +163,7 @@ def train(
     label = None if is_method(model) and public_schema_from is None else target
     dataset = load_dataset(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
     dataset = replace(dataset, public=dataset.public or data_is_public)
+    print_labels(dataset, out)
     test_is_public, folder = dataset.public or test is not None, resume or run_folder(dataset.name, out_folder)
     if is_method(model):
         asked = {"method": model, "target": target, "epsilon": goal, "delta": delta, "seed": seed}

@@ -58,6 +58,7 @@ def tune_command(
     if delta is not None:
         checks.probability(zero=False, one=False, delta=delta)
     from sordino.cli.estimator_job import TuningJob, is_method, run_tuning_job
+    from sordino.cli.table_options import print_labels
     from sordino.cli.training_job import render_outcome, run_folder
     from sordino.data import load_dataset
     from sordino.randomness import KeyedRNG
@@ -68,6 +69,7 @@ def tune_command(
     label = target if public_schema_from is not None else None
     dataset = load_dataset(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
     dataset = replace(dataset, public=dataset.public or data_is_public)
+    print_labels(dataset, out)
     test_is_public = dataset.public or test is not None
     if score == "public" and (dataset.test is None or not test_is_public):
         raise MissingDeclaration("test must be declared for a public score: a PUBLIC file to measure on. Give --test.")

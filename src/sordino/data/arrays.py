@@ -29,6 +29,7 @@ __all__ = [
     "read_arrays",
     "read_idx",
     "to_images",
+    "unlisted_array_labels",
 ]
 
 
@@ -98,6 +99,12 @@ def read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
             f"got {features.dtype} and {labels.dtype}. Convert them; NaN stands for a missing number or label."
         )
     return features, labels
+
+
+def unlisted_array_labels(path: Path, schema: ArraySchema) -> int:
+    """The number of **public** records whose label is neither missing (NaN) nor the index of a listed label."""
+    _, labels = read_arrays(path)
+    return int((~np.isin(labels, np.arange(len(schema.labels))) & (labels == labels)).sum())
 
 
 def array_records(path: Path, schema: ArraySchema) -> Records:

@@ -13,7 +13,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from sordino.data.arrays import array_records, array_schema_from_sample, is_array
+from sordino.data.arrays import array_records, array_schema_from_sample, is_array, unlisted_array_labels
 from sordino.data.catalog import CATALOG, Found, NamedDataset, cache_folder, download_dataset, find, get_named_dataset
 from sordino.data.readers import (
     ADULT_SCHEMA,
@@ -25,7 +25,14 @@ from sordino.data.readers import (
     read_mnist,
 )
 from sordino.data.schema import ArraySchema, DatasetSplits, NumericColumn, Records, Schema, read_schema
-from sordino.data.tables import encode_table, is_table, iterate_columns, read_header, schema_from_sample
+from sordino.data.tables import (
+    encode_table,
+    is_table,
+    iterate_columns,
+    read_header,
+    schema_from_sample,
+    unlisted_labels,
+)
 from sordino.errors import DataUnavailable, InvalidArgument, MissingDeclaration
 
 __all__ = [
@@ -188,6 +195,7 @@ def load_dataset(
     schema: Schema | ArraySchema | str | Path | None = None,
     public_schema_from: str | Path | None = None,
     test: str | Path | None = None,
+    test_is_public: bool = True,
     keep_texts: bool = False,
 ) -> DatasetSplits:
     """Load a named public data set, or a file of the user's own.
@@ -203,6 +211,8 @@ def load_dataset(
         public_schema_from: A public sample of the same form, from which the schema is derived and so marked.
         test: A second file of the same form, to measure on. Without it a user's file has no test split. Neither may be
             the private file, a link to it, a copy, a compressed or converted copy, or hold the same records.
+        test_is_public: Whether that file's records are public. If so, labels outside the label set are refused with the
+            number of their rows; otherwise such rows are left out without a word, as in the private file.
         keep_texts: Keep the raw texts of a text data set beside its features.
 
     Raises:
@@ -234,11 +244,20 @@ def load_dataset(
     for name, public in (("public_schema_from", sample), ("test", test_path)):
         if public is not None:
             require_other_file(name, public, private=path)
-    return (_array_set if is_array(path) else _table_set)(path, test_path, declared, sample, target)
+    test_file = _TestFile(path=test_path, public=test_is_public)
+    return (_array_set if is_array(path) else _table_set)(path, test_file, declared, sample, target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TestFile:
+    """The file to measure on, if there is one, and whether its records are public."""
+
+    path: Path | None
+    public: bool
 
 
 def _table_set(
-    path: Path, test: Path | None, declared: Schema | ArraySchema | None, sample: Path | None, target: str | None
+    path: Path, test: _TestFile, declared: Schema | ArraySchema | None, sample: Path | None, target: str | None
 ) -> DatasetSplits:
     if isinstance(declared, ArraySchema):
         raise InvalidArgument("schema must describe the columns of a table, got an array schema. Declare the columns.")
@@ -261,11 +280,14 @@ def _table_set(
             labels=np.concatenate([part.labels for part in parts]),
         )
 
-    return _user_set(path, declared.labels, declared, records, sample=sample, test=test)
+    def count_unlisted(file: Path) -> int:
+        return sum(unlisted_labels(columns, declared) for columns in iterate_columns(file, [declared.target]))
+
+    return _user_set(path, declared.labels, declared, records, count_unlisted, sample=sample, test=test)
 
 
 def _array_set(
-    path: Path, test: Path | None, declared: Schema | ArraySchema | None, sample: Path | None, target: str | None
+    path: Path, test: _TestFile, declared: Schema | ArraySchema | None, sample: Path | None, target: str | None
 ) -> DatasetSplits:
     if isinstance(declared, Schema):
         raise InvalidArgument(
@@ -278,7 +300,15 @@ def _array_set(
             f"the range of the numbers and the labels of {path.name!r} must be declared. Give a schema file like "
             '{"array": {"low": 0, "high": 255}, "labels": ["cat", "dog"]}, or public_schema_from = a public sample.'
         )
-    return _user_set(path, declared.labels, None, lambda file: array_records(file, declared), sample=sample, test=test)
+    return _user_set(
+        path,
+        declared.labels,
+        None,
+        lambda file: array_records(file, declared),
+        lambda file: unlisted_array_labels(file, declared),
+        sample=sample,
+        test=test,
+    )
 
 
 def _user_set(
@@ -286,16 +316,20 @@ def _user_set(
     labels: tuple[str, ...],
     schema: Schema | None,
     records: Callable[[Path], Records],
+    count_unlisted: Callable[[Path], int],
     *,
     sample: Path | None,
-    test: Path | None,
+    test: _TestFile,
 ) -> DatasetSplits:
     train = records(path)
     if sample is not None:
         require_other_records("public_schema_from", records(sample), private=train)
-    measured = records(test) if test is not None else None
-    if measured is not None:
+    measured = None
+    if test.path is not None:
+        measured = records(test.path)
         require_other_records("test", measured, private=train)
+        if test.public:
+            _check_test_labels(test.path, labels, count_unlisted(test.path), measured)
     return DatasetSplits(
         name=path.name.split(".")[0],
         train=train,
@@ -306,6 +340,21 @@ def _user_set(
         license="the user's own",
         schema=schema,
     )
+
+
+def _check_test_labels(path: Path, labels: tuple[str, ...], unlisted: int, records: Records) -> None:
+    """Refuse a public test file with labels outside the label set: left out, a misspelt label could give 100 %."""
+    shown = ", ".join(map(repr, labels[:_SHOWN])) + (" and others" if len(labels) > _SHOWN else "")
+    if unlisted:
+        raise InvalidArgument(
+            f"the labels of the test file {path.name!r} must be among {shown}, as the schema lists them, got "
+            f"{unlisted} {'row' if unlisted == 1 else 'rows'} with another label. Correct the schema's labels, or the "
+            "file."
+        )
+    if not len(records):
+        raise InvalidArgument(
+            f"the test file {path.name!r} must hold records with one of the labels {shown}, got none. Give another one."
+        )
 
 
 def _undeclared(path: Path, target: str | None) -> MissingDeclaration:

@@ -44,6 +44,7 @@ __all__ = [
     "schema_from_sample",
     "to_number",
     "to_numbers",
+    "unlisted_labels",
 ]
 
 
@@ -577,6 +578,10 @@ def _as_text(value: object) -> str:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+# Texts that stand for a missing value in a public sample or test file, in lower case.
+_MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
+
+
 def encode_table(columns: Mapping[str, Column], schema: Schema) -> Records:
     """Encode the declared columns; records whose label is not in the label set are left out.
 
@@ -596,6 +601,18 @@ def encode_table(columns: Mapping[str, Column], schema: Schema) -> Records:
         _fill(part, columns[declared.name], declared, keep)
         start += declared.width
     return Records(features=features, labels=labels[keep])
+
+
+def unlisted_labels(columns: Mapping[str, Column], schema: Schema) -> int:
+    """The number of **public** records with a label that the schema does not list.
+
+    A missing label (none, an empty cell, ``?``, ``NA`` and the like) is not counted.
+    """
+    column = columns[schema.target]
+    assert isinstance(column, EncodedColumn)
+    listed = {*schema.labels}
+    unlisted = [value not in listed and value.lower() not in _MISSING for value in column.values]
+    return int(np.array([*unlisted, False])[column.codes].sum())
 
 
 def _fill(
@@ -646,7 +663,6 @@ def positions(column: Column, listed: tuple[str, ...]) -> Int64[np.ndarray, " n"
 
 
 _MAX_CATEGORIES = 100
-_MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 
 
 def schema_from_sample(sample: Path, *, target: str) -> Schema:
