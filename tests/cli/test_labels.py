@@ -1,4 +1,4 @@
-"""Labels that the schema does not list: refused with their number in public test files, named ahead for private data."""
+"""Labels outside the schema: refused with their number in public test files, named ahead for private data."""
 
 import json
 
