@@ -19,7 +19,6 @@ from sordino.cli.plan import plan
 from sordino.cli.recipes import recipes
 from sordino.cli.report import report
 from sordino.cli.runs import runs, verify_command
-from sordino.cli.sweep import sweep
 from sordino.cli.train import demo, train
 from sordino.cli.tune import tune_command
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, SordinoError
@@ -107,7 +106,6 @@ app.command()(demo)
 app.command()(train)
 app.command("tune")(tune_command)
 app.command()(compare)
-app.command()(sweep)
 app.command()(federate)
 app.command()(plan)
 app.command()(account)
