@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier, is_regressor
 
 import sordino.estimators as room
 from sordino import accounting
@@ -149,13 +149,36 @@ def test_no_data_raise_or_warn_or_change_what_is_told(name, method, case):
 
 
 @EACH
-def test_records_that_are_not_numbers_contribute_nothing(name, method):
+def test_a_missing_entry_is_the_middle_of_what_was_declared(name, method):
+    X, y = records()
+    holes = X.copy()
+    holes[0, 0], holes[1], holes[2, 1], holes[3, 2] = np.nan, np.nan, np.inf, -np.inf
+    seen, plain = (build(name, method, **SEEDED, bounds=(-2.0, 6.0), center=(0.5, 0.25, -0.5)) for _ in range(2))
+    middle = (2.0, 2.0, 2.0) if hasattr(seen, "bounds") else getattr(seen, "center", (0.0, 0.0, 0.0))
+    filled = np.where(np.isnan(holes), middle, holes)
+    # With bounds an infinity is the nearer one; without them it is as missing as NaN.
+    filled[2, 1], filled[3, 2] = (6.0, -2.0) if hasattr(seen, "bounds") else middle[1:]
+    fitted(seen, holes, y), fitted(plain, filled, y)
+    np.testing.assert_array_equal(numbers_of(seen), numbers_of(plain))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for function in ("predict", "transform", "decision_function", "predict_proba"):
+            if hasattr(seen, function):
+                np.testing.assert_array_equal(getattr(seen, function)(holes), getattr(plain, function)(filled))
+
+
+@EACH
+def test_records_without_a_target_contribute_nothing(name, method):
     if method == "dp-sgd":
         pytest.skip("batches are drawn by position, so another position draws other batches")
+    if not (is_classifier(build(name, method)) or is_regressor(build(name, method))):
+        pytest.skip("learns without targets")
     X, y = records()
     plain = fitted(build(name, method, **SEEDED), X, y)
-    more = np.vstack([X, [[np.nan, 0.0, 0.0]], [[np.inf, 1.0, 1.0]]])
-    seen = fitted(build(name, method, **SEEDED), more, np.append(y, [1.0, -1.0]))
+    estimator, more = build(name, method, **SEEDED), np.vstack([X, X[:2]])
+    known = targets(estimator, y)
+    lost = [np.nan, np.inf] if is_regressor(estimator) else ["none of them", np.nan]
+    seen = estimator.fit(more, np.array([*known, *lost], dtype=None if is_regressor(estimator) else object))
     assert numbers_of(seen) == pytest.approx(numbers_of(plain), rel=1e-5, abs=1e-6)
 
 

@@ -41,7 +41,7 @@ def test_the_second_moments_are_those_of_unit_rows_whatever_the_records_lengths(
     X[0] *= 1e200
     X[1] *= 1e-200
     X[2] = 0.0
-    X[3, 0] = math.nan
+    X[3] = math.nan
     y[4] = 9
     WhitenedLogisticRegression(epsilon=1.0, delta=1e-5, classes=(0, 1, 2), dataset_size=60, steps=2).fit(X, y)
     (rows,) = seen

@@ -39,6 +39,7 @@ __all__ = [
     "declared_classes",
     "dry_run_events",
     "encode_labels",
+    "fill_missing",
     "normalize_rows",
     "require_declared",
     "scaled_targets",
@@ -51,8 +52,9 @@ __all__ = [
 # What an estimator does with the records it is given, before any proof applies.
 #
 # Shapes, types and the number of columns are public: wrong ones are refused. Entries are private: none raises, none is
-# quoted. A record with an entry that is not finite, or with a label that nobody declared, stays in its place and
-# contributes nothing, so the same rule serves every neighboring relation.
+# quoted. A missing entry is the middle of what was declared, as it is when a table is read from a file (`data.tables`).
+# A record whose label nobody declared, or whose target is no finite number, stays in its place and contributes nothing,
+# so the same rule serves every neighboring relation.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -73,8 +75,8 @@ def require_declared(value: _Value | None, *, name: str, meaning: str) -> _Value
     return value
 
 
-def validate_matrix(X: Numbers, *, estimator: BaseEstimator, reset: bool) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """X as float64 [n, d] and which rows are whole; the others are zero. Sets or checks the number of columns."""
+def validate_matrix(X: Numbers, *, estimator: BaseEstimator, reset: bool) -> FloatArray:
+    """X as a fresh float64 [n, d], NaN where an entry is missing. Sets or checks the number of columns."""
     if issparse(X):
         raise InvalidArgument("X must be dense, got a sparse container. Convert it with .toarray().")
     if getattr(getattr(X, "dtype", None), "kind", "") == "c":
@@ -87,9 +89,24 @@ def validate_matrix(X: Numbers, *, estimator: BaseEstimator, reset: bool) -> tup
             f"{' and 0 feature(s) while a minimum of 1 is required' if array.ndim == 2 else ''}. Reshape your data."
         )
     validate_data(estimator, cast("str", X), reset=reset, skip_check_array=True)  # its stub knows only the default
-    present = np.asarray(np.isfinite(array).all(axis=1))
-    array[~present] = 0.0
-    return array, present
+    return array
+
+
+def fill_missing(
+    records: FloatArray, *, bounds: tuple[FloatArray, FloatArray] | None = None, middle: npt.ArrayLike = 0.0
+) -> FloatArray:
+    """Records [n, d] in which every entry is finite, each record changed by itself.
+
+    Args:
+        records: with NaN where an entry is missing.
+        bounds: declared (lower, upper) [d]: NaN becomes their middle and ±∞ the nearer one.
+        middle: without bounds, what NaN and ±∞ become: 0, or the declared center [d].
+    """
+    if bounds is None:
+        return np.where(np.isfinite(records), records, middle)
+    lower, upper = bounds
+    found = np.where(np.isnan(records), lower / 2 + upper / 2, records)
+    return np.where(np.isinf(found), np.clip(found, lower, upper), found)
 
 
 def _check_not_objects(values: object, name: str) -> None:

@@ -98,17 +98,18 @@ class Feature:
         return self.edges is not None
 
     def bins_of(self, records: FloatArray) -> npt.NDArray[np.int64]:
-        """The one bin of each record [n]; −1 for a category that nobody declared."""
+        """The one bin of each record [n]: of the middle where a number is missing; −1 for an undeclared category."""
         if self.edges is not None:
-            inner = np.array(self.edges[1:-1])
-            return np.searchsorted(inner, records[:, self.columns[0]], side="right").astype(np.int64)
+            inner, column = np.array(self.edges[1:-1]), records[:, self.columns[0]]
+            numbers = np.where(np.isnan(column), self.edges[0] / 2 + self.edges[-1] / 2, column)
+            return np.searchsorted(inner, numbers, side="right").astype(np.int64)
         if self.values is not None:
             order = np.argsort(self.values)
             listed = np.array(self.values)[order]
             column = records[:, self.columns[0]]
             places = np.minimum(np.searchsorted(listed, column), len(listed) - 1)
             return np.where(listed[places] == column, order[places], -1).astype(np.int64)
-        group = records[:, list(self.columns)]
+        group = np.nan_to_num(records[:, list(self.columns)])
         return np.where(group.max(axis=1) > 0, group.argmax(axis=1), -1).astype(np.int64)
 
 
@@ -435,7 +436,7 @@ class _Boosting(PrivateEstimator):
         A category that nobody declared adds nothing.
         """
         check_is_fitted(self)
-        records, _ = validate_matrix(X, estimator=self, reset=False)
+        records = validate_matrix(X, estimator=self, reset=False)
         found = np.zeros((len(records), len(self.features_), self.curves_.shape[1]))
         start = 0
         for place, feature in enumerate(self.features_):
@@ -465,8 +466,9 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
     `shape_function` shows what it found. Every numeric column is cut into intervals between its declared bounds.
 
     Guarantee: all curves are (epsilon, delta)-differentially private under `neighboring_relation`, as `guarantee_`
-    states. A record with a NaN or with a label that is not among `classes` contributes nothing; numbers beyond the
-    bounds count as being on them. Nothing else depends on the data: no attribute, no warning, no stopping rule.
+    states. A missing number is the middle of its bounds, numbers beyond them count as being on them, and a record with
+    a label that is not among `classes` contributes nothing. Nothing else depends on the data: no attribute, no warning,
+    no stopping rule.
 
     Args:
         epsilon: ε > 0. Required.
@@ -543,12 +545,12 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
         """Fit to records X [n, d] with labels y [n]; charged first, then read."""
         self._budget()
         classes = declared_classes(self.classes)
-        records, present = validate_matrix(X, estimator=self, reset=True)
+        records = validate_matrix(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(records))
         loss = Logistic() if len(classes) == 2 else Softmax(outputs=len(classes))
         boosting = self._prepared(records.shape[1], loss)
         found = encode_labels(y, classes.tolist())
-        present = present & (found >= 0)
+        present = found >= 0
         targets = found.astype(np.float64) if loss.outputs > 1 else np.where(found == 1, 1.0, -1.0)
         self._learn(boosting, records[present], targets[present])
         self.classes_ = classes
@@ -566,7 +568,7 @@ class HistGradientBoostingClassifier(ClassifierMixin, _Boosting):
         return softmax(scores, axis=1)
 
     def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
-        """The class of each record [n]; a record with an entry that is not finite is taken as zero."""
+        """The class of each record [n]; a missing entry is the middle of its bounds."""
         scores = self._scores(X)
         places = (scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)
         return self.classes_[places]
@@ -654,19 +656,19 @@ class HistGradientBoostingRegressor(RegressorMixin, _Boosting):
         ends = checked_bounds(
             require_declared(self.target_bounds, name="target_bounds", meaning="(lowest, highest) target")
         )
-        records, present = validate_matrix(X, estimator=self, reset=True)
+        records = validate_matrix(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(records))
         loss = HuberResidual(threshold=checks.positive(max_residual=self.max_residual))
         boosting = self._prepared(records.shape[1], loss, unit=_TARGET_UNIT)
         center = ends[0] / 2 + ends[1] / 2
         half = max(ends[1] - center, center - ends[0])
         targets = scaled_targets(y, ends, center=center, half=half)
-        present = present & np.isfinite(targets)
+        present = np.isfinite(targets)
         self._learn(boosting, records[present], targets[present])
         self.curves_ = self.curves_ * half
         self.intercept_ = self.intercept_ * half + center
         return self
 
     def predict(self, X: Numbers) -> FloatArray:
-        """Predicted targets [n]; a record with an entry that is not finite is taken as zero."""
+        """Predicted targets [n]; a missing entry is the middle of its bounds."""
         return self._scores(X)

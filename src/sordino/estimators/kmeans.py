@@ -14,7 +14,7 @@ from sklearn.base import TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from sordino import checks
-from sordino.estimators.base import ColumnBounds, PrivateEstimator, column_bounds, validate_matrix
+from sordino.estimators.base import ColumnBounds, PrivateEstimator, column_bounds, fill_missing, validate_matrix
 from sordino.events import Event
 from sordino.ledger import Account, Reservation
 from sordino.mechanisms import PrivateCount, PrivateSum, make_budget
@@ -34,7 +34,7 @@ class KMeans(TransformerMixin, PrivateEstimator):
 
     Guarantee: `cluster_centers_` are (epsilon, delta)-differentially private for one record added or removed. Starting
     centers don't look at records, the number of steps is fixed, and a cluster is treated as empty by its noisy count.
-    Records are clipped to `bounds`; one with a NaN contributes nothing. Labels of the records and their distances would
+    Records are clipped to `bounds`, a missing entry is their middle. Labels of the records and their distances would
     be releases of their own: there are none.
 
     Args:
@@ -87,13 +87,14 @@ class KMeans(TransformerMixin, PrivateEstimator):
         clusters = checks.integer(1, n_clusters=self.n_clusters)
         steps = checks.integer(1, max_iter=self.max_iter)
         rng = self._randomness()
-        records, present = validate_matrix(X, estimator=self, reset=True)
+        records = validate_matrix(X, estimator=self, reset=True)
         lower, upper = column_bounds(self.bounds, records.shape[1])
+        records = fill_missing(records, bounds=(lower, upper))
         shares = make_budget(epsilon=epsilon, delta=delta).split(*[1.0] * steps)
         rounds = [_Step(share, records.shape[1], rng) for share in shares]
         self._charge([event for one in rounds for event in one.events()])
         middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
-        points = np.clip((np.clip(records[present], lower, upper) - middle) / half, -1.0, 1.0)
+        points = np.clip((np.clip(records, lower, upper) - middle) / half, -1.0, 1.0)
         centers = _spread_centers(clusters, records.shape[1], rng)
         for one in rounds:
             members = _squares(points, centers, half).argmin(axis=1)
@@ -103,9 +104,10 @@ class KMeans(TransformerMixin, PrivateEstimator):
         return self
 
     def transform(self, X: Numbers) -> FloatArray:
-        """Distances of records to the centers [n, k]; a record with an entry that is not finite is taken as zero."""
+        """Distances of records to the centers [n, k]."""
         check_is_fitted(self)
-        records, _ = validate_matrix(X, estimator=self, reset=False)
+        records = validate_matrix(X, estimator=self, reset=False)
+        records = fill_missing(records, bounds=column_bounds(self.bounds, records.shape[1]))
         return np.asarray(cdist(records, self.cluster_centers_), dtype=np.float64)
 
     def predict(self, X: Numbers) -> npt.NDArray[np.int64]:

@@ -21,6 +21,7 @@ from sordino.estimators.base import (
     check_one_target_per_record,
     declared_classes,
     encode_labels,
+    fill_missing,
     require_declared,
     validate_matrix,
 )
@@ -120,7 +121,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
             checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
         )
         rng = self._randomness()
-        records, present = validate_matrix(X, estimator=self, reset=True)
+        records = fill_missing(validate_matrix(X, estimator=self, reset=True))
         design = DesignMatrix.declared(
             data_norm=norm,
             columns=records.shape[1],
@@ -135,7 +136,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         events = [mechanism.event(), *([] if curvature is None else [curvature.event()])]
         self._charge(events, neighboring_relation=neighboring_relation, sampler=sampler)
         found = encode_labels(y, classes.tolist())
-        present = present & (found >= 0)
+        present = found >= 0
         targets = found.astype(np.float64) if loss.outputs > 1 else np.where(found == 1, 1.0, -1.0)
         rows = design.rows(records)
         weights = release_weights(mechanism, rows, targets, present)
@@ -189,12 +190,12 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
     def decision_function(self, X: Numbers) -> FloatArray:
         """Scores [n] of the second class, or [n, K]."""
         check_is_fitted(self)
-        records, _ = validate_matrix(X, estimator=self, reset=False)
+        records = fill_missing(validate_matrix(X, estimator=self, reset=False))
         scores = records @ self.coef_.T + self.intercept_
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
     def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
-        """The class of each record [n]; a record with an entry that is not finite is taken as zero."""
+        """The class of each record [n]; a missing entry is 0."""
         scores = self.decision_function(X)
         places = (scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)
         return self.classes_[places]
@@ -207,8 +208,8 @@ class LogisticRegression(_LinearClassifier):
     more so at ε = 0.1, but wants a guess of the number of records.
 
     Guarantee: coefficients and intercepts are (epsilon, delta)-differentially private under `neighboring_relation`, as
-    `guarantee_` states. Records longer than `data_norm` are cut back to it; a record with a NaN or with a label that is
-    not among `classes` contributes nothing. Nothing else depends on the data: no attribute, no warning, no error.
+    `guarantee_` states. Records longer than `data_norm` are cut back to it, a missing entry is 0; a record with a label that
+    is not among `classes` contributes nothing. Nothing else depends on the data: no attribute, no warning, no error.
 
     Args:
         epsilon: ε > 0. Required.

@@ -15,6 +15,7 @@ from sordino.errors import InvalidArgument
 from sordino.estimators.base import (
     PrivateEstimator,
     check_one_target_per_record,
+    fill_missing,
     require_declared,
     scaled_targets,
     validate_matrix,
@@ -106,7 +107,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
             checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
         )
         rng = self._randomness()
-        records, present = validate_matrix(X, estimator=self, reset=True)
+        records = fill_missing(validate_matrix(X, estimator=self, reset=True))
         check_one_target_per_record(y, len(records))
         design = DesignMatrix.declared(
             data_norm=norm,
@@ -121,7 +122,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         sampler = mechanism.plan.sampling.describe() if isinstance(mechanism, DPGradientDescent) else "none"
         self._charge(_events(mechanism), neighboring_relation=neighboring_relation, sampler=sampler)
         targets = scaled_targets(y, bounds, center=center, half=half)
-        present = present & np.isfinite(targets)
+        present = np.isfinite(targets)
         rows = design.rows(records)
         if isinstance(mechanism, RegressionInference):
             solution, replicates = mechanism.release(rows[present], targets[present])
@@ -195,9 +196,9 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         )
 
     def predict(self, X: Numbers) -> FloatArray:
-        """Predicted targets [n]; a record with an entry that is not finite is taken as zero."""
+        """Predicted targets [n]; a missing entry is 0."""
         check_is_fitted(self)
-        records, _ = validate_matrix(X, estimator=self, reset=False)
+        records = fill_missing(validate_matrix(X, estimator=self, reset=False))
         return np.asarray(records @ self.coef_ + self.intercept_)
 
 
@@ -214,7 +215,7 @@ class LinearRegression(_LeastSquares):
 
     Guarantee: coefficients and intercept are (epsilon, delta)-differentially private under `neighboring_relation`, as
     `guarantee_` states. Records longer than `data_norm` are cut back to it and targets clipped to `target_bounds`; a
-    record with a NaN or an infinity contributes nothing. Nothing else depends on the data.
+    missing entry is 0, and a record without a finite target contributes nothing. Nothing else depends on the data.
 
     Args:
         epsilon: ε > 0. Required.

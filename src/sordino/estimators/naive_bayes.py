@@ -16,6 +16,7 @@ from sordino.estimators.base import (
     column_bounds,
     declared_classes,
     encode_labels,
+    fill_missing,
     validate_matrix,
 )
 from sordino.estimators.preprocessing import BoundedMoments
@@ -31,7 +32,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
 
     Guarantee: everything learned is (epsilon, delta)-differentially private for one record added or removed. A record
     has one label, so it changes the statistics of one class only, and each class's may spend the whole budget. Records
-    are clipped to `bounds`; one with a NaN or with a label that is not among `classes` contributes nothing.
+    are clipped to `bounds`, a missing entry is their middle; a label that is not among `classes` contributes nothing.
 
     Args:
         epsilon: ε > 0. Required.
@@ -82,12 +83,13 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         epsilon, delta = self._budget()
         classes = declared_classes(self.classes)
         rng = self._randomness()
-        records, present = validate_matrix(X, estimator=self, reset=True)
+        records = validate_matrix(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(records))
         lower, upper = column_bounds(self.bounds, records.shape[1])
+        records = fill_missing(records, bounds=(lower, upper))
         mechanism = BoundedMoments(budget=make_budget(epsilon=epsilon, delta=delta), lower=lower, upper=upper, rng=rng)
         self._charge(mechanism.events())
-        found = np.where(present, encode_labels(y, classes.tolist()), -1)
+        found = encode_labels(y, classes.tolist())
         groups = [mechanism.release(records[found == place]) for place in range(len(classes))]
         self.classes_ = classes
         self.theta_ = np.stack([group.means for group in groups])
@@ -98,7 +100,8 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
 
     def _joint(self, X: Numbers) -> FloatArray:
         check_is_fitted(self)
-        records, _ = validate_matrix(X, estimator=self, reset=False)
+        records = validate_matrix(X, estimator=self, reset=False)
+        records = fill_missing(records, bounds=column_bounds(self.bounds, records.shape[1]))
         distances = (records[:, None, :] - self.theta_) ** 2 / self.var_ + np.log(2 * np.pi * self.var_)
         return np.log(self.class_prior_) - distances.sum(axis=2) / 2
 
@@ -112,6 +115,6 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         return np.exp(self.predict_log_proba(X))
 
     def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
-        """The most probable class of each record [n]; an entry that is not finite makes the record zero."""
+        """The most probable class of each record [n]."""
         places = self._joint(X).argmax(axis=1)
         return self.classes_[places]

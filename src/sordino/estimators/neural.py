@@ -25,6 +25,7 @@ from sordino.estimators.base import (
     check_one_target_per_record,
     declared_classes,
     encode_labels,
+    fill_missing,
     require_declared,
     scaled_targets,
     validate_matrix,
@@ -200,7 +201,7 @@ class NeuralEstimator(PrivateEstimator):
     def _outputs(self, X: Numbers) -> FloatArray:
         """The module's outputs in evaluation mode, float64 [n, …]."""
         check_is_fitted(self)
-        records, _ = validate_matrix(X, estimator=self, reset=False)
+        records = fill_missing(validate_matrix(X, estimator=self, reset=False))
         module = self.module_
         device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         chunks = _single(records).split(_TOGETHER)
@@ -252,8 +253,9 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
     """Any torch module as a private classifier, trained by DP-SGD.
 
     Guarantee: the weights of `module_` are (epsilon, delta)-differentially private under `neighboring_relation`, as
-    `guarantee_` states, provided that module, loss and optimizer were chosen without looking at the records. A record
-    with a NaN, or a label that is not among `classes`, contributes nothing. The number of records is not used.
+    `guarantee_` states, provided that module, loss and optimizer were chosen without looking at the records. A missing
+    entry is 0; a record with a label that is not among `classes` contributes nothing. The number of records is not
+    used.
 
     Args:
         module: a function (columns, classes) ↦ module of logits, or a module, which is copied for every fit and keeps
@@ -345,13 +347,13 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         plan = self._plan()
         rng = self._randomness()
         self._stepper(plan)
-        records, present = validate_matrix(X, estimator=self, reset=True)
+        records = fill_missing(validate_matrix(X, estimator=self, reset=True))
         module = self._built(records.shape[1], len(classes), rng)
         check_one_target_per_record(y, len(records))
         self._charge([plan.event()], neighboring_relation=plan.neighboring_relation, sampler=plan.sampling.describe())
         found = encode_labels(y, classes.tolist())
         losses = self.loss or _cross_entropy
-        present = present & (found >= 0)
+        present = found >= 0
         self.module_ = self._train(module, plan, records, np.maximum(found, 0), present, losses, rng)
         self.classes_ = classes
         return self
@@ -362,7 +364,7 @@ class DPClassifier(ClassifierMixin, NeuralEstimator):
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
-        """The class of each record [n]; a record with an entry that is not finite is taken as zero."""
+        """The class of each record [n]; a missing entry is 0."""
         scores = self.decision_function(X)
         return self.classes_[(scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)]
 
@@ -457,12 +459,12 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
         bounds, center, half = self._scale()
         plan = self._plan()
         rng = self._randomness()
-        records, present = validate_matrix(X, estimator=self, reset=True)
+        records = fill_missing(validate_matrix(X, estimator=self, reset=True))
         module = self._built(records.shape[1], 1, rng)
         check_one_target_per_record(y, len(records))
         self._charge([plan.event()], neighboring_relation=plan.neighboring_relation, sampler=plan.sampling.describe())
         targets = scaled_targets(y, bounds, center=center, half=half)
-        present = present & np.isfinite(targets)
+        present = np.isfinite(targets)
         chosen = self.loss or _squared
         self.module_ = self._train(
             module,
@@ -477,7 +479,7 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
         return self
 
     def predict(self, X: Numbers) -> FloatArray:
-        """Predicted targets [n]; a record with an entry that is not finite is taken as zero."""
+        """Predicted targets [n]; a missing entry is 0."""
         return self._outputs(X).ravel() * self._half + self._center
 
 

@@ -16,6 +16,7 @@ from sordino.estimators.base import (
     PrivateEstimator,
     clip_rows,
     column_bounds,
+    fill_missing,
     normalize_rows,
     require_declared,
     validate_matrix,
@@ -168,20 +169,22 @@ class StandardScaler(TransformerMixin, PrivateEstimator):
         """Fit to records X [n, d]; charged first, then read."""
         epsilon, delta = self._budget()
         rng = self._randomness()
-        records, present = validate_matrix(X, estimator=self, reset=True)
+        records = validate_matrix(X, estimator=self, reset=True)
         lower, upper = column_bounds(self.bounds, records.shape[1])
+        records = fill_missing(records, bounds=(lower, upper))
         mechanism = BoundedMoments(budget=make_budget(epsilon=epsilon, delta=delta), lower=lower, upper=upper, rng=rng)
         self._charge(mechanism.events())
-        moments = mechanism.release(records[present])
+        moments = mechanism.release(records)
         self.mean_, self.var_ = moments.means, moments.variances
         self.scale_ = np.sqrt(self.var_)
         return self
 
     def transform(self, X: Numbers) -> FloatArray:
-        """Scaled records [n, d]; a record with an entry that is not finite is taken as the mean."""
+        """Scaled records [n, d]; a missing entry is the middle of its bounds, as in `fit`."""
         check_is_fitted(self)
-        records, present = validate_matrix(X, estimator=self, reset=False)
-        return np.where(present[:, None], (records - self.mean_) / self.scale_, 0.0)
+        records = validate_matrix(X, estimator=self, reset=False)
+        records = fill_missing(records, bounds=column_bounds(self.bounds, records.shape[1]))
+        return (records - self.mean_) / self.scale_
 
 
 class MinMaxScaler(TransformerMixin, BaseEstimator):
@@ -208,19 +211,18 @@ class MinMaxScaler(TransformerMixin, BaseEstimator):
 
     def fit(self, X: Numbers, y: object = None) -> "MinMaxScaler":  # noqa: ARG002 (scikit-learn's signature)
         """Take the number of columns from X [n, d]."""
-        records, _ = validate_matrix(X, estimator=self, reset=True)
+        records = validate_matrix(X, estimator=self, reset=True)
         self.data_min_, self.data_max_ = column_bounds(self.bounds, records.shape[1])
         self.events_: tuple[Event, ...] = ()
         self.guarantee_ = Guarantee(epsilon=0.0, delta=0.0, accountant="exact", sampler="none")
         return self
 
     def transform(self, X: Numbers) -> FloatArray:
-        """Records in [0, 1] [n, d]; a record with an entry that is not finite is taken as the middle."""
+        """Records in [0, 1] [n, d]; a missing entry is the middle, 0.5."""
         check_is_fitted(self)
-        records, present = validate_matrix(X, estimator=self, reset=False)
+        records = fill_missing(validate_matrix(X, estimator=self, reset=False), bounds=(self.data_min_, self.data_max_))
         clipped = np.clip(records, self.data_min_, self.data_max_)
-        scaled = np.clip((clipped - self.data_min_) / (self.data_max_ - self.data_min_), 0.0, 1.0)
-        return np.where(present[:, None], scaled, 0.5)
+        return np.clip((clipped - self.data_min_) / (self.data_max_ - self.data_min_), 0.0, 1.0)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -235,8 +237,8 @@ class PCA(TransformerMixin, PrivateEstimator):
     """Private principal components about a declared center.
 
     Guarantee: the components and ratios are post-processing of one noisy matrix of second moments, which is
-    (epsilon, delta)-differentially private under `neighboring_relation`. Records are cut back to `data_norm`; one with
-    a NaN contributes nothing. `transform` projects each record by itself and is not private.
+    (epsilon, delta)-differentially private under `neighboring_relation`. Records are cut back to `data_norm`; a
+    missing entry is that of the center. `transform` projects each record by itself and is not private.
 
     Args:
         n_components: number of components, 1 … d; None keeps all.
@@ -300,7 +302,7 @@ class PCA(TransformerMixin, PrivateEstimator):
             checks.one_of(list(NeighboringRelation), neighboring_relation=self.neighboring_relation)
         )
         rng = self._randomness()
-        records, present = validate_matrix(X, estimator=self, reset=True)
+        records = validate_matrix(X, estimator=self, reset=True)
         columns = records.shape[1]
         kept = self._kept(columns)
         center = np.zeros(columns) if self.center is None else np.asarray(self.center, dtype=np.float64)
@@ -318,7 +320,7 @@ class PCA(TransformerMixin, PrivateEstimator):
         )
         self._charge([mechanism.event()], neighboring_relation=neighboring_relation)
         with np.errstate(all="ignore"):  # a warning would tell that an entry overflows
-            shifted = np.nan_to_num(records[present] - center)
+            shifted = np.nan_to_num(fill_missing(records, middle=center) - center)
         rows = clip_rows(shifted, norm)
         if self.normalize:
             rows = normalize_rows(rows)
@@ -339,10 +341,10 @@ class PCA(TransformerMixin, PrivateEstimator):
         return kept
 
     def transform(self, X: Numbers) -> FloatArray:
-        """Projections [n, n_components]; a record with an entry that is not finite is taken as the center."""
+        """Projections [n, n_components]; a missing entry is that of the center."""
         check_is_fitted(self)
-        records, present = validate_matrix(X, estimator=self, reset=False)
-        return np.where(present[:, None], records - self.mean_, 0.0) @ self.components_.T
+        records = fill_missing(validate_matrix(X, estimator=self, reset=False), middle=self.mean_)
+        return (records - self.mean_) @ self.components_.T
 
     def inverse_transform(self, X: Numbers) -> FloatArray:
         """Records [n, d] of projections [n, n_components]."""

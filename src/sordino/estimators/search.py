@@ -114,7 +114,7 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
         share = checks.probability(zero=False, one=False, score_fraction=self.score_fraction)
         rng = self._randomness()
         points = self._points()
-        records, present = validate_matrix(X, estimator=self, reset=True)
+        records = validate_matrix(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(records))
         columns = records.shape[1]
         neighboring_relation = self._relation(points, columns)
@@ -137,7 +137,7 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
             [*fits, choice.event()], neighboring_relation=neighboring_relation, sampler=describe_sampling(compose(fits))
         )
         models = [candidate.fit(X, y) for candidate in candidates]  # pyright: ignore[reportAttributeAccessIssue]
-        scores = [self._right(model, X, y, present) for model in models]
+        scores = [self._right(model, X, y) for model in models]
         self.best_index_ = choice.release(np.asarray(scores))
         self.best_params_ = points[self.best_index_]
         self.best_estimator_ = models[self.best_index_]
@@ -173,20 +173,20 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
         trials = [self._candidate(point, epsilon, delta, 0) for point in points]
         return common_relation([dry_run_events(trial, columns)[1] for trial in trials])
 
-    def _right(self, model: PrivateEstimator, X: Numbers, y: Labels | Numbers, present: npt.NDArray[np.bool_]) -> float:
+    def _right(self, model: PrivateEstimator, X: Numbers, y: Labels | Numbers) -> float:
         """Σ over records of a number in [0, 1]; a record that may not count adds nothing."""
         found = model.predict(X)  # pyright: ignore[reportAttributeAccessIssue]
         parameters = model.get_params(deep=False)
         if "classes" in parameters:
             classes = declared_classes(parameters["classes"])
             given = encode_labels(cast("Labels", y), classes.tolist())
-            return float(np.count_nonzero(present & (given >= 0) & (encode_labels(found, classes.tolist()) == given)))
+            return float(np.count_nonzero((given >= 0) & (encode_labels(found, classes.tolist()) == given)))
         bounds = checked_bounds(parameters["target_bounds"])
         middle, half = bounds[0] / 2 + bounds[1] / 2, bounds[1] / 2 - bounds[0] / 2
         told = scaled_targets(cast("Numbers", y), bounds, center=middle, half=half)
         guessed = scaled_targets(found, bounds, center=middle, half=half)
         terms = 1.0 - ((guessed - told) / 2) ** 2
-        return float(np.where(present & np.isfinite(terms), terms, 0.0).sum())
+        return float(np.where(np.isfinite(terms), terms, 0.0).sum())
 
     def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
         """The chosen model's predictions [n]."""

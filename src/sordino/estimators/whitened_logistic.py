@@ -33,6 +33,7 @@ from sordino.estimators.base import (
     check_one_target_per_record,
     declared_classes,
     encode_labels,
+    fill_missing,
     normalize_rows,
     require_declared,
     validate_matrix,
@@ -61,26 +62,21 @@ def row_chunks(records: int) -> Iterator[slice]:
     return (slice(start, start + _CHUNK) for start in range(0, records, _CHUNK))
 
 
-def unit_rows_in_float32(
-    X: Numbers, *, estimator: BaseEstimator, reset: bool
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """Rows scaled to length 1, each by itself, as a fresh float32 [n, d], and which are whole; the others are 0.
+def unit_rows_in_float32(X: Numbers, *, estimator: BaseEstimator, reset: bool) -> npt.NDArray[np.float32]:
+    """Rows scaled to length 1, each by itself, as a fresh float32 [n, d]; entries that are not finite are 0.
 
     A float32 matrix is read a chunk at a time; anything else is first taken in as by `matrix`.
     """
     if isinstance(X, np.ndarray) and X.dtype == np.float32 and X.ndim == 2 and X.shape[1]:
         validate_data(estimator, cast("str", X), reset=reset, skip_check_array=True)  # its stub knows only the default
-        whole, present = X, np.zeros(len(X), dtype=np.bool_)
-        for part in row_chunks(len(X)):
-            present[part] = np.isfinite(X[part]).all(axis=1)
+        records: npt.NDArray[np.floating] = X
     else:
-        whole, present = validate_matrix(X, estimator=estimator, reset=reset)
-    rows = np.empty(whole.shape, dtype=np.float32)
-    for part in row_chunks(len(whole)):
+        records = validate_matrix(X, estimator=estimator, reset=reset)
+    rows = np.empty(records.shape, dtype=np.float32)
+    for part in row_chunks(len(records)):
         # Lengths are measured in float64: entries near the ends of float32's range must not overflow.
-        kept = np.where(present[part, None], whole[part], 0.0).astype(np.float64)
-        rows[part] = normalize_rows(kept)
-    return rows, present
+        rows[part] = normalize_rows(fill_missing(records[part].astype(np.float64)))
+    return rows
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -107,7 +103,7 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
     Guarantee: everything learned is (epsilon, delta)-differentially private under `neighboring_relation`: one
     noisy matrix of second moments of rows of norm ≤ 1, and `steps` noisy sums of gradients of norm ≤ `max_grad_norm`
     through the training engine's plan, composed as the one Gaussian that they are. Prediction whitens each record by
-    itself. A record with an entry that is not finite, or with a label not among `classes`, contributes nothing.
+    itself. A missing entry is 0; a record with a label not among `classes` contributes nothing.
 
     Args:
         epsilon: ε > 0. Required.
@@ -185,7 +181,7 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
         rate = self._rate(plan)
         rng = self._randomness()
         constant = checks.positive(intercept_scaling=self.intercept_scaling)
-        rows, present = unit_rows_in_float32(X, estimator=self, reset=True)
+        rows = unit_rows_in_float32(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(rows))
         columns = rows.shape[1]
         moments = PrivateSecondMoment(
@@ -195,7 +191,7 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
             [moments.event(), plan.event()], neighboring_relation=neighboring_relation, sampler=plan.sampling.describe()
         )
         found = encode_labels(y, classes.tolist())
-        present = present & (found >= 0)
+        present = found >= 0
         rows[~present] = 0.0
         self.classes_ = classes
         # The spectral edge of symmetric noise with deviation s beside the diagonal is 2s√d.
@@ -259,12 +255,12 @@ class WhitenedLogisticRegression(ClassifierMixin, PrivateEstimator):
     def decision_function(self, X: Numbers) -> FloatArray:
         """Scores [n] of the second class, or [n, K]."""
         check_is_fitted(self)
-        rows, _ = unit_rows_in_float32(X, estimator=self, reset=False)
+        rows = unit_rows_in_float32(X, estimator=self, reset=False)
         scores = _whitened(rows, self.whitening_).astype(np.float64) @ self.coef_.T + self.intercept_
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict(self, X: Numbers) -> npt.NDArray[np.generic]:
-        """The class of each record [n]; a record with an entry that is not finite is taken as zero."""
+        """The class of each record [n]; a missing entry is 0."""
         scores = self.decision_function(X)
         places = (scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)
         return self.classes_[places]

@@ -198,7 +198,7 @@ class PrivateRandomSearch(PrivateGridSearch):
         epsilon, delta = self._budget()
         rng = self._randomness()
         space = self._space()
-        records, present = validate_matrix(X, estimator=self, reset=True)
+        records = validate_matrix(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(records))
         looks = KeyedRNG(seed=0, reproducible=True)
         runs = EstimatorRuns(
@@ -212,7 +212,7 @@ class PrivateRandomSearch(PrivateGridSearch):
             model = runs.estimator(config, share)
             model.fit(X, y)  # pyright: ignore[reportAttributeAccessIssue]
             runs.check(model, share)
-            return model, self._right(model, X, y, present)
+            return model, self._right(model, X, y)
 
         tuned = tune(
             train,
