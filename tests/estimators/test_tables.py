@@ -3,10 +3,18 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 from sordino.errors import InvalidArgument
 from sordino.estimators import KMeans, LinearRegression, LogisticRegression, StandardScaler
+from sordino.mechanisms import PrivateMean, PrivateQuantile, make_budget
 from sordino.mechanisms.base import to_float_array
+from sordino.training.engine import PrivacyEngine
+from sordino.training.fit import fit
+from sordino.training.plan import Plan
 
 
 class Kind:
@@ -34,14 +42,37 @@ class Frame:
     """A table with types for its columns, as pandas and Polars have them."""
 
     def __init__(self, types, values):
-        self.columns, self.dtypes, self._values = list(types), list(types.values()), np.asarray(values)
+        self._types, self._values = types, np.asarray(values)
         self.shape = self._values.shape
+
+    @property
+    def columns(self):
+        return list(self._types)
+
+    @property
+    def dtypes(self):
+        return list(self._types.values())
+
+    def __getitem__(self, name):
+        raise KeyError(name)
 
     def __array__(self, dtype=None, copy=None):
         return self._values if dtype is None else self._values.astype(dtype)
 
     def __len__(self):
         return len(self._values)
+
+
+class Series:
+    """A column of texts, as pandas and Polars have it."""
+
+    dtype = Kind("O", "str")
+
+    def __init__(self, values):
+        self._values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self._values, dtype=object)
 
 
 NUMBERS = (
@@ -100,6 +131,39 @@ def test_an_array_of_objects_is_refused_and_its_advice_works(model):
     with pytest.raises(InvalidArgument, match=r"got object. Convert it with X.astype\(float\)"):
         model.fit(values, np.zeros(300))
     model.fit(values.astype(float), np.zeros(300))
+
+
+@pytest.mark.parametrize("values", [Series(["1", "Zq7"] * 9), Frame({"a": OTHERS[0]}, [["Zq7"]] * 9)])
+def test_mechanisms_refuse_columns_of_texts_by_their_type(values):
+    for mechanism in (
+        PrivateMean(budget=make_budget(epsilon=1.0, delta=0.0), bounds=(0.0, 1.0)),
+        PrivateQuantile(epsilon=1.0, quantile=0.5, bounds=(0.0, 1.0)),
+    ):
+        with pytest.raises(InvalidArgument, match=r"numeric type|numbers or booleans") as refusal:
+            mechanism.release(values)
+        assert "Zq7" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("table", [pa.table({"a": [1.0] * 20}), Frame({"a": NUMBERS[0]}, [[1.0]] * 20)])
+def test_training_refuses_tables_before_anything_is_charged(table, tmp_path):
+    plan = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, steps=2, expected_batch_size=9.0, delta=1e-5)
+    model = nn.Linear(1, 2)
+
+    def losses(model, x, y):
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    with pytest.raises(InvalidArgument, match=r"data must be tensors or a torch Dataset.*schema.encode"):
+        fit(model, losses, table, plan, run_folder=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+    engine, optimizer = PrivacyEngine(), torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InvalidArgument, match=r"data set of data_loader must be tensors.*schema.encode"):
+        engine.make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=DataLoader(table, batch_size=5),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
 
 
 def test_targets_of_texts_are_refused():

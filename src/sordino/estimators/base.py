@@ -24,7 +24,7 @@ from sordino.definitions import FIXED_SEED_CAVEAT, Guarantee, NeighboringRelatio
 from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.events import Event, compose
 from sordino.ledger import Account, Reservation
-from sordino.mechanisms.base import FloatArray, Numbers, category_codes, to_float_array
+from sordino.mechanisms.base import FloatArray, Numbers, category_codes, not_numeric, to_float_array
 from sordino.randomness import KeyedRNG
 
 __all__ = [
@@ -110,13 +110,9 @@ def fill_missing(
 
 
 def _check_not_objects(values: object, name: str) -> None:
-    """Refuse an array or column that is declared to hold objects: of texts, every record would be missing."""
-    kind = getattr(values, "dtype", None)
-    if kind is not None and not hasattr(values, "columns") and str(kind) in ("object", "str", "string", "category"):
-        raise InvalidArgument(
-            f"{name} must be of a numeric type, got {kind}. Convert it with {name}.astype(float): missing values "
-            "become NaN. Encode texts by a public rule first."
-        )
+    """Refuse an array that is declared to hold objects: of texts, every record would be missing."""
+    if isinstance(values, np.ndarray) and values.dtype == object:
+        raise not_numeric(name, "object")
 
 
 def encode_labels(y: Labels, classes: Sequence[Hashable]) -> npt.NDArray[np.int64]:

@@ -208,8 +208,9 @@ class LogisticRegression(_LinearClassifier):
     more so at ε = 0.1, but wants a guess of the number of records.
 
     Guarantee: coefficients and intercepts are (epsilon, delta)-differentially private under `neighboring_relation`, as
-    `guarantee_` states. Records longer than `data_norm` are cut back to it, a missing entry is 0; a record with a label that
-    is not among `classes` contributes nothing. Nothing else depends on the data: no attribute, no warning, no error.
+    `guarantee_` states. Records longer than `data_norm` are cut back to it, a missing entry is 0; a record with a label
+    that is not among `classes` contributes nothing. Nothing else depends on the data: no attribute, no warning, no
+    error.
 
     Args:
         epsilon: ε > 0. Required.

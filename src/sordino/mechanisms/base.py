@@ -45,6 +45,7 @@ __all__ = [
     "check_dimension",
     "checked_bounds",
     "finite_array",
+    "not_numeric",
     "observable_release",
     "observe_releases",
     "open_category",
@@ -61,8 +62,12 @@ Bounds: TypeAlias = tuple[float, float]
 Numbers: TypeAlias = npt.ArrayLike | Sequence[object]
 
 
+# Types of columns (pandas, Polars) of which every entry may be missing. An array of objects may hold numbers and None.
+_TEXT_TYPES = frozenset({"object", "str", "string", "category", "String", "Utf8", "Categorical", "Object"})
+
+
 def check_column_types(value: object, name: str) -> None:
-    """Refuse a table (pandas, Polars, Arrow) with a column whose type is neither numbers nor booleans.
+    """Refuse a table (pandas, Polars, Arrow), or a column of one, whose type is neither numbers nor booleans.
 
     The types are public; what a text column would give, only missing values, would be an answer of noise.
     """
@@ -74,12 +79,23 @@ def check_column_types(value: object, name: str) -> None:
     else:
         columns = []
     wrong = [f"{column!r} ({kind})" for column, kind in columns if not _is_numeric_type(kind)]
+    kind = None if columns or isinstance(value, np.ndarray) else getattr(value, "dtype", None)
+    if kind is not None and str(kind) in _TEXT_TYPES:
+        raise not_numeric(name, kind)
     if wrong:
         raise InvalidArgument(
             f"{name} must have columns of numbers or booleans only, got {', '.join(wrong[:5])}"
             f"{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}. Leave them out, or encode them by a "
             "public rule: one-hot of declared categories, numbers with NaN where missing."
         )
+
+
+def not_numeric(name: str, kind: object) -> InvalidArgument:
+    """The refusal of a column or array by its type, which is public."""
+    return InvalidArgument(
+        f"{name} must be of a numeric type, got {kind}. Convert it with {name}.astype(float): missing values "
+        "become NaN. Encode texts by a public rule first."
+    )
 
 
 def _is_numeric_type(kind: object) -> bool:

@@ -37,7 +37,14 @@ from sordino.training.collation import Collation
 from sordino.training.generators import owned_generators, private_generators
 from sordino.training.plan import Plan
 from sordino.training.pytree import map_tensors
-from sordino.training.record_source import UnitAssignment, UnitIndex, check_no_repeated_units, collated, readable
+from sordino.training.record_source import (
+    UnitAssignment,
+    UnitIndex,
+    check_no_repeated_units,
+    check_not_data_frame,
+    collated,
+    readable,
+)
 
 __all__ = [
     "PrivateLoader",
@@ -246,6 +253,7 @@ class PrivateLoader:
         taken: Callable[[], int | None] | None = None,
         leave_out: Callable[[], None] | None = None,
     ) -> None:
+        check_not_data_frame(data_loader.dataset, "the data set of data_loader")
         indices = dataset_size_of(data_loader)
         if units is None:
             check_no_repeated_units(data_loader.dataset)

@@ -28,6 +28,7 @@ __all__ = [
     "UnitMicrobatch",
     "UnitSource",
     "check_no_repeated_units",
+    "check_not_data_frame",
     "collated",
     "fetch_items",
     "make_record_source",
@@ -155,6 +156,7 @@ def make_record_source(
     Raises:
         InvalidArgument: neither tensors nor a data set of known length.
     """
+    check_not_data_frame(data, "data")
     if isinstance(data, TensorDataset) and collate_fn is None:
         return TensorSource(data.tensors)
     if isinstance(data, Dataset) or _is_map_style(data):
@@ -279,6 +281,21 @@ def _origins(dataset: object) -> list[tuple[object, np.ndarray | range]]:
             for source, found, start in parts
         ]
     return [(dataset, range(len(cast("Sized", dataset))))]
+
+
+def check_not_data_frame(data: object, name: str) -> None:
+    """Refuse a table of pandas, Polars or Arrow: by number it gives columns, or nothing, and no records.
+
+    Raises:
+        InvalidArgument: it is one. Nothing of it is read.
+    """
+    kind = type(data)
+    frame = (hasattr(kind, "dtypes") or hasattr(kind, "schema")) and hasattr(kind, "columns")
+    if frame and not isinstance(data, Dataset):
+        raise InvalidArgument(
+            f"{name} must be tensors or a torch Dataset, got a {kind.__name__} of {kind.__module__.partition('.')[0]}. "
+            "Encode it by a declared schema: `records = schema.encode(frame)`, then `records.tensors()`."
+        )
 
 
 def _is_map_style(data: object) -> bool:
