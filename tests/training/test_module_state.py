@@ -85,6 +85,38 @@ def own_class_forward(model):
     model.__class__ = Other
 
 
+def class_with_a_switch(model):
+    switch = {"mix": False}
+
+    class Switched(nn.Tanh):
+        def forward(self, x):
+            return coupled(super().forward(x)) if switch["mix"] else super().forward(x)
+
+    model.act = Switched()
+    return switch
+
+
+def test_what_the_forward_of_a_class_holds_counts_too():
+    steps = []
+
+    def build():
+        model = Net()
+        model.switches = class_with_a_switch(model)
+        # The module itself holds nothing of it.
+        switches.append(vars(model).pop("switches"))
+        return model
+
+    def loop(model, batch, state):
+        steps.append(len(steps) + 1)
+        switches[-1]["mix"] = len(steps) >= LATE
+        return ce(model, batch)
+
+    switches = []
+    with pytest.raises(PrivacyError):
+        train(loop, build, steps=8, sample_rate=0.1, expected_batch_size=8.0)
+    assert steps[-1] <= LATE
+
+
 CHANGES = {
     "a hook on a layer": lambda m: m.head.register_forward_hook(lambda *given: coupled(given[-1])),
     "a hook on the root": lambda m: m.register_forward_hook(lambda *given: coupled(given[-1])),

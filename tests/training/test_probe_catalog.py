@@ -155,6 +155,22 @@ def test_a_coupling_of_gradients_alone_in_large_batches_is_refused(to, source, w
         probe(lambda model, x: model.inner(torch.tanh(Backwards.apply(model.inner(x), to, source, weight) @ MIX)))
 
 
+def of_most(y, label, least):
+    return 0.5 if int((y == label).sum()) >= least else 1.0
+
+
+@pytest.mark.parametrize(("label", "least"), [(0, 45), (1, 40), (1, 47), (2, 25), (5, 3)])
+def test_a_loss_that_changes_with_the_number_of_records_of_a_label_is_refused(label, least):
+    def losses(model, x, y):
+        return F.cross_entropy(model(x), y, reduction="none") * of_most(y, label, least)
+
+    plan = Plan(
+        noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.25, steps=1, expected_batch_size=30.0, delta=1e-5
+    )
+    with pytest.raises(CoupledRecords):
+        fit(nn.Linear(4, 6), losses, (torch.randn(120, 4), torch.randint(0, 6, (120,))), plan, progress=False)
+
+
 def all_experts(model, x):
     share = model.gate(x).softmax(1)
     chosen = share.argmax(1)

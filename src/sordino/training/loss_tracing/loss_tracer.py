@@ -125,7 +125,8 @@ def module_state_key(module: nn.Module) -> ModuleMarks:
     for part in module.modules():
         kind, attributes = type(part), vars(part)
         modes.append(part.training)
-        marks += (kind, getattr(kind, "forward", None))
+        marks.append(kind)
+        _add(getattr(kind, "forward", None), marks, seen, _DEPTH)
         for name in _HOOKS:
             if attributes.get(name):
                 _add_hooks(attributes[name], marks, seen)

@@ -1013,6 +1013,7 @@ class _Probe:
         for turn, replaced in enumerate(sets[1:], start=1):
             self._compare_large(first, *self._extremes(replaced, turn), replaced, row=turn + 1 if rows else None)
         self._look_at_missing(first, sets[-1], len(sets))
+        self._look_at_alike(first)
         self.check_single_records(first, values=values)
 
     def _look_at_missing(self, first: ProbeResult, replaced: list[int], turn: int) -> None:
@@ -1027,6 +1028,32 @@ class _Probe:
         kept = sorted(set(range(count)) - set(replaced))
         if first.outputs is not None and not _same_looks(
             first.outputs[kept], changed[kept], max(self._tolerance(), _NORMS)
+        ):
+            raise _coupled(_UNUSUAL)
+
+    def _look_at_alike(self, first: ProbeResult) -> None:
+        """What the forward pass gives for a record must be the same where all others are alike: thresholds on counts.
+
+        The others are copies of one record, and then hold one number, also one that the code compares with.
+        """
+        count = self._large.count
+        numbers = [AdversarialValue(integers=number) for number in (0, 1) if self._large.places(floating=False)]
+        compared = [AdversarialValue(integers=kind.integers) for kind in self._ran[::-1] if kind.integers is not None]
+        for kind in [None, *dict.fromkeys([*numbers, *compared[:_PARTS]])]:
+            self._look_beside(
+                first, [0] + [1] * (count - 1), {} if kind is None else dict.fromkeys(range(1, count), kind)
+            )
+
+    def _look_beside(self, first: ProbeResult, places: list[int], poisons: dict[int, AdversarialValue]) -> None:
+        """Compare what the forward pass gives for the first record; values that the code refuses can't be asked."""
+        try:
+            changed = self._observer.look(self._large.batch(places, poisons), self._large.count)
+        except SordinoError:
+            raise
+        except Exception:
+            return
+        if first.outputs is not None and not _same_looks(
+            first.outputs[:1], changed[:1], max(self._tolerance(), _NORMS)
         ):
             raise _coupled(_UNUSUAL)
 
