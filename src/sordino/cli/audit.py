@@ -141,7 +141,7 @@ def _recipe(
     return recommend_config(
         model,
         shape=dataset.train.record_shape,
-        classes=len(dataset.labels),
+        classes=dataset.num_classes,
         dataset_size=size,
         target_epsilon=checks.positive(epsilon=epsilon, hint="Give --epsilon."),
         delta=default_delta(size) if delta is None else delta,

@@ -332,7 +332,7 @@ def _model(folder: RunFolder, dataset: "DatasetSplits", factory: str) -> "nn.Mod
     recipe = recommend_config(
         load_model_factory(factory or name),
         shape=dataset.train.record_shape,
-        classes=len(dataset.labels),
+        classes=dataset.num_classes,
         dataset_size=max(1, round(now.expected_batch_size / now.sample_rate)),
         target_epsilon=float(target),
         delta=plan.delta,

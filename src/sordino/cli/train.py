@@ -61,7 +61,7 @@ def get_training_config(folder: Path, dataset: "DatasetSplits", model: "str | Mo
     recipe = recommend_config(
         str(training["model"]) if isinstance(model, str) else model,
         shape=dataset.train.record_shape,
-        classes=len(dataset.labels),
+        classes=dataset.num_classes,
         dataset_size=len(dataset.train),
         target_epsilon=get_target_epsilon(folder),
         delta=plan.delta,
@@ -235,7 +235,7 @@ def _recipe(
     return recommend_config(
         load_model_factory(model),
         shape=dataset.train.record_shape,
-        classes=len(dataset.labels),
+        classes=dataset.num_classes,
         dataset_size=len(dataset.train),
         target_epsilon=epsilon,
         delta=default_delta(len(dataset.train)) if delta is None else delta,
@@ -337,7 +337,7 @@ def demo(
     recipe = recommend_config(
         "logistic",
         shape=dataset.train.record_shape,
-        classes=len(dataset.labels),
+        classes=dataset.num_classes,
         dataset_size=population,
         target_epsilon=epsilon,
         delta=default_delta(population),

@@ -350,7 +350,7 @@ def _meta(job: TrainingJob) -> dict[str, object]:
         "data": {
             "name": dataset.name,
             "records": len(dataset.train) if recipe.plan.dataset_size_is_public else None,
-            "labels": len(dataset.labels),
+            "labels": dataset.num_classes,
             "source": dataset.source if dataset.public else "not public",
             "license": dataset.license,
             "public": dataset.public,

@@ -194,6 +194,7 @@ def load_dataset(
     target: str | None = None,
     schema: Schema | ArraySchema | str | Path | None = None,
     public_schema_from: str | Path | None = None,
+    target_bounds: tuple[float, float] | None = None,
     test: str | Path | None = None,
     test_is_public: bool = True,
     keep_texts: bool = False,
@@ -202,13 +203,15 @@ def load_dataset(
 
     Bounds, categories and labels of a user's file are declared, by `schema` or by a public sample; they are never
     computed from the file. Every record is encoded by itself: missing or unreadable numbers become the middle of their
-    bounds, unlisted categories all zeros, and records whose label is not in the label set are left out.
+    bounds, unlisted categories all zeros, and records whose label is not in the label set, or whose numeric target is no
+    finite number, are left out.
 
     Args:
         name_or_path: A name from `available`, or the path of a CSV, TSV, Parquet, npz or IDX file.
         target: The label's column; needed with `public_schema_from`, otherwise checked against the schema.
         schema: The declared schema, or the JSON file that holds it.
         public_schema_from: A public sample of the same form, from which the schema is derived and so marked.
+        target_bounds: With `public_schema_from`: public bounds of the target where it is a number to predict.
         test: A second file of the same form, to measure on. Without it a user's file has no test split. Neither may be
             the private file, a link to it, a copy, a compressed or converted copy, or hold the same records.
         test_is_public: Whether that file's records are public. If so, labels outside the label set are refused with the
@@ -239,13 +242,20 @@ def load_dataset(
     sample = Path(public_schema_from).expanduser() if public_schema_from is not None else None
     if sample is not None and schema is not None:
         raise InvalidArgument("schema must be given alone, got public_schema_from as well. Give one of them.")
+    if target_bounds is not None and (sample is None or is_array(path)):
+        raise InvalidArgument(
+            "target_bounds must be given with public_schema_from, for a table, got it otherwise. In a schema file write "
+            "low and high beside target."
+        )
     declared = read_schema(Path(schema)) if isinstance(schema, str | Path) else schema
     test_path = Path(test).expanduser() if test is not None else None
     for name, public in (("public_schema_from", sample), ("test", test_path)):
         if public is not None:
             require_other_file(name, public, private=path)
     test_file = _TestFile(path=test_path, public=test_is_public)
-    return (_array_set if is_array(path) else _table_set)(path, test_file, declared, sample, target)
+    if is_array(path):
+        return _array_set(path, test_file, declared, sample, target)
+    return _table_set(path, test_file, declared, sample, target, target_bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,19 +267,26 @@ class _TestFile:
 
 
 def _table_set(
-    path: Path, test: _TestFile, declared: Schema | ArraySchema | None, sample: Path | None, target: str | None
+    path: Path,
+    test: _TestFile,
+    declared: Schema | ArraySchema | None,
+    sample: Path | None,
+    target: str | None,
+    target_bounds: tuple[float, float] | None,
 ) -> DatasetSplits:
     if isinstance(declared, ArraySchema):
         raise InvalidArgument("schema must describe the columns of a table, got an array schema. Declare the columns.")
     if sample is not None:
         if target is None:
             raise MissingDeclaration("target must be declared with public_schema_from. Name the label's column.")
-        declared = schema_from_sample(sample, target=target)
+        declared = schema_from_sample(sample, target=target, target_bounds=target_bounds)
     if declared is None:
         raise _undeclared(path, target)
     _require_target(target, declared.target)
     names = [*(column.name for column in declared.columns), declared.target]
     numeric = [column.name for column in declared.columns if isinstance(column, NumericColumn)]
+    if declared.target_bounds is not None:
+        numeric.append(declared.target)
 
     def records(file: Path) -> Records:
         parts = [
@@ -343,18 +360,22 @@ def _user_set(
 
 
 def _check_test_labels(path: Path, labels: tuple[str, ...], unlisted: int, records: Records) -> None:
-    """Refuse a public test file with labels outside the label set: left out, a misspelt label could give 100 %."""
+    """Refuse a public test file with targets that the schema rules out: a misspelt label, left out, could give 100 %."""
     shown = ", ".join(map(repr, labels[:_SHOWN])) + (" and others" if len(labels) > _SHOWN else "")
+    rows = f"{unlisted} {'row' if unlisted == 1 else 'rows'}"
+    if unlisted and not labels:
+        raise InvalidArgument(
+            f"the target of the test file {path.name!r} must be a number, as the schema declares it, got {rows} with "
+            "something else. Correct the file; if the target is a label, list the labels in the schema."
+        )
     if unlisted:
         raise InvalidArgument(
             f"the labels of the test file {path.name!r} must be among {shown}, as the schema lists them, got "
-            f"{unlisted} {'row' if unlisted == 1 else 'rows'} with another label. Correct the schema's labels, or the "
-            "file."
+            f"{rows} with another label. Correct the schema's labels, or the file."
         )
     if not len(records):
-        raise InvalidArgument(
-            f"the test file {path.name!r} must hold records with one of the labels {shown}, got none. Give another one."
-        )
+        wanted = f"one of the labels {shown}" if labels else "a number as the target"
+        raise InvalidArgument(f"the test file {path.name!r} must hold records with {wanted}, got none. Give another one.")
 
 
 def _undeclared(path: Path, target: str | None) -> MissingDeclaration:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from sordino.checks import one_of
 from sordino.errors import InvalidArgument, MissingDeclaration
@@ -127,14 +127,17 @@ class Schema:
 
     Columns of the file that the schema doesn't name are not read.
 
+    A target is one of two kinds: a label, with `labels`, or a number, with `target_bounds`.
+
     Args:
         columns: The feature columns, in the order of the features.
-        target: The column that holds the label; not among `columns`.
-        labels: The public label set; a record's label is the index in it. At least two.
+        target: The column that holds the label or the number to predict; not among `columns`.
+        labels: The public label set; a record's label is the index in it. At least two, or none for a number.
         origin: Where the facts come from: ``declared``, or ``public_sample`` when derived from a public sample.
+        target_bounds: Public bounds (low, high) of a numeric target, in its own unit; None for a label.
 
     Raises:
-        InvalidArgument: If names repeat, the target is also a feature, or there are fewer than two labels.
+        InvalidArgument: If names repeat, the target is also a feature, or it is neither a label nor a number.
 
     Example:
         >>> age = NumericColumn(name="age", low=0, high=100)
@@ -148,8 +151,9 @@ class Schema:
 
     columns: tuple[NumericColumn | CategoricalColumn, ...]
     target: str
-    labels: tuple[str, ...]
+    labels: tuple[str, ...] = ()
     origin: Origin = "declared"
+    target_bounds: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -166,7 +170,17 @@ class Schema:
             raise InvalidArgument(
                 f"target must be a column that is not a feature, got {self.target!r}. Remove it from the columns."
             )
-        _require_texts(f"the labels of target {self.target!r}", self.labels, at_least=2)
+        if self.target_bounds is None:
+            _require_texts(f"the labels of target {self.target!r}", self.labels, at_least=2)
+            return
+        if self.labels:
+            raise InvalidArgument(
+                f"target {self.target!r} must have labels or bounds, got both. Declare labels for classes, low and high "
+                "for a number."
+            )
+        low, high = self.target_bounds
+        _require_bounds(f"the bounds of target {self.target!r}", low, high)
+        object.__setattr__(self, "target_bounds", (low, high))
 
     def width(self) -> int:
         """Number of features after encoding."""
@@ -186,9 +200,10 @@ class Schema:
 
     def to_dict(self) -> dict[str, object]:
         """The JSON form as a dictionary."""
+        bounds = self.target_bounds
         return {
             "target": self.target,
-            "labels": list(self.labels),
+            **({"labels": list(self.labels)} if bounds is None else {"low": bounds[0], "high": bounds[1]}),
             "columns": [column.to_dict() for column in self.columns],
             "origin": self.origin,
         }
@@ -201,19 +216,27 @@ class Schema:
     def from_json(cls, text: str) -> "Schema":
         """Read a schema from JSON text.
 
+        A numeric target has ``low`` and ``high`` instead of ``labels``; or it stands among the columns, as a numeric
+        one, and there are no labels.
+
         Raises:
             MissingDeclaration: If a bound, a category list, the label set or the target is not there.
             InvalidArgument: If the text is not JSON, or a value is of the wrong type or out of range.
         """
         fields = _object(text)
-        _only_known("schema", fields, {"target", "labels", "columns", "origin"})
+        _only_known("schema", fields, {"target", "labels", "columns", "origin", "low", "high"})
+        fields = _with_target_bounds(fields)
         raw_columns = fields.get("columns")
         _check_not_missing(fields, raw_columns)
+        is_number = "low" in fields or "high" in fields
         return cls(
             columns=tuple(_column(item) for item in _list("columns", raw_columns)),
             target=_text("target", fields["target"]),
-            labels=_texts("labels", fields["labels"]),
+            labels=_texts("labels", fields["labels"]) if "labels" in fields else (),
             origin=_origin(fields),
+            target_bounds=(_number("low of the target", fields["low"]), _number("high of the target", fields["high"]))
+            if is_number
+            else None,
         )
 
 
@@ -283,8 +306,24 @@ def read_schema(path: Path) -> Schema | ArraySchema:
     return ArraySchema.from_json(text) if "array" in _object(text) else Schema.from_json(text)
 
 
+def _with_target_bounds(fields: Mapping[str, object]) -> Mapping[str, object]:
+    """The fields with the bounds of a numeric target beside it, also where it was declared among the columns."""
+    target, columns = fields.get("target"), fields.get("columns")
+    if not isinstance(columns, list) or fields.keys() & {"labels", "low", "high"}:
+        return fields
+    own = [item for item in columns if isinstance(item, Mapping) and item.get("name") == target]
+    if len(own) != 1 or own[0].get("type") != "numeric" or not {"low", "high"} <= own[0].keys():
+        return fields
+    rest = [item for item in columns if item is not own[0]]
+    return {**fields, "columns": rest, "low": own[0]["low"], "high": own[0]["high"]}
+
+
 def _check_not_missing(fields: Mapping[str, object], raw_columns: object) -> None:
-    missing = [f"{name!r}" for name in ("target", "labels", "columns") if name not in fields]
+    missing = [f"{name!r}" for name in ("target", "columns") if name not in fields]
+    if not fields.keys() & {"labels", "low", "high"}:
+        missing.append("'labels' (or 'low' and 'high', where the target is a number)")
+    elif "labels" not in fields:
+        missing += [f"{name!r} of the target" for name in ("low", "high") if name not in fields]
     for item in raw_columns if isinstance(raw_columns, list) else ():
         if not isinstance(item, Mapping):
             continue
@@ -383,18 +422,18 @@ class Records:
 
     Args:
         features: float32, records first: tables (n, d), images (n, channels, height, width) in [0, 1].
-        labels: int64, n of them, each the index of a label of the data set.
+        labels: n of them: int64, each the index of a label of the data set, or float64, each the number to predict.
         texts: The raw texts of a text data set, when they were asked for; else None.
     """
 
     features: Float32[np.ndarray, "n ..."]
-    labels: Int64[np.ndarray, " n"]
+    labels: Int64[np.ndarray, " n"] | Float64[np.ndarray, " n"]
     texts: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.features.dtype != np.float32 or self.labels.dtype != np.int64:
+        if self.features.dtype != np.float32 or self.labels.dtype not in (np.int64, np.float64):
             raise InvalidArgument(
-                f"records must be float32 features and int64 labels, "
+                f"records must be float32 features and int64 labels (float64 for numbers to predict), "
                 f"got {self.features.dtype} and {self.labels.dtype}. "
                 "Convert them first."
             )
@@ -430,7 +469,7 @@ class DatasetSplits:
         train: Records to train on.
         test: Records to measure on, or None: a user's file has no test split unless one is named, since
             accuracy on a random part of private data is itself a release to be paid for.
-        labels: The label set; labels of records are indices in it.
+        labels: The label set; labels of records are indices in it. Empty where the target is a number.
         public: Whether the records are public. Only then may statistics without noise be shown.
         source: Where the records come from.
         license: The license of the records.
@@ -445,6 +484,21 @@ class DatasetSplits:
     source: str
     license: str
     schema: Schema | None
+
+    @property
+    def num_classes(self) -> int:
+        """Number of labels, for models that predict a label.
+
+        Raises:
+            InvalidArgument: The target is a number.
+        """
+        if not self.labels:
+            target = "" if self.schema is None else f" {self.schema.target!r}"
+            raise InvalidArgument(
+                f"target must be a label for this model, got the number{target}. Choose a method that predicts numbers: "
+                "--model adassp, boosting, network, …, or its estimator in Python."
+            )
+        return len(self.labels)
 
     def __post_init__(self) -> None:
         if self.test is self.train and not self.public:

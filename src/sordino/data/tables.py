@@ -31,6 +31,7 @@ __all__ = [
     "Column",
     "EncodedColumn",
     "LONGEST_LINE",
+    "encode_features",
     "encode_table",
     "is_table",
     "iterate_columns",
@@ -583,35 +584,54 @@ _MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 
 
 def encode_table(columns: Mapping[str, Column], schema: Schema) -> Records:
-    """Encode the declared columns; records whose label is not in the label set are left out.
+    """Encode the declared columns; records whose label is not in the label set, or is no finite number, are left out.
 
     Args:
         columns: The declared columns and the target, as read from the file.
         schema: The declared schema.
 
     Returns:
-        Records with features (n, schema.width()): numbers in [-1, 1], categories one-hot.
+        Records with features (n, schema.width()): numbers in [-1, 1], categories one-hot. Labels are indices in the
+        label set, or the numbers of a numeric target in its own unit, not clipped.
     """
-    labels = positions(columns[schema.target], schema.labels)
-    keep = np.flatnonzero(labels >= 0)
+    if schema.target_bounds is None:
+        labels = positions(columns[schema.target], schema.labels)
+        keep = np.flatnonzero(labels >= 0)
+    else:
+        labels = to_numbers(columns[schema.target])
+        keep = np.flatnonzero(np.isfinite(labels))
+    return Records(features=encode_features(columns, schema, keep), labels=labels[keep])
+
+
+def encode_features(
+    columns: Mapping[str, Column], schema: Schema, keep: Int64[np.ndarray, " m"] | None = None
+) -> Float32[np.ndarray, "m w"]:
+    """The declared columns as features (m, schema.width()), of the rows `keep` or of all; no target is needed."""
+    if keep is None:
+        first = columns[schema.columns[0].name]
+        keep = np.arange(len(first.codes if isinstance(first, EncodedColumn) else first))
     features = np.zeros((len(keep), schema.width()), dtype=np.float32)
     start = 0
     for declared in schema.columns:
         part = features[:, start : start + declared.width]
         _fill(part, columns[declared.name], declared, keep)
         start += declared.width
-    return Records(features=features, labels=labels[keep])
+    return features
 
 
 def unlisted_labels(columns: Mapping[str, Column], schema: Schema) -> int:
-    """The number of **public** records with a label that the schema does not list.
+    """The number of **public** records with a label that the schema does not list, or with no number as the target.
 
     A missing label (none, an empty cell, ``?``, ``NA`` and the like) is not counted.
     """
     column = columns[schema.target]
     assert isinstance(column, EncodedColumn)
     listed = {*schema.labels}
-    unlisted = [value not in listed and value.lower() not in _MISSING for value in column.values]
+
+    def is_listed(value: str) -> bool:
+        return value in listed if schema.target_bounds is None else bool(np.isfinite(to_number(value)))
+
+    unlisted = [not is_listed(value) and value.lower() not in _MISSING for value in column.values]
     return int(np.array([*unlisted, False])[column.codes].sum())
 
 
@@ -663,9 +683,11 @@ def positions(column: Column, listed: tuple[str, ...]) -> Int64[np.ndarray, " n"
 
 
 _MAX_CATEGORIES = 100
+# More different numbers than this are hardly classes: whole ones, and others.
+_MAX_WHOLE_LABELS, _MAX_OTHER_LABELS = 32, 12
 
 
-def schema_from_sample(sample: Path, *, target: str) -> Schema:
+def schema_from_sample(sample: Path, *, target: str, target_bounds: tuple[float, float] | None = None) -> Schema:
     """Derive a schema from a **public** sample of the same form as the private table.
 
     A column whose values are all numbers becomes `NumericColumn` with the sample's smallest and largest value as
@@ -677,13 +699,15 @@ def schema_from_sample(sample: Path, *, target: str) -> Schema:
     Args:
         sample: A public CSV, TSV or Parquet file. Every column is used; leave out of it what isn't a feature.
         target: The label's column; its values in the sample become the label set.
+        target_bounds: Public bounds of the target, where it is a number to predict and not a label.
 
     Returns:
         A schema with origin ``public_sample``.
 
     Raises:
         InvalidArgument: If the sample can't be read or has no column named `target`.
-        MissingDeclaration: If the sample doesn't settle a column (one value only, or more than 100 texts).
+        MissingDeclaration: If the sample doesn't settle a column (one value only, or more than 100 texts), or the
+            target holds so many different numbers that it is hardly a label.
     """
     header = read_header(sample)
     if target not in header:
@@ -691,14 +715,31 @@ def schema_from_sample(sample: Path, *, target: str) -> Schema:
             f"target must be a column of the public sample {sample.name!r}, got {target!r}. Check it."
         )
     columns = read_columns(sample, header)
-    labels = _distinct(columns[target])
+    labels = () if target_bounds is not None else _sample_labels(target, columns[target])
+    derived = tuple(_derive(name, columns[name]) for name in header if name != target)
+    return Schema(
+        columns=derived, target=target, labels=labels, origin="public_sample", target_bounds=target_bounds
+    )
+
+
+def _sample_labels(target: str, column: Column) -> tuple[str, ...]:
+    """The label set: the values in the sample. Refuses a column of measurements: each value would be a class."""
+    labels = _distinct(column)
     if len(labels) < 2:
         raise MissingDeclaration(
             f"the labels of target {target!r} must be at least two, got {len(labels)} in the public sample. "
             "Give a larger sample or a schema file."
         )
-    derived = tuple(_derive(name, columns[name]) for name in header if name != target)
-    return Schema(columns=derived, target=target, labels=labels, origin="public_sample")
+    numbers = _samples_numbers(labels)
+    whole = numbers is not None and bool((numbers == np.round(numbers)).all())
+    if numbers is not None and len(labels) > (_MAX_WHOLE_LABELS if whole else _MAX_OTHER_LABELS):
+        raise MissingDeclaration(
+            f"target {target!r} must be declared as a number or as a label: the public sample holds {len(labels)} "
+            "different numbers, each of which would be a class. To predict the number give target_bounds "
+            f"(--target-bounds LOW HIGH), or a schema with low and high of {target!r}. If they are classes, give a "
+            "schema that lists them as labels."
+        )
+    return labels
 
 
 def _derive(name: str, column: Column) -> NumericColumn | CategoricalColumn:

@@ -311,7 +311,7 @@ def run_metadata(
         "data": {
             "name": dataset.name,
             "records": len(dataset.train),
-            "labels": len(dataset.labels),
+            "labels": dataset.num_classes,
             "source": dataset.source if dataset.public else "not public",
             "license": dataset.license,
             "public": dataset.public,
@@ -479,7 +479,7 @@ class Recipe:
         task = RecipeTask(
             data=dataset.name,
             shape=dataset.train.record_shape,
-            classes=len(dataset.labels),
+            classes=dataset.num_classes,
             dataset_size=population,
             schema=dataset.schema,
             epsilon=epsilon,

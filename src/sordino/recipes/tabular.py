@@ -117,8 +117,13 @@ def make_tabular_task(dataset: DatasetSplits, *, target: str | None = None) -> T
     names = [column.name for column in schema.columns]
     if target is None or target == schema.target:
         return _whole(dataset, schema)
-    if target in names and isinstance(schema.columns[names.index(target)], NumericColumn):
+    is_column = target in names and isinstance(schema.columns[names.index(target)], NumericColumn)
+    if target is not None and is_column and schema.target_bounds is None:
         return _regression(dataset, schema, names.index(target))
+    if schema.target_bounds is not None:
+        raise InvalidArgument(
+            f"target must be {schema.target!r}, the number that the schema declares, got {target!r}. Leave it out."
+        )
     numeric = [column.name for column in schema.columns if isinstance(column, NumericColumn)]
     raise InvalidArgument(
         f"target must be {schema.target!r} or one of the numeric columns {', '.join(numeric)}, got {target!r}."
@@ -161,8 +166,8 @@ def _whole(dataset: DatasetSplits, schema: Schema) -> TabularTask:
             data_norm=math.sqrt(len(schema.columns)),
             one_hot=_groups(schema),
             target=schema.target,
-            classes=len(dataset.labels),
-            target_bounds=None,
+            classes=len(dataset.labels) or None,
+            target_bounds=schema.target_bounds,
         ),
         train=rows(dataset.train),
         test=None if dataset.test is None else rows(dataset.test),
