@@ -13,6 +13,7 @@ from sordino import checks
 from sordino.cli.console import JsonOption, Output, finite, heading
 from sordino.cli.ledger import open_account
 from sordino.cli.plots import checked_path
+from sordino.cli.table_options import TargetBoundsOption, print_labels
 from sordino.definitions import format_upper_bound
 from sordino.errors import InvalidArgument, MissingDeclaration
 
@@ -36,6 +37,7 @@ def compare(
     public_schema_from: Annotated[
         Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
     ] = None,
+    target_bounds: TargetBoundsOption = None,
     test: Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form, to measure on.")] = None,
     data_is_public: Annotated[bool, typer.Option("--data-is-public", help="Declare your file public.")] = False,
     plot: Annotated[Path | None, typer.Option(help="The picture, .png or .svg; compare-NAME.png if not given.")] = None,
@@ -52,13 +54,19 @@ def compare(
     checks.integer(1, repeats=repeats)
     if delta is not None:
         checks.probability(zero=False, one=False, delta=delta)
-    from sordino.cli.table_options import print_labels
     from sordino.cli.training_job import default_delta
     from sordino.data import load_dataset
 
     out, account = Output(as_json=as_json), open_account(ledger, dataset_name)
     label = target if public_schema_from is not None else None
-    dataset = load_dataset(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
+    dataset = load_dataset(
+        data,
+        target=label,
+        schema=schema,
+        public_schema_from=public_schema_from,
+        target_bounds=target_bounds,
+        test=test,
+    )
     if data_is_public:
         dataset = replace(dataset, public=True)
     print_labels(dataset, out)
@@ -151,10 +159,10 @@ def _table(found: "Comparison", others: Mapping[str, float], chosen: "list[Tabul
     budgets = sorted({cell.epsilon for cell in found.cells})
     best = max if found.measure == "accuracy" else min
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("accuracy" if found.measure == "accuracy" else "root mean squared error", no_wrap=True)
+    table.add_column("accuracy" if found.measure == "accuracy" else "RMSE", no_wrap=True)
     for budget in budgets:
         table.add_column(f"ε = {budget:.3g}", justify="right", no_wrap=True)
-    table.add_column("", style="dim", no_wrap=True)
+    table.add_column("", style="dim", overflow="fold")
     for method in chosen:
         row = []
         for budget in budgets:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from sordino import accounting, checks
 from sordino.cli.console import Output, check_single_process_options
-from sordino.cli.training_job import Outcome, default_delta, render_outcome
+from sordino.cli.training_job import Outcome, default_delta, render_outcome, subgroups_of
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.events import Event, compose
@@ -252,23 +252,35 @@ def _arrays(attributes: Mapping[str, object]) -> Iterator[tuple[str, np.ndarray]
 
 def estimator_metrics(job: EstimatorJob, rows: "TabularTask", fitted: "FittedTable") -> dict[str, Metric]:
     """What may be shown: the private model on public test records; models without privacy only when all is public."""
-    from sordino.recipes.tabular import non_private_scores, trivial_score
+    from sordino.recipes.tabular import non_private_scores
+    from sordino.report import compute_label_utility, compute_regression_utility, compute_utility
 
     if rows.test is None or not len(rows.test[0]) or not job.test_is_public:
         return {}
-    kind = f"test_{rows.metric}"
-    found = {kind: Metric(value=fitted.score(*rows.test), public=True, what="private model, public test records")}
-    floor = "majority_accuracy" if rows.metric == "accuracy" else "trivial_rmse"
-    found[floor] = Metric(
-        value=trivial_score(rows), public=True, what="the commonest label, or the mean, of test targets"
-    )
-    if not job.dataset.public:
-        return found
-    others = non_private_scores(rows)
-    twin = "trees" if job.method == "boosting" else "linear"
-    found[f"twin_{kind}"] = Metric(
-        value=others[twin], public=True, what=f"scikit-learn's {twin} model without privacy, public data"
-    )
+    features, targets = rows.test
+    if rows.facts.classes is None:
+        found = compute_regression_utility(fitted.predict(features), targets, public=True)
+    else:
+        assert job.dataset.test is not None
+        groups = subgroups_of(job.dataset, job.dataset.test)
+        chances = fitted.predict_proba(features)
+        if chances is not None:
+            found = compute_utility(chances, targets, public=True, groups=groups)
+        else:
+            found = compute_label_utility(
+                fitted.predict(features),
+                targets,
+                classes=rows.facts.classes,
+                scores=fitted.scores(features),
+                public=True,
+                groups=groups,
+            )
+    if job.dataset.public:
+        others = non_private_scores(rows)
+        baseline = "trees" if job.method == "boosting" else "linear"
+        found[f"baseline_test_{rows.metric}"] = Metric(
+            value=others[baseline], public=True, what=f"scikit-learn's {baseline} model without privacy, public data"
+        )
     return found
 
 

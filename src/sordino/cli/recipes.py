@@ -168,11 +168,7 @@ def _measured(dataset: "DatasetSplits", fitted: "FittedRecipe", *, test_is_publi
     test = dataset.test
     if test is None or not len(test) or not test_is_public:
         return {}
-    found = compute_utility(fitted.predict_proba(test), test.labels, public=True, groups=subgroups_of(dataset, test))
-    labels = test.labels.tolist()
-    most = max(labels.count(label) for label in set(labels)) / len(labels)
-    found["majority_accuracy"] = Metric(value=most, public=True, what="share of the commonest public test label")
-    return found
+    return compute_utility(fitted.predict_proba(test), test.labels, public=True, groups=subgroups_of(dataset, test))
 
 
 def check_no_other_options(recipe: str, names: tuple[str, ...], **others: object) -> None:

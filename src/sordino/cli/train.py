@@ -14,6 +14,7 @@ from rich.text import Text
 from sordino import checks
 from sordino.cli.console import JsonOption, Output, check_single_process_options, init_distributed
 from sordino.cli.ledger import open_account
+from sordino.cli.table_options import TargetBoundsOption, default_model, print_labels
 from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder
 
@@ -85,8 +86,12 @@ def train(
         float | None, typer.Option(help="δ, below 1 / number of records; 1e-5 or less if not given.")
     ] = None,
     model: Annotated[
-        str, typer.Option(help="logistic, mlp, cnn; an estimator's method; or module:factory.")
-    ] = "logistic",
+        str | None,
+        typer.Option(
+            help="logistic, mlp, cnn; an estimator's method; or module:factory. "
+            "If not given: logistic for labels, boosting for numbers."
+        ),
+    ] = None,
     pipeline: Annotated[
         str | None, typer.Option("--recipe", help="A whole pipeline instead of a model; `list` shows them.")
     ] = None,
@@ -96,6 +101,7 @@ def train(
     public_schema_from: Annotated[
         Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
     ] = None,
+    target_bounds: TargetBoundsOption = None,
     test: Annotated[
         Path | None, typer.Option(help="A PUBLIC file of the same form: the private model's accuracy on it is shown.")
     ] = None,
@@ -140,17 +146,15 @@ def train(
     if pipeline is not None:
         from sordino.cli.recipes import RecipeOptions, check_no_other_options, train_by_recipe
 
-        given = None if model == "logistic" else model
-        check_no_other_options(
-            pipeline, by_hand, model=given, resume=resume, every=checkpoint_every, diagnostics=diagnostics
-        )
+        others = {"model": model, "target_bounds": target_bounds, "resume": resume}
+        check_no_other_options(pipeline, by_hand, every=checkpoint_every, diagnostics=diagnostics, **others)
         files = (data, target, schema, public_schema_from, test, data_is_public)
         asked = RecipeOptions(pipeline, files, epsilon, delta, setting, device, seed, reproducible, out_folder)
         train_by_recipe(asked, open_account(ledger, dataset_name), Output(as_json=as_json))
         return
     goal = _goal(epsilon, delta, resume, by_hand)
+    model = default_model(schema, target_bounds) if model is None else model
     from sordino.cli.estimator_job import EstimatorJob, check_no_overrides, is_method, run_and_print
-    from sordino.cli.table_options import print_labels
     from sordino.cli.training_job import TrainingJob, run_folder
     from sordino.data import load_dataset
     from sordino.randomness import KeyedRNG
@@ -161,7 +165,14 @@ def train(
         check_no_overrides(model, by_hand, resume=resume, checkpoints=checkpoint_every, diagnostics=diagnostics)
     # A numeric column may be an estimator's target too, which only the table knows; a sample's label must be named.
     label = None if is_method(model) and public_schema_from is None else target
-    dataset = load_dataset(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
+    dataset = load_dataset(
+        data,
+        target=label,
+        schema=schema,
+        public_schema_from=public_schema_from,
+        target_bounds=target_bounds,
+        test=test,
+    )
     dataset = replace(dataset, public=dataset.public or data_is_public)
     print_labels(dataset, out)
     test_is_public, folder = dataset.public or test is not None, resume or run_folder(dataset.name, out_folder)

@@ -10,13 +10,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from sordino.cli.console import finite, heading, key_value_table
 from sordino.definitions import Guarantee, format_upper_bound
-from sordino.report import compute_utility
+from sordino.report import compute_utility, describe_figures
 from sordino.runs import Metric, RunFolder
 
 if TYPE_CHECKING:
@@ -79,9 +79,6 @@ def evaluate_run(
         found["baseline_test_accuracy"] = Metric(
             value=accuracy(baseline, test), public=True, what="non-private baseline, public data"
         )
-    labels = test.labels.tolist()
-    most = max(labels.count(label) for label in set(labels)) / len(labels)
-    found["majority_accuracy"] = Metric(value=most, public=True, what="share of the commonest public test label")
     return found
 
 
@@ -318,7 +315,7 @@ def _accuracies(metrics: Mapping[str, Metric]) -> RenderableType:
         "majority_accuracy": "the commonest label",
     }
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
+    table.add_column(style="dim", overflow="fold")
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     for name, words in names.items():
@@ -326,7 +323,17 @@ def _accuracies(metrics: Mapping[str, Metric]) -> RenderableType:
             own = name == "test_accuracy"
             bar = Text("━" * round(40 * metrics[name].value), style="cyan" if own else "bright_black")
             table.add_row(words, Text(f"{100 * metrics[name].value:.1f} %", style="bold" if own else ""), bar)
+    for words, text in describe_figures(metrics):
+        table.add_row(words, Text(text), "")
+    if metrics.get("test_accuracy") and _learned_nothing(metrics):
+        note = Text("Not above the commonest label: this accuracy is reached without learning.", style="yellow")
+        return Group(table, note)
     return table
+
+
+def _learned_nothing(metrics: Mapping[str, Metric]) -> bool:
+    floor = metrics.get("majority_accuracy")
+    return floor is not None and metrics["test_accuracy"].value <= floor.value
 
 
 def _outcome(run: RunFolder, result: "FitResult", metrics: Mapping[str, Metric]) -> Outcome:

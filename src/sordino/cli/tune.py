@@ -11,9 +11,11 @@ from rich.text import Text
 from sordino import checks
 from sordino.cli.console import JsonOption, Output, key_value_table
 from sordino.cli.ledger import open_account
+from sordino.cli.table_options import TargetBoundsOption, print_labels
 from sordino.errors import InvalidArgument, MissingDeclaration
 
 if TYPE_CHECKING:
+    from sordino.data import DatasetSplits
     from sordino.tuning.methods import SearchSpace
 
 __all__ = ["tune_command"]
@@ -22,7 +24,7 @@ __all__ = ["tune_command"]
 def tune_command(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A name from `sordino data list`, or a file.")],
     epsilon: Annotated[float, typer.Option(help="ε of everything: all runs, their scores, and the choice.")],
-    model: Annotated[str, typer.Option(help="An estimator's method, as for train.")] = "dp-gd",
+    model: Annotated[str | None, typer.Option(help="An estimator's method, as for train; dp-gd if not given.")] = None,
     target: Annotated[str | None, typer.Option(help="The label, or a numeric column, to predict.")] = None,
     delta: Annotated[float | None, typer.Option(help="δ of everything, as for train.")] = None,
     runs: Annotated[float, typer.Option(help="Mean of the secret number of runs, above 1.")] = 20.0,
@@ -36,6 +38,7 @@ def tune_command(
     public_schema_from: Annotated[
         Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
     ] = None,
+    target_bounds: TargetBoundsOption = None,
     test: Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form, to measure on.")] = None,
     data_is_public: Annotated[bool, typer.Option("--data-is-public", help="Declare your file public.")] = False,
     seed: Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")] = None,
@@ -58,16 +61,23 @@ def tune_command(
     if delta is not None:
         checks.probability(zero=False, one=False, delta=delta)
     from sordino.cli.estimator_job import TuningJob, is_method, run_tuning_job
-    from sordino.cli.table_options import print_labels
     from sordino.cli.training_job import render_outcome, run_folder
     from sordino.data import load_dataset
     from sordino.randomness import KeyedRNG
 
+    model = "dp-gd" if model is None else model
     if not is_method(model):
         raise InvalidArgument(f"model must be an estimator's method, got {model!r}. Tune modules from Python.")
     out, account = Output(as_json=as_json), open_account(ledger, dataset_name)
     label = target if public_schema_from is not None else None
-    dataset = load_dataset(data, target=label, schema=schema, public_schema_from=public_schema_from, test=test)
+    dataset = load_dataset(
+        data,
+        target=label,
+        schema=schema,
+        public_schema_from=public_schema_from,
+        target_bounds=target_bounds,
+        test=test,
+    )
     dataset = replace(dataset, public=dataset.public or data_is_public)
     print_labels(dataset, out)
     test_is_public = dataset.public or test is not None
@@ -84,7 +94,7 @@ def tune_command(
         shape=shape,
         public_score=score == "public",
         score_noise=score_noise,
-        space=_space(model, space),
+        space=_space(model, space, number=_is_number(dataset, target)),
         rng=KeyedRNG(seed=seed, reproducible=reproducible),
         folder=run_folder(f"{dataset.name}-tuned", out_folder),
         ledger=account,
@@ -105,7 +115,12 @@ def tune_command(
 _KINDS = ("uniform", "log_uniform", "integers")
 
 
-def _space(model: str, path: Path | None) -> "SearchSpace":
+def _is_number(dataset: "DatasetSplits", target: str | None) -> bool:
+    """Whether a number is predicted: the schema's target, or one of its numeric columns."""
+    return not dataset.labels or (dataset.schema is not None and target not in {None, dataset.schema.target})
+
+
+def _space(model: str, path: Path | None, *, number: bool) -> "SearchSpace":
     """The file's space, or the method's own: ranges that were fixed beforehand."""
     from sordino.tuning.methods import Integers, LogUniform, SearchSpace, Uniform
 
@@ -116,7 +131,13 @@ def _space(model: str, path: Path | None) -> "SearchSpace":
             "objective": {"regularization": LogUniform(0.3, 100.0)},
             "output": {"regularization": LogUniform(1.0, 300.0)},
             "svm": {"regularization": LogUniform(0.3, 100.0)},
+            "boosting": {"max_iter": [25, 50, 100, 200], "learning_rate": LogUniform(0.05, 0.5)},
         }
+        if number:
+            # A squared loss curves with the norm of the rows: steps above 1 diverge. λ of least squares is the
+            # method's own.
+            own["dp-gd"] = {"learning_rate": LogUniform(0.05, 1.0), "max_grad_norm": LogUniform(0.05, 1.0)}
+            del own["objective"], own["output"]
         if model not in own:
             raise MissingDeclaration(f"space must be declared for {model}, which has none of its own. Give --space.")
         return SearchSpace(own[model])

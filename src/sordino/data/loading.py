@@ -203,8 +203,8 @@ def load_dataset(
 
     Bounds, categories and labels of a user's file are declared, by `schema` or by a public sample; they are never
     computed from the file. Every record is encoded by itself: missing or unreadable numbers become the middle of their
-    bounds, unlisted categories all zeros, and records whose label is not in the label set, or whose numeric target is no
-    finite number, are left out.
+    bounds, unlisted categories all zeros, and records whose label is not in the label set, or whose numeric target is
+    no finite number, are left out.
 
     Args:
         name_or_path: A name from `available`, or the path of a CSV, TSV, Parquet, npz or IDX file.
@@ -244,8 +244,8 @@ def load_dataset(
         raise InvalidArgument("schema must be given alone, got public_schema_from as well. Give one of them.")
     if target_bounds is not None and (sample is None or is_array(path)):
         raise InvalidArgument(
-            "target_bounds must be given with public_schema_from, for a table, got it otherwise. In a schema file write "
-            "low and high beside target."
+            "target_bounds must be given with public_schema_from, for a table, got it otherwise. In a schema file "
+            "write low and high beside target."
         )
     declared = read_schema(Path(schema)) if isinstance(schema, str | Path) else schema
     test_path = Path(test).expanduser() if test is not None else None
@@ -360,7 +360,7 @@ def _user_set(
 
 
 def _check_test_labels(path: Path, labels: tuple[str, ...], unlisted: int, records: Records) -> None:
-    """Refuse a public test file with targets that the schema rules out: a misspelt label, left out, could give 100 %."""
+    """Refuse a public test file with targets that the schema rules out: without them accuracy could be 100 %."""
     shown = ", ".join(map(repr, labels[:_SHOWN])) + (" and others" if len(labels) > _SHOWN else "")
     rows = f"{unlisted} {'row' if unlisted == 1 else 'rows'}"
     if unlisted and not labels:
@@ -375,7 +375,9 @@ def _check_test_labels(path: Path, labels: tuple[str, ...], unlisted: int, recor
         )
     if not len(records):
         wanted = f"one of the labels {shown}" if labels else "a number as the target"
-        raise InvalidArgument(f"the test file {path.name!r} must hold records with {wanted}, got none. Give another one.")
+        raise InvalidArgument(
+            f"the test file {path.name!r} must hold records with {wanted}, got none. Give another one."
+        )
 
 
 def _undeclared(path: Path, target: str | None) -> MissingDeclaration:

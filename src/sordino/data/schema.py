@@ -175,8 +175,8 @@ class Schema:
             return
         if self.labels:
             raise InvalidArgument(
-                f"target {self.target!r} must have labels or bounds, got both. Declare labels for classes, low and high "
-                "for a number."
+                f"target {self.target!r} must have labels or bounds, got both. Declare labels for classes, low and "
+                "high for a number."
             )
         low, high = self.target_bounds
         _require_bounds(f"the bounds of target {self.target!r}", low, high)
@@ -495,8 +495,8 @@ class DatasetSplits:
         if not self.labels:
             target = "" if self.schema is None else f" {self.schema.target!r}"
             raise InvalidArgument(
-                f"target must be a label for this model, got the number{target}. Choose a method that predicts numbers: "
-                "--model adassp, boosting, network, …, or its estimator in Python."
+                f"target must be a label for this model, got the number{target}. Choose a method that predicts "
+                "numbers: --model adassp, boosting, network, …, or its estimator in Python."
             )
         return len(self.labels)
 

@@ -717,9 +717,7 @@ def schema_from_sample(sample: Path, *, target: str, target_bounds: tuple[float,
     columns = read_columns(sample, header)
     labels = () if target_bounds is not None else _sample_labels(target, columns[target])
     derived = tuple(_derive(name, columns[name]) for name in header if name != target)
-    return Schema(
-        columns=derived, target=target, labels=labels, origin="public_sample", target_bounds=target_bounds
-    )
+    return Schema(columns=derived, target=target, labels=labels, origin="public_sample", target_bounds=target_bounds)
 
 
 def _sample_labels(target: str, column: Column) -> tuple[str, ...]:

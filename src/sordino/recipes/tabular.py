@@ -374,6 +374,22 @@ class FittedTable:
         found = self.estimator.predict(rows)  # pyright: ignore[reportAttributeAccessIssue]
         return (found > 0).astype(np.int64) if self.signs else found
 
+    def scores(self, rows: Rows) -> Rows:
+        """Scores of the classes [n, K], larger for likelier ones; of a model for classes."""
+        if self.signs:
+            found = np.asarray(self.estimator.predict(rows))  # pyright: ignore[reportAttributeAccessIssue]
+        elif hasattr(self.estimator, "decision_function"):
+            found = np.asarray(self.estimator.decision_function(rows))  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            found = np.asarray(self.estimator.predict_log_proba(rows))  # pyright: ignore[reportAttributeAccessIssue]
+        return np.stack([-found, found], axis=1) if found.ndim == 1 else found
+
+    def predict_proba(self, rows: Rows) -> Rows | None:
+        """Probabilities of the classes [n, K]; None where the method has none (hinge loss, least squares)."""
+        if self.signs or not hasattr(self.estimator, "predict_proba"):
+            return None
+        return np.asarray(self.estimator.predict_proba(rows))  # pyright: ignore[reportAttributeAccessIssue]
+
     def score(self, rows: Rows, targets: npt.NDArray[np.generic]) -> float:
         """Accuracy in [0, 1], or the root mean squared error in the target's unit.
 

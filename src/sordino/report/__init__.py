@@ -19,14 +19,23 @@ from sordino.report.render import (
     write_report,
 )
 from sordino.report.schema import Audit, Report
-from sordino.report.utility import compute_utility, measure_private_utility
+from sordino.report.utility import (
+    compute_label_utility,
+    compute_regression_utility,
+    compute_utility,
+    describe_figures,
+    measure_private_utility,
+)
 
 __all__ = [
     "Audit",
     "Report",
     "ReportFiles",
     "build_report",
+    "compute_label_utility",
+    "compute_regression_utility",
     "compute_utility",
+    "describe_figures",
     "max_true_positive_rate",
     "measure_private_utility",
     "plot_report",

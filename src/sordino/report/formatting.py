@@ -390,6 +390,7 @@ def _column(report: Report) -> dict[str, str | None]:
         if risk is None
         else f"{format_upper_bound(100 * risk.right_guesses, 1)} %",
         **{f"accuracy: {item.name}": f"{100 * item.value:.1f} %" for item in report.utility.accuracy},
+        **dict(report.utility.figures),
         "calibration error (ECE)": None if calibration is None else f"{100 * calibration.expected_error:.1f} %",
         **_bought(report),
         "batches": found.sampler_charged,

@@ -260,6 +260,7 @@ def _implementation(report: Report) -> dict[str, object]:
     )
     process = report.process
     measured = [f"{item.name} {100 * item.value:.1f} %" for item in report.utility.accuracy]
+    measured += [f"{words} {text}" for words, text in report.utility.figures if not report.utility.accuracy]
     measured += [
         f"on {one.records} {100 * one.shares[0].accuracy:.1f} % ({100 * one.shares[0].lower:.1f} to "
         f"{100 * one.shares[0].upper:.1f} %), released with ε = {format_upper_bound(one.epsilon)}"

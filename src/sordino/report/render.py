@@ -392,10 +392,10 @@ def _audits(report: Report) -> Iterator[str]:
 def _utility(report: Report) -> Iterator[str]:
     utility = report.utility
     yield "## How well it predicts\n"
-    if not utility.accuracy:
+    if not utility.accuracy and not utility.figures:
         yield "Not measured on public records.\n"
     else:
-        yield from _rows([(item.name, f"{100 * item.value:.1f} %") for item in utility.accuracy])
+        yield from _rows([*((item.name, f"{100 * item.value:.1f} %") for item in utility.accuracy), *utility.figures])
     if utility.calibration:
         found = utility.calibration
         yield (

@@ -318,9 +318,18 @@ class Subgroup(ReportModel):
 
 
 class Measurements(ReportModel):
-    """What the model is good for, measured on public records only."""
+    """What the model is good for, measured on public records only.
+
+    Args:
+        accuracy: shares of right answers, of the model and of what it is compared with.
+        figures: other figures in words: balanced accuracy, errors of a predicted number.
+        calibration: of its confidence.
+        subgroups: accuracy on parts of the records.
+        withheld: how many values are marked private.
+    """
 
     accuracy: tuple[Accuracy, ...]
+    figures: tuple[tuple[str, str], ...] = ()
     calibration: Calibration | None
     subgroups: tuple[Subgroup, ...]
     withheld: int

@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import rankdata
 
 from sordino import accounting, checks
 from sordino.definitions import NeighboringRelation, PrivacyUnit
@@ -33,7 +34,10 @@ from sordino.runs import Evaluation, Metric, NoisyTable, RunFolder
 
 __all__ = [
     "Predictions",
+    "compute_label_utility",
+    "compute_regression_utility",
     "compute_utility",
+    "describe_figures",
     "joint_epsilon",
     "measure_private_utility",
     "proportion_interval",
@@ -47,7 +51,19 @@ _ACCURACIES = {
     "baseline_test_accuracy": "non-private baseline",
     "majority_accuracy": "always the commonest label",
 }
-_BIN, _GROUP = "calibration", "subgroup"
+# What stands beside accuracy, or in its place: words, and whether it is a share.
+_FIGURES = {
+    "test_balanced_accuracy": ("balanced accuracy", True),
+    "test_auc": ("area under the ROC curve", False),
+    "test_r2": ("R², share of the variance that is predicted", False),
+    "test_rmse": ("root mean squared error", False),
+    "test_mae": ("mean absolute error", False),
+    "baseline_test_rmse": ("root mean squared error, non-private baseline", False),
+    "trivial_rmse": ("root mean squared error, always the mean", False),
+}
+_BIN, _GROUP, _CONFUSION = "calibration", "subgroup", "confusion"
+# The most classes that a table of true and predicted ones is kept of.
+_MOST_CLASSES = 10
 _Z95 = 1.959963984540054
 _FEWEST_IN_GROUP = 1
 
@@ -73,8 +89,8 @@ def compute_utility(
         bins: equal parts of [0, 1] into which confidence is sorted, ≥ 1.
 
     Returns:
-        Metrics for `RunFolder.write_metrics`: `test_accuracy`, `test_ece`, `test_mce`, and what the reliability
-        diagram and the table of subgroups need.
+        Metrics for `RunFolder.write_metrics`: those of `compute_label_utility`, `test_ece`, `test_mce`, and what the
+        reliability diagram and the table of subgroups need.
 
     Raises:
         InvalidArgument: the records are not public, or the shapes do not fit.
@@ -82,18 +98,15 @@ def compute_utility(
     References:
         Guo, Pleiss, Sun and Weinberger 2017, "On calibration of modern neural networks", equations 3 and 5.
     """
-    if not public:
-        raise InvalidArgument(
-            "public must be True, got False: what is measured on private records is a release of its own. Pay for one "
-            "with sordino.report.measure_private_utility, or measure on public records."
-        )
+    _require_public(public)
     checks.integer(1, bins=bins)
     chances, right = _checked(probabilities, labels)
     confidence = chances.max(axis=1)
-    correct = (chances.argmax(axis=1) == right).astype(np.float64)
+    predicted = chances.argmax(axis=1)
+    correct = (predicted == right).astype(np.float64)
     # Bins are (k/bins, (k+1)/bins], as in the reference; confidence is never 0.
     place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    metrics = {"test_accuracy": _public(correct.mean(), "private model, public test records")}
+    metrics = compute_label_utility(predicted, right, classes=chances.shape[1], scores=chances, public=public)
     gaps, weights = [], []
     for k in range(bins):
         inside = place == k
@@ -105,14 +118,143 @@ def compute_utility(
                 metrics[f"{_BIN}:{k}:{what}"] = _public(value, "reliability diagram, public test records")
     metrics["test_ece"] = _public(min(1.0, np.dot(gaps, weights)), "expected calibration error")
     metrics["test_mce"] = _public(max(gaps), "maximum calibration error")
-    for column, values in (groups or {}).items():
-        _same_length(values, right, column)
+    return metrics | _group_metrics(groups or {}, correct)
+
+
+def _group_metrics(groups: Mapping[str, Sequence[str]], correct: NDArray[np.float64]) -> dict[str, Metric]:
+    metrics = {}
+    for column, values in groups.items():
+        _same_length(values, correct, column)
         names = np.asarray([str(value) for value in values])
         for name in dict.fromkeys(names.tolist()):
             inside = names == name
             metrics[f"{_GROUP}:{column}:{name}:records"] = _public(inside.sum(), "public test records")
             metrics[f"{_GROUP}:{column}:{name}:accuracy"] = _public(correct[inside].mean(), "public test records")
     return metrics
+
+
+def _require_public(public: bool) -> None:
+    if not public:
+        raise InvalidArgument(
+            "public must be True, got False: what is measured on private records is a release of its own. Pay for one "
+            "with sordino.report.measure_private_utility, or measure on public records."
+        )
+
+
+def compute_label_utility(
+    predicted: ArrayLike,
+    labels: ArrayLike,
+    *,
+    classes: int,
+    public: bool,
+    scores: ArrayLike | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, Metric]:
+    """What predicted classes, without probabilities, are good for on public records.
+
+    Guarantee: that of `compute_utility`: the records must be declared public.
+
+    Args:
+        predicted: (records,), each the index of a class.
+        labels: (records,), each the index of the right class.
+        classes: number of classes, ≥ 2.
+        public: whether everybody may see the records measured on. Must be True.
+        scores: (records, classes), larger for likelier classes; None leaves the area under the curve out.
+        groups: as in `compute_utility`.
+
+    Returns:
+        `test_accuracy`; `test_balanced_accuracy`, the mean over the classes of the share that is found (the recall);
+        `majority_accuracy`, of always naming the commonest class of these records, without which no accuracy can be
+        judged; with scores `test_auc`, the chance that a record of a class scores above one that is not, mean over the
+        classes, ties half; and counts of true and predicted classes, for ten classes at most.
+
+    Example:
+        >>> found = compute_label_utility([0, 0, 1], [0, 1, 1], classes=2, public=True)
+        >>> round(found["test_accuracy"].value, 3), found["test_balanced_accuracy"].value
+        (0.667, 0.75)
+    """
+    _require_public(public)
+    guessed, right = np.asarray(predicted, dtype=np.int64), np.asarray(labels, dtype=np.int64)
+    checks.integer(1, records=len(right))
+    present = np.unique(right)
+    recalls = [float(np.mean(guessed[right == k] == k)) for k in present]
+    correct = (guessed == right).astype(np.float64)
+    what = "private model, public test records"
+    metrics = {
+        "test_accuracy": _public(correct.mean(), what),
+        "test_balanced_accuracy": _public(float(np.mean(recalls)), what),
+        "majority_accuracy": _public(
+            np.bincount(right).max() / len(right), "share of the commonest label among the public test records"
+        ),
+    }
+    if scores is not None and len(present) > 1:
+        values = np.asarray(scores, dtype=np.float64)
+        # With two classes both areas are the same.
+        ranked = [_area(values[:, k], right == k) for k in (present if classes > 2 else present[-1:])]
+        metrics["test_auc"] = _public(float(np.mean(ranked)), what)
+    if classes <= _MOST_CLASSES:
+        for true, guess in np.ndindex(classes, classes):
+            count = int(np.sum((right == true) & (guessed == guess)))
+            metrics[f"{_CONFUSION}:{true}:{guess}"] = _public(count, "public test records")
+    return metrics | _group_metrics(groups or {}, correct)
+
+
+def _area(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
+    """Area under the ROC curve: the share of pairs in which the positive record scores higher, ties half."""
+    many = int(positive.sum())
+    ranks = rankdata(scores)
+    return float((ranks[positive].sum() - many * (many + 1) / 2) / (many * (len(scores) - many)))
+
+
+def compute_regression_utility(predicted: ArrayLike, targets: ArrayLike, *, public: bool) -> dict[str, Metric]:
+    """What predicted numbers are good for on public records.
+
+    Guarantee: that of `compute_utility`: the records must be declared public.
+
+    Args:
+        predicted: (records,), in the target's unit.
+        targets: (records,), finite.
+        public: whether everybody may see the records measured on. Must be True.
+
+    Returns:
+        `test_rmse` and `test_mae`, root mean squared and mean absolute error; `trivial_rmse`, of always naming the mean
+        of these targets; `test_r2` = 1 − (test_rmse / trivial_rmse)², if the targets differ.
+
+    Example:
+        >>> found = compute_regression_utility([1.0, 3.0], [0.0, 4.0], public=True)
+        >>> found["test_rmse"].value, found["test_mae"].value, found["test_r2"].value
+        (1.0, 1.0, 0.75)
+    """
+    _require_public(public)
+    guessed, right = np.asarray(predicted, dtype=np.float64), np.asarray(targets, dtype=np.float64)
+    checks.integer(1, records=len(right))
+    errors = guessed - right
+    rmse, trivial = math.sqrt(np.mean(np.square(errors))), float(np.std(right))
+    what = "private model, public test records"
+    metrics = {
+        "test_rmse": _public(rmse, what),
+        "test_mae": _public(np.mean(np.abs(errors)), what),
+        "trivial_rmse": _public(trivial, "always the mean of the public test targets"),
+    }
+    if trivial > 0:
+        metrics["test_r2"] = _public(1 - (rmse / trivial) ** 2, what)
+    return metrics
+
+
+def describe_figures(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
+    """The public figures that stand beside accuracy, or in its place, each with its words; the confusion table last."""
+    shown = {name: metric.value for name, metric in metrics.items() if metric.public}
+    found = [
+        (words, f"{100 * shown[name]:.1f} %" if is_share else f"{shown[name]:.4g}")
+        for name, (words, is_share) in _FIGURES.items()
+        if name in shown
+    ]
+    pairs = [tuple(map(int, name.split(":")[1:])) for name in shown if name.startswith(f"{_CONFUSION}:")]
+    if len(pairs) == 4:
+        counts = {pair: int(shown[f"{_CONFUSION}:{pair[0]}:{pair[1]}"]) for pair in pairs}
+        said = f"{counts[0, 0]:,} and {counts[0, 1]:,}; {counts[1, 0]:,} and {counts[1, 1]:,}"
+        found.append(("first label taken as first, second; second as first, second", said))
+    return found
 
 
 def read_utility(metrics: Mapping[str, Metric]) -> Measurements:
@@ -130,6 +272,7 @@ def read_utility(metrics: Mapping[str, Metric]) -> Measurements:
     )
     return Measurements(
         accuracy=accuracy,
+        figures=tuple(describe_figures(metrics)),
         calibration=_calibration(shown),
         subgroups=_subgroups(shown),
         withheld=sum(not metric.public for metric in metrics.values()),
@@ -191,7 +334,7 @@ def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.fl
     return np.minimum(chances, 1.0), right.astype(np.int64)
 
 
-def _same_length(values: Sequence[str], labels: NDArray[np.int64], column: str) -> None:
+def _same_length(values: Sequence[str], labels: NDArray[np.generic], column: str) -> None:
     if len(values) != len(labels):
         raise InvalidArgument(
             f"groups must have one value a record, got {len(values)} for {len(labels)} records in {column!r}."
