@@ -233,7 +233,7 @@ def compute_regression_utility(predicted: ArrayLike, targets: ArrayLike, *, publ
     what = "private model, public test records"
     metrics = {
         "test_rmse": _public(rmse, what),
-        "test_mae": _public(np.mean(np.abs(errors)), what),
+        "test_mae": _public(float(np.mean(np.abs(errors))), what),
         "trivial_rmse": _public(trivial, "always the mean of the public test targets"),
     }
     if trivial > 0:
