@@ -409,7 +409,7 @@ def load_records(cell: Cell) -> tuple[Pair, Pair, int]:
         rng = KeyedRNG(seed=int(hashlib.sha256(words.encode()).hexdigest()[:24], 16), reproducible=True)
         basis = directions(train[0], noise_multiplier=cell.pca_noise_multiplier, rng=rng)[:, : cell.pca].float()
         train, test = ((features.flatten(1) @ basis, labels) for features, labels in (train, test))
-    return train, test, len(dataset.labels)
+    return train, test, dataset.num_classes
 
 
 _load = cache(load_dataset)
