@@ -42,8 +42,14 @@ from sordino.training.probing.snapshots import (
     preserve_rng_state,
 )
 from sordino.training.probing.synthetic import INTEGER_PATTERNS, AdversarialValue, SyntheticRecords
-from sordino.training.probing.torch_modes import ComparisonConstants, IndexBoundsCheck, NoClassWeights, PublicDivisor
-from sordino.training.pytree import tensors_in
+from sordino.training.probing.torch_modes import (
+    ComparisonConstants,
+    GradientCuts,
+    IndexBoundsCheck,
+    NoClassWeights,
+    PublicDivisor,
+)
+from sordino.training.pytree import map_tensors, tensors_in
 
 __all__ = [
     "OTHER_SHAPE",
@@ -123,6 +129,7 @@ class ProbeRunner:
         generators: the generators of random numbers that were used so far.
         singled: what tensors were compared with so far.
         dtype: in which gradients were summed.
+        gradients_follow: whether `study` found that gradients are the derivatives of what `look` reads, and nothing else.
     """
 
     def __init__(
@@ -137,8 +144,9 @@ class ProbeRunner:
         self._own = set(capture.model.parameters())
         self._directions: dict[int, Tensor] = {}
         # Outputs of the model, by their number, that no loss was made of so far.
-        self._idle: set[int] | None = None
+        self._idle: set[int] = set()
         self.dtype = torch.float32
+        self.gradients_follow = False
 
     def observe(
         self,
@@ -177,7 +185,7 @@ class ProbeRunner:
             noted = stack.enter_context(self._outputs_noted()) if outputs else None
             loss = self._loss(stack, batch, count, looks=looks)
             total = loss.sum()
-            rows = None if noted is None else self._rows(noted, loss, count)
+            rows = None if noted is None else self._rows(noted, loss, count, ())
             if looks:
                 self._check_parameters(total)
                 self._backward(total, count)
@@ -255,24 +263,62 @@ class ProbeRunner:
         tolerance = OTHER_SHAPE_HALF if self.singled.is_half else OTHER_SHAPE.get(captured.dtype, OTHER_SHAPE_HALF)
         return difference <= tolerance * size + _FLOOR * tolerance * whole
 
-    def look(self, batch: object, count: int) -> Tensor:
+    def study(self, batch: object, count: int) -> None:
+        """Find in an ordinary pass what the loss is made of: `gradients_follow`, and outputs that it does not use."""
+        SeededGenerators().start()
+        cuts = GradientCuts()
+        with self._outputs_noted() as noted, self._capture.ordinary(), PublicDivisor(), torch.enable_grad(), cuts:
+            loss = self._run(batch)
+        nodes = _nodes(loss)
+        self._idle = {number for number, one in enumerate(noted) if one.grad_fn is not None and one.grad_fn not in nodes}
+        by_rows = {one.grad_fn for one in noted if one.grad_fn is not None and _has_rows(one, count)}
+        past = graph_bypassing_outputs(loss, by_rows).leaves
+        self.gradients_follow = not (
+            cuts.found
+            or any(_is_of_the_user(node) for node in nodes)
+            or any(isinstance(module, torch.jit.ScriptModule) for module in self._capture.model.modules())
+            or (self._reduction != "none" and any(leaf in self._own for leaf in past))
+        )
+
+    def look(self, batch: object, count: int, *, gradients: bool = False) -> Tensor:
         """What the forward pass gives for each record, in a few numbers: float64 on the CPU, shape (count, numbers).
 
         They are made of the rows of the model's outputs, and of the losses where there is one for each record; not of
-        outputs that no loss was made of in `observe`. Nothing is captured, and no gradient computed.
+        outputs that no loss is made of. With `gradients` a loss that is reduced adds the rows of its gradients by these
+        outputs. Nothing is captured, and no gradient of a parameter computed.
         """
         SeededGenerators().start()
-        with self._outputs_noted() as noted, self._capture.ordinary(), PublicDivisor(), torch.no_grad():
+        by_outputs = gradients and self._reduction != "none"
+        with (
+            self._outputs_noted(as_leaves=by_outputs) as noted,
+            self._capture.ordinary(),
+            PublicDivisor(),
+            torch.set_grad_enabled(by_outputs),
+        ):
             loss = self._run(batch)
-        return self._rows(noted, loss, count)
+        if not by_outputs:
+            return self._rows(noted, loss, count, ())
+        leaves = [tensor for tensor in self._used(noted) if tensor.requires_grad]
+        found = torch.autograd.grad(loss.sum(), leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
+        scale = count if self._reduction == "mean" else 1
+        slopes = [
+            torch.zeros_like(leaf) if gradient is None else gradient * scale
+            for leaf, gradient in zip(leaves, found, strict=True)
+        ]
+        return self._rows(noted, loss, count, slopes)
 
     @contextmanager
-    def _outputs_noted(self) -> Iterator[list[Tensor]]:
-        """The tensors that calls of the model return in the block."""
+    def _outputs_noted(self, *, as_leaves: bool = False) -> Iterator[list[Tensor]]:
+        """The tensors that calls of the model return in the block; `as_leaves` cuts them off from the model."""
         noted: list[Tensor] = []
 
-        def note(_module: nn.Module, _args: object, output: object) -> None:
-            noted.extend(tensors_in(output))
+        def note(_module: nn.Module, _args: object, output: object) -> object:
+            if not as_leaves:
+                noted.extend(tensors_in(output))
+                return None
+            cut = map_tensors(lambda one: one.detach().requires_grad_(one.is_floating_point()), output)
+            noted.extend(tensors_in(cut))
+            return cut
 
         # Before the capture's own, which must stay the last where the model itself holds parameters.
         handle = self._capture.model.register_forward_hook(note, prepend=True)
@@ -281,13 +327,13 @@ class ProbeRunner:
         finally:
             handle.remove()
 
-    def _rows(self, noted: Sequence[Tensor], loss: Tensor, count: int) -> Tensor:
-        if loss.requires_grad:
-            nodes = _nodes(loss) if len(noted) > 1 else None
-            idle = {number for number, one in enumerate(noted) if nodes and one.grad_fn and one.grad_fn not in nodes}
-            self._idle = idle if self._idle is None else self._idle & idle
-        used = (tensor for number, tensor in enumerate(noted) if number not in (self._idle or ()))
-        rows = [_in_few_numbers(tensor, count) for tensor in used if _has_rows(tensor, count)]
+    def _used(self, noted: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs that a loss is made of."""
+        return [tensor for number, tensor in enumerate(noted) if number not in self._idle]
+
+    def _rows(self, noted: Sequence[Tensor], loss: Tensor, count: int, slopes: Sequence[Tensor]) -> Tensor:
+        tensors = (*self._used(noted), *slopes)
+        rows = [_in_few_numbers(tensor, count) for tensor in tensors if _has_rows(tensor, count)]
         if loss.shape == (count,):
             rows.append(loss.detach().cpu().double()[:, None])
         return torch.cat(rows, 1) if rows else torch.zeros(count, 0, dtype=torch.float64)
@@ -459,6 +505,11 @@ def _nodes(loss: Tensor) -> set[torch.autograd.graph.Node]:
     return seen
 
 
+def _is_of_the_user(node: torch.autograd.graph.Node) -> bool:
+    """Whether a backward formula is not torch's own: an autograd function in Python or C++, a module's backward hook."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction) or "::" in type(node).__name__
+
+
 @dataclass(frozen=True, kw_only=True)
 class PastOutputs:
     """What backward reaches on ways that don't lead through a module's outputs.
@@ -527,6 +578,8 @@ _SMALL, _SMALL_ELSEWHERE = 1e-3, 0.1
 _VANISHING = 1e-2
 # Sizes of batches between the halves, in eighths of the largest.
 _EIGHTHS = (3, 5, 7)
+# Of the large experiments so many look at gradients even where these follow from what the forward pass gives.
+_WITH_GRADIENTS = 2
 _EXTREME = 1e4
 _FLOATS = (torch.nan, _EXTREME, -_EXTREME)
 # Marks of missing labels, then ids: small ones are often special tokens.
@@ -670,6 +723,7 @@ class _Probe:
     def start(self) -> None:
         """Find synthetic records that model and loss run on, and look at them."""
         self._records, self._first = self._workable()
+        self._observer.study(self._records.batch(range(self._count)), self._count)
 
     def _workable(self) -> tuple[SyntheticRecords, ProbeResult]:
         """The first kind of synthetic records that the loop runs on, and what it gives on them."""
@@ -995,40 +1049,58 @@ class _Probe:
         """All this in a batch as large as training's, in which thresholds are exceeded and order shows.
 
         Gradients, and what the forward pass gives, are looked at with every other record replaced, for every ordered
-        pair of records, and in smaller batches.
+        pair of records, and in smaller batches. Where gradients are derivatives of what the forward pass gives, every
+        ordered pair is looked at in that, and gradients in the first experiments only.
         """
         count = self._size.records
         if count < 2:
             return
         even, odd = list(range(0, count, 2)), list(range(1, count, 2))
         sets = [] if self._size.again else [even, *_replaced_sets(count)]
+        follows = self._observer.gradients_follow
         # Two passes read one sum.
-        rows = [] if self._size.two_passes else sets
+        rows = [] if self._size.two_passes else sets[: _WITH_GRADIENTS if follows else None]
         first = self._filled(count, torch.cat([_evenly(count), *([_rows_of_weights(count, rows)] if rows else [])]))
         if self._size.again:
             self._compare_large(first, *self._extremes(odd, 0), odd)
             return
         others = [count + place if place in set(even) else place for place in range(count)]
         self._compare_large(first, others, {}, even, row=1 if rows else None)
+        whole = self._observer.look(self._large.batch(range(count)), count, gradients=True) if follows else None
         for turn, replaced in enumerate(sets[1:], start=1):
-            self._compare_large(first, *self._extremes(replaced, turn), replaced, row=turn + 1 if rows else None)
+            changed = self._extremes(replaced, turn)
+            if whole is not None and turn >= _WITH_GRADIENTS:
+                self._compare_looks(whole, *changed, replaced)
+            else:
+                self._compare_large(first, *changed, replaced, row=turn + 1 if rows else None)
         self._look_at_missing(first, sets[-1], len(sets))
         self._look_at_alike(first)
         self.check_single_records(first, values=values)
 
     def _look_at_missing(self, first: ProbeResult, replaced: list[int], turn: int) -> None:
         """What the forward pass gives for a record must be the same where some of the others are NaN, too."""
+        assert first.outputs is not None
+        self._compare_looks(first.outputs, *self._extremes(replaced, turn, last=True), replaced, gradients=False)
+
+    def _compare_looks(
+        self,
+        whole: Tensor,
+        places: list[int],
+        poisons: dict[int, AdversarialValue],
+        replaced: Sequence[int],
+        *,
+        gradients: bool = True,
+    ) -> None:
+        """Compare what the forward pass gives, and with `gradients` the loss's gradients by it, for records that stay."""
         count = self._large.count
         try:
-            changed = self._observer.look(self._large.batch(*self._extremes(replaced, turn, last=True)), count)
+            changed = self._observer.look(self._large.batch(places, poisons), count, gradients=gradients)
         except SordinoError:
             raise
         except Exception:
             return
         kept = sorted(set(range(count)) - set(replaced))
-        if first.outputs is not None and not _same_looks(
-            first.outputs[kept], changed[kept], max(self._tolerance(), _NORMS)
-        ):
+        if not _same_looks(whole[kept], changed[kept], max(self._tolerance(), _NORMS)):
             raise _coupled(_UNUSUAL)
 
     def _look_at_alike(self, first: ProbeResult) -> None:
@@ -1076,7 +1148,10 @@ class _Probe:
         patterns = INTEGER_PATTERNS if self._pattern is None else (self._pattern,)
         for pattern, diverse in product(patterns, (True, False)):
             records = self._made_up(count, pattern, diverse=diverse)
+            few = min(count, _RECORDS)
             try:
+                if self._pattern is None:
+                    self._observer.study(records.batch(range(few)), few)
                 first = self._observer.observe(
                     records.batch(range(count)), weights, large=True, looks=self._pattern is None, outputs=True
                 )

@@ -263,7 +263,7 @@ class SeededGenerators:
 
     def start(self) -> None:
         """Start all generators anew, so that two passes over batches of one shape meet the same chance."""
-        torch.manual_seed(self.seed)
+        _seed_torch(self.seed)
         random.seed(self.seed)
         numpy_random.seed(self.seed)  # noqa: NPY002
         word = _ALL_BITS if self.high else 0
@@ -277,6 +277,14 @@ class SeededGenerators:
             numpy_random.set_state(state)  # noqa: NPY002
         elif self.forced == "torch":
             _force_torch(word)
+
+
+def _seed_torch(seed: int) -> None:
+    """``torch.manual_seed`` without the record of the call that torch keeps where there is no accelerator."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 def _force_torch(word: int) -> None:

@@ -10,8 +10,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sordino.errors import CoupledRecords
+from sordino.training.pytree import tensors_in
 
-__all__ = ["ComparisonConstants", "IndexBoundsCheck", "NoClassWeights", "PublicDivisor", "with_public_divisor"]
+__all__ = ["ComparisonConstants", "GradientCuts", "IndexBoundsCheck", "NoClassWeights", "PublicDivisor", "with_public_divisor"]
 
 
 _CLASS_LOSSES: dict[Callable[..., object], inspect.Signature] = {
@@ -249,6 +250,56 @@ class ComparisonConstants(TorchDispatchMode):
         for near in (value - 1, value, value + 1) if ordered else (value,):
             if near == int(near) and len(self.integers) < _MOST:
                 self.integers[int(near)] = None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Where a gradient is not the derivative of the values.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+_READ_AS_NUMBERS = frozenset({"item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__dlpack__"})
+_HOOKING = frozenset({"register_hook", "register_post_accumulate_grad_hook", "grad_fn"})
+_SHAPE_ONLY = frozenset(
+    f"{prefix}{name}" for name in ("zeros", "ones", "full", "empty", "rand", "randn") for prefix in ("", "new_")
+) | frozenset(f"{name}_like" for name in ("zeros", "ones", "full", "empty", "rand", "randn"))
+
+
+class GradientCuts(TorchFunctionMode):
+    """Inside, notes what makes a gradient other than the derivative of the values.
+
+    Tensors are detached or read as numbers (``a + (b - b).detach()`` has the value of ``a`` alone, and ``b`` may rule
+    its gradient), or code asks for a hook on a tensor or its node.
+
+    Attributes:
+        found: whether there was any of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            name = getattr(getattr(func, "__self__", None), "__name__", "")
+        if name in _HOOKING:
+            self.found = True
+        elif not self.found and name not in _SHAPE_ONLY and any(map(_is_differentiated, tensors_in((args, kwargs)))):
+            self.found = name in _READ_AS_NUMBERS or any(
+                tensor.is_floating_point() and not tensor.requires_grad for tensor in tensors_in(result)
+            )
+        return result
+
+
+def _is_differentiated(tensor: Tensor) -> bool:
+    return tensor.requires_grad
 
 
 def _few(values: object) -> list[float]:
