@@ -129,7 +129,7 @@ class ProbeRunner:
         generators: the generators of random numbers that were used so far.
         singled: what tensors were compared with so far.
         dtype: in which gradients were summed.
-        gradients_follow: whether `study` found that gradients are the derivatives of what `look` reads, and nothing else.
+        gradients_follow: whether `study` found that gradients are the derivatives of what `look` reads.
     """
 
     def __init__(
@@ -270,7 +270,9 @@ class ProbeRunner:
         with self._outputs_noted() as noted, self._capture.ordinary(), PublicDivisor(), torch.enable_grad(), cuts:
             loss = self._run(batch)
         nodes = _nodes(loss)
-        self._idle = {number for number, one in enumerate(noted) if one.grad_fn is not None and one.grad_fn not in nodes}
+        self._idle = {
+            number for number, one in enumerate(noted) if one.grad_fn is not None and one.grad_fn not in nodes
+        }
         by_rows = {one.grad_fn for one in noted if one.grad_fn is not None and _has_rows(one, count)}
         past = graph_bypassing_outputs(loss, by_rows).leaves
         self.gradients_follow = not (
@@ -280,26 +282,41 @@ class ProbeRunner:
             or (self._reduction != "none" and any(leaf in self._own for leaf in past))
         )
 
-    def look(self, batch: object, count: int, *, gradients: bool = False) -> Tensor:
+    def look(
+        self,
+        batch: object,
+        count: int,
+        *,
+        chance: SeededGenerators | None = None,
+        gradients: bool = False,
+        looks: bool = False,
+    ) -> Tensor:
         """What the forward pass gives for each record, in a few numbers: float64 on the CPU, shape (count, numbers).
 
         They are made of the rows of the model's outputs, and of the losses where there is one for each record; not of
-        outputs that no loss is made of. With `gradients` a loss that is reduced adds the rows of its gradients by these
-        outputs. Nothing is captured, and no gradient of a parameter computed.
+        outputs that no loss is made of. Nothing is captured, and no gradient of a parameter computed.
+
+        Args:
+            batch: synthetic records.
+            count: how many.
+            chance: the course of random numbers.
+            gradients: a loss that is reduced adds the rows of its gradients by these outputs.
+            looks: see `observe`.
         """
-        SeededGenerators().start()
+        (chance or SeededGenerators()).start()
         by_outputs = gradients and self._reduction != "none"
-        with (
-            self._outputs_noted(as_leaves=by_outputs) as noted,
-            self._capture.ordinary(),
-            PublicDivisor(),
-            torch.set_grad_enabled(by_outputs),
-        ):
-            loss = self._run(batch)
+        with ExitStack() as stack:
+            if looks:
+                stack.enter_context(generators_used(self.generators))
+            noted = stack.enter_context(self._outputs_noted(as_leaves=by_outputs))
+            stack.enter_context(self._capture.ordinary())
+            loss = self._loss(stack, batch, count, looks=looks, gradients=by_outputs)
         if not by_outputs:
             return self._rows(noted, loss, count, ())
         leaves = [tensor for tensor in self._used(noted) if tensor.requires_grad]
-        found = torch.autograd.grad(loss.sum(), leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
+        found: Sequence[Tensor | None] = [None] * len(leaves)
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
         scale = count if self._reduction == "mean" else 1
         slopes = [
             torch.zeros_like(leaf) if gradient is None else gradient * scale
@@ -375,8 +392,8 @@ class ProbeRunner:
             self._directions[width] = torch.from_numpy(drawn) if width > 1 else torch.ones(1)
         return self._directions[width]
 
-    def _loss(self, stack: ExitStack, batch: object, count: int, *, looks: bool) -> Tensor:
-        stack.enter_context(torch.enable_grad())
+    def _loss(self, stack: ExitStack, batch: object, count: int, *, looks: bool, gradients: bool = True) -> Tensor:
+        stack.enter_context(torch.set_grad_enabled(gradients))
         with ExitStack() as looking:
             looking.enter_context(PublicDivisor())
             if looks:
@@ -506,7 +523,7 @@ def _nodes(loss: Tensor) -> set[torch.autograd.graph.Node]:
 
 
 def _is_of_the_user(node: torch.autograd.graph.Node) -> bool:
-    """Whether a backward formula is not torch's own: an autograd function in Python or C++, a module's backward hook."""
+    """Whether a backward formula is not torch's own: an autograd function of the user, a module's backward hook."""
     return isinstance(node, torch.autograd.function.BackwardCFunction) or "::" in type(node).__name__
 
 
@@ -578,8 +595,8 @@ _SMALL, _SMALL_ELSEWHERE = 1e-3, 0.1
 _VANISHING = 1e-2
 # Sizes of batches between the halves, in eighths of the largest.
 _EIGHTHS = (3, 5, 7)
-# Of the large experiments so many look at gradients even where these follow from what the forward pass gives.
-_WITH_GRADIENTS = 2
+# The large experiment that looks at gradients even where these follow from what the forward pass gives.
+_WITH_GRADIENTS = 1
 _EXTREME = 1e4
 _FLOATS = (torch.nan, _EXTREME, -_EXTREME)
 # Marks of missing labels, then ids: small ones are often special tokens.
@@ -719,11 +736,15 @@ class _Probe:
         # How far two equal passes are apart, relative to the norms.
         self._unrepeated = 0.0
         self._pattern: str | None = None
+        # What the forward pass gives for the small batch, where gradients follow from it.
+        self._seen: Tensor | None = None
 
     def start(self) -> None:
         """Find synthetic records that model and loss run on, and look at them."""
         self._records, self._first = self._workable()
         self._observer.study(self._records.batch(range(self._count)), self._count)
+        if self._observer.gradients_follow:
+            self._seen = self._observer.look(self._records.batch(range(self._count)), self._count, gradients=True)
 
     def _workable(self) -> tuple[SyntheticRecords, ProbeResult]:
         """The first kind of synthetic records that the loop runs on, and what it gives on them."""
@@ -826,8 +847,18 @@ class _Probe:
             self._compare(row, self._replaced(replaced, {}, row=row), replaced, _CHANGED)
 
     def _replaced(self, replaced: Sequence[int], poisons: dict[int, AdversarialValue], *, row: int) -> ProbeResult:
-        places = [self._count + place if place in replaced else place for place in range(self._count)]
-        return self._observer.observe(self._records.batch(places, poisons), self._weights[row : row + 1])
+        batch = self._records.batch(self._places(replaced), poisons)
+        return self._observer.observe(batch, self._weights[row : row + 1])
+
+    def _places(self, replaced: Sequence[int]) -> list[int]:
+        """The records of the small batch, stand-ins for those that are replaced."""
+        return [self._count + place if place in replaced else place for place in range(self._count)]
+
+    def _compare_rows(self, one: Tensor, other: Tensor, replaced: Collection[int], reason: str) -> None:
+        """Refuse a difference in what the forward pass gives for the records that stayed."""
+        kept = sorted(set(range(len(one))) - set(replaced))
+        if not _same_looks(one[kept], other[kept], max(self._tolerance(), _NORMS)):
+            raise _coupled(reason)
 
     def _compare(self, row: int, changed: ProbeResult, replaced: Sequence[int], reason: str) -> None:
         """Refuse a difference in what the batch gives for the records that stayed."""
@@ -887,14 +918,23 @@ class _Probe:
     def _try(self, row: int, poisons: dict[int, AdversarialValue]) -> bool:
         """Whether code runs on these values; what refuses them can't be asked in this way."""
         replaced = list(poisons)
+        changed: Tensor | ProbeResult
         try:
-            changed = self._replaced(replaced, poisons, row=row)
+            if self._seen is None:
+                changed = self._replaced(replaced, poisons, row=row)
+            else:
+                batch = self._records.batch(self._places(replaced), poisons)
+                changed = self._observer.look(batch, self._count, gradients=True, looks=True)
         except SordinoError:
             raise
         except Exception:
             return False
         self._ran.extend(poisons.values())
-        self._compare(row, changed, replaced, _UNUSUAL)
+        if isinstance(changed, ProbeResult):
+            self._compare(row, changed, replaced, _UNUSUAL)
+        else:
+            assert self._seen is not None
+            self._compare_rows(self._seen, changed, replaced, _UNUSUAL)
         return True
 
     def _is_refused(self, poison: AdversarialValue) -> bool:
@@ -946,15 +986,24 @@ class _Probe:
     def _vary(self, chance: SeededGenerators) -> None:
         """The others' gradients with some ordinary and some extreme records."""
         replaced = self._sets[0]
-        places = [self._count + place if place in replaced else place for place in range(self._count)]
+        places = self._places(replaced)
         extreme = {
             place: AdversarialValue(floats=_EXTREME if number % 2 else -_EXTREME)
             for number, place in enumerate(replaced)
         }
         weights = self._weights[:1]
+        ordinary, unusual = self._records.batch(range(self._count)), self._records.batch(places, extreme)
         try:
-            plain = self._observer.observe(self._records.batch(range(self._count)), weights, chance=chance)
-            changed = self._observer.observe(self._records.batch(places, extreme), weights, chance=chance)
+            if self._seen is not None:
+                one, other = (
+                    self._observer.look(batch, self._count, chance=chance, gradients=True, looks=True)
+                    for batch in (ordinary, unusual)
+                )
+                if bool(one.isfinite().all()):
+                    self._compare_rows(one, other, replaced, _CHANGED)
+                return
+            plain = self._observer.observe(ordinary, weights, chance=chance)
+            changed = self._observer.observe(unusual, weights, chance=chance)
         except SordinoError:
             raise
         except Exception:
@@ -1050,7 +1099,7 @@ class _Probe:
 
         Gradients, and what the forward pass gives, are looked at with every other record replaced, for every ordered
         pair of records, and in smaller batches. Where gradients are derivatives of what the forward pass gives, every
-        ordered pair is looked at in that, and gradients in the first experiments only.
+        ordered pair is looked at in that, and gradients in one of these experiments and in smaller batches.
         """
         count = self._size.records
         if count < 2:
@@ -1059,17 +1108,16 @@ class _Probe:
         sets = [] if self._size.again else [even, *_replaced_sets(count)]
         follows = self._observer.gradients_follow
         # Two passes read one sum.
-        rows = [] if self._size.two_passes else sets[: _WITH_GRADIENTS if follows else None]
+        rows = [] if self._size.two_passes or follows else sets
         first = self._filled(count, torch.cat([_evenly(count), *([_rows_of_weights(count, rows)] if rows else [])]))
         if self._size.again:
             self._compare_large(first, *self._extremes(odd, 0), odd)
             return
-        others = [count + place if place in set(even) else place for place in range(count)]
-        self._compare_large(first, others, {}, even, row=1 if rows else None)
         whole = self._observer.look(self._large.batch(range(count)), count, gradients=True) if follows else None
-        for turn, replaced in enumerate(sets[1:], start=1):
-            changed = self._extremes(replaced, turn)
-            if whole is not None and turn >= _WITH_GRADIENTS:
+        for turn, replaced in enumerate(sets):
+            others = [count + place if place in set(even) else place for place in range(count)]
+            changed = self._extremes(replaced, turn) if turn else (others, {})
+            if whole is not None and turn != _WITH_GRADIENTS:
                 self._compare_looks(whole, *changed, replaced)
             else:
                 self._compare_large(first, *changed, replaced, row=turn + 1 if rows else None)
@@ -1091,7 +1139,7 @@ class _Probe:
         *,
         gradients: bool = True,
     ) -> None:
-        """Compare what the forward pass gives, and with `gradients` the loss's gradients by it, for records that stay."""
+        """Compare what the forward pass gives for records that stay, with `gradients` also the loss's by it."""
         count = self._large.count
         try:
             changed = self._observer.look(self._large.batch(places, poisons), count, gradients=gradients)
@@ -1099,9 +1147,7 @@ class _Probe:
             raise
         except Exception:
             return
-        kept = sorted(set(range(count)) - set(replaced))
-        if not _same_looks(whole[kept], changed[kept], max(self._tolerance(), _NORMS)):
-            raise _coupled(_UNUSUAL)
+        self._compare_rows(whole, changed, replaced, _UNUSUAL if poisons else _CHANGED)
 
     def _look_at_alike(self, first: ProbeResult) -> None:
         """What the forward pass gives for a record must be the same where all others are alike: thresholds on counts.

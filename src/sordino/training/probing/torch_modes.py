@@ -12,7 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sordino.errors import CoupledRecords
 from sordino.training.pytree import tensors_in
 
-__all__ = ["ComparisonConstants", "GradientCuts", "IndexBoundsCheck", "NoClassWeights", "PublicDivisor", "with_public_divisor"]
+__all__ = [
+    "ComparisonConstants",
+    "GradientCuts",
+    "IndexBoundsCheck",
+    "NoClassWeights",
+    "PublicDivisor",
+    "with_public_divisor",
+]
 
 
 _CLASS_LOSSES: dict[Callable[..., object], inspect.Signature] = {
@@ -257,7 +264,9 @@ class ComparisonConstants(TorchDispatchMode):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_READ_AS_NUMBERS = frozenset({"item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__dlpack__"})
+_READ_AS_NUMBERS = frozenset(
+    {"item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__dlpack__"}
+)
 _HOOKING = frozenset({"register_hook", "register_post_accumulate_grad_hook", "grad_fn"})
 _SHAPE_ONLY = frozenset(
     f"{prefix}{name}" for name in ("zeros", "ones", "full", "empty", "rand", "randn") for prefix in ("", "new_")
