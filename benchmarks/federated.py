@@ -33,7 +33,7 @@ from sordino.clipping import QuantileClipping
 from sordino.data import load_dataset
 from sordino.definitions import PrivacyUnit
 from sordino.federated import LocalTraining, fed_avgm, simulate, split_clients
-from sordino.schedules import noise_influence, optimal_noise_schedule
+from sordino.research import noise_influence, optimal_noise_schedule
 from sordino.training import Plan
 
 HERE = Path(__file__).parent

@@ -33,16 +33,22 @@ from sordino.clipping import (
     PsacClipping,
     QuantileClipping,
 )
-from sordino.optimizers import AdamBC, DebiasedMomentum, Kalman, LowPass
-from sordino.schedules import (
-    ListSchedule,
+from sordino.optimizers import AdamBC
+from sordino.research import (
+    DebiasedMomentum,
+    Kalman,
+    LearnedSchedule,
+    LowPass,
     constant_noise_schedule,
+    estimate_influence,
     excess_risk_bound,
+    exponential_influence,
+    learn_schedule,
     noise_influence,
     noise_to_signal,
     optimal_noise_schedule,
 )
-from sordino.training import LearnedSchedule, estimate_influence, exponential_influence, learn_schedule
+from sordino.schedules import ListSchedule
 
 HERE = Path(__file__).parent
 

@@ -11,23 +11,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino import KeyedRNG, Plan, accounting, data, fit
-from sordino.audit.attacks import (
+from sordino.audit.attacks import membership_report, plot_roc, standard_training
+from sordino.definitions import format_upper_bound
+from sordino.events import Gaussian, NonPrivate
+from sordino.research import (
     Federation,
     Protection,
     impersonate,
     invert_by_direction,
     invert_by_matching,
     label_from_sign,
-    membership_report,
-    plot_roc,
     privatized_gradient,
     psnr,
     shared_gradient,
     ssim,
-    standard_training,
 )
-from sordino.definitions import format_upper_bound
-from sordino.events import Gaussian, NonPrivate
 
 NOISE, DELTA, SHAPE = 0.5, 1e-5, (1, 28, 28)
 

@@ -17,17 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino import KeyedRNG, Plan, data
-from sordino.audit.attacks import (
-    Federation,
-    Impersonator,
-    gradient_of_update,
-    invert_by_matching,
-    label_from_sign,
-    psnr,
-    standard_training,
-)
+from sordino.audit.attacks import standard_training
 from sordino.definitions import PrivacyUnit
 from sordino.federated import LocalPrivacy, LocalTraining, PrivateServer, model_update
+from sordino.research import Federation, Impersonator, gradient_of_update, invert_by_matching, label_from_sign, psnr
 
 EPSILON, DELTA = 8.0, 1e-5
 ARMS = ("none", "local", "server")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import Plan, data, fit
-from sordino.training import LearnedSchedule, learn_schedule
+from sordino.research import LearnedSchedule, learn_schedule
 
 
 def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sordino import Plan, data, fit
-from sordino.optimizers import LowPass, restore_parameters
+from sordino.research import LowPass, restore_parameters
 from sordino.training import AdaptiveBudget, ReleasedStatistics
 
 

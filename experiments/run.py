@@ -38,7 +38,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from sordino import accounting
 from sordino.checks import one_of
-from sordino.clipping import Clipping, ProjectedClipping, QuantileClipping, get_clipping
+from sordino.clipping import Clipping, QuantileClipping, get_clipping
 from sordino.data import load_dataset
 from sordino.data.catalog import CATALOG
 from sordino.definitions import Guarantee, format_upper_bound
@@ -50,6 +50,7 @@ from sordino.plot_style import COLORS, METHOD_COLOURS, SERIF, STYLE
 from sordino.randomness import KeyedRNG
 from sordino.recipes import cnn, logistic, mlp
 from sordino.recipes.training_config import cross_entropy_per_record
+from sordino.research import ProjectedClipping
 from sordino.training import PerformanceOptions, Plan
 from sordino.training.fit import fit
 

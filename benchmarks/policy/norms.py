@@ -17,12 +17,12 @@ from memory import growth
 from torch import nn
 
 from policy.training import base_plan, digits, losses, mean_of, network, table, trained
-from sordino.clipping import Clipping, FlatClipping, ProjectedClipping
+from sordino.clipping import Clipping, FlatClipping
 from sordino.gradients import GradientCapture
 from sordino.randomness import KeyedRNG
+from sordino.research import ProjectedAccumulator, ProjectedClipping
 from sordino.sampling import split_into_microbatches
 from sordino.training import PrivateStep
-from sordino.training.special_accumulators import ProjectedAccumulator
 
 
 def ways_of_norms(size: dict[str, int]) -> dict[str, Clipping]:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from sordino import Plan, data, fit
 from sordino.clipping import Clipping
-from sordino.optimizers import GradientFilter, restore_parameters
+from sordino.optimizers import GradientFilter
 from sordino.randomness import KeyedRNG
+from sordino.research import restore_parameters
 from sordino.schedules import ListSchedule
 
 DELTA = 1e-5

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sordino.optimizers import Kalman
+from sordino.research import Kalman
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))

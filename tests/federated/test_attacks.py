@@ -10,10 +10,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from sordino import data
-from sordino.audit.attacks import gradient_of_update, psnr, shared_gradient
 from sordino.errors import DataUnavailable, InvalidArgument
 from sordino.federated import LocalTraining
 from sordino.randomness import KeyedRNG
+from sordino.research import gradient_of_update, psnr, shared_gradient
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "federated_attacks.py"))
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sordino import accounting
-from sordino.clipping import AdaClip, AutomaticClipping, GroupedClipping, ProjectedClipping, QuantileClipping
+from sordino.clipping import AdaClip, AutomaticClipping, GroupedClipping, QuantileClipping
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, NonPrivateStep
 from sordino.events import Gaussian, PoissonSampled
@@ -24,6 +24,7 @@ from sordino.federated import (
 from sordino.federated.updates import clipped_update
 from sordino.gradients import Contributions
 from sordino.randomness import KeyedRNG
+from sordino.research import ProjectedClipping
 from sordino.sampling import Microbatch
 from sordino.training import LossRelease, Plan, distributed
 

@@ -9,7 +9,8 @@ from torch import nn
 
 from sordino import PrivacyEngine, fit
 from sordino.errors import InvalidArgument
-from sordino.optimizers import AdamBC, DebiasedMomentum, Kalman, LowPass, restore_parameters
+from sordino.optimizers import AdamBC
+from sordino.research import DebiasedMomentum, Kalman, LowPass, restore_parameters
 from sordino.training import Plan
 
 GRADIENTS = [1.0, -2.0, 0.5, 4.0, 0.0, 3.0]

@@ -11,7 +11,6 @@ from sordino.clipping import (
     FlatClipping,
     GlobalClipping,
     GroupedClipping,
-    ProjectedClipping,
     PsacClipping,
     QuantileClipping,
     clipping_to_dict,
@@ -31,6 +30,7 @@ from sordino.mechanisms.correlated import (
 )
 from sordino.report import build_report, render_markdown
 from sordino.report.formatting import describe_clipping, describe_noise, describe_schedule
+from sordino.research import ProjectedClipping
 from sordino.runs import RunFolder
 from sordino.schedules import CosineSchedule, ExponentialSchedule, ListSchedule, StepSchedule, schedule_to_dict
 from sordino.training import CorrelatedNoise, Plan

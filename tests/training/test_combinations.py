@@ -21,7 +21,6 @@ from sordino.clipping import (
     FlatClipping,
     GlobalClipping,
     GroupedClipping,
-    ProjectedClipping,
     PsacClipping,
     QuantileClipping,
 )
@@ -46,6 +45,7 @@ from sordino.mechanisms.correlated import (
     optimize_dense,
 )
 from sordino.randomness import KeyedRNG
+from sordino.research import ProjectedClipping
 from sordino.sampling import Sampler
 from sordino.schedules import CosineSchedule, ExponentialSchedule, LinearSchedule, ListSchedule, Schedule, StepSchedule
 from sordino.training import AdaptiveBudget, CorrelatedNoise, Plan, UnitAssignment

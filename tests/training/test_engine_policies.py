@@ -15,7 +15,6 @@ from sordino.clipping import (
     FlatClipping,
     GlobalClipping,
     GroupedClipping,
-    ProjectedClipping,
     PsacClipping,
     QuantileClipping,
 )
@@ -24,6 +23,7 @@ from sordino.errors import BudgetExceeded, InvalidArgument, NonPrivateStep, Unkn
 from sordino.events import Composed, Gaussian, PoissonSampled, SelfComposed, compose
 from sordino.ledger import Ledger
 from sordino.mechanisms.correlated import CyclicPoisson, FixedEpochOrder, optimize_banded
+from sordino.research import ProjectedClipping
 from sordino.schedules import CosineSchedule, ExponentialSchedule, LinearSchedule, ListSchedule, StepSchedule
 from sordino.training import AdaptiveBudget, CorrelatedNoise, StepParameters, UnitAssignment, record_groups
 

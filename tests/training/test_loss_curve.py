@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from sordino import PerformanceOptions, PrivacyUnit, data, fit, verify
-from sordino.clipping import AdaClip, FlatClipping, GroupedClipping, ProjectedClipping, PsacClipping, QuantileClipping
+from sordino.clipping import AdaClip, FlatClipping, GroupedClipping, PsacClipping, QuantileClipping
 from sordino.definitions import NeighboringRelation
 from sordino.errors import CoupledRecords, InvalidArgument, NonPrivateStep
 from sordino.gradients import GradientCapture
 from sordino.mechanisms.base import observe_releases
 from sordino.mechanisms.correlated import CyclicPoisson, optimize_banded
 from sordino.randomness import KeyedRNG
+from sordino.research import ProjectedClipping
 from sordino.runs import RunFolder, average_adjacent
 from sordino.sampling import split_into_microbatches
 from sordino.schedules import ExponentialSchedule, LinearSchedule

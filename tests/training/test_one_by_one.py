@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from oracles import clipped_sum, per_record_gradients, relative_error
 from sordino import NeighboringRelation, Plan, PrivacyEngine, fit
-from sordino.clipping import AdaClip, AutomaticClipping, GroupedClipping, ProjectedClipping, QuantileClipping
+from sordino.clipping import AdaClip, AutomaticClipping, GroupedClipping, QuantileClipping
 from sordino.definitions import PrivacyUnit
 from sordino.errors import (
     CoupledRecords,
@@ -27,6 +27,7 @@ from sordino.errors import (
 from sordino.gradients import GradientCapture, OneByOne
 from sordino.mechanisms.correlated import FixedEpochOrder, optimize_banded
 from sordino.randomness import KeyedRNG
+from sordino.research import ProjectedClipping
 from sordino.training import CorrelatedNoise, LossRelease, PerformanceOptions, UnitAssignment
 
 RECORDS, TOKENS, WIDTH, CLASSES, C = 12, 5, 4, 3, 0.05

@@ -15,7 +15,6 @@ from sordino.clipping import (
     FlatClipping,
     GlobalClipping,
     GroupedClipping,
-    ProjectedClipping,
     PsacClipping,
     QuantileClipping,
 )
@@ -36,6 +35,7 @@ from sordino.mechanisms.correlated import (
     optimize_buffered,
 )
 from sordino.randomness import KeyedRNG
+from sordino.research import ProjectedClipping
 from sordino.runs import RunFolder
 from sordino.sampling import CyclicPoissonSampling, FixedBatchSampling, Microbatch
 from sordino.schedules import LinearSchedule

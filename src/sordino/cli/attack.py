@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from sordino.audit.attacks import MembershipReport, TrainReference
     from sordino.data import DatasetSplits
-    from sordino.diagnostics import Convergence, SubgroupGap, TangentKernel
     from sordino.recipes import TrainingConfig
+    from sordino.research import Convergence, SubgroupGap, TangentKernel
 
 __all__ = ["attack", "diagnose", "load_run_dataset", "recipe_of_run"]
 
@@ -286,9 +286,9 @@ def _measured(
     folder: RunFolder, dataset: "DatasetSplits", recipe: "TrainingConfig", records: int, steps: int
 ) -> _Found:
     from sordino.cli.training_job import probabilities, subgroups_of
-    from sordino.diagnostics import measure_convergence, measure_tangent_kernel, subgroup_gaps
     from sordino.recipes import non_private_baseline
     from sordino.report import compute_utility
+    from sordino.research import measure_convergence, measure_tangent_kernel, subgroup_gaps
 
     assert dataset.test is not None
     private = recipe.build_model()

@@ -18,7 +18,6 @@ from sordino.clipping.methods import (
     Clipping,
     FlatClipping,
     GlobalClipping,
-    ProjectedClipping,
     PsacClipping,
 )
 
@@ -30,7 +29,6 @@ __all__ = [
     "FlatClipping",
     "GlobalClipping",
     "GroupedClipping",
-    "ProjectedClipping",
     "PsacClipping",
     "QuantileClipping",
     "QuantileThresholds",

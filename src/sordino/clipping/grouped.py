@@ -16,8 +16,8 @@ from sordino.clipping.methods import (
     Clipping,
     FlatClipping,
     GlobalClipping,
-    ProjectedClipping,
     PsacClipping,
+    clipping_kinds,
 )
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
@@ -273,19 +273,6 @@ class GroupedClipping(Clipping):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-_KINDS = {
-    method.kind: method
-    for method in (
-        AdaClip,
-        AutomaticClipping,
-        FlatClipping,
-        GlobalClipping,
-        GroupedClipping,
-        ProjectedClipping,
-        PsacClipping,
-        QuantileClipping,
-    )
-}
 _NAMES: dict[str, Clipping] = {
     "adaclip": AdaClip(),
     "automatic": AutomaticClipping(),
@@ -326,9 +313,13 @@ def clipping_to_dict(clipping: Clipping) -> dict[str, object]:
 
 def clipping_from_dict(body: object) -> Clipping:
     """What `clipping_to_dict` wrote. Unknown kinds and options raise `InvalidArgument`."""
-    method = _KINDS.get(str(body.get("kind"))) if isinstance(body, dict) else None
+    known = clipping_kinds()
+    method = known.get(str(body.get("kind"))) if isinstance(body, dict) else None
     if method is None or not isinstance(body, dict):
-        raise InvalidArgument(f"clipping must be one of {', '.join(sorted(_KINDS))} with its options. Check the file.")
+        raise InvalidArgument(
+            f"clipping must be one of {', '.join(sorted(known))} with its options, got another. Check the file, or "
+            "import the module that defines the method before the file is read."
+        )
     options = {
         name: clipping_from_dict(value) if isinstance(value, dict) else value
         for name, value in body.items()

@@ -12,6 +12,8 @@ from torch import Tensor
 from sordino import checks
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
+from sordino.events import Event
+from sordino.randomness import KeyedRNG
 
 __all__ = [
     "AdaClip",
@@ -20,15 +22,23 @@ __all__ = [
     "Clipping",
     "FlatClipping",
     "GlobalClipping",
-    "ProjectedClipping",
     "PsacClipping",
     "cap_clip_factors",
+    "clipping_kinds",
 ]
 
 
 # A norm is a product of at most two lengths, each off by at most 1e-6 relative (sums over blocks of 256 in single
 # precision). What cancelling terms add to that is in the bounds that are given.
 _SLACK = 2e-6
+
+
+_KINDS: "dict[str, type[Clipping]]" = {}
+
+
+def clipping_kinds() -> "dict[str, type[Clipping]]":
+    """The methods that are defined so far, by the kind that plan files name them with."""
+    return dict(_KINDS)
 
 
 class Clipping(ABC):
@@ -38,10 +48,35 @@ class Clipping(ABC):
     given with every call, so that clip factors and noise always read the same number.
 
     Guarantee: for every method, a record's gradient after clipping has ℓ2 norm at most C over all parameters
-    together, and a record whose gradient is not finite contributes exactly zero.
+    together, and a record whose gradient is not finite contributes exactly zero. A method for which that does not
+    hold sets `exact_norms` to False and states its own event in `step_event`.
+
+    A method is known by its `kind` in plan files as soon as its class is defined.
     """
 
     kind: ClassVar[str]
+    exact_norms: ClassVar[bool] = True
+    """Whether `clip_factors` reads bounds on the true norms, so that the clipped sum has sensitivity C."""
+    plain_sums: ClassVar[bool] = True
+    """Whether what gets noise is the sum of the clipped gradients as they are."""
+
+    def __init_subclass__(cls, **keywords: object) -> None:
+        super().__init_subclass__(**keywords)
+        kind = cls.__dict__.get("kind")
+        if kind is None:
+            return
+        known = _KINDS.get(kind)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise InvalidArgument(f"kind must be a new one, got {kind!r} of {known.__qualname__}. Choose another name.")
+        _KINDS[kind] = cls
+
+    def step_event(self, noise_multiplier: float) -> Event | None:  # noqa: ARG002
+        """The event of a step with this method where it is not a Gaussian's; None for a Gaussian."""
+        return None
+
+    def make_accumulator(self, capture: object, rng: KeyedRNG) -> object | None:  # noqa: ARG002
+        """What takes the place of the usual sums, an object of `sordino.training.accumulators`; None for the usual."""
+        return None
 
     @abstractmethod
     def describe(self) -> str:
@@ -267,51 +302,6 @@ class GlobalClipping(Clipping):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Clipping by norms that are estimated from random projections.
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class ProjectedClipping(Clipping):
-    """Flat clipping, with each record's norm estimated by r projections: n̂² = (1/r) Σ_j ⟨g, v_j⟩², v_j ~ N(0, I).
-
-    When: no layer rule fits the model and per-record gradients don't fit the memory. Exact norms from layer rules are
-    nearly as fast here, and cost less privacy: see ``docs/optimizers.md``.
-
-    Guarantee:
-        Not that of the other methods. The record's true norm after clipping is up to C·√(r/χ²_r), a random multiple of
-        C, so a step is ``ProjectedGaussian(noise_multiplier, projections)``, which costs more than a Gaussian; with
-        few projections there is no useful guarantee at all. See ``docs/proofs/projected-norms.md``.
-
-    Args:
-        projections: r ≥ 1, jvps a step; 50 or more are advisable.
-
-    Example:
-        >>> ProjectedClipping(projections=50).describe()
-        'flat clipping by norms estimated from 50 projections'
-
-    References:
-        Bu, Gopi, Kulkarni, Lee, Shen, Tantipongpipat 2021, "Fast and memory efficient differentially private-SGD via JL
-        projections", algorithm 1.
-    """
-
-    projections: int
-    kind: ClassVar[str] = "projected"
-
-    def __post_init__(self) -> None:
-        checks.integer(1, projections=self.projections)
-
-    def describe(self) -> str:
-        """The method as it is written in a report."""
-        return f"flat clipping by norms estimated from {self.projections} projections"
-
-    def clip_factors(self, squared_norms: Float[Tensor, "*B"], *, max_grad_norm: float) -> Float[Tensor, "*B"]:
-        """Those of flat clipping; the squared norms are estimates."""
-        return FlatClipping().clip_factors(squared_norms, max_grad_norm=max_grad_norm)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # AdaClip: gradients are centered and scaled entry by entry before they are clipped.
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -359,6 +349,7 @@ class AdaClip(Clipping):
     smallest: float = 0.1
     largest: float = 10.0
     kind: ClassVar[str] = "adaclip"
+    plain_sums: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         checks.probability(one=False, mean_decay=self.mean_decay)

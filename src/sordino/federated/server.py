@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino import checks
-from sordino.clipping import ProjectedClipping
 from sordino.definitions import FIXED_SEED_CAVEAT, Guarantee, PrivacyUnit
 from sordino.errors import InvalidArgument, NonPrivateStep
 from sordino.federated.updates import GivenUpdate, UpdateStack
@@ -421,8 +420,7 @@ def _check(plan: Plan) -> None:
         )
     if plan.loss_release is not None:
         raise InvalidArgument("loss_release must be None in federated learning, got one: the server sees no losses.")
-    if isinstance(plan.clipping, ProjectedClipping):
+    if not plan.clipping.exact_norms:
         raise InvalidArgument(
-            "clipping must look at updates, got ProjectedClipping, which projects gradients of a loss. Use "
-            "FlatClipping."
+            f"clipping must look at the norms of updates, got {type(plan.clipping).__name__}. Use FlatClipping."
         )

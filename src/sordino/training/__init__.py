@@ -3,12 +3,6 @@
 from sordino.training.adaptive_budget import AdaptiveBudget, ReleasedStatistics, StepParameters
 from sordino.training.averaging import average_over_views
 from sordino.training.correlated_noise import CorrelatedNoise
-from sordino.training.learned_schedules import (
-    LearnedSchedule,
-    estimate_influence,
-    exponential_influence,
-    learn_schedule,
-)
 from sordino.training.noisy_releases import LossRelease
 from sordino.training.plan import PerformanceOptions, Plan, retain_freed_memory
 from sordino.training.record_source import UnitAssignment, record_groups
@@ -17,7 +11,6 @@ from sordino.training.step import PrivateStep
 __all__ = [
     "AdaptiveBudget",
     "CorrelatedNoise",
-    "LearnedSchedule",
     "LossRelease",
     "PerformanceOptions",
     "Plan",
@@ -26,9 +19,6 @@ __all__ = [
     "StepParameters",
     "UnitAssignment",
     "average_over_views",
-    "estimate_influence",
-    "exponential_influence",
-    "learn_schedule",
     "record_groups",
     "retain_freed_memory",
 ]

@@ -1,20 +1,77 @@
 """The clipping bounds of one run: which parameters are clipped together, to what, and what bounds learn."""
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from sordino.clipping import QuantileClipping, QuantileThresholds
-from sordino.errors import NonPrivateStep
+from sordino.errors import InvalidArgument, NonPrivateStep
 from sordino.gradients import Contributions, Recorder
 from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward
 from sordino.mechanisms import TensorGaussianMechanism
 from sordino.training.noisy_releases import LossSum
 from sordino.training.plan import StepPlan
 
-__all__ = ["ClippedSumAccumulator", "accumulation_dtype"]
+__all__ = ["ClippedSumAccumulator", "LossAccumulator", "accumulation_dtype"]
+
+
+class LossAccumulator(ABC):
+    """Clipped sums that a clipping method takes of model and loss itself, without recorded gradients.
+
+    The base of what `Clipping.make_accumulator` may return for trainings by `sordino.fit`. The noise on the sums is the
+    step's own, and nothing is carried from step to step.
+    """
+
+    def __init__(self) -> None:
+        self._now: StepPlan | None = None
+
+    @property
+    def step_plan(self) -> StepPlan:
+        """The values of the open logical batch."""
+        assert self._now is not None
+        return self._now
+
+    def begin(self, now: StepPlan) -> None:
+        """Take the values of a logical batch."""
+        self._now = now
+
+    @abstractmethod
+    def sums(
+        self, loss: Callable[..., Tensor], batch: tuple[object, ...], *, records: int
+    ) -> dict[nn.Parameter, Tensor]:
+        """The clipped sums of a chunk of at least one record; records that are not finite add nothing."""
+
+    def add(self, into: dict[nn.Parameter, Tensor], *, records: int) -> None:  # noqa: ARG002
+        """Refused for a chunk with records: norms are not read from recordings."""
+        if records:
+            name = type(self.step_plan.clipping).__name__
+            raise InvalidArgument(
+                f"clipping must be by exact norms in a loop of your own, got {name}. Train with sordino.fit, or use "
+                "FlatClipping."
+            )
+
+    def mechanism(self) -> tuple[TensorGaussianMechanism, list[Tensor]]:
+        """The noise for the clipped sum; nothing is released beside it."""
+        return self.step_plan.mechanism, []
+
+    def partial_sums(self) -> list[Tensor]:
+        """Sums that are kept here: none."""
+        return []
+
+    def update_clip_norms(self, released: Sequence[Tensor]) -> None:  # noqa: ARG002
+        """Nothing: the bound is the plan's."""
+        return
+
+    def state_dict(self) -> dict[str, object]:
+        """Nothing is carried from step to step."""
+        return {"bounds": None}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:  # noqa: ARG002
+        """Nothing is carried from step to step."""
+        return
 
 
 class ClippedSumAccumulator:

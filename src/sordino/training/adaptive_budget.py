@@ -13,7 +13,7 @@ from torch import nn
 
 from sordino import checks
 from sordino.accounting.filters import GDPFilter, RDPFilter, ZCDPFilter
-from sordino.clipping import AdaClip, ProjectedClipping
+from sordino.clipping import AdaClip
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, UnsupportedEvent
 from sordino.events import ApproximateDP, Event, Gaussian, NoOp, SelfComposed, ZeroConcentratedDP
@@ -134,7 +134,7 @@ class AdaptiveBudgetRun:
             raise InvalidArgument(
                 f"delta must be the plan's, {plan.delta!r}, got {budget.delta!r} in the budget. Leave it out."
             )
-        if isinstance(plan.clipping, ProjectedClipping):
+        if not plan.clipping.exact_norms:
             raise InvalidArgument(
                 "budget must be None with clipping by projected norms, got AdaptiveBudget: an estimate can be too "
                 "small by any factor, so a step has no Rényi divergence that a filter could add up. Use flat clipping."

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from sordino.clipping import ProjectedClipping
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.ledger import Account, Reservation
 from sordino.randomness import KeyedRNG
@@ -238,9 +237,10 @@ class DistributedContext:
         Raises:
             InvalidArgument: names it.
         """
-        if self.world_size > 1 and isinstance(plan.clipping, ProjectedClipping):
+        if self.world_size > 1 and not plan.clipping.exact_norms:
             raise InvalidArgument(
-                "clipping must look at exact norms in several processes, got ProjectedClipping. Use FlatClipping."
+                "clipping must look at exact norms in several processes, got "
+                f"{type(plan.clipping).__name__}. Use FlatClipping."
             )
         if adaptive is not None:
             adaptive.broadcast_decision = self.broadcast_from_rank_zero

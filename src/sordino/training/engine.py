@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sordino import checks
-from sordino.clipping import Clipping, GroupedClipping, ProjectedClipping, get_clipping
+from sordino.clipping import Clipping, GroupedClipping, get_clipping
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, NotOffered
 from sordino.events import Event, NoOp, compose
@@ -86,10 +86,10 @@ def engine_plan(
     records = len(dataset_size_of(data_loader)) if units is None else units.num_units
     rate = 1 / steps_per_epoch(data_loader, None) if sample_rate is None else sample_rate
     method = get_clipping(clipping)
-    if isinstance(method, ProjectedClipping):
+    if not method.exact_norms:
         raise InvalidArgument(
-            "clipping must be by exact norms in a loop of your own, got ProjectedClipping. Train with sordino.fit, or "
-            "use FlatClipping."
+            f"clipping must be by exact norms in a loop of your own, got {type(method).__name__}. Train with "
+            "sordino.fit, or use FlatClipping."
         )
     if correlated_noise == "auto":
         if not steps:

@@ -38,7 +38,7 @@ from sordino.ledger import Account, Reservation
 from sordino.randomness import KeyedRNG
 from sordino.runs import ReleasedLoss, RunFolder
 from sordino.sampling import Microbatch
-from sordino.training.accumulators import ClippedSumAccumulator
+from sordino.training.accumulators import ClippedSumAccumulator, LossAccumulator
 from sordino.training.adaptive_budget import AdaptiveBudget, AdaptiveBudgetRun
 from sordino.training.averaging import Averaging, WeightAverage
 from sordino.training.charging import BlockCharger, RunningEpsilon, reserve_plan, step_charge
@@ -77,7 +77,6 @@ from sordino.training.run_writer import (
     open_distributed_run_writer,
     require_unused_key,
 )
-from sordino.training.special_accumulators import ProjectedAccumulator
 from sordino.training.step import PrivateStep, check_clipping_mode
 
 __all__ = [
@@ -517,12 +516,12 @@ class _FitLoop:
             self._probe(batch, chunk.num_records)
         if recorder is not self._recorder:
             return
-        if isinstance(step.bounds, ProjectedAccumulator) and batch is not None:
+        if isinstance(step.bounds, LossAccumulator) and batch is not None:
             projected = step.bounds
             step.begin(chunk)
             sums = _unless_raised(lambda: projected.sums(self._loss, batch, records=chunk.num_records))
             if sums is None:
-                raise _hidden_failure("with projected norms")
+                raise _hidden_failure(f"with {type(self._plan.clipping).__name__}")
             step.add_sums(chunk, sums)
             return
         if (

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sordino import checks
-from sordino.clipping import AdaClip, Clipping, ProjectedClipping
+from sordino.clipping import Clipping
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.mechanisms import TensorGaussianMechanism
@@ -122,7 +122,7 @@ def check_loss_release(curve: object, *, clipping: Clipping, correlated: bool, s
     unfit = {
         "correlated noise": correlated,
         "secure noise": secure,
-        type(clipping).__name__: isinstance(clipping, AdaClip | ProjectedClipping),
+        type(clipping).__name__: not clipping.plain_sums,
     }
     for name in (name for name, applies in unfit.items() if applies):
         raise InvalidArgument(

@@ -29,7 +29,6 @@ from sordino.clipping import (
     FlatClipping,
     GlobalClipping,
     GroupedClipping,
-    ProjectedClipping,
     PsacClipping,
     QuantileClipping,
     clipping_from_dict,
@@ -37,7 +36,7 @@ from sordino.clipping import (
 )
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, UnknownSampler
-from sordino.events import Event, NonPrivate, NoOp, ProjectedGaussian, SelfComposed, compose
+from sordino.events import Event, NonPrivate, NoOp, SelfComposed, compose
 from sordino.gradients import GradientCapture, KernelTimings, OneByOne, Recorder
 from sordino.mechanisms import TensorGaussianMechanism
 from sordino.mechanisms.correlated import CorrelatedGaussianMechanism
@@ -271,9 +270,7 @@ class StepPlan:
         """The event of the step on its batch, before sampling is counted."""
         if self.noise_multiplier == 0:
             return NonPrivate(reason="noise_multiplier is 0")
-        if isinstance(self.clipping, ProjectedClipping):
-            return ProjectedGaussian(noise_multiplier=self.noise_multiplier, projections=self.clipping.projections)
-        return self.mechanism.event()
+        return self.clipping.step_event(self.noise_multiplier) or self.mechanism.event()
 
     @property
     def gradient_noise_stddev(self) -> float:
@@ -394,11 +391,11 @@ class Plan:
                 "poisson_sampling must be True with a schedule, got False: the batches of an epoch cost as much as the "
                 "dearest of them. Sample with Poisson sampling, or give numbers."
             )
-        projected = isinstance(self.clipping, ProjectedClipping)
-        if projected and self.neighboring_relation is NeighboringRelation.REPLACE_ONE:
+        if not self.clipping.exact_norms and self.neighboring_relation is NeighboringRelation.REPLACE_ONE:
             raise InvalidArgument(
-                "neighboring_relation must be add_or_remove_one or replace_special with ProjectedClipping, got "
-                "'replace_one': what two estimated norms cost together is not known. Use FlatClipping."
+                "neighboring_relation must be add_or_remove_one or replace_special with "
+                f"{type(self.clipping).__name__}, got 'replace_one': what two estimated norms cost together is not "
+                "known. Use FlatClipping."
             )
 
     def _check_noise(self) -> None:

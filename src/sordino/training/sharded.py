@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Shard
 
-from sordino.clipping import AdaClip, ProjectedClipping
 from sordino.errors import InvalidArgument
 from sordino.mechanisms.tensor_noise import ShardGaussianMechanism, ShardSlice, TensorGaussianMechanism
 from sordino.training.accumulators import accumulation_dtype
@@ -370,7 +369,7 @@ def check_sharded(plan: Plan, *, compiles: bool = False, adapts: bool = False, a
             f"noise must be independent and floating point for a model that fully_shard took, got {got}. Leave it out, "
             "or train the model without fully_shard."
         )
-    if isinstance(plan.clipping, AdaClip | ProjectedClipping):
+    if not plan.clipping.plain_sums:
         raise InvalidArgument(
             f"clipping must sum gradients as they are for a model that fully_shard took, got "
             f"{type(plan.clipping).__name__}. Use FlatClipping, GroupedClipping or QuantileClipping."

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sordino.diagnostics import measure_convergence, subgroup_gaps
 from sordino.errors import InvalidArgument
 from sordino.mechanisms import standard_normal
 from sordino.randomness import KeyedRNG
+from sordino.research import measure_convergence, subgroup_gaps
 
 
 def records():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from sordino.errors import InvalidArgument
-from sordino.schedules import (
+from sordino.research import (
     constant_noise_schedule,
     excess_risk_bound,
     momentum_influence,

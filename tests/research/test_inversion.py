@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from sordino import data
-from sordino.audit.attacks import (
+from sordino.errors import DataUnavailable, InvalidArgument
+from sordino.randomness import KeyedRNG
+from sordino.research import (
     invert_by_direction,
     invert_by_matching,
     label_from_sign,
@@ -17,8 +19,6 @@ from sordino.audit.attacks import (
     shared_gradient,
     ssim,
 )
-from sordino.errors import DataUnavailable, InvalidArgument
-from sordino.randomness import KeyedRNG
 
 
 def fixed():

@@ -9,13 +9,13 @@ from scipy import stats
 from torch import nn
 
 from sordino import PrivacyEngine, fit
-from sordino.clipping import FlatClipping, ProjectedClipping, clipping_from_dict, clipping_to_dict
+from sordino.clipping import FlatClipping, clipping_from_dict, clipping_to_dict
 from sordino.errors import InvalidArgument, LossShapeError
 from sordino.events import PoissonSampled, ProjectedGaussian
 from sordino.gradients import GradientCapture
 from sordino.randomness import KeyedRNG
+from sordino.research import ProjectedAccumulator, ProjectedClipping
 from sordino.training import Plan
-from sordino.training.special_accumulators import ProjectedAccumulator
 
 
 def records(count, seed=0):

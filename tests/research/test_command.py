@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from sordino.cli import app
 from sordino.data import load_dataset
-from sordino.diagnostics import PUBLISHED
+from sordino.research import PUBLISHED
 
 
 def call(*arguments):

@@ -5,15 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from sordino.audit.attacks import (
-    class_prototype,
-    difference_attack,
-    least_squares_reconstruction,
-    reconstruct_bits,
-    standard_training,
-)
+from sordino.audit.attacks import standard_training
 from sordino.errors import InvalidArgument
 from sordino.randomness import KeyedRNG
+from sordino.research import class_prototype, difference_attack, least_squares_reconstruction, reconstruct_bits
 
 
 def test_the_prototype_is_what_the_class_looks_like_and_no_record():

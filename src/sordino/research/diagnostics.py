@@ -8,7 +8,7 @@
 Nothing here is private: give public records, or keep what you see to yourself.
 
 Example:
-    >>> from sordino.diagnostics import subgroup_gaps
+    >>> from sordino.research import subgroup_gaps
     >>> sure, right = [[0.1, 0.9]] * 4, [1, 1, 0, 0]
     >>> [gap.gap for gap in subgroup_gaps(sure, sure, right, {"side": ["a", "a", "b", "b"]})]
     [0.0, 0.0]

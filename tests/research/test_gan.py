@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from sordino import data
-from sordino.audit.attacks import Federation, Protection, impersonate
 from sordino.errors import DataUnavailable, InvalidArgument
 from sordino.randomness import KeyedRNG
+from sordino.research import Federation, Protection, impersonate
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "attack_pictures.py"
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from sordino.diagnostics import PUBLISHED, compute_kernels, measure_tangent_kernel
 from sordino.errors import InvalidArgument
+from sordino.research import PUBLISHED, compute_kernels, measure_tangent_kernel
 
 
 def network():

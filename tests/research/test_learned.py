@@ -10,15 +10,16 @@ from torch import nn
 from sordino import fit
 from sordino.errors import InvalidArgument
 from sordino.randomness import KeyedRNG
-from sordino.schedules import noise_influence, optimal_noise_schedule
-from sordino.training import Plan
-from sordino.training.learned_schedules import (
+from sordino.research import (
     LearnedSchedule,
-    _Unrolled,
     estimate_influence,
     exponential_influence,
     learn_schedule,
+    noise_influence,
+    optimal_noise_schedule,
 )
+from sordino.research.noise_schedules import _Unrolled
+from sordino.training import Plan
 
 
 class Quadratic(nn.Module):
