@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sordino import data
+from sordino import data, research
 from sordino.audit import attacks
 from sordino.cli import app
 from sordino.errors import DataUnavailable
@@ -36,7 +36,7 @@ def test_every_attack_of_the_table_exists():
     table = PAGE.split("| attack |")[1].split("\n\n")[0]
     named = re.findall(r"`(\w+)`", table)
     assert len(named) == 16
-    assert set(named) <= set(attacks.__all__)
+    assert set(named) <= {*attacks.__all__, *research.__all__}
 
 
 def test_the_pictures_are_there_and_small():
