@@ -1,0 +1,225 @@
+"""Tables as public cells: each column of a declared schema is cut into a fixed, public set of cells.
+
+What a record's cell is follows from that record and the schema alone, by the rules of `sordino.data.tables`: numbers are
+clipped to their bounds, a missing number is the middle of them, a category that is missing or not listed is one cell
+of its own, and a record whose label is not in the label set is left out.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from sordino import checks
+from sordino.data.schema import CategoricalColumn, NumericColumn, Schema
+from sordino.data.tables import Column, EncodedColumn, number_text, positions, read_columns, to_number, to_numbers
+from sordino.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["DiscreteColumn", "TableDomain", "table_columns"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscreteColumn:
+    """One column's cells.
+
+    A number has a cell for its lower bound, `bins` equal parts of the range, and a cell for its upper bound: values at
+    a bound, and those clipped to it, are often many. A category has one cell per listed value and a last one for a
+    missing or unlisted value.
+
+    Args:
+        column: the declared column.
+        bins: number of equal parts between the bounds of a number, ≥ 1.
+        required: whether a record without a listed value is left out, as for labels.
+
+    Example:
+        >>> age = DiscreteColumn(column=NumericColumn(name="age", low=0, high=100), bins=4)
+        >>> age.codes(np.array([-3.0, 0.0, 10.0, 99.0, 100.0, np.nan])).tolist(), age.size
+        ([0, 0, 1, 4, 5, 3], 6)
+    """
+
+    column: NumericColumn | CategoricalColumn
+    bins: int = 20
+    required: bool = False
+
+    @property
+    def name(self) -> str:
+        """The column's name."""
+        return self.column.name
+
+    @cached_property
+    def edges(self) -> Float64[np.ndarray, " bins_and_one"]:
+        """Where the equal parts of a number begin and end."""
+        assert isinstance(self.column, NumericColumn)
+        share = np.arange(self.bins + 1) / self.bins
+        edges = self.column.low * (1 - share) + self.column.high * share
+        edges[-1] = self.column.high
+        return edges
+
+    @property
+    def size(self) -> int:
+        """Number of cells."""
+        if isinstance(self.column, NumericColumn):
+            return self.bins + 2
+        return len(self.column.categories) + (0 if self.required else 1)
+
+    def labels(self) -> tuple[str, ...]:
+        """A short name for every cell."""
+        if isinstance(self.column, CategoricalColumn):
+            return (*self.column.categories, *(() if self.required else ("(not listed)",)))
+        edges = self.edges.tolist()
+        inner = [f"{low:.6g} to {high:.6g}" for low, high in zip(edges, edges[1:], strict=False)]
+        return (f"{edges[0]:.6g} or less", *inner, f"{edges[-1]:.6g} or more")
+
+    def codes(self, column: Column) -> Int64[np.ndarray, " n"]:
+        """The cell of each record, −1 for a record that is left out."""
+        if isinstance(self.column, CategoricalColumn):
+            found = positions(column, self.column.categories)
+            return found if self.required else np.where(found < 0, len(self.column.categories), found)
+        low, high = self.column.low, self.column.high
+        numbers = to_numbers(column)
+        with np.errstate(all="ignore"):
+            clipped = np.clip(np.where(np.isnan(numbers), low / 2 + high / 2, numbers), low, high)
+            inside = np.clip(np.searchsorted(self.edges, clipped, side="right"), 1, self.bins)
+        return np.where(clipped <= low, 0, np.where(clipped >= high, self.bins + 1, inside)).astype(np.int64)
+
+    def values(
+        self, codes: Int64[np.ndarray, " n"], uniforms: Float64[np.ndarray, " n"]
+    ) -> Float64[np.ndarray, " n"] | list[str]:
+        """A value in each cell: a number drawn uniformly from the cell, a category's text, "" where not listed."""
+        if isinstance(self.column, CategoricalColumn):
+            names = (*self.column.categories, "")
+            return [names[code] for code in codes.tolist()]
+        low, high = self.column.low, self.column.high
+        edges = np.concatenate([[low], self.edges, [high]])
+        drawn = edges[codes] * (1 - uniforms) + edges[codes + 1] * uniforms
+        # Digits below a thousandth of a cell say nothing.
+        digits = max(0, 3 - math.floor(math.log10(high / self.bins - low / self.bins)))
+        return np.clip(np.round(drawn, min(digits, 300)), low, high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableDomain:
+    """The cells of all columns of a schema, the target last.
+
+    Args:
+        columns: one a column.
+
+    Example:
+        >>> domain = TableDomain.of_schema(
+        ...     Schema(columns=(NumericColumn(name="age", low=0, high=100),), target="y", labels=("no", "yes")), bins=10
+        ... )
+        >>> domain.names, domain.sizes
+        (('age', 'y'), (12, 2))
+    """
+
+    columns: tuple[DiscreteColumn, ...]
+
+    @classmethod
+    def of_schema(cls, schema: Schema, *, bins: int = 20) -> "TableDomain":
+        """The columns of a schema, each number in `bins` equal parts."""
+        checks.in_range(1, 10_000, bins=checks.integer(1, bins=bins))
+        target = CategoricalColumn(name=schema.target, categories=schema.labels)
+        columns = [DiscreteColumn(column=column, bins=bins) for column in schema.columns]
+        return cls(columns=(*columns, DiscreteColumn(column=target, required=True)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of cells of each column."""
+        return tuple(column.size for column in self.columns)
+
+    def codes(self, table: "Path | str | Mapping[str, object] | pa.Table") -> Int64[np.ndarray, "n d"]:
+        """The cells of each record that is not left out, one row a record.
+
+        Raises:
+            InvalidArgument: the file can't be read, or a column is not there; no message quotes a cell.
+        """
+        found = table_columns(table, [column.column for column in self.columns])
+        codes = np.stack([column.codes(found[column.name]) for column in self.columns], axis=1)
+        return codes[(codes >= 0).all(axis=1)]
+
+    def values(
+        self, codes: Int64[np.ndarray, "n d"], uniforms: Float64[np.ndarray, "n d"]
+    ) -> dict[str, Float64[np.ndarray, " n"] | list[str]]:
+        """Values for the cells of records, by column."""
+        return {
+            column.name: column.values(codes[:, place], uniforms[:, place])
+            for place, column in enumerate(self.columns)
+        }
+
+
+def table_columns(
+    table: "Path | str | Mapping[str, object] | pa.Table", columns: Sequence[NumericColumn | CategoricalColumn]
+) -> dict[str, Column]:
+    """The declared columns of a file, or of anything that gives a column by its name (pandas, Polars, Arrow, dict).
+
+    Raises:
+        InvalidArgument: the file can't be read, or a column is not there; no message quotes a cell.
+    """
+    if isinstance(table, str | Path):
+        numeric = [column.name for column in columns if isinstance(column, NumericColumn)]
+        return read_columns(Path(table).expanduser(), [column.name for column in columns], numeric=numeric)
+    found: dict[str, Column] = {}
+    for column in columns:
+        cells = _cells(table, column.name)
+        if isinstance(column, NumericColumn):
+            found[column.name] = np.array([_number(cell) for cell in cells], dtype=np.float64)
+        else:
+            texts = [_text(cell) for cell in cells]
+            listed = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+            codes = np.array([listed[text] for text in texts], dtype=np.int64)
+            found[column.name] = EncodedColumn(values=tuple(listed), codes=codes)
+    if len({len(column.codes if isinstance(column, EncodedColumn) else column) for column in found.values()}) > 1:
+        raise InvalidArgument("table must have columns of one length, got different ones. Give each record all columns.")
+    return found
+
+
+def _cells(table: object, name: str) -> Iterable[object]:
+    names = getattr(table, "column_names", None) or getattr(table, "columns", None)
+    names = table if names is None and isinstance(table, Mapping) else names
+    if names is None or not hasattr(table, "__getitem__"):
+        raise InvalidArgument(
+            f"table must be a file or give columns by name, got {type(table).__name__}. Give a data frame or a path."
+        )
+    if name not in list(cast("Iterable[object]", names)):
+        raise InvalidArgument(f"table must have every declared column, got none named {name!r}. Correct the schema.")
+    column = table[name]  # pyright: ignore[reportIndexIssue]
+    for method in ("to_pylist", "tolist", "to_list"):
+        if hasattr(column, method):
+            return getattr(column, method)()
+    return column
+
+
+def _number(cell: object) -> float:
+    if isinstance(cell, str):
+        return to_number(cell)
+    try:
+        return float(cell) if isinstance(cell, Real | Decimal | np.bool_) else np.nan
+    except (OverflowError, TypeError, ValueError):
+        return np.nan
+
+
+def _text(cell: object) -> str:
+    """The text by which a file would give the cell; "" where it is missing."""
+    if isinstance(cell, str):
+        return cell.strip()
+    if isinstance(cell, bool | np.bool_):
+        return "true" if cell else "false"
+    if isinstance(cell, int):
+        return str(cell)
+    number = _number(cell)
+    return "" if math.isnan(number) else number_text(number)

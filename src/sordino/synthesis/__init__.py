@@ -1,0 +1,1 @@
+"""Private synthetic tables: noisy marginals, a graphical model that fits them, and records drawn from it."""
