@@ -19,6 +19,7 @@ from sordino.cli.plan import plan
 from sordino.cli.recipes import recipes
 from sordino.cli.report import report
 from sordino.cli.runs import runs, verify_command
+from sordino.cli.synthesize import synthesize
 from sordino.cli.train import demo, train
 from sordino.cli.tune import tune_command
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, SordinoError
@@ -107,6 +108,7 @@ app.command()(train)
 app.command("tune")(tune_command)
 app.command()(compare)
 app.command()(federate)
+app.command()(synthesize)
 app.command()(plan)
 app.command()(account)
 app.command()(recipes)

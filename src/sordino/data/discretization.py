@@ -12,7 +12,7 @@ from decimal import Decimal
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -25,7 +25,11 @@ from sordino.errors import InvalidArgument
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DiscreteColumn", "TableDomain", "table_columns"]
+__all__ = ["DiscreteColumn", "TableDomain", "TableSource", "table_columns"]
+
+
+TableSource: TypeAlias = "Path | str | Mapping[str, object] | pa.Table"
+"""A file, or what gives columns by their name: a data frame, an Arrow table, a dictionary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +146,7 @@ class TableDomain:
         """Number of cells of each column."""
         return tuple(column.size for column in self.columns)
 
-    def codes(self, table: "Path | str | Mapping[str, object] | pa.Table") -> Int64[np.ndarray, "n d"]:
+    def codes(self, table: TableSource) -> Int64[np.ndarray, "n d"]:
         """The cells of each record that is not left out, one row a record.
 
         Raises:
@@ -163,7 +167,7 @@ class TableDomain:
 
 
 def table_columns(
-    table: "Path | str | Mapping[str, object] | pa.Table", columns: Sequence[NumericColumn | CategoricalColumn]
+    table: TableSource, columns: Sequence[NumericColumn | CategoricalColumn]
 ) -> dict[str, Column]:
     """The declared columns of a file, or of anything that gives a column by its name (pandas, Polars, Arrow, dict).
 

@@ -341,7 +341,7 @@ def _other_axes(clique: Clique, kept: Clique) -> tuple[int, ...]:
 
 
 # How far a fitted marginal may stay from the measured one, for a smooth problem: this part of its noise times a log-potential.
-_SOFTNESS = float(__import__("os").environ.get("SOFT", "0.3"))
+_SOFTNESS = 0.3
 
 
 def fit_model(

@@ -1,0 +1,300 @@
+"""`sordino synthesize FILE`: a private synthetic table, charged in a run folder first."""
+
+import csv
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sordino.cli.console import JsonOption, Output, finite, heading, key_value_table
+from sordino.cli.ledger import open_account
+from sordino.definitions import NeighboringRelation, PrivacyUnit, format_upper_bound
+from sordino.errors import InvalidArgument, MissingDeclaration
+from sordino.runs import RunFolder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sordino.data import Schema
+    from sordino.synthesis import TableSynthesizer
+
+__all__ = ["PrivateTable", "charged_run", "check_new_file", "synthesize"]
+
+DEFAULT_DELTA = 1e-6
+_SHOWN = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateTable:
+    """A table as a command names it.
+
+    Args:
+        path: its file.
+        schema: what is public about it.
+        name: the file's name without endings, or that of the named set.
+        public: whether it is a named public set.
+    """
+
+    path: Path
+    schema: "Schema"
+    name: str
+    public: bool
+
+    @classmethod
+    def of_options(cls, data: str, schema: Path | None, sample: Path | None, target: str | None) -> "PrivateTable":
+        """A file with its declared schema or a public sample, or the embedded ``adult``; no record is read.
+
+        Raises:
+            MissingDeclaration: the schema is not declared.
+            InvalidArgument: a file is not there or of the wrong kind, or both a schema and a sample were given.
+        """
+        from sordino.data.loading import require_other_file
+        from sordino.data.readers import ADULT_SCHEMA, FILES
+        from sordino.data.schema import ArraySchema, read_schema
+        from sordino.data.tables import is_table, read_header, schema_from_sample
+
+        if data == "adult":
+            if schema is not None or sample is not None:
+                raise InvalidArgument("schema must be left out for adult, got one: it has its own. Drop the option.")
+            return cls(path=FILES / "adult-train.csv.xz", schema=ADULT_SCHEMA, name="adult", public=True)
+        path = Path(data).expanduser()
+        if not is_table(path):
+            raise InvalidArgument(f"data must be adult or a .csv, .tsv or .parquet file, got {data!r}. Convert it.")
+        read_header(path)
+        if (schema is None) == (sample is None):
+            raise MissingDeclaration("schema must be declared, or taken from a PUBLIC sample, not both. Give --schema.")
+        if sample is not None:
+            if target is None:
+                raise MissingDeclaration("target must be declared with --public-schema-from. Name the label's column.")
+            require_other_file("public_schema_from", sample, private=path)
+            declared = schema_from_sample(sample, target=target)
+        else:
+            assert schema is not None
+            declared = read_schema(schema)
+        if isinstance(declared, ArraySchema):
+            raise InvalidArgument("schema must describe the columns of a table, got an array schema. Declare columns.")
+        if target is not None and target != declared.target:
+            raise InvalidArgument(f"target must be {declared.target!r}, as declared, got {target!r}. Leave it out.")
+        return cls(path=path, schema=declared, name=path.name.split(".")[0], public=False)
+
+
+def synthesize(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A .csv, .tsv or .parquet file, or adult.")],
+    epsilon: Annotated[float, typer.Option(help="ε of everything that the command releases.")],
+    delta: Annotated[float, typer.Option(help="δ, well below 1 / number of records.")] = DEFAULT_DELTA,
+    schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
+    public_schema_from: Annotated[
+        Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The label's column, with --public-schema-from.")] = None,
+    out: Annotated[Path, typer.Option(help="The synthetic table: a new .csv, .tsv or .parquet file.")] = Path(
+        "synthetic.csv"
+    ),
+    rows: Annotated[int | None, typer.Option(help="Records to draw; the noisy number of records if not given.")] = None,
+    method: Annotated[str, typer.Option(help="aim, mst, or independent (no dependence between columns).")] = "aim",
+    degree: Annotated[int | None, typer.Option(help="aim: the most columns of a measured marginal.")] = None,
+    bins: Annotated[int, typer.Option(help="Equal parts of each numeric column between its bounds.")] = 20,
+    max_model_mb: Annotated[float, typer.Option(help="aim: the most megabytes of the model's tables.")] = 4.0,
+    run_path: Annotated[
+        Path | None, typer.Option("--run", help="The run folder; runs/NAME-DATE-NUMBER if not given.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")] = None,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Allow a chosen seed; the table is marked not for release.")
+    ] = False,
+    ledger: Annotated[str | None, typer.Option(help="A ledger, file or URL; with --dataset-name.")] = None,
+    dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw a synthetic table with the same columns, whose joint distribution was learned privately."""
+    from sordino import checks
+    from sordino.synthesis import TableSynthesizer
+
+    output, account = Output(as_json=as_json), open_account(ledger, dataset_name)
+    if rows is not None:
+        checks.integer(0, rows=rows)
+    source = PrivateTable.of_options(data, schema, public_schema_from, target)
+    check_new_file(out)
+    synthesizer = TableSynthesizer(
+        schema=source.schema,
+        epsilon=epsilon,
+        delta=delta,
+        method=method,
+        degree=degree,
+        bins=bins,
+        max_model_mb=max_model_mb,
+        random_state=seed,
+        reproducible=reproducible,
+        ledger=account,
+    )
+    kind = "public" if source.public else "private"
+    output.print_status(Text.assemble((source.name, "bold"), f": {kind} records, synthetic table by {method}"))
+    parameters = {"bins": bins, "degree": degree, "max_model_mb": max_model_mb}
+    run = charged_run(
+        source,
+        synthesizer,
+        command="synthesize",
+        settings={"method": method, **parameters},
+        epsilon=epsilon,
+        folder=run_path,
+    )
+    try:
+        with output.stderr.status("measuring") as status:
+            synthesizer.fit(
+                source.path, progress=lambda part: status.update(f"measuring: {100 * part:.0f} % of the budget")
+            )
+    except BaseException:
+        run.close()
+        raise
+    run.close()
+    run.write_guarantee(synthesizer.guarantee_)
+    table = synthesizer.sample(rows)
+    _write_table(table, out)
+    output.print_result(_document(synthesizer, table.num_rows, out, run.path), *_page(synthesizer, table, out, run.path))
+
+
+def check_new_file(path: Path) -> None:
+    """Refuse a file that is there already, or whose ending names no table, before anything is charged."""
+    if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+        raise InvalidArgument(f"out must end in .csv, .tsv or .parquet, got {str(path)!r}. Rename it.")
+    if path.exists():
+        raise InvalidArgument(f"out must be a new file, got {str(path)!r}, which is there. Choose another name.")
+    if not path.absolute().parent.is_dir():
+        raise InvalidArgument(f"out must be in a folder that is there, got {str(path)!r}. Make the folder first.")
+
+
+def charged_run(
+    source: PrivateTable,
+    synthesizer: "TableSynthesizer",
+    *,
+    command: str,
+    settings: dict[str, object],
+    epsilon: float,
+    folder: Path | None,
+) -> RunFolder:
+    """A run folder in which the charge stands, before a record is read; nothing where the ledger refuses it."""
+    from sordino import accounting
+    from sordino.cli.training_job import run_folder
+    from sordino.events import compose
+
+    events = compose(list(synthesizer.planned_events()))
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    delta = float(synthesizer.delta or 0.0)
+    if synthesizer.ledger is not None:
+        synthesizer.ledger.check_charge(events, neighboring_relation=relation, privacy_unit=PrivacyUnit.RECORD)
+    plan = {
+        "schema": 1,
+        "method": command,
+        "steps": 1,
+        "parameters": settings,
+        "delta": delta,
+        "neighboring_relation": relation.value,
+        "privacy_unit": PrivacyUnit.RECORD.value,
+        "dataset_size_is_public": False,
+    }
+    meta = {
+        "target_epsilon": epsilon,
+        "reproducible": synthesizer.reproducible,
+        "settings": "The settings were fixed beforehand",
+        "tuned_on_these_data": source.public,
+        "data": {
+            "name": source.name,
+            "records": None,
+            "labels": len(source.schema.labels),
+            "target": source.schema.target,
+            "source": "not public" if not source.public else "embedded: UCI Adult",
+            "license": "CC BY 4.0" if source.public else "the user's own",
+            "public": source.public,
+        },
+        "training": {"model": f"{command}: {settings.get('method', command)}", "optimizer": None, "learning_rate": None},
+        "noise_arithmetic": "integers, drawn exactly",
+        "data_touches": {
+            "preprocessing": "Each record is put into public cells on its own, by the declared schema.",
+            "normalization": "No statistic of the records is computed without noise.",
+            "schema": "Bounds, categories and labels are declared, never taken from the records.",
+            "evaluation": "None.",
+            "logging": "Only what was released is printed or stored.",
+        },
+    }
+    run = RunFolder.create(
+        run_folder(f"{command}-{source.name}", folder), plan=json.dumps(plan, indent=2, allow_nan=False), meta=meta
+    )
+    try:
+        spent = accounting.epsilon(events, delta, neighboring_relation=relation)
+        run.append(step=0, event=events, epsilon=spent.upper)
+    except BaseException:
+        run.close()
+        shutil.rmtree(run.path)
+        raise
+    return run
+
+
+def _write_table(table: "pa.Table", path: Path) -> None:
+    if path.suffix.lower() == ".parquet":
+        import pyarrow.parquet as pq
+
+        pq.write_table(table, path)
+        return
+    columns = [column.to_pylist() for column in table.columns]
+    with path.open("x", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", lineterminator="\n")
+        writer.writerow(table.column_names)
+        writer.writerows(zip(*columns, strict=True))
+
+
+def _document(synthesizer: "TableSynthesizer", rows: int, out: Path, run: Path) -> dict[str, object]:
+    guarantee = synthesizer.guarantee_
+    return {
+        "epsilon": finite(guarantee.epsilon),
+        "delta": guarantee.delta,
+        "privacy_unit": guarantee.privacy_unit.value,
+        "neighboring_relation": guarantee.neighboring_relation.value,
+        "accountant": guarantee.accountant,
+        "caveats": list(guarantee.caveats),
+        "description": guarantee.describe(),
+        "method": synthesizer.method,
+        "records": rows,
+        "noisy_number_of_records": synthesizer.model_.total,
+        "measured": [{"columns": list(one.columns), "noise_stddev": one.stddev} for one in synthesizer.measured_],
+        "out": str(out),
+        "run": str(run),
+    }
+
+
+def _page(synthesizer: "TableSynthesizer", table: "pa.Table", out: Path, run: Path) -> list[RenderableType]:
+    guarantee = synthesizer.guarantee_
+    claim = f"(ε = {format_upper_bound(guarantee.epsilon)}, δ = {guarantee.delta:g})-differentially private"
+    rows = [
+        ("unit", guarantee.privacy_unit.describe()),
+        ("neighbors", guarantee.neighboring_relation.describe()),
+        ("accountant", guarantee.accountant.replace("_", " ")),
+        *(("caveat", caveat) for caveat in guarantee.caveats),
+        ("synthetic", f"{table.num_rows:,} records of {table.num_columns} columns"),
+        ("estimated size", f"about {synthesizer.model_.total:,.0f} private records, a noisy number"),
+    ]
+    together = [one for one in synthesizer.measured_ if len(one.columns) > 1]
+    finest: dict[tuple[str, ...], float] = {}
+    for one in together:
+        finest[one.columns] = min(one.stddev, finest.get(one.columns, one.stddev))
+    measured = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    measured.add_column("columns measured together", overflow="fold")
+    measured.add_column("noise, records a cell", justify="right", no_wrap=True)
+    best = sorted(finest.items(), key=lambda item: (item[1], item[0]))
+    for columns, stddev in best[:_SHOWN]:
+        measured.add_row(" × ".join(columns), f"± {stddev:,.1f}")
+    more = [Text(f"and {len(best) - _SHOWN} more, with more noise; --json lists all", style="dim")]
+    return [
+        heading(claim),
+        key_value_table(rows),
+        Text(),
+        *([measured] if best else [Text("Every column was measured by itself: no dependence is kept.", style="dim")]),
+        *(more if len(best) > _SHOWN else []),
+        Text(),
+        key_value_table([("table", str(out)), ("run", str(run))]),
+    ]
