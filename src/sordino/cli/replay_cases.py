@@ -70,6 +70,7 @@ def cases() -> Iterable[ReplayCase]:
         "engine": _engine,
         "PrivateGridSearch": _grid_search,
         "PrivateRandomSearch": _random_search,
+        **{f"TableSynthesizer, {method}": _synthesizer(method) for method in ("aim", "mst", "independent")},
     }
     for name in room.__all__:
         if name not in _APART:
@@ -254,6 +255,32 @@ def _random_search(table: Table) -> object:
     inner, grid, declared = _searched()
     found = PrivateRandomSearch(inner, grid, mean=3.0, **declared).fit(table[0], np.array(_CLASSES)[table[1]])  # pyright: ignore[reportArgumentType]
     return found.best_params_
+
+
+def _synthesizer(method: str) -> Callable[[Table], object]:
+    from sordino.data import CategoricalColumn, NumericColumn, Schema
+    from sordino.synthesis import TableSynthesizer
+
+    columns = (
+        NumericColumn(name="a", low=-1.0, high=1.0),
+        NumericColumn(name="b", low=-1.0, high=0.5),
+        CategoricalColumn(name="sign", categories=("-", "+")),
+    )
+    schema = Schema(columns=columns, target="y", labels=_CLASSES[:2])
+    declared = {name: _DECLARED[name] for name in ("epsilon", "delta", "random_state", "reproducible")}
+
+    def pipeline(table: Table) -> object:
+        features, labels = table
+        columns = {
+            "a": features[:, 0],
+            "b": features[:, 1],
+            "sign": ["+" if value > 0 else "-" if value > -0.5 else "" for value in features[:, 2].tolist()],
+            "y": np.array(_CLASSES)[labels],
+        }
+        fitted = TableSynthesizer(schema=schema, method=method, bins=2, **declared).fit(columns)  # pyright: ignore[reportArgumentType]
+        return fitted.measured_, fitted.releases_, fitted.sample(10).to_pydict()
+
+    return pipeline
 
 
 def _network_of(columns: int, outputs: int):

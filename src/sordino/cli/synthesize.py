@@ -66,7 +66,7 @@ class PrivateTable:
         path = Path(data).expanduser()
         if not is_table(path):
             raise InvalidArgument(f"data must be adult or a .csv, .tsv or .parquet file, got {data!r}. Convert it.")
-        read_header(path)
+        header = read_header(path)
         if (schema is None) == (sample is None):
             raise MissingDeclaration("schema must be declared, or taken from a PUBLIC sample, not both. Give --schema.")
         if sample is not None:
@@ -81,6 +81,12 @@ class PrivateTable:
             raise InvalidArgument("schema must describe the columns of a table, got an array schema. Declare columns.")
         if target is not None and target != declared.target:
             raise InvalidArgument(f"target must be {declared.target!r}, as declared, got {target!r}. Leave it out.")
+        absent = [name for name in (*(one.name for one in declared.columns), declared.target) if name not in header]
+        if absent:
+            raise InvalidArgument(
+                f"the columns of {path.name!r} must include every declared column, got none named "
+                f"{', '.join(map(repr, absent))}. Correct the schema or the header."
+            )
         return cls(path=path, schema=declared, name=path.name.split(".")[0], public=False)
 
 
@@ -114,6 +120,7 @@ def synthesize(
 ) -> None:
     """Draw a synthetic table with the same columns, whose joint distribution was learned privately."""
     from sordino import checks
+    from sordino.randomness import KeyedRNG
     from sordino.synthesis import TableSynthesizer
 
     output, account = Output(as_json=as_json), open_account(ledger, dataset_name)
@@ -133,6 +140,7 @@ def synthesize(
         reproducible=reproducible,
         ledger=account,
     )
+    KeyedRNG(seed=seed, reproducible=reproducible)  # refuses a seed that is not declared
     kind = "public" if source.public else "private"
     output.print_status(Text.assemble((source.name, "bold"), f": {kind} records, synthetic table by {method}"))
     parameters = {"bins": bins, "degree": degree, "max_model_mb": max_model_mb}
@@ -288,7 +296,7 @@ def _page(synthesizer: "TableSynthesizer", table: "pa.Table", out: Path, run: Pa
     best = sorted(finest.items(), key=lambda item: (item[1], item[0]))
     for columns, stddev in best[:_SHOWN]:
         measured.add_row(" × ".join(columns), f"± {stddev:,.1f}")
-    more = [Text(f"and {len(best) - _SHOWN} more, with more noise; --json lists all", style="dim")]
+    more = [Text(f"and {len(best) - _SHOWN} more; --json lists all", style="dim")]
     return [
         heading(claim),
         key_value_table(rows),

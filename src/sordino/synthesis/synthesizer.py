@@ -137,8 +137,8 @@ class TableSynthesizer(PrivateEstimator):
         self.ledger = ledger
 
     def planned_events(self) -> tuple[Event, ...]:
-        """What a fit will charge, before any record is read: one event, ρ-zCDP with the largest ρ within (ε, δ)."""
-        return (ZeroConcentratedDP(rho=self._filter().budget),)
+        """What a fit will charge: one event, ρ-zCDP with the largest ρ within (ε, δ). Checks all parameters."""
+        return (ZeroConcentratedDP(rho=self._settings().guard.budget),)
 
     def fit(self, table: TableSource, *, progress: Callable[[float], None] = lambda _: None) -> "TableSynthesizer":
         """Learn from a table; charged first, then read.
@@ -148,21 +148,21 @@ class TableSynthesizer(PrivateEstimator):
                 Arrow table, a dictionary.
             progress: told the spent part of the budget after each round of ``aim``.
         """
-        method = checks.one_of(_METHODS, method=self.method)
-        schema = require_declared(self.schema, name="schema", meaning="bounds, categories and labels of all columns")
-        domain = TableDomain.of_schema(schema, bins=self.bins)
-        degree = default_degree(len(domain.columns)) if self.degree is None else self.degree
-        checks.integer(1, degree=degree)
-        cells = int(checks.positive(max_model_mb=self.max_model_mb) * 2**20 / 8)
-        rng, guard = self._randomness(), self._filter()
+        settings, rng = self._settings(), self._randomness()
         self._charge(self.planned_events())
-        records = ChargedMarginals(domain.codes(table), domain.sizes, privacy_filter=guard, rng=rng)
-        if method == "aim":
+        domain = settings.domain
+        records = ChargedMarginals(domain.codes(table), domain.sizes, privacy_filter=settings.guard, rng=rng)
+        if self.method == "aim":
+            cells = settings.max_tree_cells
             model = select_aim(
-                records, degree=degree, max_tree_cells=cells, max_cells=min(_MAX_CELLS, cells), progress=progress
+                records,
+                degree=settings.degree,
+                max_tree_cells=cells,
+                max_cells=min(_MAX_CELLS, cells),
+                progress=progress,
             )
         else:
-            model = {"mst": select_mst, "independent": select_independent}[str(method)](records)
+            model = {"mst": select_mst, "independent": select_independent}[self.method](records)
         self.domain_: TableDomain = domain
         self.model_: GraphicalModel = model
         self.releases_: tuple[Event, ...] = tuple(records.events)
@@ -191,7 +191,26 @@ class TableSynthesizer(PrivateEstimator):
             {name: pa.array(column, type=kinds[isinstance(column, np.ndarray)]) for name, column in values.items()}
         )
 
-    def _filter(self) -> ZCDPFilter:
+    def _settings(self) -> "_Settings":
+        checks.one_of(_METHODS, method=self.method)
+        schema = require_declared(self.schema, name="schema", meaning="bounds, categories and labels of all columns")
+        domain = TableDomain.of_schema(schema, bins=self.bins)
+        degree = default_degree(len(domain.columns)) if self.degree is None else self.degree
         epsilon, delta = self._budget()
         checks.probability(zero=False, one=False, delta=delta, hint="Synthetic tables use Gaussian noise: give δ > 0.")
-        return ZCDPFilter(epsilon=epsilon, delta=delta)
+        return _Settings(
+            domain=domain,
+            degree=checks.integer(1, degree=degree),
+            max_tree_cells=int(checks.positive(max_model_mb=self.max_model_mb) * 2**20 / 8),
+            guard=ZCDPFilter(epsilon=epsilon, delta=delta),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """The checked parameters."""
+
+    domain: TableDomain
+    degree: int
+    max_tree_cells: int
+    guard: ZCDPFilter
