@@ -109,7 +109,9 @@ def test_a_fit_to_noisy_marginals_is_nearer_to_the_truth_than_the_noise(stddev):
         for exact in [total * summed(whole, clique)]
     ]
     model = fit_model(SIZES, measured, steps=500)
-    error = np.concatenate([(model.marginal(one.clique) - total * summed(whole, one.clique)).ravel() for one in measured])
+    error = np.concatenate(
+        [(model.marginal(one.clique) - total * summed(whole, one.clique)).ravel() for one in measured]
+    )
     residual = np.concatenate([(model.marginal(one.clique) - one.counts).ravel() for one in measured])
     assert np.sqrt(np.mean(error**2)) < stddev
     assert np.sqrt(np.mean(residual**2)) < 1.3 * stddev

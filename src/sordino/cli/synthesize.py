@@ -164,7 +164,9 @@ def synthesize(
     run.write_guarantee(synthesizer.guarantee_)
     table = synthesizer.sample(rows)
     _write_table(table, out)
-    output.print_result(_document(synthesizer, table.num_rows, out, run.path), *_page(synthesizer, table, out, run.path))
+    output.print_result(
+        _document(synthesizer, table.num_rows, out, run.path), *_page(synthesizer, table, out, run.path)
+    )
 
 
 def check_new_file(path: Path) -> None:
@@ -220,7 +222,11 @@ def charged_run(
             "license": "CC BY 4.0" if source.public else "the user's own",
             "public": source.public,
         },
-        "training": {"model": f"{command}: {settings.get('method', command)}", "optimizer": None, "learning_rate": None},
+        "training": {
+            "model": f"{command}: {settings.get('method', command)}",
+            "optimizer": None,
+            "learning_rate": None,
+        },
         "noise_arithmetic": "integers, drawn exactly",
         "data_touches": {
             "preprocessing": "Each record is put into public cells on its own, by the declared schema.",

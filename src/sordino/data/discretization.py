@@ -1,10 +1,11 @@
 """Tables as public cells: each column of a declared schema is cut into a fixed, public set of cells.
 
-What a record's cell is follows from that record and the schema alone, by the rules of `sordino.data.tables`: numbers are
-clipped to their bounds, a missing number is the middle of them, a category that is missing or not listed is one cell
-of its own, and a record whose label is not in the label set is left out.
+What a record's cell is follows from that record and the schema alone, by the rules of `sordino.data.tables`: numbers
+are clipped to their bounds, a missing number is the middle of them, a category that is missing or not listed is one
+cell of its own, and a record whose label is not in the label set is left out.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class DiscreteColumn:
         if isinstance(self.column, CategoricalColumn):
             return (*self.column.categories, *(() if self.required else ("(not listed)",)))
         edges = self.edges.tolist()
-        inner = [f"{low:.6g} to {high:.6g}" for low, high in zip(edges, edges[1:], strict=False)]
+        inner = [f"{low:.6g} to {high:.6g}" for low, high in itertools.pairwise(edges)]
         return (f"{edges[0]:.6g} or less", *inner, f"{edges[-1]:.6g} or more")
 
     def codes(self, column: Column) -> Int64[np.ndarray, " n"]:
@@ -161,14 +162,11 @@ class TableDomain:
     ) -> dict[str, Float64[np.ndarray, " n"] | list[str]]:
         """Values for the cells of records, by column."""
         return {
-            column.name: column.values(codes[:, place], uniforms[:, place])
-            for place, column in enumerate(self.columns)
+            column.name: column.values(codes[:, place], uniforms[:, place]) for place, column in enumerate(self.columns)
         }
 
 
-def table_columns(
-    table: TableSource, columns: Sequence[NumericColumn | CategoricalColumn]
-) -> dict[str, Column]:
+def table_columns(table: TableSource, columns: Sequence[NumericColumn | CategoricalColumn]) -> dict[str, Column]:
     """The declared columns of a file, or of anything that gives a column by its name (pandas, Polars, Arrow, dict).
 
     Raises:
@@ -188,7 +186,9 @@ def table_columns(
             codes = np.array([listed[text] for text in texts], dtype=np.int64)
             found[column.name] = EncodedColumn(values=tuple(listed), codes=codes)
     if len({len(column.codes if isinstance(column, EncodedColumn) else column) for column in found.values()}) > 1:
-        raise InvalidArgument("table must have columns of one length, got different ones. Give each record all columns.")
+        raise InvalidArgument(
+            "table must have columns of one length, got different ones. Give each record all columns."
+        )
     return found
 
 

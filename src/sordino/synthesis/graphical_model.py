@@ -1,7 +1,7 @@
 """Graphical models: distributions over discrete columns, as products of factors on small sets of columns.
 
 A model answers marginals exactly, by belief propagation on a junction tree in the log domain, and is fitted to noisy
-marginals by maximum entropy: of all distributions it finds the one of highest entropy whose marginals are as near to the
+marginals by maximum entropy: of all distributions it is the one of highest entropy whose marginals are as near to the
 noisy ones as their noise warrants. Everything here is post-processing of released values; no record is read.
 
 References:
@@ -294,7 +294,8 @@ class _Propagation:
             for parent, shared in zip(tree.parents, separators, strict=True)
         ]
         self._in_child = [
-            tuple(sizes[c] if c in shared else 1 for c in own) for own, shared in zip(tree.cliques, separators, strict=True)
+            tuple(sizes[c] if c in shared else 1 for c in own)
+            for own, shared in zip(tree.cliques, separators, strict=True)
         ]
         self.beliefs: list[FloatArray] = []
         self.conditionals: list[FloatArray] = []
@@ -340,7 +341,8 @@ def _other_axes(clique: Clique, kept: Clique) -> tuple[int, ...]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# How far a fitted marginal may stay from the measured one, for a smooth problem: this part of its noise times a log-potential.
+# A fitted count may miss the measured one by this part of its noise, times its log-potential. With 0 the problem is no
+# longer smooth; on Adult 0.1 and 0.3 give the same errors, and 0.03 takes three times as many iterations.
 _SOFTNESS = 0.3
 
 
@@ -353,10 +355,10 @@ def fit_model(
 ) -> GraphicalModel:
     """The model of highest entropy whose marginals fit noisy ones as well as their noise warrants.
 
-    With p the distribution and N the number of records, which is estimated first, it minimizes
-    Σ_r ‖N·p_r − y_r‖²/(2σ_r²) − H(p). The dual of this problem, log Z(θ) − Σ⟨θ_r, y_r/N⟩ + Σ (σ_r/N)²‖θ_r‖²/2, is
+    With p the distribution, N the number of records, which is estimated first, and s a small constant, it minimizes
+    Σ_r ‖N·p_r − y_r‖²/(2sNσ_r) − H(p). The dual of this problem, log Z(θ) − Σ⟨θ_r, y_r/N⟩ + Σ (sσ_r/N)‖θ_r‖²/2, is
     convex and smooth, its gradient is a difference of marginals, and L-BFGS minimizes it. At the minimum
-    θ_r = (N/σ_r²)(y_r − N·p_r)... so a marginal measured without noise would be met exactly.
+    N·p_r − y_r = −sσ_r·θ_r. New potentials begin with a step of iterative proportional fitting.
 
     Args:
         sizes: number of cells of each column.
@@ -382,7 +384,7 @@ def fit_model(
         ]
     )
 
-    # Variables are scaled by about the root of their curvature, p + (σ/N)², so that frequent and rare cells converge alike.
+    # Variables are scaled by about the root of their curvature, so that frequent and rare cells converge alike.
     root = np.sqrt(np.maximum(wanted, 0.0) + softness)
 
     def split(vector: FloatArray) -> dict[Clique, FloatArray]:

@@ -10,13 +10,12 @@ References:
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from sordino.accounting.filters import ZCDPFilter
-from sordino.events import BoundedRange, Event, Gaussian
+from sordino.events import Event
 from sordino.mechanisms import ExponentialMechanism, GaussianBudget, PrivateHistogram
 from sordino.randomness import KeyedRNG
 from sordino.synthesis.graphical_model import Clique, GraphicalModel, NoisyMarginal, fit_model, tree_cells
@@ -51,9 +50,7 @@ class ChargedMarginals:
         rng: where all randomness comes from.
     """
 
-    def __init__(
-        self, codes: IntegerArray, sizes: Sequence[int], *, privacy_filter: ZCDPFilter, rng: KeyedRNG
-    ) -> None:
+    def __init__(self, codes: IntegerArray, sizes: Sequence[int], *, privacy_filter: ZCDPFilter, rng: KeyedRNG) -> None:
         self.sizes = tuple(sizes)
         self.privacy_filter = privacy_filter
         self.events: list[Event] = []
@@ -80,8 +77,12 @@ class ChargedMarginals:
         return part
 
     def select(
-        self, expected: Mapping[Clique, npt.NDArray[np.float64]], weights: Mapping[Clique, int], *,
-        stddev: float, epsilon: float,
+        self,
+        expected: Mapping[Clique, npt.NDArray[np.float64]],
+        weights: Mapping[Clique, int],
+        *,
+        stddev: float,
+        epsilon: float,
     ) -> Clique:
         """The columns whose marginal is likely to be farthest from an expected one, by the exponential mechanism.
 
@@ -248,9 +249,7 @@ def _weighted_candidates(sizes: Sequence[int], degree: int, max_cells: int) -> d
     return {clique: each * len(clique) for clique in all_cliques(sizes, degree, max_cells)}
 
 
-def _allowed(
-    sizes: Sequence[int], candidates: Iterable[Clique], model: GraphicalModel, limit: float
-) -> list[Clique]:
+def _allowed(sizes: Sequence[int], candidates: Iterable[Clique], model: GraphicalModel, limit: float) -> list[Clique]:
     """The candidates with which the junction tree stays small enough; what is in the tree already always is."""
     inside = [frozenset(clique) for clique in model.tree.cliques]
     measured = list(model.potentials)
