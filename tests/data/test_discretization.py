@@ -81,3 +81,10 @@ def test_columns_of_different_lengths_and_things_without_columns_are_refused():
         domain.codes({"age": [1], "job": ["clerk", "sales"], "rich": ["0", "1"]})
     with pytest.raises(InvalidArgument, match="by name"):
         domain.codes(np.zeros((3, 3)))
+
+
+def test_a_numeric_target_has_cells_and_leaves_a_record_without_a_number_out():
+    schema = Schema(columns=(AGE,), target="price", labels=(), target_bounds=(0.0, 10.0))
+    domain = TableDomain.of_schema(schema, bins=2)
+    codes = domain.codes({"age": [1, 2, 3, 4, 5], "price": [-5, 4.0, "?", float("inf"), 30]})
+    assert codes[:, 1].tolist() == [0, 1, 3]

@@ -47,7 +47,9 @@ class PrivateTable:
     public: bool
 
     @classmethod
-    def of_options(cls, data: str, schema: Path | None, sample: Path | None, target: str | None) -> "PrivateTable":
+    def of_options(
+        cls, data: str, schema: Path | None, sample: Path | None, target: str | None, bounds: tuple[float, float] | None
+    ) -> "PrivateTable":
         """A file with its declared schema or a public sample, or the embedded ``adult``; no record is read.
 
         Raises:
@@ -63,6 +65,8 @@ class PrivateTable:
             if schema is not None or sample is not None:
                 raise InvalidArgument("schema must be left out for adult, got one: it has its own. Drop the option.")
             return cls(path=FILES / "adult-train.csv.xz", schema=ADULT_SCHEMA, name="adult", public=True)
+        if bounds is not None and sample is None:
+            raise InvalidArgument("target_bounds must be left out without --public-schema-from. The schema has them.")
         path = Path(data).expanduser()
         if not is_table(path):
             raise InvalidArgument(f"data must be adult or a .csv, .tsv or .parquet file, got {data!r}. Convert it.")
@@ -73,7 +77,7 @@ class PrivateTable:
             if target is None:
                 raise MissingDeclaration("target must be declared with --public-schema-from. Name the label's column.")
             require_other_file("public_schema_from", sample, private=path)
-            declared = schema_from_sample(sample, target=target)
+            declared = schema_from_sample(sample, target=target, target_bounds=bounds)
         else:
             assert schema is not None
             declared = read_schema(schema)
@@ -99,6 +103,9 @@ def synthesize(
         Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
     ] = None,
     target: Annotated[str | None, typer.Option(help="The label's column, with --public-schema-from.")] = None,
+    target_bounds: Annotated[
+        tuple[float, float] | None, typer.Option(help="Bounds of a numeric target, with --public-schema-from.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The synthetic table: a new .csv, .tsv or .parquet file.")] = Path(
         "synthetic.csv"
     ),
@@ -126,7 +133,7 @@ def synthesize(
     output, account = Output(as_json=as_json), open_account(ledger, dataset_name)
     if rows is not None:
         checks.integer(0, rows=rows)
-    source = PrivateTable.of_options(data, schema, public_schema_from, target)
+    source = PrivateTable.of_options(data, schema, public_schema_from, target, target_bounds)
     check_new_file(out)
     synthesizer = TableSynthesizer(
         schema=source.schema,

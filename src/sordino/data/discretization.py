@@ -2,7 +2,7 @@
 
 What a record's cell is follows from that record and the schema alone, by the rules of `sordino.data.tables`: numbers
 are clipped to their bounds, a missing number is the middle of them, a category that is missing or not listed is one
-cell of its own, and a record whose label is not in the label set is left out.
+cell of its own, and a record whose label is not in the label set, or whose numeric target is not finite, is left out.
 """
 
 import itertools
@@ -44,7 +44,7 @@ class DiscreteColumn:
     Args:
         column: the declared column.
         bins: number of equal parts between the bounds of a number, ≥ 1.
-        required: whether a record without a listed value is left out, as for labels.
+        required: whether a record without a listed value, or without a finite number, is left out, as for the target.
 
     Example:
         >>> age = DiscreteColumn(column=NumericColumn(name="age", low=0, high=100), bins=4)
@@ -95,7 +95,8 @@ class DiscreteColumn:
         with np.errstate(all="ignore"):
             clipped = np.clip(np.where(np.isnan(numbers), low / 2 + high / 2, numbers), low, high)
             inside = np.clip(np.searchsorted(self.edges, clipped, side="right"), 1, self.bins)
-        return np.where(clipped <= low, 0, np.where(clipped >= high, self.bins + 1, inside)).astype(np.int64)
+        codes = np.where(clipped <= low, 0, np.where(clipped >= high, self.bins + 1, inside)).astype(np.int64)
+        return np.where(np.isfinite(numbers), codes, -1) if self.required else codes
 
     def values(
         self, codes: Int64[np.ndarray, " n"], uniforms: Float64[np.ndarray, " n"]
@@ -133,9 +134,13 @@ class TableDomain:
     def of_schema(cls, schema: Schema, *, bins: int = 20) -> "TableDomain":
         """The columns of a schema, each number in `bins` equal parts."""
         checks.in_range(1, 10_000, bins=checks.integer(1, bins=bins))
-        target = CategoricalColumn(name=schema.target, categories=schema.labels)
+        target = (
+            CategoricalColumn(name=schema.target, categories=schema.labels)
+            if schema.target_bounds is None
+            else NumericColumn(name=schema.target, low=schema.target_bounds[0], high=schema.target_bounds[1])
+        )
         columns = [DiscreteColumn(column=column, bins=bins) for column in schema.columns]
-        return cls(columns=(*columns, DiscreteColumn(column=target, required=True)))
+        return cls(columns=(*columns, DiscreteColumn(column=target, bins=bins, required=True)))
 
     @property
     def names(self) -> tuple[str, ...]:
