@@ -75,6 +75,11 @@ CHANGED = {
     "data through numpy": lambda m, o, b, loss: setattr(
         m[2].bias, "data", torch.from_numpy(2 * b[0].numpy()[:, :3].mean(0))
     ),
+    "data past torch's count": lambda m, o, b, loss: m[2].bias.data.copy_(
+        torch.from_numpy(b[0].numpy()[:, :3].mean(0))
+    ),
+    "memory through numpy": lambda m, o, b, loss: m[2].bias.detach().numpy().__setitem__(0, b[0].numpy().mean()),
+    "a buffer's data": lambda m, o, b, loss: m.scale.data.copy_(torch.from_numpy(b[0].numpy()[:, :3].std(0))),
     "a buffer through numpy": lambda m, o, b, loss: m.scale.copy_(torch.from_numpy(b[0].numpy()[:, :3].std(0))),
     "a new buffer": lambda m, o, b, loss: setattr(m, "scale", torch.from_numpy(b[0].numpy()[:, :3].std(0))),
     "no_grad copy": lambda m, o, b, loss: m[2].bias.detach().copy_(torch.tensor(b[0].numpy()[:, :3].mean(0))),
@@ -154,6 +159,24 @@ FREE = {
 def test_public_changes_after_the_step_go_on(name, microbatch_size):
     model = network()
     train(model, adam(model), after=FREE[name], epochs=2, microbatch_size=microbatch_size)
+
+
+class KeepsMean(nn.Linear):
+    def forward(self, x):
+        self.mean = x.detach().mean()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [lambda m, loss: float(loss.detach()), lambda m, loss: abs(m.mean.item()), lambda m, loss: m.mean.abs()],
+    ids=["float of the loss", "number of an attribute", "attribute"],
+)
+def test_a_rate_that_is_a_number_of_the_batch_is_refused_after_the_step(rate):
+    model = KeepsMean(6, 3)
+    after = lambda m, o, b, loss: group(o, "lr", rate(m, loss))  # noqa: E731
+    with pytest.raises(PrivacyError, match="must not be made of private batches"):
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), after=after)
 
 
 def test_schedulers_after_the_step_go_on_with_rates_that_are_tensors_too():

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -29,7 +30,13 @@ from sordino.training.generators import BatchGenerators, check_not_seeded
 from sordino.training.loader import left_out
 from sordino.training.loss_tracing.batch_state import CrossBatchState, batch_tag, is_public, tag_batch, texts_in
 from sordino.training.loss_tracing.criterion import Criterion
-from sordino.training.loss_tracing.loss_tracer import ForwardMonitor, LossCheck, LossTracer, TryForward
+from sordino.training.loss_tracing.loss_tracer import (
+    ForwardMonitor,
+    LossCheck,
+    LossTracer,
+    TryForward,
+    compares_values,
+)
 from sordino.training.loss_tracing.trace import OperationTrace, scaler_refusal, without_trace
 from sordino.training.loss_tracing.traced_tensor import TaintedFloat, TaintedInt, TracedTensor, leave_untraced
 from sordino.training.optimizer_checks import (
@@ -40,7 +47,7 @@ from sordino.training.optimizer_checks import (
 )
 from sordino.training.plan import PerformanceOptions, Plan
 from sordino.training.probing.padding import Padding
-from sordino.training.probing.snapshots import random_states
+from sordino.training.probing.snapshots import random_states, readable_fingerprint
 from sordino.training.pytree import map_tensors, tensors_in, tree_leaves
 from sordino.training.record_source import UnitMicrobatch
 from sordino.training.special_accumulators import UnitAccumulator
@@ -130,6 +137,9 @@ class OptimizerSettingsWatch:
         self._seen: tuple[_Known, list[int | None]] | None = None
         self._state: _Known = []
         self._memory: list[object] | None = None
+        # Fingerprints of the same tensors, in batches in which values are compared; writing .data goes past all else.
+        self._bits: list[Tensor | None] | None = None
+        self._batches = 0
         self._numbers: list[float] = []
         # Records of the last two batches; −log of the chance that settings changed as they did by accident.
         self._rows, self._evidence = (0, 0), 0.0
@@ -139,7 +149,7 @@ class OptimizerSettingsWatch:
         parts = () if module is None else module.modules()
         held = [vars(part)[kind] for part in parts for kind in ("_parameters", "_buffers")]
         self._places = [(tensors, name) for tensors in held for name in tensors]
-        self._memory = None
+        self._memory = self._bits = None
 
     def check_unchanged(self, *, begins: bool, rows: int) -> None:
         """A part with `rows` records comes; `begins` says that it is the first of a logical batch.
@@ -159,12 +169,17 @@ class OptimizerSettingsWatch:
                 "Step schedulers after the last part only: if loader.is_last_microbatch: scheduler.step()."
             )
         if begins:
+            if self._seen is not None and now[0] != self._seen[0]:
+                self._refuse_told()
             self._refuse_counts(now[0], rows)
         self._seen, self._state = now, _state(self._optimizer)
         memory = _memory(self._places)
-        if self._memory is not None and memory != self._memory:
+        if self._memory is not None:
             self._refuse_copies(self._memory, memory)
         self._memory = memory
+        if begins:
+            self._bits = _fingerprints(self._places) if compares_values(self._batches) else None
+            self._batches += 1
 
     def check(self) -> None:
         """Before a step: all is as it was when the part came.
@@ -182,6 +197,8 @@ class OptimizerSettingsWatch:
         ):
             if before is not None and before != now:
                 raise _changed(what)
+        if self._bits is not None and any(_changed_places(self._bits, _fingerprints(self._places))):
+            raise _changed("parameters and buffers")
 
     def check_hooks(self, gradients: Sequence[Tensor | None]) -> None:
         """After hooks that may change the private gradient: they changed no settings, and wrote nothing of a batch.
@@ -201,6 +218,7 @@ class OptimizerSettingsWatch:
     def stepped(self) -> None:
         """The optimizer has taken its step: what changed by it is released."""
         self._memory = _memory(self._places)
+        self._bits = None if self._bits is None else _fingerprints(self._places)
 
     def _refuse_private(self) -> None:
         """Refuse settings and state that carry a batch's notes, or lie in memory that a batch was written to."""
@@ -210,10 +228,21 @@ class OptimizerSettingsWatch:
 
     def _refuse_copies(self, before: list[object], now: list[object]) -> None:
         """Refuse a parameter or buffer that the loop set to a result of a batch since the step."""
-        for (tensors, name), old, new in zip(self._places, before, now, strict=True):
+        bits = self._bits
+        written = repeat(False) if bits is None else _changed_places(bits, _fingerprints(self._places))
+        for (tensors, name), old, new, is_written in zip(self._places, before, now, written, strict=False):
             tensor = tensors.get(name)
-            if old != new and tensor is not None and self._carried.is_copy(tensor):
+            if (old != new or is_written) and tensor is not None and self._carried.is_copy(tensor):
                 raise _private("parameters and buffers")
+
+    def _refuse_told(self) -> None:
+        """Refuse settings that are a number read from a batch; a device would have to be waited for."""
+        groups = ({**group, "params": ()} for group in self._optimizer.param_groups)
+        for value in (leaf for group in groups for whole in group.values() for leaf in _leaves(whole)):
+            single = isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu"
+            number = value.item() if single and isinstance(value, Tensor) else value
+            if isinstance(number, float) and self._carried.is_told(number):
+                raise _private("the optimizer's settings")
 
     def _refuse_counts(self, settings: _Known, rows: int) -> None:
         """A setting that changes again and again as the number of records did was made from it (``len(batch)``).
@@ -306,6 +335,21 @@ def _state(optimizer: Optimizer) -> _Known:
 
 def _memory(places: Sequence[tuple[dict[str, Tensor | None], str]]) -> list[object]:
     return [_place_of(tensors.get(name)) for tensors, name in places]
+
+
+def _fingerprints(places: Sequence[tuple[dict[str, Tensor | None], str]]) -> list[Tensor | None]:
+    held = [tensors.get(name) for tensors, name in places]
+    return [None if tensor is None else readable_fingerprint(tensor) for tensor in held]
+
+
+def _changed_places(before: Sequence[Tensor | None], now: Sequence[Tensor | None]) -> list[bool]:
+    """For each tensor whether its bits are others than before; what can't be read, or is elsewhere now, is not."""
+    pairs = zip(before, now, strict=True)
+    known = [old is not None and new is not None and old.device == new.device for old, new in pairs]
+    return [
+        is_known and not torch.equal(old, new)  # pyright: ignore[reportArgumentType]
+        for is_known, old, new in zip(known, before, now, strict=True)
+    ]
 
 
 def _place_of(tensor: Tensor | None) -> object:

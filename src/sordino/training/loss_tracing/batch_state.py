@@ -312,6 +312,14 @@ class CrossBatchState:
         if math.isfinite(number) and number * _SHORT != round(number * _SHORT):
             self._numbers.append(number)
 
+    def is_told(self, number: float) -> bool:
+        """Whether `number` was read from a batch, or is a result of one that consists of one number."""
+        if not math.isfinite(number) or number * _SHORT == round(number * _SHORT):
+            return False
+        # A device would have to be waited for.
+        single = (result for result in self._results if result.numel() == 1 and result.device.type == "cpu")
+        return number in self._numbers or any(result.item() == number for result in single)
+
     def is_copy(self, tensor: Tensor) -> bool:
         """Whether `tensor` holds a result of this batch or of one not long ago, or a number that was read from it."""
         if tensor.dtype not in _LONG or not 0 < tensor.numel() <= _LARGEST or is_uninformative(tensor):
