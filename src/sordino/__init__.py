@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, PrivacyError, SordinoError
     from sordino.gradients import per_record
     from sordino.randomness import KeyedRNG
+    from sordino.recipes.saved_model import load_model
     from sordino.runs import RunFolder
     from sordino.sampling import PoissonSampling
     from sordino.training.engine import PrivacyEngine
@@ -52,6 +53,7 @@ __all__ = [
     "estimators",
     "events",
     "fit",
+    "load_model",
     "per_record",
     "recipes",
     "report",
@@ -76,6 +78,7 @@ _HOMES = {
     "RunFolder": "runs",
     "SordinoError": "errors",
     "fit": "training.fit",
+    "load_model": "recipes.saved_model",
     "per_record": "gradients",
     "verify": "verification",
 }

@@ -16,6 +16,7 @@ from sordino.cli.data import data
 from sordino.cli.federate import federate
 from sordino.cli.ledger import ledger
 from sordino.cli.plan import plan
+from sordino.cli.predict import predict
 from sordino.cli.recipes import recipes
 from sordino.cli.report import report
 from sordino.cli.runs import runs, verify_command
@@ -112,6 +113,7 @@ app.command()(synthesize)
 app.command()(plan)
 app.command()(account)
 app.command()(recipes)
+app.command()(predict)
 app.command()(report)
 app.command("verify")(verify_command)
 app.command()(attack)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +22,6 @@ from sordino.runs import Metric, RunFolder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
     from sordino.data import DatasetSplits
     from sordino.estimators.base import PrivateEstimator
     from sordino.ledger import Account
@@ -40,7 +37,6 @@ __all__ = [
     "check_no_overrides",
     "estimator_metadata",
     "estimator_metrics",
-    "estimator_tensors",
     "is_method",
     "run_and_print",
     "run_estimator_job",
@@ -153,7 +149,7 @@ def run_estimator_job(job: EstimatorJob, console: Console) -> Outcome:
         if not any(run):
             shutil.rmtree(run.path)
         raise
-    run.save_model(estimator_tensors(estimator))
+    _save(run, job, fitted)
     run.close()
     guarantee = estimator.guarantee_
     # Divisors and batch sizes, or δ, were taken from the number of records, so the guarantee says so.
@@ -233,21 +229,16 @@ def estimator_metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, obje
     }
 
 
-def estimator_tensors(estimator: "PrivateEstimator") -> "dict[str, Tensor]":
-    """What was learned, by name: the module's parameters, or every array of numbers."""
+def _save(run: RunFolder, job: EstimatorJob, fitted: "FittedTable") -> None:
+    """Write what was learned, and what it is."""
     import torch
 
-    if hasattr(estimator, "module_"):
-        return dict(estimator.module_.state_dict())  # pyright: ignore[reportAttributeAccessIssue]
-    return {name: torch.from_numpy(np.array(value)) for name, value in _arrays(vars(estimator))}
+    from sordino.recipes.saved_model import describe_estimator
+    from sordino.recipes.tabular import predicted_from
 
-
-def _arrays(attributes: Mapping[str, object]) -> Iterator[tuple[str, np.ndarray]]:
-    for name, value in attributes.items():
-        if name.endswith("_") and not name.startswith("_") and isinstance(value, np.ndarray | float | int):
-            array = np.asarray(value)
-            if array.dtype.kind in "fib":
-                yield name, array
+    arrays = fitted.estimator.learned_arrays()
+    run.save_model({name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})
+    run.write_model_description(describe_estimator(predicted_from(job.dataset, job.target), fitted))
 
 
 def estimator_metrics(job: EstimatorJob, rows: "TabularTask", fitted: "FittedTable") -> dict[str, Metric]:
@@ -419,7 +410,7 @@ def run_tuning_job(job: TuningJob, console: Console) -> "tuple[Outcome, Config]"
         run.close()
         run.write_guarantee(guarantee)
         raise SordinoError("settings must give a model in some run, got none. The search is paid for. Narrow --space.")
-    run.save_model(estimator_tensors(tuned.model.estimator))
+    _save(run, _one(job), tuned.model)
     run.close()
     run.write_guarantee(guarantee)
     with console.status("measuring and writing the report"):

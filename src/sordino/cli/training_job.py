@@ -36,6 +36,7 @@ __all__ = [
     "default_delta",
     "evaluate_run",
     "probabilities",
+    "render_metrics",
     "render_outcome",
     "run_folder",
     "run_training_job",
@@ -224,6 +225,7 @@ def run_training_job(job: TrainingJob, console: Console, ranks: "DistributedCont
         ranks: the processes that train together, of which this is the first and the others call `assist`.
     """
     from sordino.recipes import train_with_config
+    from sordino.recipes.saved_model import describe_module
     from sordino.report import write_report
 
     plan = job.recipe.plan
@@ -250,6 +252,7 @@ def run_training_job(job: TrainingJob, console: Console, ranks: "DistributedCont
     with console.status("measuring and writing the report"):
         metrics = evaluate_run(job.dataset, job.recipe, result.model, test_is_public=job.test_is_public)
         run.write_metrics(metrics)
+        run.write_model_description(describe_module(job.dataset, job.recipe.model))
         write_report(run)
     return _outcome(run, result, metrics)
 
@@ -302,20 +305,21 @@ def render_outcome(outcome: Outcome) -> tuple[RenderableType, ...]:
     claim += "-differentially private" if guarantee.is_private else ": NOT private"
     blocks: list[RenderableType] = [heading(claim), key_value_table(rows)]
     if outcome.metrics:
-        blocks += [Text(), _accuracies(outcome.metrics)]
+        blocks += [Text(), render_metrics(outcome.metrics)]
     files = [("model", "model.safetensors"), ("report", "report.html"), ("picture", "report.png")]
     where = key_value_table([(name, str(path / file)) for name, file in files])
     return (*blocks, Text(), where)
 
 
-def _accuracies(metrics: Mapping[str, Metric]) -> RenderableType:
+def render_metrics(metrics: Mapping[str, Metric]) -> RenderableType:
+    """Accuracy or errors on public records, and what they are compared with."""
     names = {
         "test_accuracy": "test accuracy, private",
         "baseline_test_accuracy": "non-private baseline",
         "majority_accuracy": "the commonest label",
     }
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", overflow="fold")
+    table.add_column(style="dim", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     for name, words in names.items():
@@ -323,12 +327,11 @@ def _accuracies(metrics: Mapping[str, Metric]) -> RenderableType:
             own = name == "test_accuracy"
             bar = Text("━" * round(40 * metrics[name].value), style="cyan" if own else "bright_black")
             table.add_row(words, Text(f"{100 * metrics[name].value:.1f} %", style="bold" if own else ""), bar)
-    for words, text in describe_figures(metrics):
-        table.add_row(words, Text(text), "")
+    blocks: list[RenderableType] = [table] if table.row_count else []
     if metrics.get("test_accuracy") and _learned_nothing(metrics):
-        note = Text("Not above the commonest label: this accuracy is reached without learning.", style="yellow")
-        return Group(table, note)
-    return table
+        words = "Not above the commonest label: this accuracy is reached without learning."
+        blocks.append(Text(words, style="yellow"))
+    return Group(*blocks, key_value_table(describe_figures(metrics)))
 
 
 def _learned_nothing(metrics: Mapping[str, Metric]) -> bool:

@@ -325,6 +325,7 @@ def _array_set(
         lambda file: unlisted_array_labels(file, declared),
         sample=sample,
         test=test,
+        array_schema=declared,
     )
 
 
@@ -337,6 +338,7 @@ def _user_set(
     *,
     sample: Path | None,
     test: _TestFile,
+    array_schema: ArraySchema | None = None,
 ) -> DatasetSplits:
     train = records(path)
     if sample is not None:
@@ -356,6 +358,7 @@ def _user_set(
         source=str(path),
         license="the user's own",
         schema=schema,
+        array_schema=array_schema,
     )
 
 

@@ -474,6 +474,7 @@ class DatasetSplits:
         source: Where the records come from.
         license: The license of the records.
         schema: The declared schema of a table; None for images and texts.
+        array_schema: The declared range of a user's array file, else None.
     """
 
     name: str
@@ -484,6 +485,23 @@ class DatasetSplits:
     source: str
     license: str
     schema: Schema | None
+    array_schema: ArraySchema | None = None
+
+    def input_facts(self) -> dict[str, object]:
+        """What a model of these records is given and what it predicts, in JSON types: public facts alone."""
+        shape = self.train.record_shape if self.schema is None else (self.schema.width(),)
+        array = {"low": 0.0, "high": 255.0} if len(shape) == 3 else None
+        if self.array_schema is not None:
+            array = {"low": self.array_schema.low, "high": self.array_schema.high}
+        inputs = {"table": None if self.schema is None else self.schema.to_dict(), "array": array}
+        return {
+            "schema": 1,
+            "inputs": {name: value for name, value in inputs.items() if value is not None},
+            "shape": list(shape),
+            "features": [] if self.schema is None else list(self.schema.feature_names),
+            "target": "label" if self.schema is None else self.schema.target,
+            "labels": list(self.labels),
+        }
 
     @property
     def num_classes(self) -> int:

@@ -13,7 +13,7 @@ import re
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar, cast
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Column",
     "EncodedColumn",
+    "arrow_columns",
     "LONGEST_LINE",
     "encode_features",
     "encode_table",
@@ -38,6 +39,7 @@ __all__ = [
     "line_blocks",
     "lines_with_cells",
     "number_text",
+    "open_table_text",
     "positions",
     "read_columns",
     "read_header",
@@ -327,6 +329,59 @@ def read_columns(path: Path, names: Sequence[str], *, numeric: Collection[str] =
     return {name: _column(path, name, table.column(raw), numeric=name in numeric) for name, raw in columns.items()}
 
 
+def arrow_columns(frame: object, wanted: "Schema | Sequence[str]") -> dict[str, Column]:
+    """The named columns of a table in memory, read as those of a file are.
+
+    Args:
+        frame: a DataFrame of pandas or Polars, an Arrow table, or a mapping of columns.
+        wanted: a schema, whose feature columns are read; or names, read as texts.
+
+    Raises:
+        InvalidArgument: it is no table, lacks a column, or a column's type can't hold what is declared.
+    """
+    import pyarrow as pa
+
+    names = [column.name for column in wanted.columns] if isinstance(wanted, Schema) else list(wanted)
+    numeric = (
+        {column.name for column in wanted.columns if isinstance(column, NumericColumn)}
+        if isinstance(wanted, Schema)
+        else set()
+    )
+    known = (
+        list(frame)
+        if isinstance(frame, Mapping)
+        else [str(name) for name in getattr(frame, "column_names", None) or getattr(frame, "columns", ())]
+    )
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise InvalidArgument(
+            f"X must have the declared columns, got none named {', '.join(map(repr, missing))}. Add it."
+        )
+    columns = {name: cast("Mapping[str, object]", frame)[name] for name in names}
+    where = Path("the table")
+    found = {}
+    for name, values in columns.items():
+        array = _without_contents(where, lambda values=values: _arrow_array(values))
+        chunked = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+        found[name] = _column(where, name, chunked, numeric=name in numeric)
+    return found
+
+
+def _arrow_array(values: object) -> "pa.Array | pa.ChunkedArray":
+    """One column in memory as Arrow's; one of mixed objects as texts."""
+    import pyarrow as pa
+
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    if hasattr(values, "to_arrow"):
+        return cast("pa.Array", values.to_arrow())  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        return pa.array(values, from_pandas=True)  # pyright: ignore[reportArgumentType]
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        cells = [None if value is None or value != value else value for value in cast("Sequence[object]", values)]
+        return pa.array([None if cell is None else _as_text(cell) for cell in cells])
+
+
 def iterate_columns(
     path: Path, names: Sequence[str], *, numeric: Collection[str] = (), rows: int = 1 << 16
 ) -> Iterator[dict[str, Column]]:
@@ -369,6 +424,13 @@ def _open(path: Path) -> IO[bytes]:
         ".bz2": cast("Callable[..., IO[bytes]]", bz2.open),
     }
     return openers.get(path.suffix.lower(), open)(path, "rb")
+
+
+@contextmanager
+def open_table_text(path: Path) -> Iterator[tuple[IO[bytes], str]]:
+    """A CSV or TSV file, decompressed, and the separator between its cells."""
+    with closing(_open(path)) as file:
+        yield file, _SEPARATORS[_kind(path)]
 
 
 def _without_contents(path: Path, read: Callable[[], T]) -> T:

@@ -8,9 +8,9 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import wraps
-from typing import TypeAlias, TypeVar, cast
+from typing import Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -229,6 +229,35 @@ class PrivateEstimator(BaseEstimator):
         if "fit" in vars(cls):
             setattr(cls, "fit", _silent(vars(cls)["fit"]))  # noqa: B010 (an annotation would hide the subclasses' own)
 
+    def learned_arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """What `fit` learned, by name: every attribute of numbers. With the parameters it is the fitted estimator."""
+        found = {
+            name: np.asarray(value)
+            for name, value in vars(self).items()
+            if _is_learned(name) and isinstance(value, np.ndarray | float | int)
+        }
+        return {name: array for name, array in found.items() if array.dtype.kind in "fib"}
+
+    def set_learned_arrays(self, arrays: Mapping[str, npt.NDArray[np.generic]], *, columns: int) -> Self:
+        """Make this estimator the fitted one that `learned_arrays` came from, which had these parameters.
+
+        No record is read and nothing is charged; `guarantee_` and `events_` are the caller's to set.
+
+        Args:
+            arrays: from `learned_arrays`.
+            columns: number of columns of the records it was fitted to.
+        """
+        for name, array in arrays.items():
+            if not _is_learned(name):
+                raise InvalidArgument(
+                    f"arrays must be named as attributes that fit learns, got {name!r}. The file is another one."
+                )
+            setattr(self, name, array.item() if array.ndim == 0 else array)
+        if "classes" in self.get_params(deep=False):
+            self.classes_ = declared_classes(cast("Sequence[Hashable]", self.get_params(deep=False)["classes"]))
+        self.n_features_in_ = columns
+        return self
+
     def _budget(self) -> tuple[float, float]:
         """(ε, δ) as declared; δ = 0 asks for pure privacy."""
         epsilon = checks.positive(epsilon=require_declared(self.epsilon, name="epsilon", meaning="the privacy budget"))
@@ -280,6 +309,10 @@ class PrivateEstimator(BaseEstimator):
             neighboring_relation=neighboring_relation,
             caveats=(*caveats, *((FIXED_SEED_CAVEAT,) if self.reproducible else ())),
         )
+
+
+def _is_learned(name: str) -> bool:
+    return name.endswith("_") and not name.startswith("_")
 
 
 def check_single_process(name: str) -> None:

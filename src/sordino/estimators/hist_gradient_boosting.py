@@ -6,6 +6,7 @@ The model is a sum of one curve a feature, so it can be drawn and read; see `Cyc
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -416,6 +417,18 @@ class _Boosting(PrivateEstimator):
         self.curves_ = np.concatenate([values - mean for values, mean in zip(shapes.values, means, strict=True)])
         self.intercept_ = np.sum(means, axis=0)
         self.n_iter_ = boosting.rounds
+
+    def set_learned_arrays(self, arrays: Mapping[str, npt.NDArray[np.generic]], *, columns: int) -> Self:
+        """As every estimator does it; the features follow from the parameters."""
+        self.features_ = declared_features(
+            columns,
+            bounds=self.bounds,
+            categories=self.categories,
+            one_hot=self.one_hot,
+            edges=self.edges,
+            max_bins=self.max_bins,
+        )
+        return super().set_learned_arrays(arrays, columns=columns)
 
     def shape_function(self, feature: int) -> tuple[Feature, FloatArray]:
         """The curve of one feature: its bins (`edges`, `values` or `columns`), and what each adds [bins] or [bins, K].

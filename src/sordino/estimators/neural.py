@@ -3,8 +3,8 @@
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +95,19 @@ class NeuralEstimator(PrivateEstimator):
     device: str | None
     module_: nn.Module
     _largest_rate: float  # the stable one of SGD for a clipping norm of 1
+
+    def learned_arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """The module's parameters and buffers."""
+        return {name: tensor.detach().cpu().numpy() for name, tensor in self.module_.state_dict().items()}
+
+    def set_learned_arrays(self, arrays: Mapping[str, npt.NDArray[np.generic]], *, columns: int) -> Self:
+        """As every estimator does it; the module is made anew from the parameters."""
+        classes = self.get_params(deep=False).get("classes")
+        module = self._built(columns, 1 if classes is None else len(classes), KeyedRNG())
+        module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
+        super().set_learned_arrays({}, columns=columns)
+        self.module_ = module.eval()
+        return self
 
     def _plan(self) -> Plan:
         """All that changes the guarantee, from the parameters alone."""
@@ -453,6 +466,11 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
             require_declared(self.target_bounds, name="target_bounds", meaning="(lowest, highest) target")
         )
         return bounds, bounds[0] / 2 + bounds[1] / 2, bounds[1] / 2 - bounds[0] / 2
+
+    def set_learned_arrays(self, arrays: Mapping[str, npt.NDArray[np.generic]], *, columns: int) -> Self:
+        """As every estimator does it; the scale of the targets follows from the bounds."""
+        _, self._center, self._half = self._scale()
+        return super().set_learned_arrays(arrays, columns=columns)
 
     def fit(self, X: Numbers, y: Numbers) -> "DPRegressor":
         """Fit to records X [n, d] with targets y [n]; charged first, then read."""

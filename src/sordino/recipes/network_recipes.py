@@ -36,6 +36,7 @@ from sordino.recipes.stages import (
     image_shape,
     network_recipe,
     noise_limited_learning_rate,
+    restored_module,
     training_stage,
 )
 from sordino.recipes.training_config import cross_entropy_per_record
@@ -158,8 +159,11 @@ def _prepare(task: RecipeTask) -> PreparedRecipe:
         estimator.fit(normalized_features(records), records.labels)
         return FittedEstimator(estimator=estimator, rows=normalized_features)
 
+    def restore(tensors: Mapping[str, Tensor]) -> FittedEstimator:
+        return FittedEstimator.restored(estimator, tensors, columns=math.prod(task.shape), rows=normalized_features)
+
     told = {"model": "logistic regression on whitened pixels", "optimizer": "full-batch gradient descent, Nesterov 0.9"}
-    return PreparedRecipe(stages=(stage,), fit=run, training=told)
+    return PreparedRecipe(stages=(stage,), fit=run, training=told, restore=restore)
 
 
 def _prepare_sgd(task: RecipeTask) -> PreparedRecipe:
@@ -414,9 +418,15 @@ def _pca_mlp_prepare(task: RecipeTask) -> PreparedRecipe:
     def run(records: Records, payment: StageCharger) -> FittedModule:
         return _fit(records, payment, components=components, course=course, plan=plan, task=task)
 
+    def restore(tensors: Mapping[str, Tensor]) -> FittedModule:
+        directions = tensors["components"]
+        inputs, beside = _along(directions.numpy()), {"components": directions}
+        return restored_module(_perceptron(task.classes), tensors, inputs=inputs, beside=beside)
+
     return PreparedRecipe(
         stages=(components, training),
         fit=run,
+        restore=restore,
         training={
             "model": f"{_COMPONENTS} private components, {_PCA_MLP_HIDDEN} ReLU units",
             "optimizer": "SGD",
@@ -453,10 +463,7 @@ def _fit(
     _, vectors = np.linalg.eigh(second_moments(rows.shape[1], noise, payment.rng).release(rows))
     directions = np.ascontiguousarray(vectors[:, ::-1][:, 1 : 1 + _COMPONENTS])
 
-    def inputs(given: Records) -> Tensor:
-        return torch.from_numpy((_LENGTH * normalize_rows(_rows(given) @ directions)).astype(np.float32))
-
-    module = nn.Sequential(nn.Linear(_COMPONENTS, _PCA_MLP_HIDDEN), nn.ReLU(), nn.Linear(_PCA_MLP_HIDDEN, task.classes))
+    inputs, module = _along(directions), _perceptron(task.classes)
     fit(
         module,
         cross_entropy_per_record,
@@ -472,6 +479,19 @@ def _fit(
     )
     beside: Mapping[str, Tensor] = {"components": torch.from_numpy(directions)}
     return FittedModule(module=module, inputs=inputs, beside=beside)
+
+
+def _along(directions: np.ndarray) -> Callable[[Records], Tensor]:
+    """Records ↦ what they have along the components, each record scaled by itself."""
+
+    def inputs(given: Records) -> Tensor:
+        return torch.from_numpy((_LENGTH * normalize_rows(_rows(given) @ directions)).astype(np.float32))
+
+    return inputs
+
+
+def _perceptron(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(_COMPONENTS, _PCA_MLP_HIDDEN), nn.ReLU(), nn.Linear(_PCA_MLP_HIDDEN, classes))
 
 
 def _rows(records: Records) -> np.ndarray:

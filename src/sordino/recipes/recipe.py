@@ -389,12 +389,14 @@ class PreparedRecipe:
         fit: (training records, payment) ↦ model. It pays before it reads.
         training: public facts for the report: model, optimizer, learning rate and the like.
         neighboring_relation: the neighboring relation of all events.
+        restore: what `Predictor.tensors` gave ↦ the model again; reads no record. None for a recipe without.
     """
 
     stages: tuple[Stage, ...]
     fit: Callable[[Records, StageCharger], Predictor]
     training: Mapping[str, object]
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    restore: "Callable[[Mapping[str, Tensor]], Predictor] | None" = None
 
     @property
     def charges(self) -> tuple[Event, ...]:
@@ -560,6 +562,9 @@ class Recipe:
             guarantee = _guarantee(payment.event, delta, prepared.neighboring_relation, seeded=rng.reproducible)
             if folder is not None:
                 folder.save_model(model.tensors())
+                told = {"name": self.name, "setting": setting, "epsilon": epsilon, "delta": delta, "data": dataset.name}
+                facts = {**told, "dataset_size": len(dataset.train)}
+                folder.write_model_description({**dataset.input_facts(), "kind": "recipe", "recipe": facts})
                 folder.write_guarantee(guarantee)
         return FittedRecipe(
             pipeline=self.name,

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ __all__ = [
     "image_shape",
     "network_recipe",
     "noise_limited_learning_rate",
+    "restored_module",
     "training_stage",
 ]
 
@@ -100,6 +102,19 @@ class FittedModule:
         return {**(self.beside or {}), **self.module.state_dict()}
 
 
+def restored_module(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    *,
+    inputs: Callable[[Records], Tensor] | None = None,
+    beside: Mapping[str, Tensor] | None = None,
+) -> FittedModule:
+    """A module with the parameters that `FittedModule.tensors` gave; `beside` are those that are not the module's."""
+    own = {name: tensor for name, tensor in tensors.items() if name not in (beside or {})}
+    module.load_state_dict(own)
+    return FittedModule(module=module, inputs=inputs, beside=beside)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FittedEstimator:
     """A classifier of `sordino.estimators` with what is done to records before it.
@@ -119,9 +134,20 @@ class FittedEstimator:
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Every array of numbers that was learned, by name."""
-        found = {name: value for name, value in vars(self.estimator).items() if name.endswith("_")}
-        arrays = {name: np.asarray(value) for name, value in found.items() if isinstance(value, np.ndarray)}
-        return {name: torch.from_numpy(value.copy()) for name, value in arrays.items() if value.dtype.kind in "fib"}
+        return {name: torch.from_numpy(np.array(value)) for name, value in self.estimator.learned_arrays().items()}
+
+    @classmethod
+    def restored(
+        cls,
+        estimator: PrivateEstimator,
+        tensors: Mapping[str, Tensor],
+        *,
+        columns: int,
+        rows: Callable[[Records], npt.NDArray[np.floating]],
+    ) -> Self:
+        """The model that `tensors` came from; `estimator` has its parameters."""
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        return cls(estimator=estimator.set_learned_arrays(arrays, columns=columns), rows=rows)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -226,9 +252,15 @@ def network_recipe(task: RecipeTask, made: NetworkSpec) -> PreparedRecipe:
         )
         return FittedModule(module=module, inputs=made.inputs)
 
+    def restore(tensors: Mapping[str, Tensor]) -> FittedModule:
+        zeros = Records(np.zeros((1, *task.shape), dtype=np.float32), np.zeros(1, dtype=np.int64))
+        shape = task.shape if made.inputs is None else tuple(made.inputs(zeros).shape[1:])
+        return restored_module(made.build(shape, task.classes), tensors, inputs=made.inputs)
+
     averaging = None if made.averaging is None else type(made.averaging).__name__
     told = {"model": made.description, "optimizer": f"SGD, momentum {made.momentum:g}", "learning_rate": rate}
-    return PreparedRecipe(stages=(stage,), fit=run, training={**told, "views": made.views, "averaging": averaging})
+    training = {**told, "views": made.views, "averaging": averaging}
+    return PreparedRecipe(stages=(stage,), fit=run, training=training, restore=restore)
 
 
 def image_shape(task: RecipeTask, *, channels: Sequence[int], least: int) -> tuple[int, int, int]:

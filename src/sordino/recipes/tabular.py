@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -37,6 +37,7 @@ __all__ = [
     "get_method",
     "make_tabular_task",
     "non_private_scores",
+    "predicted_from",
     "supported_methods",
     "trivial_score",
 ]
@@ -128,6 +129,20 @@ def make_tabular_task(dataset: DatasetSplits, *, target: str | None = None) -> T
     raise InvalidArgument(
         f"target must be {schema.target!r} or one of the numeric columns {', '.join(numeric)}, got {target!r}."
     )
+
+
+def predicted_from(dataset: DatasetSplits, target: str | None) -> DatasetSplits:
+    """The data set with the schema of what `make_tabular_task` predicts from what; its records are as they were."""
+    schema = dataset.schema
+    if schema is None or target is None or target == schema.target:
+        return dataset
+    column = next(column for column in schema.columns if column.name == target)
+    assert isinstance(column, NumericColumn)
+    label = CategoricalColumn(name=schema.target, categories=schema.labels)
+    rest = tuple(other for other in schema.columns if other is not column)
+    bounds = (column.low, column.high)
+    changed = Schema(columns=(*rest, label), target=column.name, origin=schema.origin, target_bounds=bounds)
+    return replace(dataset, schema=changed, labels=())
 
 
 def _flat(dataset: DatasetSplits) -> TabularTask:

@@ -16,7 +16,7 @@ References:
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -35,7 +35,7 @@ from sordino.mechanisms import GridGaussianMechanism, make_budget
 from sordino.mechanisms.calibration import GaussianBudget
 from sordino.randomness import KeyedRNG
 from sordino.recipes.recipe import PreparedRecipe, Recipe, RecipeTask, Stage, StageCharger
-from sordino.recipes.stages import FittedModule, charge_stage, training_stage
+from sordino.recipes.stages import FittedModule, charge_stage, restored_module, training_stage
 from sordino.recipes.training_config import cross_entropy_per_record
 from sordino.recipes.transfer_recipes import CachedFeatures, Head, packaged_weights_folder, whitened_head
 from sordino.training.averaging import TailWeightAverage
@@ -118,9 +118,15 @@ def _prepare(task: RecipeTask) -> PreparedRecipe:
         weights = _weights(_sums(shared, columns, payment.rng), records)
         return _trained(records, payment, weights, plan, classes=task.classes)
 
+    def restore(tensors: Mapping[str, Tensor]) -> FittedModule:
+        weights = tensors["word_weights"]
+        module = nn.Linear(len(weights) + 1, task.classes, bias=False)
+        return restored_module(module, tensors, inputs=_weighted(weights), beside={"word_weights": weights})
+
     return PreparedRecipe(
         stages=(weighing, training_stage(plan, settings=settings)),
         fit=run,
+        restore=restore,
         training={
             "model": f"logistic regression on {columns} hashed words, privately weighted",
             "optimizer": f"SGD, momentum {_MOMENTUM}, full batches",
@@ -145,13 +151,20 @@ def _weights(sums: GridGaussianMechanism, records: Records) -> Tensor:
     return torch.from_numpy(1 / np.sqrt(np.maximum(noisy, 0.0) + _RIDGE * sums.stddev)).float()
 
 
-def _trained(records: Records, payment: StageCharger, weights: Tensor, plan: Plan, *, classes: int) -> FittedModule:
+def _weighted(weights: Tensor) -> Callable[[Records], Tensor]:
+    """Records ↦ weighted rows of length 1 with a constant beside them, each record by itself."""
+
     def inputs(given: Records) -> Tensor:
         rows = torch.from_numpy(_finite(given.features).astype(np.float32)) * weights
         rows /= rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
         constant = torch.full((len(rows), 1), _CONSTANT)
         return torch.cat([rows, constant], dim=1) / math.sqrt(1 + _CONSTANT**2)
 
+    return inputs
+
+
+def _trained(records: Records, payment: StageCharger, weights: Tensor, plan: Plan, *, classes: int) -> FittedModule:
+    inputs = _weighted(weights)
     module = nn.Linear(len(weights) + 1, classes, bias=False)
     nn.init.zeros_(module.weight)
     fit(
@@ -476,7 +489,11 @@ def _lora_prepare(task: RecipeTask, settings: LoraSettings) -> PreparedRecipe:
         )
         return FittedModule(module=model, inputs=inputs)
 
+    def restore(tensors: Mapping[str, Tensor]) -> FittedModule:
+        return restored_module(AdaptedMiniLM(task.classes, settings), tensors, inputs=_reader(settings.tokens))
+
     return PreparedRecipe(
+        restore=restore,
         stages=(training_stage(plan, settings={"rank": settings.rank, "learning_rate": settings.learning_rate}),),
         fit=run,
         training={

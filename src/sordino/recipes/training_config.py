@@ -41,6 +41,7 @@ from sordino.training.averaging import Averaging, TailWeightAverage
 from sordino.training.fit import FitResult, Transcript, fit
 
 __all__ = [
+    "MODEL_FACTORIES",
     "ModelFactory",
     "TrainingConfig",
     "accuracy",
@@ -110,7 +111,8 @@ _SETTINGS = {
     ),
 }
 _OTHER = _SETTINGS["cnn"]
-_FACTORIES: dict[str, ModelFactory] = {"logistic": logistic, "mlp": mlp, "cnn": cnn}
+MODEL_FACTORIES: dict[str, ModelFactory] = {"logistic": logistic, "mlp": mlp, "cnn": cnn}
+"""The named models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +195,7 @@ def recommend_config(
     if isinstance(model, str):
         checks.one_of(MODELS, model=model)
     settings = _SETTINGS[model] if isinstance(model, str) else _OTHER
-    factory = _FACTORIES[model] if isinstance(model, str) else model
+    factory = MODEL_FACTORIES[model] if isinstance(model, str) else model
     dataset_size = checks.integer(1, dataset_size=dataset_size)
     if delta >= 1 / dataset_size:
         raise InvalidArgument(

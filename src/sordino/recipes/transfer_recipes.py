@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -208,9 +208,13 @@ def whitened_head(
         estimator.fit(features(records, progress=payment.progress) if kept else features(records), records.labels)
         return FittedEstimator(estimator=estimator, rows=features)
 
+    def restore(tensors: Mapping[str, torch.Tensor]) -> FittedEstimator:
+        return FittedEstimator.restored(head.estimator(task), tensors, columns=columns, rows=rows())
+
     return PreparedRecipe(
         stages=(stage,),
         fit=fit,
+        restore=restore,
         training={
             "model": model,
             "optimizer": "SGD, momentum 0.9, full batches",

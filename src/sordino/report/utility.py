@@ -252,8 +252,10 @@ def describe_figures(metrics: Mapping[str, Metric]) -> list[tuple[str, str]]:
     pairs = [tuple(map(int, name.split(":")[1:])) for name in shown if name.startswith(f"{_CONFUSION}:")]
     if len(pairs) == 4:
         counts = {pair: int(shown[f"{_CONFUSION}:{pair[0]}:{pair[1]}"]) for pair in pairs}
-        said = f"{counts[0, 0]:,} and {counts[0, 1]:,}; {counts[1, 0]:,} and {counts[1, 1]:,}"
-        found.append(("first label taken as first, second; second as first, second", said))
+        said = (
+            f"first: {counts[0, 0]:,} right, {counts[0, 1]:,} not; second: {counts[1, 1]:,} right, {counts[1, 0]:,} not"
+        )
+        found.append(("records of each label", said))
     return found
 
 

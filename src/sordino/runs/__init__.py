@@ -11,6 +11,7 @@
 | `loss_curve.json` | noisy losses, when the plan bought them |
 | `metrics.json` | measured values, each marked public or private |
 | `model.safetensors` | the trained parameters, written whole or not at all |
+| `model.json` | what they are: kind of model, schema, names of features and classes; see `sordino.load_model` |
 | `environment.json` | versions and platform; no host name, no user name, no path |
 | `manifest.json` | SHA-256 and size of each of these files, and the head of the transcript's chain |
 

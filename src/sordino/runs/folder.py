@@ -155,6 +155,7 @@ MANIFEST_FILES = (
     "guarantee.json",
     "loss_curve.json",
     "metrics.json",
+    "model.json",
     "model.safetensors",
     "plan.json",
     "run.json",
@@ -508,6 +509,18 @@ class RunFolder:
         self.sync()
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state_dict.items()}
         return self._put("model.safetensors", save(tensors, metadata={"format": "pt"}))
+
+    def write_model_description(self, description: Mapping[str, object]) -> None:
+        """Write what `model.safetensors` is: kind, schema, features and classes, all of them public facts.
+
+        Nothing in it depends on a record, except settings that a private search chose. The manifest vouches for it.
+        """
+        self._put_json("model.json", description)
+
+    @property
+    def model_description(self) -> dict[str, object]:
+        """What the model is, or an empty dictionary for a run that does not say it."""
+        return self._optional("model.json")
 
     def load_model(self) -> "dict[str, Tensor]":
         """The parameters of `model.safetensors`, on the CPU."""
