@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Column",
     "EncodedColumn",
-    "arrow_columns",
     "LONGEST_LINE",
+    "arrow_columns",
     "encode_features",
     "encode_table",
     "is_table",

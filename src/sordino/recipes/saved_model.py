@@ -21,7 +21,7 @@ from sordino.data.arrays import to_images
 from sordino.data.readers import hashed_features
 from sordino.data.tables import arrow_columns, encode_features, positions
 from sordino.definitions import Guarantee
-from sordino.errors import InvalidArgument
+from sordino.errors import InvalidArgument, SordinoError
 from sordino.estimators.base import PrivateEstimator
 from sordino.recipes.models import MODELS
 from sordino.recipes.recipe import RECIPES, Predictor, RecipeTask, get_recipe
@@ -166,8 +166,7 @@ class SavedModel:
         return self._checked(self._records(self._shaped(array)))
 
     def _shaped(self, array: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
-        flat = (len(array), int(np.prod(self.shape))) if array.ndim else ()
-        if array.shape not in {(len(array), *self.shape) if array.ndim else (), flat}:
+        if array.ndim == 0 or array.shape[1:] not in {self.shape, (int(np.prod(self.shape)),)}:
             raise InvalidArgument(f"X must have shape {('n', *self.shape)}, got {array.shape}. {self._form()}")
         low, high = (-1.0, 1.0) if self.schema is not None else (0.0, 1.0)
         numbers = array.astype(np.float64)
@@ -265,7 +264,7 @@ class SavedModel:
         found = self.predict_encoded(self.encode(X))
         if self.is_regressor:
             targets = np.asarray(y, dtype=np.float64)
-            return float(1 - np.mean(np.square(found - targets)) / np.var(targets))
+            return float(1 - np.mean(np.square(found.astype(np.float64) - targets)) / np.var(targets))
         right = positions(arrow_columns({self.target: y}, [self.target])[self.target], self.labels)
         return float(np.mean(found == right))
 
@@ -309,6 +308,8 @@ transcript.jsonl. Give a folder that `sordino train` or `sordino demo` made.
     _check_vouched(folder)
     try:
         return _restored(folder, body, tensors, module, device)
+    except SordinoError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         raise InvalidArgument(
             "model.json and model.safetensors must be what sordino wrote, got others, or parameters of another module. "

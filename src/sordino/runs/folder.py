@@ -524,12 +524,18 @@ class RunFolder:
 
     def load_model(self) -> "dict[str, Tensor]":
         """The parameters of `model.safetensors`, on the CPU."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         file = self.path / "model.safetensors"
         if not file.is_file():
             raise InvalidArgument(f"run must hold a model, got {str(self.path)!r} without one. Was it cut off?")
-        return load_file(file)
+        try:
+            return load_file(file)
+        except SafetensorError as error:
+            raise InvalidArgument(
+                "model.safetensors must be a safetensors file, got another. The run folder was changed."
+            ) from error
 
     def save_checkpoint(self, content: bytes) -> Path:
         """Write `checkpoint.safetensors`, whole or not at all, after the transcript is on the disk.
