@@ -82,3 +82,10 @@ def test_a_chosen_seed_is_marked(people):
 @pytest.mark.parametrize("wrong", [["--setting", "none"], ["--epsilon", "2", "--model", "mlp"], []])
 def test_what_a_recipe_can_not_do_is_a_usage_error(people, wrong):
     assert train(*wrong).exit_code == 2
+
+
+@pytest.mark.parametrize("option", [["--device", "tpu"], ["--setting", "paper"]])
+def test_options_of_recipes_are_refused_without_one(option):
+    result = CliRunner().invoke(app, ["train", "adult", "--epsilon", "1", *option])
+    assert result.exit_code == 2
+    assert f"{option[0]} must be left out without --recipe" in result.stderr

@@ -96,7 +96,7 @@ def train(
         str | None, typer.Option("--recipe", help="A whole pipeline instead of a model; `list` shows them.")
     ] = None,
     setting: Annotated[str | None, typer.Option(help="A recipe's named noise, instead of --epsilon.")] = None,
-    device: Annotated[str, typer.Option(help="Where a recipe trains.")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="Where a recipe trains; cpu if not given.")] = None,
     schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
     public_schema_from: Annotated[
         Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
@@ -149,9 +149,15 @@ def train(
         others = {"model": model, "target_bounds": target_bounds, "resume": resume}
         check_no_other_options(pipeline, by_hand, every=checkpoint_every, diagnostics=diagnostics, **others)
         files = (data, target, schema, public_schema_from, test, data_is_public)
-        asked = RecipeOptions(pipeline, files, epsilon, delta, setting, device, seed, reproducible, out_folder)
+        where = "cpu" if device is None else device
+        asked = RecipeOptions(pipeline, files, epsilon, delta, setting, where, seed, reproducible, out_folder)
         train_by_recipe(asked, open_account(ledger, dataset_name), Output(as_json=as_json))
         return
+    for name, value in {"--setting": setting, "--device": device}.items():
+        if value is not None:
+            raise InvalidArgument(
+                f"{name} must be left out without --recipe, got {value!r}. Name a recipe, see `sordino recipes`."
+            )
     goal = _goal(epsilon, delta, resume, by_hand)
     model = default_model(schema, target_bounds) if model is None else model
     from sordino.cli.estimator_job import EstimatorJob, check_no_overrides, is_method, run_and_print
