@@ -39,7 +39,7 @@ EVERYTHING = {
     "noise_arithmetic": "floating point",
     "released": "the trained parameters",
     "composition": "No other use.",
-    "data_touches": {
+    "data_accesses": {
         "preprocessing": "Scaled by declared bounds.",
         "normalization": "None.",
         "schema": "Declared.",

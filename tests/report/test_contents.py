@@ -1,4 +1,4 @@
-"""What a report makes of a run folder: pitfalls, resumes, ledger, audits, curves, and what is missing."""
+"""What a report makes of a run folder: privacy hazards, resumes, ledger, audits, curves, and what is missing."""
 
 import dataclasses
 import json
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from reported_runs import EVERYTHING, PLAN, SAMPLED, SAMPLED_PLAN, STEP, STEPS, TRUE_EPSILON, make
+from reported_runs import EVERYTHING, FACTS, PLAN, SAMPLED, SAMPLED_PLAN, STEP, STEPS, TRUE_EPSILON, make
 from sordino import accounting
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
@@ -14,13 +14,14 @@ from sordino.events import Gaussian, NonPrivate, PoissonSampled, SelfComposed, Z
 from sordino.ledger import Ledger
 from sordino.report import Audit, build_report, render_html, render_markdown
 from sordino.report.build import missing_fields
+from sordino.report.formatting import hazards_line
 from sordino.runs import Metric, RunFolder
 
 HALF = PoissonSampled(sample_rate=0.5, event=STEP)
 
 
 def status(report, words):
-    (found,) = [item.status for item in report.pitfalls if words in item.title]
+    (found,) = [item.status for item in report.privacy_hazards if words in item.title]
     return found
 
 
@@ -31,10 +32,10 @@ def test_numbers_agree_with_the_accountant_asked_directly(tmp_path):
     assert (report.accounting.interval.lower, report.accounting.interval.upper) == (spent.lower, spent.upper)
     bare = SelfComposed(event=Gaussian(noise_multiplier=3.0), count=STEPS)
     assert report.accounting.without_amplification == pytest.approx(accounting.epsilon(bare, 1e-5).upper, rel=1e-12)
-    for rate, found in report.risk.found:
+    for rate, found in report.attack_bounds.found:
         exact = accounting.true_positive_rate(event, rate)
         assert exact * (1 - 1e-9) <= found <= exact * 1.02
-    assert report.risk.advantage == pytest.approx(accounting.membership_advantage(event).upper, rel=1e-3)
+    assert report.attack_bounds.advantage == pytest.approx(accounting.membership_advantage(event).upper, rel=1e-3)
     for point, level in report.curves.profile[:: len(report.curves.profile) // 5]:
         assert level >= accounting.delta(event, point).lower
     for level in report.user_level:
@@ -51,9 +52,9 @@ def test_mu_of_a_gaussian_run_is_exact(tmp_path):
 def test_a_mechanism_of_which_only_rho_is_known_has_a_risk_from_epsilon_and_delta(tmp_path):
     event = ZeroConcentratedDP(rho=0.001)
     spent = accounting.epsilon(SelfComposed(event=event, count=STEPS), 1e-5).upper
-    risk = build_report(make(tmp_path / "run", event=event, epsilon=spent, told=False)).risk
-    assert not risk.from_mechanism
-    assert dict(risk.found)[0.01] == pytest.approx(math.exp(spent) * 0.01 + 1e-5)
+    bounds = build_report(make(tmp_path / "run", event=event, epsilon=spent, told=False)).attack_bounds
+    assert not bounds.from_mechanism
+    assert dict(bounds.found)[0.01] == pytest.approx(math.exp(spent) * 0.01 + 1e-5)
 
 
 def test_replacing_and_adding_are_told_apart(tmp_path):
@@ -63,60 +64,115 @@ def test_replacing_and_adding_are_told_apart(tmp_path):
     run = make(tmp_path / "run", epsilon=None, plan={"neighboring_relation": "replace_one"})
     report = build_report(run)
     assert report.guarantee.epsilon == spent.upper
-    assert "which of two given records" in report.risk.question
+    assert "which of two given records" in report.attack_bounds.question
 
 
 @pytest.mark.parametrize(
     ("words", "change", "expected"),
     [
-        ("borne out", {}, "ok"),
-        ("borne out", {"epsilon": 0.5 * TRUE_EPSILON}, "violated"),
-        ("borne out", {"epsilon": None}, "unknown"),
-        ("drawn as they are accounted", {}, "ok"),
+        ("borne out", {}, "met"),
+        ("borne out", {"epsilon": 0.5 * TRUE_EPSILON}, "limitation"),
+        ("borne out", {"epsilon": None}, "not stated"),
+        ("drawn as they are accounted", {}, "met"),
         (
             "drawn as they are accounted",
             {"event": PoissonSampled(sample_rate=0.5, event=STEP), "plan": {"sample_rate": 0.4}},
-            "violated",
+            "limitation",
         ),
-        ("drawn as they are accounted", {"plan": {"sample_rate": {"schedule": "linear"}}}, "unknown"),
-        ("at least what was planned", {}, "ok"),
-        ("at least what was planned", {"plan": {"noise_multiplier": 25.1}}, "violated"),
-        ("at least what was planned", {"plan": {"noise_multiplier": {"schedule": "linear"}}}, "unknown"),
-        ("No more steps", {}, "ok"),
-        ("No more steps", {"plan": {"steps": STEPS - 1}}, "violated"),
-        ("No more steps", {"plan": {"steps": 0}}, "unknown"),
-        ("below one in the number", {}, "ok"),
-        ("below one in the number", {"meta": {"data": {"records": 200_000}}}, "violated"),
-        ("below one in the number", {"meta": {"data": {}}}, "unknown"),
-        ("draw the noise again", {"key": None}, "unknown"),
-        ("draw the noise again", {}, "ok"),
-        ("draw the noise again", {"seeded": True, "meta": {"reproducible": False}}, "violated"),
-        ("shown without noise", {}, "unknown"),
-        ("shown without noise", {"meta": EVERYTHING}, "ok"),
-        ("shown without noise", {"meta": EVERYTHING | {"diagnostics": "private"}}, "violated"),
-        ("draw the noise again", {"meta": {"reproducible": False}}, "ok"),
-        ("draw the noise again", {"meta": {"reproducible": True}}, "violated"),
-        ("drawn exactly", {"meta": {"noise_arithmetic": "integer"}}, "ok"),
-        ("drawn exactly", {"meta": {"noise_arithmetic": "floating point"}}, "violated"),
-        ("drawn exactly", {}, "unknown"),
-        ("drawn exactly", {"plan": {"secure_mode": True}}, "ok"),
-        ("drawn exactly", {"plan": {"secure_mode": False}, "meta": {"noise_arithmetic": "integer"}}, "violated"),
-        ("Resuming", {}, "ok"),
-        ("Resuming", {"key": None}, "unknown"),
-        ("Other access", {}, "unknown"),
-        ("Other access", {"meta": EVERYTHING}, "ok"),
-        ("Other uses", {}, "unknown"),
-        ("Other uses", {"meta": EVERYTHING}, "ok"),
-        ("measured on private", {}, "ok"),
-        ("measured on private", {"metrics": {"x": Metric(value=1.0, public=False)}}, "violated"),
-        ("No audit", {}, "unknown"),
+        ("drawn as they are accounted", {"plan": {"sample_rate": {"schedule": "linear"}}}, "not stated"),
+        ("at least what was planned", {}, "met"),
+        ("at least what was planned", {"plan": {"noise_multiplier": 25.1}}, "limitation"),
+        ("at least what was planned", {"plan": {"noise_multiplier": {"schedule": "linear"}}}, "not stated"),
+        ("No more steps", {}, "met"),
+        ("No more steps", {"plan": {"steps": STEPS - 1}}, "limitation"),
+        ("No more steps", {"plan": {"steps": 0}}, "not stated"),
+        ("below 1 / number", {}, "met"),
+        ("below 1 / number", {"meta": {"data": {"records": 200_000}}}, "limitation"),
+        ("below 1 / number", {"meta": {"data": {}}}, "met"),
+        ("below 1 / number", {"meta": {"data": {}}, "plan": {"expected_batch_size": 200_000.0}}, "limitation"),
+        ("below 1 / number", {"meta": {"data": {}}, "plan": {"dataset_size_is_public": False}}, "not stated"),
+        ("noise cannot be reproduced", {"key": None}, "not stated"),
+        ("noise cannot be reproduced", {}, "met"),
+        ("noise cannot be reproduced", {"seeded": True, "meta": {"reproducible": False}}, "limitation"),
+        ("was shown without noise", {}, "not stated"),
+        ("was shown without noise", {"meta": EVERYTHING}, "met"),
+        ("was shown without noise", {"meta": EVERYTHING | {"diagnostics": "private"}}, "limitation"),
+        ("noise cannot be reproduced", {"meta": {"reproducible": False}}, "met"),
+        ("noise cannot be reproduced", {"meta": {"reproducible": True}}, "limitation"),
+        ("drawn exactly", {"meta": {"noise_arithmetic": "integer"}}, "met"),
+        ("drawn exactly", {"meta": {"noise_arithmetic": "floating point"}}, "limitation"),
+        ("drawn exactly", {}, "not stated"),
+        ("drawn exactly", {"plan": {"secure_mode": True}}, "met"),
+        ("drawn exactly", {"plan": {"secure_mode": False}, "meta": {"noise_arithmetic": "integer"}}, "limitation"),
+        ("Resuming", {}, "met"),
+        ("Resuming", {"key": None}, "not stated"),
+        ("Other access", {}, "not stated"),
+        ("Other access", {"meta": EVERYTHING}, "met"),
+        ("Other uses", {}, "not stated"),
+        ("Other uses", {"meta": EVERYTHING}, "met"),
+        ("measurement on private", {}, "met"),
+        ("measurement on private", {"metrics": {"x": Metric(value=1.0, public=False)}}, "limitation"),
+        ("No audit", {}, "not stated"),
     ],
 )
-def test_each_pitfall_is_found_absent_or_unknown(words, change, expected, tmp_path):
+def test_each_hazard_is_met_a_limitation_or_not_stated(words, change, expected, tmp_path):
     assert status(build_report(make(tmp_path / "run", **change)), words) == expected
 
 
-@pytest.mark.parametrize(("bound", "expected"), [(0.3, "ok"), (3.0, "violated")])
+ESTIMATOR = {
+    "method": "linear",
+    "estimator": "LogisticRegression",
+    "parameters": {"epsilon": 1.0, "alpha": None},
+    **dict.fromkeys(("noise_multiplier", "max_grad_norm", "sample_rate", "steps", "expected_batch_size"), ...),
+}
+
+
+def of_estimator(path, **changes):
+    """A run whose plan has no gradient steps, as `sordino train` makes it with an estimator."""
+    plan = {name: value for name, value in (PLAN | ESTIMATOR | changes).items() if value is not ...}
+    with RunFolder.create(path, plan=json.dumps(plan), meta=FACTS | EVERYTHING) as run:
+        run.append(step=0, event=STEP, epsilon=None)
+    return run
+
+
+def test_what_an_estimator_does_not_have_is_not_applicable_and_not_missing(tmp_path):
+    report = build_report(of_estimator(tmp_path / "run"))
+    for words in ("drawn as they are accounted", "at least what was planned", "No more steps", "Resuming"):
+        assert status(report, words) == "not applicable"
+    assert [item.title for item in report.privacy_hazards if item.status == "not stated"] == [
+        "The claim is borne out by the transcript",
+        "No audit contradicts the claim",
+    ]
+    assert report.missing == ()
+    assert report.mechanism.noise_multiplier == report.mechanism.steps_planned == "not applicable"
+    for text in (render_html(report), render_markdown(report)):
+        assert "LogisticRegression" in text
+        assert "clipping norm C" not in text
+
+
+def test_a_plan_of_steps_that_lacks_a_number_is_not_taken_for_an_estimator(tmp_path):
+    report = build_report(make(tmp_path / "run", plan={"method": "x", "noise_multiplier": None, "sample_rate": None}))
+    assert status(report, "at least what was planned") == "not stated"
+    assert "noise multiplier" in report.missing
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"meta": EVERYTHING}, "15 checks: 13 met, 1 limitation (none critical), 1 not stated."),
+        ({"meta": EVERYTHING | {"noise_arithmetic": "integer"}}, "15 checks: 14 met, no limitations, 1 not stated."),
+        ({"meta": EVERYTHING | {"reproducible": True}}, "15 checks: 12 met, 2 limitations (1 critical), 1 not stated."),
+    ],
+)
+def test_one_line_counts_all_checks(change, words, tmp_path):
+    report = build_report(make(tmp_path / "run", **change))
+    assert hazards_line(report) == words
+    for text in (render_html(report), render_markdown(report)):
+        assert words in text
+        assert "violated" not in text
+
+
+@pytest.mark.parametrize(("bound", "expected"), [(0.3, "met"), (3.0, "limitation")])
 def test_an_audit_is_held_against_the_claim(bound, expected, tmp_path):
     run = make(tmp_path / "run")
     audit = Audit(
@@ -145,13 +201,13 @@ def test_a_resumed_run_is_charged_for_repeated_steps_and_says_so(tmp_path):
     assert report.mechanism.steps_charged == STEPS + 10
     exact = accounting.epsilon(SelfComposed(event=STEP, count=STEPS + 10), 1e-5).upper
     assert report.guarantee.epsilon == exact
-    assert status(report, "Resuming") == "ok"
+    assert status(report, "Resuming") == "met"
     assert not report.not_for_release
 
 
 def test_two_processes_with_one_key_are_not_for_release(tmp_path):
     report = build_report(resumed(tmp_path / "run", key="k"))
-    assert status(report, "Resuming") == "violated"
+    assert status(report, "Resuming") == "limitation"
     assert report.not_for_release == "Two processes of the run drew noise from the same key."
 
 
@@ -192,12 +248,12 @@ def test_what_is_missing_is_named_and_a_run_that_says_all_misses_nothing(tmp_pat
     assert "clipping norm" in bare.missing
     assert "processes and resumes" in bare.missing
     assert "tuning and choice of settings" in bare.missing
-    for name in ("released", "mechanism", "composition", "touches"):
+    for name in ("released", "mechanism", "composition", "data_accesses"):
         poorer = {
             "released": None,
             "mechanism": whole.mechanism.model_copy(update={"sample_rate": None}),
             "composition": whole.composition.model_copy(update={"text": None}),
-            "touches": tuple(touch.model_copy(update={"text": None}) for touch in whole.touches),
+            "data_accesses": tuple(access.model_copy(update={"text": None}) for access in whole.data_accesses),
         }[name]
         assert missing_fields(whole.model_copy(update={name: poorer}))
 
@@ -207,5 +263,5 @@ def test_a_debug_run_is_not_for_release_and_a_run_without_noise_is_not_private(t
     event = NonPrivate(reason="noise_multiplier is 0")
     report = build_report(make(tmp_path / "bare", event=event, epsilon=math.inf, told=False))
     assert report.not_for_release == "This run is not private."
-    assert report.risk is None
+    assert report.attack_bounds is None
     assert report.curves.profile == ()

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from reported_runs import make
 from sordino.cli import app
 from sordino.report import Audit, build_report
-from sordino.report.build import TOUCHES, registry_texts
+from sordino.report.build import DATA_ACCESSES, registry_texts
 from sordino.report.registry import registry_yaml
 
 PAGE = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def test_every_option_of_the_command_is_on_the_page_and_the_reverse():
 
 
 def test_every_fact_that_a_run_can_state_is_on_the_page(tmp_path):
-    for name in TOUCHES:
+    for name in DATA_ACCESSES:
         assert f"`{name}`" in PAGE
     (row,) = [line for line in PAGE.splitlines() if line.startswith("| `registry` | `name`")]
     names = re.findall(r"`(\w+)`", row)[1:]

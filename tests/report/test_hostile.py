@@ -24,7 +24,7 @@ EVIL = (
 
 
 def hostile(path):
-    touches = dict.fromkeys(EVERYTHING["data_touches"], EVIL)
+    accesses = dict.fromkeys(EVERYTHING["data_accesses"], EVIL)
     meta = {
         "data": {"name": EVIL, EVIL: EVIL},
         "training": {EVIL: EVIL, "model": EVIL},
@@ -35,7 +35,7 @@ def hostile(path):
         "rng": EVIL,
         "noise_arithmetic": EVIL,
         "composition": EVIL,
-        "data_touches": touches,
+        "data_accesses": accesses,
         "registry": {"name": EVIL, "curator": EVIL, "description": EVIL},
     }
     metrics = {

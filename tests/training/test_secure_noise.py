@@ -478,5 +478,5 @@ def test_the_trainer_trains_and_reports_whole_numbers(tmp_path):
     )
     assert float((result.model(x).argmax(1) == y).double().mean()) > 0.9
     run = RunFolder.open(tmp_path / "run")
-    (pitfall,) = [one for one in build_report(run).pitfalls if one.title == "Noise is drawn exactly"]
-    assert pitfall.status == "ok"
+    (hazard,) = [one for one in build_report(run).privacy_hazards if one.title == "Noise is drawn exactly"]
+    assert hazard.status == "met"

@@ -190,7 +190,7 @@ def test_the_command_tunes_on_private_records_and_leaves_a_run_that_says_so(peop
     run = RunFolder.open(people / "run")
     (line,) = list(run)
     assert isinstance(line.event, RepeatAndSelect)
-    assert "secret random number" in run.meta["data_touches"]["tuning"]
+    assert "secret random number" in run.meta["data_accesses"]["tuning"]
     assert "secret random number" in (people / "run/report.html").read_text()
     told = call("account", "run", "--json")
     assert json.loads(told.stdout)["epsilon"] <= 2.0

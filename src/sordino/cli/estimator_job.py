@@ -217,7 +217,7 @@ def estimator_metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, obje
         },
         "training": {"model": job.method, "optimizer": None, "learning_rate": None, "averaging": None},
         "noise_arithmetic": "floating point",
-        "data_touches": {
+        "data_accesses": {
             "preprocessing": "Each record is scaled and encoded on its own, by the declared schema.",
             "normalization": "No statistic of the records is computed.",
             "schema": "Bounds, categories and labels are declared, never taken from the records.",
@@ -498,6 +498,6 @@ def _meta(job: TuningJob, rows: "TabularTask") -> dict[str, object]:
         f"Settings were drawn at random from a space fixed beforehand, a secret random number of times (mean "
         f"{job.mean:g}), and judged {judged}. Every run, its score and the choice are within ε; only the winner left."
     )
-    touches = meta["data_touches"]
-    assert isinstance(touches, dict)
-    return meta | {"settings": said, "tuned_on_these_data": False, "data_touches": touches | {"tuning": said}}
+    accesses = meta["data_accesses"]
+    assert isinstance(accesses, dict)
+    return meta | {"settings": said, "tuned_on_these_data": False, "data_accesses": accesses | {"tuning": said}}

@@ -161,7 +161,7 @@ def _meta(found: "DatasetSplits", model: str, optimizer: str, epsilon: float, cl
             "optimizer": f"{optimizer} on the noisy mean update",
         },
         "noise_arithmetic": "floating point",
-        "data_touches": {
+        "data_accesses": {
             "preprocessing": "Each record is scaled and encoded on its own.",
             "normalization": "No statistic of the records is computed.",
             "schema": "The form of the records and the labels are fixed by the data set.",

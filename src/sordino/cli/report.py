@@ -178,6 +178,8 @@ def _finish(out: Output, reports: "list[Report]", files: dict[str, str]) -> None
             document, heading(f"{len(reports)} runs, side by side"), key_value_table([*rows, *files.items()])
         )
         return
+    from sordino.report.formatting import hazards_line
+
     one = reports[0]
     guarantee = one.guarantee
     rows = [
@@ -191,8 +193,12 @@ def _finish(out: Output, reports: "list[Report]", files: dict[str, str]) -> None
         rows.insert(0, ("not for release", one.not_for_release))
     if one.missing:
         rows.append(("not stated", ", ".join(one.missing)))
-    violated = [item.title for item in one.pitfalls if item.status == "violated"]
-    rows += [("violated", title) for title in violated]
+    rows.append(("checks", hazards_line(one)))
+    rows += [
+        (f"limitation, {item.severity}", f"{item.title}. {item.text}")
+        for item in one.privacy_hazards
+        if item.status == "limitation"
+    ]
     document = {**one.to_dict(), **files}
     out.print_result(
         document,

@@ -235,7 +235,7 @@ def charged_run(
             "learning_rate": None,
         },
         "noise_arithmetic": "integers, drawn exactly",
-        "data_touches": {
+        "data_accesses": {
             "preprocessing": "Each record is put into public cells on its own, by the declared schema.",
             "normalization": "No statistic of the records is computed without noise.",
             "schema": "Bounds, categories and labels are declared, never taken from the records.",

@@ -374,12 +374,12 @@ def _meta(job: TrainingJob) -> dict[str, object]:
             else None,
         },
         "noise_arithmetic": "integers on a grid, drawn exactly" if recipe.plan.secure_mode else "floating point",
-        "data_touches": _touches(job),
+        "data_accesses": _data_accesses(job),
         **({"composition": "The records are public: other uses of them concern nobody."} if dataset.public else {}),
     }
 
 
-def _touches(job: TrainingJob) -> dict[str, str]:
+def _data_accesses(job: TrainingJob) -> dict[str, str]:
     """What the command does to the records outside the mechanism: as little as can be told in a line."""
     schema = job.dataset.schema
     origin = "a public sample" if schema is not None and schema.origin == "public_sample" else "a declaration"

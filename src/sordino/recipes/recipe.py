@@ -319,7 +319,7 @@ def run_metadata(
         },
         "training": dict(training),
         "noise_arithmetic": "floating point",
-        "data_touches": {
+        "data_accesses": {
             "preprocessing": f"Stages of the recipe, each of them charged: {', '.join(stages)}.",
             "normalization": "Each record by itself, or by what a charged stage released.",
             "schema": "The form of the records and the labels are declared, never taken from the records.",

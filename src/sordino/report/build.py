@@ -20,6 +20,7 @@ from sordino.report.interpretation import (
     is_exact,
     list_covered,
     list_not_covered,
+    own_method,
     privacy_hazards,
     user_level,
 )
@@ -30,6 +31,7 @@ from sordino.report.schema import (
     DataAccess,
     GuaranteeSection,
     Mechanism,
+    NotApplicable,
     Process,
     Report,
     losses_shown,
@@ -38,7 +40,7 @@ from sordino.report.utility import joint_epsilon, read_utility, summarize_evalua
 from sordino.runs import RunFolder, RunSegment, TranscriptLine
 
 __all__ = [
-    "TOUCHES",
+    "DATA_ACCESSES",
     "audits",
     "build_report",
     "composition",
@@ -53,13 +55,13 @@ __all__ = [
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What a run says of itself beyond the plan: data touched outside the mechanism, randomness, other uses, audits.
+# What a run says of itself beyond the plan: data accesses outside the mechanism, randomness, other uses, audits.
 #
 # Everything is read through the run folder. What it does not say stays None, which a report shows as "not stated".
 #
 # | key of the run's facts | holds |
 # |---|---|
-# | `data_touches` | text for each of preprocessing, normalization, schema, tuning, early_stopping, evaluation, logging
+# | `data_accesses` | text for each of preprocessing, normalization, schema, tuning, early_stopping, evaluation, logging
 # |
 # | `rng`, `noise_arithmetic` | class of the generator; kind of numbers |
 # | `released`, `trust` | what is released; who is trusted with the records |
@@ -68,7 +70,7 @@ __all__ = [
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-TOUCHES = {
+DATA_ACCESSES = {
     "preprocessing": "Preprocessing",
     "normalization": "Normalization and other statistics",
     "schema": "Bounds, categories, vocabulary",
@@ -93,14 +95,14 @@ _REGISTRY = (
 
 
 def data_accesses(meta: Mapping[str, object], *, evaluations: int = 0) -> tuple[DataAccess, ...]:
-    """Everything that touched the records outside the mechanism, as the run states it.
+    """Every use of the records outside the mechanism, as the run states it.
 
     `evaluations` is how many on private records lie in the run folder.
     """
-    body = meta.get("data_touches")
+    body = meta.get("data_accesses")
     said = body if isinstance(body, Mapping) else {}
     settings = meta.get("settings")
-    found = {name: one_line(said.get(name)) for name in TOUCHES}
+    found = {name: one_line(said.get(name)) for name in DATA_ACCESSES}
     if found["tuning"] is None and isinstance(settings, str):
         found["tuning"] = one_line(settings)
     if meta.get("diagnostics") is not None:
@@ -109,7 +111,7 @@ def data_accesses(meta: Mapping[str, object], *, evaluations: int = 0) -> tuple[
         times = {1: "once", 2: "twice"}.get(evaluations, f"{evaluations:,} times")
         paid = f"The finished model was evaluated on private records {times}, with noise, and that was paid for apart."
         found["evaluation"] += f" {paid}"
-    return tuple(DataAccess(name=name, title=title, text=found[name]) for name, title in TOUCHES.items())
+    return tuple(DataAccess(name=name, title=title, text=found[name]) for name, title in DATA_ACCESSES.items())
 
 
 def training_process(run: RunFolder, lines: list[TranscriptLine], meta: Mapping[str, object]) -> Process:
@@ -290,19 +292,19 @@ def missing_fields(report: Report) -> tuple[str, ...]:
         "sample rate": mechanism.sample_rate,
         "expected batch size": mechanism.expected_batch_size,
         "steps planned": mechanism.steps_planned,
-        "whether the size of the data set is public": mechanism.dataset_size_is_public,
+        "whether the size of the dataset is public": mechanism.dataset_size_is_public,
         "δ at every ε": report.curves.profile if private else "not private",
-        "what an attacker can do": report.risk if private else "not private",
+        "what an attacker can do": report.attack_bounds if private else "not private",
         "ε without amplification": answer.without_amplification,
         "ε at the level of users": report.user_level
         if private and report.guarantee.privacy_unit.value == "record"
         else "given",
         "class of the random generator": process.rng,
         "arithmetic of the noise": process.arithmetic,
-        "processes and resumes": process.segments,
+        "processes and resumes": process.segments if mechanism.method is None else "not applicable",
         "composition with other uses of the records": report.composition.text or report.composition.spent,
         "versions of the software": report.environment,
-        **{touch.title.lower(): touch.text for touch in report.touches},
+        **{access.title.lower(): access.text for access in report.data_accesses},
     }
     return tuple(name for name, value in stated.items() if value is None or value == "" or value == ())
 
@@ -353,7 +355,7 @@ def build_report(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
         "guarantee": guarantee,
         "accounting": found,
         "process": process,
-        "touches": data_accesses(meta, evaluations=len(run.evaluations)),
+        "data_accesses": data_accesses(meta, evaluations=len(run.evaluations)),
         "composition": composition(lines, meta, ledger, paid=_evaluation_charges(run)),
         "audits": audits(run),
         "utility": read_utility(run.metrics),
@@ -369,10 +371,10 @@ def build_report(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
             "losses": losses_shown(run.released_losses),
             "evaluations": tuple(map(summarize_evaluation, run.evaluations)),
             "epsilon_together": _together(run, event, guarantee),
-            "risk": attack_bounds(
+            "attack_bounds": attack_bounds(
                 drawn, guarantee.epsilon, delta, neighboring_relation=neighboring_relation, privacy_unit=unit
             ),
-            "pitfalls": privacy_hazards(Evidence(**parts, lines=lines, plan=plan, meta=meta)),
+            "privacy_hazards": privacy_hazards(Evidence(**parts, lines=lines, plan=plan, meta=meta)),
             "covered": list_covered(guarantee, losses=run.released_losses is not None),
             "not_covered": list_not_covered(
                 guarantee,
@@ -480,15 +482,23 @@ def _budget(meta: Mapping[str, object]) -> float | None:
 def _mechanism(
     plan: Mapping[str, object], meta: Mapping[str, object], lines: list[TranscriptLine], *, claimed: str, charged: str
 ) -> Mechanism:
-    steps, public = plan.get("steps"), plan.get("dataset_size_is_public")
+    steps, public, method = plan.get("steps"), plan.get("dataset_size_is_public"), own_method(plan)
+    silent: NotApplicable | None = None if method is None else "not applicable"
+
+    def setting(name: str) -> float | str | None:
+        value = _setting(plan.get(name))
+        return silent if value is None else value
+
     return Mechanism(
-        noise_multiplier=_setting(plan.get("noise_multiplier")),
-        max_grad_norm=_setting(plan.get("max_grad_norm")),
-        clipping=describe_clipping(plan.get("clipping")),
-        noise=describe_noise(plan, meta),
-        sample_rate=_setting(plan.get("sample_rate")),
-        expected_batch_size=_setting(plan.get("expected_batch_size")),
-        steps_planned=steps if isinstance(steps, int) and not isinstance(steps, bool) else None,
+        method=method,
+        parameters=_rows(plan.get("parameters")),
+        noise_multiplier=setting("noise_multiplier"),
+        max_grad_norm=setting("max_grad_norm"),
+        clipping=describe_clipping(plan.get("clipping")) or silent,
+        noise=describe_noise(plan, meta) or silent,
+        sample_rate=setting("sample_rate"),
+        expected_batch_size=setting("expected_batch_size"),
+        steps_planned=steps if isinstance(steps, int) and not isinstance(steps, bool) else silent,
         steps_charged=len(lines),
         dataset_size_is_public=public if isinstance(public, bool) else None,
         sampler_claimed=claimed,

@@ -22,6 +22,7 @@ from sordino.report.schema import Report
 
 __all__ = [
     "Rows",
+    "SEVERITY_WORDS",
     "accounting_rows",
     "comparison_rows",
     "composition_rows",
@@ -31,6 +32,7 @@ __all__ = [
     "evaluation_rows",
     "format_epsilon",
     "format_value",
+    "hazards_line",
     "mechanism_rows",
     "percent_up",
     "power_of_ten",
@@ -39,6 +41,13 @@ __all__ = [
     "user_rows",
 ]
 
+
+# What a limitation of each severity means, in words.
+SEVERITY_WORDS = {
+    "critical": "the guarantee can be false, or does not cover what was shown",
+    "theoretical": "no practical attack is known",
+    "negligible": "the guarantee is not affected",
+}
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -243,6 +252,20 @@ def _count(number: int, noun: str) -> str:
 Rows = list[tuple[str, str | None]]
 
 
+def hazards_line(report: Report) -> str:
+    """All privacy hazards in one sentence: how many are met, which are limitations, how many are not stated."""
+    counts = {status: report.count_hazards(status) for status in ("met", "limitation", "not applicable", "not stated")}
+    critical, limitations = len(report.critical_limitations), counts["limitation"]
+    rest = "" if not limitations else " (none critical)" if not critical else f" ({critical} critical)"
+    parts = [
+        f"{counts['met']} met",
+        f"{limitations or 'no'} limitation{'' if limitations == 1 else 's'}{rest}",
+        *([f"{counts['not applicable']} not applicable"] if counts["not applicable"] else []),
+        f"{counts['not stated'] or 'none'} not stated",
+    ]
+    return f"{len(report.privacy_hazards)} checks: {', '.join(parts)}."
+
+
 def accounting_rows(report: Report) -> Rows:
     """ε, its interval, and ε without amplification."""
     found, claim = report.accounting, report.accounting.claimed_epsilon
@@ -278,24 +301,31 @@ def user_rows(report: Report) -> Rows:
 def mechanism_rows(report: Report) -> Rows:
     """What was planned and what was charged."""
     found = report.mechanism
-    public = found.dataset_size_is_public
+    public, planned = found.dataset_size_is_public, found.steps_planned
+    if found.method is None:
+        settings: Rows = [
+            ("noise multiplier σ", _setting(found.noise_multiplier)),
+            ("clipping norm C", _setting(found.max_grad_norm)),
+            ("clipping", found.clipping),
+            ("noise of the steps", found.noise),
+            ("sample rate q", _setting(found.sample_rate)),
+            ("expected batch size (public divisor)", _setting(found.expected_batch_size)),
+            ("steps planned", None if planned is None else format_value(planned)),
+        ]
+    else:
+        # The method sets noise, clipping and steps itself; what it was given stands in the plan.
+        settings = [("method", found.method), *((name, value) for name, value in found.parameters)]
     return [
-        ("noise multiplier σ", _setting(found.noise_multiplier)),
-        ("clipping norm C", _setting(found.max_grad_norm)),
-        ("clipping", found.clipping),
-        ("noise of the steps", found.noise),
-        ("sample rate q", _setting(found.sample_rate)),
-        ("expected batch size (public divisor)", _setting(found.expected_batch_size)),
-        ("steps planned", None if found.steps_planned is None else f"{found.steps_planned:,}"),
+        *settings,
         ("steps charged", f"{found.steps_charged:,}"),
-        ("batches, as claimed", found.sampler_claimed),
-        ("batches, as each step charged them", found.sampler_charged),
-        ("steps that commit to their batch", f"{found.committed_steps:,}"),
+        ("sampling, as claimed", found.sampler_claimed),
+        ("sampling, as charged by each step", found.sampler_charged),
+        *([("steps that commit to their batch", f"{found.committed_steps:,}")] if found.method is None else []),
         *_loss_rows(report),
-        ("size of the data set is public", None if public is None else format_value(public)),
-        ("protected unit", report.guarantee.privacy_unit.describe()),
-        ("neighboring data sets", report.guarantee.neighboring_relation.describe()),
-        ("δ", f"{report.guarantee.delta:g}"),
+        ("size of the dataset is public", None if public is None else format_value(public)),
+        ("privacy unit", report.guarantee.privacy_unit.describe()),
+        ("neighboring relation", report.guarantee.neighboring_relation.describe()),
+        ("δ", power_of_ten(report.guarantee.delta)),
     ]
 
 
@@ -313,14 +343,14 @@ def evaluation_rows(report: Report) -> Rows:
     for number, one in enumerate(report.evaluations, 1):
         name = "" if len(report.evaluations) == 1 else f"evaluation {number}: "
         rows.append((f"{name}records", one.records))
-        rows.append((f"{name}cost", f"ε = {format_epsilon(one.epsilon)}, δ = {one.delta:g}"))
+        rows.append((f"{name}cost", f"ε = {format_epsilon(one.epsilon)}, δ = {power_of_ten(one.delta)}"))
         rows.append((f"{name}noise on each count", f"± {one.noise:.1f} (standard deviation)"))
         rows.append((f"{name}charged to a ledger", format_value(one.charged)))
         whose = "nobody is in both, as declared" if one.disjoint else "may be the same; costs add up"
         rows.append((f"{name}people in these and in the training records", whose))
     if report.evaluations:
         total = report.epsilon_together
-        words = None if total is None else f"ε = {format_epsilon(total)}, δ = {report.guarantee.delta:g}"
+        words = None if total is None else f"ε = {format_epsilon(total)}, δ = {power_of_ten(report.guarantee.delta)}"
         rows.append(("training and evaluations together", words))
     return rows
 
@@ -328,14 +358,15 @@ def evaluation_rows(report: Report) -> Rows:
 def process_rows(report: Report) -> Rows:
     """Randomness, resumes, and the anchor of the transcript."""
     found = report.process
-    keys = {True: "yes", False: "no"}.get(found.fresh_keys) if found.fresh_keys is not None else None
+    silent = None if report.mechanism.method is None else "not applicable"
+    keys = {True: "yes", False: "no"}.get(found.fresh_keys) if found.fresh_keys is not None else silent
     return [
         ("random generator", found.rng),
         ("arithmetic of the noise", found.arithmetic),
-        ("processes that worked on it", None if found.segments is None else f"{found.segments:,}"),
-        ("resumes", None if found.segments is None else f"{found.segments - 1:,}"),
-        ("steps repeated, and charged again", f"{found.repeated_steps:,}"),
-        ("each process with a fresh key", keys),
+        ("processes", silent if found.segments is None else f"{found.segments:,}"),
+        ("resumes", silent if found.segments is None else f"{found.segments - 1:,}"),
+        ("steps repeated and charged again", f"{found.repeated_steps:,}"),
+        ("each process has a new random key", keys),
         ("head of the transcript (SHA-256)", found.head),
     ]
 
@@ -376,19 +407,19 @@ def _bought(report: Report) -> dict[str, str | None]:
 
 
 def _column(report: Report) -> dict[str, str | None]:
-    guarantee, found, risk = report.guarantee, report.mechanism, report.risk
+    guarantee, found, bounds = report.guarantee, report.mechanism, report.attack_bounds
     calibration = report.utility.calibration
     bare = report.accounting.without_amplification
     return {
         "ε": format_epsilon(guarantee.epsilon),
-        "δ": f"{guarantee.delta:g}",
-        "protected unit": guarantee.privacy_unit.describe(),
-        "neighboring data sets": guarantee.neighboring_relation.describe(),
+        "δ": power_of_ten(guarantee.delta),
+        "privacy unit": guarantee.privacy_unit.describe(),
+        "neighboring relation": guarantee.neighboring_relation.describe(),
         "release": f"not for release: {report.not_for_release}" if report.not_for_release else "may be released",
         "ε without amplification": None if bare is None else format_epsilon(bare),
         "right guesses of an attacker, at most": None
-        if risk is None
-        else f"{format_upper_bound(100 * risk.right_guesses, 1)} %",
+        if bounds is None
+        else f"{format_upper_bound(100 * bounds.right_guesses, 1)} %",
         **{f"accuracy: {item.name}": f"{100 * item.value:.1f} %" for item in report.utility.accuracy},
         **dict(report.utility.figures),
         "calibration error (ECE)": None if calibration is None else f"{100 * calibration.expected_error:.1f} %",
@@ -400,7 +431,8 @@ def _column(report: Report) -> dict[str, str | None]:
         "steps charged": f"{found.steps_charged:,}",
         "accountant": report.accounting.accountant.replace("_", " "),
         **{f"training: {name}": value for name, value in report.training},
-        "violated": "; ".join(item.title for item in report.pitfalls if item.status == "violated") or "nothing",
+        "limitations": "; ".join(item.title for item in report.privacy_hazards if item.status == "limitation")
+        or "none",
         "not stated": ", ".join(report.missing) or "nothing",
     }
 

@@ -1,4 +1,4 @@
-"""Every number of a report that follows from the transcript's event: ε and its interval, curves, risk, user level."""
+"""The numbers of a report that follow from the transcript: ε and its interval, curves, attack bounds, users."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -23,6 +23,7 @@ from sordino.events import (
     ShuffledEpochs,
     compose,
 )
+from sordino.report.formatting import power_of_ten
 from sordino.report.schema import (
     Accounting,
     AttackBounds,
@@ -53,6 +54,7 @@ __all__ = [
     "list_not_covered",
     "max_true_positive_rate",
     "privacy_hazards",
+    "own_method",
     "question",
     "user_level",
 ]
@@ -223,7 +225,7 @@ def _always_outside(privacy_unit: str) -> tuple[Remark, ...]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Every number of a report that follows from the transcript's event: ε and its interval, curves, risk, user level.
+# Every number of a report that follows from the transcript's event: ε and its interval, curves, attack bounds.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -396,12 +398,12 @@ def _spent(
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the list of pitfalls is judged by: parts of the report, the transcript, the plan, the facts of the run."""
+    """What privacy hazards are judged by: parts of the report, the transcript, the plan, the facts of the run."""
 
     guarantee: GuaranteeSection
     accounting: Accounting
     process: Process
-    touches: tuple[DataAccess, ...]
+    data_accesses: tuple[DataAccess, ...]
     composition: Composition
     audits: tuple[Audit, ...]
     utility: Measurements
@@ -411,17 +413,28 @@ class Evidence:
 
 
 def privacy_hazards(evidence: Evidence) -> tuple[PrivacyHazard, ...]:
-    """Every pitfall with its status: violated ones first, then unknown ones."""
-    order = {"violated": 0, "unknown": 1, "ok": 2}
+    """Every privacy hazard with its status: limitations first, then what is not stated."""
+    order = {"limitation": 0, "not stated": 1, "met": 2, "not applicable": 3}
     weight = {"critical": 0, "theoretical": 1, "negligible": 2}
     found = [*_accounting(evidence), *_mechanism(evidence), *_randomness(evidence), *_surroundings(evidence)]
     return tuple(sorted(found, key=lambda item: (order[item.status], weight[item.severity])))
 
 
-def _of(title: str, ok: bool | None, severity: str, yes: str, no: str, unknown: str = "") -> PrivacyHazard:
-    status = "unknown" if ok is None else "ok" if ok else "violated"
-    text = {"ok": yes, "violated": no}.get(status, unknown)
+def _of(
+    title: str, met: bool | None, severity: str, yes: str, no: str, silent: str = "", *, unfit: str = ""
+) -> PrivacyHazard:
+    """One hazard; `met` None is "not stated", or "not applicable" where `unfit` says why it does not apply."""
+    status = ("not applicable" if unfit else "not stated") if met is None else "met" if met else "limitation"
+    text = {"met": yes, "limitation": no}.get(status, unfit or silent)
     return PrivacyHazard.model_validate({"title": title, "status": status, "severity": severity, "text": text})
+
+
+def own_method(plan: Mapping[str, object]) -> str | None:
+    """The estimator, recipe or statistic that sets noise and clipping itself; None for a plan of gradient steps."""
+    if "noise_multiplier" in plan or "sample_rate" in plan:
+        return None
+    names = (plan.get(key) for key in ("estimator", "method", "recipe"))
+    return next((name for name in names if isinstance(name, str) and name), None)
 
 
 def _accounting(evidence: Evidence) -> Iterator[PrivacyHazard]:
@@ -441,29 +454,32 @@ def _accounting(evidence: Evidence) -> Iterator[PrivacyHazard]:
         "Each line holds the hash of the one before it, and steps follow without gaps.",
         "The machine stopped while a line was written; it is counted as the most that a step can charge.",
     )
-    records = _records(evidence.meta)
-    delta = evidence.guarantee.delta
+    records, delta = _records(evidence.meta, evidence.plan), evidence.guarantee.delta
+    shown = power_of_ten(delta)
     yield _of(
-        "δ is well below one in the number of records",
-        None if records is None else delta * records < 1,
+        "δ is below 1 / number of records",
+        True if delta == 0 else None if records is None else delta * records < 1,
         "critical",
-        f"δ = {delta:g}, and {records or 0:,} records.",
-        f"δ = {delta:g} allows one of {records or 0:,} records to be published outright.",
-        "The number of records is not stated.",
+        "δ = 0." if delta == 0 else f"δ = {shown}, and the number of records is {records or 0:,}.",
+        f"δ = {shown} allows the release of one of {records or 0:,} whole records.",
+        f"The number of records is not stated. δ = {shown} is below 1 / number of records only for fewer than "
+        f"{1 / delta if delta else 0:,.0f} records.",
     )
     bound = max((audit.epsilon_lower for audit in evidence.audits), default=None)
     yield _of(
         "No audit contradicts the claim",
         None if bound is None else bound <= evidence.guarantee.epsilon,
         "critical",
-        "Every measured lower bound is below the claimed ε. That is no proof of privacy.",
-        f"An audit proves ε ≥ {bound or 0:.2f}, which is more than was claimed. The claim is false, or the audit is.",
-        "No audit is in the run folder.",
+        "Every measured lower bound is at most the claimed ε. An audit that finds nothing does not prove privacy.",
+        f"An audit measured ε ≥ {bound or 0:.2f}, which exceeds the claim. Either the claim or the audit is wrong.",
+        "The run folder holds no audit. `sordino audit` measures a lower bound on ε.",
     )
 
 
 def _mechanism(evidence: Evidence) -> Iterator[PrivacyHazard]:
     plan = evidence.plan
+    method = own_method(plan)
+    sets = "" if method is None else f"{method} sets {{}} itself. ε counts what was charged."
     yield _of(
         "Batches are drawn as they are accounted for",
         _sampling_fits(plan, evidence.lines),
@@ -471,6 +487,7 @@ def _mechanism(evidence: Evidence) -> Iterator[PrivacyHazard]:
         "Each step was charged by the sampler that drew its batch, at the rate that was planned.",
         "Some step was charged for another way of sampling than was planned.",
         "The plan names no single sample rate. ε counts what each step charged.",
+        unfit=sets.format("its sampling"),
     )
     yield _of(
         "The noise is at least what was planned",
@@ -479,6 +496,7 @@ def _mechanism(evidence: Evidence) -> Iterator[PrivacyHazard]:
         "Every step was charged with the noise multiplier of the plan or more.",
         "Some step was charged with less noise than was planned. ε counts what was charged.",
         "The plan names no single noise multiplier. ε counts what each step charged.",
+        unfit=sets.format("its noise"),
     )
     planned = plan.get("steps")
     steps = len({line.step for line in evidence.lines})
@@ -489,48 +507,50 @@ def _mechanism(evidence: Evidence) -> Iterator[PrivacyHazard]:
         "The steps taken are among those planned. ε counts the steps taken.",
         "The run took more steps than planned. ε counts them.",
         "The plan does not limit the steps.",
+        unfit=sets.format("its number of steps"),
     )
     public = plan.get("dataset_size_is_public")
     yield _of(
         "The noise is not scaled by a secret number",
         True if isinstance(public, bool) else None,
         "theoretical",
-        "The divisor of the noisy sum comes from the size of the data set, which is treated as public."
+        "The divisor of the noisy sum comes from the size of the dataset, which is treated as public."
         if public
-        else "The divisor of the noisy sum was declared.",
+        else "No divisor is computed from the size of the dataset.",
         "",
-        "The plan does not say where the divisor comes from.",
+        "The plan does not state where the divisor comes from.",
     )
 
 
 def _randomness(evidence: Evidence) -> Iterator[PrivacyHazard]:
-    process = evidence.process
+    process, method = evidence.process, own_method(evidence.plan)
     yield _of(
-        "Nobody can draw the noise again",
+        "The noise cannot be reproduced",
         None if process.seeded is None else not process.seeded,
         "critical",
-        "Noise and sampling come from the operating system's entropy.",
-        "The noise came from a chosen seed. Whoever knows or guesses it can subtract the noise.",
-        "The run does not say where its randomness comes from.",
+        "Noise and sampling use a secret key from the operating system's entropy.",
+        "The noise came from a chosen seed. Anyone who knows or guesses the seed can subtract the noise.",
+        "The run does not state where its randomness comes from.",
     )
     yield _of(
-        "Resuming replays no noise and forgets no step",
+        "Resuming reuses no noise and omits no step",
         process.fresh_keys if process.segments else None,
         "critical",
-        "Each process that worked on the run drew a key of its own, and steps that were repeated are charged again."
+        "Each process of the run drew its own key, and repeated steps are charged again."
         if (process.segments or 0) > 1
         else "One process did the whole run.",
         "Two processes drew noise from the same key.",
-        "The transcript does not say which processes worked on the run.",
+        "The transcript does not state which processes worked on the run.",
+        unfit="" if method is None else f"{method} is fitted in one process and cannot be resumed.",
     )
     yield _of(
         "Noise is drawn exactly",
         is_exact(process.arithmetic),
         "theoretical",
-        "The noise is drawn on whole numbers, as in the proof.",
-        "Noise is drawn in floating point; the proof is about real numbers. Attacks on rounding (Mironov 2012) read "
-        "the lowest bits of what is released.",
-        "The run does not say in which arithmetic noise is drawn.",
+        "The noise is drawn exactly on integers, as in the proof.",
+        "The noise is drawn in floating point; the proof is about real numbers. An attack on rounding (Mironov 2012) "
+        "reads the lowest bits of released numbers. `--secure-mode` draws the noise exactly.",
+        "The run does not state in which arithmetic the noise is drawn.",
     )
 
 
@@ -540,23 +560,23 @@ def is_exact(arithmetic: str | None) -> bool | None:
 
 
 def _surroundings(evidence: Evidence) -> Iterator[PrivacyHazard]:
-    silent = [touch.title.lower() for touch in evidence.touches if touch.text is None]
+    silent = [access.title.lower() for access in evidence.data_accesses if access.text is None]
     yield _of(
         "Other access to the records is stated",
         None if silent else True,
         "critical",
-        "All of it is stated in this report. A statement is not checked.",
+        "The report lists all of it, as the run states it. The statements are not checked.",
         "",
         f"Not stated: {', '.join(silent)}.",
     )
-    logged = next(touch.text for touch in evidence.touches if touch.name == "logging")
+    logged = next(access.text for access in evidence.data_accesses if access.name == "logging")
     yield _of(
-        "Nothing computed from the records was shown without noise",
+        "No result computed from the records was shown without noise",
         False if evidence.meta.get("diagnostics") is not None else None if logged is None else True,
         "critical",
-        "As the run states under what was printed, logged and plotted.",
-        "Losses and batch sizes were shown while the run went on. What was seen there is not covered.",
-        "The run does not say what was printed, logged or plotted.",
+        "The run states what was printed, logged and plotted. The statement is not checked.",
+        "Losses and batch sizes were shown without noise during the run. ε does not cover them.",
+        "The run does not state what was printed, logged or plotted.",
     )
     known = evidence.composition
     total, budget = known.spent, known.budget
@@ -567,24 +587,32 @@ def _surroundings(evidence: Evidence) -> Iterator[PrivacyHazard]:
         f"All charges to the account together: ε = {format_upper_bound(total)}."
         if total is not None
         else (known.text or ""),
-        "The account of the data set is overdrawn.",
-        "No ledger is named, and the run says nothing of other uses.",
+        "The charges to the account of the dataset exceed its privacy budget.",
+        "No ledger was given with `--ledger`, and the run states no other uses.",
     )
     withheld = evidence.utility.withheld
     yield _of(
-        "Nothing measured on private records lies in the folder",
+        "The folder holds no measurement on private records without noise",
         not withheld,
         "critical",
         "Every value in metrics.json is marked public.",
-        f"{withheld} measured value{'s are' if withheld != 1 else ' is'} marked private. Publish the folder only "
-        "without metrics.json.",
+        f"{withheld} measured value{'s are' if withheld != 1 else ' is'} marked private. Remove metrics.json before "
+        "the folder is published.",
     )
 
 
-def _records(meta: Mapping[str, object]) -> int | None:
+def _records(meta: Mapping[str, object], plan: Mapping[str, object]) -> int | None:
+    """The number of units, where it is public: stated, or the expected batch size divided by the sample rate."""
     data = meta.get("data")
     records = data.get("records") if isinstance(data, Mapping) else None
-    return records if isinstance(records, int) and not isinstance(records, bool) else None
+    if isinstance(records, int) and not isinstance(records, bool):
+        return records
+    size, rate = plan.get("expected_batch_size"), plan.get("sample_rate")
+    if plan.get("dataset_size_is_public") is not True or isinstance(size, bool) or isinstance(rate, bool):
+        return None
+    if not isinstance(size, int | float) or not isinstance(rate, int | float) or not 0 < rate <= 1:
+        return None
+    return math.ceil(size / rate - 1e-9)
 
 
 def _sampling_fits(plan: Mapping[str, object], lines: list[TranscriptLine]) -> bool | None:

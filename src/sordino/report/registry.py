@@ -247,7 +247,7 @@ def _loss(report: Report) -> dict[str, object]:
 
 def _implementation(report: Report) -> dict[str, object]:
     mechanism, said = report.mechanism, report.registry
-    stated = [f"{touch.title}: {(touch.text or _NOT_STATED).rstrip('.')}." for touch in report.touches]
+    stated = [f"{access.title}: {(access.text or _NOT_STATED).rstrip('.')}." for access in report.data_accesses]
     numbers = {
         "noise multiplier": mechanism.noise_multiplier,
         "clipping norm": mechanism.max_grad_norm,
@@ -268,8 +268,10 @@ def _implementation(report: Report) -> dict[str, object]:
         if one.shares
     ]
     attack = ""
-    if report.risk:
-        attack = f"Any membership attack is right at most {percent_up(report.risk.right_guesses)} of the time. "
+    if report.attack_bounds:
+        attack = (
+            f"Any membership attack is right at most {percent_up(report.attack_bounds.right_guesses)} of the time. "
+        )
     return {
         "preprocessing_and_hyperparameter_tuning": "\n".join(stated),
         "mechanisms": (

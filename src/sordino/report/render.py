@@ -209,6 +209,8 @@ def render_html(report: Report) -> str:
         delta=scientific(guarantee.delta),
         factor=format_upper_bound(math.exp(epsilon)) if epsilon < 20 else "very large",
         gaussian=_gaussian(report),
+        hazards_line=formatting.hazards_line(report),
+        severities=formatting.SEVERITY_WORDS,
         accounting_rows=formatting.accounting_rows(report),
         user_rows=formatting.user_rows(report),
         mechanism_rows=formatting.mechanism_rows(report),
@@ -307,6 +309,9 @@ def _environment() -> Environment:
 
 
 _NOT_STATED = "*not stated*"
+_SEVERITIES = (
+    "Limitations: " + "; ".join(f"*{name}*: {words}" for name, words in formatting.SEVERITY_WORDS.items()) + "."
+)
 _MOST_LOSSES = 12
 _SPECIAL = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", **{mark: f"\\{mark}" for mark in "\\`*_[]{}#|~!"}})
 
@@ -338,12 +343,13 @@ def _sections(report: Report) -> Iterator[str]:
         yield from _table("If a user owns several records", formatting.user_rows(report))
     yield from _table("The mechanism", formatting.mechanism_rows(report))
     yield from _table("Randomness and processes", formatting.process_rows(report))
-    yield "## What can go wrong, and whether it did\n"
-    for item in report.pitfalls:
-        word = "holds" if item.status == "ok" else f"{item.status} ({item.severity})"
+    yield "## Checks\n"
+    yield f"{formatting.hazards_line(report)} {_SEVERITIES}\n"
+    for item in report.privacy_hazards:
+        word = f"{item.status}, {item.severity}" if item.status == "limitation" else item.status
         yield f"- **{word}**: {_safe(item.title)}. {_safe(item.text)}"
     yield ""
-    yield from _table("What else touched the records", [(touch.title, touch.text) for touch in report.touches])
+    yield from _table("Other access to the records", [(access.title, access.text) for access in report.data_accesses])
     yield from _table("Other uses of the same records", formatting.composition_rows(report))
     yield f"## Who is trusted\n\n{_safe(report.trust)}\n"
     yield from _audits(report)
@@ -360,20 +366,20 @@ def _sections(report: Report) -> Iterator[str]:
 
 
 def _attack(report: Report) -> Iterator[str]:
-    risk = report.risk
-    if risk is None:
+    bounds = report.attack_bounds
+    if bounds is None:
         return
     yield "## What an attacker can at most do\n"
     yield (
-        f"Whoever knows every other record and wants to know {risk.question} is right at most "
-        f"{percent_up(risk.right_guesses)} of the time when a fair coin decided; the advantage (found minus wrongly "
-        f"accused) is at most {percent_up(risk.advantage)}.\n"
+        f"Whoever knows every other record and wants to know {bounds.question} is right at most "
+        f"{percent_up(bounds.right_guesses)} of the time when a fair coin decided; the advantage (found minus wrongly "
+        f"accused) is at most {percent_up(bounds.advantage)}.\n"
     )
     yield "| wrongly accuses | finds at most |\n|---|---|"
-    for rate, found in risk.found:
+    for rate, found in bounds.found:
         yield f"| {100 * rate:g} % | {percent_up(found)} |"
     yield "\n| a record guessed blindly | reconstructed at most |\n|---|---|"
-    for prior, chance in risk.reconstruction:
+    for prior, chance in bounds.reconstruction:
         yield f"| one time in {1 / prior:,.0f} | {percent_up(chance)} of the time |"
     yield ""
 

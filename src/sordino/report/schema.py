@@ -28,11 +28,13 @@ __all__ = [
     "EpsilonInterval",
     "EpsilonPoint",
     "GuaranteeSection",
+    "HazardStatus",
     "Measurements",
     "Mechanism",
     "NoisyAccuracy",
     "NoisyLoss",
     "NoisyLosses",
+    "NotApplicable",
     "PrivacyHazard",
     "PrivateEvaluation",
     "Process",
@@ -64,6 +66,11 @@ Real = Annotated[
 """A number ≥ 0; JSON has no ∞, so it is the string "inf" there."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
+
+HazardStatus = Literal["met", "limitation", "not applicable", "not stated"]
+
+NotApplicable = Literal["not applicable"]
+"""What a method does not have: an estimator has no clipping norm of its plan. None is "not stated"."""
 
 
 class ReportModel(BaseModel):
@@ -182,7 +189,12 @@ class AttackBounds(ReportModel):
 class Mechanism(ReportModel):
     """What was planned and what was charged; a text describes a schedule, None is "not stated".
 
+    An estimator sets noise, clipping and steps itself: these are "not applicable" then, and `parameters` says what it
+    was given.
+
     Args:
+        method: name of the estimator or the recipe whose plan this is, or None for a plan of gradient steps.
+        parameters: of the estimator, in words.
         noise_multiplier, max_grad_norm, sample_rate, expected_batch_size: σ, C, q and the public divisor.
         clipping: the method, in words.
         noise: how the noises of the steps hang together, in words.
@@ -193,13 +205,15 @@ class Mechanism(ReportModel):
         committed_steps: steps that hold a keyed hash of the records drawn, by which the draw can be checked later.
     """
 
+    method: str | None
+    parameters: tuple[tuple[str, str], ...]
     noise_multiplier: Real | str | None
     max_grad_norm: Real | str | None
     clipping: str | None
     noise: str | None
     sample_rate: Real | str | None
     expected_batch_size: Real | str | None
-    steps_planned: int | None
+    steps_planned: int | NotApplicable | None
     steps_charged: int
     dataset_size_is_public: bool | None
     sampler_claimed: str
@@ -230,7 +244,7 @@ class Process(ReportModel):
 
 
 class DataAccess(ReportModel):
-    """One way in which the records were touched outside the mechanism, as the run states it."""
+    """One use of the records outside the mechanism, as the run states it."""
 
     name: str
     title: str
@@ -341,18 +355,19 @@ class Measurements(ReportModel):
 
 
 class PrivacyHazard(ReportModel):
-    """One way in which such runs go wrong, and whether this one did.
+    """One way in which such runs fail, and what the run folder says of it.
 
     Args:
-        title: the property that should hold.
-        status: ok, violated or unknown, as far as the run folder tells.
-        severity: what a violation means: critical (the guarantee can be false), theoretical (only for attackers that
-            are not known in practice), negligible.
+        title: the property that must hold.
+        status: "met"; "limitation" (the property does not hold); "not applicable" (the method has no such property);
+            "not stated" (the run folder does not say).
+        severity: what a limitation means: critical (the guarantee can be false, or does not cover what was shown),
+            theoretical (no practical attack is known), negligible.
         text: why.
     """
 
     title: str
-    status: Literal["ok", "violated", "unknown"]
+    status: HazardStatus
     severity: Literal["critical", "theoretical", "negligible"]
     text: str
 
@@ -507,15 +522,15 @@ class Report(ReportModel):
     mechanism: Mechanism
     process: Process
     curves: Curves
-    risk: AttackBounds | None
-    touches: tuple[DataAccess, ...]
+    attack_bounds: AttackBounds | None
+    data_accesses: tuple[DataAccess, ...]
     composition: Composition
     audits: tuple[Audit, ...]
     utility: Measurements
     losses: NoisyLosses | None
     evaluations: tuple[PrivateEvaluation, ...]
     epsilon_together: Real | None
-    pitfalls: tuple[PrivacyHazard, ...]
+    privacy_hazards: tuple[PrivacyHazard, ...]
     covered: tuple[Remark, ...]
     not_covered: tuple[Remark, ...]
     training: tuple[tuple[str, str], ...]
@@ -524,6 +539,17 @@ class Report(ReportModel):
     registry: dict[str, str]
     not_for_release: str
     missing: tuple[str, ...]
+
+    def count_hazards(self, status: HazardStatus) -> int:
+        """How many privacy hazards have this status."""
+        return sum(item.status == status for item in self.privacy_hazards)
+
+    @property
+    def critical_limitations(self) -> tuple[PrivacyHazard, ...]:
+        """The limitations with which the guarantee can be false, or does not cover what was shown."""
+        return tuple(
+            item for item in self.privacy_hazards if item.status == "limitation" and item.severity == "critical"
+        )
 
     def to_json(self) -> str:
         """The report as JSON; ∞ is the string "inf"."""
