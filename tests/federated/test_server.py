@@ -384,8 +384,8 @@ def test_a_stack_of_updates_has_all_that_clipping_asks_for_and_is_never_recorded
     assert {"names", "trainable", "squared_norm_bounds", "add_weighted_sums"} <= set(asked)
     assert all(hasattr(server._stack, name) for name in asked)
     with pytest.raises(NonPrivateStep, match="begin"):
-        server._step.capturing(Microbatch(step=0, index=0, is_last=True, indices=np.arange(2)))
-    assert not server._step.is_open
+        server._run.step.capturing(Microbatch(step=0, index=0, is_last=True, indices=np.arange(2)))
+    assert not server._run.step.is_open
 
 
 def test_several_processes_are_refused_before_anything_is_charged(tmp_path, monkeypatch):

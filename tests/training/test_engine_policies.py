@@ -293,13 +293,13 @@ def test_bounds_that_adapt_count_units_and_go_on_over_a_checkpoint(tmp_path):
     first = made()
     for _ in range(4):
         take(first, loss=lambda batch: squares(first[1], batch).mean())
-    before = first[0].private_model(first[1]).session.step.state_dict()["bounds"]["bounds"]
+    before = first[0].private_model(first[1]).run.step.state_dict()["bounds"]["bounds"]
     assert before != [0.5]
     first[0].save_checkpoint(path=tmp_path / "a.safetensors", module=first[1])
     second = made()
     second[0].load_checkpoint(path=tmp_path / "a.safetensors", module=second[1])
     seen = []
-    bounds = second[0].private_model(second[1]).session.step.bounds
+    bounds = second[0].private_model(second[1]).run.step.bounds
     for batch in second[3]:
         squares(second[1], batch).mean().backward()
         seen.append(bounds.state_dict()["bounds"])

@@ -473,18 +473,18 @@ class DistributedServer:
     def __enter__(self) -> Self:
         """Reserve all rounds on the ledger."""
         with ExitStack() as stack:
-            purse = self._ledger
-            if purse is not None:
-                purse = stack.enter_context(
-                    purse.reserve(
+            account = self._ledger
+            if account is not None:
+                account = stack.enter_context(
+                    account.reserve(
                         self._events(self._planned),
                         note="federated",
                         neighboring_relation=_RELATION,
                         privacy_unit=PrivacyUnit.CLIENT,
                     )
                 )
-            self._paid = BlockCharger(
-                purse,
+            self._blocks = BlockCharger(
+                account,
                 lambda _step: self.mechanism.event(),
                 note="federated",
                 neighboring_relation=_RELATION,
@@ -514,7 +514,7 @@ class DistributedServer:
         for number in range(self._charged, self._planned):
             self._check_running()
             self._generators.close()
-            self._paid.charge(number, coming=self._planned - number)
+            self._blocks.charge(number, coming=self._planned - number)
             self._charged = number + 1
             self._open = FederatedRound(number=number, clients=self._cohort(number))
             self._generators.open(number)

@@ -32,12 +32,12 @@ from sordino.randomness import KeyedRNG
 from sordino.runs import RunFolder
 from sordino.sampling import Microbatch
 from sordino.training import Plan
-from sordino.training.charging import RunningEpsilon, reserve_plan, step_charge
+from sordino.training.charging import PlannedCharges
 from sordino.training.distributed import require_single_process
 from sordino.training.generators import BatchGenerators
 from sordino.training.optimizer_checks import register_private_parameters, unregister_private_parameters
+from sordino.training.private_run import ChargedBatch, PrivateRun
 from sordino.training.run_writer import TrainingState, open_run_writer, require_unused_key
-from sordino.training.step import PrivateStep
 
 __all__ = [
     "FederatedRound",
@@ -240,15 +240,27 @@ class PrivateServer:
         self._generators = BatchGenerators(self._randomness)
         self._ledger = ledger
         self._parts = TrainingState(model=model, optimizer=self._optimizer, schedule=None, average=None)
-        self._record = open_run_writer(plan, run_folder=run_folder, resume_from=resume_from, every=checkpoint_every)
-        if self._record is not None:
-            self._record.start(self._parts, self._randomness)
-        self.first = 0 if self._record is None else self._record.first_step
-        self._repeats = self._record is not None and self._record.repeats
-        self.done = self._charged = self.first
-        self._step = PrivateStep(self._stack, plan, self._randomness, after_step=self.first - 1)
-        if self._record is not None:
-            self._record.attach_step(self._step)
+        writer = open_run_writer(plan, run_folder=run_folder, resume_from=resume_from, every=checkpoint_every)
+        if writer is not None:
+            writer.start(self._parts, self._randomness)
+        self._writer = writer
+        first, repeats = (0, False) if writer is None else (writer.first_step, writer.repeats)
+        self._charges = PlannedCharges(
+            plan, first_step=first, repeats=repeats, run="" if writer is None else writer.folder.path.name
+        )
+        self._run = PrivateRun(
+            plan,
+            rng=self._randomness,
+            charges=self._charges,
+            record=None if writer is None else self._write,
+            log=None if writer is None else writer.earlier.copy(),
+            first_step=first,
+            repeats=repeats,
+        )
+        self._run.attach(self._stack)
+        if writer is not None and writer.run_state is not None:
+            self._run.load_state_dict(writer.run_state)
+        self.done = first
         self._open: FederatedRound | None = None
         self._within: ExitStack | None = None
 
@@ -258,41 +270,32 @@ class PrivateServer:
         """Reserve the whole plan on the ledger; nobody else may step the shared parameters from here on."""
         with ExitStack() as stack:
             stack.push(self._after_failure)
-            name = "" if self._record is None else self._record.folder.path.name
-            self._paid = stack.enter_context(
-                reserve_plan(self._ledger, self.plan, first=self.first, repeats=self._repeats, run=name)
-            )
+            stack.enter_context(self._charges.reserve(self._ledger))
             register_private_parameters(self._shared, self._optimizer)
             stack.callback(unregister_private_parameters, self._shared)
             self._within = stack.pop_all()
-        self._spent = RunningEpsilon(
-            self.plan,
-            first=self.first,
-            earlier=None if self._record is None else self._record.earlier,
-            repeats=self._repeats,
-        )
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give back what was not drawn, and write the end of the run."""
+        """Give back what was not charged, and write the end of the run."""
         assert self._within is not None
         self._generators.close()
-        self._step.abandon()
+        self._run.abandon()
         try:
             self._within.__exit__(kind, error, trace)
         finally:
             self._within = None
-            if self._record is not None and error is None:
-                self._record.finish(self.model, self.guarantee(), complete=self.done == self.plan.steps)
+            if self._writer is not None and error is None:
+                self._writer.finish(self.model, self.guarantee(), complete=self.done == self.plan.steps)
 
     def _after_failure(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         del error, trace
-        if kind is not None and self._record is not None:
-            self._record.abort()
+        if kind is not None and self._writer is not None:
+            self._writer.abort()
 
     def rounds(self) -> Iterator[FederatedRound]:
         """The rounds that are left, each charged before it is given out.
@@ -302,36 +305,27 @@ class PrivateServer:
         NumPy's and Python's random numbers from secret states.
 
         Raises:
-            BudgetExceeded: the account can't pay for the next round; nothing was asked of any client.
+            BudgetExceeded: the next round does not fit the account; nothing was asked of any client.
             NonPrivateStep: outside a ``with`` block.
         """
         self._check_running()
         # Whoever asks again goes on: a round that was charged is never charged or numbered again.
-        first = max(self.first, self._charged)
-        batches = self.plan.sampling.batches(
-            dataset_size=self._population,
-            first_step=first,
-            steps=self.plan.steps - first,
-            rng=self._randomness,
-        )
-        for number, clients in enumerate(batches, start=first):
+        batches = self._run.batches(dataset_size=self._population)
+        while True:
             self._check_running()
             self._generators.close()
-            self._step.abandon()
-            self._charge(number, clients)
-            self._open = FederatedRound(number=number, clients=clients)
-            self._generators.open(number)
+            batch = next(batches, None)
+            if batch is None:
+                break
+            assert batch.indices is not None
+            self._open = FederatedRound(number=batch.step, clients=batch.indices)
+            self._generators.open(batch.step)
             yield self._open
-        self._generators.close()
         self._open = None
 
-    def _charge(self, number: int, clients: np.ndarray) -> None:
-        receipt = self._paid.charge(number, coming=self.plan.steps - number)
-        event = step_charge(self.plan, number, first=self.first, repeats=self._repeats)
-        self._charged = max(self._charged, number + 1)
-        if self._record is not None:
-            epsilon = self._spent.after(number + 1)
-            self._record.charge(step=number, event=event, epsilon=epsilon, indices=clients, charge=receipt)
+    def _write(self, batch: ChargedBatch) -> None:
+        assert self._writer is not None
+        self._writer.charge(batch, epsilon=self._run.epsilon())
 
     def finish_round(self, cohort: FederatedRound, updates: Iterable[tuple[int, GivenUpdate]]) -> None:
         """Clip, sum, noise and divide the updates of `cohort`, and step the server's optimizer.
@@ -368,9 +362,9 @@ class PrivateServer:
                 chunk += 1
                 if last:
                     break
-            self._step.finish()
+            self._run.release(self._shared)
         except BaseException:
-            self._step.abandon()
+            self._run.abandon()
             raise
         finally:
             self._generators.close()
@@ -380,14 +374,14 @@ class PrivateServer:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.done = cohort.number + 1
-        if self._record is not None:
-            self._record.after_step(self._parts, self.done)
+        if self._writer is not None:
+            self._writer.after_step(self._parts, self._run, self.done)
 
     def _add(self, number: int, chunk: int, updates: list[GivenUpdate], *, last: bool) -> None:
         rows = self._stack.add_update(updates)
         part = Microbatch(step=number, index=chunk, is_last=last, indices=np.arange(rows))
-        self._step.begin(part)
-        self._step.add(part)
+        self._run.step.begin(part)
+        self._run.step.add(part)
 
     def _check_running(self) -> None:
         if self._within is None:
@@ -402,14 +396,14 @@ class PrivateServer:
     @property
     def bounds(self) -> tuple[float, ...]:
         """The bounds of the round under way or of the last one; adaptive ones were released."""
-        return getattr(self._step.bounds, "values", ())
+        return getattr(self._run.step.bounds, "values", ())
 
     def guarantee(self) -> Guarantee:
         """What the rounds charged so far guarantee for one client."""
-        seeded = self._randomness.reproducible if self._record is None else self._record.seeded
+        seeded = self._randomness.reproducible if self._writer is None else self._writer.seeded
         caveats = (*((FIXED_SEED_CAVEAT,) if seeded else ()), TRUSTED_SERVER_CAVEAT, DROPOUT_CAVEAT)
-        planned = self.plan.guarantee(steps=self._charged, caveats=caveats)
-        return planned if self._record is None else self._record.guarantee(planned)
+        planned = self._run.guarantee(caveats=caveats)
+        return planned if self._writer is None else self._writer.guarantee(planned)
 
 
 def _check(plan: Plan) -> None:

@@ -5,7 +5,6 @@ Each step asks a privacy filter before its batch is drawn; the first step that d
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +19,6 @@ from sordino.events import ApproximateDP, Event, Gaussian, NoOp, SelfComposed, Z
 from sordino.ledger import Account, Reservation
 from sordino.randomness import KeyedRNG
 from sordino.sampling import PoissonSampling
-from sordino.training.charging import BlockCharger
 from sordino.training.noisy_releases import NormRelease
 from sordino.training.plan import Plan, StepPlan
 
@@ -163,8 +161,6 @@ class AdaptiveBudgetRun:
         )
         self._exhausted = False
         self.is_spent = False
-        # Of several processes one decides for all: two scales on one noise would give the sum away.
-        self.broadcast_decision: Callable[[Callable[[], _Decision]], _Decision] = lambda decided: decided()
 
     def _made(self) -> tuple[GDPFilter | ZCDPFilter | RDPFilter, str]:
         epsilon, delta, neighboring_relation = self._budget.epsilon, self._plan.delta, self._plan.neighboring_relation
@@ -223,34 +219,39 @@ class AdaptiveBudgetRun:
             case _:
                 return ApproximateDP(epsilon=self._budget.epsilon, delta=self._plan.delta)
 
-    @contextmanager
-    def charge_upfront(
-        self, ledger: Account | Reservation | None, *, run: str = "", receipt: str | None = None
-    ) -> Iterator[BlockCharger]:
-        """Charge the whole budget at the start, unless `receipt` shows that it was; nothing is given back.
+    def charge_whole(self, ledger: Account | Reservation, *, run: str = "", receipt: str | None = None) -> str:
+        """Charge the whole budget to `ledger`, unless `receipt` shows that it was; nothing is given back.
 
         Args:
-            ledger: pays; None pays nothing.
+            ledger: the dataset's account.
             run: name of the run.
-            receipt: the ledger's name of the charge that an earlier segment of the run made.
+            receipt: digest of the charge that an earlier segment of the run made, or None.
+
+        Returns:
+            The digest of the charge.
 
         Raises:
-            BudgetExceeded: the budget does not fit what is left of the account; no record was read.
+            BudgetExceeded: the budget does not fit what remains of the account; no record was read.
         """
-        neighboring_relation, unit = self._plan.neighboring_relation, self._plan.privacy_unit
-        if ledger is not None and not self._is_paid(ledger, receipt):
-            note = "fit with an adaptive budget"
-            receipt = ledger.charge(
-                self.event(), note=note, run=run, neighboring_relation=neighboring_relation, privacy_unit=unit
-            ).digest
-        named = None if ledger is None else receipt
-        yield BlockCharger(
-            None, lambda _: NoOp(), note="", neighboring_relation=neighboring_relation, privacy_unit=unit, receipt=named
-        )
+        if receipt is not None and self._is_paid(ledger, receipt):
+            return receipt
+        return self._charge(ledger, self.event(), note="fit with an adaptive budget", run=run)
 
-    def _is_paid(self, ledger: Account | Reservation, receipt: str | None) -> bool:
-        if receipt is None:
-            return False
+    def charge_remaining(self, ledger: Account | Reservation) -> str:
+        """Charge what remains of the budget to `ledger`, for a loop that other runs of the same budget may precede."""
+        return self._charge(ledger, self.remaining_event(), note="engine with an adaptive budget")
+
+    def _charge(self, ledger: Account | Reservation, event: Event, *, note: str, run: str = "") -> str:
+        plan = self._plan
+        return ledger.charge(
+            event,
+            note=note,
+            run=run,
+            neighboring_relation=plan.neighboring_relation,
+            privacy_unit=plan.privacy_unit,
+        ).digest
+
+    def _is_paid(self, ledger: Account | Reservation, receipt: str) -> bool:
         account = ledger if isinstance(ledger, Account) else Account(url=ledger.url, name=ledger.account)
         return any(
             entry.digest == receipt and entry.kind == "charge" and entry.event == self.event()
@@ -259,9 +260,18 @@ class AdaptiveBudgetRun:
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    def admit(self, step: int) -> bool:
-        """Ask for the values of step `step`, and charge them to the filter; False, and nothing charged, if they don't
-        fit.
+    def admit(
+        self, step: int, *, broadcast: Callable[[Callable[[], _Decision]], _Decision] = lambda decided: decided()
+    ) -> bool:
+        """Ask for the values of step `step`, and charge them to the filter.
+
+        Args:
+            step: number of the step.
+            broadcast: of several processes, calls its argument in one and gives the result to all: two scales on the
+                same noise would disclose the clipped sum.
+
+        Returns:
+            False, and nothing is charged, if they don't fit.
         """
         asked: list[StepPlan] = []
 
@@ -270,7 +280,7 @@ class AdaptiveBudgetRun:
             asked.append(self._values(step, given))
             return given, not self._exhausted and self._filter.admit(self._event(asked[0]))
 
-        given, fits = self.broadcast_decision(decided)
+        given, fits = broadcast(decided)
         if not fits:
             self.is_spent = True
             return False
@@ -287,15 +297,6 @@ class AdaptiveBudgetRun:
         except UnsupportedEvent:
             fits = False
         self._exhausted = self._exhausted or not fits
-
-    def batches(self, *, dataset_size: int, steps: int, rng: KeyedRNG, first_step: int = 0) -> Iterator[np.ndarray]:
-        """Batch after batch from `first_step` on, `steps` of them or until the budget is used up. Each is admitted
-        before it is drawn.
-        """
-        for step in range(first_step, first_step + steps):
-            if not self.admit(step):
-                return
-            yield self.draw(dataset_size=dataset_size, step=step, rng=rng)
 
     def draw(self, *, dataset_size: int, step: int, rng: KeyedRNG) -> np.ndarray:
         """Sorted int64 indices of the batch of an admitted step."""

@@ -1,18 +1,34 @@
-"""What an engine has charged, in order."""
+"""Charges: what was charged so far, and how the steps to come are charged before their records are read.
+
+A run whose end is known reserves its whole plan first (`PlannedCharges`); a loop whose end is not known is charged in
+blocks that end with the epoch (`OpenCharges`). Both are driven by `PrivateRun`.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from sordino import accounting, checks
 from sordino.definitions import NeighboringRelation, PrivacyUnit, format_upper_bound
 from sordino.errors import BudgetExceeded, InvalidArgument
 from sordino.events import Event, NoOp, SelfComposed, compose, from_dict, to_dict
 from sordino.ledger import Account, Reservation
+from sordino.training.adaptive_budget import AdaptiveBudgetRun
 from sordino.training.plan import Plan
 
-__all__ = ["BlockCharger", "ChargeLog", "EpsilonTarget", "RunningEpsilon", "reserve_plan", "step_charge"]
+__all__ = [
+    "BlockCharger",
+    "ChargeLog",
+    "EpsilonTarget",
+    "OpenCharges",
+    "PlannedCharges",
+    "RunningEpsilon",
+    "StepCharge",
+    "StepCharges",
+    "step_charge",
+]
 
 
 class ChargeLog:
@@ -78,9 +94,10 @@ class ChargeLog:
 def step_charge(plan: Plan, step: int, *, first: int = 0, repeats: bool = False) -> Event:
     """The event that is charged before `step` in a segment that starts at step `first`.
 
-    Under shuffled epochs the first step of an epoch pays for all of it, and so does the first step of a segment: it
+    Under shuffled epochs the first step of an epoch is charged for all of it, and so is the first step of a segment: it
     deals what is left of its epoch anew. Under correlated noise a run's charges hold for all its segments, unless steps
-    from `first` on were carried out before (`repeats`): then the segment's first step pays for all that comes again.
+    from `first` on were carried out before (`repeats`): then the segment's first step is charged for all that comes
+    again.
     """
     if plan.mechanism is not None:
         if not (repeats and plan.is_private):
@@ -151,28 +168,27 @@ class RunningEpsilon:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Paying a ledger for steps, in blocks ahead.
+# Charging a ledger, in blocks ahead of the steps.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# Payments in a run that goes as planned: each waits for the disk, and a crash wastes at most one of them.
-_PAYMENTS = 32
+# Charges in a run that goes as planned: each waits for the disk, and a crash wastes at most one of them.
+_NUM_CHARGES = 32
 
 
 class BlockCharger:
-    """Pays for steps in blocks ahead, so that ten thousand steps are a few tens of lines in the ledger.
+    """Charges steps in blocks ahead, so that ten thousand steps are a few tens of lines in the ledger.
 
-    Guarantee: when `charge` returns, the step is charged. What was paid and is not used stays charged, so that after a
-    crash the ledger holds at least what was spent.
+    Guarantee: when `charge` returns, the step is charged. What was charged and is not used stays charged, so that after
+    a crash the ledger holds at least what was spent.
 
     Args:
-        account: what is charged; None charges nothing.
-        event_at: what a step will do, by its number.
+        account: the dataset's account or a reservation on it; None charges nothing.
+        event_at: the event of a step, by its number.
         note: what for.
         neighboring_relation: for which the events hold.
         privacy_unit: for which the events hold.
         run: name of the run.
-        receipt: the ledger's name of a charge that holds every step, when `purse` is None.
 
     Example:
         >>> from sordino.events import Gaussian
@@ -191,20 +207,19 @@ class BlockCharger:
         neighboring_relation: NeighboringRelation,
         privacy_unit: PrivacyUnit,
         run: str = "",
-        receipt: str | None = None,
     ) -> None:
-        self._purse, self._event_at = account, event_at
+        self._account, self._event_at = account, event_at
         self._note, self._relation, self._unit, self._run = note, neighboring_relation, privacy_unit, run
         self._begin = self._end = 0
         self._size = 0
-        self._receipt = receipt
+        self._receipt: str | None = None
 
     def charge(self, step: int, *, coming: int) -> str | None:
-        """Pay for step `step`, before its records are read.
+        """Charge step `step`, before its records are read.
 
         Args:
             step: numbers grow from call to call.
-            coming: steps that are planned from here on, this one included; no more than these are paid ahead.
+            coming: steps that are planned from here on, this one included; no more than these are charged ahead.
 
         Returns:
             The digest of the ledger's line that holds the step; None without a ledger.
@@ -212,18 +227,18 @@ class BlockCharger:
         Raises:
             BudgetExceeded: not even this one step fits.
         """
-        if self._purse is None or self._begin <= step < self._end:
+        if self._account is None or self._begin <= step < self._end:
             return self._receipt
-        self._size = self._size or math.ceil(coming / _PAYMENTS)
+        self._size = self._size or math.ceil(coming / _NUM_CHARGES)
         size = max(1, min(self._size, coming))
         while True:
             event = compose([self._event_at(number) for number in range(step, step + size)])
             if isinstance(event, NoOp):
-                # Steps of a cycle, or of a run, that was paid as a whole.
+                # Steps of a cycle, or of a run, that was charged as a whole.
                 self._begin, self._end = step, step + size
                 return self._receipt
             try:
-                charge = self._purse.charge(
+                charge = self._account.charge(
                     event, note=self._note, run=self._run, neighboring_relation=self._relation, privacy_unit=self._unit
                 )
             except BudgetExceeded:
@@ -234,37 +249,6 @@ class BlockCharger:
                 continue
             self._begin, self._end, self._receipt = step, step + size, charge.digest
             return self._receipt
-
-
-@contextmanager
-def reserve_plan(
-    ledger: Account | Reservation | None, plan: Plan, *, first: int, repeats: bool = False, run: str = ""
-) -> Iterator[BlockCharger]:
-    """Reserve a plan's steps from `first` on; at the end of the block, what was not paid is given back.
-
-    `repeats` says that steps from `first` on were carried out before.
-
-    Raises:
-        BudgetExceeded: the whole does not fit; nothing is reserved.
-    """
-    neighboring_relation, unit, note = plan.neighboring_relation, plan.privacy_unit, "fit"
-
-    def event_at(step: int) -> Event:
-        return step_charge(plan, step, first=first, repeats=repeats)
-
-    def paid_from(purse: Account | Reservation | None) -> BlockCharger:
-        return BlockCharger(
-            purse, event_at, note=note, neighboring_relation=neighboring_relation, privacy_unit=unit, run=run
-        )
-
-    if ledger is None:
-        yield paid_from(None)
-        return
-    whole = compose([event_at(step) for step in range(first, plan.steps)])
-    with ledger.reserve(
-        whole, note=note, run=run, neighboring_relation=neighboring_relation, privacy_unit=unit
-    ) as reservation:
-        yield paid_from(reservation)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -335,3 +319,235 @@ class EpsilonTarget:
             "make_private_with_epsilon with a larger target_epsilon. From the start, more epochs= give more noise a "
             "step, and exceed_target=True no end, where get_epsilon tells what was spent."
         )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# How the steps of a run are charged.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCharge:
+    """What was charged for one step.
+
+    Args:
+        event: `NoOp` where an earlier step's charge holds this one too.
+        receipt: digest of the ledger's line that holds the step; None without a ledger.
+        is_planned: whether a target was calibrated for the step.
+    """
+
+    event: Event
+    receipt: str | None
+    is_planned: bool = False
+
+
+class StepCharges(Protocol):
+    """Charges the steps of a run, one by one and in order, before their records are read."""
+
+    def prepare(self) -> None:
+        """What comes before the next step is charged, or a budget is asked for it."""
+        ...
+
+    def resume(self, step: int, *, repeats: bool) -> None:
+        """Go on from step `step`; `repeats` says that steps from there on were carried out before."""
+        ...
+
+    def charge(self, number: int, *, begins_epoch: bool) -> StepCharge:
+        """Charge step `number`.
+
+        Raises:
+            BudgetExceeded: it does not fit; nothing is charged.
+        """
+        ...
+
+
+class PlannedCharges:
+    """Charges a run whose end is known: the steps that are left are reserved before the first one.
+
+    Guarantee: no step is charged to the ledger beyond the reservation, which fitted as a whole. Under a budget that
+    adapts, the whole budget is charged at once and steps only name that charge.
+
+    Args:
+        plan: of the run.
+        adaptive: chooses each step's noise under a budget, or None.
+        first_step: the step with which this segment starts.
+        repeats: whether steps from there on were carried out before.
+        receipt: digest of the ledger's charge that an earlier segment made for the whole budget, or None.
+        run: name of the run folder.
+
+    Example:
+        >>> plan = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.1, steps=5, expected_batch_size=64.0,
+        ...             delta=1e-5)
+        >>> charges = PlannedCharges(plan)
+        >>> with charges.reserve(None):
+        ...     charges.charge(0, begins_epoch=False).event == plan.step_event(0)
+        True
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        adaptive: AdaptiveBudgetRun | None = None,
+        first_step: int = 0,
+        repeats: bool = False,
+        receipt: str | None = None,
+        run: str = "",
+    ) -> None:
+        self._plan, self._adaptive = plan, adaptive
+        self._first, self._repeats, self._receipt, self._run = first_step, repeats, receipt, run
+        self._blocks: BlockCharger | None = None
+
+    @contextmanager
+    def reserve(self, ledger: Account | Reservation | None) -> Iterator[None]:
+        """Reserve the steps that are left; what was not charged is given back at the end of the block.
+
+        Raises:
+            BudgetExceeded: the whole does not fit; nothing is reserved.
+        """
+        plan = self._plan
+        if ledger is None:
+            # The receipt of an earlier segment is that of a ledger which this one does not charge.
+            self._receipt = None
+            yield
+        elif self._adaptive is not None:
+            self._receipt = self._adaptive.charge_whole(ledger, run=self._run, receipt=self._receipt)
+            yield
+        else:
+            declared = {"neighboring_relation": plan.neighboring_relation, "privacy_unit": plan.privacy_unit}
+            whole = compose([self._event_at(step) for step in range(self._first, plan.steps)])
+            with ledger.reserve(whole, note="fit", run=self._run, **declared) as reservation:
+                self._blocks = BlockCharger(reservation, self._event_at, note="fit", run=self._run, **declared)
+                yield
+
+    def prepare(self) -> None:
+        """Nothing: `reserve` has charged or reserved what there is."""
+
+    def resume(self, step: int, *, repeats: bool) -> None:
+        """Go on from step `step`; `repeats` says that steps from there on were carried out before."""
+        self._first, self._repeats = step, repeats
+
+    def charge(self, number: int, *, begins_epoch: bool = False) -> StepCharge:
+        """Charge step `number`; under shuffled epochs the first step of an epoch is charged for all of it."""
+        del begins_epoch
+        if self._adaptive is not None:
+            return StepCharge(event=self._adaptive.charged_at(number), receipt=self._receipt)
+        coming = self._plan.steps - number
+        receipt = None if self._blocks is None else self._blocks.charge(number, coming=coming)
+        return StepCharge(event=self._event_at(number), receipt=receipt)
+
+    def _event_at(self, step: int) -> Event:
+        return step_charge(self._plan, step, first=self._first, repeats=self._repeats)
+
+
+class OpenCharges:
+    """Charges a loop whose end is not known: each logical batch, in blocks that end with the epoch.
+
+    Guarantee: a batch is charged to the ledger, if there is one, before `charge` returns, and fits the target, if there
+    is one. Under a budget it was admitted by the filter, and the ledger holds all that remained of the budget.
+
+    Args:
+        plan: of the batches.
+        log: everything that the engine charged, whichever of its models it was for.
+        ledger: the dataset's account; None charges nothing.
+        epoch_steps: logical batches an epoch.
+        adaptive: chooses each step's noise under a budget, or None.
+        target: what `log` must stay within; None has no end.
+        catch_up: adds to `log` what others have charged to the same run folder since.
+
+    Raises:
+        BudgetExceeded: when it is made: `plan`, or its relation or unit, do not fit the ledger's account.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        log: ChargeLog,
+        ledger: Account | Reservation | None,
+        epoch_steps: int,
+        adaptive: AdaptiveBudgetRun | None = None,
+        target: EpsilonTarget | None = None,
+        catch_up: Callable[[], None] | None = None,
+    ) -> None:
+        self._plan, self._log, self._ledger, self._adaptive = plan, log, ledger, adaptive
+        self._catch_up = catch_up
+        self._epoch_steps, self._index_in_epoch = epoch_steps, 0
+        self._first, self._repeats = 0, False
+        self._target, self._num_fitting, self._count_then, self._unplanned = target, 0, -1, log.unplanned
+        self._budget_receipt: str | None = None
+        declared = {"neighboring_relation": plan.neighboring_relation, "privacy_unit": plan.privacy_unit}
+        if ledger is not None:
+            ledger.check_charge(plan.event() if adaptive is None else adaptive.event(), **declared)
+        # Correlated noise is charged a cycle or a run ahead, as its plan says, whatever an epoch is.
+        self._every_batch = plan.poisson_sampling or plan.mechanism is not None
+        self._blocks = BlockCharger(ledger if adaptive is None else None, self._event_at, note="engine", **declared)
+
+    def prepare(self) -> None:
+        """Know what others have charged; charge what remains of the budget to the ledger, once."""
+        if self._catch_up is not None:
+            self._catch_up()
+        if self._adaptive is not None and self._ledger is not None and self._budget_receipt is None:
+            self._budget_receipt = self._adaptive.charge_remaining(self._ledger)
+
+    def charge(self, number: int, *, begins_epoch: bool) -> StepCharge:
+        """Charge batch `number`; under shuffled epochs the first batch of an epoch is charged for all of it.
+
+        Raises:
+            BudgetExceeded: the batch does not fit the target or the ledger; nothing is charged.
+        """
+        is_planned = self._target is not None and number < self._plan.steps
+        if not (self._every_batch or begins_epoch):
+            self._index_in_epoch += 1
+            return StepCharge(event=NoOp(), receipt=self._budget_receipt, is_planned=is_planned)
+        self._check_target(number, is_planned=is_planned)
+        self._index_in_epoch = 0 if begins_epoch else self._index_in_epoch + 1
+        receipt = self._blocks.charge(number, coming=self._num_coming(number))
+        return StepCharge(event=self._event_at(number), receipt=receipt or self._budget_receipt, is_planned=is_planned)
+
+    def remaining(self, number: int) -> Event:
+        """What the target's plan has still to charge from step `number` on: nothing without a target."""
+        plan = self._plan
+        if self._target is None or number >= plan.steps:
+            return NoOp()
+        if plan.is_scheduled or plan.mechanism is not None:
+            return compose([self._event_at(step) for step in range(number, plan.steps)])
+        return plan.event(plan.steps - number)
+
+    def retarget(self, target: EpsilonTarget) -> None:
+        """Go over to the target of a later model of the engine, which was calibrated for what is left here as well."""
+        if self._target is not None:
+            self._target, self._num_fitting, self._unplanned = target, 0, self._log.unplanned
+
+    def resume(self, step: int, *, repeats: bool) -> None:
+        """Go on from step `step`; `repeats` says that steps from there on were carried out before."""
+        self._first, self._repeats = step, repeats
+
+    def _check_target(self, number: int, *, is_planned: bool) -> None:
+        """Refuse a batch beyond the target. Several are looked at together, so that few ask the accountant."""
+        if self._target is None or isinstance(self._event_at(number), NoOp):
+            return
+        if is_planned and self._log.unplanned == self._unplanned:
+            # The target was calibrated for these steps, together with those that other models have planned.
+            return
+        count = self._log.count
+        if count != self._count_then or not self._num_fitting:
+            events = [self._event_at(step) for step in range(number, number + self._num_coming(number))]
+            self._num_fitting = self._target.fitting(self._log, events)
+        if not self._num_fitting:
+            raise self._target.refusal()
+        self._num_fitting, self._count_then = self._num_fitting - 1, count + 1
+
+    def _num_coming(self, number: int) -> int:
+        """Steps that are charged together at most, from `number` on."""
+        if not self._every_batch:
+            return 1
+        epoch, left = self._epoch_steps - self._index_in_epoch, self._plan.steps - number
+        return max(1, epoch if self._plan.mechanism is None else min(epoch, left))
+
+    def _event_at(self, number: int) -> Event:
+        if self._adaptive is not None:
+            return self._adaptive.charged_at(number)
+        if self._plan.mechanism is not None:
+            return step_charge(self._plan, number, first=self._first, repeats=self._repeats)
+        return self._plan.step_event(number)

@@ -29,7 +29,6 @@ from sordino.errors import InvalidArgument, SordinoError
 from sordino.ledger import Account, Reservation
 from sordino.randomness import KeyedRNG
 from sordino.sampling import Microbatch, split_into_microbatches
-from sordino.training.adaptive_budget import AdaptiveBudgetRun
 from sordino.training.plan import Plan
 
 if TYPE_CHECKING:
@@ -183,10 +182,10 @@ class DistributedContext:
     def rank_zero_context(
         self,
         enter: Callable[[Account | Reservation | None], AbstractContextManager[T]],
-        purse: Account | Reservation | None,
+        account: Account | Reservation | None,
     ) -> Iterator[T]:
-        """The block that `enter` makes of `purse` in the first process, and of None in the others; all fail as one."""
-        manager = enter(purse if self.is_rank_zero else None)
+        """Enter `enter(account)` on rank zero and `enter(None)` on the other ranks. If one rank fails, all raise."""
+        manager = enter(account if self.is_rank_zero else None)
         value: list[T] = []
         self.broadcast_from_rank_zero(lambda: value.append(manager.__enter__()))
         if not self.is_rank_zero:
@@ -228,7 +227,7 @@ class DistributedContext:
         module: nn.Module,
         plan: Plan,
         *,
-        adaptive: AdaptiveBudgetRun | None,
+        adapts: bool,
         compiles: bool = False,
         alone: bool = False,
     ) -> "DistributedContext":
@@ -242,8 +241,6 @@ class DistributedContext:
                 "clipping must look at exact norms in several processes, got "
                 f"{type(plan.clipping).__name__}. Use FlatClipping."
             )
-        if adaptive is not None:
-            adaptive.broadcast_decision = self.broadcast_from_rank_zero
         # Who has a sharded model has loaded one of these; to everyone else they would cost a second.
         if sys.modules.keys().isdisjoint(("torch.distributed.fsdp", "torch.distributed.tensor")):
             return self
@@ -251,7 +248,7 @@ class DistributedContext:
 
         shards = find_sharded_model(module, world_size=self.world_size, rank=self.rank, device=self.device)
         if shards is not None:
-            check_sharded(plan, compiles=compiles, adapts=adaptive is not None, alone=alone)
+            check_sharded(plan, compiles=compiles, adapts=adapts, alone=alone)
         return replace(self, shards=shards)
 
     def full_parameters(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:

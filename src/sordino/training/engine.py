@@ -627,8 +627,8 @@ class PrivacyEngine:
             neighboring_relation=plan.neighboring_relation,
             accountant=self._accountant,
         )
-        others = [one for one in self._attached if one.session.module is not module]
-        earlier = [self.event(), *(one.meter.remaining() for one in others)]
+        others = [one for one in self._attached if one.hooks.module is not module]
+        earlier = [self.event(), *(one.charges.remaining(one.run.next_step) for one in others)]
         before = compose([event for event in earlier if not isinstance(event, NoOp)])
         plan = calibrate_plan(plan, target, correlated_noise=correlated_noise, before=before)
         loop = MakePrivateArguments(
@@ -646,7 +646,7 @@ class PrivacyEngine:
         checks.one_of((True, False), exceed_target=exceed_target)
         made = self._attach(plan, loop, steps=steps, target=None if exceed_target else target)
         for attached in self._attached:
-            attached.meter.retarget(target)
+            attached.charges.retarget(target)
         return made
 
     def _attach(
@@ -672,7 +672,7 @@ class PrivacyEngine:
             number=place,
             steps=steps,
             rng=self._new_randomness(),
-            charges=self._charges,
+            log=self._charges,
             ledger=self._ledger,
             adaptive=adaptive,
             journal=self.journal,
@@ -689,7 +689,7 @@ class PrivacyEngine:
 
     def _place_of(self, module: nn.Module) -> int:
         """Where the engine keeps `module`, or will keep it."""
-        places = (place for place, one in enumerate(self._attached) if one.session.module is module)
+        places = (place for place, one in enumerate(self._attached) if one.hooks.module is module)
         return next(places, len(self._attached))
 
     def _same_delta(self, delta: float) -> float:
@@ -766,8 +766,7 @@ class PrivacyEngine:
             raise NotOffered(
                 "engine must have a private model to have these values, got none. Call make_private first."
             )
-        last = self._attached[-1]
-        return last.plan.step_plan(last.session.step.last_step + 1)
+        return self._attached[-1].run.coming_step
 
     def __getattr__(self, name: str) -> object:
         raise not_offered(name)
@@ -845,21 +844,21 @@ class PrivacyEngine:
 
     def private_model(self, module: nn.Module) -> PrivateModel | None:
         """What the engine keeps of `module`; None when it did not make it private."""
-        return next((one for one in self._attached if one.session.module is module), None)
+        return next((one for one in self._attached if one.hooks.module is module), None)
 
     @property
     def next_steps(self) -> tuple[int, ...]:
         """The number of the next step of each model that is private now, in the order of `make_private`."""
-        return tuple(one.meter.reached for one in self._attached)
+        return tuple(one.run.next_step for one in self._attached)
 
     def start_at(self, steps: Sequence[int]) -> None:
         """Number each model's next step as `next_steps` said when its weights were saved: schedules go on there."""
         for one, step in zip(self._attached, steps, strict=False):
-            one.start_at(checks.integer(0, step=step))
+            one.run.resume(checks.integer(0, step=step))
 
     save_checkpoint, load_checkpoint = save_checkpoint, load_checkpoint
 
 
 def _stepped(attached: Sequence[PrivateModel]) -> list[Plan]:
     """The plans of models that took a batch."""
-    return [one.plan for one in attached if one.meter.has_charged]
+    return [one.plan for one in attached if one.run.has_charged]

@@ -96,7 +96,7 @@ def save_checkpoint(  # noqa: D417 (self is the engine)
     """
     kinds = {"optimizer": _kind(optimizer), "scheduler": _kind(scheduler)}
     attached = self.private_model(module)
-    stand = None if attached is None else attached.facts()
+    stand = None if attached is None else {"number": attached.number, **attached.run.facts()}
     facts = {
         "kind": _KIND,
         "neighboring_relation": _relation(self),
@@ -111,7 +111,7 @@ def save_checkpoint(  # noqa: D417 (self is the engine)
         "model": gather_state(module_state(module), keep=keep),
         "optimizer": None if optimizer is None else gather_state(optimizer.state_dict(), keep=keep),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
-        "attached": None if attached is None else attached.state(),
+        "attached": None if attached is None else attached.run.state_dict(),
         "more": dict(checkpoint_dict or {}),
     }
     if keep:
@@ -164,7 +164,7 @@ def load_checkpoint(  # noqa: D417 (self is the engine)
     in_run = get_distributed_context().broadcast_from_rank_zero(lambda: _charged_in_run(self.journal, facts))
     stand = cast("Mapping[str, object] | None", facts.get("attached"))
     if attached is not None and stand is not None:
-        attached.check(stand)
+        attached.run.check_facts(stand)
     if optimizer is not None:
         load_optimizer(optimizer, facts["optimizer"], state["optimizer"])
     load_module(module, state["model"])
@@ -173,7 +173,8 @@ def load_checkpoint(  # noqa: D417 (self is the engine)
     charges, reached = _family(Path(path), facts) if in_run is None else ({}, in_run)
     if attached is not None and stand is not None:
         repeats = reached > cast("int", stand["next_step"])
-        attached.resume(stand, cast("Mapping[str, object]", state["attached"]), repeats=repeats)
+        saved = cast("Mapping[str, object]", state["attached"])
+        attached.run.resume(int(str(stand["next_step"])), saved, repeats=repeats)
     if in_run is None:
         _take_over(self, charges)
     return cast("dict[str, object]", state["more"])

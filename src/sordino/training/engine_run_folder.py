@@ -18,13 +18,14 @@ from weakref import WeakValueDictionary, finalize
 
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument
-from sordino.events import Event, NonPrivate, NoOp
+from sordino.events import Event, NoOp
 from sordino.randomness import KeyedRNG
 from sordino.runs import RunFolder
 from sordino.training.adaptive_budget import AdaptiveBudgetRun
 from sordino.training.charging import ChargeLog
 from sordino.training.distributed import get_distributed_context
 from sordino.training.plan import Plan
+from sordino.training.private_run import ChargedBatch
 
 __all__ = ["Journal", "JournaledModel", "RUN_FOLDERS", "find_run_folder", "is_open_here", "next_run_folder"]
 
@@ -379,7 +380,7 @@ class Journal:
             plan=plan,
             key=rng.commitment,
             seeded=rng.reproducible,
-            most=_most(plan) if adaptive is None else adaptive.event(),
+            most=plan.max_step_event() if adaptive is None else adaptive.event(),
             budget=facts,
         )
         self.seeded = self.seeded or made.seeded
@@ -391,8 +392,9 @@ class Journal:
         if self._path is not None:
             self._folder()
 
-    def charge(self, model: JournaledModel, step: int, event: Event, receipt: str | None) -> None:
+    def charge(self, model: JournaledModel, batch: ChargedBatch) -> None:
         """Write a step; call it before its records are read."""
+        step, event, receipt = batch.step, batch.event, batch.receipt
         if not self.is_set:
             model.note(step, event, receipt)
             return
@@ -503,15 +505,6 @@ def _check_contained(path: Path, note: Mapping[str, object], what: str) -> None:
             f"{what} must not be newer than its run folder, got one after line {count} of another transcript than "
             f"that of {str(path)!r}: what was spent is not known. Put the run folder back that lay beside it."
         )
-
-
-def _most(plan: Plan) -> Event:
-    """An event that costs at least as much as any one step."""
-    if plan.mechanism is not None and plan.is_private:
-        return plan.mechanism.branch_event(0)
-    if not plan.is_scheduled:
-        return plan.step_event()
-    return NonPrivate(reason="a line is torn, and the schedule has no last step")
 
 
 def _body(plan: Plan) -> dict[str, object]:

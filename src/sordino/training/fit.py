@@ -9,14 +9,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Protocol, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -33,7 +31,7 @@ from sordino.errors import (
     UnsupportedModule,
 )
 from sordino.events import Event
-from sordino.gradients import GradientCapture, Recorder
+from sordino.gradients import GradientCapture
 from sordino.ledger import Account, Reservation
 from sordino.randomness import KeyedRNG
 from sordino.runs import ReleasedLoss, RunFolder
@@ -41,7 +39,7 @@ from sordino.sampling import Microbatch
 from sordino.training.accumulators import ClippedSumAccumulator, LossAccumulator
 from sordino.training.adaptive_budget import AdaptiveBudget, AdaptiveBudgetRun
 from sordino.training.averaging import Averaging, WeightAverage
-from sordino.training.charging import BlockCharger, RunningEpsilon, reserve_plan, step_charge
+from sordino.training.charging import PlannedCharges
 from sordino.training.compiled_step import CompiledStep
 from sordino.training.distributed import DistributedContext, get_distributed_context, parameter_shapes, unwrap_ddp
 from sordino.training.generators import BatchGenerators, owned_generators, private_generators
@@ -55,6 +53,7 @@ from sordino.training.optimizer_checks import (
     unregister_private_parameters,
 )
 from sordino.training.plan import PerformanceOptions, Plan
+from sordino.training.private_run import ChargedBatch, PrivateRun
 from sordino.training.probing.one_by_one import check_records, is_not_captured
 from sordino.training.probing.padding import check_padding
 from sordino.training.probing.probe import ProbeSize
@@ -77,7 +76,7 @@ from sordino.training.run_writer import (
     open_distributed_run_writer,
     require_unused_key,
 )
-from sordino.training.step import PrivateStep, check_clipping_mode
+from sordino.training.step import check_clipping_mode
 
 __all__ = [
     "FitResult",
@@ -293,7 +292,7 @@ def fit(
     performance = PerformanceOptions() if performance is None else performance
     model = unwrap_ddp(model)
     ranks = get_distributed_context().bind(
-        model, plan, adaptive=adaptive, compiles=performance.compile, alone=performance.is_one_by_one
+        model, plan, adapts=adaptive is not None, compiles=performance.compile, alone=performance.is_one_by_one
     )
     if performance.device is None:
         performance = replace(performance, device=_device_of(model))
@@ -307,12 +306,16 @@ def fit(
         source, loss_fn = UnitSource(source, units), per_unit_loss(loss_fn)
     watched = get_diagnostics(diagnostics)
     model.to(performance.device)
-    told = None if adaptive is None else adaptive.facts()
-    ranks.require_same(plan=plan.to_json(), records=len(source), model=parameter_shapes(model), budget=told)
+    ranks.require_same(
+        plan=plan.to_json(),
+        records=len(source),
+        model=parameter_shapes(model),
+        budget=None if adaptive is None else adaptive.facts(),
+    )
     ranks.broadcast_module(model)
     stepper = optimizer_for(model, optimizer, plan)
     schedule = schedule_for(stepper, scheduler)
-    record = open_distributed_run_writer(
+    writer = open_distributed_run_writer(
         ranks,
         plan,
         run_folder=run_folder,
@@ -322,86 +325,101 @@ def fit(
         adaptive=adaptive,
     )
     try:
-        parts = (model, loss_fn, source, plan, stepper, schedule, performance, rng, averaging, record, watched)
-        training = _FitLoop(*parts, adaptive, ranks, public_batch)
-        name = "" if record is None else record.folder.path.name
-        receipt = None if record is None else record.receipt
-
-        def aside(purse: Account | Reservation | None) -> AbstractContextManager[BlockCharger]:
-            if adaptive is not None:
-                return adaptive.charge_upfront(purse, run=name, receipt=receipt)
-            return reserve_plan(purse, plan, first=training.first, repeats=training.repeats, run=name)
-
-        with ranks.rank_zero_context(aside, ledger) as paid, performance.keeping():
-            training.train(paid, transcript, on_step, progress=progress)
-        result = training.result()
-        if record is not None:
-            record.finish(model, result.guarantee, complete=result.steps == plan.steps or result.budget_exhausted)
+        loop = _FitLoop(
+            parts=TrainingState(
+                model=model,
+                optimizer=stepper,
+                schedule=schedule,
+                average=None if averaging is None else WeightAverage(averaging, model, steps=plan.steps),
+            ),
+            loss=loss_fn,
+            source=source,
+            plan=plan,
+            performance=performance,
+            rng=rng,
+            writer=writer,
+            transcript=transcript if ranks.is_rank_zero else None,
+            diagnostics=watched,
+            adaptive=adaptive,
+            ranks=ranks,
+            public_batch=public_batch,
+        )
+        with ranks.rank_zero_context(loop.charges.reserve, ledger), performance.keeping():
+            loop.train(on_step, progress=progress and ranks.is_rank_zero)
+        result = loop.result()
+        if writer is not None:
+            complete = result.steps == plan.steps or result.budget_exhausted
+            losses = result.released_losses or ()
+            writer.finish(model, result.guarantee, complete=complete, losses=losses)
     except BaseException:
-        if record is not None:
-            record.abort()
+        if writer is not None:
+            writer.abort()
         raise
     return result
 
 
 class _FitLoop:
-    """The state of one call of `fit`."""
+    """One call of `fit`: a run, and the model, loss and data that drive it."""
 
     def __init__(
         self,
-        model: nn.Module,
+        *,
+        parts: TrainingState,
         loss: Callable[..., Tensor],
         source: RecordSource,
         plan: Plan,
-        optimizer: Optimizer,
-        schedule: LRScheduler | None,
         performance: PerformanceOptions,
         rng: KeyedRNG,
-        averaging: Averaging | None,
-        record: RunWriter | None,
+        writer: RunWriter | None,
+        transcript: Transcript | None,
         diagnostics: Diagnostics | None,
         adaptive: AdaptiveBudgetRun | None,
         ranks: DistributedContext,
         public_batch: Sequence[object] | None,
     ) -> None:
-        self._model, self._loss, self._source, self._plan = model, loss, source, plan
-        self._optimizer, self._schedule, self._performance = optimizer, schedule, performance
-        self._randomness = rng
-        self._average = None if averaging is None else WeightAverage(averaging, model, steps=plan.steps)
-        self._device = torch.device(performance.device or _device_of(model))
         self._started = time.monotonic()
-        self._parts = TrainingState(model=model, optimizer=optimizer, schedule=schedule, average=self._average)
-        self._record, self._diagnostics, self._adaptive, self._ranks = record, diagnostics, adaptive, ranks
-        ranks.rank_zero_last(lambda: None if record is None else record.start(self._parts, rng))
-        self.first = 0 if record is None else record.first_step
-        self.repeats = record is not None and record.repeats
-        self._done = self._charged = self.first
-        self._interrupted, self._chunks = False, 0
+        self._parts, self._model, self._optimizer = parts, parts.model, parts.optimizer
+        self._loss, self._source, self._plan, self._performance = loss, source, plan, performance
+        self._writer, self._transcript, self._diagnostics, self._ranks = writer, transcript, diagnostics, ranks
+        self._device = torch.device(performance.device or _device_of(parts.model))
+        ranks.rank_zero_last(lambda: None if writer is None else writer.start(parts, rng))
+        first, repeats = (0, False) if writer is None else (writer.first_step, writer.repeats)
+        self.charges = PlannedCharges(
+            plan,
+            adaptive=adaptive,
+            first_step=first,
+            repeats=repeats,
+            receipt=None if writer is None else writer.receipt,
+            run="" if writer is None else writer.folder.path.name,
+        )
+        self._run = PrivateRun(
+            plan,
+            rng=rng,
+            charges=self.charges,
+            record=self._write,
+            log=None if writer is None else writer.earlier.copy(),
+            adaptive=adaptive,
+            ranks=ranks,
+            first_step=first,
+            repeats=repeats,
+        )
+        self._done, self._interrupted, self._num_chunks = first, False, 0
         self._probed: dict[Hashable, int] = {}
         self._public_batch = public_batch
         # Why one record at a time is taken though nobody asked for it.
         self._refusal: PrivacyError | None = None
         self._generators, self._owned = BatchGenerators(rng, rank=ranks.rank), owned_generators(source)
         self._compiled: CompiledStep | None = None
-        self._curve: tuple[ReleasedLoss, ...] = ()
+        self._losses_released: tuple[ReleasedLoss, ...] = ()
 
-    def train(
-        self,
-        paid: BlockCharger,
-        transcript: Transcript | None,
-        on_step: Callable[[int], None] | None,
-        *,
-        progress: bool,
-    ) -> None:
+    def train(self, on_step: Callable[[int], None] | None, *, progress: bool) -> None:
         """All steps of the plan that are left, or those before Ctrl-C."""
-        progress = progress and self._ranks.is_rank_zero
-        shown = progress or transcript is not None or self._record is not None
-        spent = self._spent() if shown and self._adaptive is None else None
+        shown = progress or self._diagnostics is not None
         held = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         claimed = list(self._model.parameters())
         self._managed = self._ranks.full_parameters(held)
         try:
-            self._set_up()
+            self._attach()
         except UnsupportedModule as refusal:
             if not self._may_go_one_by_one():
                 raise
@@ -414,16 +432,13 @@ class _FitLoop:
             self._probe(self._source.structure())
             with ProgressBar(
                 steps=self._plan.steps, delta=self._plan.delta, visible=progress, diagnostics=self._diagnostics
-            ) as line:
-                for number, indices in enumerate(self._batches(), start=self.first):
-                    epsilon = 0.0 if spent is None else spent.after(number + 1)
-                    epsilon = epsilon if self._adaptive is None else self._adaptive.epsilon
-                    self._ranks.rank_zero_first(partial(self._charge, paid, transcript, number, epsilon, indices))
-                    self._accumulate(number, indices)
-                    self._update(self._step)
-                    line.show(steps=self._done, epsilon=epsilon)
-                    if self._record is not None:
-                        self._record.after_step(self._parts, self._done)
+            ) as bar:
+                for batch in self._run.batches(dataset_size=len(self._source)):
+                    self._accumulate(batch)
+                    self._update()
+                    bar.show(steps=self._done, epsilon=self._run.epsilon() if shown else 0.0)
+                    if self._writer is not None:
+                        self._writer.after_step(self._parts, self._run, self._done)
                     if on_step is not None:
                         on_step(self._done)
         except KeyboardInterrupt:
@@ -431,83 +446,60 @@ class _FitLoop:
             if self._ranks.shards is not None:
                 raise
             self._interrupted = True
-            if self._record is not None:
-                self._record.save(self._parts, self._done)
+            if self._writer is not None:
+                self._writer.save(self._parts, self._run, self._done)
         finally:
-            self._step.abandon()
-            self._curve = self._step.loss_release
+            self._run.abandon()
+            self._losses_released = self._run.released_losses
             self._recorder.detach()
             unregister_private_parameters(claimed)
             # What lies in .grad after an abandoned step has no noise on it.
             self._optimizer.zero_grad(set_to_none=True)
-            if self._average is not None:
-                self._average.load()
+            if self._parts.average is not None:
+                self._parts.average.load()
 
-    def _set_up(self) -> None:
-        """Hook the model and make the step, by the performance that is wanted now."""
+    def _write(self, batch: ChargedBatch) -> None:
+        """Write a charged batch to the run folder and the transcript, before its records are read."""
+        if self._writer is not None:
+            self._writer.charge(batch, epsilon=self._run.epsilon())
+        if self._transcript is not None:
+            self._transcript.append(step=batch.step, event=batch.event, epsilon=self._run.epsilon())
+
+    def _attach(self) -> None:
+        """Hook the model and have the run take its gradients, by the performance that is wanted now."""
         self._recorder = self._performance.recorder(self._model, self._managed)
-        self._step = self._new_step(self._recorder)
-        if self._record is not None:
-            self._record.attach_step(self._step)
+        self._run.attach(self._recorder, clipping_mode=self._performance.clipping_mode, is_even=True)
+        if self._writer is not None and self._writer.run_state is not None:
+            self._run.load_state_dict(self._writer.run_state)
 
     def _may_go_one_by_one(self) -> bool:
         """Whether a refusal to capture may still be answered by one record at a time: before the first step."""
-        return self._performance.may_change and self._done == self.first and self._ranks.shards is None
+        return self._performance.may_change and self._done == self._run.first_step and self._ranks.shards is None
 
     def _go_one_by_one(self, refusal: PrivacyError) -> None:
         """Take one record at a time, because of `refusal`; `_probe` sees to it that this changes nothing but speed."""
         self._refusal = refusal
         self._performance = replace(self._performance, gradients="one-by-one")
-        self._set_up()
+        self._attach()
 
-    def _new_step(self, capture: Recorder) -> PrivateStep:
-        chosen = (
-            {} if self._adaptive is None else {"step_plan_fn": self._adaptive.step_plan, "norm": self._adaptive.norm}
-        )
-        chosen |= {"after_step": self.first - 1, "clipping_mode": self._performance.clipping_mode}
-        step = PrivateStep(capture, self._plan, self._randomness, **chosen)
-        step.all_reduce_, step.shards, step.is_even = self._ranks.all_reduce_, self._ranks.shards, True
-        return step
-
-    def _batches(self) -> Iterator[np.ndarray]:
-        draw = self._plan.sampling.batches if self._adaptive is None else self._adaptive.batches
-        left, population = self._plan.steps - self.first, len(self._source)
-        return draw(dataset_size=population, first_step=self.first, steps=left, rng=self._randomness)
-
-    def _spent(self) -> RunningEpsilon:
-        earlier = None if self._record is None else self._record.earlier
-        return RunningEpsilon(self._plan, first=self.first, earlier=earlier, repeats=self.repeats)
-
-    def _charge(
-        self, paid: BlockCharger, transcript: Transcript | None, number: int, epsilon: float, indices: np.ndarray
-    ) -> None:
-        """Before the batch is read. Under shuffled epochs the first step of an epoch pays for all of it."""
-        receipt = paid.charge(number, coming=self._plan.steps - number)
-        self._charged = number + 1
-        if self._adaptive is not None:
-            event = self._adaptive.charged_at(number)
-        else:
-            event = step_charge(self._plan, number, first=self.first, repeats=self.repeats)
-        if self._record is not None:
-            self._record.charge(step=number, event=event, epsilon=epsilon, indices=indices, charge=receipt)
-        if transcript is not None and self._ranks.is_rank_zero:
-            transcript.append(step=number, event=event, epsilon=epsilon)
-
-    def _accumulate(self, number: int, indices: np.ndarray) -> None:
-        present = self._source.present(indices) if isinstance(self._source, UnitSource) else indices
+    def _accumulate(self, batch: ChargedBatch) -> None:
+        """Add the clipped gradients of a batch's records to the open sum, microbatch by microbatch."""
+        assert batch.indices is not None
+        indices, source = batch.indices, self._source
+        present = source.present(indices) if isinstance(source, UnitSource) else indices
         self._ranks.gather()
         size, evenly = self._performance.chunk_size, self._performance.clipping_mode != "fast"
         recorder = self._recorder
-        for chunk in self._ranks.local_microbatches(present, step=number, microbatch_size=size, evenly=evenly):
-            with private_generators(self._generators.stream(number, chunk.index), self._owned):
+        for chunk in self._ranks.local_microbatches(present, step=batch.step, microbatch_size=size, evenly=evenly):
+            with private_generators(self._generators.stream(batch.step, chunk.index), self._owned):
                 self._add(chunk)
             if recorder is not self._recorder:
-                self._accumulate(number, indices)
+                self._accumulate(batch)
                 return
 
     def _add(self, chunk: Microbatch) -> None:
         """Add a chunk to the sum, unless its probe chooses another recorder: then the batch is split anew."""
-        recorder, step = self._recorder, self._step
+        recorder, step = self._recorder, self._run.step
         batch = None
         if chunk.num_records:
             found, batch = self._source.read(chunk.indices, device=self._device)
@@ -527,7 +519,7 @@ class _FitLoop:
         if (
             self._compiled is not None
             and batch is not None
-            and self._chunks
+            and self._num_chunks
             and isinstance(step.bounds, ClippedSumAccumulator)
         ):
             step.begin(chunk)
@@ -543,7 +535,7 @@ class _FitLoop:
 
     def _record_together(self, chunk: Microbatch, batch: tuple[object, ...] | None) -> bool:
         """Forward and backward of a chunk; whether model and loss ran."""
-        step = self._step
+        step = self._run.step
         try:
             with step.capturing(chunk):
                 # Not every model takes a batch without records; it adds nothing to the sum.
@@ -567,7 +559,7 @@ class _FitLoop:
         """
         self._refuse_failure()
         sums: dict[nn.Parameter, Tensor] = {}
-        chunks = self._chunks
+        chunks = self._num_chunks
         for place in range(chunk.num_records):
             one = replace(chunk, indices=chunk.indices[place : place + 1])
             rows = map_tensors(
@@ -584,9 +576,9 @@ class _FitLoop:
             except Exception:
                 self._recorder.discard()
                 continue
-            self._step.bounds.add(sums, records=1)
+            self._run.step.bounds.add(sums, records=1)
             self._recorder.discard()
-        self._chunks = chunks
+        self._num_chunks = chunks
         return sums
 
     def _refuse_failure(self) -> None:
@@ -595,8 +587,8 @@ class _FitLoop:
             raise _hidden_failure("with a loss curve, or with clipping_mode='groupwise' or 'two_pass'")
 
     def _losses(self, chunk: Microbatch, batch: tuple[object, ...]) -> Tensor:
-        watch = ForwardMonitor(self._model, values=compares_values(self._chunks))
-        self._chunks += 1
+        watch = ForwardMonitor(self._model, values=compares_values(self._num_chunks))
+        self._num_chunks += 1
         try:
             losses = self._loss(self._model, *batch)
         except BaseException:
@@ -605,17 +597,16 @@ class _FitLoop:
         watch.end()
         return per_record_losses(losses, records=chunk.num_records)
 
-    def _update(self, step: PrivateStep) -> None:
+    def _update(self) -> None:
+        """Noise, division, the optimizer's step; whole, or not begun when Ctrl-C comes."""
         with defer_keyboard_interrupt():
-            step.finish()
-            if self._adaptive is not None:
-                self._adaptive.observe_gradient(self._model.parameters(), step.released_norm)
+            self._run.release(self._model.parameters())
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
-            if self._schedule is not None:
-                self._schedule.step()
-            if self._average is not None:
-                self._average.update(self._done)
+            if self._parts.schedule is not None:
+                self._parts.schedule.step()
+            if self._parts.average is not None:
+                self._parts.average.update(self._done)
             self._done += 1
 
     def _probe(self, batch: tuple[object, ...] | None, records: int = 0) -> None:
@@ -628,7 +619,7 @@ class _FitLoop:
         again = known is not None and known >= records
         padding = self._source.padding
         is_new_length = padding is not None and bool(padding.untried)
-        if batch is None or (again and not is_recheck_due(self._chunks) and not is_new_length):
+        if batch is None or (again and not is_recheck_due(self._num_chunks) and not is_new_length):
             return
         # A larger batch is rare, and rarer if there is room above it.
         most = max_batch_size(self._plan, self._performance.chunk_size, processes=self._ranks.world_size)
@@ -640,7 +631,7 @@ class _FitLoop:
             records=most,
             two_passes=self._performance.clipping_mode == "two_pass",
             again=again,
-            is_thorough=self._chunks > _SMALL_AGAIN,
+            is_thorough=self._num_chunks > _SMALL_AGAIN,
         )
         try:
             check_records(
@@ -674,26 +665,24 @@ class _FitLoop:
 
     def result(self) -> FitResult:
         """What was reached, and what it guarantees."""
-        seeded = self._randomness.reproducible if self._record is None else self._record.seeded
+        run, writer = self._run, self._writer
+        seeded = run.rng.reproducible if writer is None else writer.seeded
         caveats = (FIXED_SEED_CAVEAT,) if seeded else ()
-        diagnosed = self._diagnostics is not None or (self._record is not None and self._record.is_diagnosed)
+        diagnosed = self._diagnostics is not None or (writer is not None and writer.is_diagnosed)
         caveats += (DIAGNOSTICS_CAVEAT,) if diagnosed else ()
         if self._plan.privacy_unit is not PrivacyUnit.RECORD and not isinstance(self._source, UnitSource):
             caveats += (ONE_RECORD_PER_UNIT_CAVEAT.format(self._plan.privacy_unit.value),)
-        if self._adaptive is not None:
-            guarantee = self._adaptive.guarantee(self._plan.guarantee(steps=0, caveats=caveats))
-        else:
-            guarantee = self._plan.guarantee(steps=self._charged, caveats=caveats)
+        guarantee = run.guarantee(caveats=caveats)
         return FitResult(
             model=self._model,
             plan=self._plan,
-            guarantee=guarantee if self._record is None else self._record.guarantee(guarantee),
+            guarantee=guarantee if writer is None else writer.guarantee(guarantee),
             steps=self._done,
-            charged_steps=self._charged,
+            charged_steps=run.next_step,
             interrupted=self._interrupted,
             seconds=time.monotonic() - self._started,
-            budget_exhausted=self._adaptive is not None and self._adaptive.is_spent,
-            released_losses=None if self._plan.loss_release is None else self._curve,
+            budget_exhausted=run.adaptive is not None and run.adaptive.is_spent,
+            released_losses=None if self._plan.loss_release is None else self._losses_released,
             gradients="one-by-one" if self._performance.is_one_by_one else "captured",
         )
 

@@ -162,13 +162,13 @@ class _Sampling(Protocol):
 
 
 class _Numbers(Protocol):
-    """What charges and numbers batches in order."""
+    """What numbers batches in order: a run."""
 
     @property
-    def reached(self) -> int: ...
+    def next_step(self) -> int: ...
 
     @property
-    def left(self) -> int | None: ...
+    def num_left(self) -> int | None: ...
 
 
 class _Open:
@@ -312,9 +312,9 @@ class PrivateLoader:
             yield from self._go_on(begun)
         steps = self._steps - (begun is not None)
         if self._numbers is not None:
-            self._chunks.next_draw = self._numbers.reached
+            self._chunks.next_draw = self._numbers.next_step
             # The last epoch of a run with a fixed number of steps may be short; one more batch is refused.
-            left = steps if self._numbers.left is None else self._numbers.left
+            left = steps if self._numbers.num_left is None else self._numbers.num_left
             steps = min(steps, left if begun is not None else max(1, left))
         # Workers are seeded with a number that is drawn here.
         with private_generators(self._randomness.stream("workers", step=epoch, rank=self._rank)):

@@ -22,10 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sordino.errors import CoupledRecords, InvalidArgument, NonPrivateStep
 from sordino.gradients import OneByOne
 from sordino.gradients.module_hooks import untraced
-from sordino.randomness import KeyedRNG
 from sordino.sampling import Microbatch
-from sordino.training.adaptive_budget import AdaptiveBudgetRun
-from sordino.training.distributed import DistributedContext
 from sordino.training.generators import BatchGenerators, check_not_seeded
 from sordino.training.loader import left_out
 from sordino.training.loss_tracing.batch_state import CrossBatchState, batch_tag, is_public, tag_batch, texts_in
@@ -45,13 +42,13 @@ from sordino.training.optimizer_checks import (
     register_private_parameters,
     unregister_private_parameters,
 )
-from sordino.training.plan import PerformanceOptions, Plan
+from sordino.training.plan import PerformanceOptions
+from sordino.training.private_run import PrivateRun, RunState
 from sordino.training.probing.padding import Padding
 from sordino.training.probing.snapshots import random_states, readable_fingerprint
 from sordino.training.pytree import map_tensors, tensors_in, tree_leaves
 from sordino.training.record_source import UnitMicrobatch
 from sordino.training.special_accumulators import UnitAccumulator
-from sordino.training.step import PrivateStep
 
 __all__ = ["LoopHooks", "OptimizerSettingsWatch", "RootHook", "check_not_copied"]
 
@@ -404,13 +401,10 @@ class LoopHooks:
     Args:
         module: the root module; its forward is called on the loader's batches.
         optimizer: the user's; decides which parameters are trained.
-        plan: clipping, noise and divisor.
-        rng: source of the noise, and of the random numbers of forward and backward passes.
+        run: order, numbers and noise of the steps; its key also gives the random numbers of the passes.
         mean_over_records: whether the user's loss is a mean over the records of a chunk, otherwise a sum.
-        adaptive: chooses each step's values under a budget.
         by_unit: whether chunks are `UnitMicrobatch`s.
         performance: how gradients and sums are taken.
-        ranks: processes that each hold a part of the batch, and maybe of the parameters.
 
     Raises:
         InvalidArgument: the optimizer can't be private, or holds parameters that are not the module's.
@@ -421,18 +415,14 @@ class LoopHooks:
         *,
         module: nn.Module,
         optimizer: Optimizer,
-        plan: Plan,
-        rng: KeyedRNG,
+        run: PrivateRun,
         mean_over_records: bool,
-        adaptive: AdaptiveBudgetRun | None = None,
         by_unit: bool = False,
         performance: PerformanceOptions | None = None,
-        ranks: DistributedContext | None = None,
     ) -> None:
         check_module_and_optimizer(module, optimizer)
-        self.module, self.optimizer, self.plan = module, optimizer, plan
-        self._randomness, self._adaptive, self._by_unit = rng, adaptive, by_unit
-        self._ranks = DistributedContext() if ranks is None else ranks
+        self.module, self.optimizer, self.run = module, optimizer, run
+        self._by_unit, self._ranks = by_unit, run.ranks
         self._mean, self._performance = mean_over_records, performance or PerformanceOptions()
         self._verify_module: Callable[[int], None] | None = None
         self._following = LossTracer(module)
@@ -446,12 +436,12 @@ class LoopHooks:
         self._settings = OptimizerSettingsWatch(optimizer, self._following.carried)
         self._calls: list[_Call] = []
         self._claimed: list[nn.Parameter] = []
-        self._started = self._backward = self._busy = self._detached = False
+        self._started = self._backward = self._busy = False
         # In secret states while a batch is under way; and the user's states when its loop ended before its step.
-        self._generators = BatchGenerators(rng, rank=self._ranks.rank)
+        self._generators = BatchGenerators(run.rng, rank=self._ranks.rank)
         self._states_left: list[np.ndarray] | None = None
         self._has_trained = self._has_left_out = False
-        self._capture_held(after_step=-1)
+        self._capture_held()
         self._ranks.scatter()
         for parameter in module.parameters():
             parameter.grad = None
@@ -494,13 +484,17 @@ class LoopHooks:
         self._following.prove_arguments = verify_arguments
 
     @property
+    def _is_detached(self) -> bool:
+        return self.run.state is RunState.ENDED
+
+    @property
     def processes(self) -> int:
         """How many processes train together."""
         return self._ranks.world_size
 
     def detach(self) -> None:
         """Give module and optimizer back as they were; later steps are the user's own again."""
-        self._detached = True
+        self.run.end()
         self._generators.close()
         self._release_held()
         for handle in self._step_handles:
@@ -509,8 +503,8 @@ class LoopHooks:
 
     # --- parameters ----------------------------------------------------------------------------------------------
 
-    def _capture_held(self, *, after_step: int) -> None:
-        """Capture the parameters that the optimizer holds now."""
+    def _capture_held(self, *, after_step: int | None = None) -> None:
+        """Capture the parameters that the optimizer holds now; step `after_step` and those before are over."""
         self._held = optimizer_parameters(self.optimizer)
         owned = self._ranks.owned_parameters(self.module.parameters())
         if not {id(parameter) for parameter in self._held} <= {id(parameter) for parameter in owned}:
@@ -527,7 +521,12 @@ class LoopHooks:
             # Only the loss of the batch at hand may reach the parameters: no layer tells its gradient from others.
             self._following.is_one_by_one = True
             self.capture.allows = lambda: self._busy or self._following.is_passing
-        self.step = self._new_step(after_step)
+        self.run.attach(
+            self.capture,
+            by_unit=self._by_unit,
+            clipping_mode=self._performance.clipping_mode,
+            after_step=after_step,
+        )
         # Shards come and go in other memory; their module is left to the looks at its values.
         self._settings.watch(self.module if self._ranks.shards is None else None)
         before = RootHook(self._before_forward, self.module)
@@ -538,23 +537,8 @@ class LoopHooks:
         self.capture.register_outer_hooks(first, last)
         self._handles = [first, last]
 
-    def _new_step(self, after_step: int) -> PrivateStep:
-        chosen = (
-            {} if self._adaptive is None else {"step_plan_fn": self._adaptive.step_plan, "norm": self._adaptive.norm}
-        )
-        chosen |= {"after_step": after_step, "by_unit": self._by_unit, "clipping_mode": self._performance.clipping_mode}
-        step = PrivateStep(self.capture, self.plan, self._randomness, **chosen)
-        step.all_reduce_, step.shards = self._ranks.all_reduce_, self._ranks.shards
-        return step
-
-    def resume(self, step: int, state: Mapping[str, object]) -> None:
-        """Go on from `PrivateStep.state`, with step `step`, or later: no number comes twice."""
-        self.step.abandon()
-        self.step = self._new_step(max(self.step.last_step, step - 1))
-        self.step.load_state_dict(state)
-
     def _release_held(self) -> None:
-        self.step.abandon()
+        self.run.abandon()
         self.capture.detach()
         for handle in self._handles:
             handle.remove()
@@ -566,22 +550,10 @@ class LoopHooks:
 
     # --- the loader ----------------------------------------------------------------------------------------------
 
-    def check_attached(self) -> None:
-        """Refuse to give out batches that nobody would make private.
-
-        Raises:
-            NonPrivateStep: after `detach`.
-        """
-        if self._detached:
-            raise NonPrivateStep(
-                "loader must belong to an engine that is attached, got one after detach(): steps on its batches would "
-                "not be private. Call make_private again, or train on your own DataLoader if you want no privacy."
-            )
-
     def parts_taken(self) -> int | None:
         """How many parts of the logical batch at hand are in its sum; None when its step was taken or there is none."""
         chunk = self._given
-        return None if chunk is None or self._detached else self.step.taken(chunk.step)
+        return None if chunk is None or self._is_detached else self.run.step.taken(chunk.step)
 
     def leave_out(self) -> None:
         """The loop asks for the next batch without a step on the present one: it may look, but not train as well.
@@ -601,20 +573,20 @@ class LoopHooks:
             batch: its records, or synthetic ones when it has none.
             rows: number of records in `batch`.
         """
-        self.check_attached()
+        self.run.check_not_ended()
         self._generators.close()
         # Chunk k of an open batch may only follow once chunk k − 1 was stepped: otherwise it is missing from the sum.
-        if self.step.is_open and not self.step.expects(chunk):
-            self.step.abandon()
+        if self.run.step.is_open and not self.run.step.expects(chunk):
+            self.run.abandon()
         self.capture.discard()
-        self.step.begin_again(chunk.step)
+        self.run.step.begin_again(chunk.step)
         # Hooks between ours (filters of the private gradient) may change the gradient; this one comes last.
         _step_hooks(self.optimizer).move_to_end(self._step_handles[1].id)
         self._chunk = None
         self._settings.check_unchanged(begins=chunk.index == 0, rows=rows)
         if chunk.index == 0 and self._held_changed():
             self._release_held()
-            self._capture_held(after_step=min(self.step.last_step, chunk.step - 1))
+            self._capture_held(after_step=min(self.run.step.last_step, chunk.step - 1))
         if chunk.index == 0:
             self._ranks.gather()
         self._chunk = self._handed = self._given = chunk
@@ -719,7 +691,7 @@ class LoopHooks:
         if self._started:
             return
         self._has_trained = True
-        self.step.start(chunk, rows=self._rows, scale=float(self._rows) if self._mean else 1.0)
+        self.run.step.start(chunk, rows=self._rows, scale=float(self._rows) if self._mean else 1.0)
         self._started = True
 
     def _after_forward(self, output: object) -> object:
@@ -752,7 +724,7 @@ class LoopHooks:
 
     def _refuse_untrained(self, why: str, _gradient: Tensor) -> None:
         """A gradient hook for the outputs of a training forward on anything but the current batch."""
-        if self._detached or self._busy:
+        if self._is_detached or self._busy:
             return
         self._chunk = None
         raise NonPrivateStep(
@@ -775,7 +747,7 @@ class LoopHooks:
         """A copy of the module may be called on anything, but must not learn from private batches."""
         private = any(isinstance(t, TracedTensor) or batch_tag(t) is not None for t in tensors_in((args, kwargs)))
         learns = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters())
-        if self._detached or self._busy or not private or not learns:
+        if self._is_detached or self._busy or not private or not learns:
             return
         with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
             for tensor in tensors_in(output):
@@ -831,7 +803,7 @@ class LoopHooks:
         try:
             self._finish(chunk)
         except BaseException:
-            self.step.abandon()
+            self.run.abandon()
             raise
         finally:
             self._generators.close()
@@ -855,10 +827,10 @@ class LoopHooks:
         self._settings.check()
         self._busy = True
         try:
-            if isinstance(self.step.bounds, UnitAccumulator) and isinstance(chunk, UnitMicrobatch):
-                self.step.add_sums(chunk, self.step.bounds.sums(chunk))
+            if isinstance(self.run.step.bounds, UnitAccumulator) and isinstance(chunk, UnitMicrobatch):
+                self.run.step.add_sums(chunk, self.run.step.bounds.sums(chunk))
             else:
-                self.step.add(chunk)
+                self.run.step.add(chunk)
         finally:
             self._busy = False
         # Also those that the optimizer does not hold: a raw gradient must not stay where somebody could read it.
@@ -867,9 +839,7 @@ class LoopHooks:
         if chunk.is_last:
             # From here on its noise is drawn: the batch can't be given again.
             self._given = None
-            self.step.finish()
-            if self._adaptive is not None:
-                self._adaptive.observe_gradient(self._held, self.step.released_norm)
+            self.run.release(self._held)
         self._following.end()
 
 

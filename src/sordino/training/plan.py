@@ -560,6 +560,18 @@ class Plan:
             return now.event
         return PoissonSampling(sample_rate=now.sample_rate).event(now.event) if self.poisson_sampling else now.event
 
+    def max_step_event(self) -> Event:
+        """An event that costs at least as much as any one step: what a torn line of a transcript is taken for."""
+        if self.mechanism is not None and self.steps and self.is_private:
+            return self.mechanism.branch_event(0)
+        if not self.is_scheduled:
+            return self.step_event()
+        if not self.steps:
+            return NonPrivate(reason="a line is torn, and the schedule has no last step")
+        steps = [self.step_plan(step) for step in range(self.steps)]
+        noise, rate = min(step.noise_multiplier for step in steps), max(step.sample_rate for step in steps)
+        return replace(self, noise_multiplier=noise, sample_rate=rate).step_event()
+
     def _correlated_event(self, mechanism: CorrelatedGaussianMechanism, step: int) -> Event:
         sampler = self.sampling
         if step % sampler.groups if isinstance(sampler, CyclicPoissonSampling) else step:

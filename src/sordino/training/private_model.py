@@ -1,11 +1,10 @@
-"""One model under an engine: its session, its meter, its budget; what a checkpoint keeps of them."""
+"""One model under an engine: its run, its hooks, its loader, and what its optimizer and module show."""
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,13 +12,13 @@ from torch.utils.data import DataLoader
 
 from sordino import accounting
 from sordino.definitions import FIXED_SEED_CAVEAT, Guarantee, NeighboringRelation, PrivacyUnit
-from sordino.errors import InvalidArgument, NonPrivateStep, NotOffered
-from sordino.events import Event, NoOp, compose, describe_sampling
+from sordino.errors import InvalidArgument, NotOffered
+from sordino.events import NoOp, describe_sampling
 from sordino.gradients import OneByOne
 from sordino.ledger import Account, Reservation
 from sordino.randomness import KeyedRNG
 from sordino.training.adaptive_budget import FILTER_CAVEAT, AdaptiveBudgetRun, Admitted
-from sordino.training.charging import BlockCharger, ChargeLog, EpsilonTarget, step_charge
+from sordino.training.charging import ChargeLog, EpsilonTarget, OpenCharges
 from sordino.training.distributed import DistributedContext, get_distributed_context, parameter_shapes, unwrap_ddp
 from sordino.training.engine_run_folder import Journal
 from sordino.training.loader import PrivateLoader, batch_bound, dataset_size_of, max_batch_size, num_synthetic_records
@@ -34,12 +33,12 @@ from sordino.training.loss_tracing.criterion import (
 )
 from sordino.training.optimizer_checks import check_module_and_optimizer
 from sordino.training.plan import PerformanceOptions, Plan
+from sordino.training.private_run import PrivateRun
 from sordino.training.probing.probe import ProbeSize
 from sordino.training.record_source import UnitAssignment
 from sordino.training.run_writer import DIAGNOSTICS_CAVEAT
 
 __all__ = [
-    "BatchCharger",
     "MakePrivateArguments",
     "ModuleFields",
     "NotThere",
@@ -48,179 +47,6 @@ __all__ = [
     "engine_guarantee",
     "install_probe",
 ]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What one logical batch of an engine costs, and its number.
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-class BatchCharger:
-    """Charges the next logical batch, before its records are read, and numbers it.
-
-    Guarantee: a batch is handed out only once the ledger, if there is one, and the engine's own charges hold it. Under
-    a budget it was admitted by the filter, and the ledger holds the whole budget.
-
-    Args:
-        plan: of the batches.
-        charges: the engine's own record.
-        ready: raises when no batch may be given out.
-        ledger: pays, in blocks ahead that end with the epoch; None pays nothing.
-        steps: logical batches an epoch.
-        adaptive: chooses each step's values under a budget.
-        journal: writes a batch down: its number, what it charges, and the ledger's receipt.
-        target: what the engine's charges must stay within; None has no end.
-
-    Raises:
-        BudgetExceeded: when it is made: `plan`, or its relation or unit, do not fit the ledger's account.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        charges: ChargeLog,
-        ready: Callable[[], None],
-        ledger: Account | Reservation | None,
-        steps: int,
-        adaptive: AdaptiveBudgetRun | None = None,
-        journal: Callable[[int, Event, str | None], None] | None = None,
-        target: EpsilonTarget | None = None,
-    ) -> None:
-        self._target, self._fitting, self._known = target, 0, -1
-        self._unplanned = charges.unplanned
-        self._plan, self._ledger, self._adaptive = plan, ledger, adaptive
-        self._journal = journal
-        self._budget_receipt: str | None = None
-        if ledger is not None:
-            whole = plan.event() if adaptive is None else adaptive.event()
-            ledger.check_charge(whole, neighboring_relation=plan.neighboring_relation, privacy_unit=plan.privacy_unit)
-        self._charges, self._ready, self._steps = charges, ready, steps
-        # Correlated noise is charged a cycle or a run ahead, as its plan says, whatever an epoch is.
-        self._every_batch = plan.poisson_sampling or plan.mechanism is not None
-        self._prepaid = BlockCharger(
-            ledger if adaptive is None else None,
-            self._event_at,
-            note="engine",
-            neighboring_relation=plan.neighboring_relation,
-            privacy_unit=plan.privacy_unit,
-        )
-        self.reached = self._place = self._first = 0
-        self._repeats = self._is_paid = self.has_charged = False
-
-    def __call__(self, begins_epoch: bool) -> int | None:
-        """Charge a batch; under shuffled epochs the first of an epoch pays for all of it.
-
-        Returns:
-            The batch's number; None when the budget refuses it, and nothing is charged.
-
-        Raises:
-            NonPrivateStep: the noise has no more steps.
-            BudgetExceeded: the batch does not fit the target; nothing is charged.
-        """
-        self.prepare()
-        number = self.reached
-        if self.left == 0:
-            raise NonPrivateStep(
-                f"loader must be read for at most {self._plan.steps} batches, the steps of the noise's strategy, got "
-                "one more. Stop here, or build the strategy for more steps."
-            )
-        if self._adaptive is not None and not self._adaptive.admit(number):
-            return None
-        if self._every_batch or begins_epoch:
-            self._check_target(number)
-        self._place = 0 if begins_epoch else self._place + 1
-        event, receipt = NoOp(), None
-        if self._every_batch or begins_epoch:
-            receipt = self._prepaid.charge(number, coming=self._coming() if self._every_batch else 1)
-            event = self._event_at(number)
-        if self._journal is not None:
-            self._journal(number, event, receipt or self._budget_receipt)
-        if not isinstance(event, NoOp):
-            self._charges.add(event, planned=self._is_planned(number))
-        self.reached, self.has_charged = number + 1, True
-        return number
-
-    @property
-    def adapts(self) -> bool:
-        """Whether batches are admitted by a budget."""
-        return self._adaptive is not None
-
-    def prepare(self) -> None:
-        """What comes before a batch is admitted: it may be given out, and its budget is paid."""
-        self._ready()
-        if self._adaptive is not None:
-            self._pay_budget(self._adaptive)
-
-    @property
-    def left(self) -> int | None:
-        """How many steps the noise has left; None when there is no end to them."""
-        return None if self._plan.mechanism is None else max(0, self._plan.steps - self.reached)
-
-    def resume(self, step: int, *, repeats: bool) -> None:
-        """Number the next batch `step`, or later: no number comes twice.
-
-        Args:
-            step: where a checkpoint stopped.
-            repeats: whether steps from there on were carried out before; matters under correlated noise only.
-        """
-        self.reached = max(self.reached, step)
-        self._first, self._repeats = self.reached, repeats
-
-    def remaining(self) -> Event:
-        """What the target's plan has still to charge: nothing without a target."""
-        plan = self._plan
-        if self._target is None or self.reached >= plan.steps:
-            return NoOp()
-        if plan.is_scheduled or plan.mechanism is not None:
-            return compose([self._event_at(step) for step in range(self.reached, plan.steps)])
-        return plan.event(plan.steps - self.reached)
-
-    def retarget(self, target: EpsilonTarget) -> None:
-        """Go over to the target of a later model of the engine, which was calibrated for what is left here as well."""
-        if self._target is not None:
-            self._target, self._fitting, self._unplanned = target, 0, self._charges.unplanned
-
-    def _is_planned(self, number: int) -> bool:
-        return self._target is not None and number < self._plan.steps
-
-    def _check_target(self, number: int) -> None:
-        """Refuse a batch beyond the target. Several are looked at together, so that few ask the accountant."""
-        if self._target is None or isinstance(self._event_at(number), NoOp):
-            return
-        charged = self._charges.count
-        if self._is_planned(number) and self._charges.unplanned == self._unplanned:
-            # The target was calibrated for these steps, together with those that other models have planned.
-            return
-        if charged != self._known or not self._fitting:
-            ahead = self._coming() if self._every_batch else 1
-            events = [self._event_at(step) for step in range(number, number + max(1, ahead))]
-            self._fitting = self._target.fitting(self._charges, events)
-        if not self._fitting:
-            raise self._target.refusal()
-        self._fitting, self._known = self._fitting - 1, charged + 1
-
-    def _coming(self) -> int:
-        epoch = self._steps - self._place
-        return epoch if self.left is None else max(1, min(epoch, self.left))
-
-    def _event_at(self, number: int) -> Event:
-        if self._adaptive is not None:
-            return self._adaptive.charged_at(number)
-        if self._plan.mechanism is not None:
-            return step_charge(self._plan, number, first=self._first, repeats=self._repeats)
-        return self._plan.step_event(number)
-
-    def _pay_budget(self, adaptive: AdaptiveBudgetRun) -> None:
-        """Charge the budget to the ledger, once: all that is left of it, whoever else may have gone on from there."""
-        if self._is_paid or self._ledger is None:
-            return
-        neighboring_relation, unit = self._plan.neighboring_relation, self._plan.privacy_unit
-        note = "engine with an adaptive budget"
-        self._budget_receipt = self._ledger.charge(
-            adaptive.remaining_event(), note=note, neighboring_relation=neighboring_relation, privacy_unit=unit
-        ).digest
-        self._is_paid = True
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -253,12 +79,11 @@ class OptimizerFields:
 
     Args:
         optimizer: gets the attributes; methods of Opacus's optimizers raise `NotOffered` with what to write instead.
-        plan: where the values come from.
-        last_step: the number of the last step, −1 before the first.
+        run: where the values come from.
     """
 
-    def __init__(self, optimizer: Optimizer, plan: Plan, last_step: Callable[[], int]) -> None:
-        self._optimizer, self._plan, self._last_step = optimizer, plan, last_step
+    def __init__(self, optimizer: Optimizer, run: PrivateRun) -> None:
+        self._optimizer, self._run = optimizer, run
         self._values: dict[str, object] = {}
         self._handle = optimizer.register_step_pre_hook(lambda *_: self._before_step())
 
@@ -268,7 +93,7 @@ class OptimizerFields:
         for name, advice in _ADVICE.items():
             setattr(self._optimizer, name, NotThere("optimizer", name, advice))
         try:
-            step = self._plan.step_plan(self._last_step() + 1)
+            step = self._run.coming_step
         except InvalidArgument:
             # A schedule that is written out has ended: the values of its last step stay.
             return
@@ -382,7 +207,7 @@ class ModuleFields:
 
 
 def install_probe(
-    session: LoopHooks,
+    hooks: LoopHooks,
     loader: PrivateLoader,
     reduction: str,
     criterion: Criterion | None,
@@ -392,7 +217,7 @@ def install_probe(
     """Have model and loss proved independent before the first record is used.
 
     Args:
-        session: of the module.
+        hooks: of the module.
         loader: gives the batches: what they look like, and how they are padded.
         reduction: "mean" or "sum" over records.
         criterion: the declared loss; without one the loop's own is followed.
@@ -400,7 +225,7 @@ def install_probe(
         size: the most records that the module gets at once.
     """
     # The loop never meets an empty batch: the loader gives it synthetic records in place of none.
-    together = 1 if isinstance(session.capture, OneByOne) else min(4, size.records)
+    together = 1 if isinstance(hooks.capture, OneByOne) else min(4, size.records)
     structure = loader.empty_batch
     options = ProbeOptions(
         reduction=reduction,
@@ -408,35 +233,33 @@ def install_probe(
         public_batch=public_batch,
         together=together,
         padding=loader.padding,
-        is_split=loader.is_split or session.processes > 1,
+        is_split=loader.is_split or hooks.processes > 1,
         size=size,
     )
 
     def options_for(times: int) -> ProbeOptions:
         return options.repeated(times) if times else options
 
-    session.follow_padding(loader.padding)
+    hooks.follow_padding(loader.padding)
     if criterion is None:
-        session.set_loss_check(
+        hooks.set_loss_check(
             lambda tape, loss, times: check_traced_loss(
-                session.module, session.capture, tape, loss, structure, options_for(times)
+                hooks.module, hooks.capture, tape, loss, structure, options_for(times)
             ),
-            lambda tape, args, kwargs: try_forward(
-                session.module, session.capture, tape, args, kwargs, structure, options
-            ),
+            lambda tape, args, kwargs: try_forward(hooks.module, hooks.capture, tape, args, kwargs, structure, options),
         )
     else:
-        session.set_module_check(
-            lambda times: check_criterion(session.module, session.capture, criterion, structure, options_for(times)),
+        hooks.set_module_check(
+            lambda times: check_criterion(hooks.module, hooks.capture, criterion, structure, options_for(times)),
             criterion,
             lambda tape, given, times: check_arguments(
-                session.module, session.capture, tape, given, criterion, structure, options_for(times)
+                hooks.module, hooks.capture, tape, given, criterion, structure, options_for(times)
             ),
         )
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# One model under an engine: its session, its meter, its budget; what a checkpoint keeps of them.
+# One model under an engine.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -446,75 +269,28 @@ class PrivateModel:
 
     Args:
         number: which call it was, from 0.
-        plan: of the model.
-        session: turns the user's steps into private ones.
-        meter: charges and numbers the batches.
-        adaptive: the budget that chooses each step's values, or None.
+        run: order, numbers, charges and noise of its steps.
+        charges: of the run: what its target has still to charge.
+        hooks: turn the user's forward, backward and step into private ones.
         fields: what the optimizer shows of the coming step, and what the module has of other engines' modules.
     """
 
     number: int
-    plan: Plan
-    session: LoopHooks
-    meter: BatchCharger
-    adaptive: AdaptiveBudgetRun | None
+    run: PrivateRun
+    charges: OpenCharges
+    hooks: LoopHooks
     fields: tuple[OptimizerFields, ModuleFields]
+
+    @property
+    def plan(self) -> Plan:
+        """Of the run."""
+        return self.run.plan
 
     def detach(self) -> None:
         """Give module and optimizer back as they were."""
         for fields in self.fields:
             fields.remove()
-        self.session.detach()
-
-    def facts(self) -> dict[str, object]:
-        """Where the model stands, in plain JSON types: which it is, its next step, its budget."""
-        stream = self.session.step.next_noise
-        return {
-            "number": self.number,
-            "next_step": self.meter.reached if stream is None else stream,
-            "budget": None if self.adaptive is None else self.adaptive.facts(),
-        }
-
-    def state(self) -> dict[str, object]:
-        """What later steps need of earlier ones: adapted bounds, buffers of correlated noise, the last norm.
-
-        The buffers are secret: with the released gradients they give the clipped sums away.
-        """
-        return {
-            "step": self.session.step.state_dict(),
-            "adaptive": None if self.adaptive is None else self.adaptive.state_dict(),
-        }
-
-    def check(self, facts: Mapping[str, object]) -> None:
-        """Refuse a checkpoint that this model can't go on from.
-
-        Raises:
-            InvalidArgument: the budget is not that of the checkpoint.
-            NonPrivateStep: noise that later steps take back was given here already.
-        """
-        if self.plan.mechanism is not None and self.session.step.last_step >= 0:
-            raise NonPrivateStep(
-                "checkpoint must be loaded before the first step with correlated noise, got an engine that took some: "
-                "its noise would come twice. Make a new engine."
-            )
-        own = self.facts()["budget"]
-        if facts["budget"] != own:
-            raise InvalidArgument(
-                f"budget must be that of the checkpoint, {facts['budget']}, got {own}. Call make_private with it."
-            )
-
-    def start_at(self, step: int) -> None:
-        """Number the next step `step`, or later: where a training goes on that another library keeps."""
-        self.session.resume(step, self.session.step.state_dict())
-        self.meter.resume(step, repeats=False)
-
-    def resume(self, facts: Mapping[str, object], state: Mapping[str, object], *, repeats: bool) -> None:
-        """Go on from where a checkpoint stopped; what it cost is taken over apart."""
-        step = int(str(facts["next_step"]))
-        self.session.resume(step, cast("Mapping[str, object]", state["step"]))
-        self.meter.resume(step, repeats=repeats)
-        if self.adaptive is not None:
-            self.adaptive.load_state_dict(cast("Mapping[str, object]", state["adaptive"]))
+        self.hooks.detach()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -552,7 +328,7 @@ class MakePrivateArguments:
         number: int,
         steps: int,
         rng: KeyedRNG,
-        charges: ChargeLog,
+        log: ChargeLog,
         ledger: Account | Reservation | None,
         adaptive: AdaptiveBudgetRun | None,
         journal: Journal,
@@ -560,7 +336,7 @@ class MakePrivateArguments:
     ) -> tuple[PrivateModel, PrivateLoader]:
         """Hook the private step to module and optimizer, and make the loader; after a refusal all is as it was."""
         alone = self.performance.is_one_by_one
-        ranks = get_distributed_context().bind(unwrap_ddp(self.module), plan, adaptive=adaptive, alone=alone)
+        ranks = get_distributed_context().bind(unwrap_ddp(self.module), plan, adapts=adaptive is not None, alone=alone)
         microbatch_size = 1 if alone else self.microbatch_size
         rng = ranks.with_shared_key(rng)
         ranks.require_same(
@@ -575,70 +351,74 @@ class MakePrivateArguments:
         if public_batch is None and self.public_records is not None:
             public_batch = self.data_loader.collate_fn(copy.deepcopy(list(self.public_records)))
         check_module_and_optimizer(self.module, self.optimizer)
-        fields = OptimizerFields(self.optimizer, plan, lambda: session.step.last_step)
+        charges = ranks.rank_zero_first(
+            lambda: OpenCharges(
+                plan,
+                log=log,
+                ledger=ledger if ranks.is_rank_zero else None,
+                epoch_steps=steps,
+                adaptive=adaptive,
+                target=target,
+                catch_up=journal.catch_up if ranks.is_rank_zero else None,
+            )
+        )
+        entries = ranks.rank_zero_first(lambda: journal.model(number, plan, rng, adaptive))
+        run = PrivateRun(
+            plan,
+            rng=rng,
+            charges=charges,
+            record=partial(journal.charge, entries) if ranks.is_rank_zero else None,
+            log=log,
+            adaptive=adaptive,
+            ranks=ranks,
+        )
+        fields = OptimizerFields(self.optimizer, run)
         try:
-            session = LoopHooks(
+            hooks = LoopHooks(
                 module=self.module,
                 optimizer=self.optimizer,
-                plan=plan,
-                rng=rng,
+                run=run,
                 mean_over_records=self.loss_reduction == "mean",
-                adaptive=adaptive,
                 by_unit=self.units is not None,
                 performance=self.performance,
-                ranks=ranks,
             )
         except BaseException:
             fields.remove()
             raise
         try:
-            model = ranks.rank_zero_first(lambda: journal.model(number, plan, rng, adaptive))
-            meter = ranks.rank_zero_first(
-                lambda: BatchCharger(
-                    plan,
-                    charges=charges,
-                    ready=partial(_ready, session, journal if ranks.is_rank_zero else None),
-                    ledger=ledger if ranks.is_rank_zero else None,
-                    steps=steps,
-                    adaptive=adaptive,
-                    journal=partial(journal.charge, model) if ranks.is_rank_zero else None,
-                    target=target,
-                )
-            )
             loader = PrivateLoader(
                 self.data_loader,
                 sampling=plan.sampling if adaptive is None else Admitted(adaptive),
                 steps=steps,
                 microbatch_size=microbatch_size,
                 rng=rng,
-                charge=lambda begins: _charged(ranks, meter, begins),
+                charge=partial(_charged, run),
                 share=ranks.local_indices,
                 rank=ranks.rank,
-                set_microbatch=session.set_microbatch,
-                let_go=session.let_go,
+                set_microbatch=hooks.set_microbatch,
+                let_go=hooks.let_go,
                 substitutes=num_synthetic_records(plan.step_plan(0).expected_batch_size, microbatch_size),
                 public_records=self.public_records,
                 public_batch=public_batch,
-                numbers=meter if adaptive is not None or plan.correlated_noise is not None else None,
+                numbers=run if adaptive is not None or plan.correlated_noise is not None else None,
                 units=self.units,
                 largest=self._largest(plan, adaptive, ranks),
-                taken=session.parts_taken,
-                leave_out=session.leave_out,
+                taken=hooks.parts_taken,
+                leave_out=hooks.leave_out,
             )
             most = max_batch_size(
                 plan, microbatch_size, records_each=_records_each(self.units), processes=ranks.world_size
             )
             size = ProbeSize(records=most, two_passes=self.performance.clipping_mode == "two_pass")
-            install_probe(session, loader, self.loss_reduction, self.criterion, public_batch, size)
+            install_probe(hooks, loader, self.loss_reduction, self.criterion, public_batch, size)
         except BaseException:
-            session.detach()
+            hooks.detach()
             fields.remove()
             raise
         if adaptive is None:
             fields.show()
         given = fields, ModuleFields(self.module)
-        attached = PrivateModel(number=number, plan=plan, session=session, meter=meter, adaptive=adaptive, fields=given)
-        return attached, loader
+        return PrivateModel(number=number, run=run, charges=charges, hooks=hooks, fields=given), loader
 
     def _largest(
         self, plan: Plan, adaptive: AdaptiveBudgetRun | None, ranks: DistributedContext
@@ -658,24 +438,15 @@ class MakePrivateArguments:
         return largest
 
 
-def _ready(session: LoopHooks, journal: Journal | None) -> None:
-    """Raise when no batch may be given out; know what others have charged to the run folder before asking for one."""
-    session.check_attached()
-    if journal is not None:
-        journal.catch_up()
-
-
 def _records_each(units: UnitAssignment | None) -> int:
     """Records of a unit in one forward pass: all of them in a loop of the user's own."""
     return 1 if units is None or units.max_records_per_unit is None else units.max_records_per_unit
 
 
-def _charged(ranks: DistributedContext, meter: BatchCharger, begins_epoch: bool) -> int | None:
-    """Charge a batch in the first process, then in the others. Of a budget they decide together, once it is paid."""
-    if not meter.adapts:
-        return ranks.rank_zero_first(lambda: meter(begins_epoch))
-    ranks.rank_zero_first(meter.prepare)
-    return meter(begins_epoch)
+def _charged(run: PrivateRun, begins_epoch: bool) -> int | None:
+    """Charge the next batch; its number, or None when the budget refuses it."""
+    batch = run.begin_batch(begins_epoch=begins_epoch)
+    return None if batch is None else batch.step
 
 
 def engine_guarantee(

@@ -25,9 +25,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from sordino import accounting, checks
 from sordino.definitions import Guarantee, format_upper_bound
 from sordino.errors import InvalidArgument
-from sordino.events import Event, NoOp
+from sordino.events import NoOp
 from sordino.randomness import KeyedRNG
-from sordino.runs import ReleasedLosses, RunFolder
+from sordino.runs import ReleasedLoss, ReleasedLosses, RunFolder
 from sordino.training.adaptive_budget import AdaptiveBudgetRun
 from sordino.training.averaging import WeightAverage
 from sordino.training.charging import ChargeLog
@@ -42,7 +42,7 @@ from sordino.training.checkpoint import (
 )
 from sordino.training.distributed import DistributedContext
 from sordino.training.plan import Plan
-from sordino.training.step import PrivateStep
+from sordino.training.private_run import ChargedBatch, PrivateRun
 
 __all__ = [
     "DIAGNOSTICS_CAVEAT",
@@ -180,8 +180,7 @@ class RunWriter:
         self._is_new = is_new
         self._charged = ChargeLog()
         self._saved = -1
-        self._step: PrivateStep | None = None
-        self._carried: Mapping[str, object] | None = None
+        self.run_state: Mapping[str, object] | None = None
         self._taken = 0
         self.repeats = False
 
@@ -213,7 +212,7 @@ class RunWriter:
         begun = self.folder.begin(
             key=rng.commitment,
             first_step=self.first_step,
-            most=_dearest(self._plan) if self._adaptive is None else self._adaptive.event(),
+            most=self._plan.max_step_event() if self._adaptive is None else self._adaptive.event(),
             seeded=rng.reproducible,
         )
         self._lineage = [{"key": one.key, "first_step": one.first_step} for one in (*segments, begun)]
@@ -242,34 +241,27 @@ class RunWriter:
                 )
             self.first_step = self._saved = checks.integer(0, step=facts.get("step"))
             parts.load(facts, state)
-            self._carried = cast("Mapping[str, object] | None", state["step"])
-            if self._adaptive is not None:
-                self._adaptive.load_state_dict(cast("Mapping[str, object]", state["adaptive"]))
+            self.run_state = cast("Mapping[str, object]", state["run"])
             # A step that was under way when the checkpoint was written had released nothing.
             self.repeats = self._taken > checks.integer(0, taken=facts.get("taken"))
 
-    def attach_step(self, step: PrivateStep) -> None:
-        """Keep what steps hand on, bounds and noise, in the checkpoints, and go on from the one that was loaded."""
-        self._step = step
-        if self._carried is not None:
-            step.load_state_dict(self._carried)
-
-    def charge(
-        self, *, step: int, event: Event, epsilon: float, indices: np.ndarray, charge: str | None = None
-    ) -> None:
-        """Write the step to the transcript; call it before its records are read."""
-        if not isinstance(event, NoOp):
-            self._charged.add(event)
+    def charge(self, batch: ChargedBatch, *, epsilon: float) -> None:
+        """Write a step to the transcript; call it before its records are read."""
+        assert batch.indices is not None
+        if not isinstance(batch.event, NoOp):
+            self._charged.add(batch.event)
         self._taken += 1
-        commitment = commit_to_batch(indices, step=step, rng=self._randomness)
-        self.folder.append(step=step, event=event, epsilon=epsilon, indices=commitment, charge=charge)
+        commitment = commit_to_batch(batch.indices, step=batch.step, rng=self._randomness)
+        self.folder.append(
+            step=batch.step, event=batch.event, epsilon=epsilon, indices=commitment, charge=batch.receipt
+        )
 
-    def after_step(self, parts: TrainingState, done: int) -> None:
+    def after_step(self, parts: TrainingState, run: PrivateRun, done: int) -> None:
         """Save a checkpoint when one is due after `done` steps."""
         if self._every is not None and done % self._every == 0 and done < self._plan.steps:
-            self.save(parts, done)
+            self.save(parts, run, done)
 
-    def save(self, parts: TrainingState, done: int) -> None:
+    def save(self, parts: TrainingState, run: PrivateRun, done: int) -> None:
         """Save a checkpoint: the state after `done` steps."""
         if done == self._saved:
             return
@@ -285,10 +277,7 @@ class RunWriter:
             "charged": self._charged.state_dict(),
             "lineage": self._lineage,
         }
-        carried = {"step": None if self._step is None else self._step.state_dict()}
-        if self._adaptive is not None:
-            carried["adaptive"] = self._adaptive.state_dict()
-        self.folder.save_checkpoint(to_bytes(facts, parts.state() | carried))
+        self.folder.save_checkpoint(to_bytes(facts, parts.state() | {"run": run.state_dict()}))
 
     def guarantee(self, planned: Guarantee) -> Guarantee:
         """`planned` for all that was charged: repeated steps, earlier segments, runs that are charged as a whole."""
@@ -298,16 +287,22 @@ class RunWriter:
         spent = accounting.epsilon(self._charged.event(), self._plan.delta, neighboring_relation=neighboring_relation)
         return replace(planned, epsilon=spent.upper, accountant=spent.accountant)
 
-    def finish(self, model: nn.Module, guarantee: Guarantee, *, complete: bool) -> None:
-        """Write model, guarantee and manifest; a complete run has no more use for the noise in its checkpoint."""
+    def finish(
+        self,
+        model: nn.Module,
+        guarantee: Guarantee,
+        *,
+        complete: bool,
+        losses: tuple[ReleasedLoss, ...] = (),
+    ) -> None:
+        """Write model, guarantee, losses and manifest; a complete run no longer needs the noise in its checkpoint."""
         if complete and self._plan.correlated_noise is not None:
             (self.folder.path / "checkpoint.safetensors").unlink(missing_ok=True)
-        if self._plan.loss_release is not None and self._step is not None:
-            curve = self._plan.loss_release
-            losses = ReleasedLosses(
-                max_loss=curve.max_loss, budget_fraction=curve.budget_fraction, points=self._step.loss_release
+        if self._plan.loss_release is not None:
+            bought = self._plan.loss_release
+            self.folder.write_loss_curve(
+                ReleasedLosses(max_loss=bought.max_loss, budget_fraction=bought.budget_fraction, points=losses)
             )
-            self.folder.write_loss_curve(losses)
         self.folder.save_model(cast("Mapping[str, Tensor]", gather_state(model.state_dict())))
         self.folder.write_guarantee(guarantee)
         self.folder.close()
@@ -361,17 +356,6 @@ def open_run_writer(
     return RunWriter(folder, plan, every=every, is_new=True, adaptive=adaptive)
 
 
-def _dearest(plan: Plan) -> Event:
-    """An event that costs at least as much as any one step: the least noise together with the largest sample rate."""
-    if plan.mechanism is not None and plan.steps and plan.is_private:
-        return plan.mechanism.branch_event(0)
-    if not plan.is_scheduled or not plan.steps:
-        return plan.step_event()
-    steps = [plan.step_plan(step) for step in range(plan.steps)]
-    noise, rate = min(step.noise_multiplier for step in steps), max(step.sample_rate for step in steps)
-    return replace(plan, noise_multiplier=noise, sample_rate=rate).step_event()
-
-
 def _check_budget(folder: RunFolder, facts: Mapping[str, object] | None) -> None:
     written = folder.meta.get("budget")
     if written != facts:
@@ -420,23 +404,29 @@ class _Followed(RunWriter):
         self._randomness = rng
         self.seeded = rng.reproducible or any(segment.seeded for segment in self.folder.segments())
 
-    def charge(
-        self, *, step: int, event: Event, epsilon: float, indices: np.ndarray, charge: str | None = None
-    ) -> None:
+    def charge(self, batch: ChargedBatch, *, epsilon: float) -> None:
         """Count it; the first process writes it."""
-        del step, epsilon, indices, charge
-        if not isinstance(event, NoOp):
-            self._charged.add(event)
+        del epsilon
+        if not isinstance(batch.event, NoOp):
+            self._charged.add(batch.event)
 
-    def save(self, parts: TrainingState, done: int) -> None:
+    def save(self, parts: TrainingState, run: PrivateRun, done: int) -> None:
         """The first process writes it."""
+        del run
         if done != self._saved:
             self._saved = done
             parts.state(keep=False)
 
-    def finish(self, model: nn.Module, guarantee: Guarantee, *, complete: bool) -> None:
+    def finish(
+        self,
+        model: nn.Module,
+        guarantee: Guarantee,
+        *,
+        complete: bool,
+        losses: tuple[ReleasedLoss, ...] = (),
+    ) -> None:
         """The first process writes it."""
-        del guarantee, complete
+        del guarantee, complete, losses
         gather_state(model.state_dict(), keep=False)
 
     def abort(self) -> None:

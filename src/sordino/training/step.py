@@ -114,6 +114,10 @@ class PrivateStep:
         by_unit: whether rows are records of units, which are put together before they are clipped.
         norm: releases the norm of every sum besides, or None.
         clipping_mode: how sums are taken, see `PerformanceOptions`.
+        all_reduce_: replaces tensors by their sums over all processes, each of which holds a part of the batch; None
+            for one process.
+        shards: of the model, where each process holds a part of the parameters.
+        is_even: whether all processes give as many microbatches, so that sums may be exchanged after each.
     """
 
     def __init__(
@@ -127,6 +131,9 @@ class PrivateStep:
         by_unit: bool = False,
         norm: NormRelease | None = None,
         clipping_mode: ClippingMode = "fast",
+        all_reduce_: Callable[[Sequence[Tensor]], None] | None = None,
+        shards: "ShardedModel | None" = None,
+        is_even: bool = False,
     ) -> None:
         check_clipping_mode(clipping_mode, plan, by_unit=by_unit)
         self._capture = capture
@@ -148,12 +155,7 @@ class PrivateStep:
         self._norm, self._memory = norm, clipping_mode
         # Parameters that a backward pass was found to use again.
         self._shared: set[nn.Parameter] = set()
-        # Where several processes each hold a part of the batch: adds their sums up before the noise.
-        self.all_reduce_: Callable[[Sequence[Tensor]], None] | None = None
-        # Where they each hold a part of the parameters: scatters their sums, and takes the gradients of shards.
-        self.shards: ShardedModel | None = None
-        # Whether all processes give as many chunks, so that sums may be exchanged after each.
-        self.is_even = False
+        self._all_reduce_, self._shards, self._is_even = all_reduce_, shards, is_even
         self.released_norm: float | None = None
 
     @property
@@ -170,6 +172,11 @@ class PrivateStep:
     def loss_release(self) -> tuple[ReleasedLoss, ...]:
         """The losses that were released so far; none unless the plan buys them."""
         return tuple(self._points)
+
+    @property
+    def last_release(self) -> int:
+        """Number of the last step whose noise was drawn, or `after_step`."""
+        return self._noised
 
     @property
     def next_noise(self) -> int | None:
@@ -304,9 +311,9 @@ class PrivateStep:
 
     def _new_sums(self) -> dict[nn.Parameter, Tensor]:
         """Whole sums of the logical batch; where memory is spared, rows of them from each chunk on."""
-        if self.shards is None or self._memory == "fast" or not self.is_even:
+        if self._shards is None or self._memory == "fast" or not self._is_even:
             return {}
-        return ReduceScatteredSums(self.shards, self._summed)
+        return ReduceScatteredSums(self._shards, self._summed)
 
     def _check_losses(self, chunk: Microbatch) -> None:
         if self._buys_losses and chunk.num_records and not self._seen:
@@ -332,13 +339,13 @@ class PrivateStep:
             )
         mechanism, beside = self.bounds.mechanism()
         noise = mechanism if self._stream is None else self._stream
-        now, totals = self._now, self._totals() if self.shards is None else []
+        now, totals = self._now, self._totals() if self._shards is None else []
         assert now is not None
         self._noised = self._step
-        if self.all_reduce_ is not None:
-            self.all_reduce_([*totals, *beside, *self.bounds.partial_sums()])
-        if self.shards is not None:
-            totals, noise = self._rows(self.shards), self.shards.noise(mechanism, self._summed, beside)
+        if self._all_reduce_ is not None:
+            self._all_reduce_([*totals, *beside, *self.bounds.partial_sums()])
+        if self._shards is not None:
+            totals, noise = self._rows(self._shards), self._shards.noise(mechanism, self._summed, beside)
         if self._norm is None:
             noise.add_noise_([*totals, *beside], rng=self._randomness, step=self._step)
         else:
@@ -350,8 +357,8 @@ class PrivateStep:
         if totals:
             torch._foreach_div_(totals, now.expected_batch_size)  # pyright: ignore[reportPrivateUsage]
         for parameter, total in zip(self._summed, totals, strict=True):
-            if self.shards is not None:
-                self.shards.set_gradient(parameter, total)
+            if self._shards is not None:
+                self._shards.set_gradient(parameter, total)
             else:
                 parameter.grad = total.to(parameter.dtype)
         self._close()
@@ -409,8 +416,8 @@ class PrivateStep:
     def _close(self) -> None:
         self._step, self._seen = None, False
         self._sums, self._summed = {}, []
-        if self.shards is not None:
-            self.shards.scatter()
+        if self._shards is not None:
+            self._shards.scatter()
 
     def _rows(self, shards: "ShardedModel") -> list[Tensor]:
         """This process's rows of every parameter's sum over all processes."""
