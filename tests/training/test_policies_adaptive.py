@@ -24,6 +24,8 @@ from sordino.mechanisms.correlated import CyclicPoisson, optimize_banded
 from sordino.randomness import KeyedRNG
 from sordino.training import AdaptiveBudget, CorrelatedNoise, Plan, StepParameters, UnitAssignment
 from sordino.training.adaptive_budget import AdaptiveBudgetRun
+from sordino.training.charging import PlannedCharges
+from sordino.training.private_run import PrivateRun
 
 DATA = torch.randn(60, 3), torch.zeros(60).long()
 
@@ -57,6 +59,18 @@ class Lines:
 
 
 # Golden: ρ of (1, 1e-5) is 0.0305566, a step of σ = 10 costs 0.005; μ of (1, 1e-5) is 1/3.730632 (analytic Gaussian).
+def drawn(adaptive, *, dataset_size, steps, rng=None):
+    """The batches of a run under a budget that adapts."""
+    the_plan = plan(steps=steps)
+    run = PrivateRun(
+        the_plan,
+        rng=KeyedRNG() if rng is None else rng,
+        charges=PlannedCharges(the_plan, adaptive=adaptive),
+        adaptive=adaptive,
+    )
+    return list(run.batches(dataset_size=dataset_size))
+
+
 @pytest.mark.parametrize(("name", "steps"), [("zcdp", 6), ("gaussian", 7), ("auto", 7)])
 def test_at_noise_ten_the_budget_of_one_admits_six_steps_by_zcdp_and_seven_by_gdp(name, steps):
     asked, lines = [], Lines()
@@ -173,7 +187,7 @@ def test_no_sequence_of_choices_gets_past_the_budget(name, seed, neighboring_rel
         AdaptiveBudget(epsilon=2.0, choose=choose, filter=name),
         plan(sample_rate=rate, neighboring_relation=neighboring_relation),
     )
-    taken = list(run.batches(dataset_size=30, steps=40, rng=KeyedRNG()))
+    taken = drawn(run, dataset_size=30, steps=40)
     events = [run.charged_at(step) for step in range(len(taken))]
     if events:
         # A fixed sequence with the same events is private by plain composition: an independent accountant agrees.
@@ -193,7 +207,7 @@ def test_a_step_is_refused_before_its_batch_is_drawn():
             return super().stream(*args, **kwargs)
 
     run = AdaptiveBudgetRun(AdaptiveBudget(epsilon=0.5, choose=lambda *_: 0.1), plan(sample_rate=0.5))
-    assert list(run.batches(dataset_size=30, steps=40, rng=Watched())) == []
+    assert drawn(run, dataset_size=30, steps=40, rng=Watched()) == []
     assert run.is_spent
     assert Watched.drawn == 0
 
@@ -212,7 +226,7 @@ def test_rates_and_bounds_may_be_chosen_under_the_renyi_filter():
     assert rates == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3])
     assert "Rényi filter" in result.guarantee.accountant
     run = AdaptiveBudgetRun(budget, plan(sample_rate=0.1, steps=5))
-    list(run.batches(dataset_size=9, steps=2, rng=KeyedRNG()))
+    assert len(drawn(run, dataset_size=9, steps=2)) == 2
     assert run.step_plan(1).expected_batch_size == pytest.approx(90.0)
     assert run.step_plan(1).sensitivity == 0.5
 
@@ -221,7 +235,7 @@ def test_the_filter_of_sampled_batches_uses_the_order_that_lasts_longest_for_the
     run = AdaptiveBudgetRun(
         AdaptiveBudget(epsilon=2.0, choose=lambda *_: 2.0), plan(sample_rate=0.05, noise_multiplier=2.0)
     )
-    taken = len(list(run.batches(dataset_size=1, steps=5000, rng=KeyedRNG())))
+    taken = len(drawn(run, dataset_size=1, steps=5000))
     step = PoissonSampled(sample_rate=0.05, event=Gaussian(noise_multiplier=2.0))
     best = accounting.epsilon(Composed(events=(step,) * taken), 1e-5).upper
     assert 1.6 < best <= 2.0, "within what Rényi accounting loses against the exact value"
