@@ -753,10 +753,9 @@ def schema_from_sample(sample: Path, *, target: str, target_bounds: tuple[float,
     """Derive a schema from a **public** sample of the same form as the private table.
 
     A column whose values are all numbers becomes `NumericColumn` with the sample's smallest and largest value as
-    bounds; any
-    other, ``true`` and ``false`` too, becomes `CategoricalColumn` with the sample's values in alphabetical order.
-    Labels are in
-    numerical order if all are numbers. Empty cells and ``?``, ``NA`` and the like are missing values.
+    bounds; any other, ``true`` and ``false`` too, becomes `CategoricalColumn` with the sample's values in alphabetical
+    order. Labels are in numerical order if all are numbers. Empty cells and ``?``, ``NA`` and the like are missing
+    values.
 
     Args:
         sample: A public CSV, TSV or Parquet file. Every column is used; leave out of it what isn't a feature.

@@ -271,8 +271,8 @@ def simulate(
         checkpoint_every: rounds between checkpoints.
         on_round: called after every finished round with the number of rounds done, for evaluation on public records.
         clients_per_batch: clients that are trained side by side, ≥ 1: several times faster for small models, with as
-            many copies
-            of the parameters in memory. Changes rounding alone; model and loss must be fit for `torch.func.vmap`.
+            many copies of the parameters in memory. Changes rounding alone; model and loss must be fit for
+            `torch.func.vmap`.
 
     Example:
         >>> from sordino.definitions import PrivacyUnit

@@ -289,9 +289,8 @@ class GradientCapture(Recorder):
             records: number of records in the chunk, ≥ 0.
             scale: factor on every captured gradient, > 0; the record count, when the loss is a mean over the chunk.
             backward_strategy: clips and adds up while backward passes run; the recording is read by `add_backward_sums`
-                only. With
-                `TwoPassBackward` the backward pass is run by `backward`. `NormsInBackward` takes norms alone, to be
-                read as without.
+                only. With `TwoPassBackward` the backward pass is run by `backward`. `NormsInBackward` takes norms
+                alone, to be read as without.
         """
         checks.integer(0, records=records)
         checks.positive(scale=scale)

@@ -384,10 +384,9 @@ def measure_private_utility(
     When: there are no public records of the kind. With public ones use `utility`, which costs nothing.
 
     Guarantee: (ε, δ)-differentially private for one record of `read()` under `neighboring_relation`: what is returned,
-    written and
-    raised depends on the records through the noisy counts alone. All of it is charged to the ledger, and noted in the
-    run folder, before `read` is called; a failure after that leaves the charge. A record that is not finite, or whose
-    class is none, counts nowhere.
+    written and raised depends on the records through the noisy counts alone. All of it is charged to the ledger, and
+    noted in the run folder, before `read` is called; a failure after that leaves the charge. A record that is not
+    finite, or whose class is none, counts nowhere.
 
     Args:
         read: reads the records and predicts; called once. It must treat records alone.

@@ -41,8 +41,10 @@ __all__ = [
     "calibrate_plan",
     "check_budget",
     "check_compatible_plans",
+    "check_only_plan",
     "check_options",
     "check_own_objects",
+    "check_plan",
     "engine_plan",
     "get_delta",
     "norm_and_clipping",
@@ -85,12 +87,6 @@ def engine_plan(
     """
     records = len(dataset_size_of(data_loader)) if units is None else units.num_units
     rate = 1 / steps_per_epoch(data_loader, None) if sample_rate is None else sample_rate
-    method = get_clipping(clipping)
-    if not method.exact_norms:
-        raise InvalidArgument(
-            f"clipping must be by exact norms in a loop of your own, got {type(method).__name__}. Train with "
-            "sordino.fit, or use FlatClipping."
-        )
     if correlated_noise == "auto":
         if not steps:
             raise InvalidArgument(
@@ -109,14 +105,69 @@ def engine_plan(
         privacy_unit=PrivacyUnit.RECORD if units is None or units.protects_records else PrivacyUnit.USER,
         dataset_size_is_public=sample_rate is None or expected_batch_size is None,
         poisson_sampling=poisson_sampling,
-        clipping=method,
+        clipping=get_clipping(clipping),
         correlated_noise=correlated_noise,
         secure_mode=secure,
     )
+    check_plan(plan, units)
+    return plan
+
+
+def check_plan(plan: Plan, units: UnitAssignment | None) -> None:
+    """Refuse a plan that a custom training loop can't carry out.
+
+    Raises:
+        InvalidArgument: it clips by projections, releases losses, or protects units that nobody names.
+    """
+    if not plan.clipping.exact_norms:
+        raise InvalidArgument(
+            f"clipping must be by exact norms in a custom training loop, got {type(plan.clipping).__name__}. Train "
+            "with sordino.fit, or use FlatClipping."
+        )
+    if plan.loss_release is not None:
+        raise InvalidArgument(
+            "loss_release must be None in a custom training loop, got one: only sordino.fit sees every loss before it "
+            "is averaged. Train with sordino.fit, or leave it out."
+        )
+    if units is None and plan.privacy_unit is not PrivacyUnit.RECORD:
+        raise InvalidArgument(
+            f"units must be given where the privacy unit is {plan.privacy_unit.value}, got None. Pass "
+            "UnitAssignment(unit_ids=…), the unit of each record."
+        )
     check_bounds(plan, by_unit=units is not None)
     if units is not None:
         units.check(plan)
-    return plan
+
+
+# Beside a plan they say nothing, or something else.
+_IN_PLAN = {
+    "noise_multiplier": None,
+    "max_grad_norm": None,
+    "expected_batch_size": None,
+    "sample_rate": None,
+    "poisson_sampling": True,
+    "neighboring_relation": NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "clipping": "flat",
+    "correlated_noise": None,
+}
+
+
+def check_only_plan(plan: Plan, *, secure: bool, **given: object) -> None:
+    """Refuse settings that are given beside a plan, which has them all.
+
+    Raises:
+        InvalidArgument: names the first one.
+    """
+    for name, value in given.items():
+        if value is not _IN_PLAN[name] and value != _IN_PLAN[name]:
+            raise InvalidArgument(
+                f"{name} must be left out beside plan, got one. Use dataclasses.replace(plan, {name}=…)."
+            )
+    if secure and not plan.secure_mode:
+        raise InvalidArgument(
+            "secure_mode must be the plan's, False, got True for the engine. Use dataclasses.replace(plan, "
+            "secure_mode=True)."
+        )
 
 
 def calibrate_plan(
@@ -449,8 +500,9 @@ class PrivacyEngine:
         module: nn.Module,
         optimizer: Optimizer,
         data_loader: DataLoader[object],
-        noise_multiplier: float | Schedule,
-        max_grad_norm: float | Schedule | Sequence[float],
+        noise_multiplier: float | Schedule | None = None,
+        max_grad_norm: float | Schedule | Sequence[float] | None = None,
+        plan: Plan | None = None,
         expected_batch_size: float | None = None,
         sample_rate: float | None = None,
         loss_reduction: str = "mean",
@@ -482,9 +534,12 @@ class PrivacyEngine:
             data_loader: a DataLoader with a map-style data set, with or without shuffling. Of a loader that
                 `make_private` returned, the DataLoader that it was made from is taken.
             noise_multiplier: noise standard deviation over the sensitivity of the clipped sum, ≥ 0, or a schedule of
-                it over the steps; 0 is for debugging (ε = ∞).
-            max_grad_norm: clipping norm > 0 of one record's gradient, or a schedule of it. With clipping="per_layer"
+                it over the steps; 0 is for debugging (ε = ∞). Required without `plan`.
+            max_grad_norm: clipping norm > 0 of one record's gradient, or a schedule of it. Required without `plan`. With clipping="per_layer"
                 also a list, one norm > 0 for each trained parameter in the order of ``module.named_parameters()``.
+            plan: every setting that affects the guarantee, in place of all arguments that name one: for a plan made
+                with `Plan.for_epsilon`, or read from a file. The loader ends after the plan's steps; with 0 steps it
+                has no end.
             expected_batch_size: public divisor of the noisy sum; by default sample_rate × size of the data set.
             sample_rate: probability that a record joins a batch; by default 1 / len(data_loader). Declare both this
                 and `expected_batch_size` when the size of the data set is not public.
@@ -524,24 +579,46 @@ class PrivacyEngine:
         """
         data_loader = own_loader(data_loader)
         check_own_objects(module, optimizer, data_loader)
-        norm, method = norm_and_clipping(max_grad_norm, clipping)
         if budget is not None:
             check_budget(data_loader, self._plans)
-        plan = engine_plan(
-            data_loader,
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=norm,
-            expected_batch_size=expected_batch_size,
-            sample_rate=sample_rate,
-            steps=0,
-            delta=get_delta(budget, self._delta),
-            poisson_sampling=poisson_sampling,
-            neighboring_relation=neighboring_relation,
-            clipping=method,
-            correlated_noise=correlated_noise,
-            units=units,
-            secure=self._secure,
-        )
+        is_limited = plan is not None and plan.steps > 0
+        if plan is not None:
+            check_only_plan(
+                plan,
+                secure=self._secure,
+                noise_multiplier=noise_multiplier,
+                max_grad_norm=max_grad_norm,
+                expected_batch_size=expected_batch_size,
+                sample_rate=sample_rate,
+                poisson_sampling=poisson_sampling,
+                neighboring_relation=neighboring_relation,
+                clipping=clipping,
+                correlated_noise=correlated_noise,
+            )
+            check_plan(plan, units)
+            sample_rate = plan.sample_rate if isinstance(plan.sample_rate, float) else plan.step_plan(0).sample_rate
+        elif noise_multiplier is None or max_grad_norm is None:
+            name = "noise_multiplier" if noise_multiplier is None else "max_grad_norm"
+            raise InvalidArgument(
+                f"{name} must be given, got None. Pass noise_multiplier= and max_grad_norm=, or plan=."
+            )
+        else:
+            norm, method = norm_and_clipping(max_grad_norm, clipping)
+            plan = engine_plan(
+                data_loader,
+                noise_multiplier=noise_multiplier,
+                max_grad_norm=norm,
+                expected_batch_size=expected_batch_size,
+                sample_rate=sample_rate,
+                steps=0,
+                delta=get_delta(budget, self._delta),
+                poisson_sampling=poisson_sampling,
+                neighboring_relation=neighboring_relation,
+                clipping=method,
+                correlated_noise=correlated_noise,
+                units=units,
+                secure=self._secure,
+            )
         check_options(batch_first, noise_generator, grad_sample_mode, loss_reduction, wrap_model, rand_on_empty)
         loop = MakePrivateArguments(
             module=module,
@@ -555,8 +632,13 @@ class PrivacyEngine:
             units=units,
             performance=self._performance,
         )
-        adaptive = None if budget is None else AdaptiveBudgetRun(budget, plan)
-        return self._attach(plan, loop, steps=steps_per_epoch(data_loader, sample_rate), adaptive=adaptive)
+        return self._attach(
+            plan,
+            loop,
+            steps=steps_per_epoch(data_loader, sample_rate),
+            adaptive=None if budget is None else AdaptiveBudgetRun(budget, plan),
+            max_steps=plan.steps if is_limited else None,
+        )
 
     @with_old_signatures
     def make_private_with_epsilon(
@@ -657,6 +739,7 @@ class PrivacyEngine:
         steps: int,
         adaptive: AdaptiveBudgetRun | None = None,
         target: EpsilonTarget | None = None,
+        max_steps: int | None = None,
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
         if loop.units is not None and loop.microbatch_size is not None:
             # How many parts a batch has follows from the number of records, which that of units says nothing of.
@@ -677,6 +760,7 @@ class PrivacyEngine:
             adaptive=adaptive,
             journal=self.journal,
             target=target,
+            max_steps=max_steps,
         )
         name_alike(self)
         if adaptive is not None:

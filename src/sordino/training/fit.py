@@ -266,8 +266,8 @@ def fit(
             are taken. A resumed run goes on with what the transcript leaves of it.
         units: which user each record belongs to: a user's records are drawn, clipped and protected together.
         public_batch: at least five public or invented records, as `loss_fn` gets them after the model. Model and loss
-            are
-            tried on them before the first step, instead of on synthetic records of random features and labels 0 and 1.
+            are tried on them before the first step, instead of on synthetic records of random features and labels 0 and
+            1.
 
     Raises:
         BudgetExceeded: the plan does not fit what is left of the ledger's account; no record was read.

@@ -31,13 +31,11 @@ class LossRelease:
 
     When: training should be watched, and the watching may be shown to anyone.
 
-    Guarantee:
-        Σ min(max(ℓ, 0), bound) over the batch is scaled and released beside the clipped gradients as *one* Gaussian
-        vector, whose sensitivity is that of the joint vector. A step is ``Gaussian(noise_multiplier)`` exactly as
-        without the curve; the price is more noise on the gradient, by the factor `noise_factor`. The sum is divided by
-        the
-        public expected batch size. Under replace-one each loss is counted from `max_loss` / 2, which is added again to
-        the mean. A loss that is not finite is left out of the sum.
+    Guarantee: Σ min(max(ℓ, 0), bound) over the batch is scaled and released beside the clipped gradients as *one*
+        Gaussian vector, whose sensitivity is that of the joint vector. A step is ``Gaussian(noise_multiplier)`` exactly
+        as without the curve; the price is more noise on the gradient, by the factor `noise_factor`. The sum is divided
+        by the public expected batch size. Under replace-one each loss is counted from `max_loss` / 2, which is added
+        again to the mean. A loss that is not finite is left out of the sum.
 
     Args:
         max_loss: L > 0; losses are cut to [0, L]. Public: twice the loss of a model that knows nothing is usual.

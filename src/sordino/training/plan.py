@@ -321,8 +321,7 @@ class Plan:
         secure_mode: True rounds each record's clipped gradient to whole numbers and adds whole-number Gaussian noise,
             so that no low bit of a released float tells anything (see ``docs/secure-noise.md`` for what it costs).
         loss_release: releases each batch's mean loss with noise, paid for with more noise on the gradient; None
-            releases
-            nothing of the losses.
+            releases nothing of the losses.
 
     Raises:
         InvalidArgument: a value is out of its range, or correlated noise meets a schedule, bounds that adapt, or

@@ -333,6 +333,7 @@ class MakePrivateArguments:
         adaptive: AdaptiveBudgetRun | None,
         journal: Journal,
         target: EpsilonTarget | None = None,
+        max_steps: int | None = None,
     ) -> tuple[PrivateModel, PrivateLoader]:
         """Hook the private step to module and optimizer, and make the loader; after a refusal all is as it was."""
         alone = self.performance.is_one_by_one
@@ -371,6 +372,7 @@ class MakePrivateArguments:
             log=log,
             adaptive=adaptive,
             ranks=ranks,
+            max_steps=max_steps,
         )
         fields = OptimizerFields(self.optimizer, run)
         try:
@@ -400,7 +402,7 @@ class MakePrivateArguments:
                 substitutes=num_synthetic_records(plan.step_plan(0).expected_batch_size, microbatch_size),
                 public_records=self.public_records,
                 public_batch=public_batch,
-                numbers=run if adaptive is not None or plan.correlated_noise is not None else None,
+                numbers=run if adaptive is not None or run.num_left is not None else None,
                 units=self.units,
                 largest=self._largest(plan, adaptive, ranks),
                 taken=hooks.parts_taken,

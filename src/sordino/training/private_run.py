@@ -76,6 +76,7 @@ class PrivateRun:
         ranks: processes that train together; rank zero charges first.
         first_step: number of the first batch.
         repeats: whether steps from `first_step` on were carried out before, by a run that was cut off.
+        max_steps: number of the last batch plus 1; None has no end, except that of correlated noise.
     """
 
     def __init__(
@@ -90,11 +91,13 @@ class PrivateRun:
         ranks: DistributedContext | None = None,
         first_step: int = 0,
         repeats: bool = False,
+        max_steps: int | None = None,
     ) -> None:
         self.plan, self.rng, self.charges, self.adaptive = plan, rng, charges, adaptive
         self.ranks = DistributedContext() if ranks is None else ranks
         self.log = ChargeLog() if log is None else log
         self._record = record
+        self._max_steps = plan.steps if plan.mechanism is not None else max_steps
         self.first_step = self.next_step = first_step
         self.repeats = repeats
         self._earlier = self.log.copy()
@@ -117,8 +120,8 @@ class PrivateRun:
 
     @property
     def num_left(self) -> int | None:
-        """How many steps the noise has left; None when there is no end to them."""
-        return None if self.plan.mechanism is None else max(0, self.plan.steps - self.next_step)
+        """How many steps the noise or the plan has left; None when there is no end to them."""
+        return None if self._max_steps is None else max(0, self._max_steps - self.next_step)
 
     @property
     def has_charged(self) -> bool:
@@ -157,14 +160,14 @@ class PrivateRun:
             The batch; None when the budget refuses it, and nothing is charged.
 
         Raises:
-            NonPrivateStep: the run has ended, or the noise has no more steps.
+            NonPrivateStep: the run has ended, or the plan has no more steps.
             BudgetExceeded: the batch does not fit; nothing is charged and its number stays free.
         """
         self.check_not_ended()
         if self.num_left == 0:
             raise NonPrivateStep(
-                f"loader must be read for at most {self.plan.steps} batches, the steps of the noise's strategy, got "
-                "one more. Stop here, or build the strategy for more steps."
+                f"loader must be read for at most {self._max_steps} batches, the steps of the plan, got one more. Stop "
+                "here, or plan more steps."
             )
         self.abandon()
         number, ranks = self.next_step, self.ranks
