@@ -535,8 +535,8 @@ class PrivacyEngine:
                 `make_private` returned, the DataLoader that it was made from is taken.
             noise_multiplier: noise standard deviation over the sensitivity of the clipped sum, ≥ 0, or a schedule of
                 it over the steps; 0 is for debugging (ε = ∞). Required without `plan`.
-            max_grad_norm: clipping norm > 0 of one record's gradient, or a schedule of it. Required without `plan`. With
-                clipping="per_layer" also a list, one norm > 0 for each trained parameter in the order of
+            max_grad_norm: clipping norm > 0 of one record's gradient, or a schedule of it. Required without `plan`.
+                With clipping="per_layer" also a list, one norm > 0 for each trained parameter in the order of
                 ``module.named_parameters()``.
             plan: every setting that affects the guarantee, in place of all arguments that name one: for a plan made
                 with `Plan.for_epsilon`, or read from a file. The loader ends after the plan's steps; with 0 steps it
