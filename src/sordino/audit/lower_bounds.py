@@ -429,7 +429,7 @@ class MembershipTrials:
 
     @property
     def correct(self) -> int:
-        """Runs that were told apart."""
+        """Runs that were distinguished."""
         return self.without + self.including - self.false_positives - self.false_negatives
 
     def rates(self, confidence: float) -> tuple[float, float]:

@@ -465,8 +465,8 @@ def _right(fitted: "FittedTable", rows: "TabularTask") -> float:
     if rows.facts.target_bounds is None:
         return float(np.count_nonzero(found == targets))
     low, high = rows.facts.target_bounds
-    told, guessed = (np.clip(part.astype(np.float64), low, high) for part in (targets, found))
-    return float(np.nan_to_num(1 - ((guessed - told) / (high - low)) ** 2).sum())
+    true, guessed = (np.clip(part.astype(np.float64), low, high) for part in (targets, found))
+    return float(np.nan_to_num(1 - ((guessed - true) / (high - low)) ** 2).sum())
 
 
 def _tuning_run_plan(job: TuningJob, delta: float, neighboring_relation: str) -> str:

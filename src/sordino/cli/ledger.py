@@ -116,8 +116,8 @@ def charge_command(
     out = Output(as_json=as_json)
     account = _at(place).account(name)
     text = event if event.lstrip().startswith("{") else _text(Path(event))
-    purse = account if reservation is None else account.reservation(reservation)
-    receipt = purse.charge(
+    payer = account if reservation is None else account.reservation(reservation)
+    receipt = payer.charge(
         from_json(text), note=note, run=run, neighboring_relation=neighboring_relation, privacy_unit=unit
     )
     document = {"line": receipt.seq, "digest": receipt.digest, **_state(account)}

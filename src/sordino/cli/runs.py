@@ -42,7 +42,7 @@ class _Summary:
     def of(cls, run: RunFolder) -> "_Summary":
         meta, guarantee, metrics = run.meta, run.guarantee, run.metrics
         lines = list(run)
-        told = [line.epsilon for line in lines if line.epsilon is not None]
+        stated = [line.epsilon for line in lines if line.epsilon is not None]
         planned = run.plan.get("steps")
         reached = max((line.step + 1 for line in lines), default=0)
         is_whole = reached == planned or meta.get("open_ended") is True
@@ -55,7 +55,7 @@ class _Summary:
             repeated=sum(line.attempt > 1 for line in lines),
             segments=max(1, len(run.segments())),
             guarantee=guarantee,
-            epsilon=guarantee.epsilon if guarantee else max(told, default=None),
+            epsilon=guarantee.epsilon if guarantee else max(stated, default=None),
             plan=run.plan,
             facts={name: meta[name] for name in ("data", "training") if isinstance(meta.get(name), Mapping)},
             metrics={name: metric.value for name, metric in metrics.items() if metric.public},
@@ -161,11 +161,11 @@ def compare_runs(
 
 
 def _row(one: _Summary) -> dict[str, str]:
-    told = {"state": one.state, "ε": "" if one.epsilon is None else format_upper_bound(one.epsilon, 4)}
+    fields = {"state": one.state, "ε": "" if one.epsilon is None else format_upper_bound(one.epsilon, 4)}
     counts = {"steps charged": f"{one.charged:,}", "repeated": f"{one.repeated:,}"}
     plan = {name: _describe(value) for name, value in one.plan.items()}
     other = {f"{part} {name}": _describe(value) for part, name, value in _flat(one.facts)}
-    return told | counts | plan | other | _measured(one)
+    return fields | counts | plan | other | _measured(one)
 
 
 def _measured(one: _Summary) -> dict[str, str]:

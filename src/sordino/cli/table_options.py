@@ -22,7 +22,7 @@ _SHOWN = 12
 def print_labels(dataset: "DatasetSplits", out: "Output") -> None:
     """Say which labels the schema lists and that other records do not count, before private records are trained on.
 
-    How many records do not count is private and is not told. That none is left is told: training on no record at all
+    How many records do not count is private and is not shown. That none is left is shown: training on no record at all
     would tell it too, since the command takes the number of records as public.
 
     Raises:

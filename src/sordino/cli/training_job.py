@@ -380,7 +380,7 @@ def _meta(job: TrainingJob) -> dict[str, object]:
 
 
 def _data_accesses(job: TrainingJob) -> dict[str, str]:
-    """What the command does to the records outside the mechanism: as little as can be told in a line."""
+    """What the command does to the records outside the mechanism: in one line."""
     schema = job.dataset.schema
     origin = "a public sample" if schema is not None and schema.origin == "public_sample" else "a declaration"
     shape = f"Bounds, categories and labels come from {origin}, never from the records."

@@ -149,11 +149,11 @@ def _space(model: str, path: Path | None, *, number: bool) -> "SearchSpace":
         raise InvalidArgument("space must be an object of settings, got something else. See docs/tuning.md.")
     makers = {"uniform": Uniform, "log_uniform": LogUniform, "integers": Integers}
     found: dict[str, object] = {}
-    for name, told in body.items():
-        if isinstance(told, list):
-            found[name] = told
-        elif isinstance(told, dict) and len(told) == 1 and (kind := next(iter(told))) in _KINDS:
-            low, high = told[kind] if isinstance(told[kind], list) and len(told[kind]) == 2 else (None, None)
+    for name, setting in body.items():
+        if isinstance(setting, list):
+            found[name] = setting
+        elif isinstance(setting, dict) and len(setting) == 1 and (kind := next(iter(setting))) in _KINDS:
+            low, high = setting[kind] if isinstance(setting[kind], list) and len(setting[kind]) == 2 else (None, None)
             if not isinstance(low, int | float) or not isinstance(high, int | float):
                 raise InvalidArgument(f"{name} must have [low, high], got something else. See docs/tuning.md.")
             found[name] = makers[kind](low, high)

@@ -465,7 +465,7 @@ def _raw_header(path: Path) -> list[str]:
 
 
 def _parts(path: Path, columns: dict[str, str], rows: int) -> Iterator["pa.Table"]:
-    """The table in parts, at least one; each failure of the reader is told without contents."""
+    """The table in parts, at least one; a failure of the reader is reported without contents."""
     import pyarrow as pa
 
     raw, found = list(columns.values()), False

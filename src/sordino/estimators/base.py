@@ -132,7 +132,7 @@ def scaled_targets(y: Numbers, bounds: tuple[float, float], *, center: float, ha
 
 
 def check_one_target_per_record(y: Numbers | Labels | None, records: int) -> None:
-    """Refuse targets that are not one a record; how many there are is not told."""
+    """Refuse targets that are not one a record; how many there are is not shown."""
     if y is None:
         raise InvalidArgument("y must be given: requires y to be passed, but the target y is None.")
     shape = np.asarray(y).shape

@@ -306,7 +306,7 @@ class RegressionInference:
         weights = vectors @ ((vectors.T @ cross) / values)
         records = max(float(gram[-1, -1]) / self.constant**2, 1.0)
         whole = square + records / 2
-        # Where noise leaves less than nothing, the deviation of Σt²'s own noise is the least that can be told.
+        # Where noise leaves less than nothing, the deviation of Σt²'s own noise is the least that can be known.
         least = float(np.asarray(self.square.scales).ravel()[0])
         variance = max(whole - float(weights @ cross), least) / records
         stream = self.rng.new_stream("bootstrap")

@@ -245,7 +245,7 @@ def _sgd_rate(plan: Plan, largest: float) -> float:
 
 @torch.no_grad()
 def _check_outputs(module: nn.Module, columns: int, outputs: int) -> None:
-    """Try the module on a record of zeros, so that a wrong shape is told before records are read."""
+    """Try the module on a record of zeros, so that a wrong shape is refused before records are read."""
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     module.eval()
     found = module(torch.zeros(2, columns, device=device))

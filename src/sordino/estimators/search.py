@@ -183,9 +183,9 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
             return float(np.count_nonzero((given >= 0) & (encode_labels(found, classes.tolist()) == given)))
         bounds = checked_bounds(parameters["target_bounds"])
         middle, half = bounds[0] / 2 + bounds[1] / 2, bounds[1] / 2 - bounds[0] / 2
-        told = scaled_targets(cast("Numbers", y), bounds, center=middle, half=half)
+        true = scaled_targets(cast("Numbers", y), bounds, center=middle, half=half)
         guessed = scaled_targets(found, bounds, center=middle, half=half)
-        terms = 1.0 - ((guessed - told) / 2) ** 2
+        terms = 1.0 - ((guessed - true) / 2) ** 2
         return float(np.where(np.isfinite(terms), terms, 0.0).sum())
 
     def predict(self, X: Numbers) -> npt.NDArray[np.generic]:

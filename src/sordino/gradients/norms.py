@@ -179,7 +179,7 @@ class NormMeasurement:
         Args:
             uses: at least one record each.
             group_of: the number of each parameter's group, 0 by default.
-            note: told of each use that is the only one of some parameters.
+            note: called with each use that is the only one of some parameters.
         """
         gathered = _gathered(uses, group_of)
         waiting = Counter(id(members[0]) for _, members, _ in gathered if len(members) == 1)

@@ -225,7 +225,7 @@ RecordLoss = Callable[[object, Labels], Tensor]
 
 _NOTE = "sordino.json"
 _STATE = "trainer_state.json"
-# What may be told; all else may depend on private records.
+# What may be shown; everything else may depend on private records.
 _TOLD = ("epoch", "epsilon", "learning_rate", "step", "train_runtime", "train_steps_per_second")
 
 
@@ -460,8 +460,8 @@ class PrivateTrainer(Trainer):
             losses = self._record_loss(outputs, labels)
         else:
             smoothing = self.args.label_smoothing_factor
-            told = {"causal": is_causal(whole), "numbers": predicts_numbers(whole)}
-            losses = record_losses(outputs, labels, label_smoothing=smoothing, **told)
+            kind = {"causal": is_causal(whole), "numbers": predicts_numbers(whole)}
+            losses = record_losses(outputs, labels, label_smoothing=smoothing, **kind)
         loss = losses if losses.dim() == 0 else losses.mean()
         return (loss, outputs) if return_outputs else loss
 
@@ -488,7 +488,7 @@ class PrivateTrainer(Trainer):
         del inputs
         return 0
 
-    # --- what is told and kept -----------------------------------------------------------------------------------
+    # --- what is shown and kept -----------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The stock log without losses and norms, and with the ε spent so far."""
@@ -496,8 +496,8 @@ class PrivateTrainer(Trainer):
             # On this terminal only: what is logged goes to files, callbacks and services.
             sys.stderr.write(f"private diagnostics: step {self.state.global_step}, loss {logs['loss']:.4g}\n")
         self.engine.journal.sync()
-        told = {name: value for name, value in logs.items() if _is_public_log(name)}
-        super().log({**told, "epsilon": self.engine.get_epsilon(self.privacy.delta)}, start_time)
+        public = {name: value for name, value in logs.items() if _is_public_log(name)}
+        super().log({**public, "epsilon": self.engine.get_epsilon(self.privacy.delta)}, start_time)
 
     def evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
         """The stock evaluation, on data that were declared public.
@@ -620,7 +620,7 @@ def _check(args: TrainingArguments, privacy: PrivacyArguments) -> None:
         "n_gpu": args.n_gpu > 1,
         "optim": "layerwise" in optim or "lomo" in optim,
         "eval_strategy": (evaluates or args.eval_on_start) and not privacy.eval_data_are_public,
-        # The stock value is 1, so that one can't be told from a wish.
+        # The stock value is 1, so that one can't be distinguished from a wish.
         "max_grad_norm": args.max_grad_norm not in (None, 0, 0.0, 1.0),
         "train_sampling_strategy": sampling != "random" or getattr(args, "group_by_length", False),
         "dataloader_drop_last": args.dataloader_drop_last,

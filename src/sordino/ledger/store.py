@@ -174,7 +174,7 @@ def redact_password(url: str) -> str:
 
 
 def _file_system(path: Path) -> str:
-    """The type of the file system that will hold `path`; empty where it can't be told."""
+    """The type of the file system that will hold `path`; empty where it is not known."""
     if not _MOUNTS.is_file():
         return ""
     there = path.resolve()

@@ -162,8 +162,11 @@ def _prepare(task: RecipeTask) -> PreparedRecipe:
     def restore(tensors: Mapping[str, Tensor]) -> FittedEstimator:
         return FittedEstimator.restored(estimator, tensors, columns=math.prod(task.shape), rows=normalized_features)
 
-    told = {"model": "logistic regression on whitened pixels", "optimizer": "full-batch gradient descent, Nesterov 0.9"}
-    return PreparedRecipe(stages=(stage,), fit=run, training=told, restore=restore)
+    settings = {
+        "model": "logistic regression on whitened pixels",
+        "optimizer": "full-batch gradient descent, Nesterov 0.9",
+    }
+    return PreparedRecipe(stages=(stage,), fit=run, training=settings, restore=restore)
 
 
 def _prepare_sgd(task: RecipeTask) -> PreparedRecipe:

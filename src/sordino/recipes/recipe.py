@@ -537,11 +537,11 @@ class Recipe:
             ).digest
         folder = None
         if run_folder is not None:
-            told = {"recipe": self.name, "setting": setting, **prepared.training}
-            told["stages"] = "; ".join(stage.describe() for stage in prepared.stages)
+            settings = {"recipe": self.name, "setting": setting, **prepared.training}
+            settings["stages"] = "; ".join(stage.describe() for stage in prepared.stages)
             meta = run_metadata(
                 dataset,
-                training=told,
+                training=settings,
                 stages=[stage.name for stage in prepared.stages],
                 constants=self.constants,
                 chosen_on=self.chosen_on,
@@ -576,7 +576,7 @@ class Recipe:
         )
 
     def _plan(self, prepared: PreparedRecipe, stated: Guarantee) -> str:
-        # One training is told in its own words, which reports know; of several stages no one speaks for the run.
+        # One training is described by its own settings, which reports know; of several stages none describes the run.
         alone = prepared.stages[0].settings.get("plan") if len(prepared.stages) == 1 else None
         body = {
             **(alone if isinstance(alone, dict) else {}),

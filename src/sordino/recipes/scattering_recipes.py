@@ -282,7 +282,7 @@ _PATCHES_DIRECTIONS, _PATCHES_PICTURES = 3000, 4000
 def patched(pictures: Tensor) -> Tensor:
     """Rows [n, columns] of color pictures [n, 3, H, W]: roots of the mean of features of a picture and its mirror."""
     features = _patches_features()
-    # A likeness is never negative, and the root of its mean is less skewed.
+    # A similarity is never negative, and the root of its mean is less skewed.
     return torch.cat([mirrored(features, part).sqrt() for part in pictures.split(_PATCHES_CHUNK)])
 
 
@@ -308,13 +308,13 @@ def _patches_prepare(task: RecipeTask) -> PreparedRecipe:
 
         return once_a_block(("patches", size), records, made)
 
-    words = "logistic regression on whitened likeness to patches of made pictures"
+    words = "logistic regression on whitened similarity to patches of made pictures"
     return network_recipe(task, linear_on(rows, words=words))
 
 
 PATCHES = Recipe(
     name="patches",
-    description="logistic regression on likeness to small patches of synthetic pictures, for color photographs",
+    description="logistic regression on similarity to small patches of synthetic pictures, for color photographs",
     data_sets=("cifar10",),
     prepare=_patches_prepare,
     constants=(

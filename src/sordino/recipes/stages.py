@@ -258,8 +258,8 @@ def network_recipe(task: RecipeTask, made: NetworkSpec) -> PreparedRecipe:
         return restored_module(made.build(shape, task.classes), tensors, inputs=made.inputs)
 
     averaging = None if made.averaging is None else type(made.averaging).__name__
-    told = {"model": made.description, "optimizer": f"SGD, momentum {made.momentum:g}", "learning_rate": rate}
-    training = {**told, "views": made.views, "averaging": averaging}
+    settings = {"model": made.description, "optimizer": f"SGD, momentum {made.momentum:g}", "learning_rate": rate}
+    training = {**settings, "views": made.views, "averaging": averaging}
     return PreparedRecipe(stages=(stage,), fit=run, training=training, restore=restore)
 
 

@@ -230,7 +230,7 @@ def composition(
         if said is None and charges:
             said = (
                 f"The run was charged to a ledger, with {len(charges):,} charges. What else was charged to the same "
-                "account is told by the ledger; it was not given for this report."
+                "account is in the ledger, which was not given for this report."
             )
         return Composition(text=said)
     accounts = _accounts(place)
@@ -468,8 +468,11 @@ def _evaluation_charges(run: RunFolder) -> list[str]:
 
 def _together(run: RunFolder, event: Event, guarantee: GuaranteeSection) -> float | None:
     """ε of training and evaluations; None when there are none."""
-    found, told = run.evaluations, {"delta": guarantee.delta, "neighboring_relation": guarantee.neighboring_relation}
-    return joint_epsilon(found, event, claimed=guarantee.epsilon, **told) if found else None
+    found, declared = (
+        run.evaluations,
+        {"delta": guarantee.delta, "neighboring_relation": guarantee.neighboring_relation},
+    )
+    return joint_epsilon(found, event, claimed=guarantee.epsilon, **declared) if found else None
 
 
 def _budget(meta: Mapping[str, object]) -> float | None:

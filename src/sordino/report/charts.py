@@ -128,10 +128,10 @@ class Chart:
 
     def _probe(self) -> str:
         """Data for the pointer: pixel positions and words of one curve."""
-        told = [line for line in self.lines if line.words]
-        if not told:
+        labeled = [line for line in self.lines if line.words]
+        if not labeled:
             return ""
-        line = told[0]
+        line = labeled[0]
         data = [
             [round(self._x(a), 1), round(self._y(b), 1), words]
             for (a, b), words in zip(line.points, line.words, strict=True)
@@ -292,7 +292,7 @@ def attack_charts(curves: Curves) -> tuple[str, str]:
     shares = tuple((value, f"{100 * value:.0f} %") for value in (0.0, 0.25, 0.5, 0.75, 1.0))
     plain_x = Axis(place=lambda value: value, marks=shares, label="wrongly accused, of those outside")
     plain_y = Axis(place=lambda value: value, marks=shares, label="found, of those inside")
-    told = "The most a membership attack can find, for every share of wrong accusations"
+    caption = "The most a membership attack can find, for every share of wrong accusations"
     # At 0 the curve has no drawn rate of its own; the smallest one bounds it from above.
     plain = Chart(
         x=plain_x,
@@ -302,7 +302,7 @@ def attack_charts(curves: Curves) -> tuple[str, str]:
             Line(points=[(0.0, found[0][1]), *found, (1.0, 1.0)], words=[words[0], *words, "all are accused"]),
         ),
         notes=((0.56, 0.36, "note below", "mere guessing"),),
-        words=told,
+        words=caption,
     )
     logs = Chart(
         x=logarithmic(-4, 0, "wrongly accused, of those outside", show=_percent_power),
@@ -312,7 +312,7 @@ def attack_charts(curves: Curves) -> tuple[str, str]:
             Line(points=[*found, (1.0, 1.0)], words=[*words, "all are accused"]),
         ),
         notes=((0.012, 0.002, "note below", "mere guessing"),),
-        words=told + ", on logarithmic axes",
+        words=caption + ", on logarithmic axes",
     )
     return plain.svg(), logs.svg()
 

@@ -366,14 +366,14 @@ def _spent(
     lines: list[TranscriptLine], *, delta: float, neighboring_relation: NeighboringRelation
 ) -> tuple[EpsilonPoint, ...]:
     """ε over the steps charged: what the transcript says where it says it, otherwise computed at a few steps."""
-    told = [
+    points = [
         EpsilonPoint(steps=place, epsilon=line.epsilon)
         for place, line in enumerate(lines, 1)
         if line.epsilon is not None
     ]
     # Where many steps share one upper bound it is tight at the last of them: only that one is drawn.
-    written = [point for point, later in pairwise(told) if point.epsilon != later.epsilon] + told[-1:]
-    if len(told) < min(_FEWEST_POINTS, len(lines)):
+    written = [point for point, later in pairwise(points) if point.epsilon != later.epsilon] + points[-1:]
+    if len(points) < min(_FEWEST_POINTS, len(lines)):
         wanted = sorted({math.ceil(len(lines) * k / _FEWEST_POINTS) for k in range(1, _FEWEST_POINTS + 1)})
         events = [line.event for line in lines]
         written = [

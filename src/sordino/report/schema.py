@@ -277,7 +277,7 @@ class Audit(ReportModel):
         alpha: 1 − confidence.
         epsilon_lower: what the audit proves ε to be at least, with confidence 1 − alpha.
         attacker: what the attacker was assumed to see.
-        correct: right guesses, if told.
+        correct: right guesses, if known.
     """
 
     method: str
@@ -295,7 +295,7 @@ class Accuracy(ReportModel):
     name: str
     value: Share
     is_private_model: bool = False
-    is_twin: bool = False
+    is_baseline: bool = False
 
 
 class Bin(ReportModel):
@@ -349,9 +349,9 @@ class Measurements(ReportModel):
     withheld: int
 
     @property
-    def has_twin(self) -> bool:
+    def has_baseline(self) -> bool:
         """Whether a baseline trained without privacy was measured."""
-        return any(item.is_twin for item in self.accuracy)
+        return any(item.is_baseline for item in self.accuracy)
 
 
 class PrivacyHazard(ReportModel):

@@ -267,7 +267,7 @@ def read_utility(metrics: Mapping[str, Metric]) -> Measurements:
             name=words,
             value=shown[name],
             is_private_model=name == "test_accuracy",
-            is_twin=name == "baseline_test_accuracy",
+            is_baseline=name == "baseline_test_accuracy",
         )
         for name, words in _ACCURACIES.items()
         if name in shown
@@ -440,7 +440,7 @@ def measure_private_utility(
         run.write_evaluations((*earlier, evaluation))
     cells = layout.cells(read())
     noisy = [mechanism.release(cells[name]) for mechanism, name in zip(mechanisms, layout.tables, strict=True)]
-    evaluation = replace(evaluation, tables=layout.told(noisy))
+    evaluation = replace(evaluation, tables=layout.noisy_tables(noisy))
     if run is not None:
         run.write_evaluations((*earlier, evaluation))
     return evaluation
@@ -493,7 +493,7 @@ class _Layout:
             found[column] = _positions(predictions, column, values, len(right))
         return {name: np.where(known, 2 * value + wrong, -1) for name, value in found.items()}
 
-    def told(self, noisy: Sequence[NDArray[np.int64]]) -> tuple[NoisyTable, ...]:
+    def noisy_tables(self, noisy: Sequence[NDArray[np.int64]]) -> tuple[NoisyTable, ...]:
         """The noisy cells of all tables, by name."""
         return tuple(
             NoisyTable(name=name, values=values, right=tuple(counts[0::2].tolist()), wrong=tuple(counts[1::2].tolist()))
@@ -502,11 +502,11 @@ class _Layout:
 
 
 def _positions(predictions: Predictions, column: str, values: tuple[str, ...], records: int) -> NDArray[np.int64]:
-    told = predictions[2] if len(predictions) == 3 else {}
-    if column not in told or len(told[column]) != records:
+    attributes = predictions[2] if len(predictions) == 3 else {}
+    if column not in attributes or len(attributes[column]) != records:
         raise InvalidArgument(f"groups must hold one value per record for {column!r}, got none or another number.")
     number = {value: place for place, value in enumerate(values)}
-    return np.array([number.get(str(value), len(values)) for value in told[column]], dtype=np.int64)
+    return np.array([number.get(str(value), len(values)) for value in attributes[column]], dtype=np.int64)
 
 
 def _charged(

@@ -415,11 +415,11 @@ def least_squares_reconstruction(
         Dinur, Nissim 2003, "Revealing information while preserving privacy"; Dwork, McSherry, Talwar 2007, for the
         least-squares decoder.
     """
-    weights, told = np.asarray(queries, dtype=np.float64), np.asarray(answers, dtype=np.float64)
-    if weights.ndim != 2 or told.shape != weights.shape[:1] or not weights.size:
+    weights, statistics = np.asarray(queries, dtype=np.float64), np.asarray(answers, dtype=np.float64)
+    if weights.ndim != 2 or statistics.shape != weights.shape[:1] or not weights.size:
         raise InvalidArgument(
             f"queries and answers must have shapes (statistics, records) and (statistics,), got {weights.shape} and "
-            f"{told.shape}. Give one row of weights a statistic."
+            f"{statistics.shape}. Give one row of weights a statistic."
         )
     if not low < high:
         raise InvalidArgument(f"low must be below high, got {low} and {high}. Swap them.")
@@ -428,9 +428,9 @@ def least_squares_reconstruction(
     # A unit vector in the row space is a combination of the released statistics: its answer is the record itself.
     determined = (known**2).sum(axis=0) > 1 - 1e-6
     middle = (low + high) / 2
-    shift = np.linalg.lstsq(weights, told - weights.sum(axis=1) * middle, rcond=_RANK_TOLERANCE)[0]
+    shift = np.linalg.lstsq(weights, statistics - weights.sum(axis=1) * middle, rcond=_RANK_TOLERANCE)[0]
     values = middle + shift
-    residual = float(np.sqrt(np.mean((told - weights @ values) ** 2)))
+    residual = float(np.sqrt(np.mean((statistics - weights @ values) ** 2)))
     return Reconstruction(
         values=np.clip(values, low, high),
         determined=cast("NDArray[np.bool_]", determined),

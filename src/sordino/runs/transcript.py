@@ -1,7 +1,7 @@
 """The transcript of a run: lines that only grow, each holding the SHA-256 of the line before it.
 
 There are two kinds of lines. A `RunSegment` says that a process began or resumed the run; a `Line` charges one step. A
-step that was lost in a crash and taken again has two lines, told apart by `attempt`, and both count.
+step that was lost in a crash and taken again has two lines, distinguished by `attempt`, and both count.
 
 | field | holds |
 |---|---|

@@ -229,7 +229,7 @@ def check_budget(data_loader: DataLoader[object], others: Sequence[Plan]) -> Non
 
 
 def check_compatible_plans(plan: Plan, others: Sequence[Plan], *, budgeted: bool) -> None:
-    """Refuse a model whose guarantee could not be told together with those of an engine's other models.
+    """Refuse a model whose guarantee could not be stated together with those of an engine's other models.
 
     Raises:
         InvalidArgument: another relation or unit, or a budget that the other one holds for itself.

@@ -338,7 +338,7 @@ class Journal:
         self._budget = folder.meta.get("budget")
 
     def _check_same(self, folder: RunFolder, plans: Sequence[Plan]) -> None:
-        """Refuse a folder whose charges can't be told together with those of the models that are here already."""
+        """Refuse a folder whose charges can't be stated together with those of the models that are here already."""
         for model in self._models:
             for name in ("neighboring_relation", "privacy_unit"):
                 if any(getattr(plan, name) is not getattr(model.plan, name) for plan in plans):

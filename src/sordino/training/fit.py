@@ -167,7 +167,7 @@ class FitResult:
 
 
 def per_record_losses(losses: object, *, records: int) -> Tensor:
-    """`losses` of `records` records, shape (records,); neither number is told in a refusal.
+    """`losses` of `records` records, shape (records,); no message shows either number.
 
     Raises:
         LossShapeError: it is not one value per record.

@@ -272,7 +272,7 @@ def _is_close(one: float, other: float) -> bool:
 def _changed(what: str) -> NonPrivateStep:
     return NonPrivateStep(
         f"{what} must not change between a batch and optimizer.step, got a change: what the new values were made of "
-        "can't be told, and they reach the parameters without clipping and noise. Make such changes (learning rate, "
+        "can't be known, and they reach the parameters without clipping and noise. Make such changes (learning rate, "
         "schedulers, limits on weights) after optimizer.step, before the next batch is taken."
     )
 

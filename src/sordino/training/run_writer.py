@@ -77,7 +77,7 @@ _BYTES = 32
 def commit_to_batch(indices: np.ndarray, *, step: int, rng: KeyedRNG) -> str:
     """The commitment to batch `step`, 64 hexadecimal digits whatever the batch holds.
 
-    Guarantee: without the key of `rng` the digits can't be told from random ones, whatever the indices are, as
+    Guarantee: without the key of `rng` the digits can't be distinguished from random ones, whatever the indices are, as
     long as keyed BLAKE2b is a pseudorandom function.
 
     Args:

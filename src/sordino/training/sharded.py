@@ -280,7 +280,7 @@ def _reduce_scatter(own: Tensor, flat: Tensor) -> None:
 
 
 def _groups(modules: Iterable[FSDPModule]) -> Iterator[_Group]:
-    """Torch's own groups of parameters; it has no public way to read what it was told."""
+    """Torch's own groups of parameters; it has no public way to read its settings."""
     for module in modules:
         state = module._get_fsdp_state()  # pyright: ignore[reportPrivateUsage]
         held = vars(state)

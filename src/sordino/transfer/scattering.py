@@ -387,7 +387,7 @@ _LEAST = 1e-3
 
 
 class PatchFeatures(nn.Module):
-    """Likeness to patches of made pictures, averaged over parts of the picture: a fixed map, nothing is trained.
+    """Similarity to patches of synthetic images, averaged over parts of the image: a fixed map, nothing is trained.
 
     When: color photographs and no public data to pre-train on.
 
@@ -398,7 +398,7 @@ class PatchFeatures(nn.Module):
         channels: of the pictures.
         patches: K ≥ 1 patches to compare with.
         side: of a patch, ≥ 2 pixels.
-        threshold: ≥ 0, what likeness has to exceed; likeness varies by about 1.
+        threshold: ≥ 0, what similarity has to exceed; similarity varies by about 1.
         grid: parts along each side ≥ 1.
         seed: of the choice of patches.
 

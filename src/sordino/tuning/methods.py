@@ -153,13 +153,13 @@ class SearchSpace:
     def __init__(self, priors: Mapping[str, object]) -> None:
         found: dict[str, Prior] = {}
         for name, prior in priors.items():
-            told = Choice(*prior) if isinstance(prior, list | tuple) else prior
-            if not isinstance(told, Prior):
+            given = Choice(*prior) if isinstance(prior, list | tuple) else prior
+            if not isinstance(given, Prior):
                 raise InvalidArgument(
                     f"{name} must be Uniform, LogUniform, Integers, Choice or a list, got {type(prior).__name__}. "
                     "Declare how the setting is drawn."
                 )
-            found[name] = told
+            found[name] = given
         object.__setattr__(self, "priors", found)
 
     def draw(self, stream: RandomStream) -> Config:
@@ -199,18 +199,18 @@ class SearchSpace:
         Raises:
             InvalidArgument: a distribution has neither.
         """
-        return cls({name: _translated(name, told) for name, told in distributions.items()})
+        return cls({name: _translated(name, given) for name, given in distributions.items()})
 
 
-def _translated(name: str, told: object) -> Prior:
-    choices = getattr(told, "choices", None)
+def _translated(name: str, given: object) -> Prior:
+    choices = getattr(given, "choices", None)
     if choices is not None:
         return Choice(*choices)
-    low, high, step = (getattr(told, part, None) for part in ("low", "high", "step"))
+    low, high, step = (getattr(given, part, None) for part in ("low", "high", "step"))
     if not isinstance(low, int | float) or not isinstance(high, int | float):
-        raise InvalidArgument(f"{name} must have low and high, or choices, got {type(told).__name__}. See Optuna.")
+        raise InvalidArgument(f"{name} must have low and high, or choices, got {type(given).__name__}. See Optuna.")
     whole = isinstance(low, int) and isinstance(high, int)
-    if getattr(told, "log", False):
+    if getattr(given, "log", False):
         if not whole:
             return LogUniform(low, high)
         law = LogUniform(low - 0.5, high + 0.5)
@@ -227,7 +227,7 @@ def _ordered(low: float, high: float) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# How many runs a random search makes, drawn before data are read and told to nobody.
+# How many runs a random search makes, drawn before data are read and never shown.
 #
 # References:
 #     Liu, Talwar 2019, "Private selection from private candidates". Papernot, Steinke 2022, "Hyperparameter tuning with

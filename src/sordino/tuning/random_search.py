@@ -98,11 +98,11 @@ class EstimatorRuns:
         if share.noise_multiplier is not None:
             alone = _gaussian(events, self.neighboring_relation)
             return alone is not None and alone.noise_multiplier >= share.noise_multiplier
-        told = cast("ApproximateDP | PureDP", share.event)
-        limit = told.delta if isinstance(told, ApproximateDP) else 0.0
+        event = cast("ApproximateDP | PureDP", share.event)
+        limit = event.delta if isinstance(event, ApproximateDP) else 0.0
         return accounting.epsilon(
             compose(list(events)), limit, neighboring_relation=self.neighboring_relation
-        ).upper <= told.epsilon * (1 + 1e-9)
+        ).upper <= event.epsilon * (1 + 1e-9)
 
 
 def _gaussian(events: Sequence[Event], neighboring_relation: NeighboringRelation) -> Gaussian | None:

@@ -550,11 +550,11 @@ def _trial(train: Train[Model], config: Config, *, budget: TuningBudget, noise: 
     mask = partial(rng.stream, "tuning subset", step=number)
     share = budget.trial_budget(noise, seed=seed, mask=mask)
 
-    def told() -> tuple[Model, float]:
+    def train() -> tuple[Model, float]:
         model, found = train(dict(config), share)
         if budget.score is None:
             return model, found
         gaussian = budget.run is not None
         return model, budget.score.noisy(float(found), rng.new_stream("tuning score"), gaussian=gaussian)
 
-    return run_trial(told, config)
+    return run_trial(train, config)

@@ -202,15 +202,15 @@ def check_claim(
         sentence: the claim in words, as it was written.
         realized: ε of the transcript, composed as if it had been fixed in advance; torn lines left out.
     """
-    told = f"the budget is ε = {budget.epsilon:.6g}; what was done comes to {realized.upper:.6g}"
+    summary = f"the budget is ε = {budget.epsilon:.6g}; what was done comes to {realized.upper:.6g}"
     if budget.delta != plan.get("delta"):
         return failed("guarantee", "the budget's δ is not the plan's")
     if not math.isfinite(realized.upper) or realized.upper > budget.epsilon * (1 + _ROOM):
-        return failed("guarantee", told)
+        return failed("guarantee", summary)
     if claim is None:
-        return passed("guarantee", f"guarantee.json was not written; {told}")
+        return passed("guarantee", f"guarantee.json was not written; {summary}")
     if (claim.epsilon, claim.delta) != (budget.epsilon, budget.delta):
-        return failed("guarantee", f"it states ε = {claim.epsilon:.9g} at δ = {claim.delta:g}, and {told}")
+        return failed("guarantee", f"it states ε = {claim.epsilon:.9g} at δ = {claim.delta:g}, and {summary}")
     for name, value in (("neighboring_relation", claim.neighboring_relation), ("privacy_unit", claim.privacy_unit)):
         if plan.get(name) != value:
             return failed("guarantee", f"{name} is not the plan's")
@@ -219,7 +219,7 @@ def check_claim(
     differing = describe_budget_mismatch(plans, claim, budget.describe())
     if differing is not None:
         return failed("guarantee", differing)
-    return passed("guarantee", told)
+    return passed("guarantee", summary)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -307,8 +307,8 @@ def check_stages(plan: Mapping[str, object], lines: Sequence[TranscriptLine]) ->
             return failed("plan", f"charge {number} is beyond the {len(planned)} that are planned")
         if not line.torn and line.event != event:
             return failed("plan", f"charge {number} is for another event than the plan's")
-    told = ", ".join(f"{name} ({len(charges)})" for name, charges, _ in stages)
-    return passed("plan", f"{len(lines)} of {len(planned)} charges, in order, are the plan's: {told}")
+    counts = ", ".join(f"{name} ({len(charges)})" for name, charges, _ in stages)
+    return passed("plan", f"{len(lines)} of {len(planned)} charges, in order, are the plan's: {counts}")
 
 
 def _stage(body: object) -> tuple[str, list[Event], Mapping[str, object] | None]:
@@ -460,8 +460,8 @@ def _check_guarantee(
     interval: Interval,
     lines: tuple[TranscriptLine, ...],
 ) -> CheckResult:
-    told = [line.epsilon for line in lines if line.epsilon is not None]
-    if told and told != sorted(told):
+    stated = [line.epsilon for line in lines if line.epsilon is not None]
+    if stated and stated != sorted(stated):
         return failed("guarantee", "ε so far falls from one line to another")
     if claim is None:
         return not_checked("guarantee", f"guarantee.json was not written; the transcript's ε is {interval.upper:.6g}")

@@ -369,9 +369,9 @@ def _crashed(library: Library) -> None:
         _steps(again, 1)
         step = PoissonSampled(sample_rate=0.25, event=Gaussian(noise_multiplier=1.0))
         least = epsilon(SelfComposed(event=step, count=8), 1e-5).lower
-        told = again.epsilon(1e-5)
+        charged = again.epsilon(1e-5)
         again.detach()
-    if told < least * (1 - 1e-6):
+    if charged < least * (1 - 1e-6):
         raise ConformanceFailure("steps whose results were shown are forgotten")
 
 

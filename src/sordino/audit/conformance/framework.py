@@ -472,15 +472,15 @@ def exact_sum(
     model: nn.Module, batch: Sequence[Tensor], loss: ConformanceLoss, *, max_grad_norm: float
 ) -> list[Tensor]:
     """Every record's own gradient by plain autograd, one record at a time in double precision, clipped and added."""
-    twin = copy.deepcopy(model).double()
-    wanted = [parameter for parameter in twin.parameters() if parameter.requires_grad]
+    reference = copy.deepcopy(model).double()
+    wanted = [parameter for parameter in reference.parameters() if parameter.requires_grad]
     sums = [torch.zeros_like(parameter) for parameter in wanted]
     for place in range(len(batch[0])):
         rows = [column[place : place + 1] for column in batch]
         record = [row.double() if row.is_floating_point() else row for row in rows]
         # The usual backward pass: reentrant checkpoints know no other.
-        twin.zero_grad()
-        loss.mean(twin, record).backward()
+        reference.zero_grad()
+        loss.mean(reference, record).backward()
         gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in wanted]
         factor = min(1.0, max_grad_norm / max(l2_norm(gradient), 1e-300))
         for total, part in zip(sums, gradient, strict=True):

@@ -51,7 +51,7 @@ __all__ = [
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Tensors that a loop brings along besides its batch: what can be told from their values and memory.
+# Tensors that a loop brings along besides its batch: what their values show and memory.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -332,8 +332,8 @@ class CrossBatchState:
             return True
         if not self._numbers:
             return False
-        told = torch.tensor(list(self._numbers), dtype=torch.float64, device=values.device).to(values.dtype)
-        return bool(torch.isin(values, told).any())
+        known = torch.tensor(list(self._numbers), dtype=torch.float64, device=values.device).to(values.dtype)
+        return bool(torch.isin(values, known).any())
 
 
 def _are_equal(result: Tensor, values: Tensor) -> bool:

@@ -343,7 +343,7 @@ def try_forward(
             records = (structure, tape.outside_inputs())
             made_up = SyntheticRecords(records, rows=0, count=options.together, pattern=pattern, example=example)
             for poison in poisons:
-                # What fails on synthetic records is told with the loss, or doesn't take such values.
+                # What fails on synthetic records is reported with the loss, or doesn't take such values.
                 try:
                     call(made_up, poison)
                     # Texts have no synthetic stand-ins: their number is that of the batch.

@@ -148,7 +148,7 @@ class ValueEscapeTracking:
         self._read: list[tuple[int, float]] = []
         # Where values first left for other libraries, and where a number was first read.
         self._escaped: int | None = None
-        self._told: int | None = None
+        self._disclosed: int | None = None
 
     def _next_place(self) -> int:
         self._places += 1
@@ -183,7 +183,7 @@ class ValueEscapeTracking:
             self._escape()
         elif name == "item":
             self.was_read = True
-            self._told = self._next_place() if self._told is None else self._told
+            self._disclosed = self._next_place() if self._disclosed is None else self._disclosed
             return self.note_number(function, args, result)
         return result
 
@@ -254,7 +254,7 @@ class ValueEscapeTracking:
         """The bare number is being read."""
         self.was_read = True
         check_no_metric_scheduler()
-        self._told = self._next_place() if self._told is None else self._told
+        self._disclosed = self._next_place() if self._disclosed is None else self._disclosed
         # Small whole numbers are on every line of code and would be taken for numbers read from the batch.
         if self.is_open and value not in {-1.0, 0.0, 1.0, 2.0}:
             self._read.append((self._next_place(), float(value)))
@@ -616,7 +616,7 @@ class OperationTrace(ValueEscapeTracking):
                     "(torch.tensor(…) of a tensor or number of a batch, an attribute of the module): what it does to "
                     "other records can't be tried out. Use the result itself, .clone() or .detach()."
                 )
-        left = [place for place in (self._escaped, self._told) if place is not None]
+        left = [place for place in (self._escaped, self._disclosed) if place is not None]
         if not left:
             return
         late = [one for one in self._outsiders.late(min(left)) if not self._carried.is_constant(one.value)]

@@ -497,9 +497,9 @@ class _Alone:
                 continue
             if all(one.finite for one in seen):
                 return made_up, seen[1]
-        told = "got no finite loss and gradient on" if failure is None else f"got {type(failure).__name__} on"
+        failed = "got no finite loss and gradient on" if failure is None else f"got {type(failure).__name__} on"
         raise UnsupportedModule(
-            f"model and loss must run on a batch of one synthetic record, {told} random features with labels 0 "
+            f"model and loss must run on a batch of one synthetic record, {failed} random features with labels 0 "
             "and 1. A bare .squeeze() drops the records there: write .squeeze(1). Or pass public_batch=, five public "
             "or invented records that it runs on."
         ) from failure

@@ -774,19 +774,19 @@ class _Probe:
                 f"features with labels 0 and 1. {remedy}."
             )
         made_up, failure = failed
-        # Records are made up, so that the failure may be told in full.
-        told = f"{type(failure).__name__}: {failure}"
+        # The records are synthetic, so the failure may be shown in full.
+        shown = f"{type(failure).__name__}: {failure}"
         try:
             self._observer.plain_run(made_up.batch(range(self._count)), self._count)
         except Exception:
             refusal = UnsupportedModule(
                 "model and loss must run on synthetic records before they see private ones, got a failure on random "
-                f"features with labels 0 and 1 ({told}). {remedy}."
+                f"features with labels 0 and 1 ({shown}). {remedy}."
             )
         else:
             refusal = UnsupportedModule(
                 "model must run while the gradients of its layers are captured, and without that it does: got "
-                f"{told}. A layer is called in a form that is not understood (one row for all records, records folded "
+                f"{shown}. A layer is called in a form that is not understood (one row for all records, records folded "
                 "into rows); freeze its parameters, or let it return what it computes of each record."
             )
         refusal.__cause__ = failure

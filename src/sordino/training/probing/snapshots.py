@@ -432,7 +432,7 @@ class ChanceByPosition(TorchDispatchMode):
 
     Args:
         seed: another chance for every one; those of one position are spread evenly over the seeds 0, 1, 2, ….
-        within: the code under which calls are told apart.
+        within: the code under which calls are distinguished.
         in_front: whether positions are counted from the last one.
         is_folded: whether a dimension whose size is a multiple of a padded length holds records, or heads, times
             positions.
