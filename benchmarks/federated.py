@@ -153,7 +153,7 @@ def run(data: tuple[Pair, Pair], row: Row, chosen: Settings) -> dict[str, object
     (x, y), (test_x, test_y) = data
     torch.manual_seed(row.seed)
     model = MODELS[row.model]()
-    clients = split_clients((x, y), users_of(y.numpy(), row.split, row.seed), count=USERS)
+    clients = split_clients((x, y), users_of(y.numpy(), row.split, row.seed), num_clients=USERS)
     plan = plan_for(row, chosen)
     start = time.process_time()
     result = simulate(

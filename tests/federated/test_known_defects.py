@@ -92,7 +92,7 @@ def test_defect_3_a_client_whose_reported_size_is_a_lever_on_the_sensitivity():
     for records in (1, 100):
         x, y = torch.ones(99 + records, 3), torch.zeros(99 + records, 1)
         y[99:] = 1e6
-        clients = split_clients((x, y), [*range(99), *[99] * records], count=100)
+        clients = split_clients((x, y), [*range(99), *[99] * records], num_clients=100)
         model = line()
         simulate(model, loss, clients, plan(expected_batch_size=100.0))
         moved.append(float(model.weight.detach().norm()) * 100)

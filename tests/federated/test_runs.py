@@ -33,7 +33,7 @@ def problem(seed=0):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(200, 3, generator=generator)
     y = (x @ torch.tensor([1.0, -2.0, 0.5]))[:, None]
-    return split_clients((x, y), np.arange(200) % 20, count=20)
+    return split_clients((x, y), np.arange(200) % 20, num_clients=20)
 
 
 def loss(model, x, y):
@@ -159,7 +159,7 @@ def test_the_proximal_term_holds_clients_back():
 
 
 def test_clients_without_records_move_nothing():
-    clients = split_clients((torch.ones(4, 3), torch.ones(4, 1)), [0, 0, 3, 3], count=5)
+    clients = split_clients((torch.ones(4, 3), torch.ones(4, 1)), [0, 0, 3, 3], num_clients=5)
     assert [len(one[0]) for one in clients] == [2, 0, 0, 2, 0]
     update = LocalTraining().update(nn.Linear(3, 1), loss, clients[1], order=KeyedRNG().stream("order", step=0))
     assert all(not value.any() for value in update.values())
@@ -169,7 +169,7 @@ def test_clients_without_records_move_nothing():
 def test_clients_side_by_side_move_as_one_after_the_other(norm):
     """Unequal clients, some without records, several epochs and the proximal term."""
     x, y = torch.randn(200, 3), torch.randn(200, 1)
-    clients = split_clients((x, y), np.arange(200) ** 2 % 23, count=23)
+    clients = split_clients((x, y), np.arange(200) ** 2 % 23, num_clients=23)
     assert {len(one[0]) for one in clients} == {0, 9, 17, 18}
     local = LocalTraining(learning_rate=0.2, epochs=2, batch_size=9, proximal=0.5)
     found = []

@@ -106,7 +106,7 @@ def test_fits_that_are_one_gaussian_are_known_by_their_noise_and_checked_against
 
 def test_recommended_settings_obey_their_rules():
     goal = {"target_epsilon": 1.0, "delta": 1e-5}
-    found = recommend_settings(records=60_000, parameters=7850, **goal)
+    found = recommend_settings(dataset_size=60_000, num_parameters=7850, **goal)
     spent = accounting.epsilon
     from sordino.cli.account import subsampled_gaussian
 
@@ -120,12 +120,12 @@ def test_recommended_settings_obey_their_rules():
     spread = (1 + 7850 * found.noise_multiplier**2 / found.batch_size**2) ** 0.5
     assert found.learning_rate == pytest.approx(1 / (found.steps**0.5 * spread), rel=1e-2)
     # Twice the way, twice the rate; the trial keeps B/σ.
-    twice = recommend_settings(records=60_000, parameters=7850, distance=2.0, **goal)
+    twice = recommend_settings(dataset_size=60_000, num_parameters=7850, distance=2.0, **goal)
     assert twice.learning_rate == pytest.approx(2 * found.learning_rate, rel=1e-2)
     trial, noise = found.small_batch
     assert trial / noise == pytest.approx(found.batch_size / found.noise_multiplier)
     # A model too large for its records gets no more steps than can help.
-    huge = recommend_settings(records=2000, parameters=100_000, **goal)
+    huge = recommend_settings(dataset_size=2000, num_parameters=100_000, **goal)
     assert huge.steps <= max(1.0, huge.useful_steps)
 
 

@@ -75,7 +75,7 @@ def federate(
             "sordino.federated.PrivateServer."
         )
     records = found.train.tensors()
-    held = split_clients(records, np.arange(len(found.train)) % clients, count=clients)
+    held = split_clients(records, np.arange(len(found.train)) % clients, num_clients=clients)
     folder = run_folder(f"{found.name}-federated", out_folder)
     asked = "all of them" if cohort >= clients else f"each with probability {cohort / clients:.3g}"
     out.print_status(

@@ -62,8 +62,8 @@ def show_recommendation(
     from sordino.tuning.recommended_settings import recommend_settings
 
     found = recommend_settings(
-        records=records,
-        parameters=parameters,
+        dataset_size=records,
+        num_parameters=parameters,
         target_epsilon=epsilon,
         delta=delta,
         epochs=passes[0] if passes else 40.0,

@@ -210,21 +210,23 @@ class FederatedResult:
     seconds: float
 
 
-def split_clients(records: Records, of: Sequence[int] | Tensor | np.ndarray, *, count: int) -> list[list[Tensor]]:
-    """Each client's own records: those whose entry in `of` is its number; some clients may have none.
+def split_clients(
+    records: Records, client_ids: Sequence[int] | Tensor | np.ndarray, *, num_clients: int
+) -> list[list[Tensor]]:
+    """Each client's own records: those whose entry in `client_ids` is its number; some clients may have none.
 
     Args:
         records: equally long tensors.
-        of: the client of each record, 0 … count − 1; records of other numbers are left out.
-        count: number of clients, public.
+        client_ids: the client of each record, 0 … num_clients − 1; records of other numbers are left out.
+        num_clients: number of clients, public.
     """
-    numbers = np.asarray(of)
-    count = checks.integer(1, count=count)
+    numbers = np.asarray(client_ids)
+    num_clients = checks.integer(1, num_clients=num_clients)
     if numbers.ndim != 1 or len(numbers) != len(records[0]):
         raise InvalidArgument("of must be one integer per record, got another shape. Number the clients from 0.")
     sorted_by = np.argsort(numbers, kind="stable")
-    edges = np.searchsorted(numbers[sorted_by], np.arange(count + 1))
-    places = [torch.from_numpy(sorted_by[edges[client] : edges[client + 1]]) for client in range(count)]
+    edges = np.searchsorted(numbers[sorted_by], np.arange(num_clients + 1))
+    places = [torch.from_numpy(sorted_by[edges[client] : edges[client + 1]]) for client in range(num_clients)]
     return [[tensor[place] for tensor in records] for place in places]
 
 

@@ -194,7 +194,8 @@ def readable(dataset: Dataset[object], places: list[int]) -> tuple[list[int], li
     """Which of `places` can be read, by their position in the list, and their items.
 
     A record whose code raises counts as a record that is not there, as one without a finite gradient does: neither
-    which record it was nor that there was one is shown. What the machine raises (a file or memory that is not there) ends the run.
+    which record it was nor that there was one is shown. What the machine raises (a file or memory that is not there)
+    ends the run.
     """
     try:
         return list(range(len(places))), fetch_items(dataset, places)

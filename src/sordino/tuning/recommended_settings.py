@@ -67,8 +67,8 @@ class RecommendedSettings:
 
 def recommend_settings(
     *,
-    records: int,
-    parameters: int,
+    dataset_size: int,
+    num_parameters: int,
     target_epsilon: float,
     delta: float,
     epochs: float = 40.0,
@@ -81,8 +81,8 @@ def recommend_settings(
     number of records being public. No record is read.
 
     Args:
-        records: n ≥ 1, public.
-        parameters: d ≥ 1, trainable ones.
+        dataset_size: records n ≥ 1, public.
+        num_parameters: trainable parameters d ≥ 1.
         target_epsilon: > 0.
         delta: in (0, 1).
         epochs: what may be computed, in passes over the records, > 0.
@@ -90,34 +90,34 @@ def recommend_settings(
         neighboring_relation: the neighboring relation.
 
     Example:
-        >>> found = recommend_settings(records=60_000, parameters=7850, target_epsilon=1.0, delta=1e-5)
+        >>> found = recommend_settings(dataset_size=60_000, num_parameters=7850, target_epsilon=1.0, delta=1e-5)
         >>> found.batch_size, found.steps, found.max_grad_norm
         (256, 9375, 1.0)
     """
-    checks.integer(1, records=records)
-    checks.integer(1, parameters=parameters)
+    checks.integer(1, dataset_size=dataset_size)
+    checks.integer(1, num_parameters=num_parameters)
     checks.positive(epochs=epochs)
     checks.positive(distance=distance)
     goal = {"target_epsilon": target_epsilon, "delta": delta, "neighboring_relation": neighboring_relation}
     ceiling = 1 / accounting.calibrate_noise_multiplier(lambda z: Gaussian(noise_multiplier=z), **goal)
-    useful = (records * ceiling) ** 2 / parameters
-    rungs = [_rung(size, records, epochs, useful, goal) for size in _ladder(records)]
+    useful = (dataset_size * ceiling) ** 2 / num_parameters
+    rungs = [_rung(size, dataset_size, epochs, useful, goal) for size in _ladder(dataset_size)]
     best = max(signal for *_, signal in rungs)
     # The smallest batch that loses little: its steps are the most.
     size, steps, noise, signal = next(rung for rung in rungs if rung[3] >= _WITHIN * best)
-    spread = math.sqrt(1 + parameters * noise**2 / size**2)
+    spread = math.sqrt(1 + num_parameters * noise**2 / size**2)
     trial = max(min(size, _SMALLEST_TRIAL), round(size / max(1.0, noise / 0.5)))
     return RecommendedSettings(
         batch_size=size,
-        sample_rate=size / records,
+        sample_rate=size / dataset_size,
         steps=steps,
-        epochs=steps * size / records,
+        epochs=steps * size / dataset_size,
         noise_multiplier=noise,
         max_grad_norm=_CLIPPING,
         learning_rate=float(f"{distance / (_CLIPPING * math.sqrt(steps) * spread):.3g}"),
         signal=signal,
         signal_ceiling=ceiling,
-        gradient_to_noise=size / (noise * math.sqrt(parameters)),
+        gradient_to_noise=size / (noise * math.sqrt(num_parameters)),
         useful_steps=useful,
         small_batch=(trial, noise * trial / size),
     )
