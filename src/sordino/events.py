@@ -79,12 +79,12 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoOp(Event, kind="nothing"):
+class NoOp(Event, kind="no_op"):
     """No data were touched: ε = 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class NonPrivate(Event, kind="no_privacy"):
+class NonPrivate(Event, kind="non_private"):
     """Data were touched without protection: ε = ∞. `reason` says how."""
 
     reason: str
@@ -171,7 +171,7 @@ class PoissonSampled(Event, kind="poisson_sampled"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampledWithoutReplacement(Event, kind="fixed_size_sampled"):
+class SampledWithoutReplacement(Event, kind="sampled_without_replacement"):
     """`event` on a uniform subset of `sample_size` out of `dataset_size` records, drawn without replacement."""
 
     dataset_size: int
@@ -188,7 +188,7 @@ class SampledWithoutReplacement(Event, kind="fixed_size_sampled"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampledWithReplacement(Event, kind="replacement_sampled"):
+class SampledWithReplacement(Event, kind="sampled_with_replacement"):
     """`event` on `sample_size` records drawn uniformly *with* replacement from `dataset_size`; records may repeat."""
 
     dataset_size: int
@@ -364,7 +364,7 @@ class BoundedRange(Event, kind="bounded_range"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepeatAndSelect(Event, kind="selection"):
+class RepeatAndSelect(Event, kind="repeat_and_select"):
     """The best of a random number of runs of `event` (Papernot and Steinke 2022).
 
     `distribution` of the number of runs is ``poisson`` with this mean, or ``negative_binomial`` (truncated, at least
@@ -389,7 +389,7 @@ class RepeatAndSelect(Event, kind="selection"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelComposed(Event, kind="parallel"):
+class ParallelComposed(Event, kind="parallel_composed"):
     """`events` on disjoint parts of the data, the part of a record fixed by the record alone."""
 
     events: tuple[Event, ...]

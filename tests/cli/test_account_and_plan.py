@@ -179,7 +179,7 @@ def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_computed(tm
 
 
 def test_a_plot_of_a_run_without_protection_says_so_instead_of_failing(tmp_path):
-    event = '{"kind": "no_privacy", "reason": "printed"}'
+    event = '{"kind": "non_private", "reason": "printed"}'
     assert (
         document("account", "--event", event, "--delta", "1e-5", "--plot", str(tmp_path / "a.png"))["epsilon"] == "inf"
     )

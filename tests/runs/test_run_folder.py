@@ -124,7 +124,7 @@ def test_a_torn_last_line_counts_as_a_step(tmp_path):
     assert [line.torn for line in run] == [False, False, False, True]
 
 
-@pytest.mark.parametrize("line", ["[]", '{"step": 0}', '{"step": 0, "event": {"kind": "nothing"}, "epsilon": "x"}'])
+@pytest.mark.parametrize("line", ["[]", '{"step": 0}', '{"step": 0, "event": {"kind": "no_op"}, "epsilon": "x"}'])
 def test_a_malformed_line_is_caught_when_reading(tmp_path, line):
     make(tmp_path / "run").close()
     (tmp_path / "run" / "transcript.jsonl").write_text(line + "\n")
