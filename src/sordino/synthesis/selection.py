@@ -212,7 +212,7 @@ def select_aim(
         degree: the most columns of a wanted marginal.
         max_tree_cells: the most cells of the model's tables.
         max_cells: the most cells of one marginal.
-        progress: told the spent part of the budget after each round.
+        progress: called with the spent part of the budget after each round.
     """
     sizes, rho = records.sizes, records.remaining
     candidates = _weighted_candidates(sizes, degree, max_cells)

@@ -146,7 +146,7 @@ class TableSynthesizer(PrivateEstimator):
         Args:
             table: a CSV, TSV or Parquet file, or anything that gives columns by name: a pandas or Polars data frame, an
                 Arrow table, a dictionary.
-            progress: told the spent part of the budget after each round of ``aim``.
+            progress: called with the spent part of the budget after each round of ``aim``.
         """
         settings, rng = self._settings(), self._randomness()
         self._charge(self.planned_events())

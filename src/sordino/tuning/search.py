@@ -550,11 +550,11 @@ def _trial(train: Train[Model], config: Config, *, budget: TuningBudget, noise: 
     mask = partial(rng.stream, "tuning subset", step=number)
     share = budget.trial_budget(noise, seed=seed, mask=mask)
 
-    def train() -> tuple[Model, float]:
+    def train_and_score() -> tuple[Model, float]:
         model, found = train(dict(config), share)
         if budget.score is None:
             return model, found
         gaussian = budget.run is not None
         return model, budget.score.noisy(float(found), rng.new_stream("tuning score"), gaussian=gaussian)
 
-    return run_trial(train, config)
+    return run_trial(train_and_score, config)
