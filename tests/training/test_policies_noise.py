@@ -40,7 +40,7 @@ from sordino.runs import RunFolder
 from sordino.sampling import CyclicPoissonSampling, FixedBatchSampling, Microbatch
 from sordino.schedules import LinearSchedule
 from sordino.training import CorrelatedNoise, Plan, PrivateStep
-from sordino.training import fit as trainer
+from sordino.training import charging
 from sordino.training.charging import step_charge
 from sordino.verification import verify
 
@@ -402,7 +402,7 @@ def test_a_resumed_run_that_leaves_the_branch_out_does_not_verify(tmp_path, monk
     assert step_charge(the_plan, 5, first=5, repeats=True) == the_plan.mechanism.branch_event(5)
     assert step_charge(the_plan, 8, first=5, repeats=True) == NoOp()
     monkeypatch.setattr(
-        trainer, "step_charge", lambda plan, step, *, first, repeats: step_charge(plan, step, first=first)
+        charging, "step_charge", lambda plan, step, *, first, repeats: step_charge(plan, step, first=first)
     )
     run_until(path, the_plan)
     found = verify(path)
