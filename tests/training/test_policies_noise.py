@@ -39,8 +39,7 @@ from sordino.research import ProjectedClipping
 from sordino.runs import RunFolder
 from sordino.sampling import CyclicPoissonSampling, FixedBatchSampling, Microbatch
 from sordino.schedules import LinearSchedule
-from sordino.training import CorrelatedNoise, Plan, PrivateStep
-from sordino.training import charging
+from sordino.training import CorrelatedNoise, Plan, PrivateStep, charging
 from sordino.training.charging import step_charge
 from sordino.verification import verify
 

@@ -223,9 +223,7 @@ def split_clients(
     numbers = np.asarray(client_ids)
     num_clients = checks.integer(1, num_clients=num_clients)
     if numbers.ndim != 1 or len(numbers) != len(records[0]):
-        raise InvalidArgument(
-            "client_ids must be one integer per record, got another shape. Number clients from 0."
-        )
+        raise InvalidArgument("client_ids must be one integer per record, got another shape. Number clients from 0.")
     sorted_by = np.argsort(numbers, kind="stable")
     edges = np.searchsorted(numbers[sorted_by], np.arange(num_clients + 1))
     places = [torch.from_numpy(sorted_by[edges[client] : edges[client + 1]]) for client in range(num_clients)]
