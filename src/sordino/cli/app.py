@@ -16,7 +16,7 @@ from sordino.cli.data import data
 from sordino.cli.federate import federate
 from sordino.cli.ledger import ledger
 from sordino.cli.plan import plan
-from sordino.cli.predict import predict
+from sordino.cli.predict import export, predict
 from sordino.cli.recipes import recipes
 from sordino.cli.report import report
 from sordino.cli.runs import runs, verify_command
@@ -114,6 +114,7 @@ app.command()(plan)
 app.command()(account)
 app.command()(recipes)
 app.command()(predict)
+app.command()(export)
 app.command()(report)
 app.command("verify")(verify_command)
 app.command()(attack)

@@ -1,4 +1,4 @@
-"""`sordino predict RUN DATA`: a run's model on new records."""
+"""`sordino predict RUN DATA`: a run's model on new records. `sordino export RUN`: the model for other programs."""
 
 import csv
 import io
@@ -13,6 +13,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sordino import checks
 from sordino.cli.console import JsonOption, Output, heading, key_value_table
 from sordino.cli.train import load_model_factory
 from sordino.cli.training_job import render_metrics
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sordino.data import DatasetSplits, Records
     from sordino.recipes.saved_model import SavedModel
 
-__all__ = ["measure", "open_model", "predict"]
+__all__ = ["export", "measure", "open_model", "predict"]
 
 _OUT = ".csv, .tsv or .parquet"
 
@@ -95,6 +96,42 @@ def predict(
         )
         page += [Text(), Text(said, style="dim")]
     out.print_result(document, *page)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder with a model.")],
+    form: Annotated[str, typer.Option("--format", help="`onnx`.")] = "onnx",
+    out_file: Annotated[Path | None, typer.Option("--out", help="The file; NAME.onnx if not given.")] = None,
+    model: Annotated[str, typer.Option(help="module:factory, for a module of your own.")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Write a run's model for other programs: linear models, boosting, naive Bayes, and modules of common layers.
+
+    The file takes encoded features, and is compared with the model by onnxruntime before it is kept.
+    """
+    from sordino.recipes.onnx_export import export_onnx
+
+    checks.one_of(("onnx",), format=form)
+    target = Path(f"{run.resolve().name}.onnx") if out_file is None else out_file
+    if target.resolve().is_relative_to(run.resolve()):
+        raise InvalidArgument(f"out must lie outside the run folder, got {str(target)!r}. Give another name.")
+    saved = open_model(run, model)
+    outputs = export_onnx(saved, target)
+    document = {
+        "run": str(run),
+        "file": str(target),
+        "format": form,
+        "model": saved.description,
+        "outputs": list(outputs),
+    }
+    rows = [
+        ("model", saved.description),
+        ("input", f"features, float32 [records, {', '.join(map(str, saved.shape))}]"),
+        ("outputs", ", ".join(outputs)),
+        ("compared", "with the model, on synthetic records, by onnxruntime"),
+        ("file", str(target)),
+    ]
+    Output(as_json=as_json).print_result(document, heading(f"{run.name} as ONNX"), key_value_table(rows))
 
 
 def _check_out(out_file: Path, run: Path, data: str) -> None:

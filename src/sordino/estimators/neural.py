@@ -37,7 +37,7 @@ from sordino.training.averaging import TailWeightAverage
 from sordino.training.fit import OptimizerFactory, fit
 from sordino.training.plan import PerformanceOptions, Plan
 
-__all__ = ["DPClassifier", "DPRegressor", "ModuleSource", "NeuralEstimator", "RecordLoss"]
+__all__ = ["DPClassifier", "DPRegressor", "ModuleSource", "NeuralEstimator", "RecordLoss", "RowNorm"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -60,10 +60,11 @@ _FURTHEST = 2.0**60  # entries beyond are cut: their squares must not overflow f
 _TOGETHER = 8192
 
 
-class _RowNorm(nn.Module):
+class RowNorm(nn.Module):
     """Scales each record to norm 2 on its own, without any statistic of the others."""
 
     def forward(self, x_BD: Tensor) -> Tensor:
+        """(B, D) → (B, D)."""
         return 2 * F.normalize(x_BD, dim=1)
 
 
@@ -74,7 +75,7 @@ def _perceptron(columns: int, outputs: int) -> nn.Module:
     nn.init.normal_(hidden.weight, std=0.5)
     for tensor in (hidden.bias, head.weight, head.bias):
         nn.init.zeros_(tensor)
-    return nn.Sequential(_RowNorm(), hidden, nn.Tanh(), head)
+    return nn.Sequential(RowNorm(), hidden, nn.Tanh(), head)
 
 
 class NeuralEstimator(PrivateEstimator):
@@ -459,6 +460,12 @@ class DPRegressor(RegressorMixin, NeuralEstimator):
         self.random_state = random_state
         self.reproducible = reproducible
         self.ledger = ledger
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """Center and half width of the declared targets: a prediction is center + half · the module's output."""
+        _, center, half = self._scale()
+        return center, half
 
     def _scale(self) -> tuple[Bounds, float, float]:
         """The bounds, their middle, and half their distance."""

@@ -15,7 +15,18 @@ from torch.nn import functional as F
 from sordino import checks
 from sordino.errors import InvalidArgument
 
-__all__ = ["Block", "MODELS", "StandardizedConv", "UnitNorm", "cnn", "convolutions", "logistic", "mlp", "wide_resnet"]
+__all__ = [
+    "Block",
+    "Centered",
+    "MODELS",
+    "StandardizedConv",
+    "UnitNorm",
+    "cnn",
+    "convolutions",
+    "logistic",
+    "mlp",
+    "wide_resnet",
+]
 
 
 MODELS = ("logistic", "mlp", "cnn")
