@@ -177,7 +177,7 @@ def measure(
     """
     from sordino.report import compute_label_utility, compute_regression_utility, compute_utility
 
-    known = np.isfinite(targets) if saved.is_regressor else targets >= 0
+    known = np.isfinite(targets) if saved.is_regressor else targets.astype(np.int64) >= 0
     if not known.any():
         raise InvalidArgument(
             f"column {saved.target!r} must hold {'numbers' if saved.is_regressor else 'listed labels'} to measure on, "

@@ -376,7 +376,7 @@ def _arrow_array(values: object) -> "pa.Array | pa.ChunkedArray":
     if hasattr(values, "to_arrow"):
         return cast("pa.Array", values.to_arrow())  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        return pa.array(values, from_pandas=True)  # pyright: ignore[reportArgumentType]
+        return pa.array(values, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         cells = [None if value is None or value != value else value for value in cast("Sequence[object]", values)]
         return pa.array([None if cell is None else _as_text(cell) for cell in cells])

@@ -6,9 +6,10 @@ compute in double precision, as they do in Python; modules in single precision, 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +26,16 @@ from sordino.recipes.saved_model import SavedModel
 from sordino.recipes.stages import FittedModule
 from sordino.recipes.tabular import FittedTable
 
-if TYPE_CHECKING:
-    import onnx
-
 __all__ = ["export_onnx", "onnx_difference"]
 
 # Versions that every onnxruntime of the last years reads.
 _OPSET, _IR = 18, 9
 _ROWS = 256
+
+
+def _onnx(name: str) -> Any:
+    """A name of the optional package onnx."""
+    return getattr(import_module("onnx"), name)
 
 
 class _Graph:
@@ -44,18 +47,14 @@ class _Graph:
 
     def op(self, kind: str, *inputs: str, **attributes: object) -> str:
         """One node with one output, whose name is returned."""
-        from onnx import helper
-
         name = f"v{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
+        self.nodes.append(_onnx("helper").make_node(kind, list(inputs), [name], **attributes))
         return name
 
     def const(self, values: npt.ArrayLike, dtype: npt.DTypeLike = np.float64) -> str:
         """A constant."""
-        from onnx import numpy_helper
-
         name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.array(values, dtype=dtype), name))
+        self.constants.append(_onnx("numpy_helper").from_array(np.array(values, dtype=dtype), name))
         return name
 
     def whole(self, *values: int) -> str:
@@ -64,9 +63,7 @@ class _Graph:
 
     def cast(self, value: str, kind: str) -> str:
         """The value in another type of numbers: DOUBLE, FLOAT or INT64."""
-        from onnx import TensorProto
-
-        return self.op("Cast", value, to=getattr(TensorProto, kind))
+        return self.op("Cast", value, to=getattr(_onnx("TensorProto"), kind))
 
     def unit_rows(self, x: str, norm: float, dtype: npt.DTypeLike) -> str:
         """Rows scaled to one norm, each by itself; zero stays zero."""
@@ -140,8 +137,7 @@ def onnx_difference(model: SavedModel, path: str | Path, records: Records) -> fl
 
     Of numbers, relative to the largest; of labels, probabilities or scores; ∞ if a clear label differs.
     """
-    import onnxruntime
-
+    onnxruntime = cast("Any", import_module("onnxruntime"))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     found = dict(zip(names, session.run(None, {"features": records.features}), strict=True))
@@ -160,9 +156,8 @@ def onnx_difference(model: SavedModel, path: str | Path, records: Records) -> fl
     return difference if bool(same.all()) else float("inf")
 
 
-def _model(model: SavedModel) -> "onnx.ModelProto":
-    from onnx import TensorProto, checker, helper
-
+def _model(model: SavedModel) -> Any:
+    helper, kinds = _onnx("helper"), _onnx("TensorProto")
     graph = _Graph()
     outputs = _outputs(graph, model)
     for name, (value, _, _) in outputs.items():
@@ -170,7 +165,7 @@ def _model(model: SavedModel) -> "onnx.ModelProto":
     built = helper.make_graph(
         graph.nodes,
         "sordino",
-        [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["records", *model.shape])],
+        [helper.make_tensor_value_info("features", kinds.FLOAT, ["records", *model.shape])],
         [helper.make_tensor_value_info(name, kind, shape) for name, (_, kind, shape) in outputs.items()],
         graph.constants,
     )
@@ -184,15 +179,14 @@ def _model(model: SavedModel) -> "onnx.ModelProto":
         "guarantee": "" if model.guarantee is None else model.guarantee.describe(),
     }
     helper.set_model_props(made, facts)
-    checker.check_model(made)
+    _onnx("checker").check_model(made)
     return made
 
 
 def _outputs(graph: _Graph, model: SavedModel) -> dict[str, tuple[str, int, list[object]]]:
     """Name ↦ (value, type, shape) of every output."""
-    from onnx import TensorProto
-
-    kind = TensorProto.DOUBLE if _is_double(model) else TensorProto.FLOAT
+    kinds = _onnx("TensorProto")
+    kind = kinds.DOUBLE if _is_double(model) else kinds.FLOAT
     if isinstance(model.fitted, FittedTable):
         scores, probabilities = _estimator(graph, model.fitted, scaled=model.schema is None)
     elif isinstance(model.fitted, FittedModule) and model.fitted.inputs is None:
@@ -206,7 +200,7 @@ def _outputs(graph: _Graph, model: SavedModel) -> dict[str, tuple[str, int, list
     if model.is_regressor:
         flat = graph.op("Reshape", scores, graph.whole(-1))
         if isinstance(model.estimator, estimators.DPRegressor):
-            kind = TensorProto.DOUBLE
+            kind = kinds.DOUBLE
         return {"prediction": (flat, kind, ["records"])}
     labels = model.classes_
     is_text = labels.dtype.kind == "O"
@@ -215,7 +209,7 @@ def _outputs(graph: _Graph, model: SavedModel) -> dict[str, tuple[str, int, list
     label = graph.op("Gather", listed, position, axis=0)
     name = "scores" if probabilities is None else "probabilities"
     return {
-        "label": (label, TensorProto.STRING if is_text else TensorProto.INT64, ["records"]),
+        "label": (label, kinds.STRING if is_text else kinds.INT64, ["records"]),
         name: (scores if probabilities is None else probabilities, kind, ["records", len(labels)]),
     }
 
@@ -239,8 +233,10 @@ def _estimator(graph: _Graph, fitted: FittedTable, *, scaled: bool) -> tuple[str
     if isinstance(estimator, estimators.GaussianNB):
         joint = _gaussian(graph, estimator, x)
         return joint, graph.op("Softmax", joint, axis=1)
-    boosting = estimators.HistGradientBoostingClassifier | estimators.HistGradientBoostingRegressor
-    scores = _boosting(graph, estimator, x) if isinstance(estimator, boosting) else _linear(graph, estimator, x)
+    if isinstance(estimator, estimators.HistGradientBoostingClassifier | estimators.HistGradientBoostingRegressor):
+        scores = _boosting(graph, estimator, x)
+    else:
+        scores = _linear(graph, estimator, x)
     if (
         isinstance(estimator, estimators.HistGradientBoostingRegressor | estimators.LinearRegression)
         and not fitted.signs

@@ -55,7 +55,7 @@ def describe_estimator(dataset: DatasetSplits, fitted: FittedTable) -> dict[str,
         "kind": "estimator",
         "model": type(fitted.estimator).__name__,
         "parameters": parameters,
-        "columns": int(fitted.estimator.n_features_in_),  # pyright: ignore[reportAttributeAccessIssue]
+        "columns": int(fitted.estimator.n_features_in_),
         "signs": fitted.signs,
     }
 
@@ -398,7 +398,7 @@ def _estimator(body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Fit
         raise InvalidArgument(f"model must be an estimator of `sordino train`, got {name!r}. Update sordino.")
     kind = cast("type[PrivateEstimator]", getattr(estimators, name))
     parameters = cast("Mapping[str, object]", body["parameters"])
-    estimator = kind(**{str(key): _parameter(value) for key, value in parameters.items()})  # pyright: ignore[reportCallIssue]
+    estimator = kind(**{str(key): _parameter(value) for key, value in parameters.items()})
     arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
     estimator.set_learned_arrays(arrays, columns=int(str(body["columns"])))
     return FittedTable(estimator=estimator, signs=body["signs"] is True)
