@@ -2,10 +2,10 @@
 
 A private step is everything `fit` does for one logical batch after it was drawn: captured forward and backward, norms,
 clipped sums, noise from the cryptographic generator on every parameter, the optimizer. The plain step is the usual loop
-with a mean loss. Both run in a process that keeps freed memory, as `fit` does, and the plain step once more without, as
-in a usual loop; `--fresh` leaves memory to the C library. Rounds alternate between all ways, and ratios are taken round
-by round, so that a machine that slows down slows all of them. Other ways to take a private step are measured where they
-are installed (the bench extra).
+with a mean loss. Both run in a `tuned_process`, which `fit` takes with `tune_process=True`, and the plain step once
+more without, as in a usual loop; `--fresh` leaves memory to the C library. Rounds alternate between all ways, and
+ratios are taken round by round, so that a machine that slows down slows all of them. Other ways to take a private step
+are measured where they are installed (the bench extra).
 
     ./run bench speed --quick
 """
@@ -28,7 +28,7 @@ from steps.cases import Case, cases
 from steps.clock import CLOCKS, machine, seconds
 from steps.ways import Step, compiled_step, peers, plain_step, private_step
 
-from sordino.training import retain_freed_memory
+from sordino.training import tuned_process
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -79,7 +79,7 @@ def measure(
         else:
             names.append(name)
             steps.append(step)
-    memory = retain_freed_memory if keep else nullcontext
+    memory = tuned_process if keep else nullcontext
     with memory():
         for step in steps:
             seconds(step, 2)

@@ -11,7 +11,7 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from sordino.lazy_imports import lazy_names
+from sordino.installation import lazy_names
 
 if TYPE_CHECKING:
     from sordino import accounting, data, estimators, events, recipes, report
@@ -60,28 +60,4 @@ __all__ = [
     "verify",
 ]
 
-_HOMES = {
-    "BudgetExceeded": "errors",
-    "FitResult": "training.fit",
-    "Guarantee": "definitions",
-    "InvalidArgument": "errors",
-    "MissingDeclaration": "errors",
-    "NeighboringRelation": "definitions",
-    "PerformanceOptions": "training.plan",
-    "Plan": "training.plan",
-    "PoissonSampling": "sampling",
-    "PrivacyEngine": "training.engine",
-    "PrivacyError": "errors",
-    "PrivacyUnit": "definitions",
-    "PrivateStep": "training.step",
-    "KeyedRNG": "randomness",
-    "RunFolder": "runs",
-    "SordinoError": "errors",
-    "fit": "training.fit",
-    "load_model": "recipes.saved_model",
-    "per_record": "gradients",
-    "verify": "verification",
-}
-_ROOMS = ("accounting", "data", "estimators", "events", "recipes", "report")
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES, modules=_ROOMS)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -9,7 +9,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from sordino.data import describe_dataset, download_dataset, list_datasets, load_dataset
-from sordino.data.catalog import CATALOG, RemoteFile, cache_folder, fetch_file, find, matches, unavailable
+from sordino.data.catalog import CATALOG, RemoteFile, dataset_folder, fetch_file, find, matches, unavailable
 from sordino.errors import InvalidArgument
 
 CONTENT = bytes(range(256)) * 4000
@@ -103,7 +103,7 @@ def test_a_folder_that_cannot_be_made_is_reported(address, tmp_path):
 def test_the_offline_refusal_names_files_checksums_and_place():
     for item in CATALOG.values():
         said = str(unavailable(item, ["no network"]))
-        assert str(cache_folder(item.name)) in said
+        assert str(dataset_folder(item.name)) in said
         assert "SORDINO_DATA" in said
         for file in item.files:
             assert file.name in said
@@ -136,7 +136,7 @@ def test_the_declared_folder_comes_before_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("SORDINO_DATA", raising=False)
     assert find(wanted) is None
-    for folder in (cache_folder("mnist"), tmp_path / "data" / "mnist"):
+    for folder in (dataset_folder("mnist"), tmp_path / "data" / "mnist"):
         folder.mkdir(parents=True)
         for name in wanted.layouts[0].files:
             (folder / name.removesuffix(".gz")).write_bytes(b"")

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from sordino.mechanisms import TensorGaussianMechanism, standard_normal, tensor_noise
-from sordino.mechanisms.tensor_noise import add_normal_, stop_idle_openmp_threads
+from sordino.mechanisms.tensor_noise import _end_idle_threads, add_normal_, idle_threads_ended
 from sordino.randomness import KeyedRNG, RandomStream
 
 # Draws of one block.
@@ -143,11 +143,12 @@ def test_torch_goes_on_after_its_threads_were_ended():
     try:
         torch.set_num_threads(2)
         expected = x @ x
-        for _ in range(50):
-            stop_idle_openmp_threads()
-            assert torch.equal(x @ x, expected)
-            stop_idle_openmp_threads()
-            stop_idle_openmp_threads()
+        with idle_threads_ended():
+            for _ in range(50):
+                _end_idle_threads()
+                assert torch.equal(x @ x, expected)
+                _end_idle_threads()
+                _end_idle_threads()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -3,15 +3,16 @@
 import platform
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
-from sordino.training import PerformanceOptions, retain_freed_memory
+from sordino.training import PerformanceOptions, tuned_process
 
 _PROBE = """
 import resource
 import torch
-from sordino.training import retain_freed_memory
+from sordino.training import tuned_process
 
 def faults():
     # Four arrays of 24 MB, freed together: the top of the heap is then above what the library keeps by itself.
@@ -25,8 +26,8 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 
 torch.ones(6_000_000)
-with retain_freed_memory():
-    with retain_freed_memory():
+with tuned_process():
+    with tuned_process():
         faults()
     found = faults()
     inside = resident()
@@ -47,12 +48,11 @@ def test_steps_inside_take_no_fresh_pages_and_the_end_gives_them_back() -> None:
 
 
 def test_without_glibc_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sordino.training import retain_freed_memory as module
-
-    monkeypatch.setattr(sys.modules[module.__module__], "_glibc", lambda: None)
-    with retain_freed_memory():
+    monkeypatch.setattr("sordino.training.plan._glibc", lambda: None)
+    with tuned_process():
         pass
 
 
-def test_only_the_fast_mode_keeps_memory() -> None:
-    assert type(PerformanceOptions(clipping_mode="low_memory").keeping()) is not type(PerformanceOptions().keeping())
+def test_memory_is_kept_only_where_it_is_asked_for() -> None:
+    assert isinstance(PerformanceOptions().keeping(), nullcontext)
+    assert not isinstance(PerformanceOptions(tune_process=True).keeping(), nullcontext)

@@ -14,33 +14,38 @@ Example:
     '0.94687 by contour'
 """
 
-from sordino.accounting.api import ACCOUNTANTS, delta, epsilon, epsilon_by_accountant
-from sordino.accounting.base import Accountant, Interval
-from sordino.accounting.calibration import (
-    calibrate_batch_size,
-    calibrate_delta,
-    calibrate_noise_multiplier,
-    calibrate_sample_rate,
-    calibrate_steps,
-    group_privacy_event,
-    marginal_epsilon,
-    without_amplification,
-)
-from sordino.accounting.composition_theorems import published_advanced_composition
-from sordino.accounting.dp_accounting_interop import from_dp_event, to_dp_event
-from sordino.accounting.filters import GDPFilter, RDPFilter, ZCDPFilter, ZCDPOdometer
-from sordino.accounting.rdp import renyi_divergence
-from sordino.accounting.tradeoff import (
-    GaussianFit,
-    fit_gaussian_trade_off,
-    membership_advantage,
-    privacy_profile,
-    reconstruction_bound,
-    shuffle_lower_bound,
-    trade_off_curve,
-    true_positive_rate,
-)
-from sordino.accounting.zcdp_gdp import HeuristicEstimate, central_limit_epsilon, max_rho, rho_to_epsilon, zcdp_rho
+from typing import TYPE_CHECKING
+
+from sordino.installation import lazy_names
+
+if TYPE_CHECKING:
+    from sordino.accounting.api import ACCOUNTANTS, delta, epsilon, epsilon_by_accountant
+    from sordino.accounting.base import Accountant, Interval
+    from sordino.accounting.calibration import (
+        calibrate_batch_size,
+        calibrate_delta,
+        calibrate_noise_multiplier,
+        calibrate_sample_rate,
+        calibrate_steps,
+        group_privacy_event,
+        marginal_epsilon,
+        without_amplification,
+    )
+    from sordino.accounting.composition_theorems import published_advanced_composition
+    from sordino.accounting.dp_accounting_interop import from_dp_event, to_dp_event
+    from sordino.accounting.filters import GDPFilter, RDPFilter, ZCDPFilter, ZCDPOdometer
+    from sordino.accounting.rdp import renyi_divergence
+    from sordino.accounting.tradeoff import (
+        GaussianFit,
+        fit_gaussian_trade_off,
+        membership_advantage,
+        privacy_profile,
+        reconstruction_bound,
+        shuffle_lower_bound,
+        trade_off_curve,
+        true_positive_rate,
+    )
+    from sordino.accounting.zcdp_gdp import HeuristicEstimate, central_limit_epsilon, max_rho, rho_to_epsilon, zcdp_rho
 
 __all__ = [
     "ACCOUNTANTS",
@@ -79,3 +84,5 @@ __all__ = [
     "without_amplification",
     "zcdp_rho",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -15,7 +15,7 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from sordino.lazy_imports import lazy_names
+from sordino.installation import lazy_names
 
 if TYPE_CHECKING:
     from sordino.audit.canaries import OneShotEstimate, normal_pair_epsilon, one_shot_estimate
@@ -93,44 +93,4 @@ __all__ = [
     "replay",
 ]
 
-_HOMES = {
-    "AuditResult": "training_audit",
-    "CASES": "conformance",
-    "Case": "conformance.framework",
-    "CheckedEngine": "conformance.engine_cases",
-    "EngineLibrary": "conformance.framework",
-    "EventTradeOffFamily": "lower_bounds",
-    "TradeOffFamily": "lower_bounds",
-    "CaseResult": "conformance.framework",
-    "FitLibrary": "conformance.framework",
-    "GaussianTradeOffFamily": "lower_bounds",
-    "CanaryGuesses": "lower_bounds",
-    "Library": "conformance.framework",
-    "ConformanceLoss": "conformance.framework",
-    "LowerBound": "lower_bounds",
-    "NotSupported": "conformance.framework",
-    "OneShotEstimate": "canaries",
-    "PrivateTraining": "conformance.framework",
-    "ReplayReport": "neighbor_replay",
-    "MembershipTrials": "lower_bounds",
-    "Violation": "neighbor_replay",
-    "ConformanceFailure": "conformance.framework",
-    "audit_training": "training_audit",
-    "check_engine": "conformance.engine_cases",
-    "check_library": "conformance",
-    "clopper_pearson": "lower_bounds",
-    "gaussian_mu": "lower_bounds",
-    "gaussian_multi_run": "lower_bounds",
-    "guess_canaries": "lower_bounds",
-    "multi_run_trade_off_bound": "lower_bounds",
-    "normal_pair_epsilon": "canaries",
-    "one_run_lower_bound": "lower_bounds",
-    "one_run_trade_off_bound": "lower_bounds",
-    "one_run_p_value": "lower_bounds",
-    "one_shot_estimate": "canaries",
-    "library_paths": "conformance.framework",
-    "replay": "neighbor_replay",
-    "make_trials": "lower_bounds",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -12,6 +12,7 @@ from sordino.cli.account import FALSE_POSITIVE_RATES
 from sordino.definitions import NeighboringRelation, format_upper_bound
 from sordino.errors import AccountingError, InvalidArgument, UnsupportedEvent
 from sordino.events import Composed, Event, SelfComposed, compose
+from sordino.installation import require
 from sordino.plot_style import COLORS, METHOD_COLOURS, SERIF, STYLE
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def plot_account(
     path: Path,
 ) -> None:
     """Draw ε over steps and the trade-off curve of an event to a PNG or SVG file."""
+    require("report", "matplotlib", user="a picture")
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -259,6 +261,7 @@ _BAD = METHOD_COLOURS[3]
 
 def plot_audit(result: "AuditResult", path: Path) -> None:
     """Draw an audit to a PNG or SVG file."""
+    require("report", "matplotlib", user="a picture")
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -357,6 +360,7 @@ _MARKS = "osD^vPX*hp"
 
 def plot_comparison(found: "Comparison", others: Mapping[str, float], *, title: str, delta: float, path: Path) -> None:
     """Draw the comparison to a PNG or SVG file."""
+    require("report", "matplotlib", user="a picture")
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

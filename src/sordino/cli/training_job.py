@@ -227,6 +227,7 @@ def run_training_job(job: TrainingJob, console: Console, ranks: "DistributedCont
     from sordino.recipes import train_with_config
     from sordino.recipes.saved_model import describe_module
     from sordino.report import write_report
+    from sordino.training import tuned_process
 
     plan = job.recipe.plan
     every = job.checkpoint_every or max(1, plan.steps // 10)
@@ -238,7 +239,7 @@ def run_training_job(job: TrainingJob, console: Console, ranks: "DistributedCont
 
     run = begun() if ranks is None else ranks.rank_zero_first(begun)
     # Whatever a model or a progress line prints belongs on stderr: stdout is for the command's own last word.
-    with contextlib.redirect_stdout(sys.stderr), _seeded(job.rng), _closed(run):
+    with contextlib.redirect_stdout(sys.stderr), tuned_process(), _seeded(job.rng), _closed(run):
         result = train_with_config(
             job.dataset,
             job.recipe,
@@ -263,10 +264,11 @@ def run_training_worker(job: TrainingJob, ranks: "DistributedContext") -> None:
     Guarantee: that of `fit`, of which this is a part.
     """
     from sordino.recipes import train_with_config
+    from sordino.training import tuned_process
 
     # A folder that can't be made is refused in all processes.
     ranks.rank_zero_first(lambda: None)
-    with contextlib.redirect_stdout(sys.stderr), _seeded(job.rng):
+    with contextlib.redirect_stdout(sys.stderr), tuned_process(), _seeded(job.rng):
         train_with_config(
             job.dataset,
             job.recipe,

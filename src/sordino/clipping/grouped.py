@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar, cast, final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from sordino import checks
@@ -21,6 +20,7 @@ from sordino.clipping.methods import (
 )
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
+from sordino.shapes import Float
 
 __all__ = [
     "GroupedClipping",

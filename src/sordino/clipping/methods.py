@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from sordino import checks
@@ -14,6 +13,7 @@ from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.events import Event
 from sordino.randomness import KeyedRNG
+from sordino.shapes import Float
 
 __all__ = [
     "AdaClip",

@@ -1,10 +1,15 @@
 """Named real data sets and files (CSV, Parquet, IDX, npz) as records with a declared schema."""
 
-from sordino.data.arrays import MappedArrays, mapped_table
-from sordino.data.catalog import download_dataset
-from sordino.data.loading import DatasetDescription, DatasetInfo, describe_dataset, list_datasets, load_dataset
-from sordino.data.readers import hashed_features
-from sordino.data.schema import ArraySchema, CategoricalColumn, DatasetSplits, NumericColumn, Records, Schema
+from typing import TYPE_CHECKING
+
+from sordino.installation import lazy_names
+
+if TYPE_CHECKING:
+    from sordino.data.arrays import MappedArrays, mapped_table
+    from sordino.data.catalog import download_dataset
+    from sordino.data.loading import DatasetDescription, DatasetInfo, describe_dataset, list_datasets, load_dataset
+    from sordino.data.readers import hashed_features
+    from sordino.data.schema import ArraySchema, CategoricalColumn, DatasetSplits, NumericColumn, Records, Schema
 
 __all__ = [
     "ArraySchema",
@@ -23,3 +28,5 @@ __all__ = [
     "load_dataset",
     "mapped_table",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import IO, BinaryIO, TypeVar
 
 import numpy as np
-from jaxtyping import Float32
 from numpy.lib.npyio import NpzFile
 
 from sordino.data.schema import ArraySchema, NumericColumn, Records, Schema
 from sordino.data.tables import encode_table, is_table, iterate_columns
 from sordino.errors import InvalidArgument, MissingDeclaration
+from sordino.shapes import Float32
 
 __all__ = [
     "MappedArrays",

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from sordino.data.readers import FILES
 from sordino.errors import DataUnavailable, InvalidArgument
+from sordino.installation import cache_folder, is_installed
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -24,7 +25,7 @@ __all__ = [
     "Layout",
     "NamedDataset",
     "RemoteFile",
-    "cache_folder",
+    "dataset_folder",
     "download_dataset",
     "existing",
     "fetch_file",
@@ -246,11 +247,9 @@ class Found:
     origin: str
 
 
-def cache_folder(name: str) -> Path:
+def dataset_folder(name: str) -> Path:
     """The folder of one set in the user's cache; it need not exist."""
-    from platformdirs import user_cache_path
-
-    return user_cache_path("sordino") / "data" / name
+    return cache_folder() / "data" / name
 
 
 def find(wanted: NamedDataset, *, layouts: tuple[Layout, ...] | None = None) -> Found | None:
@@ -275,7 +274,7 @@ def _folders(wanted: NamedDataset) -> list[tuple[str, Path, Path | None]]:
     if declared:
         root = Path(declared).expanduser()
         folders.append(("SORDINO_DATA", root / wanted.name, root))
-    folders.append(("cache", cache_folder(wanted.name), None))
+    folders.append(("cache", dataset_folder(wanted.name), None))
     if wanted.packaged is not None:
         folders.append(("system package", wanted.packaged, None))
     return folders
@@ -320,7 +319,7 @@ def download_dataset(name: str) -> Path:
     found = find(wanted, layouts=wanted.layouts[:1])
     if found is not None and found.origin != "cache":
         return found.files[0].parent
-    folder = cache_folder(name)
+    folder = dataset_folder(name)
     missing = [file for file in wanted.files if not matches(existing(folder / file.name), file)]
     problems = _fetch_all(missing, folder) if missing else []
     if problems:
@@ -337,12 +336,15 @@ def unavailable(wanted: NamedDataset, problems: list[str]) -> DataUnavailable:
     reasons = f" ({'; '.join(problems)})" if problems else ""
     return DataUnavailable(
         f"the data set {wanted.name!r} must be on this machine, and fetching it failed{reasons}. "
-        f"Place these files in {cache_folder(wanted.name)}, or in a folder {wanted.name}/ under the one that the "
+        f"Place these files in {dataset_folder(wanted.name)}, or in a folder {wanted.name}/ under the one that the "
         f"environment variable SORDINO_DATA names: {files}. {wanted.note}".rstrip()
     )
 
 
 def _fetch_all(files: list[RemoteFile], folder: Path) -> list[str]:
+    """Download the files, with a line of progress where rich is installed."""
+    if not is_installed("rich"):
+        return next((problems for file in files if (problems := fetch_file(file, folder))), [])
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
 from sordino import checks
 from sordino.data.schema import CategoricalColumn, NumericColumn, Schema
 from sordino.data.tables import Column, EncodedColumn, number_text, positions, read_columns, to_number, to_numbers
 from sordino.errors import InvalidArgument
+from sordino.shapes import Float64, Int64
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from typing import IO, cast
 import numpy as np
 
 from sordino.data.arrays import array_records, array_schema_from_sample, is_array, unlisted_array_labels
-from sordino.data.catalog import CATALOG, Found, NamedDataset, cache_folder, download_dataset, find, get_named_dataset
+from sordino.data.catalog import CATALOG, Found, NamedDataset, dataset_folder, download_dataset, find, get_named_dataset
 from sordino.data.readers import (
     ADULT_SCHEMA,
     FILES,
@@ -507,7 +507,7 @@ def describe_dataset(name: str) -> DatasetDescription:
         labels=item.labels,
         note=item.note,
         files=tuple((file.name, file.sha256, file.urls[0]) for file in item.files),
-        place=cache_folder(name) if item.files else FILES,
+        place=dataset_folder(name) if item.files else FILES,
         schema=ADULT_SCHEMA if name == "adult" else None,
     )
 

@@ -20,13 +20,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32, UInt8
 
 from sordino.checks import integer
 from sordino.data.arrays import labels_path, read_idx, to_images
 from sordino.data.schema import CategoricalColumn, DatasetSplits, NumericColumn, Records, Schema, fixed_order
 from sordino.data.tables import encode_table, read_columns
 from sordino.errors import DataUnavailable
+from sordino.shapes import Float32, UInt8
 
 __all__ = [
     "ADULT_SCHEMA",

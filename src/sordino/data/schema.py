@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
 
 from sordino.checks import one_of
 from sordino.errors import InvalidArgument, MissingDeclaration
+from sordino.shapes import Float32, Float64, Int64
 
 if TYPE_CHECKING:
     import torch

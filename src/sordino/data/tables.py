@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
 
 from sordino.data.schema import CategoricalColumn, NumericColumn, Records, Schema
 from sordino.errors import InvalidArgument, MissingDeclaration
+from sordino.installation import require
+from sordino.shapes import Float32, Float64, Int64
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -322,9 +323,9 @@ def read_columns(path: Path, names: Sequence[str], *, numeric: Collection[str] =
         InvalidArgument: If the file can't be read, lacks a column, or a column's type is neither numbers, texts nor
             booleans: the message names the column, and no cell.
     """
+    columns = _raw_names(path, names)  # which finds out whether there is pyarrow
     import pyarrow as pa
 
-    columns = _raw_names(path, names)
     table = pa.concat_tables(_parts(path, columns, rows=1 << 20))
     return {name: _column(path, name, table.column(raw), numeric=name in numeric) for name, raw in columns.items()}
 
@@ -435,6 +436,7 @@ def open_table_text(path: Path) -> Iterator[tuple[IO[bytes], str]]:
 
 def _without_contents(path: Path, read: Callable[[], T]) -> T:
     """Run a reader; a failure becomes a message that holds nothing of the file's contents."""
+    require("tables", "pyarrow", user="a table")
     import pyarrow as pa
 
     try:

@@ -6,7 +6,7 @@ afterwards what was spent.
 
 from typing import TYPE_CHECKING
 
-from sordino.lazy_imports import lazy_names
+from sordino.installation import lazy_names, require
 
 if TYPE_CHECKING:
     from sordino.estimators.hist_gradient_boosting import HistGradientBoostingClassifier, HistGradientBoostingRegressor
@@ -37,22 +37,5 @@ __all__ = [
     "WhitenedLogisticRegression",
 ]
 
-_HOMES = {
-    "DPClassifier": "neural",
-    "DPRegressor": "neural",
-    "GaussianNB": "naive_bayes",
-    "HistGradientBoostingClassifier": "hist_gradient_boosting",
-    "HistGradientBoostingRegressor": "hist_gradient_boosting",
-    "KMeans": "kmeans",
-    "LinearRegression": "linear_regression",
-    "LinearSVC": "linear_classifiers",
-    "LogisticRegression": "linear_classifiers",
-    "MinMaxScaler": "preprocessing",
-    "PCA": "preprocessing",
-    "PrivateGridSearch": "search",
-    "Ridge": "linear_regression",
-    "StandardScaler": "preprocessing",
-    "WhitenedLogisticRegression": "whitened_logistic",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+require("estimators", "sklearn", user="sordino.estimators")
+__getattr__, __dir__ = lazy_names(__name__)

@@ -11,7 +11,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from sordino import accounting, checks
@@ -21,6 +20,7 @@ from sordino.events import Event, Gaussian, SelfComposed
 from sordino.gradients.numerics import full_precision
 from sordino.mechanisms import TensorGaussianMechanism
 from sordino.randomness import KeyedRNG
+from sordino.shapes import Float
 from sordino.training.run_writer import require_unused_key
 
 __all__ = [

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch._C._autograd import (
     _get_current_graph_task_keep_graph,  # pyright: ignore[reportPrivateUsage]
@@ -24,6 +23,7 @@ from sordino.gradients.rules.base import LayerCall, LayerRule
 from sordino.gradients.rules.composite import LinearMapsRule, direct_rule
 from sordino.gradients.rules.convolution import ConvolutionRule
 from sordino.gradients.rules.linear import LinearRule, TransposedLinearRule
+from sordino.shapes import Float
 
 __all__ = [
     "CallGroups",

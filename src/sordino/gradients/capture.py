@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -33,6 +32,7 @@ from sordino.gradients.module_hooks import (
 )
 from sordino.gradients.numerics import full_precision
 from sordino.gradients.rules.base import KernelTimings, LayerCall, get_rule
+from sordino.shapes import Float
 
 if TYPE_CHECKING:
     from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward

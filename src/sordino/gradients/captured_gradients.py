@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from sordino.errors import PrivacyError, UncapturedParameter
@@ -11,6 +10,7 @@ from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBa
 from sordino.gradients.norms import NormMeasurement, group_numbers
 from sordino.gradients.numerics import guard_holds
 from sordino.gradients.rules.base import KernelTimings, LayerCall, chunk_records
+from sordino.shapes import Bool, Float
 
 __all__ = ["CapturedGradients"]
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from sordino.gradients.numerics import compute_dtype, guard_holds, row_squared_norms
 from sordino.gradients.rules.base import LayerCall, Rounding, additions, chunk_records, unit
 from sordino.gradients.rules.linear import GHOST_ROUNDING
+from sordino.shapes import Float
 
 __all__ = ["NormMeasurement", "group_numbers", "tied_squared_norms"]
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Shaped
 from torch import Tensor
+
+from sordino.shapes import Float, Shaped
 
 __all__ = [
     "affine",

@@ -8,7 +8,6 @@ soon as it has arrived, so that no raw one is left in ``.grad``.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.utils.hooks import RemovableHandle
@@ -24,6 +23,7 @@ from sordino.gradients.module_hooks import (
     may_mix_records,
 )
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
+from sordino.shapes import Float
 
 __all__ = ["OneByOne"]
 

@@ -12,7 +12,6 @@ from typing import cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
@@ -32,6 +31,7 @@ from sordino.gradients.recurrent_cells import (
     without_ended,
 )
 from sordino.gradients.rules.composite import LinearMap, direct_rule, parts_rule
+from sordino.shapes import Float, Shaped
 
 __all__ = ["GateReceiver", "attention", "recurrent_replacements", "run_direction"]
 

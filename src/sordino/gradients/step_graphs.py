@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -22,6 +21,7 @@ from sordino.gradients.captured_gradients import CapturedGradients
 from sordino.gradients.numerics import full_precision, tracing_graph
 from sordino.gradients.rules.base import LayerCall
 from sordino.gradients.rules.composite import DerivedContext
+from sordino.shapes import Bool, Float
 
 __all__ = ["StepGraphs", "trace_step"]
 

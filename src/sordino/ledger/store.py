@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from sordino.errors import InvalidArgument, LedgerError
 from sordino.events import Event, NoOp, from_dict
+from sordino.installation import require
 
 if TYPE_CHECKING:
     import sqlite3
@@ -141,6 +142,7 @@ def ledger_url(place: str | Path) -> str:
     Raises:
         InvalidArgument: another database than SQLite or PostgreSQL, a ledger in memory, or a network file system.
     """
+    require("ledger", "sqlalchemy", user="a ledger")
     text = str(place)
     if re.match(r"postgresql(\+psycopg)?://", text):
         return re.sub(r"^postgresql(\+psycopg)?://", "postgresql+psycopg://", text)
@@ -339,6 +341,7 @@ _APPEND_ONLY = {
 
 @contextmanager
 def _connection(url: str, *, writes: bool, check: bool = True) -> Iterator["Connection"]:
+    require("ledger", "sqlalchemy", user="a ledger")
     path = ledger_file(url)
     if check and path is not None and not path.is_file():
         raise LedgerError(f"ledger must exist, got no file {str(path)!r}. Run `sordino ledger init {path.name}`.")

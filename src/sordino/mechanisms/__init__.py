@@ -5,7 +5,7 @@ Mechanisms on numpy values need no torch; the Gaussian mechanism on tensors, whi
 
 from typing import TYPE_CHECKING
 
-from sordino.lazy_imports import lazy_names
+from sordino.installation import lazy_names
 
 if TYPE_CHECKING:
     from sordino.mechanisms.additive import (
@@ -78,37 +78,4 @@ __all__ = [
     "standard_normal",
 ]
 
-_HOMES = {
-    "AboveThreshold": "categorical",
-    "AboveThresholdSession": "categorical",
-    "GaussianMechanism": "additive",
-    "DiscreteGaussianMechanism": "additive",
-    "DiscreteLaplaceMechanism": "additive",
-    "ExponentialMechanism": "categorical",
-    "GaussianBudget": "calibration",
-    "TensorGaussianMechanism": "tensor_noise",
-    "GeneralizedExponentialMechanism": "categorical",
-    "GeometricMechanism": "additive",
-    "GridGaussianMechanism": "additive",
-    "KNormMechanism": "additive",
-    "LaplaceMechanism": "additive",
-    "PermuteAndFlip": "categorical",
-    "PrivateCount": "statistics",
-    "PrivateCovariance": "covariance",
-    "PrivateHistogram": "statistics",
-    "PrivateMean": "statistics",
-    "PrivateQuantile": "statistics",
-    "PrivateSecondMoment": "covariance",
-    "PrivateSum": "statistics",
-    "PureBudget": "calibration",
-    "RandomizedResponseMechanism": "categorical",
-    "ReportNoisyMax": "categorical",
-    "ThresholdedHistogram": "statistics",
-    "analytic_noise_multiplier": "calibration",
-    "make_budget": "calibration",
-    "classical_noise_multiplier": "calibration",
-    "gaussian_mechanism_delta": "calibration",
-    "standard_normal": "tensor_noise",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__)

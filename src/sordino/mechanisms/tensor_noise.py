@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -35,13 +36,13 @@ __all__ = [
     "TensorGaussianMechanism",
     "add_normal_",
     "group_by_precision",
+    "idle_threads_ended",
     "standard_normal",
-    "stop_idle_openmp_threads",
 ]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Threads of torch's that wait for work give their processors free.
+# Threads of torch's that wait for work give their processors free, where that is asked for.
 #
 # After an operation on several threads those of OpenMP go on asking for work for some milliseconds, each on a
 # processor. Other threads that begin to work then share these with them: the noise of ten million numbers takes a third
@@ -53,14 +54,24 @@ __all__ = [
 
 
 _SOFT = 1
+_ends_idle_threads: ContextVar[bool] = ContextVar("sordino ends idle threads", default=False)
 
 
-def stop_idle_openmp_threads() -> None:
-    """End the threads that wait for torch's next operation, which starts them again.
+@contextmanager
+def idle_threads_ended() -> Iterator[None]:
+    """A block in which threads that wait for torch's next operation, which starts them again, end before noise.
 
-    Only the calling thread's are ended. Where torch has no OpenMP of its own, nothing happens.
+    Only the calling thread's are ended, and only where noise is drawn on several threads.
     """
-    library = _openmp()
+    before = _ends_idle_threads.set(True)
+    try:
+        yield
+    finally:
+        _ends_idle_threads.reset(before)
+
+
+def _end_idle_threads() -> None:
+    library = _openmp() if _ends_idle_threads.get() else None
     if library is not None:
         library.omp_pause_resource_all(_SOFT)
 
@@ -211,7 +222,7 @@ def _draw(targets: Sequence[_Target], count: int, stream: RandomStream, stddev: 
     if threads == 1:
         _draw_blocks(blocks, targets, count, stream, stddev)
         return
-    stop_idle_openmp_threads()
+    _end_idle_threads()
     # Who is done takes the next few, whatever else keeps the processors busy.
     few = max(1, min(_MOST_AT_ONCE, len(blocks) // (4 * threads)))
     waiting = iter([blocks[first : first + few] for first in range(0, len(blocks), few)])

@@ -8,12 +8,12 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino import checks
 from sordino.errors import InvalidArgument
+from sordino.shapes import Float
 
 __all__ = [
     "Block",

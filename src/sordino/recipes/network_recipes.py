@@ -12,7 +12,6 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -40,6 +39,7 @@ from sordino.recipes.stages import (
     training_stage,
 )
 from sordino.recipes.training_config import cross_entropy_per_record
+from sordino.shapes import Float
 from sordino.training.averaging import ExponentialWeightAverage, TailWeightAverage
 from sordino.training.fit import fit
 from sordino.training.plan import PerformanceOptions, Plan

@@ -7,7 +7,6 @@ from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import is_regressor
 
 from sordino import accounting, checks, estimators
 from sordino.data import CategoricalColumn, DatasetSplits, NumericColumn, Records, Schema
@@ -372,6 +371,12 @@ def get_method(name: str) -> TabularMethod:
     return TABULAR_METHODS[name]
 
 
+def _is_regressor(estimator: object) -> bool:
+    from sklearn.base import is_regressor
+
+    return bool(is_regressor(estimator))
+
+
 @dataclass(frozen=True, kw_only=True)
 class FittedTable:
     """A fitted estimator, and what its numbers mean for the table.
@@ -411,7 +416,7 @@ class FittedTable:
         Guarantee: none beyond the model's; measure on public records.
         """
         checks.integer(1, records=len(rows))
-        return measured(self.predict(rows), targets, classes=self.signs or not is_regressor(self.estimator))
+        return measured(self.predict(rows), targets, classes=self.signs or not _is_regressor(self.estimator))
 
 
 def measured(found: npt.NDArray[np.generic], targets: npt.NDArray[np.generic], *, classes: bool) -> float:
@@ -424,7 +429,7 @@ def measured(found: npt.NDArray[np.generic], targets: npt.NDArray[np.generic], *
 def fit_to(estimator: PrivateEstimator, table: TabularTask) -> FittedTable:
     """Fit an estimator that was made for the table."""
     rows, targets = table.train
-    signs = is_regressor(estimator) and table.facts.classes is not None
+    signs = _is_regressor(estimator) and table.facts.classes is not None
     given = 2.0 * targets.astype(np.float64) - 1.0 if signs else targets
     estimator.fit(rows, given)  # pyright: ignore[reportAttributeAccessIssue]
     return FittedTable(estimator=estimator, signs=bool(signs))

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -21,6 +19,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from sordino.data import Records
 from sordino.errors import DataUnavailable, InvalidArgument
 from sordino.estimators import WhitenedLogisticRegression
+from sordino.installation import is_installed
 from sordino.randomness import KeyedRNG
 from sordino.recipes.recipe import Predictor, PreparedRecipe, Recipe, RecipeTask, StageCharger, kept_here, once_a_block
 from sordino.recipes.scattering_recipes import SyntheticWhitening, linear_on
@@ -64,6 +63,16 @@ def packaged_weights_folder(modules: Sequence[str], *, recipe: str) -> Path:
     return Path(spec.origin).parent
 
 
+def _track(starts: Sequence[int]) -> Iterable[int]:
+    """The same, with a line of progress on standard error where rich is installed."""
+    if not is_installed("rich"):
+        return starts
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(starts, "features", console=Console(stderr=True))
+
+
 class CachedFeatures:
     """Features by a frozen model, computed once for each record, in half precision.
 
@@ -88,7 +97,7 @@ class CachedFeatures:
         missing = list({key: place for place, key in enumerate(keys) if key not in kept.rows}.values())
         # Without records there is still a width to find.
         starts = range(0, len(missing), _BLOCK) if keys else (0,)
-        for start in track(starts, "features", console=Console(stderr=True), disable=not progress or not missing):
+        for start in _track(starts) if progress and missing else starts:
             places = missing[start : start + _BLOCK]
             found = self.extract(_part(records, places)).numpy().astype(np.float16)
             if not keys:

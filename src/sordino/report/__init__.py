@@ -6,26 +6,31 @@ Example:
     0.02719
 """
 
-from sordino.report.build import build_report
-from sordino.report.interpretation import max_true_positive_rate
-from sordino.report.registry import registry_yaml
-from sordino.report.render import (
-    ReportFiles,
-    plot_report,
-    render_comparison_html,
-    render_comparison_markdown,
-    render_html,
-    render_markdown,
-    write_report,
-)
-from sordino.report.schema import Audit, Report
-from sordino.report.utility import (
-    compute_label_utility,
-    compute_regression_utility,
-    compute_utility,
-    describe_figures,
-    measure_private_utility,
-)
+from typing import TYPE_CHECKING
+
+from sordino.installation import lazy_names, require
+
+if TYPE_CHECKING:
+    from sordino.report.build import build_report
+    from sordino.report.interpretation import max_true_positive_rate
+    from sordino.report.registry import registry_yaml
+    from sordino.report.render import (
+        ReportFiles,
+        plot_report,
+        render_comparison_html,
+        render_comparison_markdown,
+        render_html,
+        render_markdown,
+        write_report,
+    )
+    from sordino.report.schema import Audit, Report
+    from sordino.report.utility import (
+        compute_label_utility,
+        compute_regression_utility,
+        compute_utility,
+        describe_figures,
+        measure_private_utility,
+    )
 
 __all__ = [
     "Audit",
@@ -46,3 +51,6 @@ __all__ = [
     "render_markdown",
     "write_report",
 ]
+
+require("report", "jinja2", "pydantic", "yaml", user="sordino.report")
+__getattr__, __dir__ = lazy_names(__name__)

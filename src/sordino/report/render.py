@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sordino.definitions import format_upper_bound
+from sordino.installation import require
 from sordino.plot_style import COLORS, SERIF, STYLE
 from sordino.report import charts as figures
 from sordino.report import formatting
@@ -47,6 +48,7 @@ _STYLE = STYLE | {"axes.spines.left": False}
 
 def plot_report(report: Report, path: Path) -> None:
     """Draw the report's picture to a PNG of 1600 × 900 pixels."""
+    require("report", "matplotlib", user="a picture")
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
@@ -21,6 +20,7 @@ from sordino.events import ProjectedGaussian
 from sordino.gradients import Recorder
 from sordino.mechanisms.tensor_noise import standard_normal
 from sordino.randomness import KeyedRNG
+from sordino.shapes import Float
 from sordino.training.accumulators import LossAccumulator
 from sordino.training.probing.snapshots import preserve_rng_state
 from sordino.training.probing.torch_modes import PublicDivisor

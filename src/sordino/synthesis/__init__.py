@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from sordino.lazy_imports import lazy_names
+from sordino.installation import lazy_names, require
 
 if TYPE_CHECKING:
     from sordino.synthesis.graphical_model import GraphicalModel, NoisyMarginal, fit_model
@@ -10,11 +10,5 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphicalModel", "NoisyMarginal", "TableSynthesizer", "fit_model"]
 
-_HOMES = {
-    "GraphicalModel": "graphical_model",
-    "NoisyMarginal": "graphical_model",
-    "TableSynthesizer": "synthesizer",
-    "fit_model": "graphical_model",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+require("estimators", "sklearn", user="sordino.synthesis")
+__getattr__, __dir__ = lazy_names(__name__)

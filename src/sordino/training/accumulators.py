@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from sordino.clipping import QuantileClipping, QuantileThresholds
@@ -12,6 +11,7 @@ from sordino.errors import InvalidArgument, NonPrivateStep
 from sordino.gradients import Contributions, Recorder
 from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward
 from sordino.mechanisms import TensorGaussianMechanism
+from sordino.shapes import Float
 from sordino.training.noisy_releases import LossSum
 from sordino.training.plan import StepPlan
 

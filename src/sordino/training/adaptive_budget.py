@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import nn
 
-from sordino import checks
-from sordino.accounting.filters import GDPFilter, RDPFilter, ZCDPFilter
+from sordino import accounting, checks
 from sordino.clipping import AdaClip
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, UnsupportedEvent
@@ -162,21 +161,29 @@ class AdaptiveBudgetRun:
         self._exhausted = False
         self.is_spent = False
 
-    def _made(self) -> tuple[GDPFilter | ZCDPFilter | RDPFilter, str]:
+    def _made(self) -> "tuple[accounting.GDPFilter | accounting.ZCDPFilter | accounting.RDPFilter, str]":
         epsilon, delta, neighboring_relation = self._budget.epsilon, self._plan.delta, self._plan.neighboring_relation
         if self._kind == "gaussian":
-            return GDPFilter(epsilon=epsilon, delta=delta, neighboring_relation=neighboring_relation), "Gaussian filter"
+            return accounting.GDPFilter(
+                epsilon=epsilon, delta=delta, neighboring_relation=neighboring_relation
+            ), "Gaussian filter"
         if self._kind == "zcdp":
-            return ZCDPFilter(epsilon=epsilon, delta=delta, neighboring_relation=neighboring_relation), "zCDP filter"
+            return accounting.ZCDPFilter(
+                epsilon=epsilon, delta=delta, neighboring_relation=neighboring_relation
+            ), "zCDP filter"
         planned = self._plan.step_event(0)
 
         def lasts(order: float) -> float:
-            made = RDPFilter(epsilon=epsilon, delta=delta, order=order, neighboring_relation=neighboring_relation)
+            made = accounting.RDPFilter(
+                epsilon=epsilon, delta=delta, order=order, neighboring_relation=neighboring_relation
+            )
             cost = made.cost(planned)
             return made.budget / cost if cost > 0 else math.inf
 
         self._order = max(_ORDERS, key=lasts)
-        made = RDPFilter(epsilon=epsilon, delta=delta, order=self._order, neighboring_relation=neighboring_relation)
+        made = accounting.RDPFilter(
+            epsilon=epsilon, delta=delta, order=self._order, neighboring_relation=neighboring_relation
+        )
         return made, f"Rényi filter of order {self._order:g}"
 
     def _price(self, event: Event) -> float:

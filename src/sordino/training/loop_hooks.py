@@ -35,7 +35,13 @@ from sordino.training.loss_tracing.loss_tracer import (
     compares_values,
 )
 from sordino.training.loss_tracing.trace import OperationTrace, scaler_refusal, without_trace
-from sordino.training.loss_tracing.traced_tensor import TaintedFloat, TaintedInt, TracedTensor, leave_untraced
+from sordino.training.loss_tracing.traced_tensor import (
+    TaintedFloat,
+    TaintedInt,
+    TracedTensor,
+    leave_untraced,
+    trace_again,
+)
 from sordino.training.optimizer_checks import (
     check_module_and_optimizer,
     optimizer_parameters,
@@ -426,7 +432,7 @@ class LoopHooks:
         self._mean, self._performance = mean_over_records, performance or PerformanceOptions()
         self._verify_module: Callable[[int], None] | None = None
         self._following = LossTracer(module)
-        leave_untraced()
+        leave_untraced(self)
         self._chunk: Microbatch | None = None
         # The part that was given last; and the same, until it is in the sum.
         self._handed: Microbatch | None = None
@@ -500,6 +506,7 @@ class LoopHooks:
         for handle in self._step_handles:
             handle.remove()
         unregister_private_parameters(self._claimed)
+        trace_again(self)
 
     # --- parameters ----------------------------------------------------------------------------------------------
 

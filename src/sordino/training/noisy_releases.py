@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from sordino import checks
@@ -21,6 +20,7 @@ from sordino.clipping import Clipping
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.mechanisms import TensorGaussianMechanism
+from sordino.shapes import Float
 
 __all__ = ["LossRelease", "LossSum", "NormRelease", "check_loss_release"]
 

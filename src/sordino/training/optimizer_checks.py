@@ -1,7 +1,8 @@
 """Keeps every other optimizer away from private parameters.
 
 One hook on all optimizers of the process looks every parameter up before a step. The hook is global because the
-optimizer that would break the guarantee is exactly the one that nobody handed over.
+optimizer that would break the guarantee is exactly the one that nobody handed over. It is there only while some
+parameter is private: during `fit`, and from ``make_private`` until ``detach``.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sordino.errors import InvalidArgument, NonPrivateStep
@@ -34,7 +36,7 @@ __all__ = [
 _OWNERS: dict[Tensor, ReferenceType[Optimizer]] = WeakTensorKeyDictionary()  # pyright: ignore[reportAssignmentType]
 
 
-_registrations: list[object] = []
+_registrations: list[RemovableHandle] = []
 
 
 def register_private_parameters(parameters: Iterable[nn.Parameter], optimizer: Optimizer) -> None:
@@ -50,6 +52,13 @@ def unregister_private_parameters(parameters: Iterable[nn.Parameter]) -> None:
     """Any optimizer may step `parameters` again."""
     for parameter in parameters:
         _OWNERS.pop(parameter, None)
+    _remove_unused_hook()
+
+
+def _remove_unused_hook() -> None:
+    if not _OWNERS:
+        while _registrations:
+            _registrations.pop().remove()
 
 
 def is_private_parameter(parameters: Iterable[nn.Parameter]) -> bool:
@@ -58,6 +67,9 @@ def is_private_parameter(parameters: Iterable[nn.Parameter]) -> bool:
 
 
 def _refuse_strangers(optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG001 (torch's signature)
+    if not _OWNERS:  # the private models are gone
+        _remove_unused_hook()
+        return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             owner = _OWNERS.get(parameter)

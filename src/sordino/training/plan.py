@@ -41,6 +41,7 @@ from sordino.gradients import GradientCapture, KernelTimings, OneByOne, Recorder
 from sordino.mechanisms import TensorGaussianMechanism
 from sordino.mechanisms.correlated import CorrelatedGaussianMechanism
 from sordino.mechanisms.integer_noise import GridSumMechanism
+from sordino.mechanisms.tensor_noise import idle_threads_ended
 from sordino.sampling import (
     CyclicPoissonSampling,
     FixedBatchSampling,
@@ -53,18 +54,19 @@ from sordino.schedules import Schedule, scale_schedule, schedule_from_dict, sche
 from sordino.training.correlated_noise import CorrelatedNoise, choose_noise
 from sordino.training.noisy_releases import LossRelease, check_loss_release
 
-__all__ = ["ClippingMode", "Gradients", "PerformanceOptions", "Plan", "StepPlan", "retain_freed_memory"]
+__all__ = ["ClippingMode", "Gradients", "PerformanceOptions", "Plan", "StepPlan", "tuned_process"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Memory that was freed stays with the process while it trains.
+# A process that does nothing but train: freed memory stays with it, and idle threads leave their processors.
 #
 # A training step frees and asks for the same large arrays again and again. The C library gives the top of its heap back
 # to the system each time, and the system hands out fresh pages, cleared and mapped one by one: on virtual machines that
 # can take a fifth of a private step, which needs more such arrays than a plain one.
 #
 # References:
-#     mallopt(3), M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_MMAP_MAX; malloc_trim(3).
+#     mallopt(3), M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_MMAP_MAX; malloc_trim(3). OpenMP API 5.0,
+#     omp_pause_resource_all.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -79,16 +81,24 @@ _inside = 0
 
 
 @contextmanager
-def retain_freed_memory() -> Iterator[None]:
-    """A block in which freed memory is kept for the next array; it goes back to the system at the end.
+def tuned_process() -> Iterator[None]:
+    """A block that trains, in a process that does nothing else.
 
-    `fit` does this by itself unless memory is to be spared. Around a training loop of one's own it saves as much.
-    Without Linux and glibc it does nothing.
+    Memory that was freed is kept for the next array and goes back to the system at the end, and torch's idle threads
+    are ended before noise is drawn on several threads. Both are settings of the whole process: the C library's
+    thresholds are not those of before afterwards, but those that it arrives at by itself where large arrays are freed.
+    `PerformanceOptions(tune_process=True)` does the same for `fit`. Without Linux and glibc memory is not kept.
 
     Example:
-        >>> with retain_freed_memory():
+        >>> with tuned_process():
         ...     squares = [step**2 for step in range(3)]
     """
+    with idle_threads_ended(), _freed_memory_kept():
+        yield
+
+
+@contextmanager
+def _freed_memory_kept() -> Iterator[None]:
     global _inside  # noqa: PLW0603 (the heap is the process's)
     library = _glibc()
     if library is None:
@@ -149,6 +159,8 @@ class PerformanceOptions:
             "one-by-one" runs plain autograd on one record at a time: for every model that runs on one record, whatever
             its layers do; `microbatch_size` is then 1. "auto" is "captured", and in `fit` "one-by-one" where synthetic
             records show that the model can't be captured and has the gradients in a batch that its records have alone.
+        tune_process: `fit` runs in a `tuned_process`: it keeps freed memory and ends idle threads, for a process that
+            does nothing else.
     """
 
     microbatch_size: int | None = None
@@ -157,6 +169,7 @@ class PerformanceOptions:
     clipping_mode: ClippingMode = "fast"
     autotune: bool = False
     gradients: Gradients = "auto"
+    tune_process: bool = False
 
     def __post_init__(self) -> None:
         if self.microbatch_size is not None:
@@ -203,8 +216,8 @@ class PerformanceOptions:
         return GradientCapture(model, parameters, low_memory=self.clipping_mode != "fast", timings=timings)
 
     def keeping(self) -> AbstractContextManager[None]:
-        """A block in which freed memory is kept, unless memory is to be spared."""
-        return retain_freed_memory() if self.clipping_mode == "fast" else nullcontext()
+        """The block in which `fit` trains."""
+        return tuned_process() if self.tune_process else nullcontext()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -8,16 +8,15 @@ can be seen of the records has been charged. Steps after the last checkpoint are
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -26,6 +25,7 @@ from sordino import accounting, checks
 from sordino.definitions import Guarantee, format_upper_bound
 from sordino.errors import InvalidArgument
 from sordino.events import NoOp
+from sordino.installation import is_installed
 from sordino.randomness import KeyedRNG
 from sordino.runs import ReleasedLoss, ReleasedLosses, RunFolder
 from sordino.training.adaptive_budget import AdaptiveBudgetRun
@@ -43,6 +43,9 @@ from sordino.training.checkpoint import (
 from sordino.training.distributed import DistributedContext
 from sordino.training.plan import Plan
 from sordino.training.private_run import ChargedBatch, PrivateRun
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 __all__ = [
     "DIAGNOSTICS_CAVEAT",
@@ -534,7 +537,7 @@ def get_diagnostics(name: str | None) -> Diagnostics | None:
 
 
 class ProgressBar:
-    """A line on standard error while a ``with`` block runs.
+    """A line on standard error while a ``with`` block runs, where rich is installed (``sordino[cli]``).
 
     Args:
         steps: length of the run.
@@ -545,30 +548,43 @@ class ProgressBar:
 
     def __init__(self, *, steps: int, delta: float, visible: bool, diagnostics: Diagnostics | None = None) -> None:
         self._diagnostics = diagnostics
-        self._progress = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn(f"ε ≤ {{task.fields[epsilon]}} at δ = {delta:g}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not visible and diagnostics is None,
-        )
-        self._task = self._progress.add_task("", total=steps, epsilon="0.00")
+        self._progress: Progress | None = None
+        if (visible or diagnostics is not None) and is_installed("rich"):
+            from rich import progress
+            from rich.console import Console
+
+            self._progress = progress.Progress(
+                progress.TextColumn("step"),
+                progress.MofNCompleteColumn(),
+                progress.BarColumn(),
+                progress.TextColumn(f"ε ≤ {{task.fields[epsilon]}} at δ = {delta:g}"),
+                progress.TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._task = self._progress.add_task("", total=steps, epsilon="0.00")
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        if self._progress is not None:
+            self._progress.start()
         if self._diagnostics is not None:
-            self._progress.console.print(_BANNER, style="bold red", highlight=False)
+            self._print(_BANNER, style="bold red")
         return self
+
+    def _print(self, words: str, style: str | None = None) -> None:
+        if self._progress is None:
+            sys.stderr.write(words + "\n")
+        else:
+            self._progress.console.print(words, style=style, highlight=False)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._progress is not None:
+            self._progress.stop()
 
     def show(self, *, steps: int, epsilon: float) -> None:
         """`steps` steps are done; all that was charged comes to at most `epsilon`."""
-        self._progress.update(self._task, completed=steps, epsilon=format_upper_bound(epsilon))
+        if self._progress is not None:
+            self._progress.update(self._task, completed=steps, epsilon=format_upper_bound(epsilon))
         if self._diagnostics is not None:
-            self._progress.console.print(f"step {steps}: {self._diagnostics.describe()} (private)", highlight=False)
+            self._print(f"step {steps}: {self._diagnostics.describe()} (private)")

@@ -3,10 +3,9 @@ transformed back.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from sordino.clipping import AdaClip, AdaClipState
@@ -16,9 +15,12 @@ from sordino.gradients.numerics import row_squared_norms
 from sordino.mechanisms import TensorGaussianMechanism
 from sordino.mechanisms.integer_noise import GridSumMechanism
 from sordino.randomness import KeyedRNG
+from sordino.shapes import Float
 from sordino.training.accumulators import ClippedSumAccumulator, LossAccumulator
 from sordino.training.plan import Plan, StepPlan
-from sordino.training.record_source import UnitMicrobatch
+
+if TYPE_CHECKING:
+    from sordino.training.record_source import UnitMicrobatch
 
 __all__ = [
     "AdaClipAccumulator",
@@ -190,7 +192,7 @@ class UnitAccumulator:
         if records:
             raise InvalidArgument("units must be known for every record, got a chunk without them. Use `sums`.")
 
-    def sums(self, chunk: UnitMicrobatch) -> _Rows:
+    def sums(self, chunk: "UnitMicrobatch") -> _Rows:
         """The clipped sums of the units that end in this chunk; one that may go on is kept until it ends."""
         into: _Rows = {}
         place = 0

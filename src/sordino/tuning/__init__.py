@@ -16,7 +16,7 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from sordino.lazy_imports import lazy_names
+from sordino.installation import lazy_names
 
 if TYPE_CHECKING:
     from sordino.tuning.methods import (
@@ -58,26 +58,4 @@ __all__ = [
     "tune_on_subsample",
 ]
 
-_HOMES = {
-    "Choice": "methods",
-    "ExponentialSelection": "methods",
-    "GeneralizedExponentialSelection": "methods",
-    "Integers": "methods",
-    "LogUniform": "methods",
-    "PoissonStopping": "methods",
-    "PrivateRandomSearch": "random_search",
-    "PrivateScore": "search",
-    "RandomStopping": "methods",
-    "SearchSpace": "methods",
-    "RecommendedSettings": "recommended_settings",
-    "TrialBudget": "search",
-    "ThresholdStopping": "methods",
-    "TuningResult": "search",
-    "Uniform": "methods",
-    "recommend_settings": "recommended_settings",
-    "tune_on_public_data": "two_stage",
-    "tune": "search",
-    "tune_on_subsample": "two_stage",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from sklearn.base import clone
-
 from sordino import accounting
 from sordino.accounting.base import flatten
 from sordino.definitions import NeighboringRelation
@@ -15,6 +13,7 @@ from sordino.estimators.base import (
     Labels,
     PrivateEstimator,
     check_one_target_per_record,
+    clone,
     common_relation,
     dry_run_events,
     validate_matrix,

@@ -29,6 +29,7 @@ from sordino.audit.attacks.roc import MembershipBound, RateInterval, RocCurve, m
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument
 from sordino.events import Event
+from sordino.installation import require
 from sordino.plot_style import COLORS, SERIF, STYLE
 from sordino.randomness import KeyedRNG
 
@@ -398,6 +399,7 @@ def plot_roc(report: MembershipReport, path: Path, *, title: str = "") -> None:
         path: where the PNG goes.
         title: what was attacked.
     """
+    require("report", "matplotlib", user="a picture")
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
-from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sordino import checks
 from sordino.audit.attacks.roc import roc_curve
 from sordino.errors import InvalidArgument
+from sordino.installation import require
 from sordino.randomness import KeyedRNG
 
 __all__ = [
@@ -282,6 +281,9 @@ def shadow_scores(
     References:
         Shokri, Stronati, Song, Shmatikov 2017, "Membership inference attacks against machine learning models".
     """
+    require("estimators", "sklearn", user="shadow_scores")
+    from sklearn.linear_model import LogisticRegression
+
     own, shadows = np.asarray(probabilities, dtype=np.float64), np.asarray(shadow_probabilities, dtype=np.float64)
     right, seen = np.asarray(labels), cast("NDArray[np.bool_]", np.asarray(included, dtype=bool))
     if shadows.shape[1:] != own.shape or seen.shape != shadows.shape[:2] or right.shape != own.shape[:1]:
@@ -342,6 +344,9 @@ def quantile_scores(
     References:
         Bertran et al. 2023, "Scalable membership inference attacks via quantile regression", algorithm 1.
     """
+    require("estimators", "sklearn", user="quantile_scores")
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
     rate = checks.probability(zero=False, one=False, false_positive_rate=false_positive_rate)
     known, phi = _rows(population_features), np.asarray(population_confidences, dtype=np.float64)
     asked, own = _rows(features), np.asarray(confidences, dtype=np.float64)

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from sordino.errors import PrivacyError, RecordCountMismatch
 from sordino.gradients.numerics import compute_dtype, is_tracing_graph, row_squared_norms, transposed_product
+from sordino.installation import cache_folder
+from sordino.shapes import Float
 
 __all__ = [
     "CHUNK_ENTRIES",
@@ -256,9 +257,7 @@ class KernelTimings:
     """
 
     def __init__(self, file: Path | None = None) -> None:
-        from platformdirs import user_cache_path
-
-        self._file = file or user_cache_path("sordino") / "kernels.json"
+        self._file = file or cache_folder() / "kernels.json"
         self._chosen = _read(self._file)
 
     def fastest(

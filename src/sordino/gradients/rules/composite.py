@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from sordino.gradients.numerics import compute_dtype, row_squared_norms
@@ -25,6 +24,7 @@ from sordino.gradients.rules.base import (
     weighted_sum,
 )
 from sordino.gradients.rules.linear import GHOST_LENGTHS, GHOST_ROUNDING, LinearRule, SharedBias, num_positions
+from sordino.shapes import Float
 
 __all__ = [
     "Derived",

@@ -13,7 +13,6 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]
 
@@ -35,6 +34,7 @@ from sordino.gradients.rules.base import (
     weighted_sum,
 )
 from sordino.gradients.rules.linear import GHOST_LENGTHS, GHOST_ROUNDING, ghost_sum, keep_ghost
+from sordino.shapes import Float
 
 __all__ = ["ConvolutionRule"]
 

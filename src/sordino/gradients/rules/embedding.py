@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from sordino.errors import UnsupportedModule
 from sordino.gradients.numerics import compute_dtype, is_tracing_graph, row_squared_norms
 from sordino.gradients.rules.base import LayerCall, LayerRule, Rounding, chunk_records, layer_rule, only_input, unit
 from sordino.gradients.rules.linear import LinearRule, num_positions
+from sordino.shapes import Float, Int
 
 __all__ = ["EmbeddingBagRule", "EmbeddingRule"]
 

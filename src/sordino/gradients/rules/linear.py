@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from sordino.gradients.numerics import compute_dtype, grams, guard_holds, per_record_product, row_squared_norms
@@ -29,6 +28,7 @@ from sordino.gradients.rules.base import (
     weighted_product,
     weighted_sum,
 )
+from sordino.shapes import Float
 
 __all__ = [
     "GHOST_LENGTHS",

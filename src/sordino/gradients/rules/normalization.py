@@ -7,7 +7,6 @@ as small as the parameters, so they are kept. Statistics that torch has computed
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch._C._autograd import (
     _top_saved_tensors_default_hooks,  # pyright: ignore[reportPrivateUsage]
@@ -15,6 +14,7 @@ from torch._C._autograd import (
 
 from sordino.gradients.numerics import compute_dtype
 from sordino.gradients.rules.base import LayerCall, LayerRule, layer_rule, only_input
+from sordino.shapes import Float
 
 __all__ = ["ChannelNormRule", "GroupNormRule", "LayerNormRule", "RMSNormRule"]
 

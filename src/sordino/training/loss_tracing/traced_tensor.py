@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ __all__ = [
     "not_noting",
     "scaler_refusal",
     "tainted",
+    "trace_again",
     "untainted",
     "without_trace",
 ]
@@ -34,11 +36,24 @@ _SCALER_DEPTH = 8
 _OF_PLAIN_TENSORS = frozenset({"__format__", "__repr__", "__reduce_ex__"})
 
 
-def leave_untraced() -> None:
-    """Have torch.compile start behind the place where taped tensors become plain ones."""
+_untraced: "WeakSet[object]" = WeakSet()
+
+
+def leave_untraced(owner: object) -> None:
+    """Have torch.compile start behind the place where taped tensors become plain ones, until `trace_again`."""
     from torch._dynamo import config  # loaded by every optimizer; slow where nothing is trained
 
+    _untraced.add(owner)
     config.nontraceable_tensor_subclasses.add(TracedTensor)
+
+
+def trace_again(owner: object) -> None:
+    """Give torch.compile's setting back, unless another `owner` needs it."""
+    from torch._dynamo import config
+
+    _untraced.discard(owner)
+    if not _untraced:
+        config.nontraceable_tensor_subclasses.discard(TracedTensor)
 
 
 class Notes(Protocol):

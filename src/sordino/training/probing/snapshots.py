@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-import jaxtyping
 import numpy as np
 import torch
 from numpy import random as numpy_random
@@ -411,8 +410,10 @@ _UNIFORM_BITS = 53
 _LIBRARIES = (
     "<",
     *(
-        f"{place}/"
-        for place in (Path(torch.__file__).parent, Path(jaxtyping.__file__).parent, Path(__file__).parents[2])
+        f"{Path(file).parent}/"
+        # jaxtyping wraps functions where the shapes of their arguments are checked.
+        for file in (torch.__file__, getattr(sys.modules.get("jaxtyping"), "__file__", None), Path(__file__).parents[1])
+        if file is not None
     ),
 )
 
