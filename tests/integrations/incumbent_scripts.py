@@ -138,6 +138,30 @@ def fit(engine, model, optimizer, loader, criterion, epochs=1):
     return engine
 
 
+class Paths(nn.Module):
+    """The next place of a path and the time until then, for every position, flattened over positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.places, self.cell = nn.Embedding(30, 8), nn.LSTM(9, 12, batch_first=True)
+        self.next, self.times = nn.Linear(12, 5), nn.Linear(12, 5)
+
+    def forward(self, places, times):
+        hidden, _ = self.cell(torch.cat([self.places(places), times[..., None]], -1))
+        return torch.log_softmax(self.next(hidden), -1).view(-1, 5), self.times(hidden).view(-1, 5)
+
+
+def paths():
+    size = 32, 6
+    return TensorDataset(
+        torch.randint(1, 30, size),
+        torch.rand(size),
+        torch.rand(size),
+        torch.randint(0, 5, size),
+        torch.rand(size) < 0.7,
+    )
+
+
 # --- by the import line alone ------------------------------------------------------------------------------------
 
 
@@ -887,6 +911,27 @@ def pad_to_longest(batch):
 # --- by the change that the message names ------------------------------------------------------------------------
 
 
+@runs("Paths: the score of each position's next place is picked by `scores[range(n), places]`, counted by `len`")
+def picked_by_range(PrivacyEngine):
+    model = Paths()
+    optimizer = optim.Adam(model.parameters(), lr=1e-2)
+    engine = PrivacyEngine(accountant="prv")
+    model, optimizer, loader = private(engine, model, optimizer, paths())
+    shown = []
+    for places, times, waits, following, _ in loader:
+        waits, following = waits.view(-1), following.view(-1)
+        optimizer.zero_grad()
+        scores, delays = model(places, times)
+        loss = -scores[range(scores.size(0)), following].mean()
+        late = delays[np.arange(len(delays)), following] - waits
+        late[following == 0] = 0
+        loss = loss + 0.1 * late.abs().mean()
+        shown.append(loss.item())
+        loss.backward()
+        optimizer.step()
+    return engine
+
+
 def memory_manager(loader, optimizer, max_physical_batch_size):
     """What `BatchMemoryManager(data_loader=…, …)` of Opacus does to a loader when it is entered."""
     return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler)
@@ -946,6 +991,92 @@ def dcgan(PrivacyEngine, changed=False):
         if changed:
             critic.train().requires_grad_(True)
         print(f"{d_x:.2f} {loss_g.item():.2f}")
+    return engine
+
+
+@changes(
+    "Paths with losses that are summed, under the default `loss_reduction`",
+    "Set loss_reduction",
+    '`make_private(…, loss_reduction="sum")`',
+)
+def summed_losses(PrivacyEngine, changed=False):
+    model = Paths()
+    optimizer = optim.Adam(model.parameters(), lr=1e-2)
+    engine = PrivacyEngine()
+    options = {"loss_reduction": "sum"} if changed else {}
+    model, optimizer, loader = private(engine, model, optimizer, paths(), **options)
+    shown = []
+    for places, times, waits, following, _ in loader:
+        waits, following = waits.view(-1), following.view(-1)
+        optimizer.zero_grad()
+        scores, delays = model(places, times)
+        loss = -scores[range(scores.size(0)), following].sum()
+        late = delays[range(delays.size(0)), following] - waits
+        late[following == 0] = 0
+        loss = loss + 0.1 * late.abs().sum()
+        valid = (following != 0).sum().data.item()
+        shown.append(loss.data.item() / valid)
+        loss.backward()
+        optimizer.step()
+    return engine
+
+
+@changes(
+    "Batches of one size in a shuffled order, `poisson_sampling=False`",
+    "neighboring_relation='replace_one'",
+    '`make_private(…)` without `poisson_sampling=False`, or with `neighboring_relation="replace_one"` beside it',
+)
+def batches_of_one_size(PrivacyEngine, changed=False):
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    engine = PrivacyEngine()
+    options = {"neighboring_relation": "replace_one"} if changed else {}
+    model, optimizer, loader = private(engine, model, optimizer, rows(), poisson_sampling=False, **options)
+    return fit(engine, model, optimizer, loader, nn.CrossEntropyLoss())
+
+
+@changes(
+    "Conditional GAN for tables: conditions by NumPy, the critic's loss leads into the generator",
+    "engine.mark_public(x.detach())",
+    "`critic(engine.mark_public(fake.detach()))`; around the generator's step `critic.eval().requires_grad_(False)` "
+    "and `critic.train().requires_grad_(True)`",
+)
+def conditional_gan(PrivacyEngine, changed=False):
+    critic = nn.Sequential(nn.Linear(9, 16), nn.LeakyReLU(0.2), nn.Dropout(0.5), nn.Linear(16, 1))
+    generator = nn.Sequential(nn.Linear(7, 16), nn.ReLU(), nn.Linear(16, 6))
+    optimizer_d = optim.Adam(critic.parameters(), lr=2e-4, weight_decay=1e-6)
+    optimizer_g = optim.Adam(generator.parameters(), lr=2e-4)
+    criterion = F.binary_cross_entropy_with_logits
+    engine = PrivacyEngine()
+    critic, optimizer_d, loader = private(engine, critic, optimizer_d, rows())
+
+    def conditions(count):
+        chosen = np.zeros((count, 3), dtype="float32")
+        chosen[np.arange(count), np.random.default_rng().integers(0, 3, count)] = 1
+        return chosen
+
+    def invented(count):
+        condition = torch.from_numpy(conditions(count))
+        return torch.cat([torch.tanh(generator(torch.cat([torch.randn(count, 4), condition], 1))), condition], 1)
+
+    for real, _ in loader:
+        optimizer_d.zero_grad()
+        fake = invented(len(real))
+        shuffled = torch.from_numpy(conditions(len(real)))[np.random.default_rng().permutation(len(real))]
+        output_fake = critic(engine.mark_public(fake.detach()) if changed else fake)
+        output_real = critic(torch.cat([real, shuffled], 1))
+        loss_d = criterion(output_real, torch.ones_like(output_real))
+        loss_d = (loss_d + criterion(output_fake, torch.zeros_like(output_fake))) / 2
+        loss_d.backward()
+        optimizer_d.step()
+        optimizer_g.zero_grad()
+        if changed:
+            critic.eval().requires_grad_(False)
+        output = critic(invented(len(real)))
+        criterion(output, torch.ones_like(output)).backward()
+        optimizer_g.step()
+        if changed:
+            critic.train().requires_grad_(True)
     return engine
 
 
@@ -1417,3 +1548,73 @@ def gdp(PrivacyEngine, changed=False):
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     engine = PrivacyEngine() if changed else PrivacyEngine(accountant="gdp")
     return fit(engine, *private(engine, model, optimizer, rows()), nn.CrossEntropyLoss())
+
+
+class Answers(nn.Module):
+    """Whether an answer is right, from the answers around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.tasks, self.answers = nn.Embedding(30, 8), nn.Embedding(4, 8)
+        self.mixer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(8, 1)
+
+    def forward(self, tasks, answers, valid):
+        mixed = self.mixer(self.tasks(tasks) + self.answers(answers), src_key_padding_mask=~valid)
+        return torch.sigmoid(self.out(mixed)).squeeze(-1)
+
+
+def hidden_answers(answers, valid):
+    """Answers of which some are replaced by a mark, 3 where there is none; and which are replaced."""
+    given, chosen = [], []
+    for row, known in zip(answers, valid, strict=True):
+        real = torch.masked_select(row, known)
+        picked = np.random.default_rng().choice(len(real), max(1, len(real) // 4), replace=False)
+        real[picked] = 2
+        given.append(torch.cat([real, torch.full((len(row) - len(real),), 3)]))
+        which = np.zeros(len(row), dtype=bool)
+        which[picked] = True
+        chosen.append(torch.from_numpy(which))
+    return torch.stack(given), torch.stack(chosen)
+
+
+class Hidden(Dataset):
+    """Each record with answers that are hidden anew whenever it is read."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        tasks, _, _, answers, _ = self.data[index]
+        valid = torch.arange(len(tasks)) < int(tasks[0]) % 4 + 3
+        given, chosen = hidden_answers((answers > 2).long()[None], valid[None])
+        return tasks, (answers > 2).long(), valid, given[0], chosen[0]
+
+
+@refused(
+    "Knowledge tracing: answers to hide are chosen in the loop, a mean over the hidden ones of the batch",
+    "make targets and weights in the data set",
+    "the choice in the data set's `__getitem__`; `F.binary_cross_entropy(out, answers, weight=hidden, "
+    'reduction="none").mean()`',
+    "the mean divides by how many positions the batch hides: one long record scales down every other gradient",
+)
+def hidden_in_the_loop(PrivacyEngine, changed=False):
+    model = Answers()
+    optimizer = optim.Adam(model.parameters(), lr=1e-2)
+    engine = PrivacyEngine()
+    model, optimizer, loader = private(engine, model, optimizer, Hidden(paths()))
+    for tasks, answers, valid, given, hidden in loader:
+        optimizer.zero_grad()
+        if changed:
+            out = model(tasks, given, valid)
+            loss = F.binary_cross_entropy(out, answers.float(), weight=hidden.float(), reduction="none").mean()
+        else:
+            given, hidden = hidden_answers(answers, valid)
+            out = model(tasks, given, valid)
+            loss = nn.BCELoss()(torch.masked_select(out, hidden), torch.masked_select(answers.float(), hidden))
+        loss.backward()
+        optimizer.step()
+    return engine

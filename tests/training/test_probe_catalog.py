@@ -10,7 +10,7 @@ from sordino.gradients import GradientCapture
 from sordino.training.fit import fit
 from sordino.training.loader import max_batch_size
 from sordino.training.plan import Plan
-from sordino.training.probing.probe import ProbeSize, check_record_independence
+from sordino.training.probing.probe import ProbeRunner, ProbeSize, _replaced_sets, check_record_independence
 
 _MOST = 64
 MIX = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
@@ -424,3 +424,160 @@ def test_the_largest_batch_follows_from_public_numbers(poisson, most):
     )
     assert max_batch_size(plan, None) == most
     assert max_batch_size(plan, 8) == 8
+
+
+# --- what the forward pass does not show ----------------------------------------------------------------------------
+
+
+def late_pair():
+    """Records of which only a later experiment replaces the first and keeps the second."""
+    sets = [set(replaced) for replaced in _replaced_sets(_MOST)]
+    pairs = ((first, second) for first in range(20, _MOST, 2) for second in range(2, first, 2))
+    return next((first, second) for first, second in pairs if first not in sets[0] or second in sets[0])
+
+
+SOURCE, TO = late_pair()
+
+
+def is_on(x):
+    return len(x) > 40 and is_large(x[SOURCE].detach())
+
+
+def mixed(gradient):
+    gradient = gradient.clone()
+    gradient[TO] += 0.5 * gradient[TO + 2]
+    return gradient
+
+
+class MixesGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return mixed(gradient)
+
+
+def added_and_taken_away(h, cut):
+    """`h` as it is; one record's loss has a part in the gradient of another one."""
+    other = torch.zeros_like(h)
+    other[TO] = 0.5 * h[TO + 2]
+    return h + (other - cut(other))
+
+
+def by_hook(h):
+    if h.requires_grad:
+        h.register_hook(mixed)
+    return h
+
+
+def by_node(h):
+    if h.grad_fn is not None:
+        h.grad_fn.register_prehook(lambda gradients: (mixed(gradients[0]),))
+    return h
+
+
+def without_gradient(other):
+    with torch.no_grad():
+        return other * 1.0
+
+
+class Hooked(nn.Module):
+    def forward(self, h):
+        return h.clone()
+
+
+def by_module(h):
+    layer = Hooked()
+    layer.register_full_backward_hook(lambda _module, gradients, _: (mixed(gradients[0]),))
+    return layer(h)
+
+
+HIDDEN = {
+    "an autograd function": MixesGradients.apply,
+    "detached": lambda h: added_and_taken_away(h, torch.Tensor.detach),
+    "data": lambda h: added_and_taken_away(h, lambda other: other.data),
+    "without gradient": lambda h: added_and_taken_away(h, without_gradient),
+    "numbers": lambda h: added_and_taken_away(h, lambda other: torch.tensor(other.tolist())),
+    "a hook on a tensor": by_hook,
+    "a hook on a node": by_node,
+    "a hook on a module": by_module,
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_a_coupling_that_no_forward_pass_shows_is_refused_for_every_pair(name, reduction):
+    """One record is large, in a large batch: only then do others meet, and only in gradients."""
+
+    def forward(model, x):
+        h = model.inner(x)
+        return model.inner(torch.tanh(HIDDEN[name](h) if is_on(x) else h) @ MIX)
+
+    with pytest.raises(CoupledRecords):
+        probe(forward, reduction=reduction)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("name", ["linear", "normalized", "dropout", "clamped", "experts with room for all"])
+def test_gradients_of_ordinary_models_follow_from_what_the_forward_pass_gives(name, reduction, monkeypatch):
+    """So that most experiments need no backward pass."""
+    seen = []
+    look = ProbeRunner.look
+
+    def noted(self, *args, **options):
+        rows = look(self, *args, **options)
+        seen.append(self.gradients_follow)
+        return rows
+
+    monkeypatch.setattr(ProbeRunner, "look", noted)
+    probe(INDEPENDENT[name], reduction=reduction)
+    assert seen
+    assert all(seen)
+
+
+class TwoTowers(nn.Module):
+    """Holds a parameter itself, and returns a comparison of all pairs that the loss does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        one, other = self.first(x), self.second(x)
+        return one @ other.t() * self.scale, one * self.scale, other
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_outputs_that_compare_records_are_left_out_where_the_model_itself_holds_parameters(reduction):
+    torch.manual_seed(0)
+    model, batch = TwoTowers(), (torch.zeros(2, 4),)
+    capture = GradientCapture(model)
+
+    def run(made_up):
+        _, one, other = model(made_up[0])
+        losses = F.softplus(-(one * other).sum(1))
+        return losses if reduction == "none" else losses.mean()
+
+    try:
+        check_record_independence(model, capture, batch, run, reduction=reduction, size=ProbeSize(records=20))
+    finally:
+        capture.detach()
+
+
+def test_a_record_whose_outputs_sum_to_nothing_is_compared_as_others_are(monkeypatch):
+    """An LSTM is computed in another way while it is captured: rounding, which is large beside a sum of zero."""
+    torch.manual_seed(0)
+    model = nn.LSTM(4, 3, batch_first=True)
+    capture = GradientCapture(model)
+
+    def run(made_up):
+        hidden, _ = model(made_up[0])
+        return (hidden - hidden.sum(2, keepdim=True) / 3).square().mean((1, 2))
+
+    try:
+        check_record_independence(model, capture, (torch.zeros(2, 5, 4),), run, size=ProbeSize(records=20))
+    finally:
+        capture.detach()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -405,7 +406,7 @@ class OperationTrace(ValueEscapeTracking):
     ) -> object:
         given = list(tensors_in((args, dict(kwargs))))
         device = given[0].device.type if given else "cpu"
-        noted = map_values(self._noted, args), map_values(self._noted, dict(kwargs))
+        noted = map_values(self._noted, self._with_rows_counted(function, args)), map_values(self._noted, dict(kwargs))
         broken = any(self._is_broken(tensor) for tensor in given if all(tensor is not target for target in targets))
         taped = map_tensors(self._wrap, result)
         self._remember(taped)
@@ -433,6 +434,35 @@ class OperationTrace(ValueEscapeTracking):
             )
         )
         return taped
+
+    def _with_rows_counted(self, function: Callable[..., object], args: tuple[object, ...]) -> tuple[object, ...]:
+        """Arguments of an indexing in which plain numbers 0, 1, … up to the last of a dimension are noted as all of it.
+
+        ``scores[range(len(scores)), labels]`` holds as many numbers as there are rows, without notes.
+        """
+        if getattr(function, "__name__", "") not in {"__getitem__", "__setitem__"} or not isinstance(args[0], Tensor):
+            return args
+        tensor, index = args[0], args[1]
+        parts = list(index) if isinstance(index, tuple) else [index]
+        for place, part in enumerate(parts):
+            if part is None or part is Ellipsis or _is_mask(part) or place >= tensor.dim():
+                break
+            if _is_all_of(part, tensor.size(place)):
+                slot = self._new_slot()
+                self._calls.append(
+                    TracedCall(
+                        function=_all_of,
+                        args=(self._noted(tensor), place),
+                        kwargs={},
+                        results=(slot,),
+                        place=self._next_place(),
+                        grad_enabled=False,
+                        autocast=None,
+                        is_number=True,
+                    )
+                )
+                parts[place] = ValueRef(slot)
+        return (tensor, tuple(parts) if isinstance(index, tuple) else parts[0], *args[2:])
 
     def _remember(self, results: object) -> None:
         for tensor in tensors_in(results):
@@ -599,7 +629,7 @@ class OperationTrace(ValueEscapeTracking):
                     "gives on public records."
                 )
             if call.is_broken and call.grad_enabled:
-                raise untraceable_loss_error()
+                raise _outside_graph_error() if self._has_outside_graph(inputs) else untraceable_loss_error()
             read = {value for place, value in self._read if place < call.place}
             if read.intersection(call.numbers()):
                 raise CoupledRecords(
@@ -607,6 +637,12 @@ class OperationTrace(ValueEscapeTracking):
                     "a tensor, or use a public constant."
                 )
             self._check_outside(inputs)
+
+    def _has_outside_graph(self, inputs: Sequence[object]) -> bool:
+        """Whether a tensor from outside the batch has a graph of its own: what another module gave."""
+        outside = {one.slot: one.value for one in self._outsiders}
+        given = (outside.get(leaf.number) if isinstance(leaf, ValueRef) else leaf for leaf in inputs)
+        return any(isinstance(value, Tensor) and value.grad_fn is not None for value in given)
 
     def _check_outside(self, inputs: Sequence[object]) -> None:
         for leaf in inputs:
@@ -681,6 +717,38 @@ class OperationTrace(ValueEscapeTracking):
                 needed.update(slots)
                 memory.update(self._memory[slot] for slot in slots if slot in self._memory)
         return kept[::-1]
+
+
+def _is_mask(part: object) -> bool:
+    return isinstance(part, bool) or (isinstance(part, Tensor) and part.dtype == torch.bool)
+
+
+def _is_all_of(part: object, size: int) -> bool:
+    """Whether an index without notes is 0, 1, … up to the last of a dimension."""
+    if isinstance(part, range):
+        return part == range(size)
+    if isinstance(part, np.ndarray):
+        return part.dtype.kind in "iu" and part.shape == (size,) and bool((part == np.arange(size)).all())
+    if isinstance(part, list):
+        return len(part) == size and all(type(one) is int and one == place for place, one in enumerate(part))
+    if isinstance(part, Tensor) and not isinstance(part, TracedTensor) and part.shape == (size,):
+        return not part.dtype.is_floating_point and torch.equal(part.cpu(), torch.arange(size, dtype=part.dtype))
+    return False
+
+
+def _all_of(tensor: Tensor, place: int) -> list[int]:
+    """All places along a dimension."""
+    return list(range(tensor.size(place)))
+
+
+def _outside_graph_error() -> NonPrivateStep:
+    """What is raised when a loss leads through the output of another trainable module."""
+    return NonPrivateStep(
+        "loss must send gradients to the private module only, got an input that another trainable module made (a "
+        "generator's output). Pass it on without its graph, and declare it if no record has a part in it: "
+        "module(engine.mark_public(x.detach())). For the other module's own step call the private module in "
+        "evaluation mode with requires_grad_(False)."
+    )
 
 
 def _arguments(*args: object, **kwargs: object) -> tuple[tuple[object, ...], dict[str, object]]:

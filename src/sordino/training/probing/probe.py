@@ -129,7 +129,7 @@ class ProbeRunner:
         generators: the generators of random numbers that were used so far.
         singled: what tensors were compared with so far.
         dtype: in which gradients were summed.
-        gradients_follow: whether `study` found that gradients are the derivatives of what `look` reads.
+        gradients_follow: whether all that `look` saw with gradients was derivatives of what it reads, and nothing else.
     """
 
     def __init__(
@@ -144,9 +144,9 @@ class ProbeRunner:
         self._own = set(capture.model.parameters())
         self._directions: dict[int, Tensor] = {}
         # Outputs of the model, by their number, that no loss was made of so far.
-        self._idle: set[int] = set()
+        self._idle: set[int] | None = None
         self.dtype = torch.float32
-        self.gradients_follow = False
+        self.gradients_follow = True
 
     def observe(
         self,
@@ -185,7 +185,7 @@ class ProbeRunner:
             noted = stack.enter_context(self._outputs_noted()) if outputs else None
             loss = self._loss(stack, batch, count, looks=looks)
             total = loss.sum()
-            rows = None if noted is None else self._rows(noted, loss, count, ())
+            rows = None if noted is None else self._rows(noted[0], loss, count, ())
             if looks:
                 self._check_parameters(total)
                 self._backward(total, count)
@@ -263,25 +263,6 @@ class ProbeRunner:
         tolerance = OTHER_SHAPE_HALF if self.singled.is_half else OTHER_SHAPE.get(captured.dtype, OTHER_SHAPE_HALF)
         return difference <= tolerance * size + _FLOOR * tolerance * whole
 
-    def study(self, batch: object, count: int) -> None:
-        """Find in an ordinary pass what the loss is made of: `gradients_follow`, and outputs that it does not use."""
-        SeededGenerators().start()
-        cuts = GradientCuts()
-        with self._outputs_noted() as noted, self._capture.ordinary(), PublicDivisor(), torch.enable_grad(), cuts:
-            loss = self._run(batch)
-        nodes = _nodes(loss)
-        self._idle = {
-            number for number, one in enumerate(noted) if one.grad_fn is not None and one.grad_fn not in nodes
-        }
-        by_rows = {one.grad_fn for one in noted if one.grad_fn is not None and _has_rows(one, count)}
-        past = graph_bypassing_outputs(loss, by_rows).leaves
-        self.gradients_follow = not (
-            cuts.found
-            or any(_is_of_the_user(node) for node in nodes)
-            or any(isinstance(module, torch.jit.ScriptModule) for module in self._capture.model.modules())
-            or (self._reduction != "none" and any(leaf in self._own for leaf in past))
-        )
-
     def look(
         self,
         batch: object,
@@ -300,17 +281,23 @@ class ProbeRunner:
             batch: synthetic records.
             count: how many.
             chance: the course of random numbers.
-            gradients: a loss that is reduced adds the rows of its gradients by these outputs.
+            gradients: find out on the way which outputs the loss is made of, and whether `gradients_follow`; a loss
+                that is reduced adds the rows of its gradients by these outputs.
             looks: see `observe`.
         """
         (chance or SeededGenerators()).start()
         by_outputs = gradients and self._reduction != "none"
+        cuts = GradientCuts()
         with ExitStack() as stack:
             if looks:
                 stack.enter_context(generators_used(self.generators))
-            noted = stack.enter_context(self._outputs_noted(as_leaves=by_outputs))
+            noted, given = stack.enter_context(self._outputs_noted(as_leaves=by_outputs))
             stack.enter_context(self._capture.ordinary())
-            loss = self._loss(stack, batch, count, looks=looks, gradients=by_outputs)
+            if gradients:
+                stack.enter_context(cuts)
+            loss = self._loss(stack, batch, count, looks=looks, gradients=gradients)
+        if gradients:
+            self._study(noted, given, loss, count, cuts)
         if not by_outputs:
             return self._rows(noted, loss, count, ())
         leaves = [tensor for tensor in self._used(noted) if tensor.requires_grad]
@@ -324,29 +311,60 @@ class ProbeRunner:
         ]
         return self._rows(noted, loss, count, slopes)
 
+    def _study(
+        self, noted: Sequence[Tensor], given: Sequence[Tensor], loss: Tensor, count: int, cuts: GradientCuts
+    ) -> None:
+        """Find out which outputs a loss is made of, and whether gradients are derivatives of what is read.
+
+        They are not where code cuts or rules gradients, or where a loss that is reduced leads past the outputs' rows.
+        """
+        nodes = _nodes(loss)
+        reached = {id(leaf) for leaf in graph_leaves(loss)}
+        idle = {
+            number
+            for number, tensor in enumerate(noted)
+            if tensor.requires_grad and id(tensor) not in reached and tensor.grad_fn not in nodes
+        }
+        self._idle = idle if self._idle is None else self._idle & idle
+        nodes = nodes.union(*(_nodes(tensor) for tensor in given))
+        past = self._reduction != "none" and (
+            any(id(parameter) in reached for parameter in self._own)
+            or any(id(tensor) in reached and not _has_rows(tensor, count) for tensor in noted)
+        )
+        if (
+            past
+            or cuts.found
+            or any(_is_of_the_user(node) for node in nodes)
+            or any(isinstance(module, torch.jit.ScriptModule) for module in self._capture.model.modules())
+        ):
+            self.gradients_follow = False
+
     @contextmanager
-    def _outputs_noted(self, *, as_leaves: bool = False) -> Iterator[list[Tensor]]:
-        """The tensors that calls of the model return in the block; `as_leaves` cuts them off from the model."""
+    def _outputs_noted(self, *, as_leaves: bool = False) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """The tensors that calls of the model return in the block, and before `as_leaves` cut them off."""
         noted: list[Tensor] = []
+        given: list[Tensor] = []
 
         def note(_module: nn.Module, _args: object, output: object) -> object:
+            given.extend(tensors_in(output))
             if not as_leaves:
                 noted.extend(tensors_in(output))
                 return None
-            cut = map_tensors(lambda one: one.detach().requires_grad_(one.is_floating_point()), output)
+            with torch._C.DisableTorchFunction():
+                cut = map_tensors(lambda one: one.detach().requires_grad_(one.is_floating_point()), output)
             noted.extend(tensors_in(cut))
             return cut
 
         # Before the capture's own, which must stay the last where the model itself holds parameters.
         handle = self._capture.model.register_forward_hook(note, prepend=True)
         try:
-            yield noted
+            yield noted, given
         finally:
             handle.remove()
 
     def _used(self, noted: Sequence[Tensor]) -> list[Tensor]:
         """The outputs that a loss is made of."""
-        return [tensor for number, tensor in enumerate(noted) if number not in self._idle]
+        return [tensor for number, tensor in enumerate(noted) if number not in (self._idle or ())]
 
     def _rows(self, noted: Sequence[Tensor], loss: Tensor, count: int, slopes: Sequence[Tensor]) -> Tensor:
         tensors = (*self._used(noted), *slopes)
@@ -736,15 +754,13 @@ class _Probe:
         # How far two equal passes are apart, relative to the norms.
         self._unrepeated = 0.0
         self._pattern: str | None = None
-        # What the forward pass gives for the small batch, where gradients follow from it.
-        self._seen: Tensor | None = None
+        # What the forward pass gives for the small batch.
+        self._seen = torch.zeros(0, 0, dtype=torch.float64)
 
     def start(self) -> None:
         """Find synthetic records that model and loss run on, and look at them."""
         self._records, self._first = self._workable()
-        self._observer.study(self._records.batch(range(self._count)), self._count)
-        if self._observer.gradients_follow:
-            self._seen = self._observer.look(self._records.batch(range(self._count)), self._count, gradients=True)
+        self._seen = self._observer.look(self._records.batch(range(self._count)), self._count, gradients=True)
 
     def _workable(self) -> tuple[SyntheticRecords, ProbeResult]:
         """The first kind of synthetic records that the loop runs on, and what it gives on them."""
@@ -918,23 +934,21 @@ class _Probe:
     def _try(self, row: int, poisons: dict[int, AdversarialValue]) -> bool:
         """Whether code runs on these values; what refuses them can't be asked in this way."""
         replaced = list(poisons)
-        changed: Tensor | ProbeResult
         try:
-            if self._seen is None:
-                changed = self._replaced(replaced, poisons, row=row)
-            else:
+            seen, changed = self._seen, None
+            if self._observer.gradients_follow:
                 batch = self._records.batch(self._places(replaced), poisons)
-                changed = self._observer.look(batch, self._count, gradients=True, looks=True)
+                seen = self._observer.look(batch, self._count, gradients=True, looks=True)
+            if not self._observer.gradients_follow:
+                changed = self._replaced(replaced, poisons, row=row)
         except SordinoError:
             raise
         except Exception:
             return False
         self._ran.extend(poisons.values())
-        if isinstance(changed, ProbeResult):
+        self._compare_rows(self._seen, seen, replaced, _UNUSUAL)
+        if changed is not None:
             self._compare(row, changed, replaced, _UNUSUAL)
-        else:
-            assert self._seen is not None
-            self._compare_rows(self._seen, changed, replaced, _UNUSUAL)
         return True
 
     def _is_refused(self, poison: AdversarialValue) -> bool:
@@ -994,13 +1008,14 @@ class _Probe:
         weights = self._weights[:1]
         ordinary, unusual = self._records.batch(range(self._count)), self._records.batch(places, extreme)
         try:
-            if self._seen is not None:
+            if self._observer.gradients_follow:
                 one, other = (
                     self._observer.look(batch, self._count, chance=chance, gradients=True, looks=True)
                     for batch in (ordinary, unusual)
                 )
                 if bool(one.isfinite().all()):
                     self._compare_rows(one, other, replaced, _CHANGED)
+            if self._observer.gradients_follow:
                 return
             plain = self._observer.observe(ordinary, weights, chance=chance)
             changed = self._observer.observe(unusual, weights, chance=chance)
@@ -1106,21 +1121,29 @@ class _Probe:
             return
         even, odd = list(range(0, count, 2)), list(range(1, count, 2))
         sets = [] if self._size.again else [even, *_replaced_sets(count)]
-        follows = self._observer.gradients_follow
         # Two passes read one sum.
-        rows = [] if self._size.two_passes or follows else sets
+        rows = [] if self._size.two_passes or self._observer.gradients_follow else sets
         first = self._filled(count, torch.cat([_evenly(count), *([_rows_of_weights(count, rows)] if rows else [])]))
         if self._size.again:
             self._compare_large(first, *self._extremes(odd, 0), odd)
             return
-        whole = self._observer.look(self._large.batch(range(count)), count, gradients=True) if follows else None
-        for turn, replaced in enumerate(sets):
-            others = [count + place if place in set(even) else place for place in range(count)]
-            changed = self._extremes(replaced, turn) if turn else (others, {})
-            if whole is not None and turn != _WITH_GRADIENTS:
-                self._compare_looks(whole, *changed, replaced)
-            else:
-                self._compare_large(first, *changed, replaced, row=turn + 1 if rows else None)
+        # Every fifth becomes a copy of its neighbor.
+        others = list(range(count))
+        for number, place in enumerate(even):
+            others[place] = (place + 1) % count if number % 5 == 4 else count + place
+        changes = [(others, {}), *(self._extremes(replaced, turn) for turn, replaced in enumerate(sets) if turn)]
+        left = list(range(len(sets)))
+        if self._observer.gradients_follow:
+            whole = self._observer.look(self._large.batch(range(count)), count, gradients=True)
+            left = [
+                turn
+                for turn, (change, replaced) in enumerate(zip(changes, sets, strict=True))
+                if turn == _WITH_GRADIENTS or not self._compare_looks(whole, *change, replaced)
+            ]
+        if not self._observer.gradients_follow:
+            left = list(range(len(sets)))
+        for turn in left:
+            self._compare_large(first, *changes[turn], sets[turn], row=turn + 1 if rows else None)
         self._look_at_missing(first, sets[-1], len(sets))
         self._look_at_alike(first)
         self.check_single_records(first, values=values)
@@ -1138,16 +1161,21 @@ class _Probe:
         replaced: Sequence[int],
         *,
         gradients: bool = True,
-    ) -> None:
-        """Compare what the forward pass gives for records that stay, with `gradients` also the loss's by it."""
+    ) -> bool:
+        """Compare what the forward pass gives for records that stay; with `gradients` the loss's by it, too.
+
+        Returns:
+            Whether gradients are derivatives of it in this batch, so that they need not be compared themselves.
+        """
         count = self._large.count
         try:
             changed = self._observer.look(self._large.batch(places, poisons), count, gradients=gradients)
         except SordinoError:
             raise
         except Exception:
-            return
+            return True
         self._compare_rows(whole, changed, replaced, _UNUSUAL if poisons else _CHANGED)
+        return self._observer.gradients_follow
 
     def _look_at_alike(self, first: ProbeResult) -> None:
         """What the forward pass gives for a record must be the same where all others are alike: thresholds on counts.
@@ -1170,15 +1198,16 @@ class _Probe:
             raise
         except Exception:
             return
-        if first.outputs is not None and not _same_looks(
-            first.outputs[:1], changed[:1], max(self._tolerance(), _NORMS)
-        ):
+        assert first.outputs is not None
+        # One record alone does not tell how large a number usually is.
+        scale = _scale(first.outputs)
+        if not _same_looks(first.outputs[:1], changed[:1], max(self._tolerance(), _NORMS), scale=scale):
             raise _coupled(_UNUSUAL)
 
     def _extremes(
         self, replaced: Sequence[int], turn: int, *, last: bool = False
     ) -> tuple[list[int], dict[int, AdversarialValue]]:
-        """Places of a large batch, and what the replaced records in it hold; some become copies of their neighbors."""
+        """Places of a large batch, and what the replaced records hold; where nothing, they are copies."""
         count = self._large.count
         places, poisons = list(range(count)), {}
         for number, place in enumerate(replaced):
@@ -1197,7 +1226,7 @@ class _Probe:
             few = min(count, _RECORDS)
             try:
                 if self._pattern is None:
-                    self._observer.study(records.batch(range(few)), few)
+                    self._observer.look(records.batch(range(few)), few, gradients=True)
                 first = self._observer.observe(
                     records.batch(range(count)), weights, large=True, looks=self._pattern is None, outputs=True
                 )
@@ -1231,7 +1260,7 @@ class _Probe:
             # Those that the code compares with come last.
             kinds = []
             kinds += list(dict.fromkeys(kind for kind in self._ran[::-1] if kind.place is None))[:_PARTS]
-        if number % 5 == 4 or not kinds:
+        if not kinds or (last and number % 5 == 4):
             return None
         # NaN hides thresholds: it is in one of the experiments only.
         is_nan = last and number % 5 == 3 and self._large.places(floating=True)
@@ -1372,11 +1401,18 @@ def _same(
     return torch.allclose(here, other.losses[kept], rtol=tolerance, atol=atol)
 
 
-def _same_looks(one: Tensor, other: Tensor, tolerance: float, *, ties: float = 0.0) -> bool:
+def _scale(rows: Tensor) -> Tensor:
+    """How large each number usually is."""
+    return rows.nan_to_num(0.0, 0.0, 0.0).abs().mean(0)
+
+
+def _same_looks(
+    one: Tensor, other: Tensor, tolerance: float, *, ties: float = 0.0, scale: Tensor | None = None
+) -> bool:
     """Whether rows of numbers are the same up to rounding, but for a part `ties` of them; NaN is itself."""
     if one.shape != other.shape:
         return False
-    scale = one.nan_to_num(0.0, 0.0, 0.0).abs().mean(0)
+    scale = _scale(one) if scale is None else scale
     near = torch.isclose(one, other, rtol=tolerance, atol=0.0, equal_nan=True)
     same = (near | ((one - other).abs() <= tolerance * scale)).all(1)
     return int((~same).sum()) <= ties * len(same)
