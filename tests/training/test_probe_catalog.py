@@ -1,5 +1,7 @@
 """A catalog of couplings, each refused, and of independent models, each accepted, in batches as large as training's."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -429,14 +431,18 @@ def test_the_largest_batch_follows_from_public_numbers(poisson, most):
 # --- what the forward pass does not show ----------------------------------------------------------------------------
 
 
-def late_pair():
-    """Records of which only a later experiment replaces the first and keeps the second."""
+def met_late():
+    """Records of which only a late experiment replaces the first and keeps the others, which are ordinary."""
     sets = [set(replaced) for replaced in _replaced_sets(_MOST)]
-    pairs = ((first, second) for first in range(20, _MOST, 2) for second in range(2, first, 2))
-    return next((first, second) for first, second in pairs if first not in sets[0] or second in sets[0])
+    ordinary = [place for place in range(_MOST) if place % 7 in {0, 2, 4, 6}]
+    for source, to, donor in itertools.permutations(ordinary, 3):
+        meeting = [number for number, one in enumerate(sets) if source in one and to not in one and donor not in one]
+        if meeting and meeting[0] >= 3:
+            return source, to, donor
+    raise AssertionError
 
 
-SOURCE, TO = late_pair()
+SOURCE, TO, DONOR = met_late()
 
 
 def is_on(x):
@@ -445,7 +451,7 @@ def is_on(x):
 
 def mixed(gradient):
     gradient = gradient.clone()
-    gradient[TO] += 0.5 * gradient[TO + 2]
+    gradient[TO] += 0.5 * gradient[DONOR]
     return gradient
 
 
@@ -462,7 +468,7 @@ class MixesGradients(torch.autograd.Function):
 def added_and_taken_away(h, cut):
     """`h` as it is; one record's loss has a part in the gradient of another one."""
     other = torch.zeros_like(h)
-    other[TO] = 0.5 * h[TO + 2]
+    other[TO] = 0.5 * h[DONOR]
     return h + (other - cut(other))
 
 
