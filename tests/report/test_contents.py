@@ -141,7 +141,7 @@ def test_what_an_estimator_does_not_have_is_not_applicable_and_not_missing(tmp_p
         assert status(report, words) == "not applicable"
     assert [item.title for item in report.privacy_hazards if item.status == "not stated"] == [
         "The claim is borne out by the transcript",
-        "No audit contradicts the claim",
+        "No audit or attack contradicts the claim",
     ]
     assert report.missing == ()
     assert report.mechanism.noise_multiplier == report.mechanism.steps_planned == "not applicable"

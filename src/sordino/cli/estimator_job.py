@@ -204,7 +204,7 @@ def estimator_metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, obje
     return {
         "target_epsilon": job.epsilon,
         "reproducible": job.seed is not None,
-        "settings": "The settings are the estimator's defaults, which were fixed beforehand on public data sets",
+        "settings": "The settings are the estimator's defaults, which were fixed beforehand on public datasets",
         "tuned_on_these_data": dataset.public and dataset.name in _TUNED_ON,
         "data": {
             "name": dataset.name,
@@ -225,7 +225,7 @@ def estimator_metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, obje
             "evaluation": measured if job.test_is_public and dataset.test is not None else "None.",
             "logging": "No loss, norm or number of records is printed or stored.",
         },
-        **({"composition": "The records are public: other uses of them concern nobody."} if dataset.public else {}),
+        **({"composition": "The records are public: other uses need not be counted."} if dataset.public else {}),
     }
 
 

@@ -15,8 +15,9 @@ from sordino.errors import InvalidArgument
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from sordino.data import DatasetSplits
+    from sordino.data import DatasetSplits, Records
     from sordino.recipes import ModelFactory
+    from sordino.runs import Metric
     from sordino.training import Plan
 
 __all__ = ["federate"]
@@ -57,9 +58,8 @@ def federate(
     from sordino.cli.training_job import Outcome, render_outcome, run_folder
     from sordino.data import load_dataset
     from sordino.federated import SERVER_OPTIMIZERS, LocalTraining, simulate, split_clients
-    from sordino.recipes import accuracy
     from sordino.report import write_report
-    from sordino.runs import Metric, RunFolder
+    from sordino.runs import RunFolder
 
     out = Output(as_json=as_json)
     checks.one_of(list(SERVER_OPTIMIZERS), optimizer=optimizer)
@@ -93,8 +93,7 @@ def federate(
             run_folder=run,
             ledger=account,
         )
-        measured = {} if found.test is None else {"test_accuracy": accuracy(result.model, found.test)}
-        metrics = {name: Metric(value=value, public=True) for name, value in measured.items()}
+        metrics = {} if found.test is None else _measured(result.model, found, found.test)
         run.write_metrics(metrics)
         write_report(run)
     outcome = Outcome(
@@ -103,6 +102,14 @@ def federate(
     out.print_result(
         {"data": found.name, "clients": clients, "rounds": rounds, **outcome.to_dict()}, *render_outcome(outcome)
     )
+
+
+def _measured(model: "nn.Module", found: "DatasetSplits", test: "Records") -> "dict[str, Metric]":
+    """What the model is good for on the test records, which are public, as those of `sordino train`."""
+    from sordino.cli.training_job import probabilities, subgroups_of
+    from sordino.report import compute_utility
+
+    return compute_utility(probabilities(model, test), test.labels, public=True, groups=subgroups_of(found, test))
 
 
 def _loss(model: "nn.Module", x: "Tensor", y: "Tensor") -> "Tensor":
@@ -151,6 +158,7 @@ def _meta(found: "DatasetSplits", model: str, optimizer: str, epsilon: float, cl
         "data": {
             "name": found.name,
             "records": len(found.train),
+            "clients": clients,
             "labels": len(found.labels),
             "source": found.source,
             "license": found.license,
@@ -161,13 +169,17 @@ def _meta(found: "DatasetSplits", model: str, optimizer: str, epsilon: float, cl
             "optimizer": f"{optimizer} on the noisy mean update",
         },
         "noise_arithmetic": "floating point",
+        "trust": "The server is trusted: it sees the update of every client before it adds the noise. Those who see "
+        "the released model are not trusted.",
         "data_accesses": {
             "preprocessing": "Each record is scaled and encoded on its own.",
             "normalization": "No statistic of the records is computed.",
             "schema": "The form of the records and the labels are fixed by the data set.",
             "early_stopping": "None: rounds were fixed beforehand.",
-            "evaluation": "Accuracy on test records that are public." if found.test is not None else "None.",
+            "evaluation": "Accuracy, calibration and subgroups on test records that are public."
+            if found.test is not None
+            else "None.",
             "logging": "No loss, norm or cohort is printed or stored.",
         },
-        "composition": "The records are public: other uses of them concern nobody.",
+        "composition": "The records are public: other uses need not be counted.",
     }

@@ -365,6 +365,8 @@ def plot_comparison(found: "Comparison", others: Mapping[str, float], *, title: 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    from sordino.report.formatting import power_of_ten
+
     with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
         figure = Figure(figsize=(12, 7), dpi=110)
         FigureCanvasAgg(figure)
@@ -372,14 +374,16 @@ def plot_comparison(found: "Comparison", others: Mapping[str, float], *, title: 
         figure.text(0.075, 0.92, title, fontsize=24, color=COLORS["ink"], family="DejaVu Serif")
         what = "accuracy" if found.measure == "accuracy" else "root mean squared error"
         neighbors = found.total.neighboring_relation.describe()
-        below = f"{what} on public test records   ·   δ = {delta:g}   ·   neighbors {neighbors}"
+        below = f"{what} on public test records   ·   δ = {power_of_ten(delta)}   ·   neighbors {neighbors}"
         figure.text(0.075, 0.87, below, fontsize=11.5, color=COLORS["soft"])
         budgets = sorted({cell.epsilon for cell in found.cells})
         if len(budgets) > 1:
             _lines(axes, found, others, budgets)
         else:
             _bars(axes, found)
-        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else {"Software": "sordino"})
+        # Names of methods stand outside the axes: the sheet grows until none is cut.
+        stamp = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": "sordino"}
+        figure.savefig(path, metadata=stamp, bbox_inches="tight", pad_inches=0.4)
 
 
 def _comparison_figure_scale(found: "Comparison") -> float:
@@ -463,7 +467,10 @@ def _bars(axes: "Axes", found: "Comparison") -> None:
     axes.barh(range(len(cells)), [scale * cell.mean for cell in cells], color=METHOD_COLOURS[0], height=0.55)
     axes.set_yticks(range(len(cells)), [cell.method for cell in cells])
     for place, cell in enumerate(cells):
-        axes.text(scale * cell.mean, place, f"  {scale * cell.mean:.4g}", va="center", color=COLORS["ink"])
+        low, high = scale * min(cell.scores), scale * max(cell.scores)
+        if len(cell.scores) > 1:
+            axes.plot([low, high], [place, place], color=COLORS["ink"], linewidth=1.4)
+        axes.text(max(high, scale * cell.mean), place, f"  {scale * cell.mean:.4g}", va="center", color=COLORS["ink"])
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     (epsilon,) = {cell.epsilon for cell in found.cells}

@@ -13,7 +13,6 @@ from sordino import checks
 from sordino.cli.console import JsonOption, Output, heading, key_value_table
 from sordino.cli.ledger import open_account
 from sordino.cli.train import load_model_factory
-from sordino.definitions import format_upper_bound
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.runs import Evaluation, RunFolder
 
@@ -76,21 +75,33 @@ def report(
     dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays for it.")] = None,
     schema: Annotated[Path | None, typer.Option(help="The declared schema of the file in --evaluate.")] = None,
     model: Annotated[str, typer.Option(help="module:factory, for a model of your own in --evaluate.")] = "",
+    purpose: Annotated[str | None, typer.Option(help="What the model is for; stored in the run folder.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Who is responsible for the records; stored.")] = None,
+    contact: Annotated[str | None, typer.Option(help="Where questions go; stored.")] = None,
+    legal_basis: Annotated[str | None, typer.Option(help="Why the records may be used; stored.")] = None,
+    approved_by: Annotated[str | None, typer.Option(help="Who approved the release with this ε; stored.")] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail with exit code 1 when something required is not stated.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write the report of a run folder, after computing ε again from its transcript."""
-    from sordino.report import build_report
+    from sordino.report import Declarations, build_report, store_declarations
     from sordino.runs import RunFolder
 
+    declared = Declarations(
+        **_texts(purpose=purpose, owner=owner, contact=contact, legal_basis=legal_basis, approved_by=approved_by)
+    )
     if others and not compare:
         raise InvalidArgument(f"report must be given one run folder, got {1 + len(others)}. Add --compare.")
     paths = [run, *(compare or []), *(others or [])]
     if len(paths) > 1 and form is Format.REGISTRY:
         raise InvalidArgument("--format registry must be given one run, got several. Drop --compare.")
     folders = [RunFolder.open(path) for path in paths]
+    if declared != Declarations():
+        if len(paths) > 1:
+            raise InvalidArgument("--purpose and the like must be given for one run, got several. Drop --compare.")
+        store_declarations(folders[0], declared)
     given = (
         evaluation_epsilon,
         evaluation_delta or None,
@@ -132,6 +143,20 @@ def report(
         raise SordinoError(message)
 
 
+def _texts(**given: str | None) -> dict[str, str | None]:
+    """The declarations on one line each.
+
+    Raises:
+        InvalidArgument: one is empty.
+    """
+    from sordino.report.build import one_line
+
+    for name, text in given.items():
+        if text is not None and one_line(text) is None:
+            raise InvalidArgument(f"{name} must be a text, got an empty one. Leave --{name.replace('_', '-')} out.")
+    return {name: one_line(text) for name, text in given.items()}
+
+
 def _target(out_file: Path | None, run: Path, form: Format, *, several: bool) -> Path:
     name = f"comparison{Path(form.file).suffix}" if several else form.file
     if out_file is None:
@@ -168,31 +193,45 @@ def _write(reports: "list[Report]", form: Format, target: Path) -> dict[str, str
 
 
 def _finish(out: Output, reports: "list[Report]", files: dict[str, str]) -> None:
+    from sordino.report.formatting import (
+        delta_text,
+        epsilon_sentences,
+        format_epsilon,
+        hazards_line,
+        headline_scope,
+        summary_rows,
+    )
+
     if len(reports) > 1:
-        rows = [
-            (one.name, f"ε = {format_upper_bound(one.guarantee.epsilon)}, δ = {one.guarantee.delta:g}")
-            for one in reports
-        ]
+        rows = [(one.name, f"ε = {format_epsilon(one.headline_epsilon)}, δ = {delta_text(one)}") for one in reports]
         document = {"runs": [one.to_dict() for one in reports], **files}
         out.print_result(
             document, heading(f"{len(reports)} runs, side by side"), key_value_table([*rows, *files.items()])
         )
         return
-    from sordino.report.formatting import hazards_line
-
     one = reports[0]
     guarantee = one.guarantee
+    conditions = [(f"condition {number}", text) for number, text in enumerate(one.release.conditions, 1)]
     rows = [
-        ("unit", guarantee.privacy_unit.describe()),
-        ("neighbors", guarantee.neighboring_relation.describe()),
-        ("sampler", guarantee.sampler),
+        ("in words", " ".join(epsilon_sentences(one))),
+        ("may it be released?", one.release.text),
+        *conditions,
+        *(
+            (name, value or f"not stated (write it with {option})")
+            for name, value, option in summary_rows(one)
+            if value or option
+        ),
+        ("neighboring relation", guarantee.neighboring_relation.describe()),
+        ("sampling", guarantee.sampler),
         ("accountant", guarantee.accountant.replace("_", " ")),
         *files.items(),
     ]
+    if scope := headline_scope(one):
+        rows.insert(0, ("counts", scope))
     if one.not_for_release:
         rows.insert(0, ("not for release", one.not_for_release))
     if one.missing:
-        rows.append(("not stated", ", ".join(one.missing)))
+        rows.append(("not stated", "; ".join(one.missing)))
     rows.append(("checks", hazards_line(one)))
     rows += [
         (f"limitation, {item.severity}", f"{item.title}. {item.text}")
@@ -202,7 +241,7 @@ def _finish(out: Output, reports: "list[Report]", files: dict[str, str]) -> None
     document = {**one.to_dict(), **files}
     out.print_result(
         document,
-        heading(f"ε = {format_upper_bound(guarantee.epsilon)}, δ = {guarantee.delta:g}"),
+        heading(f"ε = {format_epsilon(one.headline_epsilon)}, δ = {delta_text(one)}"),
         key_value_table(rows),
     )
 

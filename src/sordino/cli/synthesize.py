@@ -239,6 +239,7 @@ def charged_run(
             "preprocessing": "Each record is put into public cells on its own, by the declared schema.",
             "normalization": "No statistic of the records is computed without noise.",
             "schema": "Bounds, categories and labels are declared, never taken from the records.",
+            "early_stopping": "None: the number of measurements is fixed beforehand.",
             "evaluation": "None.",
             "logging": "Only what was released is printed or stored.",
         },

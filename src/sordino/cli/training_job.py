@@ -350,7 +350,7 @@ def _outcome(run: RunFolder, result: "FitResult", metrics: Mapping[str, Metric])
 def _meta(job: TrainingJob) -> dict[str, object]:
     """Public facts about the run. No path of this machine is among them."""
     dataset, recipe = job.dataset, job.recipe
-    settings = "The settings come from a recipe that was fixed beforehand on public data sets"
+    settings = "The settings come from a recipe that was fixed beforehand on public datasets"
     if job.overrides:
         settings += f", except for those given by hand: {', '.join(job.overrides)}"
     return {
@@ -377,7 +377,7 @@ def _meta(job: TrainingJob) -> dict[str, object]:
         },
         "noise_arithmetic": "integers on a grid, drawn exactly" if recipe.plan.secure_mode else "floating point",
         "data_accesses": _data_accesses(job),
-        **({"composition": "The records are public: other uses of them concern nobody."} if dataset.public else {}),
+        **({"composition": "The records are public: other uses need not be counted."} if dataset.public else {}),
     }
 
 

@@ -327,7 +327,7 @@ def run_metadata(
             "evaluation": "None by the recipe; what is measured afterwards is measured on public test records.",
             "logging": "No loss, norm or batch size is printed or stored.",
         },
-        **({"composition": "The records are public: other uses of them concern nobody."} if dataset.public else {}),
+        **({"composition": "The records are public: other uses need not be counted."} if dataset.public else {}),
     }
 
 

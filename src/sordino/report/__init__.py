@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sordino.installation import lazy_names, require
 
 if TYPE_CHECKING:
-    from sordino.report.build import build_report
+    from sordino.report.build import build_report, store_declarations
     from sordino.report.interpretation import max_true_positive_rate
     from sordino.report.registry import registry_yaml
     from sordino.report.render import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         render_markdown,
         write_report,
     )
-    from sordino.report.schema import Audit, Report
+    from sordino.report.schema import Audit, Declarations, Report
     from sordino.report.utility import (
         compute_label_utility,
         compute_regression_utility,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Audit",
+    "Declarations",
     "Report",
     "ReportFiles",
     "build_report",
@@ -49,6 +50,7 @@ __all__ = [
     "render_comparison_markdown",
     "render_html",
     "render_markdown",
+    "store_declarations",
     "write_report",
 ]
 

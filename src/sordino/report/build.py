@@ -7,15 +7,18 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from sordino import accounting
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument
 from sordino.events import Event, compose, describe_sampling
 from sordino.ledger import Account, Ledger, LedgerEntry
-from sordino.report.formatting import describe_clipping, describe_noise, describe_schedule, format_value
+from sordino.report.formatting import describe_clipping, describe_noise, describe_schedule, format_epsilon, format_value
 from sordino.report.interpretation import (
+    AUDIT_HAZARD,
     Evidence,
     accounted,
     attack_bounds,
+    bounds_from_epsilon,
     curves,
     is_exact,
     list_covered,
@@ -23,16 +26,23 @@ from sordino.report.interpretation import (
     own_method,
     privacy_hazards,
     user_level,
+    worst_case,
 )
 from sordino.report.schema import (
     Accounting,
+    Attack,
+    AttackResults,
     Audit,
     Composition,
+    Curves,
     DataAccess,
+    Declarations,
     GuaranteeSection,
     Mechanism,
     NotApplicable,
+    PrivacyHazard,
     Process,
+    ReleaseDecision,
     Report,
     losses_shown,
 )
@@ -45,10 +55,14 @@ __all__ = [
     "build_report",
     "composition",
     "data_accesses",
+    "decide_release",
+    "declarations",
     "missing_fields",
     "one_line",
+    "read_attacks",
     "registry_texts",
     "released",
+    "store_declarations",
     "training_process",
     "trust",
 ]
@@ -104,12 +118,13 @@ def data_accesses(meta: Mapping[str, object], *, evaluations: int = 0) -> tuple[
     settings = meta.get("settings")
     found = {name: one_line(said.get(name)) for name in DATA_ACCESSES}
     if found["tuning"] is None and isinstance(settings, str):
-        found["tuning"] = one_line(settings)
+        found["tuning"] = f"{settings.strip().rstrip('.')}." if settings.strip() else None
+        found["tuning"] = one_line(found["tuning"])
     if meta.get("diagnostics") is not None:
-        found["logging"] = "Losses and batch sizes were shown while it ran, computed from the records without noise."
+        found["logging"] = "Losses and batch sizes were shown without noise during the run."
     if evaluations and found["evaluation"] is not None:
         times = {1: "once", 2: "twice"}.get(evaluations, f"{evaluations:,} times")
-        paid = f"The finished model was evaluated on private records {times}, with noise, and that was paid for apart."
+        paid = f"The finished model was evaluated on private records {times}, with noise and its own budget."
         found["evaluation"] += f" {paid}"
     return tuple(DataAccess(name=name, title=title, text=found[name]) for name, title in DATA_ACCESSES.items())
 
@@ -175,6 +190,77 @@ def audits(run: RunFolder) -> tuple[Audit, ...]:
         raise InvalidArgument("audit.json must be JSON, got other text. See docs/report.md.") from error
 
 
+def read_attacks(run: RunFolder) -> tuple[AttackResults | None, bool]:
+    """The attacks in ``attack.json`` if they are on public records, and whether there are some on private ones.
+
+    Raises:
+        InvalidArgument: the file is not one that `sordino attack` wrote.
+    """
+    file = run.path / "attack.json"
+    if not file.is_file():
+        return None, False
+    try:
+        body = json.loads(file.read_text(encoding="utf-8"))
+        if body["public"] is not True:
+            return None, True
+        attacks = [
+            Attack(
+                name=one["name"],
+                knowledge=one["knowledge"],
+                auc=one["auc"],
+                lower=one["auc_interval"][0],
+                upper=one["auc_interval"][1],
+            )
+            for one in body["attacks"]
+        ]
+        found = AttackResults(
+            attacks=tuple(attacks),
+            bound=body["ceiling"]["auc"],
+            members=body["members"],
+            non_members=body["non_members"],
+            above_bound=tuple(body["above_ceiling"]),
+        )
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise InvalidArgument(
+            "attack.json must be a file that `sordino attack` wrote, got another. Remove it or run the attack again."
+        ) from error
+    return found, False
+
+
+_DECLARATIONS = "declarations.json"
+
+
+def declarations(run: RunFolder, meta: Mapping[str, object]) -> Declarations:
+    """What is declared for the run: in ``declarations.json``, otherwise in the facts of the run."""
+    file = run.path / _DECLARATIONS
+    stored: object = {}
+    if file.is_file():
+        try:
+            stored = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InvalidArgument(
+                "declarations.json must be JSON, got other text. Remove it, and give --purpose and the others again."
+            ) from error
+    said = stored if isinstance(stored, Mapping) else {}
+    registry = registry_texts(meta)
+    instead = {"purpose": registry.get("intended_use"), "owner": registry.get("curator")}
+    found = {
+        name: one_line(said.get(name)) or one_line(meta.get(name)) or instead.get(name)
+        for name in Declarations.model_fields
+    }
+    return Declarations(**found)
+
+
+def store_declarations(run: RunFolder, declared: Declarations) -> None:
+    """Write declarations into the run folder, for this report and later ones; what is None stays as it was."""
+    file = run.path / _DECLARATIONS
+    kept = declarations(run, {}) if file.is_file() else Declarations()
+    changed = {name: " ".join(text.split()) for name, text in declared.model_dump(exclude_none=True).items()}
+    body = kept.model_copy(update=changed).model_dump(exclude_none=True)
+    file.write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    run.vouch(file)
+
+
 def released(run: RunFolder, meta: Mapping[str, object]) -> str | None:
     """What is released, in words."""
     files = run.manifest.get("files")
@@ -185,8 +271,8 @@ def released(run: RunFolder, meta: Mapping[str, object]) -> str | None:
 def trust(meta: Mapping[str, object]) -> str:
     """Who has to be trusted with the records."""
     return one_line(meta.get("trust")) or (
-        "Central: whoever runs the training holds the records and is trusted with them, and with the machine. "
-        "Everyone who sees what is released is not trusted."
+        "Central: the organization that runs the training holds the records, and is trusted with them and with the "
+        "machine. Those who see the released results are not trusted."
     )
 
 
@@ -296,9 +382,6 @@ def missing_fields(report: Report) -> tuple[str, ...]:
         "δ at every ε": report.curves.profile if private else "not private",
         "what an attacker can do": report.attack_bounds if private else "not private",
         "ε without amplification": answer.without_amplification,
-        "ε at the level of users": report.user_level
-        if private and report.guarantee.privacy_unit.value == "record"
-        else "given",
         "class of the random generator": process.rng,
         "arithmetic of the noise": process.arithmetic,
         "processes and resumes": process.segments if mechanism.method is None else "not applicable",
@@ -351,6 +434,7 @@ def build_report(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
     )
     drawn = curves(lines, event, delta, neighboring_relation=neighboring_relation, answer=found)
     process = training_process(run, lines, meta)
+    attacks, has_private_attack = read_attacks(run)
     parts = {
         "guarantee": guarantee,
         "accounting": found,
@@ -358,8 +442,14 @@ def build_report(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
         "data_accesses": data_accesses(meta, evaluations=len(run.evaluations)),
         "composition": composition(lines, meta, ledger, paid=_evaluation_charges(run)),
         "audits": audits(run),
+        "attacks": attacks,
         "utility": read_utility(run.metrics),
     }
+    hazards = privacy_hazards(
+        Evidence(**parts, has_private_attack=has_private_attack, lines=lines, plan=plan, meta=meta)
+    )
+    declared, blocked = declarations(run, meta), _not_for_release(guarantee, process, meta)
+    together = _together(run, event, guarantee)
     report = Report.model_validate(
         {
             **parts,
@@ -370,22 +460,28 @@ def build_report(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
             "curves": drawn,
             "losses": losses_shown(run.released_losses),
             "evaluations": tuple(map(summarize_evaluation, run.evaluations)),
-            "epsilon_together": _together(run, event, guarantee),
+            "epsilon_together": together,
             "attack_bounds": attack_bounds(
-                drawn, guarantee.epsilon, delta, neighboring_relation=neighboring_relation, privacy_unit=unit
+                drawn if together is None else _curves_together(run, event, guarantee, drawn, together),
+                max(guarantee.epsilon, together or 0.0),
+                delta,
+                neighboring_relation=neighboring_relation,
+                privacy_unit=unit,
             ),
-            "privacy_hazards": privacy_hazards(Evidence(**parts, lines=lines, plan=plan, meta=meta)),
+            "privacy_hazards": hazards,
+            "declarations": declared,
+            "release": decide_release(unit, max(guarantee.epsilon, together or 0.0), blocked, hazards, declared),
             "covered": list_covered(guarantee, losses=run.released_losses is not None),
             "not_covered": list_not_covered(
                 guarantee,
                 meta=meta,
                 plan=plan,
                 measured=bool(parts["utility"].accuracy),
-                evaluated=bool(run.evaluations),
+                evaluated=bool(run.evaluations) and together is None,
                 seeded=process.seeded is True,
                 exact=is_exact(process.arithmetic) is True,
             ),
-            "not_for_release": _not_for_release(guarantee, process, meta),
+            "not_for_release": blocked,
             "missing": (),
         }
     )
@@ -473,6 +569,65 @@ def _together(run: RunFolder, event: Event, guarantee: GuaranteeSection) -> floa
         {"delta": guarantee.delta, "neighboring_relation": guarantee.neighboring_relation},
     )
     return joint_epsilon(found, event, claimed=guarantee.epsilon, **declared) if found else None
+
+
+def _curves_together(
+    run: RunFolder, event: Event, guarantee: GuaranteeSection, drawn: Curves, together: float
+) -> Curves:
+    """The curves of training and evaluations; a unit is in only one of two that are declared disjoint."""
+    delta, relation = guarantee.delta, guarantee.neighboring_relation
+    ours = [one.event for one in run.evaluations if not one.disjoint]
+    others = [one.event for one in run.evaluations if one.disjoint]
+    if guarantee.epsilon > accounting.epsilon(event, delta, neighboring_relation=relation).upper * (1 + 1e-9):
+        # The claim is larger than what the transcript says: only ε and δ are known of both together.
+        return bounds_from_epsilon(together, delta)
+    found = []
+    for one in (compose([event, *ours]) if ours else event, *((compose(others),) if others else ())):
+        answer = accounted(one, delta, neighboring_relation=relation, claimed=None, version="")
+        found.append(drawn if one is event else curves([], one, delta, neighboring_relation=relation, answer=answer))
+    return worst_case(found)
+
+
+def decide_release(
+    privacy_unit: PrivacyUnit,
+    epsilon: float,
+    blocked: str,
+    hazards: Sequence[PrivacyHazard],
+    declared: Declarations,
+) -> ReleaseDecision:
+    """Whether the results may be released, as far as the run folder shows, and what the reader must still decide."""
+    if blocked:
+        return ReleaseDecision(
+            verdict="no",
+            text=f"No. {blocked} Train again with noise and without a seed.",
+            conditions=(),
+        )
+    critical = [item for item in hazards if item.status == "limitation" and item.severity == "critical"]
+    if critical:
+        return ReleaseDecision(
+            verdict="not yet",
+            text="Not yet. Resolve these critical limitations first.",
+            conditions=tuple(f"{item.title}: this does not hold. {item.text}" for item in critical),
+        )
+    accepted = f"The person responsible accepts ε = {format_epsilon(epsilon)} for each {privacy_unit.value}."
+    approval = "No approval is stated." if declared.approved_by is None else f"Approved by {declared.approved_by}."
+    silent = [
+        item.title
+        for item in hazards
+        if item.status == "not stated" and item.severity == "critical" and item.title != AUDIT_HAZARD
+    ]
+    conditions = [f"{accepted} {approval}"]
+    conditions.append(
+        "Only what is named as released is passed on. Checkpoints, logs and the records themselves stay private."
+    )
+    conditions.append("Every other use of the same records is counted together with this ε.")
+    if silent:
+        conditions.append(f"These checks are not stated, and are answered first: {'; '.join(silent)}.")
+    return ReleaseDecision(
+        verdict="yes, on conditions",
+        text="Yes, if the conditions below are met. The run folder shows no critical limitation.",
+        conditions=tuple(conditions),
+    )
 
 
 def _budget(meta: Mapping[str, object]) -> float | None:

@@ -8,13 +8,24 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from textwrap import wrap
 
 from sordino.report.formatting import format_epsilon, percent_up, power_of_ten
-from sordino.report.schema import Accuracy, Calibration, Curves, EpsilonPoint, NoisyLosses, PrivateEvaluation, Subgroup
+from sordino.report.schema import (
+    Accuracy,
+    Calibration,
+    Curves,
+    EpsilonPoint,
+    NoisyLosses,
+    PrivateEvaluation,
+    Subgroup,
+    wilson_interval,
+)
 
 __all__ = [
     "Axis",
     "Chart",
+    "FEWEST_IN_BIN",
     "HEIGHT",
     "Line",
     "WIDTH",
@@ -35,6 +46,8 @@ __all__ = [
 
 
 WIDTH, HEIGHT = 400, 256
+FEWEST_IN_BIN = 20
+"""Bins of a reliability diagram with fewer records are not drawn: their interval is wider than ± 20 %."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 14, 26, 40
 
 
@@ -89,7 +102,7 @@ def logarithmic(lowest: int, highest: int, label: str, *, show: Callable[[int], 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Axes with curves on them; `band` is drawn below them, as (place, lowest, highest)."""
+    """Axes with curves on them; `band` is drawn below them, and `spans` as bars, each (place, lowest, highest)."""
 
     x: Axis
     y: Axis
@@ -97,6 +110,7 @@ class Chart:
     words: str
     area: bool = True
     notes: tuple[tuple[float, float, str, str], ...] = ()
+    spans: Sequence[tuple[float, float, float]] = ()
     band: Sequence[tuple[float, float, float]] = ()
 
     def svg(self) -> str:
@@ -118,13 +132,35 @@ class Chart:
                 body += "".join(
                     f'<circle class="dot" cx="{self._x(a):.1f}" cy="{self._y(b):.1f}" r="3.5"/>' for a, b in line.points
                 )
+        for at, low, high in self.spans:
+            body += (
+                f'<line class="span thin" x1="{self._x(at):.1f}" x2="{self._x(at):.1f}" '
+                f'y1="{self._y(low):.1f}" y2="{self._y(high):.1f}"/>'
+            )
+        return svg(body + self._notes(), self.words, probe=self._probe())
+
+    def _notes(self) -> str:
+        """The labels, moved up, or down at the top, until none lies on another or leaves the drawing."""
+        body, taken = "", []
         for at, up, kind, text in self.notes:
             side = "end" if kind != "note below" and self.x.place(at) > 0.5 else "start"
-            body += (
-                f'<text class="{kind}" x="{self._x(at):.1f}" y="{self._y(up) - 8:.1f}" text-anchor="{side}">'
-                f"{escape(text)}</text>"
+            width, x = 6.4 * len(text), self._x(at)
+            left = max(0.0, x - width) if side == "end" else min(x, WIDTH - width)
+            wanted = self._y(up) - 8
+            lines = sorted((wanted - 13 * k for k in range(-12, 13)), key=lambda y: abs(y - wanted))
+            y = next(
+                (
+                    y
+                    for y in lines
+                    if 10 <= y <= HEIGHT - _BOTTOM
+                    and not any(abs(y - b) < 13 and left < a + w and a < left + width for a, b, w in taken)
+                ),
+                wanted,
             )
-        return svg(body, self.words, probe=self._probe())
+            taken.append((left, y, width))
+            start = left + width if side == "end" else left
+            body += f'<text class="{kind}" x="{start:.1f}" y="{y:.1f}" text-anchor="{side}">{escape(text)}</text>'
+        return body
 
     def _probe(self) -> str:
         """Data for the pointer: pixel positions and words of one curve."""
@@ -190,9 +226,9 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def spent_chart(curve: Sequence[EpsilonPoint], *, target: float | None) -> str:
-    """ε over steps, with the target as a dashed line; empty where there is nothing to draw."""
+    """ε over steps, with the target as a dashed line; empty where there are not two steps to draw."""
     finite = [point for point in curve if math.isfinite(point.epsilon)]
-    if len(finite) < 2:
+    if len(finite) < 2 or finite[-1].steps < 2:
         return ""
     last = finite[-1]
     highest = max(last.epsilon, target or 0.0, 1e-9)
@@ -247,7 +283,7 @@ def paid_charts(evaluation: PrivateEvaluation) -> list[tuple[str, str]]:
             (
                 f"{share.value} · about {share.records:,} records",
                 share.accuracy if share.is_known else 0.0,
-                share.describe() if share.is_known else "?",
+                share.describe(),
                 True,
             )
             for share in part
@@ -256,7 +292,7 @@ def paid_charts(evaluation: PrivateEvaluation) -> list[tuple[str, str]]:
             f"{share.value} {share.describe()} ({100 * share.lower:.1f} to {100 * share.upper:.1f} %)" for share in part
         )
         spans = [(share.lower, share.upper) for share in part]
-        charts.append((column, _bars(rows, f"Share of right answers: {said}", spans=spans, gap=44, thick=12)))
+        charts.append((column, _bars(rows, f"Accuracy: {said}", spans=spans, gap=44, thick=12)))
     return charts
 
 
@@ -288,52 +324,62 @@ def attack_charts(curves: Curves) -> tuple[str, str]:
     if not curves.trade_off:
         return "", ""
     found = [(rate, min(1.0, 1 - missed)) for rate, missed in curves.trade_off]
-    words = [f"{_percent(rate)} wrongly accused: at most {percent_up(most)} found" for rate, most in found]
+    words = [
+        f"{_percent(rate)} wrongly identified: at most {percent_up(most)} correctly identified" for rate, most in found
+    ]
     shares = tuple((value, f"{100 * value:.0f} %") for value in (0.0, 0.25, 0.5, 0.75, 1.0))
-    plain_x = Axis(place=lambda value: value, marks=shares, label="wrongly accused, of those outside")
-    plain_y = Axis(place=lambda value: value, marks=shares, label="found, of those inside")
-    caption = "The most a membership attack can find, for every share of wrong accusations"
+    plain_x = Axis(place=lambda value: value, marks=shares, label="wrongly identified, of those not in the data")
+    plain_y = Axis(place=lambda value: value, marks=shares, label="correctly identified, of those in the data")
+    caption = "The largest share that a membership attack can identify, for every share of wrong identifications"
     # At 0 the curve has no drawn rate of its own; the smallest one bounds it from above.
     plain = Chart(
         x=plain_x,
         y=plain_y,
         lines=(
             Line(points=[(0, 0), (1, 1)], kind="guess"),
-            Line(points=[(0.0, found[0][1]), *found, (1.0, 1.0)], words=[words[0], *words, "all are accused"]),
+            Line(points=[(0.0, found[0][1]), *found, (1.0, 1.0)], words=[words[0], *words, "everybody is identified"]),
         ),
-        notes=((0.56, 0.36, "note below", "mere guessing"),),
+        notes=((0.56, 0.36, "note below", "guessing"),),
         words=caption,
     )
     logs = Chart(
-        x=logarithmic(-4, 0, "wrongly accused, of those outside", show=_percent_power),
-        y=logarithmic(-4, 0, "found, of those inside", show=_percent_power),
+        x=logarithmic(-4, 0, "wrongly identified, of those not in the data", show=_percent_power),
+        y=logarithmic(-4, 0, "correctly identified, of those in the data", show=_percent_power),
         lines=(
             Line(points=[(1e-4, 1e-4), (1, 1)], kind="guess"),
-            Line(points=[*found, (1.0, 1.0)], words=[*words, "all are accused"]),
+            Line(points=[*found, (1.0, 1.0)], words=[*words, "everybody is identified"]),
         ),
-        notes=((0.012, 0.002, "note below", "mere guessing"),),
+        notes=((0.012, 0.002, "note below", "guessing"),),
         words=caption + ", on logarithmic axes",
     )
     return plain.svg(), logs.svg()
 
 
 def reliability_chart(calibration: Calibration) -> str:
-    """Accuracy over confidence; on the diagonal the model knows what it knows."""
-    points = [(part.confidence, part.accuracy) for part in calibration.bins]
+    """Accuracy over confidence, with 95 % intervals; empty where every bin has too few records.
+
+    On the diagonal, confidence equals accuracy.
+    """
+    drawn = [part for part in calibration.bins if part.records >= FEWEST_IN_BIN]
+    if not drawn:
+        return ""
+    points = [(part.confidence, part.accuracy) for part in drawn]
     words = [
-        f"confidence {100 * part.confidence:.1f} %: right {100 * part.accuracy:.1f} %, {part.records:,} records"
-        for part in calibration.bins
+        f"confidence {100 * part.confidence:.1f} %: accuracy {100 * part.accuracy:.1f} %, {part.records:,} records"
+        for part in drawn
     ]
+    spans = [(part.confidence, *wilson_interval(part.accuracy, part.records)) for part in drawn]
     shares = tuple((value, f"{100 * value:.0f} %") for value in (0.0, 0.25, 0.5, 0.75, 1.0))
     return Chart(
         x=Axis(place=lambda value: value, marks=shares, label="confidence of the model"),
-        y=Axis(place=lambda value: value, marks=shares, label="share of right answers"),
+        y=Axis(place=lambda value: value, marks=shares, label="accuracy"),
         lines=(
             Line(points=[(0, 0), (1, 1)], kind="guess"),
             Line(points=points, kind="line dots", words=words),
         ),
         area=False,
-        words="Reliability diagram: share of right answers at each confidence",
+        spans=spans,
+        words="Reliability diagram: accuracy at each confidence",
     ).svg()
 
 
@@ -354,7 +400,7 @@ def cost_chart(found: Sequence[tuple[str, float, float]]) -> str:
                 words=[f"{name}: ε = {format_epsilon(e)}, accuracy {100 * value:.1f} %" for e, value, name in points],
             ),
         ),
-        notes=tuple((epsilon, value, "note", _short(name)) for epsilon, value, name in points[:8]),
+        notes=tuple((epsilon, value, "note", _short(name, 24)) for epsilon, value, name in points[:8]),
         area=False,
         words="Accuracy over ε, one point for each run",
     ).svg()
@@ -386,13 +432,17 @@ def _bars(
     gap: int = 58,
     thick: int = 17,
 ) -> str:
-    full = WIDTH - 66
-    parts = []
+    full, line = WIDTH - 66, 15
+    parts, top = [], 22 - gap
     for number, (name, value, text, strong) in enumerate(rows):
-        top = 22 + number * gap
+        names = wrap(name, 56) or [""]
+        top += gap + line * (len(names) - 1)
         kind, weight = ("bar strong", "value") if strong else ("bar", "label")
+        parts += [
+            f'<text class="label" x="0" y="{top - 7 - line * (len(names) - 1 - place)}">{escape(part)}</text>'
+            for place, part in enumerate(names)
+        ]
         parts.append(
-            f'<text class="label" x="0" y="{top - 7}">{escape(_short(name, 46))}</text>'
             f'<rect class="track" x="0" y="{top}" width="{full}" height="{thick}" rx="3"/>'
             f'<rect class="{kind}" x="0" y="{top}" width="{full * value:.1f}" height="{thick}" rx="3"/>'
             f'<text class="{weight}" x="{WIDTH}" y="{top + thick / 2 + 5:.1f}" text-anchor="end">{escape(text)}</text>'
@@ -403,7 +453,7 @@ def _bars(
             parts.append(
                 f'<line class="span" x1="{full * low:.1f}" x2="{full * high:.1f}" y1="{middle:.1f}" y2="{middle:.1f}"/>'
             )
-    return svg("".join(parts), words, height=len(rows) * gap - gap + 22 + thick + 4)
+    return svg("".join(parts), words, height=top + thick + 4)
 
 
 def _whole(axis: Axis) -> Axis:

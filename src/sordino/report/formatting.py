@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from sordino.definitions import format_upper_bound
+from sordino.definitions import PrivacyUnit, format_upper_bound
 from sordino.errors import SordinoError
 from sordino.mechanisms.correlated import (
     BandedInverse,
@@ -21,23 +21,31 @@ from sordino.mechanisms.correlated import (
 from sordino.report.schema import Report
 
 __all__ = [
+    "DECLARED",
     "Rows",
     "SEVERITY_WORDS",
     "accounting_rows",
+    "attack_rows",
     "comparison_rows",
     "composition_rows",
+    "delta_text",
     "describe_clipping",
     "describe_noise",
     "describe_schedule",
+    "epsilon_sentences",
     "evaluation_rows",
     "format_epsilon",
     "format_value",
+    "formal_statement",
     "hazards_line",
+    "headline_scope",
     "mechanism_rows",
     "percent_up",
     "power_of_ten",
     "process_rows",
+    "protected",
     "scientific",
+    "summary_rows",
     "user_rows",
 ]
 
@@ -252,6 +260,118 @@ def _count(number: int, noun: str) -> str:
 Rows = list[tuple[str, str | None]]
 
 
+def delta_text(report: Report) -> str:
+    """δ of the run, in the one form that a report uses."""
+    return power_of_ten(report.guarantee.delta)
+
+
+def headline_scope(report: Report) -> str:
+    """What the ε at the top of a report counts; empty when it counts the training alone."""
+    count = len(report.evaluations)
+    if not count:
+        return ""
+    noun = "1 private evaluation" if count == 1 else f"{count:,} private evaluations"
+    alone = f"training alone: ε = {format_epsilon(report.guarantee.epsilon)}"
+    if report.epsilon_together is None:
+        each = ", ".join(f"ε = {format_epsilon(one.epsilon)}" for one in report.evaluations)
+        return f"Training alone. No accountant composes it with {noun}, which cost {each} more."
+    return f"Training and {noun} together ({alone})."
+
+
+def epsilon_sentences(report: Report) -> tuple[str, ...]:
+    """What ε means for one person, in sentences that need no mathematics; the numbers are the attack bounds."""
+    bounds, unit = report.attack_bounds, report.guarantee.privacy_unit
+    if bounds is None:
+        return (
+            "This run gives no privacy guarantee.",
+            "Anyone who sees the results may learn everything about a record in the data.",
+        )
+    whose = {
+        PrivacyUnit.RECORD: "one person who has one record in the data",
+        PrivacyUnit.USER: "one person with all of their records in the data",
+        PrivacyUnit.CLIENT: "one client with all of its records",
+    }[unit]
+    results = "the results" if report.evaluations else "the model"
+    sentences = [
+        f"Consider {whose}.",
+        f"Somebody knows all other records, sees {results}, and guesses {bounds.question}.",
+        f"The guess is correct in at most {percent_up(bounds.right_guesses)} of cases. Without {results}, a guess is "
+        "correct in 50 % of cases.",
+    ]
+    if unit is PrivacyUnit.RECORD:
+        larger = ", ".join(f"{one.size} records: ε = {format_epsilon(one.epsilon)}" for one in report.user_level)
+        sentences.append(
+            "A person with several records is protected less"
+            + (f" ({larger})." if larger and not report.evaluations else ".")
+        )
+    return tuple(sentences)
+
+
+DECLARED = {
+    "purpose": ("purpose", "--purpose"),
+    "owner": ("owner of the data", "--owner"),
+    "contact": ("contact", "--contact"),
+    "legal_basis": ("legal basis", "--legal-basis"),
+    "approved_by": ("approved by", "--approved-by"),
+}
+"""What people declare for a report: its name and the option of `sordino report` that writes it."""
+
+
+def formal_statement(report: Report) -> str:
+    """The guarantee of training on one line, as `Guarantee.describe` states it, with δ in the report's form."""
+    guarantee = report.guarantee
+    return guarantee.description.replace(f"δ = {guarantee.delta:g})", f"δ = {power_of_ten(guarantee.delta)})", 1)
+
+
+def summary_rows(report: Report) -> list[tuple[str, str | None, str]]:
+    """Whose data, which model, and what is declared: (name, text or None, the option that writes it)."""
+    data, training = dict(report.data), dict(report.training)
+    name = data.get("name")
+    records = data.get("records")
+    described = [
+        *([name] if name else []),
+        *([f"{records} records"] if records else []),
+        *([source] if (source := data.get("source")) and source != "not public" else []),
+        *({"yes": ["public records"], "no": ["private records"]}.get(data.get("public", ""), [])),
+    ]
+    model = training.get("model") or report.mechanism.method
+    method = report.mechanism.method
+    if model and method and method not in model:
+        model = f"{model} ({method})"
+    declared = report.declarations.model_dump()
+    return [
+        ("data", "; ".join(described) or None, ""),
+        ("model", model, ""),
+        ("released", report.released, ""),
+        ("protected", protected(report), ""),
+        *((words, declared[key], option) for key, (words, option) in DECLARED.items()),
+    ]
+
+
+def protected(report: Report) -> str:
+    """What the guarantee protects as a whole."""
+    unit = report.guarantee.privacy_unit
+    return {
+        PrivacyUnit.RECORD: "each record: everything that one record contributed",
+        PrivacyUnit.USER: "each user: everything that all records of one user contributed",
+        PrivacyUnit.CLIENT: "each client: everything that all records of one client contributed",
+    }[unit]
+
+
+def attack_rows(report: Report) -> Rows:
+    """Membership attacks that were carried out, each beside the largest AUC that the claim allows."""
+    found = report.attacks
+    if found is None:
+        return []
+    rows: Rows = [
+        (one.name, f"AUC {one.auc:.3f} ({one.lower:.3f} to {one.upper:.3f}). Attacker knows: {one.knowledge}")
+        for one in found.attacks
+    ]
+    rows.append(("largest AUC that the claim allows", format_upper_bound(found.bound, 3)))
+    rows.append(("records attacked", f"{found.members:,} members, {found.non_members:,} others"))
+    return rows
+
+
 def hazards_line(report: Report) -> str:
     """All privacy hazards in one sentence: how many are met, which are limitations, how many are not stated."""
     counts = {status: report.count_hazards(status) for status in ("met", "limitation", "not applicable", "not stated")}
@@ -411,13 +531,14 @@ def _column(report: Report) -> dict[str, str | None]:
     calibration = report.utility.calibration
     bare = report.accounting.without_amplification
     return {
-        "ε": format_epsilon(guarantee.epsilon),
+        "ε": format_epsilon(report.headline_epsilon),
+        **({"ε of training alone": format_epsilon(guarantee.epsilon)} if report.evaluations else {}),
         "δ": power_of_ten(guarantee.delta),
         "privacy unit": guarantee.privacy_unit.describe(),
         "neighboring relation": guarantee.neighboring_relation.describe(),
-        "release": f"not for release: {report.not_for_release}" if report.not_for_release else "may be released",
+        "may be released": report.release.text if report.not_for_release else report.release.verdict,
         "ε without amplification": None if bare is None else format_epsilon(bare),
-        "right guesses of an attacker, at most": None
+        "correct membership guesses, at most": None
         if bounds is None
         else f"{format_upper_bound(100 * bounds.right_guesses, 1)} %",
         **{f"accuracy: {item.name}": f"{100 * item.value:.1f} %" for item in report.utility.accuracy},

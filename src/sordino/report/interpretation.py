@@ -1,7 +1,7 @@
 """The numbers of a report that follow from the transcript: ε and its interval, curves, attack bounds, users."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,6 +27,7 @@ from sordino.report.formatting import power_of_ten
 from sordino.report.schema import (
     Accounting,
     AttackBounds,
+    AttackResults,
     Audit,
     Composition,
     Curves,
@@ -43,11 +44,13 @@ from sordino.report.schema import (
 from sordino.runs import TranscriptLine
 
 __all__ = [
+    "AUDIT_HAZARD",
     "Evidence",
     "FALSE_POSITIVE_RATES",
     "accounted",
     "advantage_bound",
     "attack_bounds",
+    "bounds_from_epsilon",
     "curves",
     "is_exact",
     "list_covered",
@@ -57,6 +60,7 @@ __all__ = [
     "own_method",
     "question",
     "user_level",
+    "worst_case",
 ]
 
 
@@ -64,6 +68,9 @@ __all__ = [
 # What the guarantee means and where it ends, in plain words and in an attacker's numbers.
 # ----------------------------------------------------------------------------------------------------------------------
 
+
+AUDIT_HAZARD = "No audit or attack contradicts the claim"
+"""The hazard that is not stated without an audit; a release needs none."""
 
 _LOWEST_BITS = "The lowest bits of the noise"
 
@@ -122,19 +129,19 @@ def list_covered(guarantee: GuaranteeSection, *, losses: bool = False) -> tuple[
     return (
         Remark(
             title="The model",
-            text="Every parameter in model.safetensors, and everything anyone computes from it, on any input, "
-            "now or later, whatever else they know.",
+            text="Every parameter in model.safetensors, and everything that anyone computes from it, now or later, "
+            "with any other knowledge.",
         ),
         Remark(
-            title="The whole course of training",
-            text="ε counts every step as if each intermediate model had been published too.",
+            title="Every step of training",
+            text="ε counts every step as if each intermediate model were released too.",
         ),
-        Remark(title=f"Each {unit}, wholly", text=f"All that one {unit} contributed, features and label alike."),
+        Remark(title=f"Each {unit} as a whole", text=f"Everything that one {unit} contributed, features and labels."),
         Remark(
             title="This run folder",
             text="The plan, the transcript and this report hold no batch sizes, losses or gradient norms"
-            + (", except for the noisy losses that are shown: ε covers them. " if losses else ". ")
-            + "Values measured on private records are never shown here without noise.",
+            + (", except for the noisy losses that are shown; ε covers them. " if losses else ". ")
+            + "The report shows no measurement on private records without noise.",
         ),
     )
 
@@ -153,13 +160,13 @@ def list_not_covered(
     remarks: list[Remark] = []
     if not guarantee.is_private:
         remarks.append(
-            Remark(title="Anything at all", text="The run added no noise, or its ε is infinite. Nothing is promised.")
+            Remark(title="Everything", text="The run added no noise, or its ε is infinite. It gives no guarantee.")
         )
     if seeded:
         remarks.append(
             Remark(
                 title="Anyone who knows the seed",
-                text="The noise came from a chosen seed. Whoever knows or guesses it can subtract the noise. "
+                text="The noise came from a chosen seed. Anyone who knows or guesses the seed can subtract the noise. "
                 "Use this model for tests only.",
             )
         )
@@ -167,8 +174,8 @@ def list_not_covered(
     remarks.append(
         Remark(
             title="The choice of settings",
-            text=f"{settings}. If anyone picked them by looking at results on these records, that choice is not "
-            "counted in ε.",
+            text=f"{str(settings).rstrip('.')}. If somebody chose them from results on these records, ε does not cover "
+            "that choice.",
         )
     )
     remarks.append(Remark(title="The test records", text=_about_test_records(meta, measured=measured)))
@@ -176,14 +183,13 @@ def list_not_covered(
         remarks.append(
             Remark(
                 title="The evaluations on private records",
-                text="Each has an ε of its own, which the headline does not hold. Together with training they come to "
-                "the ε that is shown beside them.",
+                text="Each has its own ε, which the ε at the top does not include.",
             )
         )
     if plan.get("dataset_size_is_public"):
         remarks.append(
             Remark(
-                title="The size of the data set",
+                title="The size of the dataset",
                 text="The sample rate and the divisor were computed from it, so it is treated as public.",
             )
         )
@@ -193,10 +199,10 @@ def list_not_covered(
 
 def _about_test_records(meta: Mapping[str, object], *, measured: bool) -> str:
     if not measured:
-        return "None were measured for this report. Measuring on private records would be a release of its own."
-    words = "Accuracy was measured on them without noise. They are public, and ε says nothing about them."
+        return "None were measured for this report. A measurement on private records is a separate release."
+    words = "Accuracy was measured on public test records without noise. ε does not cover these records."
     if meta.get("tuned_on_these_data"):
-        words += " The recipe was chosen with a view to them: expect a little less elsewhere."
+        words += " The recipe was chosen on this dataset: accuracy on other records can be lower."
     return words
 
 
@@ -211,16 +217,16 @@ def _always_outside(privacy_unit: str) -> tuple[Remark, ...]:
             ),
         ),
         Remark(
-            title="What is true of everyone",
-            text="A model may reveal a pattern of the whole population, and that may concern a person who was never in "
-            f"the data. The guarantee is about what one {privacy_unit}'s own presence adds.",
+            title="Patterns of the whole population",
+            text="A model can reveal a pattern that holds for most people, and so something about a person who was "
+            f"never in the data. The guarantee covers what the presence of one {privacy_unit} adds.",
         ),
         Remark(
             title=_LOWEST_BITS,
-            text="Noise is drawn in floating point from a cryptographic generator. The proof is about real numbers; "
-            "attacks on rounding (Mironov 2012) are outside it.",
+            text="The noise is drawn in floating point from a cryptographic generator. The proof is about real "
+            "numbers; it does not cover attacks on rounding (Mironov 2012).",
         ),
-        Remark(title="Side channels", text="How long the run took, and what the machine did meanwhile."),
+        Remark(title="Side channels", text="The running time of the training, and other effects on the machine."),
     )
 
 
@@ -354,6 +360,28 @@ def attack_bounds(
     )
 
 
+def bounds_from_epsilon(epsilon: float, delta: float) -> Curves:
+    """The trade-off curve of which only ε and δ are known."""
+    least = [1 - max_true_positive_rate(epsilon=epsilon, delta=delta, false_positive_rate=rate) for rate in _RATES]
+    trade_off = () if math.isinf(epsilon) else tuple(zip(_RATES, least, strict=True))
+    return Curves(spent=(), profile=(), trade_off=trade_off, gaussian_mu=None, gaussian_regret=None)
+
+
+def worst_case(alternatives: Sequence[Curves]) -> Curves:
+    """Curves that bound each of several mechanisms, of which one applies to a unit: pointwise the worst."""
+    trade_offs = [dict(found.trade_off) for found in alternatives]
+    if not all(trade_offs):
+        return Curves(spent=(), profile=(), trade_off=(), gaussian_mu=None, gaussian_regret=None)
+    profiles = [found.profile[0][1] for found in alternatives if found.profile]
+    return Curves(
+        spent=(),
+        profile=((0.0, max(profiles)),) if len(profiles) == len(alternatives) else (),
+        trade_off=tuple((rate, min(found[rate] for found in trade_offs)) for rate in _RATES),
+        gaussian_mu=None,
+        gaussian_regret=None,
+    )
+
+
 def _regret(mu: float, least: list[float]) -> float:
     """How much μ-GDP overstates the true positive rate at most: Φ(μ + Φ⁻¹(FPR)) less the run's own bound."""
     if math.isinf(mu):
@@ -406,6 +434,8 @@ class Evidence:
     data_accesses: tuple[DataAccess, ...]
     composition: Composition
     audits: tuple[Audit, ...]
+    attacks: AttackResults | None
+    has_private_attack: bool
     utility: Measurements
     lines: list[TranscriptLine]
     plan: Mapping[str, object]
@@ -454,25 +484,34 @@ def _accounting(evidence: Evidence) -> Iterator[PrivacyHazard]:
         "Each line holds the hash of the one before it, and steps follow without gaps.",
         "The machine stopped while a line was written; it is counted as the most that a step can charge.",
     )
-    records, delta = _records(evidence.meta, evidence.plan), evidence.guarantee.delta
+    unit, delta = evidence.guarantee.privacy_unit, evidence.guarantee.delta
+    units = _units(evidence.meta, evidence.plan, unit)
     shown = power_of_ten(delta)
     yield _of(
-        "δ is below 1 / number of records",
-        True if delta == 0 else None if records is None else delta * records < 1,
+        f"δ is below 1 / number of {unit.value}s",
+        True if delta == 0 else None if units is None else delta * units < 1,
         "critical",
-        "δ = 0." if delta == 0 else f"δ = {shown}, and the number of records is {records or 0:,}.",
-        f"δ = {shown} allows the release of one of {records or 0:,} whole records.",
-        f"The number of records is not stated. δ = {shown} is below 1 / number of records only for fewer than "
-        f"{1 / delta if delta else 0:,.0f} records.",
+        "δ = 0." if delta == 0 else f"δ = {shown}, and the number of {unit.value}s is {units or 0:,}.",
+        f"δ = {shown} allows the release of everything about one of {units or 0:,} {unit.value}s.",
+        f"The number of {unit.value}s is not stated. δ = {shown} is small enough only for fewer than "
+        f"{1 / delta if delta else 0:,.0f} {unit.value}s.",
     )
     bound = max((audit.epsilon_lower for audit in evidence.audits), default=None)
+    attacks = evidence.attacks
+    above = () if attacks is None else attacks.above_bound
+    measured = bound is not None or attacks is not None
+    against = []
+    if bound is not None and bound > evidence.guarantee.epsilon:
+        against.append(f"An audit measured ε ≥ {bound:.2f}, which exceeds the claim.")
+    if above:
+        against.append(f"Attacks that succeed more often than the claim allows: {', '.join(above)}.")
     yield _of(
-        "No audit contradicts the claim",
-        None if bound is None else bound <= evidence.guarantee.epsilon,
+        AUDIT_HAZARD,
+        not against if measured else None,
         "critical",
-        "Every measured lower bound is at most the claimed ε. An audit that finds nothing does not prove privacy.",
-        f"An audit measured ε ≥ {bound or 0:.2f}, which exceeds the claim. Either the claim or the audit is wrong.",
-        "The run folder holds no audit. `sordino audit` measures a lower bound on ε.",
+        "Every measured lower bound and every attack is within the claim. A failed attack does not prove privacy.",
+        f"{' '.join(against)} Either the claim or the measurement is wrong.",
+        "The run folder holds no audit and no attack. The command sordino audit RUN measures a lower bound on ε.",
     )
 
 
@@ -549,7 +588,7 @@ def _randomness(evidence: Evidence) -> Iterator[PrivacyHazard]:
         "theoretical",
         "The noise is drawn exactly on integers, as in the proof.",
         "The noise is drawn in floating point; the proof is about real numbers. An attack on rounding (Mironov 2012) "
-        "reads the lowest bits of released numbers. `--secure-mode` draws the noise exactly.",
+        "reads the lowest bits of released numbers. The option --secure-mode draws the noise exactly.",
         "The run does not state in which arithmetic the noise is drawn.",
     )
 
@@ -588,25 +627,28 @@ def _surroundings(evidence: Evidence) -> Iterator[PrivacyHazard]:
         if total is not None
         else (known.text or ""),
         "The charges to the account of the dataset exceed its privacy budget.",
-        "No ledger was given with `--ledger`, and the run states no other uses.",
+        "No ledger was given with --ledger, and the run states no other uses.",
     )
-    withheld = evidence.utility.withheld
+    withheld, files = evidence.utility.withheld, []
+    if withheld:
+        files.append(f"{withheld} value{'s' if withheld != 1 else ''} in metrics.json")
+    if evidence.has_private_attack:
+        files.append("the results in attack.json")
     yield _of(
         "The folder holds no measurement on private records without noise",
-        not withheld,
+        not files,
         "critical",
         "Every value in metrics.json is marked public.",
-        f"{withheld} measured value{'s are' if withheld != 1 else ' is'} marked private. Remove metrics.json before "
-        "the folder is published.",
+        f"Marked private: {' and '.join(files)}. Remove the file before the folder is published.",
     )
 
 
-def _records(meta: Mapping[str, object], plan: Mapping[str, object]) -> int | None:
+def _units(meta: Mapping[str, object], plan: Mapping[str, object], privacy_unit: PrivacyUnit) -> int | None:
     """The number of units, where it is public: stated, or the expected batch size divided by the sample rate."""
     data = meta.get("data")
-    records = data.get("records") if isinstance(data, Mapping) else None
-    if isinstance(records, int) and not isinstance(records, bool):
-        return records
+    stated = data.get(f"{privacy_unit.value}s") if isinstance(data, Mapping) else None
+    if isinstance(stated, int) and not isinstance(stated, bool):
+        return stated
     size, rate = plan.get("expected_batch_size"), plan.get("sample_rate")
     if plan.get("dataset_size_is_public") is not True or isinstance(size, bool) or isinstance(rate, bool):
         return None

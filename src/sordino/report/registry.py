@@ -138,7 +138,8 @@ def registry_yaml(report: Report) -> str:
         "justification": "justification",
         "registry_author": "registry_authors",
     }
-    left = [words for name, words in open_fields.items() if name not in said]
+    declared = {"curator": report.declarations.owner, "intended_use": report.declarations.purpose}
+    left = [words for name, words in open_fields.items() if name not in said and not declared.get(name)]
     head = "# Draft for the registry of differential privacy deployments, made by sordino from a run folder.\n"
     head += "# Read it, then complete it. publication_date is the day of the run.\n"
     if left:
@@ -192,7 +193,7 @@ def entry(report: Report) -> Entry:
 def _basic(report: Report) -> dict[str, object]:
     said = report.registry
     curator = {
-        "data_curator_name": said.get("curator", _NOT_STATED),
+        "data_curator_name": said.get("curator") or report.declarations.owner or _NOT_STATED,
         "data_curator_type": said.get("curator_type", "Industry"),
     }
     facts = dict(report.data)
@@ -201,7 +202,7 @@ def _basic(report: Report) -> dict[str, object]:
         "name": said.get("name", report.name),
         "data_curators": [curator],
         "description": said.get("description", f"A {model} model trained on {facts.get('name', 'one data set')}."),
-        "intended_use": said.get("intended_use", _NOT_STATED),
+        "intended_use": said.get("intended_use") or report.declarations.purpose or _NOT_STATED,
         "data_product_type": "Machine learning model",
         "data_product_region": said.get("region", _NOT_STATED),
         "data_product_sector": said.get("sector"),
@@ -270,7 +271,7 @@ def _implementation(report: Report) -> dict[str, object]:
     attack = ""
     if report.attack_bounds:
         attack = (
-            f"Any membership attack is right at most {percent_up(report.attack_bounds.right_guesses)} of the time. "
+            f"Membership guesses are correct in at most {percent_up(report.attack_bounds.right_guesses)} of cases. "
         )
     return {
         "preprocessing_and_hyperparameter_tuning": "\n".join(stated),

@@ -9,6 +9,7 @@ from functools import cache
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -58,7 +59,7 @@ def plot_report(report: Report, path: Path) -> None:
         canvas = FigureCanvasAgg(figure)
         guarantee = report.guarantee
         head = figure.text(
-            _EDGE, 0.8, f"ε = {format_upper_bound(guarantee.epsilon)}", fontsize=46, color=COLORS["ink"], family=SERIF
+            _EDGE, 0.8, f"ε = {format_epsilon(report.headline_epsilon)}", fontsize=46, color=COLORS["ink"], family=SERIF
         )
         width = head.get_window_extent(canvas.get_renderer()).width / (100 * 16)
         figure.text(
@@ -69,12 +70,15 @@ def plot_report(report: Report, path: Path) -> None:
             color=COLORS["soft"],
             family=SERIF,
         )
-        terms = (
-            f"unit {guarantee.privacy_unit.describe()}   ·   neighbors {guarantee.neighboring_relation.describe()}  "
-            f" ·   {guarantee.sampler}   ·   "
-            f"accountant {guarantee.accountant.replace('_', ' ')}"
+        bounds, scope = report.attack_bounds, formatting.headline_scope(report)
+        limit = (
+            ""
+            if bounds is None
+            else f"Membership guesses are correct in at most {percent_up(bounds.right_guesses)} of cases. "
         )
-        figure.text(_EDGE, 0.725, terms, fontsize=14, color=COLORS["soft"])
+        lines = [f"Protected: {formatting.protected(report)}. {limit}".strip()]
+        lines += wrap(scope, 120) if scope else wrap(f"Sampling: {guarantee.sampler}.", 120)
+        figure.text(_EDGE, 0.775, "\n".join(lines), fontsize=14, color=COLORS["soft"], va="top", linespacing=1.5)
         if report.not_for_release:
             figure.text(_EDGE, 0.93, f"Not for release. {report.not_for_release}", fontsize=15, color=COLORS["alarm"])
         else:
@@ -148,7 +152,7 @@ def _accuracy(axes: "Axes", report: Report) -> None:
 
 
 def _plot_attack(axes: "Axes", report: Report) -> None:
-    _title(axes, "Share that a membership attack can at most find")
+    _title(axes, "Largest share of members that an attack can identify")
     curve = report.curves.trade_off
     rates = [0.0, *(rate for rate, _ in curve), 1.0]
     most = [1 - missed for _, missed in curve]
@@ -158,7 +162,7 @@ def _plot_attack(axes: "Axes", report: Report) -> None:
     axes.plot([0, 1], [0, 1], color=COLORS["mute"], linewidth=1.4, linestyle=(0, (2, 3)))
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.02)
-    axes.set_xlabel("share wrongly accused", color=COLORS["soft"], loc="right")
+    axes.set_xlabel("share of non-members wrongly identified", color=COLORS["soft"], loc="right")
     axes.grid(axis="y", color=COLORS["hair"])
     axes.set_axisbelow(True)
 
@@ -207,8 +211,14 @@ def render_html(report: Report) -> str:
         "page.html.jinja",
         report=report,
         guarantee=guarantee,
-        epsilon=format_epsilon(epsilon),
+        epsilon=format_epsilon(report.headline_epsilon),
         delta=scientific(guarantee.delta),
+        scope=formatting.headline_scope(report),
+        sentences=formatting.epsilon_sentences(report),
+        summary_rows=formatting.summary_rows(report),
+        formal=formatting.formal_statement(report),
+        attack_rows=formatting.attack_rows(report),
+        fewest=figures.FEWEST_IN_BIN,
         factor=format_upper_bound(math.exp(epsilon)) if epsilon < 20 else "very large",
         gaussian=_gaussian(report),
         hazards_line=formatting.hazards_line(report),
@@ -337,71 +347,94 @@ def _sections(report: Report) -> Iterator[str]:
     yield f"# Privacy report: {_safe(report.name)}\n"
     if report.not_for_release:
         yield f"> **NOT FOR RELEASE.** {_safe(report.not_for_release)}\n"
-    yield f"**ε = {format_epsilon(guarantee.epsilon)}, δ = {power_of_ten(guarantee.delta)}**\n"
-    yield f"{_safe(guarantee.description)}.\n\nReleased: {_stated(report.released)}\n"
-    yield from _attack(report)
-    yield from _table("How ε was found", formatting.accounting_rows(report))
-    if report.user_level:
-        yield from _table("If a user owns several records", formatting.user_rows(report))
-    yield from _table("The mechanism", formatting.mechanism_rows(report))
-    yield from _table("Randomness and processes", formatting.process_rows(report))
+    yield f"**ε = {format_epsilon(report.headline_epsilon)}, δ = {power_of_ten(guarantee.delta)}**\n"
+    if scope := formatting.headline_scope(report):
+        yield f"{_safe(scope)}\n"
+    yield f"{_safe(' '.join(formatting.epsilon_sentences(report)))}\n"
+    yield f"**{formatting.hazards_line(report)}**\n"
+    yield f"## May it be released?\n\n{_safe(report.release.text)}\n"
+    yield from (f"{number}. {_safe(text)}" for number, text in enumerate(report.release.conditions, 1))
+    if report.release.conditions:
+        yield ""
+    yield from _table("The run", _summary(report))
+    yield from _remarks("What is not covered", ((item.title, item.text) for item in report.not_covered))
+    yield from _remarks("What is covered", ((item.title, item.text) for item in report.covered))
+    yield from _table("Other access to the records", [(access.title, access.text) for access in report.data_accesses])
+    yield f"## Who is trusted\n\n{_safe(report.trust)}\n"
+    yield from _table("Other uses of the same records", formatting.composition_rows(report))
+    yield from _utility(report)
+    yield from _evaluations(report)
     yield "## Checks\n"
     yield f"{formatting.hazards_line(report)} {_SEVERITIES}\n"
     for item in report.privacy_hazards:
         word = f"{item.status}, {item.severity}" if item.status == "limitation" else item.status
         yield f"- **{word}**: {_safe(item.title)}. {_safe(item.text)}"
     yield ""
-    yield from _table("Other access to the records", [(access.title, access.text) for access in report.data_accesses])
-    yield from _table("Other uses of the same records", formatting.composition_rows(report))
-    yield f"## Who is trusted\n\n{_safe(report.trust)}\n"
+    yield from _attack(report)
     yield from _audits(report)
-    yield from _utility(report)
-    yield from _evaluations(report)
+    yield f"## Details for specialists\n\n{_safe(formatting.formal_statement(report))}.\n"
     yield from _losses(report)
-    yield from _remarks("What is covered", ((item.title, item.text) for item in report.covered))
-    yield from _remarks("What is not covered", ((item.title, item.text) for item in report.not_covered))
+    yield from _table("How ε was computed", formatting.accounting_rows(report))
+    if report.user_level:
+        yield from _table("One person with several records", formatting.user_rows(report))
+    yield from _table("The mechanism", formatting.mechanism_rows(report))
+    yield from _table("Randomness and processes", formatting.process_rows(report))
     yield from _table("Training", report.training)
     yield from _table("Data", report.data)
     yield from _table("Software", report.environment)
     if report.missing:
-        yield f"Not stated by the run: {_safe(', '.join(report.missing))}.\n"
+        yield f"Not stated by the run: {_safe('; '.join(report.missing))}.\n"
+
+
+def _summary(report: Report) -> Iterator[tuple[str, str | None]]:
+    for name, value, option in formatting.summary_rows(report):
+        yield name, value or (f"not stated (write it with {option})" if option else None)
 
 
 def _attack(report: Report) -> Iterator[str]:
     bounds = report.attack_bounds
     if bounds is None:
         return
-    yield "## What an attacker can at most do\n"
+    yield "## Limits on every attack\n"
     yield (
-        f"Whoever knows every other record and wants to know {bounds.question} is right at most "
-        f"{percent_up(bounds.right_guesses)} of the time when a fair coin decided; the advantage (found minus wrongly "
-        f"accused) is at most {percent_up(bounds.advantage)}.\n"
+        "The attacker knows every other record, the code and the settings, has unlimited computing power, and wants "
+        f"to know {bounds.question}. Membership guesses are correct in at most {percent_up(bounds.right_guesses)} of "
+        "cases (50 % is chance). The attacker's advantage, true minus false positive rate, is at most "
+        f"{percent_up(bounds.advantage)}.\n"
     )
-    yield "| wrongly accuses | finds at most |\n|---|---|"
+    yield "| wrongly identified, of those not in the data | correctly identified, at most |\n|---|---|"
     for rate, found in bounds.found:
         yield f"| {100 * rate:g} % | {percent_up(found)} |"
-    yield "\n| a record guessed blindly | reconstructed at most |\n|---|---|"
+    yield "\n| a record is guessed without the model | reconstructed with it, at most |\n|---|---|"
     for prior, chance in bounds.reconstruction:
-        yield f"| one time in {1 / prior:,.0f} | {percent_up(chance)} of the time |"
+        yield f"| in 1 of {1 / prior:,.0f} cases | in {percent_up(chance)} of cases |"
     yield ""
 
 
 def _audits(report: Report) -> Iterator[str]:
-    yield "## Audits\n"
+    yield "## Audits and attacks\n"
     for audit in report.audits:
         right = "" if audit.correct is None else f", {audit.correct:,} right"
         yield (
             f"- {_safe(audit.method)}: ε ≥ {audit.epsilon_lower:.2f} with {100 * (1 - audit.alpha):g} % confidence; "
             f"{audit.canaries:,} canaries, {audit.guesses:,} guesses{right}. Attacker: {_safe(audit.attacker)}."
         )
-    yield "" if report.audits else "None is in the run folder.\n"
+    if report.audits:
+        yield ""
+    rows = formatting.attack_rows(report)
+    if rows:
+        yield from _rows(rows)
+    if not report.audits and not rows:
+        yield "The run folder holds none.\n"
 
 
 def _utility(report: Report) -> Iterator[str]:
     utility = report.utility
     yield "## How well it predicts\n"
     if not utility.accuracy and not utility.figures:
-        yield "Not measured on public records.\n"
+        yield (
+            "Not measured on public records. Accuracy on private records is a separate release that ε does not cover.\n"
+        )
     else:
         yield from _rows([*((item.name, f"{100 * item.value:.1f} %") for item in utility.accuracy), *utility.figures])
     if utility.calibration:
@@ -425,12 +458,12 @@ def _utility(report: Report) -> Iterator[str]:
 def _evaluations(report: Report) -> Iterator[str]:
     if not report.evaluations:
         return
-    yield from _table("Measured on private records, and paid for", formatting.evaluation_rows(report))
+    yield from _table("Private evaluation", formatting.evaluation_rows(report))
     for one in report.evaluations:
         if not one.shares:
-            yield f"The evaluation on {_safe(one.records)} was paid for and gave no answer.\n"
+            yield f"The evaluation on {_safe(one.records)} was charged and gave no answer.\n"
             continue
-        yield f"| {_safe(one.records)} | records, noisy | accuracy | 95 % interval, chance and noise |"
+        yield f"| {_safe(one.records)} | records, noisy | accuracy | 95 % interval, sampling and noise |"
         yield "|---|---|---|---|"
         for share in one.shares:
             name = _safe(share.value if share.column == "all" else f"{share.column}: {share.value}")
@@ -450,10 +483,10 @@ def _losses(report: Report) -> Iterator[str]:
     bought = report.losses
     if bought is None or not bought.points:
         return
-    yield "## Training loss, as it was bought\n"
+    yield "## Released training loss\n"
     yield (
-        f"{bought.released:,} noisy means of losses cut to {bought.max_loss:g}; ε covers them. Each line is the mean "
-        "since the line before.\n"
+        f"{bought.released:,} noisy means of losses clipped to {bought.max_loss:g}; ε covers them. Each line is the "
+        "mean since the line before.\n"
     )
     yield "| steps | loss | noise, 95 % |\n|---|---|---|"
     points = [ReleasedLoss(step=point.steps, loss=point.loss, stddev=point.noise) for point in bought.points]

@@ -18,13 +18,16 @@ from sordino.runs import ReleasedLosses, average_adjacent
 __all__ = [
     "Accounting",
     "Accuracy",
+    "Attack",
     "AttackBounds",
+    "AttackResults",
     "Audit",
     "Bin",
     "Calibration",
     "Composition",
     "Curves",
     "DataAccess",
+    "Declarations",
     "EpsilonInterval",
     "EpsilonPoint",
     "GuaranteeSection",
@@ -39,6 +42,7 @@ __all__ = [
     "PrivateEvaluation",
     "Process",
     "Real",
+    "ReleaseDecision",
     "Remark",
     "Report",
     "ReportModel",
@@ -46,11 +50,23 @@ __all__ = [
     "Subgroup",
     "UserLevel",
     "losses_shown",
+    "wilson_interval",
 ]
 
 
 def _from_json(value: object) -> object:
     return math.inf if value == "inf" else value
+
+
+_Z95 = 1.959963984540054
+
+
+def wilson_interval(share: float, records: int) -> tuple[float, float]:
+    """95 % interval of a share that was measured on `records` records, each ≥ 1: Wilson 1927."""
+    z2 = _Z95**2 / records
+    center = (share + z2 / 2) / (1 + z2)
+    half = _Z95 * math.sqrt(share * (1 - share) / records + z2 / (4 * records)) / (1 + z2)
+    return max(0.0, center - half), min(1.0, center + half)
 
 
 def _to_json(value: float) -> float | str:
@@ -289,6 +305,72 @@ class Audit(ReportModel):
     correct: Annotated[int, Field(ge=0)] | None = None
 
 
+class Attack(ReportModel):
+    """One membership attack that was carried out on the model.
+
+    Args:
+        name: of the attack.
+        knowledge: what the attacker knows besides the record.
+        auc: area under its ROC curve; 0.5 is chance.
+        lower, upper: 95 % interval of `auc`.
+    """
+
+    name: str
+    knowledge: str
+    auc: Share
+    lower: Share
+    upper: Share
+
+
+class AttackResults(ReportModel):
+    """Membership attacks on public records, as `sordino attack` wrote them.
+
+    Args:
+        attacks: the strongest first.
+        bound: the largest AUC that the claimed guarantee allows.
+        members, non_members: records that were attacked.
+        above_bound: names of the attacks that refute the claim.
+    """
+
+    attacks: Annotated[tuple[Attack, ...], Field(min_length=1)]
+    bound: Share
+    members: Annotated[int, Field(ge=1)]
+    non_members: Annotated[int, Field(ge=1)]
+    above_bound: tuple[str, ...]
+
+
+class Declarations(ReportModel):
+    """What the people who are responsible for a run declare; None is "not stated". It is not checked.
+
+    Args:
+        purpose: what the model is for.
+        owner: the person or organization that is responsible for the records.
+        contact: where questions go.
+        legal_basis: why the records may be used.
+        approved_by: who approved the release with this ε.
+    """
+
+    purpose: str | None = None
+    owner: str | None = None
+    contact: str | None = None
+    legal_basis: str | None = None
+    approved_by: str | None = None
+
+
+class ReleaseDecision(ReportModel):
+    """Whether the results may be released, as far as the run folder shows.
+
+    Args:
+        verdict: "yes, on conditions"; "not yet", while a critical limitation is open; or "no".
+        text: the same as a sentence, with the reason.
+        conditions: what must hold for a release, or what must be resolved first.
+    """
+
+    verdict: Literal["yes, on conditions", "not yet", "no"]
+    text: str
+    conditions: tuple[str, ...]
+
+
 class Accuracy(ReportModel):
     """One measured share of right answers, in [0, 1], on public records."""
 
@@ -502,6 +584,9 @@ class Report(ReportModel):
         released: what is released, or None.
         trust: who has to be trusted with the records, in words.
         not_for_release: why the run must not be released, or an empty string.
+        release: whether the results may be released, and on which conditions.
+        declarations: what the people who are responsible declare.
+        attacks: membership attacks that were carried out on public records, or None.
         losses: the noisy losses that the plan bought, or None.
         evaluations: those on private records that were paid for.
         epsilon_together: ε of training and all evaluations at the run's δ; None without any, or where none composes.
@@ -515,6 +600,8 @@ class Report(ReportModel):
     started: str
     released: str | None
     trust: str
+    declarations: Declarations
+    release: ReleaseDecision
     guarantee: GuaranteeSection
     target_epsilon: Real | None
     accounting: Accounting
@@ -526,6 +613,7 @@ class Report(ReportModel):
     data_accesses: tuple[DataAccess, ...]
     composition: Composition
     audits: tuple[Audit, ...]
+    attacks: AttackResults | None
     utility: Measurements
     losses: NoisyLosses | None
     evaluations: tuple[PrivateEvaluation, ...]
@@ -543,6 +631,12 @@ class Report(ReportModel):
     def count_hazards(self, status: HazardStatus) -> int:
         """How many privacy hazards have this status."""
         return sum(item.status == status for item in self.privacy_hazards)
+
+    @property
+    def headline_epsilon(self) -> float:
+        """ε of everything that was released: training and all private evaluations together, where that is known."""
+        together = self.epsilon_together
+        return self.guarantee.epsilon if together is None else max(together, self.guarantee.epsilon)
 
     @property
     def critical_limitations(self) -> tuple[PrivacyHazard, ...]:

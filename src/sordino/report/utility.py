@@ -29,7 +29,16 @@ from sordino.ledger import Account, Reservation
 from sordino.mechanisms import PrivateHistogram, PureBudget, make_budget
 from sordino.mechanisms.base import Numbers, to_float_array
 from sordino.randomness import KeyedRNG
-from sordino.report.schema import Accuracy, Bin, Calibration, Measurements, NoisyAccuracy, PrivateEvaluation, Subgroup
+from sordino.report.schema import (
+    Accuracy,
+    Bin,
+    Calibration,
+    Measurements,
+    NoisyAccuracy,
+    PrivateEvaluation,
+    Subgroup,
+    wilson_interval,
+)
 from sordino.runs import Evaluation, Metric, NoisyTable, RunFolder
 
 __all__ = [
@@ -64,7 +73,6 @@ _FIGURES = {
 _BIN, _GROUP, _CONFUSION = "calibration", "subgroup", "confusion"
 # The most classes that a table of true and predicted ones is kept of.
 _MOST_CLASSES = 10
-_Z95 = 1.959963984540054
 _FEWEST_IN_GROUP = 1
 
 
@@ -305,19 +313,11 @@ def _subgroups(shown: Mapping[str, float]) -> tuple[Subgroup, ...]:
             stem = name.removesuffix(":records")
             column, value = stem.removeprefix(f"{_GROUP}:").split(":", 1)
             accuracy = shown[f"{stem}:accuracy"]
-            lower, upper = _wilson(accuracy, int(records))
+            lower, upper = wilson_interval(accuracy, int(records))
             found.append(
                 Subgroup(column=column, value=value, records=int(records), accuracy=accuracy, lower=lower, upper=upper)
             )
     return tuple(found)
-
-
-def _wilson(share: float, records: int) -> tuple[float, float]:
-    """95 % interval of a share: Wilson 1927."""
-    z2 = _Z95**2 / records
-    center = (share + z2 / 2) / (1 + z2)
-    half = _Z95 * math.sqrt(share * (1 - share) / records + z2 / (4 * records)) / (1 + z2)
-    return max(0.0, center - half), min(1.0, center + half)
 
 
 def _checked(probabilities: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

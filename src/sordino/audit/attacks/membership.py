@@ -386,6 +386,7 @@ def _with_label(records: Pair) -> Floats:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+_FEWEST_COUNTED = 5
 _OTHERS = ("#5f7f9e", "#b08948", "#8d6a9f", "#7d8a4a", "#b0665c", "#4f9090")
 
 
@@ -404,7 +405,8 @@ def plot_roc(report: MembershipReport, path: Path, *, title: str = "") -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    lowest = 0.5 / report.strongest.roc.non_members
+    # Below this rate a curve stands on fewer than five non-members; chance alone draws it there.
+    lowest = min(0.1, _FEWEST_COUNTED / report.strongest.roc.non_members)
     with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
         figure = Figure(figsize=(10, 8), dpi=100)
         FigureCanvasAgg(figure)
@@ -413,15 +415,18 @@ def plot_roc(report: MembershipReport, path: Path, *, title: str = "") -> None:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(lowest, 1)
-        axes.set_ylim(min(lowest, 0.5 / report.strongest.roc.members), 1.15)
-        axes.set_xlabel("share of non-members wrongly accused", color=COLORS["soft"], loc="right")
-        axes.set_title("share of members found", loc="left", color=COLORS["soft"], fontsize=11)
+        axes.set_ylim(0.5 * lowest, 1.15)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda rate, _: f"{100 * rate:g} %")
+        axes.set_xlabel("non-members wrongly identified", color=COLORS["soft"], loc="right")
+        axes.set_title("members correctly identified", loc="left", color=COLORS["soft"], fontsize=11)
         axes.grid(color=COLORS["hair"], which="major")
         axes.set_axisbelow(True)
         axes.legend(loc="lower right", frameon=False, labelcolor=COLORS["ink"], fontsize=10.5)
         figure.text(0.06, 0.93, title or "Membership attacks", fontsize=20, color=COLORS["ink"], family=SERIF)
         figure.text(0.06, 0.885, _describe(report), fontsize=11, color=COLORS["soft"])
-        figure.text(0.06, 0.03, NO_PROOF, fontsize=10, color=COLORS["soft"])
+        few = f"Rates below {100 * lowest:.2g} % are not drawn: they stand on fewer than {_FEWEST_COUNTED} non-members."
+        figure.text(0.06, 0.03, f"{few}\n{NO_PROOF}", fontsize=10, color=COLORS["soft"], linespacing=1.4)
         if not report.public:
             figure.text(0.96, 0.03, "Private: keep beside the data.", fontsize=10, color=COLORS["alarm"], ha="right")
         figure.savefig(path, metadata={"Software": "sordino"})
@@ -437,9 +442,11 @@ def _curves(axes: "Axes", report: MembershipReport, lowest: float) -> None:
     rates = [rate for rate, _ in report.ceiling.curve if rate >= lowest]
     most = [value for rate, value in report.ceiling.curve if rate >= lowest]
     axes.fill_between(rates, most, 1.15, color=COLORS["hair"], alpha=0.55, linewidth=0)
-    axes.plot(rates, most, color=COLORS["alarm"], linewidth=2, label=f"ceiling, from {report.ceiling.source}")
+    axes.plot(
+        rates, most, color=COLORS["alarm"], linewidth=2, label=f"bound of the claim, from {report.ceiling.source}"
+    )
     for number, attack in enumerate(report.attacks):
-        points = [point for point in attack.roc.curve if point[0] > 0]
+        points = [point for point in attack.roc.curve if point[0] >= lowest]
         x, y = [point[0] for point in points], [point[1] for point in points]
         # A logarithmic axis has no zero: a curve that found nobody yet starts where it finds somebody.
         first = next((k for k, value in enumerate(y) if value > 0), len(y))
@@ -450,6 +457,4 @@ def _curves(axes: "Axes", report: MembershipReport, lowest: float) -> None:
             axes.plot(x[first:], y[first:], color=COLORS["accent"], linewidth=2.8, label=label, zorder=3)
         else:
             axes.plot(x[first:], y[first:], color=_OTHERS[(number - 1) % len(_OTHERS)], linewidth=1.3, label=label)
-    axes.plot(
-        [lowest, 1], [lowest, 1], color=COLORS["soft"], linewidth=1, linestyle=(0, (2, 3)), label="blind guessing"
-    )
+    axes.plot([lowest, 1], [lowest, 1], color=COLORS["soft"], linewidth=1, linestyle=(0, (2, 3)), label="guessing")
