@@ -321,10 +321,10 @@ def test_page_and_markdown_show_what_was_bought(tmp_path):
     )
     report = build_report(run)
     page, text = render_html(report), render_markdown(report)
-    for words in ("Measured on private records, and paid for", "a clinic", "training and evaluations together"):
+    for words in ("Private evaluation", "a clinic", "training and evaluations together"):
         assert words in page
         assert words in text
-    assert "By sex" in page
+    assert "Accuracy by sex" in page
     assert "evaluated on private records once" in page
     assert report.from_json(report.to_json()) == report
 

@@ -471,7 +471,7 @@ def build_report(run: RunFolder, *, ledger: str | Path | None = None) -> Report:
             "privacy_hazards": hazards,
             "declarations": declared,
             "release": decide_release(unit, max(guarantee.epsilon, together or 0.0), blocked, hazards, declared),
-            "covered": list_covered(guarantee, losses=run.released_losses is not None),
+            "covered": list_covered(guarantee, released=released(run, meta), losses=run.released_losses is not None),
             "not_covered": list_not_covered(
                 guarantee,
                 meta=meta,

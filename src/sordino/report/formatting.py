@@ -405,7 +405,7 @@ def accounting_rows(report: Report) -> Rows:
     return [
         ("ε as the run claims it", "the run did not end" if claim is None else format_epsilon(claim)),
         ("ε computed from the transcript", format_epsilon(interval.upper)),
-        ("the true ε lies at most below it by", _width(interval.width)),
+        ("certified: the true ε is lower by at most", _width(interval.width)),
         ("accountant", f"{found.accountant.replace('_', ' ')}, sordino {found.version}"),
         ("ε without amplification by sampling", plain),
         ("Gaussian summary (μ-GDP)", summary),

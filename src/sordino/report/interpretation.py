@@ -121,16 +121,18 @@ def question(neighboring_relation: NeighboringRelation, privacy_unit: PrivacyUni
     }[neighboring_relation]
 
 
-def list_covered(guarantee: GuaranteeSection, *, losses: bool = False) -> tuple[Remark, ...]:
-    """What the guarantee covers; `losses` says that the plan bought noisy ones."""
+def list_covered(
+    guarantee: GuaranteeSection, *, released: str | None = None, losses: bool = False
+) -> tuple[Remark, ...]:
+    """What the guarantee covers: what is `released`, and noisy `losses` where the plan has some."""
     if not guarantee.is_private:
         return ()
     unit = guarantee.privacy_unit.value
     return (
         Remark(
-            title="The model",
-            text="Every parameter in model.safetensors, and everything that anyone computes from it, now or later, "
-            "with any other knowledge.",
+            title="What is released",
+            text=f"{(released or 'The released results').rstrip('.')}, and everything that anyone computes from it, "
+            "now or later, with any other knowledge.",
         ),
         Remark(
             title="Every step of training",
@@ -523,7 +525,7 @@ def _mechanism(evidence: Evidence) -> Iterator[PrivacyHazard]:
         "Batches are drawn as they are accounted for",
         _sampling_fits(plan, evidence.lines),
         "critical",
-        "Each step was charged by the sampler that drew its batch, at the rate that was planned.",
+        "Each step was charged for the sampling that drew its batch, at the planned rate.",
         "Some step was charged for another way of sampling than was planned.",
         "The plan names no single sample rate. ε counts what each step charged.",
         unfit=sets.format("its sampling"),
