@@ -163,20 +163,45 @@ def test_public_changes_after_the_step_go_on(name, microbatch_size):
 
 class KeepsMean(nn.Linear):
     def forward(self, x):
-        self.mean = x.detach().mean()
+        self.means = x.detach().mean(0)
+        self.plain = type(self.means) is torch.Tensor
         return super().forward(x)
 
 
-@pytest.mark.parametrize(
-    "rate",
-    [lambda m, loss: float(loss.detach()), lambda m, loss: abs(m.mean.item()), lambda m, loss: m.mean.abs()],
-    ids=["float of the loss", "number of an attribute", "attribute"],
-)
-def test_a_rate_that_is_a_number_of_the_batch_is_refused_after_the_step(rate):
+OF_THE_BATCH = {
+    "float of the loss": lambda m, o, loss: group(o, "lr", float(loss.detach())),
+    "number of an attribute": lambda m, o, loss: group(o, "lr", abs(m.means[0].item())),
+    "made of an attribute": lambda m, o, loss: group(o, "lr", 0.3 * m.means.square().sum()),
+    "parameter from an attribute": lambda m, o, loss: m.bias.data.copy_(0.5 * m.means[:3]),
+    "parameter plus an attribute": lambda m, o, loss: setattr(m.bias, "data", m.bias.data + m.means[:3]),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_BATCH)
+def test_what_is_made_of_the_batch_is_refused_after_the_step(name):
     model = KeepsMean(6, 3)
-    after = lambda m, o, b, loss: group(o, "lr", rate(m, loss))  # noqa: E731
-    with pytest.raises(PrivacyError, match="must not be made of private batches"):
-        train(model, torch.optim.SGD(model.parameters(), lr=0.1), after=after)
+    with pytest.raises(PrivacyError):
+        train(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            after=lambda m, o, b, loss: OF_THE_BATCH[name](m, o, loss),
+        )
+
+
+def test_what_a_module_keeps_can_be_looked_at_and_is_its_own_when_it_is_called():
+    model, told = KeepsMean(6, 3), []
+
+    def look(model, optimizer, batch, loss):
+        told.append(f"{float(model.means[0]):.3f} {copy.deepcopy(model.means).shape}")
+        with torch.no_grad():
+            model.bias.clamp_(-1, 1)
+            model.eval()(torch.ones(2, 6))
+        assert model.plain
+        assert type(model.means) is torch.Tensor
+        model.train()
+
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), after=look)
+    assert len(told) == 16
 
 
 def test_schedulers_after_the_step_go_on_with_rates_that_are_tensors_too():

@@ -502,6 +502,7 @@ class LoopHooks:
         """Give module and optimizer back as they were; later steps are the user's own again."""
         self.run.end()
         self._generators.close()
+        self._following.restore_attributes()
         self._release_held()
         for handle in self._step_handles:
             handle.remove()
@@ -665,6 +666,7 @@ class LoopHooks:
     # --- forward and backward ------------------------------------------------------------------------------------
 
     def _before_forward(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[object, object] | None:
+        self._following.restore_attributes()
         kind = "free" if self._busy or not torch.is_grad_enabled() else "train" if self.module.training else "aside"
         call = _Call(kind=kind, args=args, kwargs=kwargs)
         self._calls.append(call)

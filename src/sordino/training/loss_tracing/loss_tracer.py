@@ -397,6 +397,10 @@ class LossTracer:
         self._target: Tensor | None = None
         self._arrivals: list[OutputGradientCheck] = []
         self._attributes: frozenset[tuple[int, int]] = frozenset()
+        # Attributes that forwards of the batch made: whose they are, their name, and what they hold; and the same of
+        # a batch that is over, beside what stands in their place.
+        self._kept: list[tuple[dict[str, object], str, Tensor]] = []
+        self._marked: list[tuple[dict[str, object], str, Tensor, Tensor]] = []
         self._outputs: set[torch.autograd.graph.Node] = set()
 
     # --- batches -------------------------------------------------------------------------------------------------
@@ -426,12 +430,17 @@ class LossTracer:
         return self.passes(one)
 
     def end(self) -> None:
-        """The batch is over."""
+        """The batch is over. Until the module is called again, what it kept carries the batch's notes."""
         self._arrivals, self._target, self._outputs, self._before = [], None, set(), None
         self._given, self._has_drawn = [], False
         if self.tape is not None:
+            for attributes, name, tensor in self._kept:
+                if attributes.get(name) is tensor:
+                    attributes[name] = marked = self.tape.adopt(tensor)
+                    self._marked.append((attributes, name, tensor, marked))
             self.tape.close()
             self.tape = None
+        self._kept = []
 
     def prove_state(self, prove: Callable[[int], None] | None) -> None:
         """Before a training forward: a state that the module was in before (modes, hooks, attributes) is known.
@@ -518,6 +527,8 @@ class LossTracer:
             made = [tensor for key, tensor in tensor_attributes(self._module).items() if key not in self._attributes]
             if made or exports_by_hooks(self._module):
                 self.tape.leave(made)
+            if made:
+                self._kept += self._made_attributes()
         if any(isinstance(tensor, TracedTensor) for tensor in tensors_in(output)):
             raise CoupledRecords(
                 "module must get tensors of the batch as arguments only, got an output made with one that the loop "
@@ -528,6 +539,23 @@ class LossTracer:
         tracked = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         noted = output if self.tape is None else self.tape.note(self._module, args, kwargs, output)
         return noted, tracked
+
+    def _made_attributes(self) -> Iterator[tuple[dict[str, object], str, Tensor]]:
+        for part in self._module.modules():
+            for name, value in vars(part).items():
+                if (
+                    isinstance(value, Tensor)
+                    and name not in _OF_TORCH
+                    and (id(part), id(value)) not in self._attributes
+                ):
+                    yield vars(part), name, value
+
+    def restore_attributes(self) -> None:
+        """Before the module is called again: put back what it kept itself."""
+        for attributes, name, tensor, marked in self._marked:
+            if attributes.get(name) is marked:
+                attributes[name] = tensor
+        self._marked = []
 
     def begin_beside(self) -> None:
         """A forward begins that is not trained: what it draws, the loop does not draw."""

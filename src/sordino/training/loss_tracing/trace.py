@@ -475,6 +475,10 @@ class OperationTrace(ValueEscapeTracking):
         for tensor in tensors:
             self._carried.remember(tensor)
 
+    def adopt(self, tensor: Tensor) -> Tensor:
+        """A tensor that the module made of the batch and kept, as one of the batch."""
+        return self._wrap(tensor)
+
     def _wrap(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, TracedTensor) and tensor.tape is self:
             return tensor
