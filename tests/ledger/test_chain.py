@@ -82,6 +82,22 @@ def test_a_changed_line_is_named(used, statement, line):
         used.verify()
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE sordino_ledger SET body = '' WHERE seq = 7",
+        "UPDATE sordino_ledger SET body = '[]' WHERE seq = 7",
+        "UPDATE sordino_ledger SET reservation = 'none' WHERE seq = 3",
+    ],
+)
+def test_a_line_that_cannot_be_read_is_told_as_such_where_the_account_is_used(used, statement):
+    account = used.account("adult")
+    tamper(used, (statement,))
+    for use in (lambda: used.account("adult").remaining(), lambda: account.charge(EVENT), used.verify):
+        with pytest.raises(LedgerError, match="of account 'adult'"):
+            use()
+
+
 def test_a_line_whose_digest_was_made_anew_breaks_the_next(used):
     entry = used.account("adult").history()[2]
     forged = sealed(LedgerEntry(**{**entry.__dict__, "note": "forged", "digest": ""}))

@@ -193,7 +193,13 @@ def _numbers(totals: Costs) -> list[float | str]:
 
 
 def _left(entry: LedgerEntry) -> Leaves:
-    return event_counts(from_dict(entry.contents["left"]))
+    left = entry.contents.get("left")
+    if left is None:
+        raise LedgerError(
+            f"line {entry.seq} of account {entry.account!r} must say what is left of its reservation, got one that "
+            "doesn't. Run `sordino ledger verify`."
+        )
+    return event_counts(from_dict(left))
 
 
 def _merged(bags: list[Leaves]) -> Leaves:

@@ -86,8 +86,21 @@ class LedgerEntry:
 
     @property
     def contents(self) -> dict[str, object]:
-        """The body, read."""
-        return json.loads(self.body)
+        """The body, read.
+
+        Raises:
+            LedgerError: it is not what was written.
+        """
+        try:
+            body = json.loads(self.body)
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            raise LedgerError(
+                f"line {self.seq} of account {self.account!r} must be as it was written, got another body. Run "
+                "`sordino ledger verify`."
+            )
+        return body
 
     @property
     def event(self) -> Event:
