@@ -156,6 +156,18 @@ def test_a_prediction_as_a_part_of_the_loss_is_refused(way):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_a_prediction_as_a_part_of_the_loss_is_told_as_what_it_is():
+    """As for the critic that sees invented records beside real ones."""
+    model, optimizer, loader = private(network())
+    features, labels = next(iter(loader))
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(features), labels) + F.cross_entropy(
+        model(torch.rand_like(OTHERS)), torch.zeros(len(OTHERS)).long()
+    )
+    with pytest.raises(NonPrivateStep, match=r"tensors from elsewhere.*engine\.mark_public"):
+        loss.backward()
+
+
 def test_the_advice_holds():
     model, optimizer, loader = private(network())
     inputs = OTHERS.clone().requires_grad_()

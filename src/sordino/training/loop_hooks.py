@@ -51,6 +51,7 @@ from sordino.training.optimizer_checks import (
 from sordino.training.plan import PerformanceOptions
 from sordino.training.private_run import PrivateRun, RunState
 from sordino.training.probing.padding import Padding
+from sordino.training.probing.probe import graph_nodes
 from sordino.training.probing.snapshots import random_states, readable_fingerprint
 from sordino.training.pytree import map_tensors, tensors_in, tree_leaves
 from sordino.training.record_source import UnitMicrobatch
@@ -439,6 +440,8 @@ class LoopHooks:
         self._given: Microbatch | None = None
         self._rows = 0
         self._texts: dict[int, object] = {}
+        # Where forwards that take no part in the step ended, and why they don't.
+        self._untrained_outputs: list[tuple[torch.autograd.graph.Node, str]] = []
         self._settings = OptimizerSettingsWatch(optimizer, self._following.carried)
         self._calls: list[_Call] = []
         self._claimed: list[nn.Parameter] = []
@@ -601,6 +604,7 @@ class LoopHooks:
         self._rows = rows
         self._started = self._backward = False
         self._texts = texts_in(batch)
+        self._untrained_outputs = []
         batch = self._following.begin(batch, rows, self._on_backward)
         tag_batch(batch, (chunk.step, chunk.index))
         self._generators.open(chunk.step, chunk.index)
@@ -729,6 +733,8 @@ class LoopHooks:
             for tensor in tensors_in(output):
                 if tensor.requires_grad:
                     tensor.register_hook(refuse)
+                    if tensor.grad_fn is not None:
+                        self._untrained_outputs.append((tensor.grad_fn, call.untrained))
         return self._following.trace_untrained_forward(call.args, call.kwargs, output, self.capture)
 
     def _refuse_untrained(self, why: str, _gradient: Tensor) -> None:
@@ -736,11 +742,7 @@ class LoopHooks:
         if self._is_detached or self._busy:
             return
         self._chunk = None
-        raise NonPrivateStep(
-            "backward pass must go through training forwards on the private loader's batch only, got one through a "
-            f"forward {why} A prediction needs no backward pass; for gradients of inputs call module.eval() before the "
-            "forward."
-        )
+        raise _passes_through(why)
 
     def _end_watch(self, watch: ForwardMonitor, *, failed: bool) -> None:
         if failed:
@@ -776,6 +778,14 @@ class LoopHooks:
         """Before a backward pass: prove the loss on synthetic records if it is a new one."""
         try:
             self._following.check_before_backward(tape, loss, self._put_to_proof)
+        except NonPrivateStep as refusal:
+            self._chunk = None
+            # A part of the loss may come from a forward that takes no part: that is then what to tell.
+            nodes = set() if tape.loss is None else graph_nodes(tape.loss)
+            why = next((why for node, why in self._untrained_outputs if node in nodes), None)
+            if why is None:
+                raise
+            raise _passes_through(why) from refusal
         except BaseException:
             self._chunk = None
             raise
@@ -850,6 +860,14 @@ class LoopHooks:
             self._given = None
             self.run.release(self._held)
         self._following.end()
+
+
+def _passes_through(why: str) -> NonPrivateStep:
+    return NonPrivateStep(
+        "backward pass must go through training forwards on the private loader's batch only, got one through a "
+        f"forward {why} A prediction needs no backward pass; for gradients of inputs call module.eval() before the "
+        "forward."
+    )
 
 
 class _LastHook:

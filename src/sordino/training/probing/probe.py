@@ -64,6 +64,7 @@ __all__ = [
     "external_parameter_error",
     "graph_bypassing_outputs",
     "graph_leaves",
+    "graph_nodes",
     "preserve_model_state",
 ]
 
@@ -318,7 +319,7 @@ class ProbeRunner:
 
         They are not where code cuts or rules gradients, or where a loss that is reduced leads past the outputs' rows.
         """
-        nodes = _nodes(loss)
+        nodes = graph_nodes(loss)
         reached = {id(leaf) for leaf in graph_leaves(loss)}
         idle = {
             number
@@ -326,7 +327,7 @@ class ProbeRunner:
             if tensor.requires_grad and id(tensor) not in reached and tensor.grad_fn not in nodes
         }
         self._idle = idle if self._idle is None else self._idle & idle
-        nodes = nodes.union(*(_nodes(tensor) for tensor in given))
+        nodes = nodes.union(*(graph_nodes(tensor) for tensor in given))
         past = self._reduction != "none" and (
             any(id(parameter) in reached for parameter in self._own)
             or any(id(tensor) in reached and not _has_rows(tensor, count) for tensor in noted)
@@ -528,7 +529,7 @@ def graph_leaves(loss: Tensor) -> list[Tensor]:
     return graph_bypassing_outputs(loss, ()).leaves
 
 
-def _nodes(loss: Tensor) -> set[torch.autograd.graph.Node]:
+def graph_nodes(loss: Tensor) -> set[torch.autograd.graph.Node]:
     """The graph of a loss."""
     seen: set[torch.autograd.graph.Node] = set()
     pending = [loss.grad_fn]
