@@ -353,8 +353,10 @@ class ProbeRunner:
                 return None
             with torch._C.DisableTorchFunction():
                 cut = map_tensors(lambda one: one.detach().requires_grad_(one.is_floating_point()), output)
+                # The loop may write into what it gets, which a leaf does not allow.
+                written = map_tensors(Tensor.clone, cut)
             noted.extend(tensors_in(cut))
-            return cut
+            return written
 
         # Before the capture's own, which must stay the last where the model itself holds parameters.
         handle = self._capture.model.register_forward_hook(note, prepend=True)
@@ -1183,6 +1185,7 @@ class _Probe:
 
         The others are copies of one record, and then hold one number, also one that the code compares with.
         """
+        assert first.outputs is not None
         count = self._large.count
         numbers = [AdversarialValue(integers=number) for number in (0, 1) if self._large.places(floating=False)]
         compared = [AdversarialValue(integers=kind.integers) for kind in self._ran[::-1] if kind.integers is not None]
