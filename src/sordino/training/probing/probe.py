@@ -351,7 +351,7 @@ class ProbeRunner:
             if not as_leaves:
                 noted.extend(tensors_in(output))
                 return None
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
                 cut = map_tensors(lambda one: one.detach().requires_grad_(one.is_floating_point()), output)
                 # The loop may write into what it gets, which a leaf does not allow.
                 written = map_tensors(Tensor.clone, cut)
@@ -1134,7 +1134,8 @@ class _Probe:
         others = list(range(count))
         for number, place in enumerate(even):
             others[place] = (place + 1) % count if number % 5 == 4 else count + place
-        changes = [(others, {}), *(self._extremes(replaced, turn) for turn, replaced in enumerate(sets) if turn)]
+        changes: list[tuple[list[int], dict[int, AdversarialValue]]] = [(others, {})]
+        changes += [self._extremes(replaced, turn) for turn, replaced in enumerate(sets) if turn]
         left = list(range(len(sets)))
         if self._observer.gradients_follow:
             whole = self._observer.look(self._large.batch(range(count)), count, gradients=True)
@@ -1190,9 +1191,8 @@ class _Probe:
         numbers = [AdversarialValue(integers=number) for number in (0, 1) if self._large.places(floating=False)]
         compared = [AdversarialValue(integers=kind.integers) for kind in self._ran[::-1] if kind.integers is not None]
         for kind in [None, *dict.fromkeys([*numbers, *compared[:_PARTS]])]:
-            self._look_beside(
-                first, [0] + [1] * (count - 1), {} if kind is None else dict.fromkeys(range(1, count), kind)
-            )
+            held = {} if kind is None else dict(zip(range(1, count), [kind] * count, strict=False))
+            self._look_beside(first, [0] + [1] * (count - 1), held)
 
     def _look_beside(self, first: ProbeResult, places: list[int], poisons: dict[int, AdversarialValue]) -> None:
         """Compare what the forward pass gives for the first record; values that the code refuses can't be asked."""
