@@ -168,6 +168,7 @@ def page() -> str:
         for title in dict.fromkeys(str(row["data"]) for row in chosen):
             here = [row for row in chosen if row["data"] == title]
             blocks += [f"### {title}", table(here, published, uses=uses)]
+    blocks += [file.read_text().rstrip() for file in sorted((HERE / "results").glob("section-*.md"))]
     blocks += ["## How constants were chosen, and what reproduces a row", methods(rows)]
     blocks += ["## Sources of published figures", "\n".join(f"- {cited}" for cited in published["citations"])]
     return "\n\n".join(blocks) + "\n"

@@ -16,6 +16,7 @@ from sordino.installation import lazy_names
 if TYPE_CHECKING:
     from sordino import accounting, data, estimators, events, recipes, report
     from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
+    from sordino.description import describe
     from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration, PrivacyError, SordinoError
     from sordino.gradients import per_record
     from sordino.randomness import KeyedRNG
@@ -50,6 +51,7 @@ __all__ = [
     "__version__",
     "accounting",
     "data",
+    "describe",
     "estimators",
     "events",
     "fit",

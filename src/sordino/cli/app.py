@@ -13,6 +13,7 @@ from sordino.cli.audit import audit
 from sordino.cli.compare import compare
 from sordino.cli.console import check_single_process_command, is_rank_zero, print_error
 from sordino.cli.data import data
+from sordino.cli.describe import describe
 from sordino.cli.federate import federate
 from sordino.cli.ledger import ledger
 from sordino.cli.plan import plan
@@ -109,6 +110,7 @@ app.command()(train)
 app.command("tune")(tune_command)
 app.command()(compare)
 app.command()(federate)
+app.command()(describe)
 app.command()(synthesize)
 app.command()(plan)
 app.command()(account)

@@ -70,6 +70,7 @@ def cases() -> Iterable[ReplayCase]:
         "engine": _engine,
         "PrivateGridSearch": _grid_search,
         "PrivateRandomSearch": _random_search,
+        "describe": _described,
         **{f"TableSynthesizer, {method}": _synthesizer(method) for method in ("aim", "mst", "independent")},
     }
     for name in room.__all__:
@@ -257,30 +258,41 @@ def _random_search(table: Table) -> object:
     return found.best_params_
 
 
-def _synthesizer(method: str) -> Callable[[Table], object]:
+def _schema():
     from sordino.data import CategoricalColumn, NumericColumn, Schema
-    from sordino.synthesis import TableSynthesizer
 
     columns = (
         NumericColumn(name="a", low=-1.0, high=1.0),
         NumericColumn(name="b", low=-1.0, high=0.5),
         CategoricalColumn(name="sign", categories=("-", "+")),
     )
-    schema = Schema(columns=columns, target="y", labels=_CLASSES[:2])
-    declared = {name: _DECLARED[name] for name in ("epsilon", "delta", "random_state", "reproducible")}
+    return Schema(columns=columns, target="y", labels=_CLASSES[:2])
 
+
+def _columns(table: Table) -> dict[str, object]:
+    features, labels = table
+    signs = ["+" if value > 0 else "-" if value > -0.5 else "" for value in features[:, 2].tolist()]
+    return {"a": features[:, 0], "b": features[:, 1], "sign": signs, "y": np.array(_CLASSES)[labels]}
+
+
+def _synthesizer(method: str) -> Callable[[Table], object]:
     def pipeline(table: Table) -> object:
-        features, labels = table
-        columns = {
-            "a": features[:, 0],
-            "b": features[:, 1],
-            "sign": ["+" if value > 0 else "-" if value > -0.5 else "" for value in features[:, 2].tolist()],
-            "y": np.array(_CLASSES)[labels],
-        }
-        fitted = TableSynthesizer(schema=schema, method=method, bins=2, **declared).fit(columns)  # pyright: ignore[reportArgumentType]
+        from sordino.synthesis import TableSynthesizer
+
+        declared = {name: _DECLARED[name] for name in ("epsilon", "delta", "random_state", "reproducible")}
+        made = TableSynthesizer(schema=_schema(), method=method, bins=2, **declared)  # pyright: ignore[reportArgumentType]
+        fitted = made.fit(_columns(table))
         return fitted.measured_, fitted.releases_, fitted.sample(10).to_pydict()
 
     return pipeline
+
+
+def _described(table: Table) -> object:
+    from sordino.description import TableDescriber
+
+    declared = {name: _DECLARED[name] for name in ("epsilon", "delta", "random_state", "reproducible")}
+    describer = TableDescriber(schema=_schema(), bins=2, cross=(("a", "sign"), ("y", "b")), **declared)  # pyright: ignore[reportArgumentType]
+    return describer.fit(_columns(table)).description_
 
 
 def _network_of(columns: int, outputs: int):

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sordino.data import Schema
+    from sordino.description import TableDescriber
     from sordino.synthesis import TableSynthesizer
 
-__all__ = ["PrivateTable", "charged_run", "check_new_file", "synthesize"]
+__all__ = ["DEFAULT_DELTA", "PrivateTable", "charged_run", "check_new_file", "synthesize"]
 
 DEFAULT_DELTA = 1e-6
 _SHOWN = 12
@@ -134,7 +135,7 @@ def synthesize(
     if rows is not None:
         checks.integer(0, rows=rows)
     source = PrivateTable.of_options(data, schema, public_schema_from, target, target_bounds)
-    check_new_file(out)
+    check_new_file(out, (".csv", ".tsv", ".parquet"))
     synthesizer = TableSynthesizer(
         schema=source.schema,
         epsilon=epsilon,
@@ -176,10 +177,10 @@ def synthesize(
     )
 
 
-def check_new_file(path: Path) -> None:
-    """Refuse a file that is there already, or whose ending names no table, before anything is charged."""
-    if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
-        raise InvalidArgument(f"out must end in .csv, .tsv or .parquet, got {str(path)!r}. Rename it.")
+def check_new_file(path: Path, endings: tuple[str, ...]) -> None:
+    """Refuse a file that is there already, or that has another ending, before anything is charged."""
+    if path.suffix.lower() not in endings:
+        raise InvalidArgument(f"out must end in {' or '.join(endings)}, got {str(path)!r}. Rename it.")
     if path.exists():
         raise InvalidArgument(f"out must be a new file, got {str(path)!r}, which is there. Choose another name.")
     if not path.absolute().parent.is_dir():
@@ -188,7 +189,7 @@ def check_new_file(path: Path) -> None:
 
 def charged_run(
     source: PrivateTable,
-    synthesizer: "TableSynthesizer",
+    synthesizer: "TableSynthesizer | TableDescriber",
     *,
     command: str,
     settings: dict[str, object],
@@ -198,7 +199,7 @@ def charged_run(
     """A run folder in which the charge stands, before a record is read; nothing where the ledger refuses it."""
     from sordino import accounting
     from sordino.cli.training_job import run_folder
-    from sordino.events import compose
+    from sordino.events import compose, to_dict
 
     events = compose(list(synthesizer.planned_events()))
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -210,6 +211,7 @@ def charged_run(
         "method": command,
         "steps": 1,
         "parameters": settings,
+        "stages": [{"name": command, "charges": [{"event": to_dict(events), "count": 1}]}],
         "delta": delta,
         "neighboring_relation": relation.value,
         "privacy_unit": PrivacyUnit.RECORD.value,
@@ -263,7 +265,7 @@ def _write_table(table: "pa.Table", path: Path) -> None:
 
         pq.write_table(table, path)
         return
-    columns = [column.to_pylist() for column in table.columns]
+    columns = [column.to_pylist() for column in table.columns]  # a missing number is None, written as nothing
     with path.open("x", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", lineterminator="\n")
         writer.writerow(table.column_names)

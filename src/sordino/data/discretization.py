@@ -1,8 +1,8 @@
 """Tables as public cells: each column of a declared schema is cut into a fixed, public set of cells.
 
-What a record's cell is follows from that record and the schema alone, by the rules of `sordino.data.tables`: numbers
-are clipped to their bounds, a missing number is the middle of them, a category that is missing or not listed is one
-cell of its own, and a record whose label is not in the label set, or whose numeric target is not finite, is left out.
+What a record's cell is follows from that record and the schema alone: numbers are clipped to their bounds, a missing
+number is a cell of its own, a category that is missing or not listed is one too, and a record whose label is not in the
+label set, or whose numeric target is not finite, is left out.
 """
 
 import itertools
@@ -37,9 +37,9 @@ TableSource: TypeAlias = "Path | str | Mapping[str, object] | pa.Table"
 class DiscreteColumn:
     """One column's cells.
 
-    A number has a cell for its lower bound, `bins` equal parts of the range, and a cell for its upper bound: values at
-    a bound, and those clipped to it, are often many. A category has one cell per listed value and a last one for a
-    missing or unlisted value.
+    A number has a cell for its lower bound, `bins` equal parts of the range, a cell for its upper bound (values at a
+    bound, and those clipped to it, are often many) and a last one for a missing number. A category has one cell per
+    listed value and a last one for a missing or unlisted value.
 
     Args:
         column: the declared column.
@@ -49,7 +49,7 @@ class DiscreteColumn:
     Example:
         >>> age = DiscreteColumn(column=NumericColumn(name="age", low=0, high=100), bins=4)
         >>> age.codes(np.array([-3.0, 0.0, 10.0, 99.0, 100.0, np.nan])).tolist(), age.size
-        ([0, 0, 1, 4, 5, 3], 6)
+        ([0, 0, 1, 4, 5, 6], 7)
     """
 
     column: NumericColumn | CategoricalColumn
@@ -74,16 +74,17 @@ class DiscreteColumn:
     def size(self) -> int:
         """Number of cells."""
         if isinstance(self.column, NumericColumn):
-            return self.bins + 2
-        return len(self.column.categories) + (0 if self.required else 1)
+            return self.bins + 2 + (not self.required)
+        return len(self.column.categories) + (not self.required)
 
     def labels(self) -> tuple[str, ...]:
         """A short name for every cell."""
         if isinstance(self.column, CategoricalColumn):
-            return (*self.column.categories, *(() if self.required else ("(not listed)",)))
+            return (*self.column.categories, *(() if self.required else ("(missing or not listed)",)))
         edges = self.edges.tolist()
         inner = [f"{low:.6g} to {high:.6g}" for low, high in itertools.pairwise(edges)]
-        return (f"{edges[0]:.6g} or less", *inner, f"{edges[-1]:.6g} or more")
+        ends = (f"{edges[0]:.6g} or less", f"{edges[-1]:.6g} or more")
+        return (ends[0], *inner, ends[1], *(() if self.required else ("(missing)",)))
 
     def codes(self, column: Column) -> Int64[np.ndarray, " n"]:
         """The cell of each record, −1 for a record that is left out."""
@@ -93,21 +94,23 @@ class DiscreteColumn:
         low, high = self.column.low, self.column.high
         numbers = to_numbers(column)
         with np.errstate(all="ignore"):
-            clipped = np.clip(np.where(np.isnan(numbers), low / 2 + high / 2, numbers), low, high)
+            clipped = np.clip(numbers, low, high)
             inside = np.clip(np.searchsorted(self.edges, clipped, side="right"), 1, self.bins)
         codes = np.where(clipped <= low, 0, np.where(clipped >= high, self.bins + 1, inside)).astype(np.int64)
-        return np.where(np.isfinite(numbers), codes, -1) if self.required else codes
+        if self.required:
+            return np.where(np.isfinite(numbers), codes, -1)
+        return np.where(np.isnan(numbers), self.bins + 2, codes)
 
     def values(
         self, codes: Int64[np.ndarray, " n"], uniforms: Float64[np.ndarray, " n"]
     ) -> Float64[np.ndarray, " n"] | list[str]:
-        """A value in each cell: a number drawn uniformly from the cell, a category's text, "" where not listed."""
+        """A value in each cell: a number drawn uniformly from the cell, a category's text, NaN or "" where missing."""
         if isinstance(self.column, CategoricalColumn):
             names = (*self.column.categories, "")
             return [names[code] for code in codes.tolist()]
         low, high = self.column.low, self.column.high
-        edges = np.concatenate([[low], self.edges, [high]])
-        drawn = edges[codes] * (1 - uniforms) + edges[codes + 1] * uniforms
+        edges = np.concatenate([[low], self.edges, [high, np.nan]])
+        drawn = edges[codes] * (1 - uniforms) + edges[np.minimum(codes + 1, self.bins + 3)] * uniforms
         # Digits below a thousandth of a cell say nothing.
         digits = max(0, 3 - math.floor(math.log10(high / self.bins - low / self.bins)))
         return np.clip(np.round(drawn, min(digits, 300)), low, high)
@@ -125,7 +128,7 @@ class TableDomain:
         ...     Schema(columns=(NumericColumn(name="age", low=0, high=100),), target="y", labels=("no", "yes")), bins=10
         ... )
         >>> domain.names, domain.sizes
-        (('age', 'y'), (12, 2))
+        (('age', 'y'), (13, 2))
     """
 
     columns: tuple[DiscreteColumn, ...]
@@ -183,7 +186,9 @@ def table_columns(table: TableSource, columns: Sequence[NumericColumn | Categori
     found: dict[str, Column] = {}
     for column in columns:
         cells = _cells(table, column.name)
-        if isinstance(column, NumericColumn):
+        if isinstance(column, NumericColumn) and isinstance(cells, np.ndarray):
+            found[column.name] = cells.astype(np.float64)
+        elif isinstance(column, NumericColumn):
             found[column.name] = np.array([_number(cell) for cell in cells], dtype=np.float64)
         else:
             texts = [_text(cell) for cell in cells]
@@ -198,6 +203,7 @@ def table_columns(table: TableSource, columns: Sequence[NumericColumn | Categori
 
 
 def _cells(table: object, name: str) -> Iterable[object]:
+    """The values of a column: an array of numbers, or one object each."""
     names = getattr(table, "column_names", None) or getattr(table, "columns", None)
     names = table if names is None and isinstance(table, Mapping) else names
     if names is None or not hasattr(table, "__getitem__"):
@@ -207,6 +213,8 @@ def _cells(table: object, name: str) -> Iterable[object]:
     if name not in list(cast("Iterable[object]", names)):
         raise InvalidArgument(f"table must have every declared column, got none named {name!r}. Correct the schema.")
     column = table[name]  # pyright: ignore[reportIndexIssue]
+    if getattr(getattr(column, "dtype", None), "kind", "") in tuple("biuf"):  # NumPy's types, also behind pandas'
+        return np.asarray(column).ravel()
     for method in ("to_pylist", "tolist", "to_list"):
         if hasattr(column, method):
             return getattr(column, method)()
@@ -228,7 +236,7 @@ def _text(cell: object) -> str:
         return cell.strip()
     if isinstance(cell, bool | np.bool_):
         return "true" if cell else "false"
-    if isinstance(cell, int):
-        return str(cell)
+    if isinstance(cell, int | np.integer):
+        return str(int(cell))
     number = _number(cell)
     return "" if math.isnan(number) else number_text(number)

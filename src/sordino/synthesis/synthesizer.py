@@ -176,7 +176,8 @@ class TableSynthesizer(PrivateEstimator):
     def sample(self, n: int | None = None) -> "pa.Table":
         """Synthetic records, as many as asked for, or as many as the noisy number of records; free of charge.
 
-        Columns stand in the schema's order, the target last; a category that is missing or not listed is empty.
+        Columns stand in the schema's order, the target last; a missing number is null, a category that is missing or
+        not listed is empty.
         """
         import pyarrow as pa
 
@@ -188,7 +189,10 @@ class TableSynthesizer(PrivateEstimator):
         values = self.domain_.values(codes, uniforms)
         kinds = {True: pa.float64(), False: pa.string()}
         return pa.table(
-            {name: pa.array(column, type=kinds[isinstance(column, np.ndarray)]) for name, column in values.items()}
+            {
+                name: pa.array(column, type=kinds[isinstance(column, np.ndarray)], from_pandas=True)
+                for name, column in values.items()
+            }
         )
 
     def _settings(self) -> "_Settings":

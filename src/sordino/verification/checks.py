@@ -367,7 +367,8 @@ def check_model(run: RunFolder) -> CheckResult:
     """Whether the model is the one that the manifest lists."""
     file = run.path / "model.safetensors"
     if not file.is_file():
-        return not_checked("model", "there is no model: the run did not finish")
+        finished = (run.path / "guarantee.json").is_file()
+        return not_checked("model", f"there is no model: the run {'releases none' if finished else 'did not finish'}")
     digest = str(file_digest(file)["sha256"])
     try:
         files = run.manifest.get("files")

@@ -1,0 +1,196 @@
+"""`sordino describe FILE`: noisy statistics of a private table with intervals, in one charge."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from sordino.cli.console import JsonOption, Output, heading, key_value_table
+from sordino.cli.ledger import open_account
+from sordino.cli.synthesize import DEFAULT_DELTA, PrivateTable, charged_run, check_new_file
+from sordino.definitions import format_upper_bound
+from sordino.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from sordino.description import CategorySummary, CrossTable, Estimate, NumericSummary, TableDescription
+
+__all__ = ["describe"]
+
+_SHOWN, _BAR, _NAME = 12, 16, 28
+
+
+def describe(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A .csv, .tsv or .parquet file, or adult.")],
+    epsilon: Annotated[float, typer.Option(help="ε of everything that the command releases.")],
+    delta: Annotated[
+        float, typer.Option(help="δ, well below 1 / number of records; 0 for geometric and Laplace noise.")
+    ] = DEFAULT_DELTA,
+    schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
+    public_schema_from: Annotated[
+        Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The label's column, with --public-schema-from.")] = None,
+    target_bounds: Annotated[
+        tuple[float, float] | None, typer.Option(help="Bounds of a numeric target, with --public-schema-from.")
+    ] = None,
+    quantiles: Annotated[str, typer.Option(help="Levels with commas between.")] = "0.25,0.5,0.75",
+    bins: Annotated[int, typer.Option(help="Equal parts of a numeric column's histogram.")] = 10,
+    cross: Annotated[
+        list[str] | None,
+        typer.Option(help="A cross table COLUMN:COLUMN; repeat it, or give none. Default: categories by target."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Of each interval by itself.")] = 0.95,
+    out: Annotated[Path | None, typer.Option(help="Also write everything to a new .json file.")] = None,
+    run_path: Annotated[
+        Path | None, typer.Option("--run", help="The run folder; runs/describe-NAME-DATE-NUMBER if not given.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")] = None,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Allow a chosen seed; the result is marked not for release.")
+    ] = False,
+    ledger: Annotated[str | None, typer.Option(help="A ledger, file or URL; with --dataset-name.")] = None,
+    dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Noisy counts, means, quantiles, histograms and cross tables with intervals, all in one charge."""
+    from sordino.description import TableDescriber
+
+    output, account = Output(as_json=as_json), open_account(ledger, dataset_name)
+    source = PrivateTable.of_options(data, schema, public_schema_from, target, target_bounds)
+    if out is not None:
+        check_new_file(out, (".json",))
+    levels, pairs = _levels(quantiles), _pairs(cross)
+    describer = TableDescriber(
+        schema=source.schema,
+        epsilon=epsilon,
+        delta=delta,
+        quantiles=levels,
+        bins=bins,
+        cross=pairs,
+        confidence=confidence,
+        random_state=seed,
+        reproducible=reproducible,
+        ledger=account,
+    )
+    settings = {"quantiles": list(levels), "bins": bins, "cross": pairs if pairs is None else list(map(list, pairs))}
+    run = charged_run(source, describer, command="describe", settings=settings, epsilon=epsilon, folder=run_path)
+    try:
+        with output.stderr.status("measuring"):
+            description = describer.fit(source.path).description_
+    finally:
+        run.close()
+    run.write_guarantee(description.guarantee)
+    document = {**description.to_dict(), "run": str(run.path)}
+    if out is not None:
+        out.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    output.print_result(document, *_page(source.name, description, run.path, out))
+
+
+def _levels(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise InvalidArgument(f"quantiles must be numbers, got {text!r}. Write --quantiles 0.25,0.5,0.75.") from error
+
+
+def _pairs(cross: list[str] | None) -> tuple[tuple[str, str], ...] | None:
+    if cross is None:
+        return None
+    if cross == ["none"]:
+        return ()
+    found = []
+    for text in cross:
+        one, colon, other = text.partition(":")
+        if not colon:
+            raise InvalidArgument(f"cross must be COLUMN:COLUMN or none, got {text!r}. Write --cross age:income.")
+        found.append((one.strip(), other.strip()))
+    return tuple(found)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The page, at most 80 columns wide.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _page(name: str, found: "TableDescription", run: Path, out: Path | None) -> list[RenderableType]:
+    from sordino.description import NumericSummary
+
+    guarantee = found.guarantee
+    confidence = f"{100 * found.confidence:g} %"
+    rows = [
+        ("table", name),
+        ("unit", guarantee.privacy_unit.describe()),
+        ("neighbors", guarantee.neighboring_relation.describe()),
+        *(("caveat", caveat) for caveat in guarantee.caveats),
+        ("records", f"{found.records.value:,.0f}   {_interval(found.records, whole=True)}"),
+        ("intervals", f"{confidence} each, for the table's own value: noise is the only error"),
+    ]
+    claim = f"(ε = {format_upper_bound(guarantee.epsilon)}, δ = {guarantee.delta:g})-differentially private"
+    blocks: list[RenderableType] = [heading(claim), key_value_table(rows)]
+    for summary in found.columns:
+        body = _numeric(summary) if isinstance(summary, NumericSummary) else _category(summary)
+        blocks += [Text(), Text(summary.name, style="bold"), Padding(body, (0, 0, 0, 2))]
+    for table in found.cross_tables:
+        blocks += [Text(), *_crossed(table)]
+    files = [("run", str(run)), *([("document", str(out))] if out is not None else [])]
+    return [*blocks, Text(), key_value_table(files)]
+
+
+def _interval(estimate: "Estimate", *, whole: bool) -> str:
+    low, high = (f"{end:,.0f}" if whole else _short(end) for end in (estimate.low, estimate.high))
+    return f"{low} to {high}"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.5g}"
+
+
+def _numeric(summary: "NumericSummary") -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_row("mean", _short(summary.mean.value), _interval(summary.mean, whole=False))
+    for level, estimate in summary.quantiles:
+        name = "median" if level == 0.5 else f"{100 * level:g} %"
+        table.add_row(name, _short(estimate.value), _interval(estimate, whole=False))
+    table.add_row("missing", f"{max(summary.missing.value, 0):,.0f}", _interval(summary.missing, whole=True))
+    return Group(table, _bars(summary.histogram))
+
+
+def _category(summary: "CategorySummary") -> RenderableType:
+    largest = sorted(summary.counts, key=lambda pair: -pair[1].value)
+    more = [Text(f"and {len(largest) - _SHOWN} more; --json has all", style="dim")] if len(largest) > _SHOWN else []
+    return Group(_bars(largest[:_SHOWN]), *more)
+
+
+def _bars(cells: "list[tuple[str, Estimate]] | tuple[tuple[str, Estimate], ...]") -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True, overflow="ellipsis", max_width=_NAME)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_column(no_wrap=True, style="cyan")
+    longest = max((estimate.value for _, estimate in cells), default=0.0)
+    for name, estimate in cells:
+        bar = "━" * round(_BAR * max(estimate.value, 0.0) / longest) if longest > 0 else ""
+        table.add_row(name, f"{max(estimate.value, 0):,.0f}", _interval(estimate, whole=True), bar)
+    return table
+
+
+def _crossed(found: "CrossTable") -> list[RenderableType]:
+    title = Text.assemble((" × ".join(found.columns), "bold"), (f"   each ± {found.margin:,.0f}", "dim"))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("", style="dim", no_wrap=True, overflow="ellipsis", max_width=_NAME)
+    shown = 5 if len(found.header) > 5 else len(found.header)
+    for name in found.header[:shown]:
+        table.add_column(name, justify="right", overflow="fold", max_width=11)
+    for name, row in zip(found.rows, found.counts, strict=True):
+        table.add_row(name, *(f"{max(count, 0):,}" for count in row[:shown]))
+    left = len(found.header) - shown
+    note = [Text(f"and {left} more columns; --json has all", style="dim")] if left else []
+    return [title, Padding(Group(table, *note), (0, 0, 0, 2))]
