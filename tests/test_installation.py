@@ -87,6 +87,8 @@ MISSING = {
     "estimators by name": ("import sordino; sordino.estimators", "sklearn"),
     "estimators of recipes": ("import sordino.recipes.tabular", "sklearn"),
     "estimators of a search": ("from sordino.tuning import PrivateRandomSearch", "sklearn"),
+    "estimators of a description": ("import sordino; sordino.describe", "sklearn"),
+    "estimators of synthetic tables": ("from sordino.synthesis import TableSynthesizer", "sklearn"),
     "estimators of an attack": (
         "from sordino.audit.attacks import quantile_scores; "
         "quantile_scores([[0.0]], [0.0], population_features=[[0.0]] * 99, population_confidences=[0.0] * 99)",

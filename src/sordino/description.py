@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
-from sklearn.isotonic import isotonic_regression
 
 from sordino import checks
 from sordino.data import CategoricalColumn, NumericColumn, Schema
@@ -231,6 +230,8 @@ def _quantile(counts: FloatArray, edges: FloatArray, level: float, variance: flo
     With F the cumulated counts, n their sum and j the quantile's cell, F(j − 1) < level·n ≤ F(j). Both differences are
     sums of cells with known noise; the interval is made of all cells for which neither is contradicted.
     """
+    from sklearn.isotonic import isotonic_regression  # what misses it is told by the estimators that this module uses
+
     cumulated = np.cumsum(counts)
     count = len(counts)
     below = np.arange(1, count + 1)

@@ -17,6 +17,7 @@ from sordino.data import Schema
 from sordino.data.discretization import TableDomain, TableSource
 from sordino.estimators.base import PrivateEstimator, require_declared
 from sordino.events import Event, ZeroConcentratedDP
+from sordino.installation import require
 from sordino.ledger import Account, Reservation
 from sordino.randomness import KeyedRNG
 from sordino.synthesis.graphical_model import GraphicalModel
@@ -196,6 +197,7 @@ class TableSynthesizer(PrivateEstimator):
         )
 
     def _settings(self) -> "_Settings":
+        require("tables", "pyarrow", user="a synthetic table")  # before anything is charged
         checks.one_of(_METHODS, method=self.method)
         schema = require_declared(self.schema, name="schema", meaning="bounds, categories and labels of all columns")
         domain = TableDomain.of_schema(schema, bins=self.bins)
