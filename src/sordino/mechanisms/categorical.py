@@ -61,7 +61,24 @@ def clean_scores(scores: Numbers, *, bounds: Bounds | None = None, name: str = "
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExponentialMechanism:
+class _ChoiceByScore:
+    """What every mechanism has that chooses a candidate by its score."""
+
+    epsilon: float
+    sensitivity: float
+    monotone: bool = False
+    score_bounds: Bounds | None = None
+    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        checks.positive(epsilon=self.epsilon)
+        checks.positive(sensitivity=self.sensitivity)
+        if self.score_bounds is not None:
+            checked_bounds(self.score_bounds, name="score_bounds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExponentialMechanism(_ChoiceByScore):
     """Chooses candidate i with probability ∝ measureᵢ · exp(ε·scoreᵢ/(2Δ)); ε·scoreᵢ/Δ for monotone scores.
 
     Sampled as the largest of log-weights plus Gumbel noise, so nothing overflows; a candidate of measure 0 is never
@@ -82,18 +99,6 @@ class ExponentialMechanism:
         >>> mechanism.probabilities([0, 1, 2]).round(6).tolist()
         [0.186324, 0.307196, 0.50648]
     """
-
-    epsilon: float
-    sensitivity: float
-    monotone: bool = False
-    score_bounds: Bounds | None = None
-    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        checks.positive(epsilon=self.epsilon)
-        checks.positive(sensitivity=self.sensitivity)
-        if self.score_bounds is not None:
-            checked_bounds(self.score_bounds, name="score_bounds")
 
     @property
     def coefficient(self) -> float:
@@ -227,7 +232,7 @@ _DRAWS = {"exponential": exponential, "gumbel": gumbel, "laplace": laplace}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportNoisyMax:
+class ReportNoisyMax(_ChoiceByScore):
     """Adds noise to every score and reports which is largest: the position alone, never the noisy score.
 
     ``gumbel`` noise gives the law of the exponential mechanism; ``exponential`` noise that of permute-and-flip, which
@@ -250,19 +255,11 @@ class ReportNoisyMax:
         1
     """
 
-    epsilon: float
-    sensitivity: float
     noise: str = "gumbel"
-    monotone: bool = False
-    score_bounds: Bounds | None = None
-    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        checks.positive(epsilon=self.epsilon)
-        checks.positive(sensitivity=self.sensitivity)
+        super().__post_init__()
         checks.one_of(tuple(_DRAWS), noise=self.noise)
-        if self.score_bounds is not None:
-            checked_bounds(self.score_bounds, name="score_bounds")
 
     @property
     def scale(self) -> float:
@@ -282,7 +279,7 @@ class ReportNoisyMax:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PermuteAndFlip:
+class PermuteAndFlip(_ChoiceByScore):
     """Visits candidates in random order and takes one with probability exp(ε·(score − best)/(2Δ)).
 
     Its expected score is never below the exponential mechanism's.
@@ -301,18 +298,6 @@ class PermuteAndFlip:
         >>> PermuteAndFlip(epsilon=50.0, sensitivity=1.0).release([0.0, 100.0, 3.0])
         1
     """
-
-    epsilon: float
-    sensitivity: float
-    monotone: bool = False
-    score_bounds: Bounds | None = None
-    rng: KeyedRNG = field(default_factory=KeyedRNG, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        checks.positive(epsilon=self.epsilon)
-        checks.positive(sensitivity=self.sensitivity)
-        if self.score_bounds is not None:
-            checked_bounds(self.score_bounds, name="score_bounds")
 
     def event(self) -> Event:
         """The event of one release."""

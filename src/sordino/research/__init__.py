@@ -4,8 +4,8 @@
     noise_schedules    noise and learning rates that change from step to step, in closed form or learned: schedules
     gradient_filters   Kalman, low-pass and debiased-momentum filters of private gradients
     diagnostics        tangent kernels, noise and clipping apart, accuracy by subgroup
-    reconstruction     from gradients, updates, models and sums back to records
-    gan_attack         a malicious participant of federated learning paints another one's class
+    attacks            from gradients, updates, models and sums back to records; a participant of federated learning
+                       that paints another one's class
 
 Nothing outside this package, its commands and its tests imports it. Import it before a plan file with one of its
 clipping methods is read.
@@ -17,6 +17,29 @@ Example:
     [3.0, 1.5]
 """
 
+from sordino.research.attacks import (
+    ClassPrototype,
+    Federation,
+    Impersonation,
+    Impersonator,
+    Inversion,
+    Protection,
+    Reconstruction,
+    class_prototype,
+    difference_attack,
+    gradient_of_update,
+    impersonate,
+    invert_by_direction,
+    invert_by_matching,
+    label_from_sign,
+    least_squares_reconstruction,
+    privatized_gradient,
+    psnr,
+    read_linear_layer,
+    reconstruct_bits,
+    shared_gradient,
+    ssim,
+)
 from sordino.research.diagnostics import (
     PUBLISHED,
     Convergence,
@@ -30,13 +53,6 @@ from sordino.research.diagnostics import (
     measure_convergence,
     measure_tangent_kernel,
     subgroup_gaps,
-)
-from sordino.research.gan_attack import (
-    Federation,
-    Impersonation,
-    Impersonator,
-    Protection,
-    impersonate,
 )
 from sordino.research.gradient_filters import (
     DebiasedMomentum,
@@ -60,24 +76,6 @@ from sordino.research.noise_schedules import (
 from sordino.research.projections import (
     ProjectedAccumulator,
     ProjectedClipping,
-)
-from sordino.research.reconstruction import (
-    ClassPrototype,
-    Inversion,
-    Reconstruction,
-    class_prototype,
-    difference_attack,
-    gradient_of_update,
-    invert_by_direction,
-    invert_by_matching,
-    label_from_sign,
-    least_squares_reconstruction,
-    privatized_gradient,
-    psnr,
-    read_linear_layer,
-    reconstruct_bits,
-    shared_gradient,
-    ssim,
 )
 
 __all__ = [

@@ -27,8 +27,7 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional as F
 
 from sordino import checks
-from sordino.clipping import FlatClipping, GlobalClipping
-from sordino.clipping.methods import Clipping
+from sordino.clipping import Clipping, FlatClipping, GlobalClipping
 from sordino.errors import InvalidArgument
 from sordino.gradients import GradientCapture
 from sordino.mechanisms import standard_normal
