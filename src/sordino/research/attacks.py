@@ -1,7 +1,8 @@
 """Attacks on gradients, updates, models and sums, and a malicious participant of federated learning.
 
-From a shared gradient back to the record there are three ways: reading a linear layer with a bias (one record), matching gradients in ℓ2 (DLG; iDLG when the label is
-read from a sign first), and matching their direction under a total-variation prior (inverting gradients).
+From a shared gradient back to the record there are three ways: reading a linear layer with a bias (one record),
+matching gradients in ℓ2 (DLG; iDLG when the label is read from a sign first), and matching their direction under a
+total-variation prior (inverting gradients).
 """
 
 import math
