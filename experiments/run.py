@@ -731,7 +731,9 @@ def draw(experiment: Experiment, rows: Sequence[Row], path: Path) -> None:
                 _draw_panel(each, experiment, experiment.panels[place], rows)
             else:
                 each.set_axis_off()
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {"Software": "sordino"})
+        stamp = {"Date": None} if path.suffix == ".svg" else {"Software": "sordino"}
+        # Long numbers and names at the edges are never cut: the sheet grows.
+        figure.savefig(path, metadata=stamp, bbox_inches="tight", pad_inches=0.3)
 
 
 def _draw_panel(axes, experiment: Experiment, panel: Panel, rows: Sequence[Row]) -> None:

@@ -3,7 +3,9 @@
 import json
 import random
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from sordino import accounting
@@ -256,3 +258,8 @@ def test_pictures_are_drawn_for_one_and_for_many_epsilons(tmp_path, budgets, mea
         found = Comparison(measure=measure, cells=tuple(cells), total=total)
         plot_comparison(found, others, title="people: income", delta=1e-5, path=tmp_path / name)
         assert (tmp_path / name).stat().st_size > 5000
+    with Image.open(tmp_path / "a.png") as image:
+        picture = np.asarray(image.convert("RGB")).astype(int)
+    # No name of a method is cut: the sheet's edges are blank.
+    for edge in (picture[:, :12], picture[:, -12:], picture[:12], picture[-12:]):
+        assert abs(edge - picture[0, 0]).max() == 0

@@ -622,7 +622,7 @@ def decide_release(
     )
     conditions.append("Every other use of the same records is counted together with this ε.")
     if silent:
-        conditions.append(f"These checks are not stated, and are answered first: {'; '.join(silent)}.")
+        conditions.append(f"The person responsible first answers what the run does not state: {'; '.join(silent)}.")
     return ReleaseDecision(
         verdict="yes, on conditions",
         text="Yes, if the conditions below are met. The run folder shows no critical limitation.",
