@@ -342,6 +342,14 @@ def test_the_report_of_the_demo_shows_both_accuracies(demo):
     again = json.loads(CliRunner().invoke(app, ["report", str(run), "--json"]).stdout)
     assert again["guarantee"]["description"] == body["description"]
     assert again["page"] == str(run / "report.html")
+    # What a default run does not do is a limitation with its severity; nothing of it is critical.
+    found = {item["title"]: (item["status"], item["severity"]) for item in again["privacy_hazards"]}
+    limits = [what for what in found.values() if what[0] == "limitation"]
+    assert limits == [("limitation", "theoretical")]
+    assert found["Noise is drawn exactly"] in limits
+    assert again["release"]["verdict"] == "yes, on conditions"
+    assert again["missing"] == []
+    assert "violated" not in page
 
 
 def test_the_report_command_for_people_says_where_the_page_is(demo):
