@@ -16,7 +16,7 @@ from sordino.errors import InvalidArgument
 from sordino.events import DiscreteLaplace, NonPrivate, SelfComposed, compose
 from sordino.report import Report, build_report, registry_yaml, render_html, render_markdown
 from sordino.report.charts import FEWEST_IN_BIN, accuracy_chart, cost_chart, reliability_chart
-from sordino.report.formatting import epsilon_sentences, percent_up
+from sordino.report.formatting import comparison_rows, epsilon_sentences, percent_up
 from sordino.report.schema import Accuracy, Bin, Calibration
 from sordino.runs import Evaluation, Metric, NoisyTable
 
@@ -285,3 +285,12 @@ def test_a_plan_without_clients_in_its_facts_takes_them_from_batch_and_rate(tmp_
     report = build_report(make(tmp_path / "run", epsilon=None, plan=plan, meta={"data": {}}))
     assert "number of clients is 200" in hazard(report, "number of clients").text
     assert PLAN["dataset_size_is_public"]
+
+
+def test_runs_side_by_side_tell_training_from_everything_together(tmp_path):
+    one, two = make(tmp_path / "one", meta=EVERYTHING), make(tmp_path / "two", meta=EVERYTHING)
+    assert "ε of training alone" not in dict(comparison_rows([build_report(one), build_report(two)]))
+    two.write_evaluations([EVALUATION])
+    rows = dict(comparison_rows([build_report(one), build_report(two)]))
+    assert rows["ε of training alone"] == ["0.94", "0.94"]
+    assert float(rows["ε"][0]) == 0.94 < float(rows["ε"][1])

@@ -506,7 +506,8 @@ def composition_rows(report: Report) -> Rows:
 
 def comparison_rows(reports: list[Report]) -> list[tuple[str, list[str | None]]]:
     """Several runs, one column each; rows that no run states are left out."""
-    columns = [_column(report) for report in reports]
+    evaluated = any(report.evaluations for report in reports)
+    columns = [_column(report, alone=evaluated) for report in reports]
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows = [(name, [column.get(name) for column in columns]) for name in names]
     return [(name, values) for name, values in rows if any(value is not None for value in values)]
@@ -526,13 +527,13 @@ def _bought(report: Report) -> dict[str, str | None]:
     return found
 
 
-def _column(report: Report) -> dict[str, str | None]:
+def _column(report: Report, *, alone: bool) -> dict[str, str | None]:
     guarantee, found, bounds = report.guarantee, report.mechanism, report.attack_bounds
     calibration = report.utility.calibration
     bare = report.accounting.without_amplification
     return {
         "ε": format_epsilon(report.headline_epsilon),
-        **({"ε of training alone": format_epsilon(guarantee.epsilon)} if report.evaluations else {}),
+        **({"ε of training alone": format_epsilon(guarantee.epsilon)} if alone else {}),
         "δ": power_of_ten(guarantee.delta),
         "privacy unit": guarantee.privacy_unit.describe(),
         "neighboring relation": guarantee.neighboring_relation.describe(),
