@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich import box
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sordino.audit.attacks import MembershipReport, TrainReference
     from sordino.data import DatasetSplits
     from sordino.recipes import TrainingConfig
+    from sordino.recipes.saved_model import SavedModel
     from sordino.research import Convergence, SubgroupGap, TangentKernel
 
 __all__ = ["attack", "diagnose", "load_run_dataset", "recipe_of_run"]
@@ -64,10 +65,15 @@ def attack(
             f"out must lie outside the run folder, got {str(target)!r}: a run folder may be published."
         )
     dataset = load_run_dataset(folder, data, schema, test, public=data_is_public)
-    recipe = recipe_of_run(folder, dataset, model)
+    if _is_estimator(folder):
+        saved = _saved_classifier(folder, dataset)
+        attacked, reference = _as_module(saved), _estimators_like(saved, len(dataset.train))
+    else:
+        recipe = recipe_of_run(folder, dataset, model)
+        attacked, reference = _with_parameters(recipe, folder), _like_the_run(recipe, len(dataset.train))
     out.print_status(Text.assemble((run.name, "bold"), f": {references} reference models, then every attack"))
     with out.stderr.status("attacking"):
-        report = _attacked(folder, dataset, recipe, references, members)
+        report = _attacked(folder, dataset, attacked, reference if references else None, references, members)
     target.mkdir(parents=True, exist_ok=True)
     picture, file = target / "attack.png", target / "attack.json"
     document = report.to_dict() | {"run": run.name, "picture": str(picture), "file": str(file)}
@@ -114,15 +120,88 @@ def recipe_of_run(folder: RunFolder, dataset: "DatasetSplits", model: str) -> "T
     return get_training_config(folder.path, dataset, load_model_factory(model or said))
 
 
+def _is_estimator(folder: RunFolder) -> bool:
+    return folder.model_description.get("kind") == "estimator"
+
+
+def _saved_classifier(folder: RunFolder, dataset: "DatasetSplits") -> "SavedModel":
+    """The estimator of a run, for records of its form."""
+    from sordino.recipes.saved_model import load_model
+
+    saved = load_model(folder)
+    if saved.is_regressor:
+        raise InvalidArgument(
+            "run must predict a label, got one of a number, which no attack here is made for. "
+            "Its ε bounds every attack: see sordino report."
+        )
+    if saved.schema is not None and dataset.schema != saved.schema:
+        raise InvalidArgument("data must have the columns and labels of the run, got others. Give the run's schema.")
+    return saved
+
+
+def _as_module(saved: "SavedModel") -> "nn.Module":
+    """An estimator as features ↦ logits: logarithms of its probabilities, or its scores."""
+    import numpy as np
+    import torch
+
+    from sordino.data import Records
+
+    class Logits(torch.nn.Module):
+        def forward(self, features: "Tensor") -> "Tensor":
+            array = features.detach().cpu().numpy()
+            records = Records(array, np.zeros(len(array), dtype=np.int64))
+            chances = saved.probabilities(records)
+            found = saved.scores(records) if chances is None else np.log(np.maximum(chances, 1e-300))
+            return torch.from_numpy(np.asarray(found, dtype=np.float64))
+
+    return Logits()
+
+
+def _estimators_like(saved: "SavedModel", dataset_size: int) -> "TrainReference":
+    """Reference models are fitted as the run's was, with as much noise beside as much signal on fewer records."""
+    from sklearn.base import clone
+
+    from sordino.data import Records
+    from sordino.estimators.base import PrivateEstimator
+    from sordino.recipes.tabular import FittedTable
+
+    assert isinstance(saved.fitted, FittedTable)
+    fitted = saved.fitted
+
+    def train(features: "Tensor", labels: "Tensor") -> "nn.Module":
+        own = cast("PrivateEstimator", clone(fitted.estimator))
+        parameters = own.get_params(deep=False)
+        # Noise on sums falls as ε grows, and the sums of fewer records are smaller.
+        changes: dict[str, object] = {"epsilon": parameters["epsilon"] * dataset_size / max(1, len(labels))}
+        if parameters.get("dataset_size") is not None:
+            changes["dataset_size"] = len(labels)
+        own.set_params(**changes)
+        targets = labels.numpy()
+        rows = saved.rows(Records(features.numpy(), targets))
+        own.fit(rows, 2.0 * targets - 1.0 if fitted.signs else targets)  # pyright: ignore[reportAttributeAccessIssue]
+        return _as_module(replace(saved, fitted=FittedTable(estimator=own, signs=fitted.signs)))
+
+    return train
+
+
+def _with_parameters(recipe: "TrainingConfig", folder: RunFolder) -> "nn.Module":
+    model = recipe.build_model()
+    model.load_state_dict(folder.load_model())
+    return model
+
+
 def _attacked(
-    folder: RunFolder, dataset: "DatasetSplits", recipe: "TrainingConfig", references: int, members: int
+    folder: RunFolder,
+    dataset: "DatasetSplits",
+    model: "nn.Module",
+    reference: "TrainReference | None",
+    references: int,
+    members: int,
 ) -> "MembershipReport":
     from sordino.audit.attacks import membership_report
     from sordino.randomness import KeyedRNG
 
     assert dataset.test is not None
-    model = recipe.build_model()
-    model.load_state_dict(folder.load_model())
     features, labels = dataset.train.tensors()
     others, other_labels = dataset.test.tensors()
     rng = KeyedRNG()
@@ -134,7 +213,7 @@ def _attacked(
         population=(others[count : 3 * count], other_labels[count : 3 * count]),
         event=folder.event(),
         claim=folder.guarantee,
-        train_reference=_like_the_run(recipe, len(labels)) if references else None,
+        train_reference=reference,
         references=references,
         label_names=dataset.labels,
         public=dataset.public,
@@ -240,8 +319,10 @@ _TRAINED_ON = 256
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    kernel: "TangentKernel"
-    courses: "Convergence"
+    """What was measured; an estimator takes no gradient steps, so it has neither kernel nor courses."""
+
+    kernel: "TangentKernel | None"
+    courses: "Convergence | None"
     calibration: dict[str, dict[str, Metric]]
     gaps: "tuple[SubgroupGap, ...]"
 
@@ -272,10 +353,12 @@ def diagnose(
     dataset = load_run_dataset(folder, data, schema, test, public=data_is_public)
     if not dataset.public and test is None:
         raise InvalidArgument("test must be public records to measure on, got none. Give --test.")
-    recipe = recipe_of_run(folder, dataset, model)
     out.print_status(Text.assemble((run.name, "bold"), ": measured on public test records, nothing else is read"))
     with out.stderr.status("measuring"):
-        found = _measured(folder, dataset, recipe, records, steps)
+        if _is_estimator(folder):
+            found = _measured_estimator(_saved_classifier(folder, dataset), dataset)
+        else:
+            found = _measured(folder, dataset, recipe_of_run(folder, dataset, model), records, steps)
     document = {"run": run.name} | _document(found)
     if out_file is not None:
         out_file.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -324,12 +407,39 @@ def _measured(
     )
 
 
+def _measured_estimator(saved: "SavedModel", dataset: "DatasetSplits") -> _Found:
+    """Accuracy, calibration and subgroups of an estimator, beside scikit-learn's linear model on public records."""
+    from scipy.special import softmax
+
+    from sordino.cli.predict import measure
+    from sordino.cli.training_job import subgroups_of
+    from sordino.recipes.tabular import make_tabular_task, non_private_linear_predictions
+    from sordino.report import compute_utility
+    from sordino.research import subgroup_gaps
+
+    assert dataset.test is not None
+    test = dataset.test
+    groups = subgroups_of(dataset, test)
+    calibration = {"private": measure(saved, test, test.labels, groups)}
+    gaps: tuple[SubgroupGap, ...] = ()
+    if dataset.public:
+        baseline = non_private_linear_predictions(make_tabular_task(dataset))
+        calibration["baseline"] = compute_utility(baseline, test.labels, public=True)
+        chances = saved.probabilities(test)
+        own = softmax(saved.scores(test), axis=1) if chances is None else chances
+        gaps = subgroup_gaps(own, baseline, test.labels, groups)
+    return _Found(kernel=None, courses=None, calibration=calibration, gaps=gaps)
+
+
 def _document(found: _Found) -> dict[str, object]:
+    kernel, courses = found.kernel, found.courses
     return {
-        "tangent_kernel": {
-            "max_grad_norm": found.kernel.max_grad_norm,
-            "records": found.kernel.records,
-            "layers": list(found.kernel.layers),
+        "tangent_kernel": None
+        if kernel is None
+        else {
+            "max_grad_norm": kernel.max_grad_norm,
+            "records": kernel.records,
+            "layers": list(kernel.layers),
             "rows": [
                 {name: value for name, value in vars(row).items() if name != "matrix"}
                 | {
@@ -338,10 +448,10 @@ def _document(found: _Found) -> dict[str, object]:
                     "positive_eigenvalues": row.positive_eigenvalues,
                     "refutes": list(row.refutes),
                 }
-                for row in found.kernel.rows
+                for row in kernel.rows
             ],
         },
-        "convergence": {name: list(losses) for name, losses in found.courses.losses.items()},
+        "convergence": None if courses is None else {name: list(losses) for name, losses in courses.losses.items()},
         "metrics": {
             model: {name: metric.value for name, metric in metrics.items() if not name.startswith("subgroup")}
             for model, metrics in found.calibration.items()
@@ -351,17 +461,20 @@ def _document(found: _Found) -> dict[str, object]:
 
 
 def _diagnose_page(found: _Found) -> tuple[RenderableType, ...]:
-    refuted = [f"{row.name} ({', '.join(row.refutes)})" for row in found.kernel.rows if row.refutes]
-    words = f"Beyond the published table: not kept here by {'; '.join(refuted)}" if refuted else ""
-    last = [(name, f"loss {losses[0]:.4f} → {losses[-1]:.4f}") for name, losses in found.courses.losses.items()]
-    note = f"clipping norm {found.kernel.max_grad_norm:g}; symmetric, form ≥ 0, eigenvalues ≥ 0; slope of the loss"
-    head = heading("Clipping and the tangent kernel", note)
-    blocks: list[RenderableType] = [head, _kernel(found.kernel), Text(words, style="yellow"), Text()]
-    blocks += [
-        heading("Noise and clipping apart", f"{found.courses.steps} full-batch steps"),
-        key_value_table(last),
-        Text(),
-    ]
+    blocks: list[RenderableType] = []
+    if found.kernel is not None:
+        refuted = [f"{row.name} ({', '.join(row.refutes)})" for row in found.kernel.rows if row.refutes]
+        words = f"Beyond the published table: not kept here by {'; '.join(refuted)}" if refuted else ""
+        note = f"clipping norm {found.kernel.max_grad_norm:g}; symmetric, form ≥ 0, eigenvalues ≥ 0; slope of the loss"
+        head = heading("Clipping and the tangent kernel", note)
+        blocks += [head, _kernel(found.kernel), Text(words, style="yellow"), Text()]
+    if found.courses is not None:
+        last = [(name, f"loss {losses[0]:.4f} → {losses[-1]:.4f}") for name, losses in found.courses.losses.items()]
+        blocks += [
+            heading("Noise and clipping apart", f"{found.courses.steps} full-batch steps"),
+            key_value_table(last),
+            Text(),
+        ]
     blocks += [heading("Calibration"), _calibration(found.calibration)]
     if found.gaps:
         blocks += [heading("Whom privacy costs"), _gaps(found.gaps)]
@@ -384,7 +497,9 @@ def _calibration(calibration: dict[str, dict[str, Metric]]) -> Table:
     for name in ("model", "accuracy", "ECE", "MCE"):
         table.add_column(name, justify="left" if name == "model" else "right")
     for name, metrics in calibration.items():
-        shown = [f"{100 * metrics[key].value:.1f} %" for key in ("test_accuracy", "test_ece", "test_mce")]
+        keys = ("test_accuracy", "test_ece", "test_mce")
+        # A model without probabilities has no calibration.
+        shown = [f"{100 * metrics[key].value:.1f} %" if key in metrics else "" for key in keys]
         table.add_row(name, *shown)
     return table
 

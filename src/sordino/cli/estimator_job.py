@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from sordino import accounting, checks
 from sordino.cli.console import Output, check_single_process_options
-from sordino.cli.training_job import Outcome, default_delta, render_outcome, subgroups_of
+from sordino.cli.training_job import Outcome, composition_statement, default_delta, render_outcome, subgroups_of
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.events import Event, compose
@@ -135,10 +136,11 @@ def run_estimator_job(job: EstimatorJob, console: Console) -> Outcome:
     if job.ledger is not None:
         job.ledger.check_charge(compose(list(events)), neighboring_relation=neighboring_relation)
         estimator.set_params(ledger=job.ledger)
-    run = RunFolder.create(
-        job.folder, plan=_plan(job, estimator, delta, neighboring_relation.value), meta=estimator_metadata(job, rows)
-    )
+    plan = _plan(job, estimator, delta, neighboring_relation.value, events)
+    run = RunFolder.create(job.folder, plan=plan, meta=estimator_metadata(job, rows))
     try:
+        # The estimator draws its key itself, and the fit is one segment.
+        run.begin(key=None, first_step=0, most=compose(list(dict.fromkeys(events))), seeded=job.seed is not None)
         for number, event in enumerate(events):
             last = number == len(events) - 1
             run.append(step=number, event=event, epsilon=spent.upper if last else None)
@@ -175,8 +177,15 @@ def _with_public_size(guarantee: Guarantee) -> Guarantee:
     )
 
 
-def _plan(job: EstimatorJob, estimator: "PrivateEstimator", delta: float, neighboring_relation: str) -> str:
-    """Everything that changes the guarantee: the estimator's parameters, all of them public."""
+def _plan(
+    job: EstimatorJob,
+    estimator: "PrivateEstimator",
+    delta: float,
+    neighboring_relation: str,
+    events: Sequence[Event],
+) -> str:
+    """Everything that changes the guarantee: the estimator's parameters and its charges, all of them public."""
+    from sordino.recipes import Stage
     from sordino.recipes.tabular import get_method
 
     parameters = {
@@ -189,6 +198,9 @@ def _plan(job: EstimatorJob, estimator: "PrivateEstimator", delta: float, neighb
         "method": job.method,
         "estimator": type(estimator).__name__,
         "parameters": parameters,
+        # What `verify` holds the transcript against, charge by charge.
+        "stages": [Stage(name=job.method, charges=tuple(events)).to_dict()],
+        "steps": len(events),
         "delta": delta,
         "neighboring_relation": neighboring_relation,
         "privacy_unit": "record",
@@ -225,7 +237,7 @@ def estimator_metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, obje
             "evaluation": measured if job.test_is_public and dataset.test is not None else "None.",
             "logging": "No loss, norm or number of records is printed or stored.",
         },
-        **({"composition": "The records are public: other uses need not be counted."} if dataset.public else {}),
+        **composition_statement(public=dataset.public, charged=job.ledger is not None),
     }
 
 

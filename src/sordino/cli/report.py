@@ -7,18 +7,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import typer
 
 from sordino import checks
 from sordino.cli.console import JsonOption, Output, heading, key_value_table
 from sordino.cli.ledger import open_account
-from sordino.cli.train import load_model_factory
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.runs import Evaluation, RunFolder
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from sordino.data import DatasetSplits, Records
     from sordino.report import Report
     from sordino.report.utility import Predictions
@@ -296,12 +294,18 @@ def pay_and_evaluate(folder: RunFolder, asked: Asked) -> Evaluation:
         labels, schema = _declared(asked)
     groups = _groups(schema, asked.by)
 
+    if not labels:
+        raise InvalidArgument(
+            "evaluate must be of a run that predicts a label, got one of a number. Measure its errors on public "
+            "records: sordino predict RUN FILE --data-is-public."
+        )
+
     def read() -> "Predictions":
         dataset = load_dataset(asked.data, schema=asked.schema) if known is None else known
         records = dataset.train if known is None else known.test
         if records is None:
             raise InvalidArgument("data must have test records to be evaluated on, got a set without. Give a file.")
-        return _predicted(_model(folder, dataset, asked.model), dataset, records, groups)
+        return _predicted(_probabilities(folder, dataset, records, asked.model), dataset, records, groups)
 
     return measure_private_utility(
         read,
@@ -342,10 +346,8 @@ def _groups(schema: object, by: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _predicted(
-    model: "nn.Module", dataset: "DatasetSplits", records: "Records", groups: Mapping[str, tuple[str, ...]]
+    chances: "np.ndarray", dataset: "DatasetSplits", records: "Records", groups: Mapping[str, tuple[str, ...]]
 ) -> "Predictions":
-    from sordino.cli.training_job import probabilities
-
     found: dict[str, list[str]] = {}
     first = 0
     for column in dataset.schema.columns if dataset.schema else ():
@@ -357,32 +359,20 @@ def _predicted(
             places = part.argmax(axis=1)
             places[part.max(axis=1) <= 0] = len(names) - 1
             found[column.name] = [names[place] for place in places.tolist()]
-    return probabilities(model, records), records.labels, found
+    return chances, records.labels, found
 
 
-def _model(folder: RunFolder, dataset: "DatasetSplits", factory: str) -> "nn.Module":
-    """The run's model with its parameters. No number is taken from the records but their form."""
-    from sordino.recipes import recommend_config
-    from sordino.training.plan import Plan
+def _probabilities(folder: RunFolder, dataset: "DatasetSplits", records: "Records", factory: str) -> "np.ndarray":
+    """Probabilities of the labels by the run's model; the softmax of its scores where it has no probabilities."""
+    from scipy.special import softmax
 
-    training, target = folder.meta.get("training"), folder.meta.get("target_epsilon")
-    name = training.get("model") if isinstance(training, Mapping) else None
-    if "max_grad_norm" not in folder.plan or not isinstance(name, str) or not isinstance(target, int | float):
+    from sordino.cli.predict import open_model
+
+    saved = open_model(folder.path, factory)
+    if tuple(dataset.labels) != saved.labels or (saved.schema is not None and dataset.schema != saved.schema):
         raise InvalidArgument(
-            "run must be one of a module that `sordino train` made, got another. "
-            "Use sordino.report.measure_private_utility."
+            "evaluate must be records with the columns and labels of the run, got others. Give the run's own schema."
         )
-    plan = Plan.from_json((folder.path / "plan.json").read_text())
-    now = plan.step_plan(0)
-    recipe = recommend_config(
-        load_model_factory(factory or name),
-        shape=dataset.train.record_shape,
-        classes=dataset.num_classes,
-        dataset_size=max(1, round(now.expected_batch_size / now.sample_rate)),
-        target_epsilon=float(target),
-        delta=plan.delta,
-        steps=plan.steps,
-    )
-    model = recipe.build_model()
-    model.load_state_dict(folder.load_model())
-    return model
+    encoded = saved.encode(records)
+    found = saved.probabilities(encoded)
+    return np.asarray(softmax(saved.scores(encoded), axis=1)) if found is None else found

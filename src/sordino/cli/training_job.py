@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Outcome",
     "TrainingJob",
+    "composition_statement",
     "default_delta",
     "evaluate_run",
     "probabilities",
@@ -377,7 +378,19 @@ def _meta(job: TrainingJob) -> dict[str, object]:
         },
         "noise_arithmetic": "integers on a grid, drawn exactly" if recipe.plan.secure_mode else "floating point",
         "data_accesses": _data_accesses(job),
-        **({"composition": "The records are public: other uses need not be counted."} if dataset.public else {}),
+        **composition_statement(public=dataset.public, charged=job.ledger is not None),
+    }
+
+
+def composition_statement(*, public: bool, charged: bool) -> dict[str, object]:
+    """What a run states of other uses of its records; nothing where a ledger tells it."""
+    if public:
+        return {"composition": "The records are public: other uses need not be counted."}
+    if charged:
+        return {}
+    return {
+        "composition": "The run was charged to no ledger. What else was computed from the same records is not known to "
+        "it, and adds to this ε."
     }
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "fit_to",
     "get_method",
     "make_tabular_task",
+    "non_private_linear_predictions",
     "non_private_scores",
     "predicted_from",
     "supported_methods",
@@ -467,6 +468,22 @@ def non_private_scores(table: TabularTask) -> dict[str, float]:
         for name, model in models.items()
     }
     return {**scores, "nothing": trivial_score(table)}
+
+
+def non_private_linear_predictions(table: TabularTask) -> Rows:
+    """Probabilities of the classes of the test records [n, K], by scikit-learn's logistic regression without privacy.
+
+    Guarantee: none. So it is refused for data that are not declared public.
+    """
+    if not table.public or table.test is None or not table.facts.classes:
+        raise InvalidArgument("table must be public, with labels and test records, got another. Declare data public.")
+    from sklearn.linear_model import LogisticRegression
+
+    rows, labels = table.train
+    model = LogisticRegression(max_iter=1000).fit(rows, labels)
+    found = np.zeros((len(table.test[0]), table.facts.classes))
+    found[:, np.asarray(model.classes_, dtype=np.int64)] = model.predict_proba(table.test[0])
+    return found
 
 
 def trivial_score(table: TabularTask) -> float:
