@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from sordino.data import CategoricalColumn, MappedArrays, NumericColumn, Schema, load_dataset, mapped_table
-from sordino.data.tables import iterate_columns
+from sordino.data.tables import iterate_declared
 from sordino.errors import InvalidArgument
 
 SCHEMA = Schema(
@@ -113,12 +113,12 @@ def test_a_table_that_breaks_off_leaves_no_records_behind(tmp_path, monkeypatch)
     seen = []
 
     def broken(*args, **kwargs):
-        for part in iterate_columns(*args, **kwargs):
+        for part in iterate_declared(*args, **kwargs):
             yield part
             seen.append([file.stat().st_size for file in (tmp_path / "mapped").iterdir()])
             raise InvalidArgument("column must be readable, got a broken page. Repair the file.")
 
-    monkeypatch.setattr("sordino.data.arrays.iterate_columns", broken)
+    monkeypatch.setattr("sordino.data.arrays.iterate_declared", broken)
     with pytest.raises(InvalidArgument, match="broken page"):
         mapped_table(written(tmp_path, ".csv"), schema=SCHEMA, folder=tmp_path / "mapped", rows=100)
     assert len(seen) == 1

@@ -93,7 +93,7 @@ def test_every_missing_declaration_is_named_at_once():
         (lambda s: s["columns"][1].update(categories=[]), "at least 1"),
         (lambda s: s["columns"][1].update(name="age"), "once each"),
         (lambda s: s["columns"][1].update(name=" job"), "white space"),
-        (lambda s: s["columns"][1].update(type="text"), "numeric, category"),
+        (lambda s: s["columns"][1].update(type="text"), "numeric, integer, category, ordinal, boolean, date"),
         (lambda s: s.update(target="age"), "not a feature"),
         (lambda s: s.update(labels=["low"]), "at least 2"),
         (lambda s: s.update(labels="low"), "must be a list"),

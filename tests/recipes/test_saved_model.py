@@ -30,10 +30,11 @@ def raw(rows, seed=0):
 
 
 def table(schema, rows=600):
-    from sordino.data.tables import arrow_columns, encode_features
+    from sordino.data.frames import frame_columns
+    from sordino.data.tables import encode_features
 
     columns = raw(rows)
-    features = encode_features(arrow_columns(columns, schema), schema)
+    features = encode_features(frame_columns(columns, schema, with_target=False), schema)
     ages = np.array(columns["age"])
     targets = (ages > 50).astype(np.int64) if schema.labels else ages / 2
     return DatasetSplits(

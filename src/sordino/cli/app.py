@@ -21,6 +21,7 @@ from sordino.cli.predict import export, predict
 from sordino.cli.recipes import recipes
 from sordino.cli.report import report
 from sordino.cli.runs import runs, verify_command
+from sordino.cli.schema import schema
 from sordino.cli.synthesize import synthesize
 from sordino.cli.train import demo, train
 from sordino.cli.tune import tune_command
@@ -123,6 +124,7 @@ app.command()(attack)
 app.command()(diagnose)
 app.add_typer(audit, name="audit")
 app.add_typer(data, name="data")
+app.add_typer(schema, name="schema")
 app.add_typer(runs, name="runs")
 app.add_typer(ledger, name="ledger")
 

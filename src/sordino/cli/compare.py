@@ -13,7 +13,14 @@ from sordino import checks
 from sordino.cli.console import JsonOption, Output, finite, heading
 from sordino.cli.ledger import open_account
 from sordino.cli.plots import checked_path
-from sordino.cli.table_options import TargetBoundsOption, print_labels
+from sordino.cli.table_options import (
+    DecimalOption,
+    EncodingOption,
+    SeparatorOption,
+    TargetBoundsOption,
+    print_labels,
+    table_format,
+)
 from sordino.definitions import format_upper_bound
 from sordino.errors import InvalidArgument, MissingDeclaration
 
@@ -38,6 +45,9 @@ def compare(
         Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
     ] = None,
     target_bounds: TargetBoundsOption = None,
+    separator: SeparatorOption = None,
+    decimal: DecimalOption = None,
+    encoding: EncodingOption = None,
     test: Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form, to measure on.")] = None,
     data_is_public: Annotated[bool, typer.Option("--data-is-public", help="Declare your file public.")] = False,
     plot: Annotated[Path | None, typer.Option(help="The picture, .png or .svg; compare-NAME.png if not given.")] = None,
@@ -66,6 +76,7 @@ def compare(
         public_schema_from=public_schema_from,
         target_bounds=target_bounds,
         test=test,
+        table_format=table_format(schema, separator, decimal, encoding),
     )
     if data_is_public:
         dataset = replace(dataset, public=True)

@@ -82,7 +82,7 @@ def _columns(schema: dict[str, object]) -> RenderableType:
     columns = schema.get("columns")
     rows = []
     for column in columns if isinstance(columns, list) else []:
-        if column["type"] == "numeric":
+        if "low" in column:
             rows.append((str(column["name"]), f"from {column['low']:g} to {column['high']:g}"))
         else:
             names = [str(category) for category in column["categories"]]

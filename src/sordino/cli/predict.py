@@ -21,7 +21,9 @@ from sordino.errors import DataUnavailable, InvalidArgument
 from sordino.runs import Metric
 
 if TYPE_CHECKING:
-    from sordino.data import DatasetSplits, Records
+    import pyarrow as pa
+
+    from sordino.data import DatasetSplits, Records, TableFormat
     from sordino.recipes.saved_model import SavedModel
 
 __all__ = ["export", "measure", "open_model", "predict"]
@@ -215,12 +217,14 @@ class _NewRecords:
         targets: positions of labels (−1 where not listed) or numbers (NaN where none), or None.
         public: whether the records are those of a named set.
         source: the table that the records came from, or None for arrays and named sets.
+        table_format: how that table is written, if it is a CSV file.
     """
 
     records: "Records"
     targets: npt.NDArray[np.generic] | None
     public: bool = False
     source: Path | None = None
+    table_format: "TableFormat | None" = None
 
     def write(self, path: Path, predictions: _Columns) -> None:
         """Write the file."""
@@ -228,7 +232,7 @@ class _NewRecords:
         import pyarrow.parquet as pq
 
         if path.suffix.lower() == ".parquet":
-            beside = _parquet_of(self.source)
+            beside = self._table()
             taken = set(beside.column_names) & set(predictions)
             _check_free(taken)
             for name, values in predictions.items():
@@ -251,14 +255,31 @@ class _NewRecords:
             yield ["record"]
             yield from ([str(number)] for number in range(len(self.records)))
             return
-        if self.source.suffix.lower() in {".parquet", ".pq"}:
-            table = _parquet_of(self.source)
+        from sordino.data.tables import is_csv, read_arrow
+
+        if not is_csv(self.source):
+            table = read_arrow(self.source)
             yield list(table.column_names)
             for batch in table.to_batches():
                 cells = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in batch.columns]
                 yield from (list(row) for row in zip(*cells, strict=True))
             return
-        yield from _csv_rows(self.source)
+        yield from _csv_rows(self.source, self.table_format)
+
+    def _table(self) -> "pa.Table":
+        """What stands in the file; every cell of a CSV file as a text."""
+        import pyarrow as pa
+
+        from sordino.data.tables import is_csv, read_arrow
+
+        if self.source is None:
+            return pa.table({})
+        if not is_csv(self.source):
+            return read_arrow(self.source)
+        rows = _csv_rows(self.source, self.table_format)
+        names = next(rows)
+        cells = list(zip(*rows, strict=True)) or [()] * len(names)
+        return pa.table({name: pa.array(list(cell), type=pa.string()) for name, cell in zip(names, cells, strict=True)})
 
 
 def _check_free(taken: set[str]) -> None:
@@ -273,31 +294,15 @@ def _texts(values: npt.NDArray[np.generic]) -> list[str]:
     return [value if isinstance(value, str) else repr(value) for value in values.tolist()]
 
 
-def _parquet_of(source: Path | None):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if source is None:
-        return pa.table({})
-    return pq.read_table(source) if source.suffix.lower() in {".parquet", ".pq"} else _as_table(source)
-
-
-def _as_table(source: Path):
-    import pyarrow as pa
-
-    rows = _csv_rows(source)
-    names = next(rows)
-    cells = list(zip(*rows, strict=True)) or [()] * len(names)
-    return pa.table({name: pa.array(list(column), type=pa.string()) for name, column in zip(names, cells, strict=True)})
-
-
-def _csv_rows(source: Path) -> Iterator[list[str]]:
+def _csv_rows(source: Path, table_format: "TableFormat | None") -> Iterator[list[str]]:
     """Header and records of a CSV or TSV file, every cell as it stands there."""
     from sordino.data.tables import LONGEST_LINE, open_table_text
 
     csv.field_size_limit(LONGEST_LINE)
-    with open_table_text(source) as (file, separator):
-        reader = csv.reader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=separator)
+    encoding = "utf-8" if table_format is None else table_format.encoding
+    encoding = "utf-8-sig" if encoding == "utf-8" else encoding
+    with open_table_text(source, table_format) as (file, separator):
+        reader = csv.reader(io.TextIOWrapper(file, encoding=encoding, newline=""), delimiter=separator)
         names = next(reader)
         yield names
         for row in reader:
@@ -352,11 +357,11 @@ def _read_named(saved: "SavedModel", name: str) -> _NewRecords:
 
 def _read_table(saved: "SavedModel", path: Path) -> _NewRecords:
     from sordino.data.schema import Records
-    from sordino.data.tables import encode_features, iterate_columns, positions, read_header, to_numbers
+    from sordino.data.tables import encode_features, is_csv, iterate_declared, positions, read_header, to_numbers
 
     schema = saved.schema
     assert schema is not None
-    header = read_header(path)
+    header = read_header(path, schema.table_format)
     missing = [column.name for column in schema.columns if column.name not in header]
     if missing:
         raise InvalidArgument(
@@ -364,18 +369,16 @@ def _read_table(saved: "SavedModel", path: Path) -> _NewRecords:
             f"{', '.join(map(repr, missing))}. Add them; cells may be empty."
         )
     has_target = schema.target in header
-    names = [*(column.name for column in schema.columns), *([schema.target] if has_target else [])]
-    numeric = [column.name for column in schema.columns if column.to_dict()["type"] == "numeric"]
     features, targets = [], []
-    for columns in iterate_columns(path, names, numeric=numeric):
+    for columns in iterate_declared(path, schema, with_target=has_target):
         features.append(encode_features(columns, schema))
         if has_target and schema.target_bounds is None:
             targets.append(positions(columns[schema.target], schema.labels))
         elif has_target:
             targets.append(to_numbers(columns[schema.target]))
     encoded = np.concatenate([np.zeros((0, schema.width()), dtype=np.float32), *features])
-    if path.suffix.lower() not in {".parquet", ".pq"}:
-        lines = sum(1 for _ in _csv_rows(path)) - 1
+    if is_csv(path):
+        lines = sum(1 for _ in _csv_rows(path, schema.table_format)) - 1
         if lines != len(encoded):
             raise InvalidArgument(
                 f"every line of {path.name!r} must be a record of the header's form, got {abs(lines - len(encoded)):,} "
@@ -385,4 +388,5 @@ def _read_table(saved: "SavedModel", path: Path) -> _NewRecords:
         records=Records(features=encoded, labels=np.zeros(len(encoded), dtype=np.int64)),
         targets=np.concatenate(targets) if targets else None,
         source=path,
+        table_format=schema.table_format,
     )

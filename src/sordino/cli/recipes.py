@@ -17,7 +17,7 @@ from sordino.errors import InvalidArgument
 from sordino.runs import Metric, RunFolder
 
 if TYPE_CHECKING:
-    from sordino.data import DatasetSplits
+    from sordino.data import DatasetSplits, TableFormat
     from sordino.ledger import Account
     from sordino.recipes import FittedRecipe, Recipe
 
@@ -39,6 +39,7 @@ class RecipeOptions:
         seed: a chosen seed, or None.
         reproducible: whether a chosen seed is allowed.
         out: the run folder, or None.
+        table_format: how the CSV files are written, in place of what the schema says.
     """
 
     recipe: str
@@ -50,13 +51,22 @@ class RecipeOptions:
     seed: int | None
     reproducible: bool
     out: Path | None
+    table_format: "TableFormat | None" = None
 
     def dataset(self) -> "DatasetSplits":
         """The records, with their texts if they have any."""
         from sordino.data import load_dataset
 
         name, target, schema, sample, test, public = self.files
-        found = load_dataset(name, target=target, schema=schema, public_schema_from=sample, test=test, keep_texts=True)
+        found = load_dataset(
+            name,
+            target=target,
+            schema=schema,
+            public_schema_from=sample,
+            test=test,
+            table_format=self.table_format,
+            keep_texts=True,
+        )
         return replace(found, public=found.public or public)
 
 

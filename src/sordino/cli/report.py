@@ -336,7 +336,7 @@ def _groups(schema: object, by: Sequence[str]) -> dict[str, tuple[str, ...]]:
     columns = {column.name: column for column in getattr(schema, "columns", ())}
     groups: dict[str, tuple[str, ...]] = {}
     for name in by:
-        values = getattr(columns.get(name), "categories", None)
+        values = getattr(columns.get(name), "groups", None)
         if values is None:
             raise InvalidArgument(
                 f"evaluation_by must name a column of declared categories, got {name!r}. See the schema."

@@ -71,7 +71,6 @@ class PrivateTable:
         path = Path(data).expanduser()
         if not is_table(path):
             raise InvalidArgument(f"data must be adult or a .csv, .tsv or .parquet file, got {data!r}. Convert it.")
-        header = read_header(path)
         if (schema is None) == (sample is None):
             raise MissingDeclaration("schema must be declared, or taken from a PUBLIC sample, not both. Give --schema.")
         if sample is not None:
@@ -86,6 +85,7 @@ class PrivateTable:
             raise InvalidArgument("schema must describe the columns of a table, got an array schema. Declare columns.")
         if target is not None and target != declared.target:
             raise InvalidArgument(f"target must be {declared.target!r}, as declared, got {target!r}. Leave it out.")
+        header = read_header(path, declared.table_format)
         absent = [name for name in (*(one.name for one in declared.columns), declared.target) if name not in header]
         if absent:
             raise InvalidArgument(

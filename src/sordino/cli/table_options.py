@@ -1,5 +1,6 @@
-"""What commands that read a table share: the word about its labels, and the kind of its target."""
+"""What commands that read a table share: how its file is written, the word about its labels, the kind of its target."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +12,47 @@ from sordino.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from sordino.cli.console import Output
-    from sordino.data import DatasetSplits
+    from sordino.data import DatasetSplits, TableFormat
 
-__all__ = ["DEFAULT_REGRESSOR", "TargetBoundsOption", "default_model", "print_labels"]
+__all__ = [
+    "DEFAULT_REGRESSOR",
+    "DecimalOption",
+    "EncodingOption",
+    "SeparatorOption",
+    "TargetBoundsOption",
+    "default_model",
+    "print_labels",
+    "table_format",
+]
+
+SeparatorOption = Annotated[
+    str | None, typer.Option(metavar="CHAR", help="Between the cells of a CSV file: ';', tab, …; else the schema's.")
+]
+DecimalOption = Annotated[
+    str | None, typer.Option(metavar="CHAR", help="Before the decimals in a CSV file: . or ,; else the schema's.")
+]
+EncodingOption = Annotated[
+    str | None, typer.Option(help="Of a CSV file: utf-8, latin-1, cp1252, …; else the schema's.")
+]
+
+
+def table_format(
+    schema: Path | None, separator: str | None, decimal: str | None, encoding: str | None
+) -> "TableFormat | None":
+    """How the CSV files of a command are written: what the options say, for the rest what the schema says.
+
+    Returns:
+        None if no option was given.
+    """
+    options = {"separator": separator, "decimal": decimal, "encoding": encoding}
+    given = {name: value for name, value in options.items() if value is not None}
+    if not given:
+        return None
+    from sordino.data.schema import Schema, TableFormat, read_schema
+
+    declared = None if schema is None else read_schema(schema)
+    return replace(declared.table_format if isinstance(declared, Schema) else TableFormat(), **given)
+
 
 # The most labels that are named.
 _SHOWN = 12
@@ -30,6 +69,7 @@ def print_labels(dataset: "DatasetSplits", out: "Output") -> None:
     """
     if dataset.public:
         return
+    _check_columns(dataset)
     if not dataset.labels:
         _print_number(dataset, out)
         return
@@ -44,6 +84,36 @@ def print_labels(dataset: "DatasetSplits", out: "Output") -> None:
         )
     if is_rank_zero():
         out.print_status(Text(f"labels{column}: {labels}. Records with another label, or with none, do not count."))
+
+
+def _check_columns(dataset: "DatasetSplits") -> None:
+    """Refuse a file of which a declared column holds nothing: every record would be trained on as missing.
+
+    That a column holds nothing is told, as it is told that no record has a listed label; how much it holds is not.
+
+    Raises:
+        InvalidArgument: no value of a column can be read, or is listed.
+    """
+    features, start = dataset.train.features, 0
+    for column in dataset.schema.columns if dataset.schema and len(features) else ():
+        listed = getattr(column, "categories", ())
+        own = features[:, start : start + (len(listed) or 1)]
+        start += column.width
+        if own.any():
+            continue
+        fields = column.to_dict()
+        kinds = {"numeric": "a number", "integer": "a number", "date": "a date"}
+        wanted = kinds.get(str(fields["type"]), "a listed value")
+        advice = "Correct the listed values"
+        if fields["type"] in ("numeric", "integer"):
+            other = "," if dataset.schema and dataset.schema.table_format.decimal == "." else "."
+            advice = f"Give --decimal {other} if its numbers are written like 3{other}5"
+        elif fields["type"] == "date":
+            advice = "Declare how its dates are written, as format"
+        raise InvalidArgument(
+            f"column {column.name!r} must hold {wanted} that differs from a missing one, got none. {advice}, "
+            "or leave the column out of the schema; `sordino schema check` shows what it holds."
+        )
 
 
 def _print_number(dataset: "DatasetSplits", out: "Output") -> None:

@@ -14,7 +14,15 @@ from rich.text import Text
 from sordino import checks
 from sordino.cli.console import JsonOption, Output, check_single_process_options, init_distributed
 from sordino.cli.ledger import open_account
-from sordino.cli.table_options import TargetBoundsOption, default_model, print_labels
+from sordino.cli.table_options import (
+    DecimalOption,
+    EncodingOption,
+    SeparatorOption,
+    TargetBoundsOption,
+    default_model,
+    print_labels,
+    table_format,
+)
 from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder
 
@@ -102,6 +110,9 @@ def train(
         Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
     ] = None,
     target_bounds: TargetBoundsOption = None,
+    separator: SeparatorOption = None,
+    decimal: DecimalOption = None,
+    encoding: EncodingOption = None,
     test: Annotated[
         Path | None, typer.Option(help="A PUBLIC file of the same form: the private model's accuracy on it is shown.")
     ] = None,
@@ -149,8 +160,8 @@ def train(
         others = {"model": model, "target_bounds": target_bounds, "resume": resume}
         check_no_other_options(pipeline, by_hand, every=checkpoint_every, diagnostics=diagnostics, **others)
         files = (data, target, schema, public_schema_from, test, data_is_public)
-        where = "cpu" if device is None else device
-        asked = RecipeOptions(pipeline, files, epsilon, delta, setting, where, seed, reproducible, out_folder)
+        where, form = "cpu" if device is None else device, table_format(schema, separator, decimal, encoding)
+        asked = RecipeOptions(pipeline, files, epsilon, delta, setting, where, seed, reproducible, out_folder, form)
         train_by_recipe(asked, open_account(ledger, dataset_name), Output(as_json=as_json))
         return
     for name, value in {"--setting": setting, "--device": device}.items():
@@ -178,6 +189,7 @@ def train(
         public_schema_from=public_schema_from,
         target_bounds=target_bounds,
         test=test,
+        table_format=table_format(schema, separator, decimal, encoding),
     )
     dataset = replace(dataset, public=dataset.public or data_is_public)
     print_labels(dataset, out)

@@ -108,15 +108,15 @@ def subgroups_of(dataset: "DatasetSplits", records: "Records") -> dict[str, list
         groups.clear()
     first = 0
     for column in dataset.schema.columns if dataset.schema else ():
-        names = getattr(column, "categories", ())
+        names = getattr(column, "groups", ())
         part = records.features[:, first : first + column.width]
         first += column.width
         if 2 <= len(names) <= _MOST_VALUES and ":" not in column.name:
             # A value that the schema does not list is all zeros.
-            known = part.max(axis=1) > 0
+            known, rest = part.max(axis=1) > 0, "missing" if "other" in names else "other"
             places = part.argmax(axis=1)
             groups[column.name] = [
-                names[place] if found else "other" for place, found in zip(places.tolist(), known.tolist(), strict=True)
+                names[place] if found else rest for place, found in zip(places.tolist(), known.tolist(), strict=True)
             ]
     return groups
 

@@ -11,7 +11,14 @@ from rich.text import Text
 from sordino import checks
 from sordino.cli.console import JsonOption, Output, key_value_table
 from sordino.cli.ledger import open_account
-from sordino.cli.table_options import TargetBoundsOption, print_labels
+from sordino.cli.table_options import (
+    DecimalOption,
+    EncodingOption,
+    SeparatorOption,
+    TargetBoundsOption,
+    print_labels,
+    table_format,
+)
 from sordino.errors import InvalidArgument, MissingDeclaration
 
 if TYPE_CHECKING:
@@ -39,6 +46,9 @@ def tune_command(
         Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
     ] = None,
     target_bounds: TargetBoundsOption = None,
+    separator: SeparatorOption = None,
+    decimal: DecimalOption = None,
+    encoding: EncodingOption = None,
     test: Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form, to measure on.")] = None,
     data_is_public: Annotated[bool, typer.Option("--data-is-public", help="Declare your file public.")] = False,
     seed: Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")] = None,
@@ -77,6 +87,7 @@ def tune_command(
         public_schema_from=public_schema_from,
         target_bounds=target_bounds,
         test=test,
+        table_format=table_format(schema, separator, decimal, encoding),
     )
     dataset = replace(dataset, public=dataset.public or data_is_public)
     print_labels(dataset, out)

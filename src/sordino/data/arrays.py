@@ -14,8 +14,8 @@ from typing import IO, BinaryIO, TypeVar
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from sordino.data.schema import ArraySchema, NumericColumn, Records, Schema
-from sordino.data.tables import encode_table, is_table, iterate_columns
+from sordino.data.schema import ArraySchema, Records, Schema
+from sordino.data.tables import encode_table, is_table, iterate_declared
 from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.shapes import Float32
 
@@ -277,11 +277,9 @@ def mapped_table(path: str | Path, *, schema: Schema, folder: str | Path, rows: 
     path, folder = Path(path).expanduser(), Path(folder).expanduser()
     if not is_table(path):
         raise InvalidArgument(f"path must be a .csv, .tsv or .parquet file, got {str(path)!r}. Convert it.")
-    names = [*(column.name for column in schema.columns), schema.target]
-    numeric = [column.name for column in schema.columns if isinstance(column, NumericColumn)]
     folder.mkdir(parents=True, exist_ok=True)
     drafts = [folder / f".{name}.draft" for name in (_FEATURES, _LABELS)]
-    parts = iterate_columns(path, names, numeric=numeric, rows=rows)
+    parts = iterate_declared(path, schema, rows=rows)
     try:
         _write(drafts, (encode_table(part, schema) for part in parts), schema)
     except BaseException:

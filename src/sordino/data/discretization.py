@@ -8,7 +8,7 @@ label set, or whose numeric target is not finite, is left out.
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
 from numbers import Real
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from sordino import checks
-from sordino.data.schema import CategoricalColumn, NumericColumn, Schema
+from sordino.data.schema import CategoricalColumn, NumericColumn, OrdinalColumn, Schema, TableColumn, TableFormat
 from sordino.data.tables import Column, EncodedColumn, number_text, positions, read_columns, to_number, to_numbers
 from sordino.errors import InvalidArgument
 from sordino.shapes import Float64, Int64
@@ -111,6 +111,8 @@ class DiscreteColumn:
         low, high = self.column.low, self.column.high
         edges = np.concatenate([[low], self.edges, [high, np.nan]])
         drawn = edges[codes] * (1 - uniforms) + edges[np.minimum(codes + 1, self.bins + 3)] * uniforms
+        if self.column.whole:
+            return np.clip(np.round(drawn), low, high)
         # Digits below a thousandth of a cell say nothing.
         digits = max(0, 3 - math.floor(math.log10(high / self.bins - low / self.bins)))
         return np.clip(np.round(drawn, min(digits, 300)), low, high)
@@ -122,6 +124,7 @@ class TableDomain:
 
     Args:
         columns: one a column.
+        table_format: how CSV files are written.
 
     Example:
         >>> domain = TableDomain.of_schema(
@@ -132,18 +135,26 @@ class TableDomain:
     """
 
     columns: tuple[DiscreteColumn, ...]
+    table_format: TableFormat = field(default_factory=TableFormat)
 
     @classmethod
     def of_schema(cls, schema: Schema, *, bins: int = 20) -> "TableDomain":
-        """The columns of a schema, each number in `bins` equal parts."""
+        """The columns of a schema, each number in `bins` equal parts.
+
+        Raises:
+            InvalidArgument: a column is a boolean or a date.
+        """
         checks.in_range(1, 10_000, bins=checks.integer(1, bins=bins))
         target = (
             CategoricalColumn(name=schema.target, categories=schema.labels)
             if schema.target_bounds is None
             else NumericColumn(name=schema.target, low=schema.target_bounds[0], high=schema.target_bounds[1])
         )
-        columns = [DiscreteColumn(column=column, bins=bins) for column in schema.columns]
-        return cls(columns=(*columns, DiscreteColumn(column=target, bins=bins, required=True)))
+        columns = [DiscreteColumn(column=_with_cells(column), bins=bins) for column in schema.columns]
+        return cls(
+            columns=(*columns, DiscreteColumn(column=target, bins=bins, required=True)),
+            table_format=schema.table_format,
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -161,7 +172,7 @@ class TableDomain:
         Raises:
             InvalidArgument: the file can't be read, or a column is not there; no message quotes a cell.
         """
-        found = table_columns(table, [column.column for column in self.columns])
+        found = table_columns(table, [column.column for column in self.columns], table_format=self.table_format)
         codes = np.stack([column.codes(found[column.name]) for column in self.columns], axis=1)
         return codes[(codes >= 0).all(axis=1)]
 
@@ -174,7 +185,25 @@ class TableDomain:
         }
 
 
-def table_columns(table: TableSource, columns: Sequence[NumericColumn | CategoricalColumn]) -> dict[str, Column]:
+def _with_cells(column: TableColumn) -> NumericColumn | CategoricalColumn:
+    """The column as a number or a category; levels in order are categories."""
+    if isinstance(column, NumericColumn | CategoricalColumn):
+        return column
+    if isinstance(column, OrdinalColumn):
+        return CategoricalColumn(name=column.name, categories=column.levels)
+    kind = str(column.to_dict()["type"])
+    raise InvalidArgument(
+        f"column {column.name!r} must be numeric, integer, category or ordinal to be cut into cells, got {kind}. "
+        f"Declare {'its values as categories' if kind == 'boolean' else 'another column'}, or leave it out."
+    )
+
+
+def table_columns(
+    table: TableSource,
+    columns: Sequence[NumericColumn | CategoricalColumn],
+    *,
+    table_format: TableFormat | None = None,
+) -> dict[str, Column]:
     """The declared columns of a file, or of anything that gives a column by its name (pandas, Polars, Arrow, dict).
 
     Raises:
@@ -182,7 +211,8 @@ def table_columns(table: TableSource, columns: Sequence[NumericColumn | Categori
     """
     if isinstance(table, str | Path):
         numeric = [column.name for column in columns if isinstance(column, NumericColumn)]
-        return read_columns(Path(table).expanduser(), [column.name for column in columns], numeric=numeric)
+        names = [column.name for column in columns]
+        return read_columns(Path(table).expanduser(), names, numeric=numeric, table_format=table_format)
     found: dict[str, Column] = {}
     for column in columns:
         cells = _cells(table, column.name)

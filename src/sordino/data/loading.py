@@ -6,7 +6,7 @@ import lzma
 import zlib
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, cast
@@ -24,12 +24,14 @@ from sordino.data.readers import (
     read_imdb,
     read_mnist,
 )
-from sordino.data.schema import ArraySchema, DatasetSplits, NumericColumn, Records, Schema, read_schema
+from sordino.data.schema import ArraySchema, DatasetSplits, Records, Schema, TableFormat, read_schema
 from sordino.data.tables import (
     encode_table,
     is_table,
     iterate_columns,
+    iterate_declared,
     read_header,
+    refuse_other_table,
     schema_from_sample,
     unlisted_labels,
 )
@@ -197,6 +199,7 @@ def load_dataset(
     target_bounds: tuple[float, float] | None = None,
     test: str | Path | None = None,
     test_is_public: bool = True,
+    table_format: TableFormat | None = None,
     keep_texts: bool = False,
 ) -> DatasetSplits:
     """Load a named public data set, or a file of the user's own.
@@ -216,6 +219,7 @@ def load_dataset(
             the private file, a link to it, a copy, a compressed or converted copy, or hold the same records.
         test_is_public: Whether that file's records are public. If so, labels outside the label set are refused with the
             number of their rows; otherwise such rows are left out without a word, as in the private file.
+        table_format: How the CSV files are written, in place of what the schema says.
         keep_texts: Keep the raw texts of a text data set beside its features.
 
     Raises:
@@ -234,9 +238,10 @@ def load_dataset(
         _require_target(target, found.schema.target if found.schema else "label")
         return found
     path = Path(name_or_path).expanduser()
+    refuse_other_table(path)
     if not is_table(path) and not is_array(path):
         raise DataUnavailable(
-            f"data must be one of {', '.join(CATALOG)} or a .csv, .tsv, .parquet, .npz or IDX file, "
+            f"data must be one of {', '.join(CATALOG)} or a .csv, .tsv, .parquet, .feather, .npz or IDX file, "
             f"got {str(name_or_path)!r}. Run `sordino data list` to see the named sets."
         )
     sample = Path(public_schema_from).expanduser() if public_schema_from is not None else None
@@ -248,6 +253,8 @@ def load_dataset(
             "write low and high beside target."
         )
     declared = read_schema(Path(schema)) if isinstance(schema, str | Path) else schema
+    if table_format is not None and isinstance(declared, Schema):
+        declared = replace(declared, table_format=table_format)
     test_path = Path(test).expanduser() if test is not None else None
     for name, public in (("public_schema_from", sample), ("test", test_path)):
         if public is not None:
@@ -255,7 +262,7 @@ def load_dataset(
     test_file = _TestFile(path=test_path, public=test_is_public)
     if is_array(path):
         return _array_set(path, test_file, declared, sample, target)
-    return _table_set(path, test_file, declared, sample, target, target_bounds)
+    return _table_set(path, test_file, declared, sample, target, target_bounds, table_format)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,32 +280,28 @@ def _table_set(
     sample: Path | None,
     target: str | None,
     target_bounds: tuple[float, float] | None,
+    table_format: TableFormat | None,
 ) -> DatasetSplits:
     if isinstance(declared, ArraySchema):
         raise InvalidArgument("schema must describe the columns of a table, got an array schema. Declare the columns.")
     if sample is not None:
         if target is None:
             raise MissingDeclaration("target must be declared with public_schema_from. Name the label's column.")
-        declared = schema_from_sample(sample, target=target, target_bounds=target_bounds)
+        declared = schema_from_sample(sample, target=target, target_bounds=target_bounds, table_format=table_format)
     if declared is None:
-        raise _undeclared(path, target)
+        raise _undeclared(path, target, table_format)
     _require_target(target, declared.target)
-    names = [*(column.name for column in declared.columns), declared.target]
-    numeric = [column.name for column in declared.columns if isinstance(column, NumericColumn)]
-    if declared.target_bounds is not None:
-        numeric.append(declared.target)
 
     def records(file: Path) -> Records:
-        parts = [
-            encode_table(columns, declared) for columns in iterate_columns(file, names, numeric=numeric, rows=1 << 18)
-        ]
+        parts = [encode_table(columns, declared) for columns in iterate_declared(file, declared)]
         return Records(
             features=np.concatenate([part.features for part in parts]),
             labels=np.concatenate([part.labels for part in parts]),
         )
 
     def count_unlisted(file: Path) -> int:
-        return sum(unlisted_labels(columns, declared) for columns in iterate_columns(file, [declared.target]))
+        parts = iterate_columns(file, [declared.target], table_format=declared.table_format)
+        return sum(unlisted_labels(columns, declared) for columns in parts)
 
     return _user_set(path, declared.labels, declared, records, count_unlisted, sample=sample, test=test)
 
@@ -383,8 +386,8 @@ def _check_test_labels(path: Path, labels: tuple[str, ...], unlisted: int, recor
         )
 
 
-def _undeclared(path: Path, target: str | None) -> MissingDeclaration:
-    header = read_header(path)
+def _undeclared(path: Path, target: str | None, table_format: TableFormat | None) -> MissingDeclaration:
+    header = read_header(path, table_format)
     if target is not None and target not in header:
         return MissingDeclaration(f"target must be a column of {path.name!r}, got {target!r}. Name the label's column.")
     features = [repr(name) for name in header if name != target]
@@ -395,7 +398,8 @@ def _undeclared(path: Path, target: str | None) -> MissingDeclaration:
     ]
     return MissingDeclaration(
         f"the schema of {path.name!r} must be declared, got none: missing are {' and '.join(wanted)}. "
-        "Give schema = a JSON file with them (docs/data.md has the format), or public_schema_from = a public sample."
+        f"`sordino schema draft {path.name}` writes a schema to fill in. Give schema = that file, or "
+        "public_schema_from = a public sample."
     )
 
 

@@ -1,10 +1,13 @@
 """Records in memory: features, labels, and a data set's train and test split."""
 
+import codecs
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -19,11 +22,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArraySchema",
+    "BooleanColumn",
     "CategoricalColumn",
     "DatasetSplits",
+    "DateColumn",
     "NumericColumn",
+    "OrdinalColumn",
     "Records",
     "Schema",
+    "TableColumn",
+    "TableFormat",
     "fixed_order",
     "read_schema",
 ]
@@ -48,40 +56,59 @@ _EXAMPLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class NumericColumn:
-    """A number with public bounds: clipped to [low, high], then scaled linearly to [-1, 1].
+    """A number with public bounds: clipped to [low, high], then scaled to [-1, 1].
 
-    A missing or unreadable number becomes the midpoint, which is 0 after scaling.
+    A missing or unreadable number becomes the middle, which is 0 after scaling.
 
     Args:
         name: The column's name in the file's header.
         low: Public lower bound, in the column's own unit.
         high: Public upper bound, above `low`.
+        whole: Whether it is an integer (type ``integer``): other numbers are rounded to the nearest, ties to even.
+        log: Whether its logarithm is scaled instead of the number; `low` must then be above 0.
+        missing: Whether a second feature is 1 where the number is missing or unreadable, and 0 elsewhere.
 
     Raises:
-        InvalidArgument: If the bounds are not finite or not in order.
+        InvalidArgument: If the bounds are not finite or not in order, or not above 0 with `log`.
     """
 
     name: str
     low: float
     high: float
+    whole: bool = False
+    log: bool = False
+    missing: bool = False
 
     def __post_init__(self) -> None:
         _require_name(self.name)
         _require_bounds(f"the bounds of column {self.name!r}", self.low, self.high)
+        if self.whole and not (float(self.low).is_integer() and float(self.high).is_integer()):
+            raise InvalidArgument(
+                f"the bounds of integer column {self.name!r} must be whole numbers, got low={self.low!r}, "
+                f"high={self.high!r}. Round them, or declare the column numeric."
+            )
+        if self.log and not self.low > 0:
+            raise InvalidArgument(
+                f"low of column {self.name!r} must be above 0 on a log scale, got {self.low!r}. Raise it, or leave "
+                "out log."
+            )
 
     @property
     def width(self) -> int:
-        """One feature."""
-        return 1
+        """One feature, and one more for `missing`."""
+        return 1 + self.missing
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """The column's own name."""
-        return (self.name,)
+        """The column's own name, and ``column is missing``."""
+        return _with_flag(self.name, self.missing)
 
     def to_dict(self) -> dict[str, object]:
         """The JSON form."""
-        return {"name": self.name, "type": "numeric", "low": self.low, "high": self.high}
+        kind = "integer" if self.whole else "numeric"
+        return {"name": self.name, "type": kind, "low": self.low, "high": self.high} | _set(
+            log=self.log, missing=self.missing
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +120,8 @@ class CategoricalColumn:
     Args:
         name: The column's name in the file's header.
         categories: The public list, in the order of the features; at least one, all different.
+        other: Whether one more feature stands for values that are neither listed nor missing.
+        missing: Whether one more feature stands for missing values: empty, ``?``, ``NA`` and the like, if not listed.
 
     Raises:
         InvalidArgument: If the list is empty or holds a value twice.
@@ -100,6 +129,8 @@ class CategoricalColumn:
 
     name: str
     categories: tuple[str, ...]
+    other: bool = False
+    missing: bool = False
 
     def __post_init__(self) -> None:
         _require_name(self.name)
@@ -108,17 +139,284 @@ class CategoricalColumn:
 
     @property
     def width(self) -> int:
-        """One feature per category."""
-        return len(self.categories)
+        """One feature per category, one for `other`, one for `missing`."""
+        return len(self.categories) + self.other + self.missing
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the values that the features stand for; no two are the same."""
+        names = list(self.categories)
+        for wanted, name in ((self.other, "other"), (self.missing, "missing")):
+            if wanted:
+                names.append(name if name not in names else f"({name})")
+        return tuple(names)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """``column=category`` for every category."""
-        return tuple(f"{self.name}={value}" for value in self.categories)
+        """``column=category`` for every category, then ``column is other`` and ``column is missing``."""
+        names = [f"{self.name}={value}" for value in self.categories]
+        names += [f"{self.name} is other"] * self.other + [f"{self.name} is missing"] * self.missing
+        return tuple(names)
 
     def to_dict(self) -> dict[str, object]:
         """The JSON form."""
-        return {"name": self.name, "type": "category", "categories": list(self.categories)}
+        fields = {"name": self.name, "type": "category", "categories": list(self.categories)}
+        return fields | _set(other=self.other, missing=self.missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrdinalColumn:
+    """A value from a public list that is in order: one number, from -1 for the first to 1 for the last.
+
+    A missing or unlisted value is 0. Values are compared as those of `CategoricalColumn`.
+
+    Args:
+        name: The column's name in the file's header.
+        levels: The public list, lowest first; at least two, all different.
+        missing: Whether a second feature is 1 where the value is missing or unlisted, and 0 elsewhere.
+
+    Raises:
+        InvalidArgument: If the list holds fewer than two values or one twice.
+    """
+
+    name: str
+    levels: tuple[str, ...]
+    missing: bool = False
+
+    def __post_init__(self) -> None:
+        _require_name(self.name)
+        object.__setattr__(self, "levels", tuple(self.levels))
+        _require_texts(f"the levels of column {self.name!r}", self.levels, at_least=2)
+
+    @property
+    def width(self) -> int:
+        """One feature, and one more for `missing`."""
+        return 1 + self.missing
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The column's own name, and ``column is missing``."""
+        return _with_flag(self.name, self.missing)
+
+    def to_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        return {"name": self.name, "type": "ordinal", "levels": list(self.levels)} | _set(missing=self.missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BooleanColumn:
+    """Yes or no: 1 for one of the values `true`, -1 for one of the values `false`, 0 for a missing or another value.
+
+    Args:
+        name: The column's name in the file's header.
+        true: The values that mean yes, compared without regard to case.
+        false: The values that mean no.
+        missing: Whether a second feature is 1 where the value is neither, and 0 elsewhere.
+
+    Raises:
+        InvalidArgument: If a list is empty, or a value stands in both.
+    """
+
+    name: str
+    true: tuple[str, ...] = ("true", "t", "yes", "y", "1")
+    false: tuple[str, ...] = ("false", "f", "no", "n", "0")
+    missing: bool = False
+
+    def __post_init__(self) -> None:
+        _require_name(self.name)
+        for key in ("true", "false"):
+            object.__setattr__(self, key, tuple(getattr(self, key)))
+            _require_texts(f"{key} of column {self.name!r}", getattr(self, key), at_least=1)
+        both = {value.lower() for value in self.true} & {value.lower() for value in self.false}
+        if both:
+            raise InvalidArgument(
+                f"true and false of column {self.name!r} must be different values, got {sorted(both)} in both. "
+                "Remove the repetition."
+            )
+
+    @property
+    def width(self) -> int:
+        """One feature, and one more for `missing`."""
+        return 1 + self.missing
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The column's own name, and ``column is missing``."""
+        return _with_flag(self.name, self.missing)
+
+    def to_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        usual = type(self).true == self.true and type(self).false == self.false
+        lists = {} if usual else {"true": list(self.true), "false": list(self.false)}
+        return {"name": self.name, "type": "boolean"} | lists | _set(missing=self.missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DateColumn:
+    """A date, or a date with a time, between public bounds: clipped, then scaled linearly to [-1, 1].
+
+    A missing or unreadable date becomes the middle, 0. A date with an offset from UTC is moved to UTC; one without is
+    taken as it stands.
+
+    Args:
+        name: The column's name in the file's header.
+        low: Public earliest date, in ISO 8601: ``2023-01-01`` or ``2023-01-01T12:00``.
+        high: Public latest date, after `low`.
+        format: How texts spell dates, by the codes of `datetime.strptime` (``%d.%m.%Y``); None for ISO 8601.
+        missing: Whether a second feature is 1 where the date is missing or unreadable, and 0 elsewhere.
+
+    Raises:
+        InvalidArgument: If a bound is no date in ISO 8601, they are not in order, or `format` can't spell a date.
+    """
+
+    name: str
+    low: str
+    high: str
+    format: str | None = None
+    missing: bool = False
+
+    def __post_init__(self) -> None:
+        _require_name(self.name)
+        ends = [self.seconds(end, iso=True) for end in (self.low, self.high)]
+        if any(math.isnan(end) for end in ends):
+            raise InvalidArgument(
+                f"low and high of date column {self.name!r} must be dates like 2023-01-31, got low={self.low!r}, "
+                f"high={self.high!r}. Write them in ISO 8601."
+            )
+        if not ends[0] < ends[1]:
+            raise InvalidArgument(
+                f"the bounds of column {self.name!r} must be in order, got low={self.low!r}, high={self.high!r}. "
+                "Correct them."
+            )
+        if self.format is not None and not _spells_dates(self.format):
+            raise InvalidArgument(
+                f"format of column {self.name!r} must spell year, month and day, got {self.format!r}. Write for "
+                "example %d.%m.%Y; leave it out for 2023-01-31."
+            )
+
+    def seconds(self, text: str, *, iso: bool = False) -> float:
+        """Seconds from 1970 to the date that a text spells; NaN if it spells none.
+
+        ISO 8601 is read under every `format`: files that store dates as dates give it.
+        """
+        text = text.strip()
+        found = None
+        if self.format is not None and not iso:
+            found = _parsed_date(lambda: datetime.strptime(text, str(self.format)))
+        if found is None and text[4:5] == "-":
+            found = _parsed_date(lambda: datetime.fromisoformat(text))
+        if found is None:
+            return math.nan
+        if found.tzinfo is None:
+            found = found.replace(tzinfo=UTC)
+        return (found - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(seconds=1)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The bounds in seconds from 1970."""
+        return self.seconds(self.low, iso=True), self.seconds(self.high, iso=True)
+
+    @property
+    def width(self) -> int:
+        """One feature, and one more for `missing`."""
+        return 1 + self.missing
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The column's own name, and ``column is missing``."""
+        return _with_flag(self.name, self.missing)
+
+    def to_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        fields: dict[str, object] = {"name": self.name, "type": "date", "low": self.low, "high": self.high}
+        return fields | ({} if self.format is None else {"format": self.format}) | _set(missing=self.missing)
+
+
+TableColumn = NumericColumn | CategoricalColumn | OrdinalColumn | BooleanColumn | DateColumn
+"""A declared column. Its features have norm at most 1 together, whatever the record."""
+
+
+def _with_flag(name: str, missing: bool) -> tuple[str, ...]:
+    return (name, f"{name} is missing") if missing else (name,)
+
+
+def _set(**flags: bool) -> dict[str, object]:
+    """The flags that are set: the JSON form leaves the others out."""
+    return {name: True for name, value in flags.items() if value}
+
+
+def _parsed_date(read: Callable[[], datetime]) -> datetime | None:
+    try:
+        return read()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _spells_dates(pattern: str) -> bool:
+    """Whether a text in this pattern gives the date back that it was made of."""
+    some = datetime(2023, 11, 30)
+    found = _parsed_date(lambda: datetime.strptime(some.strftime(pattern), pattern))
+    return found is not None and found.replace(tzinfo=None).date() == some.date()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFormat:
+    """How a CSV file is written; Parquet and Feather files say it themselves.
+
+    Args:
+        separator: The character between cells; None for a comma in ``.csv`` files and a tab in ``.tsv`` files.
+        decimal: ``.`` or ``,`` before the decimals of a number. The other one may stand between groups of three digits.
+        encoding: ``utf-8``, or an encoding with one byte a character, such as ``latin-1`` or ``cp1252``.
+
+    Raises:
+        InvalidArgument: If a value is none of these.
+    """
+
+    separator: str | None = None
+    decimal: str = "."
+    encoding: str = "utf-8"
+
+    def __post_init__(self) -> None:
+        if self.separator is not None:
+            object.__setattr__(self, "separator", {"tab": "\t", "\\t": "\t"}.get(self.separator, self.separator))
+            mark = self.separator
+            if len(mark) != 1 or not mark.isascii() or mark.isalnum() or mark in '"\r\n.-+':
+                raise InvalidArgument(
+                    f"separator must be one character such as , ; | or tab, got {mark!r}. Look at the file's first "
+                    "line."
+                )
+        one_of((".", ","), decimal=self.decimal)
+        object.__setattr__(self, "encoding", _encoding(self.encoding))
+
+    def to_dict(self) -> dict[str, object]:
+        """The JSON form: what differs from the usual."""
+        return {name: value for name, value in vars(self).items() if value != getattr(type(self), name)}
+
+
+# What encodings with escape sequences read as something else.
+_PLAIN_TEXTS = (bytes(range(128)), rb"\n\x41\u0041+AGE-~{", b"\x1b$B!!\x1b(J\x1b$)C\x0e!!\x0f")
+
+
+def _encoding(name: str) -> str:
+    """The codec's own name. One byte must be one character: else a broken one could take in those of other records."""
+    try:
+        found = codecs.lookup(name).name
+        pairs = [b"".join(bytes([first, second]) for second in range(256)) for first in range(256)]
+        single = (
+            "escape" not in found
+            and all(text.decode(found) == text.decode("ascii") for text in _PLAIN_TEXTS)
+            and all(len(text.decode(found, errors="replace")) == 2 * 256 for text in pairs)
+        )
+    except (LookupError, UnicodeDecodeError, TypeError, ValueError):
+        found, single = "", False
+    if found in ("utf-8", "ascii", "utf-8-sig"):
+        return "utf-8"
+    if not single:
+        raise InvalidArgument(
+            f"encoding must be utf-8 or one with one byte a character (latin-1, cp1252, iso8859-15, …), got {name!r}. "
+            "Convert the file to UTF-8."
+        )
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +433,7 @@ class Schema:
         labels: The public label set; a record's label is the index in it. At least two, or none for a number.
         origin: Where the facts come from: ``declared``, or ``public_sample`` when derived from a public sample.
         target_bounds: Public bounds (low, high) of a numeric target, in its own unit; None for a label.
+        table_format: How CSV files of this form are written.
 
     Raises:
         InvalidArgument: If names repeat, the target is also a feature, or it is neither a label nor a number.
@@ -149,11 +448,12 @@ class Schema:
         True
     """
 
-    columns: tuple[NumericColumn | CategoricalColumn, ...]
+    columns: tuple[TableColumn, ...]
     target: str
     labels: tuple[str, ...] = ()
     origin: Origin = "declared"
     target_bounds: tuple[float, float] | None = None
+    table_format: TableFormat = field(default_factory=TableFormat)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -187,8 +487,13 @@ class Schema:
         return sum(column.width for column in self.columns)
 
     @property
+    def data_norm(self) -> float:
+        """The largest ℓ2 norm that the features of a record can have: each column's have norm at most 1."""
+        return math.sqrt(len(self.columns))
+
+    @property
     def one_hot(self) -> tuple[range, ...]:
-        """For each category the features that it becomes after encoding, in order."""
+        """For each category the features that it becomes after encoding, in order: at most one of them is set."""
         ends = [sum(column.width for column in self.columns[: place + 1]) for place in range(len(self.columns))]
         pairs = zip(self.columns, ends, strict=True)
         return tuple(range(end - column.width, end) for column, end in pairs if isinstance(column, CategoricalColumn))
@@ -206,6 +511,7 @@ class Schema:
             **({"labels": list(self.labels)} if bounds is None else {"low": bounds[0], "high": bounds[1]}),
             "columns": [column.to_dict() for column in self.columns],
             "origin": self.origin,
+            **({"format": self.table_format.to_dict()} if self.table_format != TableFormat() else {}),
         }
 
     def to_json(self) -> str:
@@ -223,9 +529,13 @@ class Schema:
             MissingDeclaration: If a bound, a category list, the label set or the target is not there.
             InvalidArgument: If the text is not JSON, or a value is of the wrong type or out of range.
         """
-        fields = _object(text)
-        _only_known("schema", fields, {"target", "labels", "columns", "origin", "low", "high"})
-        fields = _with_target_bounds(fields)
+        return cls.from_dict(_object(text))
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, object]) -> "Schema":
+        """Read a schema from its JSON or TOML form as a dictionary; raises as `from_json` does."""
+        _only_known("schema", fields, {"target", "labels", "columns", "origin", "low", "high", "format"})
+        fields = _with_target_bounds({name: value for name, value in fields.items() if not _is_blank(value)})
         raw_columns = fields.get("columns")
         _check_not_missing(fields, raw_columns)
         is_number = "low" in fields or "high" in fields
@@ -237,7 +547,32 @@ class Schema:
             target_bounds=(_number("low of the target", fields["low"]), _number("high of the target", fields["high"]))
             if is_number
             else None,
+            table_format=_table_format(fields.get("format", {})),
         )
+
+    def encode(self, frame: object) -> "Records":
+        """A table in memory as records, exactly as the same table is loaded from a file.
+
+        Records whose label is not listed, or whose numeric target is no finite number, are left out. Each record is
+        encoded by itself and nothing is learned, so this costs no privacy; the records are as private as before.
+
+        Args:
+            frame: A DataFrame of pandas or Polars, or an Arrow table, with all declared columns and the target.
+
+        Raises:
+            InvalidArgument: It is no table, lacks a declared column, or a column's type can't hold what is declared.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> age = NumericColumn(name="age", low=0, high=100)
+            >>> schema = Schema(columns=(age,), target="income", labels=("low", "high"))
+            >>> schema.encode(pa.table({"age": [25, None], "income": ["high", "low"]})).features.tolist()
+            [[-0.5], [0.0]]
+        """
+        from sordino.data.frames import frame_columns
+        from sordino.data.tables import encode_table
+
+        return encode_table(frame_columns(frame, self, with_target=True), self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +628,7 @@ class ArraySchema:
 
 
 def read_schema(path: Path) -> Schema | ArraySchema:
-    """Read either kind of schema from a JSON file; an array schema has a field ``array``.
+    """Read either kind of schema from a JSON or TOML file; an array schema has a field ``array``.
 
     Raises:
         InvalidArgument: If there is no such file or it is not a schema.
@@ -302,8 +637,17 @@ def read_schema(path: Path) -> Schema | ArraySchema:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
-        raise InvalidArgument(f"schema must be a readable JSON file, got {str(path)!r}. Check the path.") from problem
-    return ArraySchema.from_json(text) if "array" in _object(text) else Schema.from_json(text)
+        raise InvalidArgument(
+            f"schema must be a readable JSON or TOML file, got {str(path)!r}. Check the path."
+        ) from problem
+    if path.suffix.lower() != ".toml":
+        return ArraySchema.from_json(text) if "array" in _object(text) else Schema.from_json(text)
+    try:
+        fields = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        # A schema is public, and so is where it is malformed.
+        raise InvalidArgument(f"schema {path.name!r} must be TOML text, but: {problem}. Correct it.") from problem
+    return ArraySchema.from_json(json.dumps(fields, default=str)) if "array" in fields else Schema.from_dict(fields)
 
 
 def _with_target_bounds(fields: Mapping[str, object]) -> Mapping[str, object]:
@@ -327,8 +671,9 @@ def _check_not_missing(fields: Mapping[str, object], raw_columns: object) -> Non
     for item in raw_columns if isinstance(raw_columns, list) else ():
         if not isinstance(item, Mapping):
             continue
-        needed = {"numeric": ("low", "high"), "category": ("categories",)}.get(str(item.get("type")), ("type",))
-        absent = [field for field in needed if field not in item]
+        kind = str(item.get("type"))
+        needed = _NEEDED.get(kind, ("type",))
+        absent = [name for name in needed if name not in item or _is_blank(item[name])]
         if absent:
             missing.append(f"{', '.join(map(repr, absent))} of column {item.get('name', '(unnamed)')!r}")
     if missing:
@@ -342,17 +687,68 @@ def _origin(fields: Mapping[str, object]) -> Origin:
     return cast("Origin", one_of(("declared", "public_sample"), origin=fields.get("origin", "declared")))
 
 
-def _column(item: object) -> NumericColumn | CategoricalColumn:
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "numeric": ("low", "high"),
+    "integer": ("low", "high"),
+    "category": ("categories",),
+    "ordinal": ("levels",),
+    "boolean": (),
+    "date": ("low", "high"),
+}
+_OPTIONAL: Mapping[str, set[str]] = {
+    "numeric": {"log", "missing"},
+    "integer": {"log", "missing"},
+    "category": {"other", "missing"},
+    "ordinal": {"missing"},
+    "boolean": {"true", "false", "missing"},
+    "date": {"format", "missing"},
+}
+
+
+def _is_blank(value: object) -> bool:
+    """Whether a field is still as a draft leaves it."""
+    return value in ("", "?", None)
+
+
+def _column(item: object) -> TableColumn:
     if not isinstance(item, Mapping):
         raise InvalidArgument(f"columns must be a list of objects. A complete schema looks like {_EXAMPLE}.")
     name = _text("the name of a column", item.get("name"))
-    if one_of(("numeric", "category"), type=item["type"]) == "numeric":
-        _only_known(f"column {name!r}", item, {"name", "type", "low", "high"})
-        return NumericColumn(
-            name=name, low=_number(f"low of {name!r}", item["low"]), high=_number("high", item["high"])
-        )
-    _only_known(f"column {name!r}", item, {"name", "type", "categories"})
-    return CategoricalColumn(name=name, categories=_texts(f"the categories of column {name!r}", item["categories"]))
+    kind = str(one_of(tuple(_NEEDED), type=item["type"]))
+    _only_known(f"column {name!r}", item, {"name", "type", *_NEEDED[kind], *_OPTIONAL[kind]})
+    flags = {key: _flag(f"{key} of column {name!r}", item[key]) for key in ("log", "other", "missing") if key in item}
+    if kind in ("numeric", "integer"):
+        low, high = (_number(f"{end} of {name!r}", item[end]) for end in ("low", "high"))
+        return NumericColumn(name=name, low=low, high=high, whole=kind == "integer", **flags)
+    if kind == "category":
+        listed = _texts(f"the categories of column {name!r}", item["categories"])
+        return CategoricalColumn(name=name, categories=listed, **flags)
+    if kind == "ordinal":
+        return OrdinalColumn(name=name, levels=_texts(f"the levels of column {name!r}", item["levels"]), **flags)
+    if kind == "boolean":
+        lists = {key: _texts(f"{key} of column {name!r}", item[key]) for key in ("true", "false") if key in item}
+        return BooleanColumn(name=name, missing=flags.get("missing", False), **lists)
+    # TOML has dates of its own.
+    low, high = (_text(f"{end} of {name!r}", _iso(item[end])) for end in ("low", "high"))
+    pattern = None if item.get("format") is None else _text(f"format of column {name!r}", item["format"])
+    return DateColumn(name=name, low=low, high=high, format=pattern, **flags)
+
+
+def _iso(value: object) -> object:
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name} must be true or false, got {value!r}. Write it without quotes.")
+    return value
+
+
+def _table_format(fields: object) -> TableFormat:
+    if not isinstance(fields, Mapping):
+        raise InvalidArgument(f"format must be an object, got {fields!r}. Give separator, decimal and encoding.")
+    _only_known("format", fields, {"separator", "decimal", "encoding"})
+    return TableFormat(**{name: _text(f"{name} of the format", value) for name, value in fields.items()})
 
 
 def _object(text: str) -> Mapping[str, object]:

@@ -6,21 +6,35 @@ decided by its declared kind and its type in the file, both public; what a cell 
 """
 
 import bz2
+import codecs
 import csv
 import gzip
 import lzma
+import math
 import re
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from sordino.data.schema import CategoricalColumn, NumericColumn, Records, Schema
+from sordino.data.schema import (
+    BooleanColumn,
+    CategoricalColumn,
+    DateColumn,
+    NumericColumn,
+    OrdinalColumn,
+    Records,
+    Schema,
+    TableColumn,
+    TableFormat,
+)
 from sordino.errors import InvalidArgument, MissingDeclaration
 from sordino.installation import require
 from sordino.shapes import Float32, Float64, Int64
@@ -33,18 +47,30 @@ __all__ = [
     "EncodedColumn",
     "LONGEST_LINE",
     "arrow_columns",
+    "column_numbers",
+    "declared_kinds",
     "encode_features",
     "encode_table",
+    "entry_text",
+    "is_csv",
+    "is_missing_text",
     "is_table",
     "iterate_columns",
+    "iterate_declared",
     "line_blocks",
     "lines_with_cells",
     "number_text",
     "open_table_text",
     "positions",
+    "read_arrow",
     "read_columns",
     "read_header",
     "read_header_line",
+    "read_types",
+    "refuse_other_table",
+    "require_declared_columns",
+    "scaled_values",
+    "separator_hint",
     "schema_from_sample",
     "to_number",
     "to_numbers",
@@ -125,7 +151,8 @@ def read_header_line(file: IO[bytes], separator: str, *, name: str) -> list[str]
         text = None
     if text is None:
         raise InvalidArgument(
-            f"the header of {name!r} must be UTF-8 text, got another encoding. Convert the file to UTF-8."
+            f"the header of {name!r} must be UTF-8 text, got another encoding. Give --encoding latin-1 (or cp1252, "
+            'iso8859-15), or in the schema "format": {"encoding": "latin-1"}; or convert the file to UTF-8.'
         )
     if "\r" in text:
         raise InvalidArgument(
@@ -270,11 +297,21 @@ def _doubtful_lines(values: np.ndarray, ends: np.ndarray, separator: int) -> lis
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _COMPRESSIONS = (".gz", ".xz", ".bz2")
 _PARQUET = (".parquet", ".pq")
+_FEATHER = (".feather", ".arrow")
+# Files of other programs, and what to do with them.
+_OTHERS = {
+    **dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods", ".numbers"), "Save the sheet as CSV UTF-8"),
+    **dict.fromkeys((".sav", ".dta", ".sas7bdat", ".xpt", ".rds", ".rdata"), "Export it as CSV UTF-8"),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".orc", ".avro", ".h5", ".hdf5"), "Convert it to Parquet"),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "Export the table as Parquet or CSV"),
+    **dict.fromkeys((".txt", ".dat", ".data", ".tab"), "Rename it to .csv and give the separator"),
+}
 _VIEWS = ("string_view", "binary_view")
 # Numbers on which every correctly rounding parser agrees; the rest is left to Python's own.
 _PLAIN_NUMBER = r"\A-?[0-9]{1,15}(\.[0-9]{1,20})?([eE][-+]?[0-9]{1,2})?\z"
 _GROUPED_NUMBER = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 _TRUTH = {"true": 1.0, "false": 0.0}
+_EXCHANGED = str.maketrans(",.", ".,")
 
 T = TypeVar("T")
 
@@ -292,99 +329,115 @@ Column = EncodedColumn | Float64[np.ndarray, " n"]
 
 
 def is_table(path: Path) -> bool:
-    """Whether the suffix is that of a CSV, TSV (plain or compressed) or Parquet file."""
-    return _kind(path) in _SEPARATORS or _kind(path) in _PARQUET
+    """Whether the suffix is that of a CSV, TSV (plain or compressed), Parquet or Feather file."""
+    return _kind(path) in _SEPARATORS or _kind(path) in (*_PARQUET, *_FEATHER)
 
 
-def read_header(path: Path) -> tuple[str, ...]:
+def is_csv(path: Path) -> bool:
+    """Whether the suffix is that of a CSV or TSV file, plain or compressed."""
+    return _kind(path) in _SEPARATORS
+
+
+def read_arrow(path: Path) -> "pa.Table":
+    """A whole Parquet or Feather file as it stands."""
+    import pyarrow as pa
+
+    if is_csv(path):
+        raise InvalidArgument(f"path must be a .parquet or .feather file, got {path.name!r}. Read its lines instead.")
+    with ExitStack() as stack:
+        names = _without_contents(path, lambda: list(_arrow_schema(path).names))
+        tables = _without_contents(path, lambda: [*_arrow_parts(path, names, 1 << 16, stack)])
+        return pa.concat_tables(tables) if tables else _arrow_schema(path).empty_table()
+
+
+def refuse_other_table(path: Path) -> None:
+    """Refuse a file of a known kind that is not read, with what to do.
+
+    Raises:
+        InvalidArgument: It is one.
+    """
+    kind = _kind(path)
+    if kind in _OTHERS:
+        raise InvalidArgument(
+            f"data must be a .csv, .tsv, .parquet or .feather file, got a {kind} file, {path.name!r}. {_OTHERS[kind]}, "
+            "then give that file."
+        )
+
+
+def read_header(path: Path, table_format: TableFormat | None = None) -> tuple[str, ...]:
     """The names of the columns, without surrounding white space.
 
     Raises:
         InvalidArgument: If the file can't be read, or a name is empty or repeated.
     """
-    names = tuple(name.strip() for name in _raw_header(path))
+    names = tuple(name.strip() for name in _raw_header(path, table_format or TableFormat()))
     if len(set(names)) != len(names) or "" in names:
         raise InvalidArgument(f"the header of {path.name!r} must name every column once. Correct the header line.")
     return names
 
 
-def read_columns(path: Path, names: Sequence[str], *, numeric: Collection[str] = ()) -> dict[str, Column]:
-    """Read the named columns of a CSV, TSV or Parquet file.
+def read_types(path: Path) -> dict[str, str]:
+    """The column types that a Parquet or Feather file states: number, text, boolean or date; none of a CSV file."""
+    import pyarrow as pa
+
+    if _kind(path) in _SEPARATORS:
+        return {}
+    schema = _without_contents(path, lambda: _arrow_schema(path))
+    tests = {
+        "boolean": pa.types.is_boolean,
+        "integer": pa.types.is_integer,
+        "numeric": lambda kind: pa.types.is_floating(kind) or pa.types.is_decimal(kind),
+        "date": _is_date,
+        "category": lambda kind: pa.types.is_dictionary(kind) or _is_text(kind),
+    }
+    found = {}
+    for column in schema:
+        kind = next((name for name, test in tests.items() if test(column.type)), None)
+        if kind is not None:
+            found[column.name.strip()] = kind
+    return found
+
+
+def read_columns(
+    path: Path,
+    names: Sequence[str],
+    *,
+    numeric: Collection[str] = (),
+    dates: Collection[str] = (),
+    table_format: TableFormat | None = None,
+) -> dict[str, Column]:
+    """Read the named columns of a CSV, TSV, Parquet or Feather file.
 
     A line of a CSV file that is no record of the declared form (a wrong number of cells, a quote that does not close)
     is left out.
 
     Args:
-        path: The file; ``.csv`` or ``.tsv`` with optional ``.gz``, ``.xz`` or ``.bz2``, or ``.parquet``.
+        path: The file; ``.csv`` or ``.tsv`` with optional ``.gz``, ``.xz`` or ``.bz2``, ``.parquet`` or ``.feather``.
         names: Columns to read; others are never parsed.
         numeric: Those to read as numbers; the others are read as texts, whatever their type.
+        dates: Those that may be stored as dates; they are read as texts in ISO 8601.
+        table_format: How a CSV file is written.
 
     Raises:
         InvalidArgument: If the file can't be read, lacks a column, or a column's type is neither numbers, texts nor
-            booleans: the message names the column, and no cell.
+            booleans (nor dates, where one is declared): the message names the column, and no cell.
     """
-    columns = _raw_names(path, names)  # which finds out whether there is pyarrow
+    form = table_format or TableFormat()
+    columns = _raw_names(path, names, form)  # which finds out whether there is pyarrow
     import pyarrow as pa
 
-    table = pa.concat_tables(_parts(path, columns, rows=1 << 20))
-    return {name: _column(path, name, table.column(raw), numeric=name in numeric) for name, raw in columns.items()}
-
-
-def arrow_columns(frame: object, wanted: "Schema | Sequence[str]") -> dict[str, Column]:
-    """The named columns of a table in memory, read as those of a file are.
-
-    Args:
-        frame: a DataFrame of pandas or Polars, an Arrow table, or a mapping of columns.
-        wanted: a schema, whose feature columns are read; or names, read as texts.
-
-    Raises:
-        InvalidArgument: it is no table, lacks a column, or a column's type can't hold what is declared.
-    """
-    import pyarrow as pa
-
-    names = [column.name for column in wanted.columns] if isinstance(wanted, Schema) else list(wanted)
-    numeric = (
-        {column.name for column in wanted.columns if isinstance(column, NumericColumn)}
-        if isinstance(wanted, Schema)
-        else set()
-    )
-    known = (
-        list(frame)
-        if isinstance(frame, Mapping)
-        else [str(name) for name in getattr(frame, "column_names", None) or getattr(frame, "columns", ())]
-    )
-    missing = [name for name in names if name not in known]
-    if missing:
-        raise InvalidArgument(
-            f"X must have the declared columns, got none named {', '.join(map(repr, missing))}. Add it."
-        )
-    columns = {name: cast("Mapping[str, object]", frame)[name] for name in names}
-    where = Path("the table")
-    found = {}
-    for name, values in columns.items():
-        array = _without_contents(where, lambda values=values: _arrow_array(values))
-        chunked = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
-        found[name] = _column(where, name, chunked, numeric=name in numeric)
-    return found
-
-
-def _arrow_array(values: object) -> "pa.Array | pa.ChunkedArray":
-    """One column in memory as Arrow's; one of mixed objects as texts."""
-    import pyarrow as pa
-
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        return values
-    if hasattr(values, "to_arrow"):
-        return cast("pa.Array", values.to_arrow())  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        return pa.array(values, from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        cells = [None if value is None or value != value else value for value in cast("Sequence[object]", values)]
-        return pa.array([None if cell is None else _as_text(cell) for cell in cells])
+    table = pa.concat_tables(_parts(path, columns, 1 << 20, form))
+    return _columns(path.name, table, columns, numeric, dates, form.decimal)
 
 
 def iterate_columns(
-    path: Path, names: Sequence[str], *, numeric: Collection[str] = (), rows: int = 1 << 16
+    path: Path,
+    names: Sequence[str],
+    *,
+    numeric: Collection[str] = (),
+    dates: Collection[str] = (),
+    table_format: TableFormat | None = None,
+    rows: int = 1 << 16,
 ) -> Iterator[dict[str, Column]]:
     """`read_columns` in parts of at most `rows` rows (Parquet) or about 16 MB: a file need not fit into memory.
 
@@ -393,22 +446,111 @@ def iterate_columns(
     Raises:
         InvalidArgument: As `read_columns` does.
     """
-    columns = _raw_names(path, names)
-    for table in _parts(path, columns, rows):
-        yield {name: _column(path, name, table.column(raw), numeric=name in numeric) for name, raw in columns.items()}
+    form = table_format or TableFormat()
+    columns = _raw_names(path, names, form)
+    for table in _parts(path, columns, rows, form):
+        yield _columns(path.name, table, columns, numeric, dates, form.decimal)
 
 
-def _raw_names(path: Path, names: Sequence[str]) -> dict[str, str]:
+def iterate_declared(
+    path: Path, schema: Schema, *, with_target: bool = True, rows: int = 1 << 18
+) -> Iterator[dict[str, Column]]:
+    """The declared columns of a file in parts, each column in the form that `encode_table` wants.
+
+    Raises:
+        InvalidArgument: As `read_columns` does.
+    """
+    names, numeric, dates = declared_kinds(schema, with_target=with_target)
+    return iterate_columns(path, names, numeric=numeric, dates=dates, table_format=schema.table_format, rows=rows)
+
+
+def require_declared_columns(path: Path, schema: Schema) -> None:
+    """Read the header and refuse a file that lacks a declared column; no record is read.
+
+    Raises:
+        InvalidArgument: As `read_columns` does.
+    """
+    _raw_names(path, declared_kinds(schema, with_target=True)[0], schema.table_format)
+
+
+def declared_kinds(schema: Schema, *, with_target: bool) -> tuple[list[str], list[str], list[str]]:
+    """Names of the declared columns, and which of them are read as numbers and as dates."""
+    numeric = [column.name for column in schema.columns if isinstance(column, NumericColumn)]
+    dates = [column.name for column in schema.columns if isinstance(column, DateColumn)]
+    names = [column.name for column in schema.columns]
+    if with_target:
+        names.append(schema.target)
+        if schema.target_bounds is not None:
+            numeric.append(schema.target)
+    return names, numeric, dates
+
+
+def arrow_columns(
+    name: str, table: "pa.Table", *, names: Sequence[str], numeric: Collection[str], dates: Collection[str]
+) -> dict[str, Column]:
+    """Columns of an Arrow table in memory, which errors call `name`, exactly as those of a file.
+
+    Raises:
+        InvalidArgument: A column is not there, or of a type that can't hold what is declared.
+    """
+    header = [column.strip() for column in table.column_names]
+    if len(set(header)) != len(header):
+        raise InvalidArgument(f"the columns of {name} must have different names. Rename those that repeat.")
+    _require_names(f"the columns of {name}", names, header)
+    raw = dict(zip(header, table.column_names, strict=True))
+    return _columns(name, table, {column: raw[column] for column in names}, numeric, dates, ".")
+
+
+def _columns(
+    name: str,
+    table: "pa.Table",
+    columns: Mapping[str, str],
+    numeric: Collection[str],
+    dates: Collection[str],
+    decimal: str,
+) -> dict[str, Column]:
+    return {
+        column: _column(
+            name, column, table.column(raw), numeric=column in numeric, date=column in dates, decimal=decimal
+        )
+        for column, raw in columns.items()
+    }
+
+
+def _raw_names(path: Path, names: Sequence[str], form: TableFormat) -> dict[str, str]:
     """`names`, all of which are there, and how the file spells each: white space around it may be part of it."""
-    header = read_header(path)
+    header = read_header(path, form)
+    hint = separator_hint(path, header, form) if len(names) > 1 else ""
+    _require_names(f"the columns of {path.name!r}", names, header, hint)
+    raw = dict(zip(header, _raw_header(path, form), strict=True))
+    return {name: raw[name] for name in names}
+
+
+def separator_hint(path: Path, header: Sequence[str], form: TableFormat) -> str:
+    """What to do about a header of one cell that holds another separator; nothing otherwise."""
+    used = _separator(path, form)
+    others = [mark for mark in ";\t|," if mark != used and mark in header[0]]
+    if len(header) != 1 or not others or _kind(path) not in _SEPARATORS:
+        return ""
+    option = "tab" if others[0] == "\t" else f"'{others[0]}'"
+    name = option.strip("'")
+    return (
+        f"The header looks separated by {'tabs' if name == 'tab' else option}: give --separator {option}, or in the "
+        f'schema "format": {{"separator": "{name}"}}.'
+    )
+
+
+def _require_names(what: str, names: Sequence[str], header: Sequence[str], hint: str = "") -> None:
     absent = [name for name in names if name not in header]
     if absent:
         raise InvalidArgument(
-            f"the columns of {path.name!r} must include every declared column, got none named "
-            f"{', '.join(map(repr, absent))}. Correct the schema or the header."
+            f"{what} must include every declared column, got none named "
+            f"{', '.join(map(repr, absent))}. {hint or 'Correct the schema or the header.'}"
         )
-    raw = dict(zip(header, _raw_header(path), strict=True))
-    return {name: raw[name] for name in names}
+
+
+def _separator(path: Path, form: TableFormat) -> str:
+    return form.separator or _SEPARATORS.get(_kind(path), ",")
 
 
 def _kind(path: Path) -> str:
@@ -418,24 +560,46 @@ def _kind(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path, form: TableFormat) -> IO[bytes]:
     openers: dict[str, Callable[..., IO[bytes]]] = {
         ".gz": cast("Callable[..., IO[bytes]]", gzip.open),
         ".xz": cast("Callable[..., IO[bytes]]", lzma.open),
         ".bz2": cast("Callable[..., IO[bytes]]", bz2.open),
     }
-    return openers.get(path.suffix.lower(), open)(path, "rb")
+    file = openers.get(path.suffix.lower(), open)(path, "rb")
+    return file if form.encoding == "utf-8" else cast("IO[bytes]", _Transcoded(file, form.encoding))
 
 
 @contextmanager
-def open_table_text(path: Path) -> Iterator[tuple[IO[bytes], str]]:
-    """A CSV or TSV file, decompressed, and the separator between its cells."""
-    with closing(_open(path)) as file:
-        yield file, _SEPARATORS[_kind(path)]
+def open_table_text(path: Path, table_format: TableFormat | None = None) -> Iterator[tuple[IO[bytes], str]]:
+    """The bytes of a CSV or TSV file, decompressed, and the separator between its cells."""
+    form = table_format or TableFormat()
+    with closing(_open(path, replace(form, encoding="utf-8"))) as file:
+        yield file, _separator(path, form)
 
 
-def _without_contents(path: Path, read: Callable[[], T]) -> T:
-    """Run a reader; a failure becomes a message that holds nothing of the file's contents."""
+class _Transcoded:
+    """A file of one byte a character as UTF-8: each byte by itself, so that no line can reach into another."""
+
+    def __init__(self, file: IO[bytes], encoding: str) -> None:
+        self._file = file
+        self._characters = "".join(bytes([byte]).decode(encoding, errors="replace") for byte in range(256))
+        self.close = file.close
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes: a character takes up to three in UTF-8."""
+        return self._utf8(self._file.read(max(1, size // 3)))
+
+    def readline(self, size: int) -> bytes:
+        """The next line, or its first `size` characters."""
+        return self._utf8(self._file.readline(size))
+
+    def _utf8(self, raw: bytes) -> bytes:
+        return codecs.charmap_decode(raw, "strict", self._characters)[0].encode()  # pyright: ignore[reportArgumentType]
+
+
+def _without_contents(source: Path | str, read: Callable[[], T]) -> T:
+    """Run a reader; a failure becomes a message that holds nothing of the contents of the file, or of what is named."""
     require("tables", "pyarrow", user="a table")
     import pyarrow as pa
 
@@ -446,43 +610,53 @@ def _without_contents(path: Path, read: Callable[[], T]) -> T:
     except InvalidArgument:
         raise
     except (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError, KeyError, pa.ArrowException):
-        reason = f"it can't be read as {_kind(path).lstrip('.') or 'a table'}. Check format, encoding and compression"
+        kind = _kind(source).lstrip(".") if isinstance(source, Path) else ""
+        reason = f"it can't be read as {kind or 'a table'}. Check format, encoding and compression"
     # Raised outside the handler, so that the reader's exception (which may quote a row) is not kept as its context.
-    raise InvalidArgument(f"{str(path)!r} must be a readable table, but {reason}.")
+    raise InvalidArgument(f"{str(source)!r} must be a readable table, but {reason}.")
 
 
-def _raw_header(path: Path) -> list[str]:
+def _raw_header(path: Path, form: TableFormat) -> list[str]:
     def read() -> list[str]:
-        if _kind(path) in _PARQUET:
-            import pyarrow.parquet as pq
+        if _kind(path) not in _SEPARATORS:
+            return list(_arrow_schema(path).names)
+        with closing(_open(path, form)) as file:
+            return read_header_line(file, _separator(path, form), name=path.name)
 
-            with pq.ParquetFile(path) as file:
-                return list(file.schema_arrow.names)
-        with closing(_open(path)) as file:
-            return read_header_line(file, _SEPARATORS[_kind(path)], name=path.name)
-
+    refuse_other_table(path)
     if not is_table(path):
-        raise InvalidArgument(f"{str(path)!r} must be a .csv, .tsv or .parquet file. Convert it, or rename it.")
+        raise InvalidArgument(
+            f"{str(path)!r} must be a .csv, .tsv, .parquet or .feather file. Convert it, or rename it."
+        )
     return _without_contents(path, read)
 
 
-def _parts(path: Path, columns: dict[str, str], rows: int) -> Iterator["pa.Table"]:
-    """The table in parts, at least one; a failure of the reader is reported without contents."""
+def _arrow_schema(path: Path) -> "pa.Schema":
+    if _kind(path) in _PARQUET:
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(path) as file:
+            return file.schema_arrow
+    import pyarrow as pa
+
+    with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
+        return file.schema
+
+
+def _parts(path: Path, columns: dict[str, str], rows: int, form: TableFormat) -> Iterator["pa.Table"]:
+    """The table in parts, at least one; each failure of the reader is told without contents."""
     import pyarrow as pa
 
     raw, found = list(columns.values()), False
     with ExitStack() as stack:
-        if _kind(path) in _PARQUET:
-            import pyarrow.parquet as pq
-
-            opened = _without_contents(path, lambda: stack.enter_context(pq.ParquetFile(path)))
-            empty = pa.Table.from_batches([], schema=pa.schema([opened.schema_arrow.field(name) for name in raw]))
-            batches = opened.iter_batches(batch_size=rows, columns=raw)
-            tables = (pa.Table.from_batches([batch]) for batch in batches)
-        else:
-            file = _without_contents(path, lambda: stack.enter_context(closing(_open(path))))
+        if _kind(path) in _SEPARATORS:
+            file = _without_contents(path, lambda: stack.enter_context(closing(_open(path, form))))
             empty = pa.table({name: pa.array([], type=pa.binary()) for name in raw})
-            tables = _csv_parts(path, file, raw)
+            tables = _csv_parts(path, file, raw, form)
+        else:
+            schema = _without_contents(path, lambda: _arrow_schema(path))
+            empty = pa.Table.from_batches([], schema=pa.schema([schema.field(name) for name in raw]))
+            tables = _arrow_parts(path, raw, rows, stack)
         while (table := _without_contents(path, lambda: next(tables, None))) is not None:
             found = True
             yield table
@@ -490,11 +664,27 @@ def _parts(path: Path, columns: dict[str, str], rows: int) -> Iterator["pa.Table
         yield empty
 
 
-def _csv_parts(path: Path, file: IO[bytes], names: list[str]) -> Iterator["pa.Table"]:
+def _arrow_parts(path: Path, names: list[str], rows: int, stack: ExitStack) -> Iterator["pa.Table"]:
+    import pyarrow as pa
+
+    if _kind(path) in _PARQUET:
+        import pyarrow.parquet as pq
+
+        opened = stack.enter_context(pq.ParquetFile(path))
+        for batch in opened.iter_batches(batch_size=rows, columns=names):
+            yield pa.Table.from_batches([batch])
+        return
+    source = stack.enter_context(pa.OSFile(str(path)))
+    file = stack.enter_context(pa.ipc.open_file(source))
+    for number in range(file.num_record_batches):
+        yield pa.Table.from_batches([file.get_batch(number)]).select(names)
+
+
+def _csv_parts(path: Path, file: IO[bytes], names: list[str], form: TableFormat) -> Iterator["pa.Table"]:
     import pyarrow as pa
     from pyarrow import csv as pa_csv
 
-    separator = _SEPARATORS[_kind(path)]
+    separator = _separator(path, form)
     header = read_header_line(file, separator, name=path.name)
     # Bytes, not inferred types: inference looks at all rows and fails on one of them.
     convert = pa_csv.ConvertOptions(
@@ -522,23 +712,40 @@ def _csv_parts(path: Path, file: IO[bytes], names: list[str]) -> Iterator["pa.Ta
             yield table
 
 
-def _column(path: Path, name: str, array: "pa.ChunkedArray", *, numeric: bool) -> Column:
+def _column(source: str, name: str, array: "pa.ChunkedArray", *, numeric: bool, date: bool, decimal: str) -> Column:
     import pyarrow as pa
 
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if date and _is_date(kind):
+        return _without_contents(source, lambda: _coded(_whole_microseconds(array, kind), kind))
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     if not (is_number or pa.types.is_boolean(kind) or pa.types.is_null(kind) or _is_text(kind)):
         raise InvalidArgument(
-            f"column {name!r} of {path.name!r} must hold numbers, texts or booleans, got {kind}. Convert the column."
+            f"column {name!r} of {source} must hold numbers, texts or booleans, got {kind}. "
+            + ("Declare it as a date, or convert it." if _is_date(kind) else "Convert the column.")
         )
     if pa.types.is_null(kind):
         missing = np.full(len(array), -1, dtype=np.int64)
         return missing * np.nan if numeric else EncodedColumn(values=(), codes=missing)
     if not numeric:
-        return _without_contents(path, lambda: _coded(array, kind))
+        return _without_contents(source, lambda: _coded(array, kind))
     if _is_text(kind):
-        return _without_contents(path, lambda: _parsed(array))
-    return _without_contents(path, lambda: _numbers(array, kind))
+        return _without_contents(source, lambda: _parsed(array, decimal))
+    return _without_contents(source, lambda: _numbers(array, kind))
+
+
+def _is_date(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+
+
+def _whole_microseconds(array: "pa.ChunkedArray", kind: "pa.DataType") -> "pa.ChunkedArray":
+    """Times without what Python's own have no room for: nanoseconds."""
+    import pyarrow as pa
+
+    plain = array.cast(kind) if pa.types.is_dictionary(array.type) else array
+    return plain.cast(pa.timestamp("us", kind.tz), safe=False) if pa.types.is_timestamp(kind) else plain
 
 
 def _is_text(kind: "pa.DataType") -> bool:
@@ -557,34 +764,43 @@ def _numbers(array: "pa.ChunkedArray", kind: "pa.DataType") -> Float64[np.ndarra
     return np.array(plain.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
 
 
-def _parsed(array: "pa.ChunkedArray") -> Float64[np.ndarray, " n"]:
-    """The numbers that texts spell."""
+def _parsed(array: "pa.ChunkedArray", decimal: str) -> Float64[np.ndarray, " n"]:
+    """The numbers that texts spell, with this character before the decimals."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if pa.types.is_dictionary(array.type):
         coded = _coded(array, array.type.value_type)
         # The extra last entry is what the code -1 (missing) finds.
-        return np.array([*map(to_number, coded.values), np.nan], dtype=np.float64)[coded.codes]
+        return np.array([*(to_number(text, decimal) for text in coded.values), np.nan], dtype=np.float64)[coded.codes]
     # As bytes: a text column of a Parquet file may hold bytes that are no text.
     cells = array.cast(pa.large_binary())
     # The functions of pyarrow.compute are made when it is imported, so a type checker does not know them.
     # Cell by cell, not by what the whole column looks like: one record must not change how another is read.
-    plain = pc.fill_null(pc.match_substring_regex(cells, _PLAIN_NUMBER), fill_value=False)  # pyright: ignore[reportAttributeAccessIssue]
+    pattern = _PLAIN_NUMBER if decimal == "." else _PLAIN_NUMBER.replace(r"\.", ",")
+    plain = pc.fill_null(pc.match_substring_regex(cells, pattern), fill_value=False)  # pyright: ignore[reportAttributeAccessIssue]
+    if decimal != ".":
+        points = pc.replace_substring(cells, decimal, ".")  # pyright: ignore[reportAttributeAccessIssue]
+        cells, spelled = points, cells
+    else:
+        spelled = cells
     easy = pc.if_else(plain, cells, pa.scalar(None, type=cells.type))  # pyright: ignore[reportAttributeAccessIssue]
     numbers = np.array(easy.cast(pa.large_string()).cast(pa.float64()).to_numpy(), dtype=np.float64)
     others = np.flatnonzero(~np.array(plain.to_numpy(), dtype=bool))
-    numbers[others] = [to_number(_as_text(cell)) for cell in cells.take(pa.array(others)).to_pylist()]
+    numbers[others] = [to_number(_as_text(cell), decimal) for cell in spelled.take(pa.array(others)).to_pylist()]
     return numbers
 
 
-def to_number(text: str) -> float:
+def to_number(text: str, decimal: str = ".") -> float:
     """The number that a text spells, NaN if it spells none.
 
     Beside Python's own spellings: ``true`` and ``false`` are 1 and 0, a percent sign at the end is left out (``45%`` is
-    45), and so are commas between groups of three digits (``1,234.5`` is 1234.5). A decimal comma is no number.
+    45), and so are commas between groups of three digits (``1,234.5`` is 1234.5). With a decimal comma, points and
+    commas change places: ``1.234,5`` is 1234.5. The wrong one of the two spells no number, unless it groups digits.
     """
     plain = text.strip()
+    if decimal == ",":
+        plain = plain.translate(_EXCHANGED)
     if plain.lower() in _TRUTH:
         return _TRUTH[plain.lower()]
     plain = plain.removesuffix("%").rstrip()
@@ -623,9 +839,24 @@ def _coded(array: "pa.ChunkedArray", kind: "pa.DataType") -> EncodedColumn:
     return EncodedColumn(values=tuple(map(_as_text, values)), codes=np.where(empty[codes], -1, codes))
 
 
+def entry_text(entry: object) -> str | None:
+    """An entry of a column of objects as the text that a file would hold; None where it is missing, or is no value."""
+    if isinstance(entry, np.generic):
+        entry = entry.item()
+    if isinstance(entry, float | Decimal):
+        entry = float(entry)
+        return None if entry != entry else number_text(entry)
+    # NaT is a date that differs from itself.
+    if isinstance(entry, bool | int | str | bytes) or (isinstance(entry, date) and entry == entry):
+        return _as_text(entry)
+    return None
+
+
 def _as_text(value: object) -> str:
     if value is None:
         return ""
+    if isinstance(value, date):
+        return value.isoformat()
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="replace").strip()
     if isinstance(value, bool):
@@ -643,8 +874,11 @@ def _as_text(value: object) -> str:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# Texts that stand for a missing value in a public sample or test file, in lower case.
-_MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
+# Texts that stand for a missing value where no list has them, in lower case: pandas reads them so, except ``?``.
+_MISSING = frozenset(
+    {"", "?", "na", "n/a", "nan", "-nan", "null", "none", "nat", "<na>", "#n/a", "#n/a n/a", "#na"}
+    | {"-1.#ind", "1.#ind", "-1.#qnan", "1.#qnan"}
+)
 
 
 def encode_table(columns: Mapping[str, Column], schema: Schema) -> Records:
@@ -690,35 +924,84 @@ def unlisted_labels(columns: Mapping[str, Column], schema: Schema) -> int:
     """
     column = columns[schema.target]
     assert isinstance(column, EncodedColumn)
-    listed = {*schema.labels}
-
-    def is_listed(value: str) -> bool:
-        return value in listed if schema.target_bounds is None else bool(np.isfinite(to_number(value)))
-
-    unlisted = [not is_listed(value) and value.lower() not in _MISSING for value in column.values]
+    values, decimal = column.values, schema.table_format.decimal
+    if schema.target_bounds is None:
+        distinct = EncodedColumn(values=values, codes=np.arange(len(values)))
+        is_listed = positions(distinct, schema.labels) >= 0
+    else:
+        is_listed = np.isfinite([to_number(value, decimal) for value in values])
+    unlisted = [not known and not is_missing_text(value) for value, known in zip(values, is_listed, strict=True)]
     return int(np.array([*unlisted, False])[column.codes].sum())
 
 
 def _fill(
-    part: Float32[np.ndarray, "m w"],
-    column: Column,
-    declared: NumericColumn | CategoricalColumn,
-    keep: Int64[np.ndarray, " m"],
+    part: Float32[np.ndarray, "m w"], column: Column, declared: TableColumn, keep: Int64[np.ndarray, " m"]
 ) -> None:
-    if isinstance(declared, NumericColumn):
-        part[:, 0] = _scaled(to_numbers(column)[keep], declared)
+    """Write the features of the rows `keep`; `part` is zero."""
+    if isinstance(declared, CategoricalColumn):
+        index = _category_positions(column, declared)[keep]
+        rows = np.flatnonzero(index >= 0)
+        part[rows, index[rows]] = 1.0
         return
-    index = positions(column, declared.categories)[keep]
-    rows = np.flatnonzero(index >= 0)
-    part[rows, index[rows]] = 1.0
+    scaled = scaled_values(column, declared)[keep]
+    lacking = np.isnan(scaled)
+    part[:, 0] = np.where(lacking, 0.0, scaled)
+    if declared.missing:
+        part[:, 1] = lacking
+
+
+def scaled_values(column: Column, declared: TableColumn) -> Float64[np.ndarray, " n"]:
+    """The one number in [-1, 1] that each value of a column other than a category becomes, NaN where it is missing."""
+    if isinstance(declared, NumericColumn):
+        return _scaled(column_numbers(column, declared), declared)
+    assert isinstance(column, EncodedColumn)
+    if isinstance(declared, DateColumn):
+        (low, high), seconds = declared.bounds, column_numbers(column, declared)
+        return np.clip(2 * ((np.clip(seconds, low, high) - low) / (high - low)) - 1, -1.0, 1.0)
+    if isinstance(declared, OrdinalColumn):
+        places = positions(column, declared.levels)
+        return np.where(places < 0, np.nan, 2.0 * places / (len(declared.levels) - 1) - 1.0)
+    assert isinstance(declared, BooleanColumn)
+    signs = {value.lower(): 1.0 for value in declared.true} | {value.lower(): -1.0 for value in declared.false}
+    return np.array([*(signs.get(value.lower(), np.nan) for value in column.values), np.nan])[column.codes]
+
+
+def column_numbers(column: Column, declared: NumericColumn | DateColumn) -> Float64[np.ndarray, " n"]:
+    """Numbers in the column's unit, or seconds from 1970; NaN where missing or unreadable."""
+    if isinstance(declared, NumericColumn):
+        return to_numbers(column)
+    assert isinstance(column, EncodedColumn)
+    return np.array([*map(declared.seconds, column.values), np.nan], dtype=np.float64)[column.codes]
+
+
+def _category_positions(column: Column, declared: CategoricalColumn) -> Int64[np.ndarray, " n"]:
+    """Index of each value's feature, -1 where it has none."""
+    index = positions(column, declared.categories)
+    if not (declared.other or declared.missing):
+        return index
+    assert isinstance(column, EncodedColumn)
+    is_missing = np.array([*map(is_missing_text, column.values), True])[column.codes]
+    count = len(declared.categories)
+    other = count if declared.other else -1
+    missing = count + declared.other if declared.missing else -1
+    return np.where(index >= 0, index, np.where(is_missing, missing, other))
+
+
+def is_missing_text(text: str) -> bool:
+    """Whether a text that no list has stands for a missing value."""
+    return text.lower() in _MISSING
 
 
 def _scaled(numbers: Float64[np.ndarray, " m"], declared: NumericColumn) -> Float64[np.ndarray, " m"]:
+    """Numbers in [-1, 1], NaN where there is none."""
+    low, high = float(declared.low), float(declared.high)
+    clipped = np.clip(np.round(numbers) if declared.whole else numbers, low, high)
+    if declared.log:
+        low, high, clipped = math.log(low), math.log(high), np.log(clipped)
     # Halves first: high - low may overflow although both bounds are finite.
-    middle = declared.low / 2 + declared.high / 2
-    radius = declared.high / 2 - declared.low / 2
-    clipped = np.clip(np.where(np.isnan(numbers), middle, numbers), declared.low, declared.high)
-    return np.clip((clipped - middle) / radius, -1.0, 1.0) if radius > 0 else np.zeros_like(clipped)
+    middle, radius = low / 2 + high / 2, high / 2 - low / 2
+    scaled = np.clip((clipped - middle) / radius, -1.0, 1.0) if radius > 0 else np.zeros_like(clipped)
+    return np.where(np.isnan(numbers), np.nan, scaled)
 
 
 def to_numbers(column: Column) -> Float64[np.ndarray, " n"]:
@@ -734,6 +1017,9 @@ def positions(column: Column, listed: tuple[str, ...]) -> Int64[np.ndarray, " n"
     """Index of each text in a public list, -1 where missing or unlisted."""
     assert isinstance(column, EncodedColumn)
     index = {value: i for i, value in enumerate(listed)}
+    for text in ("true", "false"):
+        # A boolean column of a file or table has these two; lists may spell them as pandas prints them.
+        index.setdefault(text, index.get(text.capitalize(), index.get(text.upper(), -1)))
     found = np.array([*(index.get(value, -1) for value in column.values), -1], dtype=np.int64)
     return found[column.codes]
 
@@ -751,18 +1037,25 @@ _MAX_CATEGORIES = 100
 _MAX_WHOLE_LABELS, _MAX_OTHER_LABELS = 32, 12
 
 
-def schema_from_sample(sample: Path, *, target: str, target_bounds: tuple[float, float] | None = None) -> Schema:
+def schema_from_sample(
+    sample: Path,
+    *,
+    target: str,
+    target_bounds: tuple[float, float] | None = None,
+    table_format: TableFormat | None = None,
+) -> Schema:
     """Derive a schema from a **public** sample of the same form as the private table.
 
     A column whose values are all numbers becomes `NumericColumn` with the sample's smallest and largest value as
-    bounds; any other, ``true`` and ``false`` too, becomes `CategoricalColumn` with the sample's values in alphabetical
-    order. Labels are in numerical order if all are numbers. Empty cells and ``?``, ``NA`` and the like are missing
-    values.
+    bounds, one whose values are all dates in ISO 8601 `DateColumn` in the same way. Any other, ``true`` and ``false``
+    too, becomes `CategoricalColumn` with the sample's values in alphabetical order. Labels are in numerical order if
+    all are numbers. Empty cells and ``?``, ``NA`` and the like are missing values.
 
     Args:
         sample: A public CSV, TSV or Parquet file. Every column is used; leave out of it what isn't a feature.
         target: The label's column; its values in the sample become the label set.
         target_bounds: Public bounds of the target, where it is a number to predict and not a label.
+        table_format: How a CSV sample is written; the schema says the same of the private file.
 
     Returns:
         A schema with origin ``public_sample``.
@@ -772,15 +1065,23 @@ def schema_from_sample(sample: Path, *, target: str, target_bounds: tuple[float,
         MissingDeclaration: If the sample doesn't settle a column (one value only, or more than 100 texts), or the
             target holds so many different numbers that it is hardly a label.
     """
-    header = read_header(sample)
+    form = table_format or TableFormat()
+    header = read_header(sample, form)
     if target not in header:
         raise InvalidArgument(
             f"target must be a column of the public sample {sample.name!r}, got {target!r}. Check it."
         )
-    columns = read_columns(sample, header)
+    columns = read_columns(sample, header, dates=header, table_format=form)
     labels = () if target_bounds is not None else _sample_labels(target, columns[target])
-    derived = tuple(_derive(name, columns[name]) for name in header if name != target)
-    return Schema(columns=derived, target=target, labels=labels, origin="public_sample", target_bounds=target_bounds)
+    derived = tuple(_derive(name, columns[name], form.decimal) for name in header if name != target)
+    return Schema(
+        columns=derived,
+        target=target,
+        labels=labels,
+        origin="public_sample",
+        target_bounds=target_bounds,
+        table_format=form,
+    )
 
 
 def _sample_labels(target: str, column: Column) -> tuple[str, ...]:
@@ -803,9 +1104,9 @@ def _sample_labels(target: str, column: Column) -> tuple[str, ...]:
     return labels
 
 
-def _derive(name: str, column: Column) -> NumericColumn | CategoricalColumn:
+def _derive(name: str, column: Column, decimal: str) -> TableColumn:
     texts = _distinct(column)
-    numbers = _samples_numbers(texts)
+    numbers = _samples_numbers(texts, decimal)
     if numbers is not None:
         finite = numbers[np.isfinite(numbers)]
         low, high = float(finite.min()), float(finite.max())
@@ -815,6 +1116,10 @@ def _derive(name: str, column: Column) -> NumericColumn | CategoricalColumn:
             f"the bounds of column {name!r} must be declared: the public sample holds one value only. "
             "Give a larger sample or a schema file."
         )
+    spelled = DateColumn(name=name, low="1970-01-01", high="1970-01-02")
+    dates = sorted((spelled.seconds(text), text) for text in texts)
+    if dates and not np.isnan([seconds for seconds, _ in dates]).any() and dates[0][0] < dates[-1][0]:
+        return DateColumn(name=name, low=dates[0][1], high=dates[-1][1])
     if 1 <= len(texts) <= _MAX_CATEGORIES:
         return CategoricalColumn(name=name, categories=texts)
     raise MissingDeclaration(
@@ -823,9 +1128,9 @@ def _derive(name: str, column: Column) -> NumericColumn | CategoricalColumn:
     )
 
 
-def _samples_numbers(texts: tuple[str, ...]) -> np.ndarray | None:
+def _samples_numbers(texts: tuple[str, ...], decimal: str = ".") -> np.ndarray | None:
     """The numbers that all of the texts spell, one of them finite; None if there are none, or they are truth values."""
-    numbers = np.array([*map(to_number, texts)], dtype=np.float64)
+    numbers = np.array([to_number(text, decimal) for text in texts], dtype=np.float64)
     is_truth = {text.lower() for text in texts} <= {"true", "false"}
     return None if is_truth or np.isnan(numbers).any() or not np.isfinite(numbers).any() else numbers
 

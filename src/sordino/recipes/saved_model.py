@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from sordino import estimators
 from sordino.data import ArraySchema, DatasetSplits, Records, Schema
 from sordino.data.arrays import to_images
+from sordino.data.frames import frame_columns, text_column
 from sordino.data.readers import hashed_features
-from sordino.data.tables import arrow_columns, encode_features, positions
+from sordino.data.tables import encode_features, positions
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.estimators.base import PrivateEstimator
@@ -151,7 +152,7 @@ class SavedModel:
         if isinstance(X, Records):
             return self._checked(X)
         if self.schema is not None and _is_table(X):
-            return self._records(encode_features(arrow_columns(X, self.schema), self.schema))
+            return self._records(encode_features(frame_columns(X, self.schema, with_target=False), self.schema))
         if isinstance(X, Sequence) and X and all(isinstance(text, str) for text in X) and len(self.shape) == 1:
             texts = tuple(cast("Sequence[str]", X))
             features = hashed_features(texts, width=self.shape[0])
@@ -265,7 +266,7 @@ class SavedModel:
         if self.is_regressor:
             targets = np.asarray(y, dtype=np.float64)
             return float(1 - np.mean(np.square(found.astype(np.float64) - targets)) / np.var(targets))
-        right = positions(arrow_columns({self.target: y}, [self.target])[self.target], self.labels)
+        right = positions(text_column(y), self.labels)
         return float(np.mean(found == right))
 
 

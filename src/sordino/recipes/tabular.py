@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sordino import accounting, checks, estimators
-from sordino.data import CategoricalColumn, DatasetSplits, NumericColumn, Records, Schema
+from sordino.data import CategoricalColumn, DatasetSplits, NumericColumn, Records, Schema, TableColumn
 from sordino.definitions import Guarantee, NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import (
@@ -118,14 +118,14 @@ def make_tabular_task(dataset: DatasetSplits, *, target: str | None = None) -> T
     names = [column.name for column in schema.columns]
     if target is None or target == schema.target:
         return _whole(dataset, schema)
-    is_column = target in names and isinstance(schema.columns[names.index(target)], NumericColumn)
+    is_column = target in names and _is_target(schema.columns[names.index(target)])
     if target is not None and is_column and schema.target_bounds is None:
         return _regression(dataset, schema, names.index(target))
     if schema.target_bounds is not None:
         raise InvalidArgument(
             f"target must be {schema.target!r}, the number that the schema declares, got {target!r}. Leave it out."
         )
-    numeric = [column.name for column in schema.columns if isinstance(column, NumericColumn)]
+    numeric = [column.name for column in schema.columns if _is_target(column)]
     raise InvalidArgument(
         f"target must be {schema.target!r} or one of the numeric columns {', '.join(numeric)}, got {target!r}."
     )
@@ -141,8 +141,13 @@ def predicted_from(dataset: DatasetSplits, target: str | None) -> DatasetSplits:
     label = CategoricalColumn(name=schema.target, categories=schema.labels)
     rest = tuple(other for other in schema.columns if other is not column)
     bounds = (column.low, column.high)
-    changed = Schema(columns=(*rest, label), target=column.name, origin=schema.origin, target_bounds=bounds)
+    changed = replace(schema, columns=(*rest, label), target=column.name, labels=(), target_bounds=bounds)
     return replace(dataset, schema=changed, labels=())
+
+
+def _is_target(column: TableColumn) -> bool:
+    """Whether the number can be read off the column's one feature."""
+    return isinstance(column, NumericColumn) and not (column.log or column.missing)
 
 
 def _flat(dataset: DatasetSplits) -> TabularTask:
@@ -177,8 +182,7 @@ def _whole(dataset: DatasetSplits, schema: Schema) -> TabularTask:
         facts=PublicFacts(
             columns=schema.width(),
             dataset_size=len(dataset.train),
-            # Numbers are in [−1, 1] and of a category at most one column is 1.
-            data_norm=math.sqrt(len(schema.columns)),
+            data_norm=schema.data_norm,
             one_hot=_groups(schema),
             target=schema.target,
             classes=len(dataset.labels) or None,
@@ -209,7 +213,7 @@ def _regression(dataset: DatasetSplits, schema: Schema, place: int) -> TabularTa
         facts=PublicFacts(
             columns=width - 1 + labels,
             dataset_size=len(dataset.train),
-            data_norm=math.sqrt(len(schema.columns)),  # one column less, the label more
+            data_norm=schema.data_norm,  # one column less, the label more
             one_hot=(*moved, tuple(range(width - 1, width - 1 + labels))),
             target=column.name,
             classes=None,
@@ -221,12 +225,7 @@ def _regression(dataset: DatasetSplits, schema: Schema, place: int) -> TabularTa
 
 
 def _groups(schema: Schema) -> tuple[tuple[int, ...], ...]:
-    groups, start = [], 0
-    for column in schema.columns:
-        if isinstance(column, CategoricalColumn) and column.width > 1:
-            groups.append(tuple(range(start, start + column.width)))
-        start += column.width
-    return tuple(groups)
+    return tuple(tuple(group) for group in schema.one_hot if len(group) > 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
