@@ -12,6 +12,7 @@ import numpy as np
 from sordino.data.schema import Schema
 from sordino.data.tables import Column, EncodedColumn, arrow_columns, declared_kinds, entry_text
 from sordino.errors import InvalidArgument
+from sordino.installation import require
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,12 +28,14 @@ def frame_columns(frame: object, schema: Schema, *, with_target: bool) -> dict[s
     Raises:
         InvalidArgument: It is no table, lacks a declared column, or a column's type can't hold what is declared.
     """
+    require("tables", "pyarrow", user="a table")
     names, numeric, dates = declared_kinds(schema, with_target=with_target)
     return arrow_columns(_NAME, _arrow_table(frame, names), names=names, numeric=numeric, dates=dates)
 
 
 def text_column(values: object) -> EncodedColumn:
     """One column in memory as texts, as a file would give them."""
+    require("tables", "pyarrow", user="a table")
     import pyarrow as pa
 
     found = arrow_columns(_NAME, pa.table({"y": _arrow_array("y", values)}), names=["y"], numeric=(), dates=())["y"]
