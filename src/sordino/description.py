@@ -14,7 +14,7 @@ from scipy.special import ndtri
 
 from sordino import checks
 from sordino.data import CategoricalColumn, NumericColumn, Schema
-from sordino.data.discretization import DiscreteColumn, TableSource, table_columns
+from sordino.data.discretization import DiscreteColumn, TableSource, column_with_cells, table_columns
 from sordino.data.tables import to_numbers
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import PrivateEstimator, require_declared
@@ -342,7 +342,10 @@ class _Releases:
             if schema.target_bounds is None
             else NumericColumn(name=schema.target, low=schema.target_bounds[0], high=schema.target_bounds[1])
         )
-        self.columns = [DiscreteColumn(column=one, bins=_FINE * bins) for one in (*schema.columns, target)]
+        self.table_format = schema.table_format
+        self.columns = [
+            DiscreteColumn(column=one, bins=_FINE * bins) for one in (*map(column_with_cells, schema.columns), target)
+        ]
         self.pairs = self._pairs(asked.cross, target)
         self.noise = _Noise(confidence=confidence, pure=delta == 0)
         self.numeric = [one.column for one in self.columns if isinstance(one.column, NumericColumn)]
@@ -390,7 +393,7 @@ class _Releases:
 
     def describe(self, table: TableSource, guarantee: "Guarantee") -> TableDescription:
         """Read the table, release, and summarize what was released."""
-        found = table_columns(table, [one.column for one in self.columns])
+        found = table_columns(table, [one.column for one in self.columns], table_format=self.table_format)
         codes = [one.codes(found[one.name]) for one in self.columns]
         size = self.count.release(codes[0])
         size_variance = self.noise.variance(float(self.count.noise.scales[0]))

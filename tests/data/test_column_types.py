@@ -25,6 +25,7 @@ from sordino.data import (
     load_dataset,
     mapped_table,
 )
+from sordino.data.discretization import TableDomain
 from sordino.data.schema import read_schema
 from sordino.errors import InvalidArgument, MissingDeclaration
 
@@ -501,3 +502,15 @@ def test_a_public_sample_gives_dates_and_the_format_of_the_file(tmp_path):
     )
     assert found.schema.table_format == form
     assert found.train.features.tolist() == [[1.0, 0.0]]
+
+
+def test_columns_are_cut_into_cells_where_that_is_defined_and_refused_by_name_elsewhere(tmp_path):
+    schema = replace(SCHEMA, columns=(*COLUMNS[:5],), table_format=TableFormat(separator=";", decimal=","))
+    domain = TableDomain.of_schema(schema, bins=4)
+    assert domain.sizes[3:] == (3, 4, 2)
+    assert len(domain.codes(written(tmp_path / "t.csv", ";", ","))) == 4
+    for column in COLUMNS[5:]:
+        with pytest.raises(
+            InvalidArgument, match=f"column '{column.name}' must be numeric, integer, category or ordinal"
+        ):
+            TableDomain.of_schema(replace(SCHEMA, columns=(column,)))

@@ -26,7 +26,7 @@ from sordino.shapes import Float64, Int64
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DiscreteColumn", "TableDomain", "TableSource", "table_columns"]
+__all__ = ["DiscreteColumn", "TableDomain", "TableSource", "column_with_cells", "table_columns"]
 
 
 TableSource: TypeAlias = "Path | str | Mapping[str, object] | pa.Table"
@@ -150,7 +150,7 @@ class TableDomain:
             if schema.target_bounds is None
             else NumericColumn(name=schema.target, low=schema.target_bounds[0], high=schema.target_bounds[1])
         )
-        columns = [DiscreteColumn(column=_with_cells(column), bins=bins) for column in schema.columns]
+        columns = [DiscreteColumn(column=column_with_cells(column), bins=bins) for column in schema.columns]
         return cls(
             columns=(*columns, DiscreteColumn(column=target, bins=bins, required=True)),
             table_format=schema.table_format,
@@ -185,7 +185,7 @@ class TableDomain:
         }
 
 
-def _with_cells(column: TableColumn) -> NumericColumn | CategoricalColumn:
+def column_with_cells(column: TableColumn) -> NumericColumn | CategoricalColumn:
     """The column as a number or a category; levels in order are categories."""
     if isinstance(column, NumericColumn | CategoricalColumn):
         return column
