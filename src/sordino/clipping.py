@@ -69,6 +69,8 @@ class Clipping(ABC):
     """Whether `clip_factors` reads bounds on the true norms, so that the clipped sum has sensitivity C."""
     plain_sums: ClassVar[bool] = True
     """Whether what gets noise is the sum of the clipped gradients as they are."""
+    adapts: ClassVar[bool] = False
+    """Whether the clipping norm follows from earlier steps."""
 
     def __init_subclass__(cls, **keywords: object) -> None:
         super().__init_subclass__(**keywords)
@@ -468,6 +470,7 @@ class QuantileClipping(Clipping):
     count_noise: float
     inner: Clipping = field(default_factory=FlatClipping)
     kind: ClassVar[str] = "quantile"
+    adapts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.probability(zero=False, one=False, quantile=self.quantile)

@@ -132,12 +132,12 @@ ADAPTS = ("adaclip", "quantile")
 
 def refusal(clipping, setting, *, loop):
     """What must be refused, said once more: by what the proofs need, not by what the code checks."""
-    if loop and clipping == "projected":
-        return InvalidArgument
     options = SETTINGS[setting]
     scheduled = any(isinstance(value, Schedule) for value in options.values())
     if setting == "shuffled, add or remove" or (scheduled and setting.endswith("shuffled")):
         return UnknownSampler
+    if loop and clipping == "projected":
+        return InvalidArgument
     if setting in CORRELATED and clipping in (*ADAPTS, "projected"):
         # What moves from step to step can't be taken back later.
         return InvalidArgument

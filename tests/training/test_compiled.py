@@ -55,9 +55,9 @@ def test_compiled_training_ends_where_ordinary_training_does() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"clipping": QuantileClipping(count_noise=5.0)}, "bounds that adapt"),
+        ({"clipping": QuantileClipping(count_noise=5.0)}, "clipping norm that adapts"),
         ({"max_grad_norm": ExponentialSchedule(start=1.0, end=0.5)}, "schedule of max_grad_norm"),
-        ({"secure_mode": True}, "secure_mode"),
+        ({"secure_mode": True}, "secure mode"),
     ],
 )
 def test_plans_that_cant_be_compiled_are_refused_by_name(changes: dict[str, object], reason: str) -> None:

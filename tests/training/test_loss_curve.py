@@ -272,7 +272,7 @@ def test_a_plan_with_released_losses_survives_json_and_other_fields_are_refused(
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"secure_mode": True}, "secure noise"),
+        ({"secure_mode": True}, "secure mode"),
         ({"clipping": AdaClip()}, "AdaClip"),
         ({"clipping": ProjectedClipping(projections=4)}, "ProjectedClipping"),
         (
@@ -314,7 +314,7 @@ def test_a_chunk_without_losses_is_refused_and_nothing_of_it_is_released():
 
 
 def test_compiled_steps_have_no_losses_and_say_so():
-    with pytest.raises(InvalidArgument, match="loss curve"):
+    with pytest.raises(InvalidArgument, match="compile must be False with released losses"):
         fit(network(), squares, records(8), plan(), performance=PerformanceOptions(compile=True), progress=False)
 
 

@@ -11,13 +11,13 @@ import numpy as np
 from torch import nn
 
 from sordino import accounting, checks
-from sordino.clipping import AdaClip
 from sordino.definitions import Guarantee
 from sordino.errors import InvalidArgument, UnsupportedEvent
 from sordino.events import ApproximateDP, Event, Gaussian, NoOp, SelfComposed, ZeroConcentratedDP
 from sordino.ledger import Account, Reservation
 from sordino.randomness import KeyedRNG
 from sordino.sampling import PoissonSampling
+from sordino.training.exclusions import Option, check_exclusions
 from sordino.training.noisy_releases import NormRelease
 from sordino.training.plan import Plan, StepPlan
 
@@ -122,19 +122,11 @@ class AdaptiveBudgetRun:
     """
 
     def __init__(self, budget: AdaptiveBudget, plan: Plan) -> None:
-        if plan.correlated_noise is not None or not plan.poisson_sampling:
-            raise InvalidArgument(
-                "budget must be None with correlated noise or without Poisson sampling, got AdaptiveBudget: their "
-                "steps are charged together. Use Poisson sampling, or sample_rate=1."
-            )
+        norm = set() if budget.norm_budget_fraction is None else {Option.BUDGET_NORM}
+        check_exclusions(plan.options() | {Option.BUDGET} | norm)
         if budget.delta is not None and budget.delta != plan.delta:
             raise InvalidArgument(
                 f"delta must be the plan's, {plan.delta!r}, got {budget.delta!r} in the budget. Leave it out."
-            )
-        if not plan.clipping.exact_norms:
-            raise InvalidArgument(
-                "budget must be None with clipping by projected norms, got AdaptiveBudget: an estimate can be too "
-                "small by any factor, so a step has no Rényi divergence that a filter could add up. Use flat clipping."
             )
         self._budget, self._plan = budget, plan
         self._full = not plan.is_scheduled and plan.step_plan(0).sample_rate == 1
@@ -146,12 +138,6 @@ class AdaptiveBudgetRun:
         self._order: float | None = None
         self._filter, self._accountant = self._made()
         self._price(plan.step_event(0))
-        if budget.norm_budget_fraction is not None and (plan.secure_mode or isinstance(plan.clipping, AdaClip)):
-            raise InvalidArgument(
-                "norm_budget_fraction must be None with secure noise or AdaClip, got a share: the norm is released "
-                "as one "
-                "Gaussian with the sum. Use flat clipping and floating-point noise."
-            )
         self._chosen: dict[int, StepPlan] = {}
         self._last_norm: float | None = None
         self._last_clipped: float | None = None

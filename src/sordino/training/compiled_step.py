@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from sordino.clipping import AdaClip, QuantileClipping
 from sordino.errors import InvalidArgument, UnsupportedModule
 from sordino.gradients import GradientCapture
 from sordino.gradients.step_graphs import StepGraphs, trace_step
-from sordino.schedules import Schedule
 from sordino.training.accumulators import ClippedSumAccumulator
+from sordino.training.exclusions import Option, check_exclusions
 from sordino.training.loss_tracing.loss_tracer import module_state_key
 from sordino.training.plan import Plan
 from sordino.training.probing.synthetic import SyntheticRecords
@@ -61,7 +60,7 @@ class CompiledStep:
     """
 
     def __init__(self, capture: GradientCapture, plan: Plan, loss: Callable[..., Tensor]) -> None:
-        _check_plan(plan)
+        check_exclusions(plan.options() | {Option.COMPILE})
         _check_compiler()
         self._capture, self._plan, self._loss = capture, plan, loss
         self._graphs: dict[Hashable, StepGraphs] = {}
@@ -137,19 +136,6 @@ def _compiled(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Seq
 
     with torch.no_grad():
         return cast("Callable[..., Sequence[Tensor]]", compiled(graph, list(inputs)))
-
-
-def _check_plan(plan: Plan) -> None:
-    reasons = {
-        "secure_mode": plan.secure_mode,
-        "a loss curve": plan.loss_release is not None,
-        "AdaClip": isinstance(plan.clipping, AdaClip),
-        "bounds that adapt": isinstance(plan.clipping, QuantileClipping),
-        "a schedule of max_grad_norm": isinstance(plan.max_grad_norm, Schedule),
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise InvalidArgument(f"compile must be False with {reason}, got True. Leave it out.")
 
 
 def _check_compiler() -> None:

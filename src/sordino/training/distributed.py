@@ -29,6 +29,7 @@ from sordino.errors import InvalidArgument, SordinoError
 from sordino.ledger import Account, Reservation
 from sordino.randomness import KeyedRNG
 from sordino.sampling import Microbatch, split_into_microbatches
+from sordino.training.exclusions import Option, check_exclusions
 from sordino.training.plan import Plan
 
 if TYPE_CHECKING:
@@ -236,19 +237,19 @@ class DistributedContext:
         Raises:
             InvalidArgument: names it.
         """
-        if self.world_size > 1 and not plan.clipping.exact_norms:
-            raise InvalidArgument(
-                "clipping must look at exact norms in several processes, got "
-                f"{type(plan.clipping).__name__}. Use FlatClipping."
-            )
+        options = set(plan.options())
+        options |= {Option.BUDGET} if adapts else set()
+        options |= {Option.COMPILE} if compiles else set()
+        options |= {Option.ONE_BY_ONE} if alone else set()
+        check_exclusions(options | ({Option.SEVERAL_PROCESSES} if self.world_size > 1 else set()))
         # Who has a sharded model has loaded one of these; to everyone else they would cost a second.
         if sys.modules.keys().isdisjoint(("torch.distributed.fsdp", "torch.distributed.tensor")):
             return self
-        from sordino.training.sharded import check_sharded, find_sharded_model
+        from sordino.training.sharded import find_sharded_model
 
         shards = find_sharded_model(module, world_size=self.world_size, rank=self.rank, device=self.device)
         if shards is not None:
-            check_sharded(plan, compiles=compiles, adapts=adapts, alone=alone)
+            check_exclusions(options | {Option.FULLY_SHARD})
         return replace(self, shards=shards)
 
     def full_parameters(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:

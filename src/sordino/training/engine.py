@@ -28,13 +28,13 @@ from sordino.training.charging import ChargeLog, EpsilonTarget
 from sordino.training.correlated_noise import CorrelatedNoise
 from sordino.training.engine_checkpoint import load_checkpoint, name_alike, save_checkpoint
 from sordino.training.engine_run_folder import Journal
+from sordino.training.exclusions import Option, check_exclusions
 from sordino.training.loader import PrivateLoader, dataset_size_of, own_loader, steps_per_epoch
 from sordino.training.loss_tracing.batch_state import mark_public
 from sordino.training.loss_tracing.criterion import Criterion
 from sordino.training.plan import ClippingMode, Gradients, PerformanceOptions, Plan, StepPlan
 from sordino.training.private_model import MakePrivateArguments, PrivateModel, engine_guarantee
 from sordino.training.record_source import UnitAssignment
-from sordino.training.special_accumulators import check_bounds
 
 __all__ = [
     "PrivacyEngine",
@@ -119,22 +119,12 @@ def check_plan(plan: Plan, units: UnitAssignment | None) -> None:
     Raises:
         InvalidArgument: it clips by projections, releases losses, or protects units that nobody names.
     """
-    if not plan.clipping.exact_norms:
-        raise InvalidArgument(
-            f"clipping must be by exact norms in a custom training loop, got {type(plan.clipping).__name__}. Train "
-            "with sordino.fit, or use FlatClipping."
-        )
-    if plan.loss_release is not None:
-        raise InvalidArgument(
-            "loss_release must be None in a custom training loop, got one: only sordino.fit sees every loss before it "
-            "is averaged. Train with sordino.fit, or leave it out."
-        )
+    check_exclusions(plan.options() | {Option.CUSTOM_LOOP} | (set() if units is None else {Option.UNITS_IN_LOOP}))
     if units is None and plan.privacy_unit is not PrivacyUnit.RECORD:
         raise InvalidArgument(
             f"units must be given where the privacy unit is {plan.privacy_unit.value}, got None. Pass "
             "UnitAssignment(unit_ids=…), the unit of each record."
         )
-    check_bounds(plan, by_unit=units is not None)
     if units is not None:
         units.check(plan)
 

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from sordino import checks
-from sordino.clipping import Clipping
 from sordino.definitions import NeighboringRelation
 from sordino.errors import InvalidArgument
 from sordino.mechanisms import TensorGaussianMechanism
 from sordino.shapes import Float
 
-__all__ = ["LossRelease", "LossSum", "NormRelease", "check_loss_release"]
+__all__ = ["LossRelease", "LossSum", "NormRelease"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,29 +104,6 @@ class LossRelease:
                 "loss_release must hold max_loss and budget_fraction, got another body. Check the file."
             )
         return cls(max_loss=body["max_loss"], budget_fraction=body["budget_fraction"])
-
-
-def check_loss_release(curve: object, *, clipping: Clipping, correlated: bool, secure: bool) -> None:
-    """The losses ride on the Gaussian noise of one step; other noise and other sums have no place for them.
-
-    Raises:
-        InvalidArgument: names what a loss curve does not go with.
-    """
-    if not isinstance(curve, LossRelease):
-        raise InvalidArgument(
-            f"loss_release must be None or LossRelease, got {type(curve).__name__}. See sordino.training."
-        )
-    unfit = {
-        "correlated noise": correlated,
-        "secure noise": secure,
-        type(clipping).__name__: not clipping.plain_sums,
-    }
-    for name in (name for name, applies in unfit.items() if applies):
-        raise InvalidArgument(
-            f"loss_release must be None with {name}, got LossRelease. Leave it out, or use independent noise and "
-            "clipping "
-            "by exact norms."
-        )
 
 
 class LossSum:

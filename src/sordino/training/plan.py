@@ -24,18 +24,14 @@ from torch import nn
 
 from sordino import accounting, checks
 from sordino.clipping import (
-    AutomaticClipping,
     Clipping,
     FlatClipping,
-    GlobalClipping,
     GroupedClipping,
-    PsacClipping,
-    QuantileClipping,
     clipping_from_dict,
     clipping_to_dict,
 )
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
-from sordino.errors import InvalidArgument, UnknownSampler
+from sordino.errors import InvalidArgument
 from sordino.events import Event, NonPrivate, NoOp, SelfComposed, compose
 from sordino.gradients import GradientCapture, KernelTimings, OneByOne, Recorder
 from sordino.mechanisms import TensorGaussianMechanism
@@ -52,7 +48,8 @@ from sordino.sampling import (
 )
 from sordino.schedules import Schedule, scale_schedule, schedule_from_dict, schedule_to_dict, schedule_value
 from sordino.training.correlated_noise import CorrelatedNoise, choose_noise
-from sordino.training.noisy_releases import LossRelease, check_loss_release
+from sordino.training.exclusions import Option, check_exclusions
+from sordino.training.noisy_releases import LossRelease
 
 __all__ = ["ClippingMode", "Gradients", "PerformanceOptions", "Plan", "StepPlan", "tuned_process"]
 
@@ -193,6 +190,16 @@ class PerformanceOptions:
                     "to compile or to choose where plain autograd runs. Leave it out."
                 )
 
+    def options(self) -> set[Option]:
+        """What these have of the options that exclude each other."""
+        has = {
+            Option.COMPILE: self.compile,
+            Option.GROUPWISE: self.clipping_mode == "groupwise",
+            Option.ONE_BY_ONE: self.is_one_by_one,
+            Option.TWO_PASS: self.clipping_mode == "two_pass",
+        }
+        return {option for option, applies in has.items() if applies}
+
     @property
     def is_one_by_one(self) -> bool:
         """Whether plain autograd runs on one record at a time."""
@@ -300,8 +307,6 @@ _SCHEMA = 1
 # What may change from step to step.
 _PLANNED = ("noise_multiplier", "max_grad_norm", "sample_rate", "expected_batch_size")
 _OBJECTS = ("clipping", "correlated_noise", "loss_release")
-# Methods whose clipped sum is of plain gradients and has the plan's own sensitivity in every step.
-_FIXED = (AutomaticClipping, FlatClipping, GlobalClipping, GroupedClipping, PsacClipping)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,67 +383,39 @@ class Plan:
             raise InvalidArgument(
                 f"clipping must be an object of sordino.clipping, got {self.clipping!r}. Give FlatClipping()."
             )
-        if self.loss_release is not None:
-            check_loss_release(
-                self.loss_release,
-                clipping=self.clipping,
-                correlated=self.correlated_noise is not None,
-                secure=self.secure_mode,
-            )
+        for name, kind in (("loss_release", LossRelease), ("correlated_noise", CorrelatedNoise)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise InvalidArgument(
+                    f"{name} must be None or {kind.__name__}, got {type(value).__name__}. See sordino.training."
+                )
+        checks.one_of((True, False), secure_mode=self.secure_mode)
+        check_exclusions(self.options())
         for step in {0, max(self.steps - 1, 0)} if self.is_scheduled else {0}:
             self.step_plan(step)
-        if self.secure_mode:
-            self._check_secure_mode()
         if self.correlated_noise is not None:
-            self._check_noise()
-            return
-        if not self.poisson_sampling and self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            raise UnknownSampler(
-                "poisson_sampling must be True when neighbors add or remove a record, got False: one record less "
-                "moves the borders of every later batch. Pass neighboring_relation='replace_one' (noise for twice the "
-                "clipping norm) or 'replace_special', or sample with Poisson sampling."
-            )
-        if not self.poisson_sampling and self.is_scheduled:
-            raise UnknownSampler(
-                "poisson_sampling must be True with a schedule, got False: the batches of an epoch cost as much as the "
-                "dearest of them. Sample with Poisson sampling, or give numbers."
-            )
-        if not self.clipping.exact_norms and self.neighboring_relation is NeighboringRelation.REPLACE_ONE:
-            raise InvalidArgument(
-                "neighboring_relation must be add_or_remove_one or replace_special with "
-                f"{type(self.clipping).__name__}, got 'replace_one': what two estimated norms cost together is not "
-                "known. Use FlatClipping."
-            )
+            # Batches that keep the noise's participation, or an exception that names it.
+            assert isinstance(self.sampling, CyclicPoissonSampling | FixedBatchSampling)
+            assert self.mechanism is not None
 
-    def _check_noise(self) -> None:
-        """Noise over many steps needs one bound, one scale and batches that keep its participation."""
-        if not isinstance(self.correlated_noise, CorrelatedNoise):
-            raise InvalidArgument(
-                f"correlated_noise must be None or CorrelatedNoise, got {type(self.correlated_noise).__name__}. See "
-                f"sordino.training."
-            )
-        scheduled = [name for name in _PLANNED if isinstance(getattr(self, name), Schedule)]
-        if scheduled:
-            raise InvalidArgument(
-                f"{scheduled[0]} must be a number with correlated noise, got a schedule: later steps take "
-                "back what earlier ones added. Give a number, or leave noise out."
-            )
-        if not isinstance(self.clipping, _FIXED):
-            raise InvalidArgument(
-                f"clipping must have a fixed bound with correlated noise, got {type(self.clipping).__name__}. Use "
-                "FlatClipping or AutomaticClipping, or leave noise out."
-            )
-        assert isinstance(self.sampling, CyclicPoissonSampling | FixedBatchSampling)
-        assert self.mechanism is not None
-
-    def _check_secure_mode(self) -> None:
-        """Whole numbers are noised once a step; what hangs over from step to step is floating point."""
-        checks.one_of((True, False), secure_mode=self.secure_mode)
-        if self.correlated_noise is not None or isinstance(self.clipping, QuantileClipping):
-            raise InvalidArgument(
-                "secure_mode must be False with correlated noise or bounds that adapt, got True: what they carry over "
-                "is made of floating-point numbers. Use independent noise and fixed bounds."
-            )
+    def options(self) -> set[Option]:
+        """What the plan has of the options that exclude each other."""
+        clipping, is_shuffled = self.clipping, not self.poisson_sampling and self.correlated_noise is None
+        has = {
+            Option.ADAPTIVE_NORM: clipping.adapts,
+            Option.ADD_OR_REMOVE_ONE: self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE,
+            Option.CORRELATED_NOISE: self.correlated_noise is not None,
+            Option.ESTIMATED_NORMS: not clipping.exact_norms,
+            Option.LOSS_RELEASE: self.loss_release is not None,
+            Option.REPLACE_ONE: self.neighboring_relation is NeighboringRelation.REPLACE_ONE,
+            Option.SCHEDULE: self.is_scheduled,
+            Option.SCHEDULED_NORM: isinstance(self.max_grad_norm, Schedule),
+            Option.SECURE_MODE: self.secure_mode,
+            Option.SHUFFLED: is_shuffled,
+            Option.TRANSFORMED_SUMS: clipping.exact_norms and not clipping.plain_sums,
+            Option.UNGROUPED: not isinstance(clipping, GroupedClipping),
+        }
+        return {option for option, applies in has.items() if applies}
 
     @classmethod
     def for_epsilon(
@@ -505,7 +482,7 @@ class Plan:
         return replace(self, noise_multiplier=scale_schedule(shape, factor))
 
     def _with_best_noise(self, target_epsilon: float) -> Self:
-        adapts = not isinstance(self.clipping, _FIXED) or self.loss_release is not None
+        adapts = self.clipping.adapts or not self.clipping.plain_sums or self.loss_release is not None
         if self.is_scheduled or not self.poisson_sampling or adapts or self.secure_mode:
             raise InvalidArgument(
                 "correlated_noise must be None with schedules, bounds that adapt, secure noise, a loss curve, or "

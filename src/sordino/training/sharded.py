@@ -23,9 +23,8 @@ from sordino.errors import InvalidArgument
 from sordino.mechanisms.tensor_noise import ShardGaussianMechanism, ShardSlice, TensorGaussianMechanism
 from sordino.training.accumulators import accumulation_dtype
 from sordino.training.distributed import collective
-from sordino.training.plan import Plan
 
-__all__ = ["ShardedModel", "check_sharded", "find_sharded_model"]
+__all__ = ["ShardedModel", "find_sharded_model"]
 
 
 # Bytes that are scattered in one exchange: many small tensors would each wait for the network.
@@ -354,35 +353,4 @@ def _check_mesh(name: str, value: DTensor, count: int) -> None:
     if tuple(value.placements) != (Shard(0),):
         raise InvalidArgument(
             f"{name} must be sharded by rows, got {value.placements}. Leave shard_placement_fn out of fully_shard."
-        )
-
-
-def check_sharded(plan: Plan, *, compiles: bool = False, adapts: bool = False, alone: bool = False) -> None:
-    """Refuse what needs whole sums or whole noise in every process.
-
-    Raises:
-        InvalidArgument: names it.
-    """
-    if plan.correlated_noise is not None or plan.secure_mode:
-        got = "secure noise" if plan.secure_mode else "correlated noise"
-        raise InvalidArgument(
-            f"noise must be independent and floating point for a model that fully_shard took, got {got}. Leave it out, "
-            "or train the model without fully_shard."
-        )
-    if not plan.clipping.plain_sums:
-        raise InvalidArgument(
-            f"clipping must sum gradients as they are for a model that fully_shard took, got "
-            f"{type(plan.clipping).__name__}. Use FlatClipping, GroupedClipping or QuantileClipping."
-        )
-    if adapts:
-        raise InvalidArgument(
-            "budget must be None for a model that fully_shard took, got one: what it reads of a step is whole. Leave "
-            "it out, or train the model without fully_shard."
-        )
-    if compiles:
-        raise InvalidArgument("compile must be False for a model that fully_shard took, got True. Leave it out.")
-    if alone:
-        raise InvalidArgument(
-            'gradients must be "captured" for a model that fully_shard took, got "one-by-one": ordinary gradients are '
-            "averaged over the processes, across records. Leave it out, or train the model without fully_shard."
         )

@@ -26,7 +26,6 @@ __all__ = [
     "AdaClipAccumulator",
     "IntegerAccumulator",
     "UnitAccumulator",
-    "check_bounds",
     "make_accumulator",
 ]
 
@@ -277,7 +276,6 @@ def make_accumulator(
     Raises:
         InvalidArgument: the clipping doesn't go with the plan's noise or relation, or not with rows of units.
     """
-    check_bounds(plan, by_unit=by_unit)
     if by_unit:
         return UnitAccumulator(capture)
     if isinstance(plan.clipping, AdaClip):
@@ -291,26 +289,6 @@ def make_accumulator(
             )
         return made
     return IntegerAccumulator(capture) if plan.secure_mode else ClippedSumAccumulator(capture)
-
-
-def check_bounds(plan: Plan, *, by_unit: bool = False) -> None:
-    """Refuse what `make_accumulator` has no sums for.
-
-    Raises:
-        InvalidArgument: the clipping doesn't go with the plan's noise, or not with rows of units.
-    """
-    special = not plan.clipping.plain_sums
-    if by_unit and (special or plan.secure_mode):
-        got = type(plan.clipping).__name__ if special else "secure noise"
-        raise InvalidArgument(
-            f"units must be None with {got} in a loop of your own: its sums are made record by record. Use "
-            "FlatClipping, or train with sordino.fit."
-        )
-    if special and (plan.correlated_noise is not None or plan.secure_mode):
-        raise InvalidArgument(
-            f"clipping must be another one with correlated or secure noise, got {type(plan.clipping).__name__}. Use "
-            "FlatClipping, or independent noise."
-        )
 
 
 class AdaClipAccumulator:

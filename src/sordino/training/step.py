@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from sordino.clipping import AdaClip, GroupedClipping
 from sordino.errors import InvalidArgument, NonPrivateStep
 from sordino.gradients import Contributions, Recorder
 from sordino.gradients.backward_strategies import GroupwiseInBackward, NormsInBackward, TwoPassBackward
@@ -21,14 +20,15 @@ from sordino.randomness import KeyedRNG
 from sordino.runs import ReleasedLoss
 from sordino.sampling import Microbatch
 from sordino.training.accumulators import ClippedSumAccumulator, accumulation_dtype
+from sordino.training.exclusions import Option, check_exclusions
 from sordino.training.noisy_releases import NormRelease
-from sordino.training.plan import ClippingMode, Plan, StepPlan
+from sordino.training.plan import ClippingMode, PerformanceOptions, Plan, StepPlan
 from sordino.training.special_accumulators import make_accumulator
 
 if TYPE_CHECKING:
     from sordino.training.sharded import ShardedModel
 
-__all__ = ["PrivateStep", "ReduceScatteredSums", "check_clipping_mode"]
+__all__ = ["PrivateStep", "ReduceScatteredSums"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -135,7 +135,8 @@ class PrivateStep:
         shards: "ShardedModel | None" = None,
         is_even: bool = False,
     ) -> None:
-        check_clipping_mode(clipping_mode, plan, by_unit=by_unit)
+        options = plan.options() | PerformanceOptions(clipping_mode=clipping_mode).options()
+        check_exclusions(options | ({Option.UNITS_IN_LOOP} if by_unit else set()))
         self._capture = capture
         self._at = plan.step_plan if step_plan_fn is None else step_plan_fn
         self._randomness = rng
@@ -440,27 +441,3 @@ class PrivateStep:
                 self._sums[p] = total
             totals.append(total)
         return totals
-
-
-def check_clipping_mode(clipping_mode: ClippingMode, plan: Plan, *, by_unit: bool = False) -> None:
-    """Refuse a plan whose records or groups can't be clipped while backward passes run.
-
-    Raises:
-        InvalidArgument: for "groupwise", bounds are not those of groups of parameters, or are adapted; for both,
-        records
-            are put together or rounded one by one.
-    """
-    apart = by_unit or plan.secure_mode
-    if clipping_mode == "groupwise" and (apart or not isinstance(plan.clipping, GroupedClipping)):
-        raise InvalidArgument(
-            f"clipping must be grouped, with fixed bounds, of single records and without secure noise, for "
-            f'clipping_mode="groupwise", got {plan.clipping.describe()}. Use GroupedClipping, or '
-            f'clipping_mode="low_memory".'
-        )
-    if clipping_mode == "two_pass" and (apart or isinstance(plan.clipping, AdaClip)):
-        got = "units" if by_unit else "secure noise" if plan.secure_mode else plan.clipping.describe()
-        raise InvalidArgument(
-            f'gradients must be read by their norms for clipping_mode="two_pass", got {got}, which needs every '
-            f"record's "
-            'gradient. Use clipping_mode="low_memory".'
-        )
