@@ -464,7 +464,11 @@ def test_a_ledger_holds_the_budget_before_the_first_batch_and_what_a_resume_coul
             "budget must be None with shuffled epochs",
         ),
         ({"budget": budget(filter="gaussian")}, InvalidArgument, "filter must be renyi with sampled batches"),
-        ({"correlated_noise": CYCLES, "clipping": AdaClip()}, InvalidArgument, "correlated_noise must be None with .*AdaClip"),
+        (
+            {"correlated_noise": CYCLES, "clipping": AdaClip()},
+            InvalidArgument,
+            "correlated_noise must be None with .*AdaClip",
+        ),
         (
             {"correlated_noise": CYCLES, "clipping": QuantileClipping(count_noise=9.0)},
             InvalidArgument,

@@ -246,7 +246,7 @@ def test_the_filter_of_sampled_batches_uses_the_order_that_lasts_longest_for_the
     [
         ({"filter": "gaussian"}, {"sample_rate": 0.5}, "filter must be renyi with sampled batches"),
         ({"filter": "zcdp"}, {"sample_rate": 0.5}, "filter must be renyi with sampled batches"),
-        ({}, {"poisson_sampling": False, "neighboring_relation": "replace_one"}, "budget must be None with shuffled epochs"),
+        ({}, {"poisson_sampling": False, "neighboring_relation": "replace_one"}, "None with shuffled epochs"),
         (
             {},
             {

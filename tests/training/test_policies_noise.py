@@ -243,13 +243,13 @@ def test_without_noise_the_run_is_not_private():
         (
             {"noise_multiplier": LinearSchedule(start=2.0, end=1.0)},
             InvalidArgument,
-            "correlated_noise must be None with a schedule",
+            "must be None with a schedule",
         ),
-        ({"max_grad_norm": LinearSchedule(start=2.0, end=1.0)}, InvalidArgument, "correlated_noise must be None with a schedule"),
+        ({"max_grad_norm": LinearSchedule(start=2.0, end=1.0)}, InvalidArgument, "must be None with a schedule"),
         (
             {"expected_batch_size": LinearSchedule(start=2.0, end=1.0)},
             InvalidArgument,
-            "correlated_noise must be None with a schedule",
+            "must be None with a schedule",
         ),
         ({"clipping": QuantileClipping(count_noise=9.0)}, InvalidArgument, "QuantileClipping"),
         (
@@ -257,7 +257,7 @@ def test_without_noise_the_run_is_not_private():
             InvalidArgument,
             "correlated_noise must be None with .*AdaClip",
         ),
-        ({"clipping": ProjectedClipping(projections=8)}, InvalidArgument, "correlated_noise must be None with .*ProjectedClipping"),
+        ({"clipping": ProjectedClipping(projections=8)}, InvalidArgument, "must be None with .*Projected"),
         ({"steps": STEPS + 1}, InvalidArgument, "steps must be those of the noise's strategy"),
         ({"sample_rate": 0.1}, InvalidArgument, "sample_rate must be that of the noise's participation"),
         ({"poisson_sampling": False}, UnknownSampler, "got CyclicPoisson"),

@@ -330,7 +330,7 @@ def test_an_unknown_mode_is_refused():
 
 @pytest.mark.parametrize(
     ("clipping", "options", "words"),
-    [(AdaClip(), {}, "got .*every record's gradient"), (FlatClipping(), {"secure_mode": True}, "got secure noise")],
+    [(AdaClip(), {}, "got .*every record's gradient"), (FlatClipping(), {"secure_mode": True}, "with secure mode")],
 )
 def test_what_needs_every_gradient_is_refused_by_name(clipping, options, words):
     data = (batch_for(""), torch.zeros(RECORDS).long())
