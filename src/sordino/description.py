@@ -14,8 +14,7 @@ from scipy.special import ndtri
 
 from sordino import checks
 from sordino.data import CategoricalColumn, NumericColumn, Schema
-from sordino.data.discretization import DiscreteColumn, TableSource, column_with_cells, table_columns
-from sordino.data.tables import to_numbers
+from sordino.data.discretization import DiscreteColumn, TableSource, table_columns
 from sordino.errors import InvalidArgument
 from sordino.estimators.base import PrivateEstimator, require_declared
 from sordino.ledger import Account, Reservation
@@ -97,7 +96,10 @@ class NumericSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class CategorySummary:
-    """A category column: the number of records of each value, in the schema's order, missing or not listed last."""
+    """The number of records of each value of a category, level or boolean, or in each part of a date's range, in order.
+
+    Missing and unlisted values stand last.
+    """
 
     name: str
     counts: tuple[tuple[str, Estimate], ...]
@@ -342,13 +344,11 @@ class _Releases:
             if schema.target_bounds is None
             else NumericColumn(name=schema.target, low=schema.target_bounds[0], high=schema.target_bounds[1])
         )
+        self.columns = [DiscreteColumn(column=one, bins=_FINE * bins) for one in (*schema.columns, target)]
         self.table_format = schema.table_format
-        self.columns = [
-            DiscreteColumn(column=one, bins=_FINE * bins) for one in (*map(column_with_cells, schema.columns), target)
-        ]
         self.pairs = self._pairs(asked.cross, target)
         self.noise = _Noise(confidence=confidence, pure=delta == 0)
-        self.numeric = [one.column for one in self.columns if isinstance(one.column, NumericColumn)]
+        self.numeric = [one for one in self.columns if isinstance(one.column, NumericColumn)]
         self._share(make_budget(epsilon=epsilon, delta=delta), rng)
 
     def _pairs(
@@ -356,11 +356,7 @@ class _Releases:
     ) -> "list[tuple[_Side, _Side]]":
         by_name = {one.name: _Side(one) for one in self.columns}
         if cross is None:
-            few = [
-                one.name
-                for one in self.columns
-                if isinstance(one.column, CategoricalColumn) and len(one.column.categories) <= _MOST_CATEGORIES
-            ]
+            few = [one.name for one in self.columns if one.bounds is None and len(one.listed) <= _MOST_CATEGORIES]
             return [(by_name[name], by_name[target.name]) for name in few if name != target.name]
         for pair in cross:
             if len(pair) != 2 or pair[0] == pair[1]:
@@ -376,7 +372,7 @@ class _Releases:
         weights += [_WEIGHTS[3] / len(self.pairs)] * len(self.pairs) if self.pairs else []
         shares = list(budget.split(*weights))
         self.count = PrivateCount(budget=shares.pop(0), rng=rng)
-        half = tuple((-one.high / 2 + one.low / 2, one.high / 2 - one.low / 2) for one in self.numeric)
+        half = tuple((-_radius(one), _radius(one)) for one in self.numeric)
         self.sums = PrivateSum(budget=shares.pop(0), bounds=half, rng=rng) if half else None
         self.histograms = [_histogram(shares.pop(0), one.size, rng) for one in self.columns]
         self.tables = [_histogram(shares.pop(0), one.size * two.size, rng) for one, two in self.pairs]
@@ -402,10 +398,13 @@ class _Releases:
         for one, histogram, cells in zip(self.columns, self.histograms, codes, strict=True):
             counts = np.asarray(histogram.release(cells), dtype=np.float64)
             variance = self.noise.variance(float(histogram.noise.scales[0]))
-            if isinstance(one.column, CategoricalColumn):
+            if one.bounds is None:
                 named = zip(one.labels(), counts, strict=True)
                 estimates = tuple((name, self.noise.count(count, variance)) for name, count in named)
                 summaries.append(CategorySummary(name=one.name, counts=estimates))
+            elif one not in self.numeric:  # a date
+                missing = ("(missing)", self.noise.count(counts[-1], variance))
+                summaries.append(CategorySummary(name=one.name, counts=(*self._parts(one, counts, variance), missing)))
             else:
                 present = (float(size - counts[-1]), size_variance + variance)
                 total = (sums[one.name], scales[one.name] ** 2 * (2 if self.noise.pure else 1))
@@ -424,10 +423,8 @@ class _Releases:
             return {}, {}
         centered = []
         for one in self.numeric:
-            numbers = to_numbers(found[one.name])
-            with np.errstate(all="ignore"):
-                # A missing number adds nothing to its own column's sum, and the record's others count.
-                centered.append(np.where(np.isnan(numbers), 0.0, np.clip(numbers, one.low, one.high) - _middle(one)))
+            # A missing number adds nothing to its own column's sum, and the record's others count.
+            centered.append(np.nan_to_num(one.numbers(found[one.name]) - _middle(one), nan=0.0))
         noisy = np.asarray(self.sums.release(np.stack(centered, axis=1)))
         names = [one.name for one in self.numeric]
         return dict(zip(names, noisy.tolist(), strict=True)), dict(zip(names, self.sums.scales.tolist(), strict=True))
@@ -441,15 +438,10 @@ class _Releases:
         present: tuple[float, float],
     ) -> NumericSummary:
         """The summary from released values: `total` and `present` are a noisy value and its variance each."""
-        column = one.column
-        assert isinstance(column, NumericColumn)
-        middle, radius = _middle(column), column.high / 2 - column.low / 2
+        middle, radius = _middle(one), _radius(one)
         low, high = self.noise.ratio(total[0], present[0], (total[1], present[1]), radius)
         value = float(np.clip(total[0] / max(present[0], 1.0), low, high))
-        edges = np.concatenate([[column.low], one.edges, [column.high]])
-        bars = counts[1:-2].reshape(-1, _FINE).sum(axis=1)
-        parts = DiscreteColumn(column=column, bins=len(bars)).labels()
-        heights = [(counts[0], variance), *((bar, _FINE * variance) for bar in bars), (counts[-2], variance)]
+        edges = np.concatenate([one.edges[:1], one.edges, one.edges[-1:]])
         return NumericSummary(
             name=one.name,
             missing=self.noise.count(counts[-1], variance),
@@ -457,10 +449,15 @@ class _Releases:
             quantiles=tuple(
                 (level, _quantile(counts[:-1], edges, level, variance, self.noise)) for level in self.levels
             ),
-            histogram=tuple(
-                (part, self.noise.count(*height)) for part, height in zip(parts[:-1], heights, strict=True)
-            ),
+            histogram=self._parts(one, counts, variance),
         )
+
+    def _parts(self, one: DiscreteColumn, counts: FloatArray, variance: float) -> tuple[tuple[str, Estimate], ...]:
+        """The histogram of a number or a date: each of its parts is made of several cells."""
+        bars = counts[1:-2].reshape(-1, _FINE).sum(axis=1)
+        names = DiscreteColumn(column=one.column, bins=len(bars)).labels()
+        heights = [(counts[0], variance), *((bar, _FINE * variance) for bar in bars), (counts[-2], variance)]
+        return tuple((name, self.noise.count(*height)) for name, height in zip(names, heights, strict=False))
 
     def _crossed(self, codes: dict[str, npt.NDArray[np.int64]]) -> list[CrossTable]:
         found = []
@@ -492,24 +489,30 @@ class _Side:
 
     @property
     def size(self) -> int:
-        return _CROSS_PARTS + 1 if isinstance(self.fine.column, NumericColumn) else self.fine.size
+        return self.fine.size if self.fine.bounds is None else _CROSS_PARTS + 1
 
     def labels(self) -> tuple[str, ...]:
-        if isinstance(self.fine.column, CategoricalColumn):
+        if self.fine.bounds is None:
             return self.fine.labels()
         _, *parts, _, missing = DiscreteColumn(column=self.fine.column, bins=_CROSS_PARTS).labels()
         return (*parts, missing)
 
     def places(self, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        if isinstance(self.fine.column, CategoricalColumn):
+        if self.fine.bounds is None:
             return codes
         bins = self.fine.bins
         inside = (np.clip(codes, 1, bins) - 1) * _CROSS_PARTS // bins
         return np.where(codes == bins + 2, _CROSS_PARTS, inside)
 
 
-def _middle(column: NumericColumn) -> float:
-    return column.low / 2 + column.high / 2
+def _middle(one: DiscreteColumn) -> float:
+    assert one.bounds is not None
+    return one.bounds[0] / 2 + one.bounds[1] / 2
+
+
+def _radius(one: DiscreteColumn) -> float:
+    assert one.bounds is not None
+    return one.bounds[1] / 2 - one.bounds[0] / 2
 
 
 def _histogram(share: Budget, cells: int, rng: KeyedRNG) -> PrivateHistogram:

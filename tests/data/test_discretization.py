@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sordino.data import CategoricalColumn, NumericColumn, Schema
+from sordino.data import BooleanColumn, CategoricalColumn, DateColumn, NumericColumn, OrdinalColumn, Schema
 from sordino.data.discretization import DiscreteColumn, TableDomain
 from sordino.errors import InvalidArgument
 
@@ -96,3 +96,34 @@ def test_a_numeric_target_has_cells_and_leaves_a_record_without_a_number_out():
     domain = TableDomain.of_schema(schema, bins=2)
     codes = domain.codes({"age": [1, 2, 3, 4, 5], "price": [-5, 4.0, "?", float("inf"), 30]})
     assert codes[:, 1].tolist() == [0, 1, 3]
+
+
+MANY = Schema(
+    columns=(
+        NumericColumn(name="kids", low=0, high=10, whole=True),
+        OrdinalColumn(name="size", levels=("s", "m", "l")),
+        BooleanColumn(name="smoker"),
+        DateColumn(name="born", low="2000-01-01", high="2010-01-01"),
+    ),
+    target="y",
+    labels=("0", "1"),
+)
+
+
+def test_every_type_of_column_has_cells_and_values_that_fall_into_them_again(tmp_path):
+    table = {
+        "kids": [0, 2.4, 99, None],
+        "size": ["s", "l", "xl", ""],
+        "smoker": ["Yes", "f", "?", "1"],
+        "born": ["2000-01-01", "2004-07-01", "someday", "2030-01-01"],
+        "y": ["0", "1", "1", "0"],
+    }
+    domain = TableDomain.of_schema(MANY, bins=2)
+    codes = domain.codes(table)
+    assert codes.T.tolist() == [[0, 1, 3, 4], [0, 2, 3, 3], [1, 0, 2, 1], [0, 1, 4, 3], [0, 1, 1, 0]]
+    pa.csv.write_csv(pa.table(table), tmp_path / "t.csv")
+    np.testing.assert_array_equal(domain.codes(tmp_path / "t.csv"), codes)
+    drawn = domain.values(codes, np.full(codes.shape, 0.5))
+    assert drawn["born"][:3] == ["2000-01-01", "2002-07-02", ""]
+    assert drawn["smoker"] == ["true", "false", "", "true"]
+    np.testing.assert_array_equal(domain.codes(drawn), codes)

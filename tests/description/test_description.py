@@ -7,7 +7,7 @@ import pytest
 
 import sordino
 from sordino import accounting
-from sordino.data import CategoricalColumn, NumericColumn, Schema
+from sordino.data import BooleanColumn, CategoricalColumn, DateColumn, NumericColumn, OrdinalColumn, Schema
 from sordino.description import Estimate, TableDescriber, TableDescription, _Noise, _quantile, _Releases, describe
 from sordino.errors import BudgetExceeded, InvalidArgument, MissingDeclaration
 from sordino.events import compose
@@ -243,6 +243,34 @@ def test_a_quantile_of_exact_counts_is_in_its_cell():
 def test_wrong_parameters_are_refused_before_anything_is_charged(given, error):
     with pytest.raises(error):
         TableDescriber(**({"schema": SCHEMA, "epsilon": 1.0, "delta": 1e-6} | given)).planned_events()
+
+
+def test_every_type_of_column_is_described():
+    schema = Schema(
+        columns=(
+            NumericColumn(name="kids", low=0, high=10, whole=True),
+            OrdinalColumn(name="size", levels=("s", "m", "l")),
+            BooleanColumn(name="smoker"),
+            DateColumn(name="born", low="2000-01-01", high="2010-01-01"),
+        ),
+        target="rich",
+        labels=("no", "yes"),
+    )
+    source = {
+        "kids": [0, 2, 3] * 300,
+        "size": ["s", "l", "xl"] * 300,
+        "smoker": ["yes", "no", "?"] * 300,
+        "born": ["2001-02-03", "2009-01-01", ""] * 300,
+        "rich": ["no", "yes", "no"] * 300,
+    }
+    found = describe(source, schema=schema, epsilon=50.0, delta=1e-6, cross=(("smoker", "born"),))
+    smoker = [round(estimate.value / 100) for _, estimate in found.column("smoker").counts]
+    assert smoker == [3, 3, 3]
+    born = {part: round(estimate.value / 100) for part, estimate in found.column("born").counts}
+    assert sorted(born.values())[-3:] == [3, 3, 3]
+    assert born["(missing)"] == 3
+    assert found.column("kids").mean.low <= 5 / 3 <= found.column("kids").mean.high
+    assert found.cross_tables[0].header[-1] == "(missing)"
 
 
 def test_the_short_form_is_public():

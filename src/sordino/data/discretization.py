@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
 from numbers import Real
@@ -18,15 +19,33 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from sordino import checks
-from sordino.data.schema import CategoricalColumn, NumericColumn, OrdinalColumn, Schema, TableColumn, TableFormat
-from sordino.data.tables import Column, EncodedColumn, number_text, positions, read_columns, to_number, to_numbers
+from sordino.data.schema import (
+    BooleanColumn,
+    CategoricalColumn,
+    DateColumn,
+    NumericColumn,
+    OrdinalColumn,
+    Schema,
+    TableColumn,
+    TableFormat,
+)
+from sordino.data.tables import (
+    Column,
+    EncodedColumn,
+    column_numbers,
+    number_text,
+    positions,
+    read_columns,
+    scaled_values,
+    to_number,
+)
 from sordino.errors import InvalidArgument
 from sordino.shapes import Float64, Int64
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DiscreteColumn", "TableDomain", "TableSource", "column_with_cells", "table_columns"]
+__all__ = ["DiscreteColumn", "TableDomain", "TableSource", "table_columns"]
 
 
 TableSource: TypeAlias = "Path | str | Mapping[str, object] | pa.Table"
@@ -38,8 +57,9 @@ class DiscreteColumn:
     """One column's cells.
 
     A number has a cell for its lower bound, `bins` equal parts of the range, a cell for its upper bound (values at a
-    bound, and those clipped to it, are often many) and a last one for a missing number. A category has one cell per
-    listed value and a last one for a missing or unlisted value.
+    bound, and those clipped to it, are often many) and a last one for a missing number; so has a date, in seconds. A
+    category has one cell per listed value and a last one for a missing or unlisted value; so has a column of levels in
+    order, and a boolean, whose values are no and yes.
 
     Args:
         column: the declared column.
@@ -52,7 +72,7 @@ class DiscreteColumn:
         ([0, 0, 1, 4, 5, 6], 7)
     """
 
-    column: NumericColumn | CategoricalColumn
+    column: TableColumn
     bins: int = 20
     required: bool = False
 
@@ -62,60 +82,108 @@ class DiscreteColumn:
         return self.column.name
 
     @cached_property
+    def bounds(self) -> tuple[float, float] | None:
+        """Bounds of a number or, in seconds from 1970, of a date; None for what has a list of values."""
+        if isinstance(self.column, NumericColumn):
+            return float(self.column.low), float(self.column.high)
+        return self.column.bounds if isinstance(self.column, DateColumn) else None
+
+    @cached_property
+    def listed(self) -> tuple[str, ...]:
+        """The listed values of a category, of levels, or of a boolean: a text for no, one for yes."""
+        match self.column:
+            case CategoricalColumn():
+                return self.column.categories
+            case OrdinalColumn():
+                return self.column.levels
+            case BooleanColumn():
+                return self.column.false[0], self.column.true[0]
+            case _:
+                return ()
+
+    @cached_property
     def edges(self) -> Float64[np.ndarray, " bins_and_one"]:
-        """Where the equal parts of a number begin and end."""
-        assert isinstance(self.column, NumericColumn)
+        """Where the equal parts of a number or a date begin and end."""
+        assert self.bounds is not None
         share = np.arange(self.bins + 1) / self.bins
-        edges = self.column.low * (1 - share) + self.column.high * share
-        edges[-1] = self.column.high
+        edges = self.bounds[0] * (1 - share) + self.bounds[1] * share
+        edges[-1] = self.bounds[1]
         return edges
 
     @property
     def size(self) -> int:
         """Number of cells."""
-        if isinstance(self.column, NumericColumn):
-            return self.bins + 2 + (not self.required)
-        return len(self.column.categories) + (not self.required)
+        return (len(self.listed) if self.bounds is None else self.bins + 2) + (not self.required)
 
     def labels(self) -> tuple[str, ...]:
         """A short name for every cell."""
-        if isinstance(self.column, CategoricalColumn):
-            return (*self.column.categories, *(() if self.required else ("(missing or not listed)",)))
-        edges = self.edges.tolist()
-        inner = [f"{low:.6g} to {high:.6g}" for low, high in itertools.pairwise(edges)]
-        ends = (f"{edges[0]:.6g} or less", f"{edges[-1]:.6g} or more")
+        if self.bounds is None:
+            return (*self.listed, *(() if self.required else ("(missing or not listed)",)))
+        edges = [self._edge_text(edge) for edge in self.edges.tolist()]
+        inner = [f"{low} to {high}" for low, high in itertools.pairwise(edges)]
+        ends = (f"{edges[0]} or less", f"{edges[-1]} or more")
         return (ends[0], *inner, ends[1], *(() if self.required else ("(missing)",)))
+
+    def _edge_text(self, edge: float) -> str:
+        return _date_text(edge, None)[:10] if isinstance(self.column, DateColumn) else f"{edge:.6g}"
+
+    def numbers(self, column: Column) -> Float64[np.ndarray, " n"]:
+        """The numbers of a numeric or date column, clipped to its bounds; NaN where missing."""
+        assert self.bounds is not None
+        assert isinstance(self.column, NumericColumn | DateColumn)
+        found = column_numbers(column, self.column)
+        with np.errstate(all="ignore"):
+            whole = isinstance(self.column, NumericColumn) and self.column.whole
+            return np.clip(np.round(found) if whole else found, *self.bounds)
 
     def codes(self, column: Column) -> Int64[np.ndarray, " n"]:
         """The cell of each record, −1 for a record that is left out."""
-        if isinstance(self.column, CategoricalColumn):
-            found = positions(column, self.column.categories)
-            return found if self.required else np.where(found < 0, len(self.column.categories), found)
-        low, high = self.column.low, self.column.high
-        numbers = to_numbers(column)
+        if self.bounds is None:
+            if isinstance(self.column, BooleanColumn):
+                signs = scaled_values(column, self.column)
+                found = np.where(np.isnan(signs), -1, signs > 0).astype(np.int64)
+            else:
+                found = positions(column, self.listed)
+            return found if self.required else np.where(found < 0, len(self.listed), found)
+        low, high = self.bounds
+        clipped = self.numbers(column)
         with np.errstate(all="ignore"):
-            clipped = np.clip(numbers, low, high)
             inside = np.clip(np.searchsorted(self.edges, clipped, side="right"), 1, self.bins)
         codes = np.where(clipped <= low, 0, np.where(clipped >= high, self.bins + 1, inside)).astype(np.int64)
         if self.required:
-            return np.where(np.isfinite(numbers), codes, -1)
-        return np.where(np.isnan(numbers), self.bins + 2, codes)
+            assert isinstance(self.column, NumericColumn)
+            return np.where(np.isfinite(column_numbers(column, self.column)), codes, -1)
+        return np.where(np.isnan(clipped), self.bins + 2, codes)
 
     def values(
         self, codes: Int64[np.ndarray, " n"], uniforms: Float64[np.ndarray, " n"]
     ) -> Float64[np.ndarray, " n"] | list[str]:
-        """A value in each cell: a number drawn uniformly from the cell, a category's text, NaN or "" where missing."""
-        if isinstance(self.column, CategoricalColumn):
-            names = (*self.column.categories, "")
+        """A value in each cell: a number or date drawn uniformly from it, else a text; NaN or "" where missing."""
+        if self.bounds is None:
+            names = (*self.listed, "")
             return [names[code] for code in codes.tolist()]
-        low, high = self.column.low, self.column.high
+        low, high = self.bounds
         edges = np.concatenate([[low], self.edges, [high, np.nan]])
         drawn = edges[codes] * (1 - uniforms) + edges[np.minimum(codes + 1, self.bins + 3)] * uniforms
-        if self.column.whole:
+        if isinstance(self.column, DateColumn):
+            has_time = len(self.column.low) > _DATE_LENGTH or len(self.column.high) > _DATE_LENGTH
+            pattern = self.column.format
+            texts = ["" if math.isnan(second) else _date_text(second, pattern) for second in drawn.tolist()]
+            return texts if has_time or pattern is not None else [text[:_DATE_LENGTH] for text in texts]
+        if isinstance(self.column, NumericColumn) and self.column.whole:
             return np.clip(np.round(drawn), low, high)
         # Digits below a thousandth of a cell say nothing.
         digits = max(0, 3 - math.floor(math.log10(high / self.bins - low / self.bins)))
         return np.clip(np.round(drawn, min(digits, 300)), low, high)
+
+
+_DATE_LENGTH = 10
+
+
+def _date_text(second: float, pattern: str | None) -> str:
+    """A date in ISO 8601, or in a pattern of `datetime.strftime`, without an offset: UTC."""
+    moment = datetime(1970, 1, 1) + timedelta(seconds=round(second))
+    return moment.isoformat() if pattern is None else moment.strftime(pattern)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,18 +207,14 @@ class TableDomain:
 
     @classmethod
     def of_schema(cls, schema: Schema, *, bins: int = 20) -> "TableDomain":
-        """The columns of a schema, each number in `bins` equal parts.
-
-        Raises:
-            InvalidArgument: a column is a boolean or a date.
-        """
+        """The columns of a schema, each number in `bins` equal parts."""
         checks.in_range(1, 10_000, bins=checks.integer(1, bins=bins))
         target = (
             CategoricalColumn(name=schema.target, categories=schema.labels)
             if schema.target_bounds is None
             else NumericColumn(name=schema.target, low=schema.target_bounds[0], high=schema.target_bounds[1])
         )
-        columns = [DiscreteColumn(column=column_with_cells(column), bins=bins) for column in schema.columns]
+        columns = [DiscreteColumn(column=column, bins=bins) for column in schema.columns]
         return cls(
             columns=(*columns, DiscreteColumn(column=target, bins=bins, required=True)),
             table_format=schema.table_format,
@@ -185,22 +249,9 @@ class TableDomain:
         }
 
 
-def column_with_cells(column: TableColumn) -> NumericColumn | CategoricalColumn:
-    """The column as a number or a category; levels in order are categories."""
-    if isinstance(column, NumericColumn | CategoricalColumn):
-        return column
-    if isinstance(column, OrdinalColumn):
-        return CategoricalColumn(name=column.name, categories=column.levels)
-    kind = str(column.to_dict()["type"])
-    raise InvalidArgument(
-        f"column {column.name!r} must be numeric, integer, category or ordinal to be cut into cells, got {kind}. "
-        f"Declare {'its values as categories' if kind == 'boolean' else 'another column'}, or leave it out."
-    )
-
-
 def table_columns(
     table: TableSource,
-    columns: Sequence[NumericColumn | CategoricalColumn],
+    columns: Sequence[TableColumn],
     *,
     table_format: TableFormat | None = None,
 ) -> dict[str, Column]:
@@ -212,7 +263,9 @@ def table_columns(
     if isinstance(table, str | Path):
         numeric = [column.name for column in columns if isinstance(column, NumericColumn)]
         names = [column.name for column in columns]
-        return read_columns(Path(table).expanduser(), names, numeric=numeric, table_format=table_format)
+        dates = [column.name for column in columns if isinstance(column, DateColumn)]
+        path = Path(table).expanduser()
+        return read_columns(path, names, numeric=numeric, dates=dates, table_format=table_format)
     found: dict[str, Column] = {}
     for column in columns:
         cells = _cells(table, column.name)
@@ -266,6 +319,9 @@ def _text(cell: object) -> str:
         return cell.strip()
     if isinstance(cell, bool | np.bool_):
         return "true" if cell else "false"
+    if isinstance(cell, date):  # also a datetime, and pandas' own
+        text = cell.isoformat()
+        return "" if text == "NaT" else text
     if isinstance(cell, int | np.integer):
         return str(int(cell))
     number = _number(cell)
