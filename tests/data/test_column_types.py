@@ -504,13 +504,10 @@ def test_a_public_sample_gives_dates_and_the_format_of_the_file(tmp_path):
     assert found.train.features.tolist() == [[1.0, 0.0]]
 
 
-def test_columns_are_cut_into_cells_where_that_is_defined_and_refused_by_name_elsewhere(tmp_path):
-    schema = replace(SCHEMA, columns=(*COLUMNS[:5],), table_format=TableFormat(separator=";", decimal=","))
+def test_columns_of_every_type_are_cut_into_cells(tmp_path):
+    schema = replace(SCHEMA, table_format=TableFormat(separator=";", decimal=","))
     domain = TableDomain.of_schema(schema, bins=4)
-    assert domain.sizes[3:] == (3, 4, 2)
-    assert len(domain.codes(written(tmp_path / "t.csv", ";", ","))) == 4
-    for column in COLUMNS[5:]:
-        with pytest.raises(
-            InvalidArgument, match=f"column '{column.name}' must be numeric, integer, category or ordinal"
-        ):
-            TableDomain.of_schema(replace(SCHEMA, columns=(column,)))
+    assert domain.sizes == (7, 7, 7, 3, 4, 3, 3, 7, 2)
+    codes = domain.codes(written(tmp_path / "t.csv", ";", ","))
+    assert len(codes) == 4
+    assert ((codes >= 0) & (codes < domain.sizes)).all()
