@@ -127,3 +127,20 @@ def test_every_type_of_column_has_cells_and_values_that_fall_into_them_again(tmp
     assert drawn["born"][:3] == ["2000-01-01", "2002-07-02", ""]
     assert drawn["smoker"] == ["true", "false", "", "true"]
     np.testing.assert_array_equal(domain.codes(drawn), codes)
+
+
+def test_a_column_type_with_its_own_missing_value_is_read_entry_by_entry():
+    class Missing:
+        def __float__(self):
+            raise TypeError("a missing value is no number")
+
+    class Kind:
+        kind = "i"
+
+    class Column(list):
+        dtype = Kind()
+
+    codes = TableDomain.of_schema(SCHEMA, bins=4).codes(
+        {"age": Column([1, Missing(), 3]), "job": ["clerk"] * 3, "rich": Column([0, 1, Missing()])}
+    )
+    assert codes.tolist() == [[1, 0, 0], [6, 0, 1]]

@@ -296,7 +296,9 @@ def _cells(table: object, name: str) -> Iterable[object]:
     if name not in list(cast("Iterable[object]", names)):
         raise InvalidArgument(f"table must have every declared column, got none named {name!r}. Correct the schema.")
     column = table[name]  # pyright: ignore[reportIndexIssue]
-    if getattr(getattr(column, "dtype", None), "kind", "") in tuple("biuf"):  # NumPy's types, also behind pandas'
+    kind = getattr(column, "dtype", None)
+    # NumPy's types, also in pandas; pandas' own with a value for missing entries are read entry by entry.
+    if isinstance(kind, np.dtype) and kind.kind in "biuf":
         return np.asarray(column).ravel()
     for method in ("to_pylist", "tolist", "to_list"):
         if hasattr(column, method):
