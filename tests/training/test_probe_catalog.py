@@ -587,3 +587,29 @@ def test_a_record_whose_outputs_sum_to_nothing_is_compared_as_others_are(monkeyp
         check_record_independence(model, capture, (torch.zeros(2, 5, 4),), run, size=ProbeSize(records=20))
     finally:
         capture.detach()
+
+
+class Placed(nn.Module):
+    """Holds a parameter that all records share, and draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.place, self.inner, self.drop = nn.Parameter(torch.ones(1, 4)), nn.Linear(4, 3), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.inner(self.drop(x + self.place))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_a_model_that_holds_parameters_and_draws_numbers_is_captured_while_its_outputs_are_looked_at(reduction):
+    torch.manual_seed(0)
+    model, batch = Placed(), (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
+    capture = GradientCapture(model)
+
+    def run(made_up):
+        return F.cross_entropy(model(made_up[0]), made_up[1], reduction=reduction)
+
+    try:
+        check_record_independence(model, capture, batch, run, reduction=reduction, size=ProbeSize(records=20))
+    finally:
+        capture.detach()

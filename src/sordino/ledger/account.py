@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit, format_upper_bound
-from sordino.errors import BudgetExceeded, InvalidArgument, LedgerError
-from sordino.events import Event, from_dict, to_dict
+from sordino.errors import BudgetExceeded, InvalidArgument, LedgerError, SordinoError
+from sordino.events import Event, to_dict
 from sordino.ledger.policies import (
     AccountBudget,
     Costs,
@@ -22,7 +22,14 @@ from sordino.ledger.policies import (
     subtract_counts,
     total_cost,
 )
-from sordino.ledger.store import AccountTransaction, LedgerEntry, read_transaction, redact_password, write_transaction
+from sordino.ledger.store import (
+    AccountTransaction,
+    LedgerEntry,
+    changed_line,
+    read_transaction,
+    redact_password,
+    write_transaction,
+)
 
 __all__ = ["Account", "AccountState", "Charge", "Remaining", "Reservation", "entry_body", "entry_charge"]
 
@@ -58,21 +65,23 @@ class AccountState:
             raise InvalidArgument(
                 f"account must be declared, got {page.account!r}. Run `sordino ledger declare`, or ledger.declare(…)."
             )
-        body = last.contents
-        at, totals = body["budget_at"], body["totals"]
-        assert isinstance(at, int)
-        assert isinstance(totals, list)
-        declared = page.at(at)
+        at, totals, declared = last.budget_at, last.totals, page.at(last.budget_at)
         if declared is None:
             raise LedgerError("the ledger must hold every account's budget, got one without. Verify the ledger.")
-        budget = AccountBudget.from_dict(declared.contents["budget"])
+        try:
+            budget = AccountBudget.from_dict(declared.contents["budget"])
+        except (SordinoError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise changed_line(declared) from error
+        rule = make_filter(budget)
+        if rule is not None and len(totals) != rule.num_measures:
+            raise changed_line(last)
         return cls(
             page=page,
             last=last,
             budget=budget,
             budget_at=at,
-            totals=tuple(float(value) for value in totals),
-            has_charges=bool(body["has_charges"]),
+            totals=totals,
+            has_charges=bool(last.contents.get("has_charges", True)),
         )
 
     def with_budget(self, budget: AccountBudget) -> "AccountState":
@@ -193,13 +202,7 @@ def _numbers(totals: Costs) -> list[float | str]:
 
 
 def _left(entry: LedgerEntry) -> Leaves:
-    left = entry.contents.get("left")
-    if left is None:
-        raise LedgerError(
-            f"line {entry.seq} of account {entry.account!r} must say what is left of its reservation, got one that "
-            "doesn't. Run `sordino ledger verify`."
-        )
-    return event_counts(from_dict(left))
+    return event_counts(entry.left)
 
 
 def _merged(bags: list[Leaves]) -> Leaves:

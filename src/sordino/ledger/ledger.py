@@ -37,20 +37,33 @@ def verified(url: str, account: str) -> list[str]:
         LedgerError: a line was changed, put in or taken out, or more was charged than the budget allowed.
     """
     with read_transaction(url, account) as page:
-        entries = page.entries()
+        entries = page.raw_entries()
+    if not entries:
+        raise LedgerError(
+            f"account {account!r} must hold its declaration, got no line. Restore the ledger from a copy; what it says "
+            "now is not to be trusted."
+        )
     previous, replay = FIRST, _Replay()
     for number, entry in enumerate(entries, start=1):
-        if entry.seq != number or entry.previous != previous or entry.seal() != entry.digest:
+        if entry.seq != number or entry.previous != previous or not _is_sealed(entry):
             raise _broken(entry, "does not follow from the one before: it, or that one, was changed or taken out")
         try:
             for fault in replay.faults(entry):
                 raise _broken(entry, fault)
         except LedgerError:
             raise
-        except (SordinoError, AssertionError, KeyError, TypeError, ValueError) as error:
+        except (SordinoError, AssertionError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise _broken(entry, "can't be read") from error
         previous = entry.digest
     return [entry.digest for entry in entries]
+
+
+def _is_sealed(entry: LedgerEntry) -> bool:
+    try:
+        entry.check()
+    except LedgerError:
+        return False
+    return True
 
 
 def _broken(entry: LedgerEntry, fault: str) -> LedgerError:

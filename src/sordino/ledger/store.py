@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sordino.errors import InvalidArgument, LedgerError
+from sordino.errors import InvalidArgument, LedgerError, SordinoError
 from sordino.events import Event, NoOp, from_dict
 from sordino.installation import require
 
@@ -32,6 +32,7 @@ __all__ = [
     "FIRST",
     "LedgerEntry",
     "accounts",
+    "changed_line",
     "create",
     "current_user",
     "exists",
@@ -89,24 +90,80 @@ class LedgerEntry:
         """The body, read.
 
         Raises:
-            LedgerError: it is not what was written.
+            LedgerError: it is no JSON object.
         """
-        try:
+        with _readable(self):
             body = json.loads(self.body)
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            raise LedgerError(
-                f"line {self.seq} of account {self.account!r} must be as it was written, got another body. Run "
-                "`sordino ledger verify`."
-            )
-        return body
+            if not isinstance(body, dict):
+                raise TypeError
+            return body
 
     @property
     def event(self) -> Event:
-        """What was charged, reserved or released; `NoOp` for a budget."""
+        """What was charged, reserved or released; `NoOp` for a budget.
+
+        Raises:
+            LedgerError: there is something else.
+        """
         body = self.contents.get("event")
-        return NoOp() if body is None else from_dict(body)
+        with _readable(self):
+            return NoOp() if body is None else from_dict(body)
+
+    @property
+    def left(self) -> Event:
+        """What is left of the reservation after the line.
+
+        Raises:
+            LedgerError: there is something else.
+        """
+        body = self.contents
+        with _readable(self):
+            return from_dict(body["left"])
+
+    @property
+    def totals(self) -> tuple[float, ...]:
+        """What the account has charged after the line, in its filter's measures.
+
+        Raises:
+            LedgerError: there is something else.
+        """
+        body = self.contents
+        with _readable(self):
+            given = body["totals"]
+            if not isinstance(given, list) or not all(type(one) in {int, float, str} for one in given):
+                raise TypeError
+            totals = tuple(float(value) for value in given)
+            if not all(value >= 0 for value in totals):
+                raise ValueError
+            return totals
+
+    @property
+    def budget_at(self) -> int:
+        """The line that declares the budget in force.
+
+        Raises:
+            LedgerError: there is something else.
+        """
+        found = self.contents.get("budget_at")
+        with _readable(self):
+            if type(found) is not int or not 1 <= found <= self.seq:
+                raise TypeError
+            return found
+
+    def check(self) -> "LedgerEntry":
+        """The line itself, if it is as it was written.
+
+        Raises:
+            LedgerError: another type, or another digest than its own.
+        """
+        with _readable(self):
+            values = astuple(self)
+            kinds = [int if name == "seq" else str for name in _COLUMNS]
+            if any(type(value) is not kind for value, kind in zip(values, kinds, strict=True)):
+                raise TypeError
+            if self.seal() != self.digest:
+                raise ValueError
+        return self
 
     def seal(self) -> str:
         """The digest that the line must have."""
@@ -118,6 +175,26 @@ class LedgerEntry:
         names = ("account", "seq", "kind", "at", "who", "run", "note", "reservation")
         chain = {"previous": self.previous, "digest": self.digest}
         return {**{name: getattr(self, name) for name in names}, **self.contents, **chain}
+
+
+_COLUMNS = tuple(item.name for item in fields(LedgerEntry))
+
+
+@contextmanager
+def _readable(entry: LedgerEntry) -> Iterator[None]:
+    """Raise a `LedgerError` that names the line for whatever reading it raises."""
+    try:
+        yield
+    except (SordinoError, AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise changed_line(entry) from error
+
+
+def changed_line(entry: LedgerEntry) -> LedgerError:
+    """What is raised for a line that is not as it was written."""
+    return LedgerError(
+        f"line {entry.seq!r} of account {entry.account!r} must be as it was written, got another content. Restore the "
+        "ledger from a copy; what it says now is not to be trusted."
+    )
 
 
 def sealed(entry: LedgerEntry) -> LedgerEntry:
@@ -208,7 +285,6 @@ def _file_system(path: Path) -> str:
 
 
 _PATIENCE = 120.0  # seconds to wait for the lock
-_COLUMNS = tuple(item.name for item in fields(LedgerEntry))
 
 
 class AccountTransaction:
@@ -230,7 +306,7 @@ class AccountTransaction:
         table = self._table
         query = table.select().where(table.c.account == self.account, *conditions)  # pyright: ignore[reportArgumentType]
         row = self._connection.execute(query.order_by(table.c.seq.desc()).limit(1)).first()
-        return None if row is None else LedgerEntry(**row._mapping)  # pyright: ignore[reportPrivateUsage]
+        return None if row is None else LedgerEntry(**row._mapping).check()  # pyright: ignore[reportPrivateUsage]
 
     def at(self, seq: int) -> LedgerEntry | None:
         """Line `seq`."""
@@ -243,11 +319,24 @@ class AccountTransaction:
         table = self._table
         own = (table.c.account == self.account, table.c.reservation != "")
         newest = select(func.max(table.c.seq)).where(*own).group_by(table.c.reservation)
-        return self._entries(table.c.seq.in_(newest))
+        return [entry.check() for entry in self._entries(table.c.seq.in_(newest))]
 
     def entries(self, kind: str | None = None) -> list[LedgerEntry]:
-        """All lines, or those of one kind, in order."""
-        return self._entries() if kind is None else self._entries(self._table.c.kind == kind)
+        """All lines, or those of one kind, in order.
+
+        Raises:
+            LedgerError: a line is not as it was written, or one between two others is gone.
+        """
+        found, previous = [entry.check() for entry in self.raw_entries()], FIRST
+        for number, entry in enumerate(found, start=1):
+            if entry.seq != number or entry.previous != previous:
+                raise changed_line(entry)
+            previous = entry.digest
+        return [entry for entry in found if kind in {None, entry.kind}]
+
+    def raw_entries(self) -> list[LedgerEntry]:
+        """All lines in order, as they are found."""
+        return self._entries()
 
     def _entries(self, *conditions: object) -> list[LedgerEntry]:
         table = self._table
@@ -300,7 +389,8 @@ def accounts(url: str) -> list[str]:
     from sqlalchemy import select
 
     with _connection(url, writes=False) as connection:
-        return sorted(connection.execute(select(_table().c.account).distinct()).scalars())
+        names = connection.execute(select(_table().c.account).distinct()).scalars()
+        return sorted(str(name) for name in names)
 
 
 def exists(url: str) -> bool:
@@ -372,6 +462,11 @@ def _connection(url: str, *, writes: bool, check: bool = True) -> Iterator["Conn
             f"ledger {redact_password(url)!r} must be readable and writable, got {type(error.orig).__name__}: "
             f"{str(error.orig).splitlines()[0] if str(error.orig) else ''}. Nothing was written. Check that it exists, "
             "is a ledger, and is not locked by another program."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise LedgerError(
+            f"ledger {redact_password(url)!r} must hold text, got bytes that are none. Restore it from a copy; what it "
+            "says now is not to be trusted."
         ) from error
 
 

@@ -16,10 +16,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import combinations, product
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from sordino.errors import (
     CoupledRecords,
@@ -346,7 +348,9 @@ class ProbeRunner:
         noted: list[Tensor] = []
         given: list[Tensor] = []
 
-        def note(_module: nn.Module, _args: object, output: object) -> object:
+        def note(module: nn.Module, _args: object, output: object) -> object:
+            if module is not self._capture.model:
+                return None
             given.extend(tensors_in(output))
             if not as_leaves:
                 noted.extend(tensors_in(output))
@@ -358,8 +362,8 @@ class ProbeRunner:
             noted.extend(tensors_in(cut))
             return written
 
-        # Before the capture's own, which must stay the last where the model itself holds parameters.
-        handle = self._capture.model.register_forward_hook(note, prepend=True)
+        # One for all modules leaves the hooks of the model itself alone, which the capture's must be the outermost of.
+        handle = register_module_forward_hook(cast("Callable[..., None]", note))
         try:
             yield noted, given
         finally:
