@@ -60,7 +60,7 @@ class PrivateTable:
         from sordino.data.loading import require_other_file
         from sordino.data.readers import ADULT_SCHEMA, FILES
         from sordino.data.schema import ArraySchema, read_schema
-        from sordino.data.tables import is_table, read_header, schema_from_sample
+        from sordino.data.tables import is_table, require_declared_columns, schema_from_sample
 
         if data == "adult":
             if schema is not None or sample is not None:
@@ -85,13 +85,7 @@ class PrivateTable:
             raise InvalidArgument("schema must describe the columns of a table, got an array schema. Declare columns.")
         if target is not None and target != declared.target:
             raise InvalidArgument(f"target must be {declared.target!r}, as declared, got {target!r}. Leave it out.")
-        header = read_header(path, declared.table_format)
-        absent = [name for name in (*(one.name for one in declared.columns), declared.target) if name not in header]
-        if absent:
-            raise InvalidArgument(
-                f"the columns of {path.name!r} must include every declared column, got none named "
-                f"{', '.join(map(repr, absent))}. Correct the schema or the header."
-            )
+        require_declared_columns(path, declared)
         return cls(path=path, schema=declared, name=path.name.split(".")[0], public=False)
 
 
