@@ -28,7 +28,7 @@ POISSON = PoissonSampled(sample_rate=0.01, event=NOISE)
         (SelfComposed(event=POISSON, count=9), "Poisson sampling at rate 0.01"),
         (SampledWithoutReplacement(dataset_size=10, sample_size=2, event=NOISE), "fixed-size batches of 2 out of 10"),
         (ShuffledEpochs(epochs=1, steps_per_epoch=2, event=NOISE), "shuffled epochs without amplification"),
-        (SampledWithReplacement(dataset_size=10, sample_size=2, event=NOISE), "replacement sampled"),
+        (SampledWithReplacement(dataset_size=10, sample_size=2, event=NOISE), "sampled with replacement"),
         (Composed(events=(POISSON, NOISE, POISSON)), "Poisson sampling at rate 0.01 and full batches"),
     ],
 )

@@ -230,6 +230,9 @@ def charged_run(
             "optimizer": None,
             "learning_rate": None,
         },
+        "released": "noisy statistics"
+        if command == "describe"
+        else "a synthetic table, and the noisy statistics that it was drawn from",
         "noise_arithmetic": "integers, drawn exactly",
         "data_accesses": {
             "preprocessing": "Each record is put into public cells on its own, by the declared schema.",

@@ -291,7 +291,8 @@ def epsilon_sentences(report: Report) -> tuple[str, ...]:
         PrivacyUnit.USER: "one person with all of their records in the data",
         PrivacyUnit.CLIENT: "one client with all of its records",
     }[unit]
-    results = "the results" if report.evaluations else "the model"
+    is_model = "model" in (report.released or "") or "parameters" in (report.released or "")
+    results = "the model" if is_model and not report.evaluations else "the results"
     sentences = [
         f"Consider {whose}.",
         f"Somebody knows all other records, sees {results}, and guesses {bounds.question}.",

@@ -127,11 +127,11 @@ def list_covered(
     """What the guarantee covers: what is `released`, and noisy `losses` where the plan has some."""
     if not guarantee.is_private:
         return ()
-    unit = guarantee.privacy_unit.value
+    unit, results = guarantee.privacy_unit.value, (released or "the released results").rstrip(".")
     return (
         Remark(
             title="What is released",
-            text=f"{(released or 'The released results').rstrip('.')}, and everything that anyone computes from it, "
+            text=f"{results[:1].upper()}{results[1:]}, and everything that anyone computes from it, "
             "now or later, with any other knowledge.",
         ),
         Remark(
