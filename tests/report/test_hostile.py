@@ -47,6 +47,11 @@ def hostile(path):
     (run.path / "environment.json").write_text(json.dumps({"python": EVIL, "packages": {EVIL: EVIL}}))
     audit = {"method": EVIL, "canaries": 9, "guesses": 5, "alpha": 0.05, "epsilon_lower": 0.1, "attacker": EVIL}
     (run.path / "audit.json").write_text(json.dumps(audit))
+    names = ("purpose", "owner", "contact", "legal_basis", "approved_by")
+    (run.path / "declarations.json").write_text(json.dumps(dict.fromkeys(names, EVIL)))
+    attacks = [{"name": EVIL, "knowledge": EVIL, "auc": 0.5, "auc_interval": [0.4, 0.6]}]
+    bounds = {"ceiling": {"auc": 0.6}, "above_ceiling": [EVIL], "members": 9, "non_members": 9, "public": True}
+    (run.path / "attack.json").write_text(json.dumps({"attacks": attacks, **bounds}))
     guarantee = json.loads((run.path / "guarantee.json").read_text())
     guarantee |= {"sampler": EVIL, "accountant": EVIL, "caveats": [EVIL]}
     (run.path / "guarantee.json").write_text(json.dumps(guarantee))

@@ -198,6 +198,10 @@ def test_attacks_on_public_records_are_shown(tmp_path):
     (run.path / "attack.json").write_text(json.dumps(ATTACK))
     report = build_report(run)
     assert hazard(report, "No audit").status == "met"
+    assert ask(run.path, "--out", tmp_path / "elsewhere.html").exit_code == 0
+    assert "attack.json" not in run.manifest["files"]
+    assert ask(run.path).exit_code == 0
+    assert "attack.json" in run.manifest["files"]
     for text in texts(report):
         assert "AUC 0.520 (0.500 to 0.540)" in text
         assert "largest AUC that the claim allows" in text

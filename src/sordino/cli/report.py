@@ -125,7 +125,11 @@ def report(
         raise InvalidArgument("evaluate must name records when an option of an evaluation is given, got none.")
     reports = [build_report(folder, ledger=ledger) for folder in folders]
     files = _write(reports, form, _target(out_file, run, form, several=len(paths) > 1))
-    folders[0].vouch(*(Path(file) for file in files.values()))
+    written = [Path(file) for file in files.values()]
+    if reports[0].attacks is not None and written[0].resolve().is_relative_to(folders[0].path.resolve()):
+        # The report shows it, so the manifest holds it.
+        written.append(folders[0].path / "attack.json")
+    folders[0].vouch(*written)
     out = Output(as_json=as_json)
     _finish(out, reports, files)
     silent = {one.name: one.missing for one in reports if one.missing}
