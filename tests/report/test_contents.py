@@ -110,6 +110,7 @@ def test_replacing_and_adding_are_told_apart(tmp_path):
         ("Other access", {"meta": EVERYTHING}, "met"),
         ("Other uses", {}, "not stated"),
         ("Other uses", {"meta": EVERYTHING}, "met"),
+        ("Other uses", {"meta": EVERYTHING | {"other_uses_are_counted": False}}, "not stated"),
         ("measurement on private", {}, "met"),
         ("measurement on private", {"metrics": {"x": Metric(value=1.0, public=False)}}, "limitation"),
         ("No audit", {}, "not stated"),

@@ -383,14 +383,15 @@ def _meta(job: TrainingJob) -> dict[str, object]:
 
 
 def composition_statement(*, public: bool, charged: bool) -> dict[str, object]:
-    """What a run states of other uses of its records; nothing where a ledger tells it."""
+    """What a run states of other uses of its records; nothing where a ledger holds them."""
     if public:
         return {"composition": "The records are public: other uses need not be counted."}
     if charged:
         return {}
     return {
-        "composition": "The run was charged to no ledger. What else was computed from the same records is not known to "
-        "it, and adds to this ε."
+        "composition": "The run was charged to no ledger. Everything else that is computed from the same records adds to "
+        "this ε, and is not counted here.",
+        "other_uses_are_counted": False,
     }
 
 

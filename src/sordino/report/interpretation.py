@@ -621,15 +621,17 @@ def _surroundings(evidence: Evidence) -> Iterator[PrivacyHazard]:
     )
     known = evidence.composition
     total, budget = known.spent, known.budget
+    # A run that says that nobody counts other uses has stated it, and has not counted them.
+    stated = True if known.text and evidence.meta.get("other_uses_are_counted") is not False else None
     yield _of(
         "Other uses of the same records are counted",
-        (budget is None or total <= budget) if total is not None else (True if known.text else None),
+        (budget is None or total <= budget) if total is not None else stated,
         "critical",
         f"All charges to the account together: ε = {format_upper_bound(total)}."
         if total is not None
         else (known.text or ""),
         "The charges to the account of the dataset exceed its privacy budget.",
-        "No ledger was given with --ledger, and the run states no other uses.",
+        known.text or "No ledger was given with --ledger, and the run states no other uses.",
     )
     withheld, files = evidence.utility.withheld, []
     if withheld:
