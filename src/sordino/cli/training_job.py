@@ -389,8 +389,8 @@ def composition_statement(*, public: bool, charged: bool) -> dict[str, object]:
     if charged:
         return {}
     return {
-        "composition": "The run was charged to no ledger. Everything else that is computed from the same records adds to "
-        "this ε, and is not counted here.",
+        "composition": "The run was charged to no ledger. Everything else that is computed from the same records adds "
+        "to this ε, and is not counted here.",
         "other_uses_are_counted": False,
     }
 
