@@ -76,7 +76,7 @@ def plot_report(report: Report, path: Path) -> None:
             if bounds is None
             else f"Membership guesses are correct in at most {percent_up(bounds.right_guesses)} of cases. "
         )
-        lines = [f"Protected: {formatting.protected(report)}. {limit}".strip()]
+        lines = [f"Protected: {formatting.protected(report).partition(': ')[2]}. {limit}".strip()]
         lines += wrap(scope, 120) if scope else wrap(f"Sampling: {guarantee.sampler}.", 120)
         figure.text(_EDGE, 0.775, "\n".join(lines), fontsize=14, color=COLORS["soft"], va="top", linespacing=1.5)
         if report.not_for_release:
@@ -99,7 +99,9 @@ def _title(axes: "Axes", text: str) -> None:
 
 
 def _epsilon(axes: "Axes", report: Report) -> None:
-    _title(axes, "Privacy spent (ε)")
+    from matplotlib.ticker import MaxNLocator
+
+    _title(axes, "Privacy spent by training (ε)" if report.evaluations else "Privacy spent (ε)")
     points = [point for point in report.curves.spent if math.isfinite(point.epsilon)]
     steps, spent = [point.steps for point in points], [point.epsilon for point in points]
     axes.fill_between(steps, spent, color=COLORS["tint"])
@@ -128,6 +130,7 @@ def _epsilon(axes: "Axes", report: Report) -> None:
         )
     axes.set_xlim(0, max(steps[-1] if steps else 0, 1))
     axes.set_ylim(0, 1.15 * max([*spent, report.target_epsilon or 0.0, 1e-9]))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("steps", color=COLORS["soft"], loc="right")
     axes.grid(axis="y", color=COLORS["hair"])
     axes.set_axisbelow(True)
@@ -152,7 +155,7 @@ def _accuracy(axes: "Axes", report: Report) -> None:
 
 
 def _plot_attack(axes: "Axes", report: Report) -> None:
-    _title(axes, "Largest share of members that an attack can identify")
+    _title(axes, "Largest share that an attack can identify")
     curve = report.curves.trade_off
     rates = [0.0, *(rate for rate, _ in curve), 1.0]
     most = [1 - missed for _, missed in curve]
