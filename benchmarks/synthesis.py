@@ -145,8 +145,7 @@ def section(rows: list[dict[str, object]]) -> str:
         "*Another sample* is the real test table. Models are trained on synthetic records and tested on real ones: "
         "accuracy for adult, R² for the regression sets (negative: worse than the mean); in its first row they are "
         "trained on the real records. Means over seeds; seconds are CPU time of one fit, on a machine that did other "
-        "work. McKenna et al. show errors of AIM and MST on Adult as plots, over a discretization of their own, so no "
-        "published number stands beside.",
+        "work.",
     ]
     for name in dict.fromkeys(str(row["set"]) for row in rows):
         own = [row for row in rows if row["set"] == name]
