@@ -1,6 +1,7 @@
 """Estimator runs are verified, listed, reported, evaluated, attacked and diagnosed as runs of modules are."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from typer.testing import CliRunner
 
 from sordino import verification
 from sordino.cli.app import app
+from sordino.ledger import Ledger
 from sordino.runs import RunFolder
 
 SCHEMA = {
@@ -88,14 +90,38 @@ def test_a_finished_run_is_complete_and_one_that_was_cut_off_is_not(here, tmp_pa
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_report_of_a_default_run_is_complete(here, method):
-    done = run("report", here / method, "--strict")
-    assert done.exit_code == 0, done.output
+def test_a_report_of_a_default_run_lacks_nothing(here, method):
     body = document("report", here / method)
     assert body["missing"] == []
+    assert run("report", here / method, "--strict").exit_code == 0
     hazards = [value for value in body.values() if isinstance(value, list) and value and "severity" in value[0]]
     assert hazards
     assert not [item for found in hazards for item in found if item["status"] == "violated"]
+    # Without a ledger nobody knows of other uses: that is never called met.
+    (uses,) = [item for found in hazards for item in found if item["title"].startswith("Other uses")]
+    assert uses["status"] != "met"
+
+
+def test_with_a_ledger_the_report_is_complete(here):
+    assert run("ledger", "init", "l.db").exit_code == 0
+    assert run("ledger", "declare", "l.db", "people", "--epsilon", "9", "--delta", "1e-4").exit_code == 0
+    options = ("--schema", here / "schema.json", "--epsilon", "2", "--model", "boosting", "--out", "run")
+    done = run("train", here / "train.csv", *options, "--ledger", "l.db", "--dataset-name", "people")
+    assert done.exit_code == 0, done.output
+    done = run("report", "run", "--strict", "--ledger", "l.db")
+    assert done.exit_code == 0, done.output
+    # The ledger holds one charge, which pays for every line; without it the lines are unpaid.
+    (entry,) = [entry for entry in Ledger("l.db").account("people").history() if entry.kind == "charge"]
+    assert {line.charge for line in RunFolder.open("run")} == {entry.digest}
+    assert verification.verify("run", ledger="l.db").item("ledger").status == "pass"
+    assert run("ledger", "init", "other.db").exit_code == 0
+    assert verification.verify("run", ledger="other.db").item("ledger").status == "fail"
+    # A second run that does not fit is refused and leaves neither a folder nor a charge.
+    dear = ("--schema", here / "schema.json", "--epsilon", "20", "--model", "boosting", "--out", "dear")
+    done = run("train", here / "train.csv", *dear, "--ledger", "l.db", "--dataset-name", "people")
+    assert done.exit_code == 3
+    assert not Path("dear").exists()
+    assert len([one for one in Ledger("l.db").account("people").history() if one.kind == "charge"]) == 1
 
 
 @pytest.mark.parametrize("method", METHODS)

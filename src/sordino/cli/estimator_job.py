@@ -135,15 +135,16 @@ def run_estimator_job(job: EstimatorJob, console: Console) -> Outcome:
     spent = accounting.epsilon(compose(list(events)), delta, neighboring_relation=neighboring_relation)
     if job.ledger is not None:
         job.ledger.check_charge(compose(list(events)), neighboring_relation=neighboring_relation)
-        estimator.set_params(ledger=job.ledger)
     plan = _plan(job, estimator, delta, neighboring_relation.value, events)
     run = RunFolder.create(job.folder, plan=plan, meta=estimator_metadata(job, rows))
     try:
+        # Charged here and not by the estimator, so that every line of the transcript names the charge that paid for it.
+        charge = None if job.ledger is None else _charge(job.ledger, run, estimator, events, neighboring_relation)
         # The estimator draws its key itself, and the fit is one segment.
         run.begin(key=None, first_step=0, most=compose(list(dict.fromkeys(events))), seeded=job.seed is not None)
         for number, event in enumerate(events):
             last = number == len(events) - 1
-            run.append(step=number, event=event, epsilon=spent.upper if last else None)
+            run.append(step=number, event=event, epsilon=spent.upper if last else None, charge=charge)
         with console.status(f"fitting {type(estimator).__name__}"):
             fitted = fit_to(estimator, rows)
     except BaseException:
@@ -163,6 +164,23 @@ def run_estimator_job(job: EstimatorJob, console: Console) -> Outcome:
         run.write_metrics(metrics)
         write_report(run)
     return Outcome(run=run, guarantee=guarantee, metrics=metrics, steps=len(events), interrupted=False)
+
+
+def _charge(
+    ledger: "Account",
+    run: RunFolder,
+    estimator: "PrivateEstimator",
+    events: Sequence[Event],
+    neighboring_relation: NeighboringRelation,
+) -> str:
+    """Charge the whole fit to the account, which may refuse; the ledger's name of the charge."""
+    return ledger.charge(
+        compose(list(events)),
+        note=type(estimator).__name__,
+        run=run.path.name,
+        neighboring_relation=neighboring_relation,
+        privacy_unit=PrivacyUnit.RECORD,
+    ).digest
 
 
 def _with_public_size(guarantee: Guarantee) -> Guarantee:

@@ -520,7 +520,7 @@ def _check_ledger(
     paid_for: dict[str, Counter[Event]] = {}
     for line in chain.lines:
         if line.charge is not None and not isinstance(line.event, NoOp):
-            paid_for.setdefault(line.charge, Counter())[line.event] += 1
+            paid_for.setdefault(line.charge, Counter()).update(_leaves(line.event))
     if place is None:
         words = f"{len(paid_for)} charges are named, and no ledger was given"
         return [not_checked("ledger", words)] if paid_for else []
