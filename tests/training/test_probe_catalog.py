@@ -1,6 +1,7 @@
 """A catalog of couplings, each refused, and of independent models, each accepted, in batches as large as training's."""
 
 import itertools
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -643,5 +644,37 @@ def test_a_model_that_holds_parameters_and_draws_numbers_is_captured_while_its_o
 
     try:
         check_record_independence(model, capture, batch, run, reduction=reduction, size=ProbeSize(records=20))
+    finally:
+        capture.detach()
+
+
+class Held:
+    """An output that is no tree of tensors."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("above", [None, 0, 40])
+def test_records_are_compared_where_the_model_returns_an_object_of_its_own(above, reduction):
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return Held(self.inner(x if above is None or len(x) <= above else x - x.mean(0)))
+
+    torch.manual_seed(0)
+    model, batch = Wrapped(), (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
+    capture = GradientCapture(model)
+
+    def run(made_up):
+        return F.cross_entropy(model(made_up[0]).logits, made_up[1], reduction=reduction)
+
+    try:
+        with nullcontext() if above is None else pytest.raises(CoupledRecords):
+            check_record_independence(model, capture, batch, run, reduction=reduction, size=ProbeSize(records=_MOST))
     finally:
         capture.detach()

@@ -305,7 +305,7 @@ class ProbeRunner:
             return self._rows(noted, loss, count, ())
         leaves = [tensor for tensor in self._used(noted) if tensor.requires_grad]
         found: Sequence[Tensor | None] = [None] * len(leaves)
-        if loss.requires_grad:
+        if loss.requires_grad and leaves:
             found = torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
         scale = count if self._reduction == "mean" else 1
         slopes = [
