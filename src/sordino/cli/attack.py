@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -159,17 +159,15 @@ def _as_module(saved: "SavedModel") -> "nn.Module":
 
 def _estimators_like(saved: "SavedModel", dataset_size: int) -> "TrainReference":
     """Reference models are fitted as the run's was, with as much noise beside as much signal on fewer records."""
-    from sklearn.base import clone
-
     from sordino.data import Records
-    from sordino.estimators.base import PrivateEstimator
+    from sordino.estimators.base import independent_copy
     from sordino.recipes.tabular import FittedTable
 
     assert isinstance(saved.fitted, FittedTable)
     fitted = saved.fitted
 
     def train(features: "Tensor", labels: "Tensor") -> "nn.Module":
-        own = cast("PrivateEstimator", clone(fitted.estimator))
+        own = independent_copy(fitted.estimator)
         parameters = own.get_params(deep=False)
         # Noise on sums falls as ε grows, and the sums of fewer records are smaller.
         changes: dict[str, object] = {"epsilon": parameters["epsilon"] * dataset_size / max(1, len(labels))}

@@ -5,12 +5,17 @@ reads records then; all that changes the guarantee is a parameter, so it is know
 """
 
 import math
+import multiprocessing
 import os
 import sys
+import threading
+import uuid
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Self, TypeAlias, TypeVar, cast
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +26,8 @@ from sklearn.utils.validation import validate_data
 
 from sordino import accounting, checks
 from sordino.definitions import FIXED_SEED_CAVEAT, Guarantee, NeighboringRelation, PrivacyUnit
-from sordino.errors import InvalidArgument, MissingDeclaration
-from sordino.events import Event, compose
+from sordino.errors import AccountingError, InvalidArgument, MissingDeclaration, UnsupportedEvent
+from sordino.events import ApproximateDP, Event, NonPrivate, PureDP, compose
 from sordino.ledger import Account, Reservation
 from sordino.mechanisms.base import FloatArray, Numbers, category_codes, not_numeric, to_float_array
 from sordino.randomness import KeyedRNG
@@ -40,6 +45,7 @@ __all__ = [
     "dry_run_events",
     "encode_labels",
     "fill_missing",
+    "independent_copy",
     "normalize_rows",
     "require_declared",
     "scaled_targets",
@@ -193,6 +199,121 @@ def column_bounds(bounds: ColumnBounds | None, columns: int) -> tuple[FloatArray
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# The fits of an estimator, of its clones and of its copies, which scikit-learn's searches and calibration make.
+#
+# All of them share one log of what was charged, and each states the composition of what is in it. The log is kept
+# beside the estimators, not in them: scikit-learn allows a clone no attributes but its parameters. Pickles hold it, and
+# a copy that comes back into the process finds the log it left; a clone elsewhere can't tell the others that it fits.
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fit:
+    """One fit: what it did, and its own guarantee."""
+
+    event: Event
+    guarantee: Guarantee
+    name: str
+
+
+@dataclass(eq=False, kw_only=True)
+class _FitLog:
+    """The fits of estimators that were cloned or copied from each other.
+
+    Args:
+        name: the same in every process.
+        process: where fits are counted: the process of the estimator that the others come from; None if elsewhere.
+        fits: by name.
+        left: whether one that had yet to be fitted was pickled, with a ledger, which allows fits elsewhere.
+    """
+
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    process: int | None = field(default_factory=os.getpid)
+    fits: dict[str, _Fit] = field(default_factory=dict)
+    left: bool = False
+    _stated: dict[tuple[float, int], tuple[float, float, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _LOGS_BY_NAME[self.name] = self
+
+    def add(self, fit: _Fit) -> None:
+        """Count a fit, or replace what was known of it."""
+        self.fits[fit.name] = fit
+        self._stated.clear()
+
+    def guarantee(self, own: _Fit) -> Guarantee:
+        """The composition of all fits, `own` among them."""
+        fits = list((self.fits | {own.name: own}).values())
+        caveats = list(dict.fromkeys(caveat for fit in fits for caveat in fit.guarantee.caveats))
+        if self.left:
+            caveats.append("fits of copies in other processes are in the ledger alone")
+        if len(fits) == 1:
+            return replace(own.guarantee, caveats=tuple(caveats))
+        key = (own.guarantee.delta, len(fits))
+        if key not in self._stated:
+            self._stated[key] = _compose_fits(fits, own.guarantee)
+        epsilon, delta, accountant = self._stated[key]
+        return replace(
+            own.guarantee,
+            epsilon=epsilon,
+            delta=delta,
+            accountant=accountant,
+            sampler="; ".join(dict.fromkeys(fit.guarantee.sampler for fit in fits)),
+            caveats=(
+                f"{len(fits)} fits of this estimator and its clones: scores on the records, and what was chosen or "
+                "calibrated by them, are not covered",
+                *caveats,
+            ),
+        )
+
+
+_LOCK = threading.RLock()
+_LOGS_BY_NAME: WeakValueDictionary[str, _FitLog] = WeakValueDictionary()
+_LOGS: "WeakKeyDictionary[PrivateEstimator, _FitLog]" = WeakKeyDictionary()
+_CLONES: "WeakSet[PrivateEstimator]" = WeakSet()
+
+
+def _compose_fits(fits: Sequence[_Fit], own: Guarantee) -> tuple[float, float, str]:
+    """(ε, δ, accountant) of all fits: at the δ of `own` where ε is finite there, otherwise at the sum of their δ."""
+    neighboring_relation = common_relation([fit.guarantee.neighboring_relation for fit in fits])
+    event = compose([fit.event for fit in fits])
+    # Basic composition holds for whatever the fits did; the last digits are kept on the safe side.
+    epsilons = math.fsum(fit.guarantee.epsilon for fit in fits) * (1 + 1e-9)
+    deltas = math.fsum(fit.guarantee.delta for fit in fits) * (1 + 1e-9)
+    for delta in dict.fromkeys((own.delta, deltas)):
+        if delta >= 1:
+            break
+        try:
+            spent = accounting.epsilon(event, delta, neighboring_relation=neighboring_relation)
+        except (AccountingError, UnsupportedEvent):
+            continue
+        if math.isfinite(spent.upper) and not (delta == deltas and spent.upper > epsilons):
+            return spent.upper, delta, spent.accountant
+    return epsilons, min(deltas, 1.0), "basic_composition"
+
+
+def _log_of(estimator: "PrivateEstimator") -> _FitLog:
+    with _LOCK:
+        return _LOGS[estimator]
+
+
+def independent_copy(estimator: "PrivateEstimator") -> "PrivateEstimator":
+    """An unfitted copy whose fits the estimator and its clones don't count: whoever asks for it composes them.
+
+    Example:
+        >>> from sordino.estimators import GaussianNB
+        >>> model = GaussianNB(epsilon=1.0, delta=0.0, bounds=(0.0, 1.0), classes=(0, 1))
+        >>> independent_copy(model).get_params() == model.get_params()
+        True
+    """
+    made = cast("PrivateEstimator", clone(estimator))
+    with _LOCK:
+        _LOGS[made] = _FitLog()
+        _CLONES.discard(made)
+    return made
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # What every private estimator shares: declarations, randomness, and charges.
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -212,8 +333,9 @@ class PrivateEstimator(BaseEstimator):
     """Base of the estimators: scikit-learn's parameter handling, and a privacy budget.
 
     Attributes:
-        guarantee_: the `Guarantee` of everything that `fit` learned.
-        events_: what `fit` did, one event a release.
+        guarantee_: the `Guarantee` of everything that `fit` learned; of all fits where this estimator was fitted more
+            than once, or clones of it were.
+        events_: what the last `fit` did, one event a release.
     """
 
     epsilon: float | None
@@ -221,13 +343,67 @@ class PrivateEstimator(BaseEstimator):
     random_state: int | None
     reproducible: bool
     ledger: Account | Reservation | None = None
-    guarantee_: Guarantee
     events_: tuple[Event, ...]
+    _fit: _Fit
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "fit" in vars(cls):
             setattr(cls, "fit", _silent(vars(cls)["fit"]))  # noqa: B010 (an annotation would hide the subclasses' own)
+
+    def __new__(cls, *args: object, **named: object) -> Self:  # noqa: ARG004 (they are __init__'s)
+        """An estimator with a log of its own: begun here, so that a forked process sees that it is another's."""
+        made = super().__new__(cls)
+        with _LOCK:
+            _LOGS[made] = _FitLog()
+        return made
+
+    @property
+    def guarantee_(self) -> Guarantee:
+        """The guarantee of all fits of this estimator and its clones until now."""
+        if "_fit" not in vars(self):
+            raise AttributeError(f"{type(self).__name__} must be fitted before guarantee_ is read. Call fit.")
+        return _log_of(self).guarantee(self._fit)
+
+    @guarantee_.setter
+    def guarantee_(self, guarantee: Guarantee) -> None:
+        self._count_fit(_event_of(guarantee), guarantee)
+
+    def __sklearn_clone__(self) -> Self:
+        """A clone as scikit-learn makes it. Its fits and those of this estimator are counted together."""
+        made = cast("Self", super().__sklearn_clone__())
+        with _LOCK:
+            _LOGS[made] = _log_of(self)
+            _CLONES.add(made)
+        return made
+
+    def __getstate__(self) -> dict[str, object]:
+        log = _log_of(self)
+        cloned = self in _CLONES
+        if "_fit" not in vars(self) and self.ledger is not None:
+            log.left = True
+        state = cast("dict[str, object]", super().__getstate__())
+        return {**state, "_fit_log": (log.name, tuple(log.fits.values()), log.left, cloned)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        state = dict(state)
+        shared = cast("tuple[str, tuple[_Fit, ...], bool, bool] | None", state.pop("_fit_log", None))
+        super().__setstate__(state)
+        if shared is None:
+            return
+        name, fits, left, cloned = shared
+        with _LOCK:
+            log = _LOGS_BY_NAME.get(name)
+            if log is None:
+                log = _FitLog(name=name, process=None)
+            # An estimator that was saved is counted where it is loaded, except in a worker: there it is one of several.
+            if log.process is None and not cloned and multiprocessing.parent_process() is None:
+                log.process = os.getpid()
+            log.fits = {fit.name: fit for fit in fits} | log.fits
+            log.left |= left
+            _LOGS[self] = log
+            if cloned:
+                _CLONES.add(self)
 
     def learned_arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """What `fit` learned, by name: every attribute of numbers. With the parameters it is the fitted estimator."""
@@ -292,6 +468,7 @@ class PrivateEstimator(BaseEstimator):
         # The events were made from (ε, δ), so they cost at most ε; a surplus in the last digits is the accountant's.
         if spent.upper > epsilon * (1 + 1e-9):
             raise InvalidArgument(f"events must cost at most epsilon={epsilon:g}, got more. Please report this.")
+        self._check_countable(neighboring_relation)
         if self.ledger is not None:
             name = type(self).__name__
             self.ledger.charge(
@@ -301,7 +478,7 @@ class PrivateEstimator(BaseEstimator):
                 privacy_unit=PrivacyUnit.RECORD,
             )
         self.events_ = tuple(events)
-        self.guarantee_ = Guarantee(
+        guarantee = Guarantee(
             epsilon=min(spent.upper, epsilon),
             delta=delta,
             accountant=spent.accountant,
@@ -309,6 +486,39 @@ class PrivateEstimator(BaseEstimator):
             neighboring_relation=neighboring_relation,
             caveats=(*caveats, *((FIXED_SEED_CAVEAT,) if self.reproducible else ())),
         )
+        self._count_fit(compose(list(events)), guarantee)
+
+    def _check_countable(self, neighboring_relation: NeighboringRelation) -> None:
+        """Refuse a fit that the other fits of this estimator and its clones could not be composed with."""
+        log = _log_of(self)
+        if log.process != os.getpid() and self.ledger is None:
+            name = type(self).__name__
+            raise InvalidArgument(
+                f"{name} must be fitted in the process that made it, or with a ledger, got a copy in another "
+                "process: its fits can't be counted there. Use n_jobs=None, or ledger=…, which counts every fit, or "
+                f"make a new one: {name}(**model.get_params())."
+            )
+        others = {fit.guarantee.neighboring_relation for fit in list(log.fits.values())}
+        if others - {neighboring_relation}:
+            raise InvalidArgument(
+                "neighboring_relation must be the same for all fits of an estimator and its clones, got "
+                f"{', '.join(sorted({*others, neighboring_relation}))}. Make a new estimator, or choose one relation."
+            )
+
+    def _count_fit(self, event: Event, guarantee: Guarantee, *, name: str | None = None) -> None:
+        """Write a fit into the log that this estimator and its clones share; one of the same name is replaced."""
+        fit = _Fit(event=event, guarantee=guarantee, name=uuid.uuid4().hex if name is None else name)
+        with _LOCK:
+            _log_of(self).add(fit)
+        self._fit = fit
+
+
+def _event_of(guarantee: Guarantee) -> Event:
+    """What is known of a fit by its guarantee alone."""
+    if guarantee.is_private:
+        known = {"epsilon": guarantee.epsilon, "delta": guarantee.delta}
+        return ApproximateDP(**known) if guarantee.delta > 0 else PureDP(epsilon=guarantee.epsilon)
+    return NonPrivate(reason="a fit without a finite guarantee")
 
 
 def _is_learned(name: str) -> bool:
@@ -343,7 +553,7 @@ def dry_run_events(estimator: PrivateEstimator, columns: int) -> tuple[tuple[Eve
         >>> dry_run_events(LogisticRegression(epsilon=1.0, delta=1e-6, data_norm=1.0, classes=(0, 1)), 3)[0]
         (ApproximateDP(epsilon=1.0, delta=1e-06),)
     """
-    trial = cast("PrivateEstimator", clone(estimator))
+    trial = independent_copy(estimator)
     if "ledger" in trial.get_params(deep=False):
         trial.set_params(ledger=None)
     trial.fit(np.zeros((0, columns)), np.zeros(0))  # pyright: ignore[reportAttributeAccessIssue]

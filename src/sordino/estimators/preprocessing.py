@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from sordino import checks
@@ -117,7 +117,7 @@ class BoundedMoments:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class StandardScaler(TransformerMixin, PrivateEstimator):
+class StandardScaler(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
     """Subtracts noisy means and divides by noisy standard deviations.
 
     Bounds that are known well need no private moments: `MinMaxScaler` is free. What is fitted on the scaled records
@@ -187,7 +187,7 @@ class StandardScaler(TransformerMixin, PrivateEstimator):
         return (records - self.mean_) / self.scale_
 
 
-class MinMaxScaler(TransformerMixin, BaseEstimator):
+class MinMaxScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """Moves columns from declared bounds to [0, 1], clipping what lies outside. Nothing is learned from records.
 
     Guarantee: `fit` reads the number of columns and no record: ε = 0. `transform` changes each record by itself.
@@ -233,7 +233,7 @@ class MinMaxScaler(TransformerMixin, BaseEstimator):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class PCA(TransformerMixin, PrivateEstimator):
+class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator):
     """Private principal components about a declared center.
 
     Guarantee: the components and ratios are post-processing of one noisy matrix of second moments, which is
@@ -331,6 +331,10 @@ class PCA(TransformerMixin, PrivateEstimator):
         self.explained_variance_ratio_ = np.maximum(values[order], 0.0) / total if total > 0 else np.zeros(kept)
         self.mean_, self.n_components_ = center, kept
         return self
+
+    @property
+    def _n_features_out(self) -> int:  # asked for by get_feature_names_out
+        return len(self.components_)
 
     def _kept(self, columns: int) -> int:
         if self.n_components is None:

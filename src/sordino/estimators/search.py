@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import MetaEstimatorMixin, clone
+from sklearn.base import MetaEstimatorMixin
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
@@ -25,6 +25,7 @@ from sordino.estimators.base import (
     declared_classes,
     dry_run_events,
     encode_labels,
+    independent_copy,
     scaled_targets,
     split_budget_equally,
     validate_matrix,
@@ -162,7 +163,7 @@ class PrivateGridSearch(MetaEstimatorMixin, PrivateEstimator):
         return points
 
     def _candidate(self, point: Mapping[str, object], epsilon: float, delta: float, place: int) -> PrivateEstimator:
-        candidate = cast("PrivateEstimator", clone(cast("PrivateEstimator", self.estimator)))
+        candidate = independent_copy(cast("PrivateEstimator", self.estimator))
         # Candidates of a repeatable search must not share their noise.
         seed = None if self.random_state is None else self.random_state + 1 + place
         candidate.set_params(**point, epsilon=epsilon, delta=delta, random_state=seed, reproducible=self.reproducible)

@@ -1,21 +1,22 @@
 """`PrivateRandomSearch`: random stopping over an estimator's parameters, as scikit-learn calls it."""
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from sordino import accounting
 from sordino.accounting.base import flatten
-from sordino.definitions import NeighboringRelation
+from sordino.definitions import FIXED_SEED_CAVEAT, Guarantee, NeighboringRelation
 from sordino.errors import InvalidArgument, MissingDeclaration, SordinoError
 from sordino.estimators import PrivateGridSearch
 from sordino.estimators.base import (
     Labels,
     PrivateEstimator,
     check_one_target_per_record,
-    clone,
     common_relation,
     dry_run_events,
+    independent_copy,
     validate_matrix,
 )
 from sordino.events import ApproximateDP, Event, Gaussian, PureDP, compose
@@ -207,7 +208,20 @@ class PrivateRandomSearch(PrivateGridSearch):
             run_delta=delta,
         )
 
+        self._check_countable(runs.neighboring_relation)
+        name = uuid.uuid4().hex
+        planned = Guarantee(
+            epsilon=epsilon,
+            delta=delta,
+            accountant="budget",
+            sampler="none",
+            neighboring_relation=runs.neighboring_relation,
+            caveats=(FIXED_SEED_CAVEAT,) if self.reproducible else (),
+        )
+
         def train(config: Config, share: TrialBudget) -> tuple[PrivateEstimator, float]:
+            # What the search may spend is counted before it reads a record, and what it spent when that is known.
+            self._count_fit(ApproximateDP(epsilon=epsilon, delta=delta), planned, name=name)
             model = runs.estimator(config, share)
             model.fit(X, y)  # pyright: ignore[reportAttributeAccessIssue]
             runs.check(model, share)
@@ -225,7 +239,8 @@ class PrivateRandomSearch(PrivateGridSearch):
             ledger=self.ledger,
             rng=rng,
         )
-        self.events_, self.guarantee_ = (tuned.event,), tuned.guarantee
+        self.events_ = (tuned.event,)
+        self._count_fit(tuned.event, tuned.guarantee, name=name)
         if tuned.model is None:
             raise InvalidArgument(
                 "space must hold settings with which the estimator can be fitted, got none in this search. It is paid "
@@ -256,7 +271,7 @@ class PrivateRandomSearch(PrivateGridSearch):
         return space
 
     def _build(self, config: Config, epsilon: float, delta: float, seed: int | None) -> PrivateEstimator:
-        model = cast("PrivateEstimator", clone(cast("PrivateEstimator", self.estimator)))
+        model = independent_copy(cast("PrivateEstimator", self.estimator))
         known = model.get_params(deep=False)
         own = {"epsilon": epsilon, "delta": delta, "random_state": seed, "reproducible": seed is not None}
         if "ledger" in known:
