@@ -1,6 +1,7 @@
 """A catalog of couplings, each refused, and of independent models, each accepted, in batches as large as training's."""
 
 import itertools
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -161,7 +162,7 @@ def of_most(y, label, least):
     return 0.5 if int((y == label).sum()) >= least else 1.0
 
 
-@pytest.mark.parametrize(("label", "least"), [(0, 45), (1, 40), (1, 47), (2, 25), (5, 3)])
+@pytest.mark.parametrize(("label", "least"), [(0, 45), (1, 40), (1, 47), (2, 25), (3, 45), (5, 3)])
 def test_a_loss_that_changes_with_the_number_of_records_of_a_label_is_refused(label, least):
     def losses(model, x, y):
         return F.cross_entropy(model(x), y, reduction="none") * of_most(y, label, least)
@@ -171,6 +172,38 @@ def test_a_loss_that_changes_with_the_number_of_records_of_a_label_is_refused(la
     )
     with pytest.raises(CoupledRecords):
         fit(nn.Linear(4, 6), losses, (torch.randn(120, 4), torch.randint(0, 6, (120,))), plan, progress=False)
+
+
+LARGE_LOOKS = {
+    "features and labels": (lambda: nn.Linear(4, 3), torch.zeros(2, 4)),
+    "ids and labels": (lambda: nn.Sequential(nn.Embedding(50, 4), nn.Linear(4, 2)), torch.zeros(2, dtype=torch.long)),
+    "chance": (lambda: nn.Sequential(nn.Dropout(0.1), nn.Linear(4, 3)), torch.zeros(2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_LOOKS)
+def test_no_large_batch_is_looked_at_twice(name, monkeypatch):
+    torch.manual_seed(0)
+    build, features = LARGE_LOOKS[name]
+    model, batch = build(), (features, torch.zeros(2, dtype=torch.long))
+    capture, look, seen = GradientCapture(model), ProbeRunner.look, []
+
+    def noted(self, made_up, count, **options):
+        if count == _MOST:
+            seen.append(made_up)
+        return look(self, made_up, count, **options)
+
+    def run(made_up):
+        return F.cross_entropy(model(made_up[0]), made_up[1], reduction="none")
+
+    monkeypatch.setattr(ProbeRunner, "look", noted)
+    try:
+        check_record_independence(model, capture, batch, run, size=ProbeSize(records=_MOST))
+    finally:
+        capture.detach()
+    assert len(seen) > 2
+    for one, other in itertools.combinations(seen, 2):
+        assert not all(map(torch.equal, one, other))
 
 
 def all_experts(model, x):
@@ -611,5 +644,37 @@ def test_a_model_that_holds_parameters_and_draws_numbers_is_captured_while_its_o
 
     try:
         check_record_independence(model, capture, batch, run, reduction=reduction, size=ProbeSize(records=20))
+    finally:
+        capture.detach()
+
+
+class Held:
+    """An output that is no tree of tensors."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("above", [None, 0, 40])
+def test_records_are_compared_where_the_model_returns_an_object_of_its_own(above, reduction):
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return Held(self.inner(x if above is None or len(x) <= above else x - x.mean(0)))
+
+    torch.manual_seed(0)
+    model, batch = Wrapped(), (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
+    capture = GradientCapture(model)
+
+    def run(made_up):
+        return F.cross_entropy(model(made_up[0]).logits, made_up[1], reduction=reduction)
+
+    try:
+        with nullcontext() if above is None else pytest.raises(CoupledRecords):
+            check_record_independence(model, capture, batch, run, reduction=reduction, size=ProbeSize(records=_MOST))
     finally:
         capture.detach()

@@ -305,7 +305,7 @@ class ProbeRunner:
             return self._rows(noted, loss, count, ())
         leaves = [tensor for tensor in self._used(noted) if tensor.requires_grad]
         found: Sequence[Tensor | None] = [None] * len(leaves)
-        if loss.requires_grad:
+        if loss.requires_grad and leaves:
             found = torch.autograd.grad(loss.sum(), leaves, allow_unused=True)
         scale = count if self._reduction == "mean" else 1
         slopes = [
@@ -630,6 +630,8 @@ _IDS = (*range(2, 13), 100, 999, "range")
 _MARKS_ALONE = (*_MARKS, 2, 999)
 # A batch of many tensors is poisoned as a whole and in its first parts.
 _PARTS = 4
+# So many experiments with ordinary records in a small batch; so many numbers, besides 0 and 1, that all others hold.
+_ORDINARY, _ALIKE = 2, 3
 _REMEDY = "Look for batch statistics, sums over dimension 0 and losses that compare records; see LayerNorm, GroupNorm"
 _CHANGED = f"one record changes another record's gradient. {_REMEDY}"
 _UNUSUAL = f"an unusual record changes the others' gradients. {_REMEDY}"
@@ -756,6 +758,10 @@ class _Probe:
         self._count = min(_RECORDS, size.records)
         self._sets = _replaced_sets(self._count)
         self._weights = _rows_of_weights(self._count, self._sets)
+        # For the sums that experiments with ordinary records read, and for the one of all records.
+        self._read = torch.cat([*([self._weights[:_ORDINARY]] if self._sets else []), _evenly(self._count)])
+        # With the sums of all experiments, once one reads them.
+        self._further: ProbeResult | None = None
         self._ran: list[AdversarialValue] = []
         self._least_refused: dict[int | None, int] = {}
         # How far two equal passes are apart, relative to the norms.
@@ -775,7 +781,7 @@ class _Probe:
         for pattern in INTEGER_PATTERNS:
             made_up = self._made_up(self._count, pattern)
             try:
-                observed = self._observer.observe(made_up.batch(range(self._count)), self._weights)
+                observed = self._observer.observe(made_up.batch(range(self._count)), self._read)
                 # Stand-ins are those of the first time.
                 others = made_up.batch(range(self._count, 2 * self._count))
                 again = observed if self._size.again else self._observer.observe(others, self._weights[:0])
@@ -832,7 +838,7 @@ class _Probe:
         self._refuse_unrepeated()
 
     def _again(self) -> ProbeResult:
-        return self._observer.observe(self._records.batch(range(self._count)), self._weights)
+        return self._observer.observe(self._records.batch(range(self._count)), _evenly(self._count))
 
     def _refuse_unrepeated(self) -> None:
         """What is more than rounding comes from a state, or from random numbers that can't be repeated."""
@@ -841,8 +847,8 @@ class _Probe:
             raise _forgets_nothing()
 
     def _distance(self, one: ProbeResult, other: ProbeResult) -> float:
-        """The largest relative difference in sums, norms and losses."""
-        rows = range(len(one.weights))
+        """The largest relative difference in norms, losses and sums; those of `other` are the last ones of `one`."""
+        rows = range(-len(other.weights), 0)
         apart = [_far(one.sketches[row], other.sketches[row], one.scale(row)) for row in rows]
         apart.append(_far_rows(one.norms, other.norms))
         if one.losses is not None and other.losses is not None:
@@ -866,7 +872,7 @@ class _Probe:
 
     def replace_ordinary(self) -> None:
         """Other ordinary records in the places of some must leave the rest as they are."""
-        for row, replaced in enumerate(self._sets[: 1 if self._size.again else 2]):
+        for row, replaced in enumerate(self._sets[: 1 if self._size.again else _ORDINARY]):
             self._compare(row, self._replaced(replaced, {}, row=row), replaced, _CHANGED)
 
     def _replaced(self, replaced: Sequence[int], poisons: dict[int, AdversarialValue], *, row: int) -> ProbeResult:
@@ -886,7 +892,12 @@ class _Probe:
     def _compare(self, row: int, changed: ProbeResult, replaced: Sequence[int], reason: str) -> None:
         """Refuse a difference in what the batch gives for the records that stayed."""
         kept = [place for place in range(self._count) if place not in set(replaced)]
-        sums = (self._first.sketches[row], changed.sketches[0], self._first.scale(row))
+        first = self._first
+        if row >= _ORDINARY:
+            if self._further is None:
+                self._further = self._observer.observe(self._records.batch(range(self._count)), self._weights)
+            first = self._further
+        sums = (first.sketches[row], changed.sketches[0], first.scale(row))
         if not _same(self._first, changed, kept, self._tolerance(), sums=sums):
             raise _coupled(reason)
 
@@ -926,9 +937,9 @@ class _Probe:
             self._try(row, {place: poison})
 
     def _runs(self, place: int, poison: AdversarialValue) -> bool:
-        """Whether code runs with this one record; nothing is captured."""
+        """Whether code runs with this one record and another; nothing is captured."""
         try:
-            self._observer.plain_run(self._records.batch(range(self._count), {place: poison}), self._count)
+            self._observer.plain_run(self._records.batch([place, (place + 1) % self._count], {0: poison}), 2)
         except SordinoError:
             return True
         except Exception:
@@ -1047,10 +1058,12 @@ class _Probe:
         order = range(count - 1, -1, -1)
         parts: list[ProbeResult] = []
         # Without chance a loss may vanish up to rounding, such as one of a model with itself.
-        least = first.scale(0), float(first.norms.mean())
+        least = float((first.norms * weights[0]).sum()), float(first.norms.mean())
         with DisableRandomness():
             if self._observer.generators:
-                first = self._observer.observe(self._large.batch(range(count)), weights, large=True, looks=False)
+                first = self._observer.observe(
+                    self._large.batch(range(count)), weights, large=True, looks=False, outputs=True
+                )
             for size in _smaller(count):
                 places, order = order[:size], order[size:]
                 parts.append(self._part(list(places), weights[:, list(places)]))
@@ -1063,12 +1076,13 @@ class _Probe:
                 "the loss does ('mean' or 'sum'), and divide by nothing that counts tokens, weights or records by hand"
             )
         self._compare_parts(first, parts, values=values, least=_VANISHING * least[1])
-        self._look_at_sizes(count, None if self._observer.generators else first.outputs)
+        self._look_at_sizes(first)
 
-    def _look_at_sizes(self, count: int, whole: Tensor | None) -> None:
+    def _look_at_sizes(self, first: ProbeResult) -> None:
         """What the forward pass gives for a record, in batches of sizes between the halves."""
+        count, whole = self._size.records, first.outputs
+        assert whole is not None
         with DisableRandomness():
-            whole = self._observer.look(self._large.batch(range(count)), count) if whole is None else whole
             sizes = sorted({count * eighths // 8 for eighths in _EIGHTHS} - {0, 1})
             parts = [(size, self._observer.look(self._large.batch(range(size)), size)) for size in sizes]
         for size, part in parts:
@@ -1130,7 +1144,11 @@ class _Probe:
         sets = [] if self._size.again else [even, *_replaced_sets(count)]
         # Two passes read one sum.
         rows = [] if self._size.two_passes or self._observer.gradients_follow else sets
-        first = self._filled(count, torch.cat([_evenly(count), *([_rows_of_weights(count, rows)] if rows else [])]))
+        weights = torch.cat([_evenly(count), *([_rows_of_weights(count, rows)] if rows else [])])
+        # Smaller batches are compared with one in which chance decides nothing.
+        if self._observer.generators and not rows and self._unrepeated == 0:
+            weights = weights[:0]
+        first = self._filled(count, weights)
         if self._size.again:
             self._compare_large(first, *self._extremes(odd, 0), odd)
             return
@@ -1159,7 +1177,10 @@ class _Probe:
     def _look_at_missing(self, first: ProbeResult, replaced: list[int], turn: int) -> None:
         """What the forward pass gives for a record must be the same where some of the others are NaN, too."""
         assert first.outputs is not None
-        self._compare_looks(first.outputs, *self._extremes(replaced, turn, last=True), replaced, gradients=False)
+        missing = self._extremes(replaced, turn, last=True)
+        # Where nothing stands for what is missing, this was the last of the experiments before.
+        if missing != self._extremes(replaced, turn - 1):
+            self._compare_looks(first.outputs, *missing, replaced, gradients=False)
 
     def _compare_looks(
         self,
@@ -1190,13 +1211,19 @@ class _Probe:
 
         The others are copies of one record, and then hold one number, also one that the code compares with.
         """
-        assert first.outputs is not None
-        count = self._large.count
         numbers = [AdversarialValue(integers=number) for number in (0, 1) if self._large.places(floating=False)]
-        compared = [AdversarialValue(integers=kind.integers) for kind in self._ran[::-1] if kind.integers is not None]
-        for kind in [None, *dict.fromkeys([*numbers, *compared[:_PARTS]])]:
-            held = {} if kind is None else dict(zip(range(1, count), [kind] * count, strict=False))
-            self._look_beside(first, [0] + [1] * (count - 1), held)
+        ran = dict.fromkeys(
+            kind.integers for kind in self._ran[::-1] if kind.place is None and kind.integers is not None
+        )
+        # Those that the code compares with come first.
+        further = sorted(ran, key=lambda number: number not in self._observer.singled.integers)[:_ALIKE]
+        seen: list[list[Tensor]] = []
+        for kind in dict.fromkeys([*numbers, *(AdversarialValue(integers=number) for number in further), None]):
+            held = {} if kind is None else dict.fromkeys(range(1, self._large.count), kind)
+            one = list(tensors_in(self._large.batch([1], {0: kind} if kind is not None else {})))
+            if not any(all(map(torch.equal, one, other)) for other in seen):
+                self._look_beside(first, [0] + [1] * (self._large.count - 1), held)
+            seen.append(one)
 
     def _look_beside(self, first: ProbeResult, places: list[int], poisons: dict[int, AdversarialValue]) -> None:
         """Compare what the forward pass gives for the first record; values that the code refuses can't be asked."""

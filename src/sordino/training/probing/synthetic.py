@@ -127,13 +127,19 @@ class SyntheticRecords:
             places: which records, in order; a record may come more than once.
             poisons: what the records at these positions of the batch are made to hold.
         """
+        holding: dict[AdversarialValue, list[int]] = {}
+        for position, poison in (poisons or {}).items():
+            holding.setdefault(poison, []).append(position)
         parts = iter(enumerate(zip(self._values, self._per_record, self._devices, strict=True)))
 
         def take(_: Tensor) -> Tensor:
             place, (values, rowed, device) = next(parts)
             taken = values[list(places)] if rowed else values.clone()
-            for position, poison in (poisons or {}).items() if rowed else ():
-                taken[position] = poison.applied(taken[position], place)
+            for poison, positions in holding.items() if rowed else ():
+                row = taken[positions[0]]
+                held = poison.applied(row, place)
+                if held is not row:
+                    taken[positions] = held
             return taken.to(device)
 
         return map_tensors(take, self._structure)
