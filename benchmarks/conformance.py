@@ -16,6 +16,7 @@ import importlib.util
 import json
 import multiprocessing
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -254,8 +255,12 @@ def table_of(found: dict[str, dict[str, Any]]) -> str:
     passed = {name: sum(row[name]["passed"] for row in found.values()) for name in ("sordino", "Opacus")}
     offered = sum(row["Opacus"]["found"] != "–" for row in found.values())
     lines += [
-        f"Of {len(found)} cases this library passes {passed['sordino']}. Of the {offered} that Opacus offers it passes "
-        f"{passed['Opacus'] - (len(found) - offered)}; every other one is below, with the mode that did best.",
+        *textwrap.wrap(
+            f"Of {len(found)} cases this library passes {passed['sordino']}. Of the {offered} that Opacus offers it "
+            f"passes {passed['Opacus'] - (len(found) - offered)}; every other one is below, with the mode that did "
+            "best.",
+            width=100,
+        ),
         "",
         "| case | sordino | Opacus | mode |",
         "|---|---|---|---|",

@@ -19,7 +19,6 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata
 
 from sordino import accounting, checks
 from sordino.definitions import NeighboringRelation, PrivacyUnit
@@ -210,7 +209,9 @@ def compute_label_utility(
 def _area(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
     """Area under the ROC curve: the share of pairs in which the positive record scores higher, ties half."""
     many = int(positive.sum())
-    ranks = rankdata(scores)
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    # Ranks from 1; equal scores share the mean of theirs.
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     return float((ranks[positive].sum() - many * (many + 1) / 2) / (many * (len(scores) - many)))
 
 
