@@ -128,10 +128,14 @@ def charge_command(
 
 @ledger.command("history")
 def history(place: PlaceArgument, name: NameArgument, as_json: JsonOption = False) -> None:
-    """Every line of an account, oldest first."""
+    """Every line of an account, oldest first, with the ε of its event by itself at the account's δ."""
     out = Output(as_json=as_json)
-    entries = _at(place).account(name).history()
-    out.print_result({"account": name, "entries": [entry.to_dict() for entry in entries]}, _lines(entries))
+    account = _at(place).account(name)
+    entries = account.history()
+    costs = {entry.event: account.epsilon_of(entry.event) for entry in entries if not isinstance(entry.event, NoOp)}
+    alone = {event: None if cost is None else finite(cost) for event, cost in costs.items()}
+    lines = [{**entry.to_dict(), "epsilon_alone": alone.get(entry.event)} for entry in entries]
+    out.print_result({"account": name, "entries": lines}, _lines(entries, costs))
 
 
 @ledger.command("export")
@@ -293,13 +297,16 @@ def _overview(documents: Sequence[Mapping[str, object]]) -> RenderableType:
     return Group(table)
 
 
-def _lines(entries: "Sequence[LedgerEntry]") -> RenderableType:
+def _lines(entries: "Sequence[LedgerEntry]", costs: "Mapping[Event, float | None]") -> RenderableType:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
-    for column in ("", "when", "who", "what", "event", "note"):
+    for column in ("", "when", "who", "what", "ε alone", "event", "note"):
         table.add_column(column, no_wrap=column != "event")
     for entry in entries:
         what = f"{entry.kind} {entry.reservation}".strip()
-        table.add_row(str(entry.seq), entry.at[:19].replace("T", " "), entry.who, what, _describe(entry), entry.note)
+        alone = costs.get(entry.event)
+        cost = "" if alone is None else format_upper_bound(alone, 3)
+        when = entry.at[:19].replace("T", " ")
+        table.add_row(str(entry.seq), when, entry.who, what, cost, _describe(entry), entry.note)
     return table
 
 

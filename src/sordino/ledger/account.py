@@ -1,6 +1,7 @@
 """The account of one data set: what may be spent on it, what was, and what is left."""
 
 import json
+import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,17 +9,19 @@ from typing import Self
 
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit, format_upper_bound
 from sordino.errors import BudgetExceeded, InvalidArgument, LedgerError, SordinoError
-from sordino.events import Event, to_dict
+from sordino.events import Event, Gaussian, to_dict
 from sordino.ledger.policies import (
     AccountBudget,
     Costs,
     Filter,
     PLDPolicy,
+    RDPPolicy,
     RemainingAmount,
     add_costs,
     compose_counts,
     event_counts,
     make_filter,
+    round_down,
     subtract_counts,
     total_cost,
 )
@@ -129,6 +132,27 @@ class AccountState:
         leaves = _merged([self.charged(), *self.open().values()])
         return PLDPolicy(budget=self.budget, leaves=leaves).remaining()
 
+    def remaining_epsilon(self) -> float:
+        """ε, at the account's δ, of the largest Gaussian event that would still fit; of a pure one where δ is 0."""
+        left = self.remaining()
+        if left.measure != "ρ":
+            return left.amount
+        if left.amount == 0:
+            return 0.0
+        from sordino.accounting import epsilon
+
+        fitting = Gaussian(noise_multiplier=1 / math.sqrt(2 * left.amount))
+        return min(self.budget.epsilon, epsilon(fitting, self.budget.delta).lower)
+
+    def advice(self, event: Event, left: float) -> str:
+        """What to do instead of `event`, which does not fit, when `left` is what remains in ε."""
+        rule = make_filter(self.budget)
+        if isinstance(rule, RDPPolicy):
+            total = add_costs(self.committed(rule), total_cost(rule, event_counts(event)))
+            if advice := rule.delta_advice(event, total):
+                return advice
+        return f"Choose ε ≤ {left:.3g}: more noise or fewer steps" if left > 0 else "Stop: nothing is left"
+
     # --- writing -------------------------------------------------------------------------------------------------
 
     def charge(
@@ -211,6 +235,22 @@ def _merged(bags: list[Leaves]) -> Leaves:
         for event, count in bag.items():
             total[event] = total.get(event, 0) + count
     return total
+
+
+def _epsilon_alone(event: Event, budget: AccountBudget) -> float | None:
+    """ε of an event by itself at the budget's δ; None where it has none."""
+    from sordino.accounting import epsilon
+
+    try:
+        return epsilon(event, budget.delta, neighboring_relation=budget.neighboring_relation).upper
+    except SordinoError:
+        return None
+
+
+def _cost_of(event: Event, budget: AccountBudget) -> str:
+    """What `event` costs by itself, for a message."""
+    alone = _epsilon_alone(event, budget)
+    return " that does not fit" if alone is None else f" of ε = {format_upper_bound(alone)}"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -485,10 +525,12 @@ class Account:
                 "with the policy 'renyi', which lets events be chosen as you go."
             )
         if not balance.admits(event):
+            left = round_down(balance.remaining_epsilon())
             raise BudgetExceeded(
-                f"the charge must fit what is left of account {self.name!r} (ε = {budget.epsilon:g}, "
-                f"δ = {budget.delta:g}, policy {budget.policy!r}), got one that does not. Nothing was charged and no "
-                "record was read. Use more noise or fewer steps, or stop; `sordino ledger show` says what is left."
+                f"the charge must fit what is left of account {self.name!r}, ε = {left:.3g} of {budget.epsilon:g} at "
+                f"δ = {budget.delta:g} (policy {budget.policy!r}), got one{_cost_of(event, budget)}. Nothing was "
+                f"charged and no record was read. {balance.advice(event, left)}; `sordino ledger show` says what is "
+                "left."
             )
 
     # --- looking -------------------------------------------------------------------------------------------------
@@ -538,6 +580,13 @@ class Account:
         with read_transaction(self.url, self.name) as page:
             AccountState.of(page)
             return page.entries()
+
+    def epsilon_of(self, event: Event) -> float | None:
+        """ε of `event` by itself at the account's δ, an upper bound; None where it has no ε.
+
+        Values of several events do not add up to what they cost together: see `remaining`.
+        """
+        return _epsilon_alone(event, self.budget())
 
     def event(self) -> Event:
         """Everything charged so far, as one event."""

@@ -30,6 +30,7 @@ __all__ = [
     "compose_counts",
     "event_counts",
     "make_filter",
+    "round_down",
     "subtract_counts",
     "total_cost",
 ]
@@ -251,6 +252,14 @@ def add_costs(one: Sequence[float], other: Sequence[float], times: int = 1) -> C
     )
 
 
+def round_down(value: float) -> float:
+    """Three significant digits, never more than `value`; 0 for what is not above it."""
+    if value <= 0:
+        return 0.0
+    scale = 10.0 ** (2 - math.floor(math.log10(value)))
+    return math.floor(value * scale * (1 + 1e-12)) / scale
+
+
 def total_cost(rule: Filter, leaves: Mapping[Event, int]) -> Costs:
     """The price of a bag of leaves."""
     total: Costs = (0.0,) * rule.num_measures
@@ -344,6 +353,20 @@ class RDPPolicy:
         orders = any(0 <= spent <= limit * (1 - 1e-13) for spent, limit in zip(moments, room, strict=True) if limit > 0)
         # Ten times 0.1 is 1, although the number nearest to 0.1 lies above it.
         return orders or loss <= budget.epsilon * (1 + 1e-12)
+
+    def delta_advice(self, event: Event, total: Costs) -> str:
+        """What to do where `event` only fails to fit `total` because of a δ of its own; "" otherwise."""
+        own, limit = self.cost(event)[-1], _OWN * self._budget.delta
+        if total[-1] <= limit or not 0 < own < 1:
+            return ""
+        left = round_down((limit - (total[-1] - own)) * (1 - 1e-9))
+        return (
+            f"The event has a δ of its own, {own:.3g}, and of the account's δ an eighth is kept for such events, of "
+            f"which {left:.3g} remains: choose δ ≤ {left:.3g} for it (--delta)"
+            if left > 1e-6 * limit
+            else f"The event has a δ of its own, {own:.3g}, and the eighth of the account's δ that is kept for such "
+            "events is spent: use a mechanism with Gaussian or pure noise"
+        )
 
     def remaining(self, total: Costs) -> RemainingAmount:
         """The largest ρ, or without orders the largest pure ε, that would still fit at some order."""
