@@ -103,6 +103,10 @@ def load_run_dataset(
     said = folder.meta.get("data")
     name = data or (str(said.get("name", "")) if isinstance(said, dict) else "")
     dataset = load_dataset(name, schema=schema, test=test, test_is_public=public)
+    if isinstance(said, dict) and said.get("held_out_every") is not None:
+        # Whose every fifth record was kept out of training: these are no members.
+        split = replace(dataset, public=True, test=None).with_held_out_records()
+        dataset = replace(dataset, train=split.train, test=split.test if dataset.test is None else dataset.test)
     if dataset.test is None or not len(dataset.test):
         raise InvalidArgument(
             "test must be a file of records that were not trained on, got none. Give --test: without them nobody can "

@@ -1,7 +1,6 @@
 """`sordino compare DATA`: all methods that can learn a table, side by side, and what comparing costs."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +17,7 @@ from sordino.cli.table_options import (
     EncodingOption,
     SeparatorOption,
     TargetBoundsOption,
+    declared_public,
     print_labels,
     table_format,
 )
@@ -78,8 +78,7 @@ def compare(
         test=test,
         table_format=table_format(schema, separator, decimal, encoding),
     )
-    if data_is_public:
-        dataset = replace(dataset, public=True)
+    dataset = declared_public(dataset, out) if data_is_public else dataset
     print_labels(dataset, out)
     picture = checked_path(Path(f"compare-{dataset.name}.png") if plot is None else plot)
     if account is not None and dataset.public:

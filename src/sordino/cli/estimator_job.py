@@ -244,6 +244,7 @@ def estimator_metadata(job: EstimatorJob, rows: "TabularTask") -> dict[str, obje
             "source": dataset.source if dataset.public else "not public",
             "license": dataset.license,
             "public": dataset.public,
+            "held_out_every": dataset.held_out_every,
         },
         "training": {"model": job.method, "optimizer": None, "learning_rate": None, "averaging": None},
         "noise_arithmetic": "floating point",

@@ -20,6 +20,7 @@ __all__ = [
     "EncodingOption",
     "SeparatorOption",
     "TargetBoundsOption",
+    "declared_public",
     "default_model",
     "print_labels",
     "table_format",
@@ -67,23 +68,34 @@ def print_labels(dataset: "DatasetSplits", out: "Output") -> None:
     Raises:
         InvalidArgument: no record has a listed label.
     """
+    labels = ", ".join(map(repr, dataset.labels[:_SHOWN]))
+    if len(dataset.labels) > _SHOWN:
+        labels += f" and {len(dataset.labels) - _SHOWN} more"
+    column = f" in column {dataset.schema.target!r}" if dataset.schema else ""
+    if not len(dataset.train):
+        listed = f" and one of the listed labels, {labels}" if labels else ""
+        raise InvalidArgument(
+            f"data must have records with as many cells as the header{listed}, got none{column}. Correct the labels of "
+            "the schema, or the file; `sordino schema check` counts both."
+        )
     if dataset.public:
         return
     _check_columns(dataset)
     if not dataset.labels:
         _print_number(dataset, out)
         return
-    labels = ", ".join(map(repr, dataset.labels[:_SHOWN]))
-    if len(dataset.labels) > _SHOWN:
-        labels += f" and {len(dataset.labels) - _SHOWN} more"
-    column = f" in column {dataset.schema.target!r}" if dataset.schema else ""
-    if not len(dataset.train):
-        raise InvalidArgument(
-            f"data must have records with one of the listed labels, {labels}, got none{column}. Correct the labels of "
-            "the schema, or the file."
-        )
     if is_rank_zero():
         out.print_status(Text(f"labels{column}: {labels}. Records with another label, or with none, do not count."))
+
+
+def declared_public(dataset: "DatasetSplits", out: "Output") -> "DatasetSplits":
+    """The data set of ``--data-is-public``; without test records every fifth record is kept out for them."""
+    split = replace(dataset, public=True).with_held_out_records()
+    if split.held_out_every is not None and dataset.held_out_every is None and is_rank_zero():
+        out.print_status(
+            Text(f"every {split.held_out_every}th record is kept out of training and measured on; --test names others")
+        )
+    return split
 
 
 def _check_columns(dataset: "DatasetSplits") -> None:

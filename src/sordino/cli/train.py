@@ -19,6 +19,7 @@ from sordino.cli.table_options import (
     EncodingOption,
     SeparatorOption,
     TargetBoundsOption,
+    declared_public,
     default_model,
     print_labels,
     table_format,
@@ -191,7 +192,7 @@ def train(
         test=test,
         table_format=table_format(schema, separator, decimal, encoding),
     )
-    dataset = replace(dataset, public=dataset.public or data_is_public)
+    dataset = declared_public(dataset, out) if data_is_public else dataset
     print_labels(dataset, out)
     test_is_public, folder = dataset.public or test is not None, resume or run_folder(dataset.name, out_folder)
     if is_method(model):

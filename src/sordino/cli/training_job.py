@@ -367,6 +367,7 @@ def _meta(job: TrainingJob) -> dict[str, object]:
             "source": dataset.source if dataset.public else "not public",
             "license": dataset.license,
             "public": dataset.public,
+            "held_out_every": dataset.held_out_every,
         },
         "training": {
             "model": recipe.model,

@@ -1,7 +1,6 @@
 """`sordino tune DATA`: settings searched on private records, with the whole search in the guarantee."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +15,7 @@ from sordino.cli.table_options import (
     EncodingOption,
     SeparatorOption,
     TargetBoundsOption,
+    declared_public,
     print_labels,
     table_format,
 )
@@ -89,7 +89,7 @@ def tune_command(
         test=test,
         table_format=table_format(schema, separator, decimal, encoding),
     )
-    dataset = replace(dataset, public=dataset.public or data_is_public)
+    dataset = declared_public(dataset, out) if data_is_public else dataset
     print_labels(dataset, out)
     test_is_public = dataset.public or test is not None
     if score == "public" and (dataset.test is None or not test_is_public):

@@ -6,10 +6,10 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, Self, cast
 
 import numpy as np
 
@@ -812,6 +812,10 @@ def _require_texts(what: str, values: tuple[str, ...], *, at_least: int) -> None
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+# Of a public file without test records every so many is kept out of training.
+_HELD_OUT_EVERY = 5
+
+
 @dataclass(frozen=True, eq=False)
 class Records:
     """Records that belong together: row i of `features`, `labels` and `texts` is one record.
@@ -849,6 +853,13 @@ class Records:
         """Shape of one record's features: public, unlike the number of records."""
         return self.features.shape[1:]
 
+    def only(self, chosen: np.ndarray) -> "Records":
+        """The records of which `chosen` (n, boolean) is true."""
+        texts = (
+            None if self.texts is None else tuple(text for text, keep in zip(self.texts, chosen, strict=True) if keep)
+        )
+        return Records(self.features[chosen], self.labels[chosen], texts)
+
     def tensors(self) -> "tuple[torch.Tensor, torch.Tensor]":
         """Features and labels as CPU tensors that share this object's memory."""
         import torch  # imported here so that listing data sets stays fast
@@ -871,6 +882,7 @@ class DatasetSplits:
         license: The license of the records.
         schema: The declared schema of a table; None for images and texts.
         array_schema: The declared range of a user's array file, else None.
+        held_out_every: k where every k-th record of a public file was kept out of `train` for `test`, else None.
     """
 
     name: str
@@ -882,6 +894,24 @@ class DatasetSplits:
     license: str
     schema: Schema | None
     array_schema: ArraySchema | None = None
+    held_out_every: int | None = None
+
+    def with_held_out_records(self) -> Self:
+        """Every fifth record as test records, of a public set that has none; mapped files stay whole.
+
+        A record's number decides, so that the same file is always split alike.
+
+        Raises:
+            InvalidArgument: The records are not public: accuracy on some of them would be a release of its own.
+        """
+        if not self.public:
+            raise InvalidArgument(
+                "records must be public to be measured on, got private ones. Give a public test file."
+            )
+        if self.test is not None or isinstance(self.train.features, np.memmap) or len(self.train) < _HELD_OUT_EVERY:
+            return self
+        held = np.arange(len(self.train)) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
+        return replace(self, train=self.train.only(~held), test=self.train.only(held), held_out_every=_HELD_OUT_EVERY)
 
     def input_facts(self) -> dict[str, object]:
         """What a model of these records is given and what it predicts, in JSON types: public facts alone."""
