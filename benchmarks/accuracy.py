@@ -15,6 +15,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -170,7 +171,11 @@ def page() -> str:
             blocks += [f"### {title}", table(here, published, uses=uses)]
     blocks += [file.read_text().rstrip() for file in sorted((HERE / "results").glob("section-*.md"))]
     blocks += ["## How constants were chosen, and what reproduces a row", methods(rows)]
-    blocks += ["## Sources of published figures", "\n".join(f"- {cited}" for cited in published["citations"])]
+    cited = [
+        textwrap.fill(f"- {source}", 100, subsequent_indent="  ", break_on_hyphens=False)
+        for source in published["citations"]
+    ]
+    blocks += ["## Sources of published figures", "\n".join(cited)]
     return "\n\n".join(blocks) + "\n"
 
 

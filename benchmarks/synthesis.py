@@ -20,6 +20,7 @@ import json
 import math
 import os
 import statistics
+import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -140,12 +141,16 @@ def section(rows: list[dict[str, object]]) -> str:
     lines = [
         "## Synthetic tables",
         "",
-        "[`sordino synthesize`](synthetic-tables.md) at δ = 1e-6, default settings. Errors are mean total variation "
-        "distances to the real training table over all sets of one, two and three columns, on the public cells. "
-        "*Another sample* is the real test table. Models are trained on synthetic records and tested on real ones: "
-        "accuracy for adult, R² for the regression sets (negative: worse than the mean); in its first row they are "
-        "trained on the real records. Means over seeds; seconds are CPU time of one fit, on a machine that did other "
-        "work.",
+        textwrap.fill(
+            "[`sordino synthesize`](synthetic-tables.md) at δ = 1e-6, default settings. Errors are mean total variation "
+            "distances to the real training table over all sets of one, two and three columns, on the public cells. "
+            "*Another sample* is the real test table. Models are trained on synthetic records and tested on real ones: "
+            "accuracy for adult, R² for the regression sets (negative: worse than the mean); in its first row they are "
+            "trained on the real records. Means over seeds; seconds are CPU time of one fit, on a machine that did other "
+            "work.",
+            100,
+            break_on_hyphens=False,
+        ),
     ]
     for name in dict.fromkeys(str(row["set"]) for row in rows):
         own = [row for row in rows if row["set"] == name]
@@ -169,7 +174,7 @@ def section(rows: list[dict[str, object]]) -> str:
                 + f" | {len(found)} | {seconds} |"
             )
     sets = ",".join(dict.fromkeys(str(row["set"]) for row in rows))
-    lines += ["", f"Made by `./run bench synthesis --sets {sets}`."]
+    lines += ["", f"Made by `./run bench synthesis --sets {sets}`, with the seeds of the tables."]
     return "\n".join(lines) + "\n"
 
 
