@@ -34,7 +34,7 @@ from sordino.sampling import Microbatch
 from sordino.training import Plan
 from sordino.training.charging import PlannedCharges
 from sordino.training.distributed import require_single_process
-from sordino.training.exclusions import Option, check_exclusions
+from sordino.training.exclusions import Option
 from sordino.training.generators import BatchGenerators
 from sordino.training.optimizer_checks import register_private_parameters, unregister_private_parameters
 from sordino.training.private_run import ChargedBatch, PrivateRun
@@ -413,4 +413,4 @@ def _check(plan: Plan) -> None:
             "privacy_unit must be client or user in federated learning, got 'record': a client's update holds all of "
             "its records. Pass privacy_unit='client'."
         )
-    check_exclusions(plan.options() | {Option.FEDERATED})
+    plan.check_options({Option.FEDERATED})

@@ -17,7 +17,7 @@ from sordino.events import ApproximateDP, Event, Gaussian, NoOp, SelfComposed, Z
 from sordino.ledger import Account, Reservation
 from sordino.randomness import KeyedRNG
 from sordino.sampling import PoissonSampling
-from sordino.training.exclusions import Option, check_exclusions
+from sordino.training.exclusions import Option
 from sordino.training.noisy_releases import NormRelease
 from sordino.training.plan import Plan, StepPlan
 
@@ -123,7 +123,7 @@ class AdaptiveBudgetRun:
 
     def __init__(self, budget: AdaptiveBudget, plan: Plan) -> None:
         norm = set() if budget.norm_budget_fraction is None else {Option.BUDGET_NORM}
-        check_exclusions(plan.options() | {Option.BUDGET} | norm)
+        plan.check_options({Option.BUDGET} | norm)
         if budget.delta is not None and budget.delta != plan.delta:
             raise InvalidArgument(
                 f"delta must be the plan's, {plan.delta!r}, got {budget.delta!r} in the budget. Leave it out."

@@ -18,7 +18,7 @@ from sordino.errors import InvalidArgument, UnsupportedModule
 from sordino.gradients import GradientCapture
 from sordino.gradients.step_graphs import StepGraphs, trace_step
 from sordino.training.accumulators import ClippedSumAccumulator
-from sordino.training.exclusions import Option, check_exclusions
+from sordino.training.exclusions import Option
 from sordino.training.loss_tracing.loss_tracer import module_state_key
 from sordino.training.plan import Plan
 from sordino.training.probing.synthetic import SyntheticRecords
@@ -60,7 +60,7 @@ class CompiledStep:
     """
 
     def __init__(self, capture: GradientCapture, plan: Plan, loss: Callable[..., Tensor]) -> None:
-        check_exclusions(plan.options() | {Option.COMPILE})
+        plan.check_options({Option.COMPILE})
         _check_compiler()
         self._capture, self._plan, self._loss = capture, plan, loss
         self._graphs: dict[Hashable, StepGraphs] = {}

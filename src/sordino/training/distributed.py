@@ -29,7 +29,7 @@ from sordino.errors import InvalidArgument, SordinoError
 from sordino.ledger import Account, Reservation
 from sordino.randomness import KeyedRNG
 from sordino.sampling import Microbatch, split_into_microbatches
-from sordino.training.exclusions import Option, check_exclusions
+from sordino.training.exclusions import Option
 from sordino.training.plan import Plan
 
 if TYPE_CHECKING:
@@ -237,11 +237,10 @@ class DistributedContext:
         Raises:
             InvalidArgument: names it.
         """
-        options = set(plan.options())
-        options |= {Option.BUDGET} if adapts else set()
+        options = {Option.BUDGET} if adapts else set()
         options |= {Option.COMPILE} if compiles else set()
         options |= {Option.ONE_BY_ONE} if alone else set()
-        check_exclusions(options | ({Option.SEVERAL_PROCESSES} if self.world_size > 1 else set()))
+        plan.check_options(options | ({Option.SEVERAL_PROCESSES} if self.world_size > 1 else set()))
         # Who has a sharded model has loaded one of these; to everyone else they would cost a second.
         if sys.modules.keys().isdisjoint(("torch.distributed.fsdp", "torch.distributed.tensor")):
             return self
@@ -249,7 +248,7 @@ class DistributedContext:
 
         shards = find_sharded_model(module, world_size=self.world_size, rank=self.rank, device=self.device)
         if shards is not None:
-            check_exclusions(options | {Option.FULLY_SHARD})
+            plan.check_options(options | {Option.FULLY_SHARD})
         return replace(self, shards=shards)
 
     def full_parameters(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:

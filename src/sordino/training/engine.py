@@ -28,7 +28,7 @@ from sordino.training.charging import ChargeLog, EpsilonTarget
 from sordino.training.correlated_noise import CorrelatedNoise
 from sordino.training.engine_checkpoint import load_checkpoint, name_alike, save_checkpoint
 from sordino.training.engine_run_folder import Journal
-from sordino.training.exclusions import Option, check_exclusions
+from sordino.training.exclusions import Option
 from sordino.training.loader import PrivateLoader, dataset_size_of, own_loader, steps_per_epoch
 from sordino.training.loss_tracing.batch_state import mark_public
 from sordino.training.loss_tracing.criterion import Criterion
@@ -119,7 +119,7 @@ def check_plan(plan: Plan, units: UnitAssignment | None) -> None:
     Raises:
         InvalidArgument: it clips by projections, releases losses, or protects units that nobody names.
     """
-    check_exclusions(plan.options() | {Option.CUSTOM_LOOP} | (set() if units is None else {Option.UNITS_IN_LOOP}))
+    plan.check_options({Option.CUSTOM_LOOP} | (set() if units is None else {Option.UNITS_IN_LOOP}))
     if units is None and plan.privacy_unit is not PrivacyUnit.RECORD:
         raise InvalidArgument(
             f"units must be given where the privacy unit is {plan.privacy_unit.value}, got None. Pass "

@@ -17,17 +17,17 @@ class Option(Enum):
     """What a training may have, in the words of messages and of the documentation."""
 
     # The plan.
-    ADAPTIVE_NORM = "a clipping norm that adapts (QuantileClipping)"
+    ADAPTIVE_NORM = "a clipping norm that adapts"
     ADD_OR_REMOVE_ONE = "neighbors that add or remove one record"
     CORRELATED_NOISE = "correlated noise"
-    ESTIMATED_NORMS = "clipping by estimated norms (ProjectedClipping)"
+    ESTIMATED_NORMS = "clipping by estimated norms"
     LOSS_RELEASE = "released losses"
     REPLACE_ONE = "neighbors that replace one record"
     SCHEDULE = "a schedule"
     SCHEDULED_NORM = "a schedule of max_grad_norm"
     SECURE_MODE = "secure mode"
     SHUFFLED = "shuffled epochs"
-    TRANSFORMED_SUMS = "clipping of transformed gradients (AdaClip)"
+    TRANSFORMED_SUMS = "clipping of transformed gradients"
     UNGROUPED = "clipping other than GroupedClipping"
     # How it is trained.
     BUDGET = "a budget that adapts"
@@ -41,6 +41,14 @@ class Option(Enum):
     SEVERAL_PROCESSES = "several processes"
     TWO_PASS = 'clipping_mode="two_pass"'  # noqa: S105 (no password)
     UNITS_IN_LOOP = "units in a custom training loop"
+
+
+# Options that a clipping method brings, and one that does.
+_EXAMPLES = {
+    Option.ADAPTIVE_NORM: "QuantileClipping",
+    Option.ESTIMATED_NORMS: "ProjectedClipping",
+    Option.TRANSFORMED_SUMS: "AdaClip",
+}
 
 
 @dataclass(frozen=True)
@@ -63,11 +71,13 @@ class Exclusion:
     advice: str
     error: type[SordinoError] = InvalidArgument
 
-    def refusal(self, other: Option) -> SordinoError:
-        """The exception for `option` beside `other`."""
-        return self.error(
-            f"{self.parameter} with {other.value}, got {self.option.value}: {self.reason}. {self.advice}."
+    def refusal(self, other: Option, clipping: str = "") -> SordinoError:
+        """The exception for `option` beside `other`; `clipping` is the name of the clipping method."""
+        got, beside = (
+            f"{option.value} ({clipping})" if clipping and option in _EXAMPLES else option.value
+            for option in (self.option, other)
         )
+        return self.error(f"{self.parameter} with {beside}, got {got}: {self.reason}. {self.advice}.")
 
 
 _SPECIAL = (Option.TRANSFORMED_SUMS, Option.ESTIMATED_NORMS)
@@ -199,8 +209,8 @@ EXCLUSIONS = (
 """Every pair of options that is refused, with its reason. Whatever is not here, is not refused here."""
 
 
-def check_exclusions(options: Collection[Option]) -> None:
-    """Refuse options that exclude each other.
+def check_exclusions(options: Collection[Option], *, clipping: str = "") -> None:
+    """Refuse options that exclude each other; `clipping` is the name of the clipping method, for the message.
 
     Raises:
         InvalidArgument: names both, and what to do.
@@ -210,13 +220,16 @@ def check_exclusions(options: Collection[Option]) -> None:
         if row.option in options:
             for other in row.others:
                 if other in options:
-                    raise row.refusal(other)
+                    raise row.refusal(other, clipping)
 
 
 def exclusions_table() -> str:
     """The table in Markdown."""
     rows = ["| option | not with | because | instead |", "|---|---|---|---|"]
+    words = {
+        option: f"{option.value} ({_EXAMPLES[option]})" if option in _EXAMPLES else option.value for option in Option
+    }
     for row in EXCLUSIONS:
-        others = "; ".join(other.value for other in row.others)
-        rows.append(f"| {row.option.value} | {others} | {row.reason} | {row.advice} |")
+        others = "; ".join(words[other] for other in row.others)
+        rows.append(f"| {words[row.option]} | {others} | {row.reason} | {row.advice} |")
     return "\n".join(rows) + "\n"

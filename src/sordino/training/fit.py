@@ -42,7 +42,6 @@ from sordino.training.averaging import Averaging, WeightAverage
 from sordino.training.charging import PlannedCharges
 from sordino.training.compiled_step import CompiledStep
 from sordino.training.distributed import DistributedContext, get_distributed_context, parameter_shapes, unwrap_ddp
-from sordino.training.exclusions import check_exclusions
 from sordino.training.generators import BatchGenerators, owned_generators, private_generators
 from sordino.training.loader import max_batch_size
 from sordino.training.loss_tracing.loss_tracer import ForwardMonitor, compares_values, is_recheck_due, module_state_key
@@ -296,7 +295,7 @@ def fit(
     )
     if performance.device is None:
         performance = replace(performance, device=_device_of(model))
-    check_exclusions(plan.options() | performance.options())
+    plan.check_options(performance.options())
     rng = ranks.with_shared_key(require_unused_key(KeyedRNG() if rng is None else rng))
     source = make_record_source(data, collate_fn, may_pad=units is None)
     if units is None:

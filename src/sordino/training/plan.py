@@ -14,7 +14,7 @@ import json
 import platform
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property, lru_cache
@@ -390,13 +390,22 @@ class Plan:
                     f"{name} must be None or {kind.__name__}, got {type(value).__name__}. See sordino.training."
                 )
         checks.one_of((True, False), secure_mode=self.secure_mode)
-        check_exclusions(self.options())
+        self.check_options()
         for step in {0, max(self.steps - 1, 0)} if self.is_scheduled else {0}:
             self.step_plan(step)
         if self.correlated_noise is not None:
             # Batches that keep the noise's participation, or an exception that names it.
             assert isinstance(self.sampling, CyclicPoissonSampling | FixedBatchSampling)
             assert self.mechanism is not None
+
+    def check_options(self, more: Collection[Option] = ()) -> None:
+        """Refuse a plan whose options exclude each other, or one of `more`: how it is trained.
+
+        Raises:
+            InvalidArgument: names both, and what to do.
+            UnknownSampler: the sampler is the one to change.
+        """
+        check_exclusions({*self.options(), *more}, clipping=type(self.clipping).__name__)
 
     def options(self) -> set[Option]:
         """What the plan has of the options that exclude each other."""

@@ -20,7 +20,7 @@ from sordino.randomness import KeyedRNG
 from sordino.runs import ReleasedLoss
 from sordino.sampling import Microbatch
 from sordino.training.accumulators import ClippedSumAccumulator, accumulation_dtype
-from sordino.training.exclusions import Option, check_exclusions
+from sordino.training.exclusions import Option
 from sordino.training.noisy_releases import NormRelease
 from sordino.training.plan import ClippingMode, PerformanceOptions, Plan, StepPlan
 from sordino.training.special_accumulators import make_accumulator
@@ -135,8 +135,8 @@ class PrivateStep:
         shards: "ShardedModel | None" = None,
         is_even: bool = False,
     ) -> None:
-        options = plan.options() | PerformanceOptions(clipping_mode=clipping_mode).options()
-        check_exclusions(options | ({Option.UNITS_IN_LOOP} if by_unit else set()))
+        options = PerformanceOptions(clipping_mode=clipping_mode).options()
+        plan.check_options(options | ({Option.UNITS_IN_LOOP} if by_unit else set()))
         self._capture = capture
         self._at = plan.step_plan if step_plan_fn is None else step_plan_fn
         self._randomness = rng
