@@ -143,11 +143,11 @@ def section(rows: list[dict[str, object]]) -> str:
         "",
         textwrap.fill(
             "[`sordino synthesize`](synthetic-tables.md) at δ = 1e-6, default settings. Errors are mean total "
-            "variation distances to the real training table over all sets of one, two and three columns, on the public "
-            "cells. *Another sample* is the real test table. Models are trained on synthetic records and tested on "
-            "real ones: accuracy for adult, R² for the regression sets (negative: worse than the mean); in its first row "
-            "they are trained on the real records. Means over seeds; seconds are CPU time of one fit, on a machine that did "
-            "other work.",
+            "variation distances to the real training table over all sets of one, two and three columns, on the "
+            "public cells. *Another sample* is the real test table. Models are trained on synthetic records and "
+            "tested on real ones: accuracy for adult, R² for the regression sets (negative: worse than the mean); "
+            "in its first row they are trained on the real records. Means over seeds; seconds are CPU time of one "
+            "fit, on a machine that did other work.",
             100,
             break_on_hyphens=False,
         ),
