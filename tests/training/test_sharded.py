@@ -16,7 +16,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder
 from sordino.training import Plan
-from sordino.training.sharded import check_sharded, find_sharded_model
+from sordino.training.exclusions import Option
+from sordino.training.sharded import find_sharded_model
 from sordino.verification import verify
 
 WORKER = Path(__file__).with_name("shards.py")
@@ -164,7 +165,7 @@ REFUSED = {
     "columns": ({"shard": "columns"}, "sharded by rows"),
     "hsdp": ({"shard": "hsdp"}, "HSDP"),
     "tensor": ({"shard": "tensor"}, "tensor parallel"),
-    "secure": ({"plan": {"noise_multiplier": 0.5, "secure_mode": True}}, "secure noise"),
+    "secure": ({"plan": {"noise_multiplier": 0.5, "secure_mode": True}}, "secure mode"),
     "correlated": ({"correlated": True, "plan": {"noise_multiplier": 0.5, "steps": 4}}, "correlated noise"),
     "adaclip": ({"clipping": "adaclip", "plan": {"noise_multiplier": 0.5}}, "AdaClip"),
     "compile": ({"compile": True}, "compile must be False"),
@@ -190,6 +191,6 @@ def test_the_older_way_of_sharding_is_refused_by_name():
 
 def test_budgets_that_adapt_are_refused_for_shards():
     plan = Plan(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, steps=3, expected_batch_size=12.0, delta=1e-5)
-    check_sharded(plan)
-    with pytest.raises(InvalidArgument, match="budget must be None"):
-        check_sharded(plan, adapts=True)
+    plan.check_options({Option.FULLY_SHARD})
+    with pytest.raises(InvalidArgument, match="a budget that adapts, got fully_shard"):
+        plan.check_options({Option.FULLY_SHARD, Option.BUDGET})

@@ -50,6 +50,7 @@ def finished(tmp_path_factory):
     options = {"checkpoint_every": 3, "progress": False, "ledger": account}
     fit(nn.Linear(3, 2), losses, data, PLAN, run_folder=place / "run", on_step=interrupt, **options)
     fit(nn.Linear(3, 2), losses, data, PLAN, resume_from=place / "run", **options)
+    RunFolder.open(place / "run").write_model_description({"kind": "module"})
     RunFolder.open(place / "run").write_metrics({})
     return place
 
