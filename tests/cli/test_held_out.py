@@ -21,7 +21,8 @@ SCHEMA = {
 
 
 @pytest.fixture
-def people(tmp_path):
+def people(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where attacks write
     ages = np.random.default_rng(0).integers(18, 90, 500)
     lines = "".join(f"{age},{'high' if age > 50 else 'low'}\n" for age in ages)
     (tmp_path / "people.csv").write_text("age,income\n" + lines)

@@ -4,6 +4,7 @@ Parameters are stored and nothing else happens before `fit`, as scikit-learn's `
 reads records then; all that changes the guarantee is a parameter, so it is known before the data are.
 """
 
+import inspect
 import math
 import multiprocessing
 import os
@@ -350,6 +351,10 @@ class PrivateEstimator(BaseEstimator):
         super().__init_subclass__(**options)
         if "fit" in vars(cls):
             setattr(cls, "fit", _silent(vars(cls)["fit"]))  # noqa: B010 (an annotation would hide the subclasses' own)
+        if "__init__" in vars(cls):
+            # The parameters are those of `__init__`, for help() and editors; `__new__` takes whatever they are.
+            own = inspect.signature(vars(cls)["__init__"])
+            cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])
 
     def __new__(cls, *args: object, **named: object) -> Self:  # noqa: ARG004 (they are __init__'s)
         """An estimator with a log of its own: begun here, so that a forked process sees that it is another's."""
