@@ -286,3 +286,19 @@ def test_a_table_without_a_declared_column_is_refused_by_name():
     del source["job"]
     with pytest.raises(InvalidArgument, match="'job'"):
         synthesizer().fit(source)
+
+
+def test_a_fitted_synthesizer_holds_no_key_and_can_be_saved():
+    import pickle
+
+    from sordino.randomness import KeyedRNG
+
+    job = CategoricalColumn(name="job", categories=("clerk", "sales"))
+    schema = Schema(columns=(job,), target="rich", labels=("no", "yes"))
+    table = {"job": ["clerk", "sales"] * 50, "rich": ["no", "yes"] * 50}
+    fitted = TableSynthesizer(schema=schema, epsilon=5.0, delta=1e-6, method="mst").fit(table)
+    assert not any(isinstance(value, KeyedRNG) for value in vars(fitted).values())
+    loaded = pickle.loads(pickle.dumps(fitted))
+    assert loaded.sample(5).num_rows == 5
+    first, second = fitted.sample(200), fitted.sample(200)
+    assert first != second

@@ -11,6 +11,7 @@ from sordino import PrivacyEngine
 from sordino.errors import InvalidArgument, NonPrivateStep
 from sordino.mechanisms.correlated import CyclicPoisson, optimize_banded
 from sordino.research import ProjectedClipping
+from sordino.schedules import ListSchedule
 from sordino.training import CorrelatedNoise, LossRelease, Plan
 
 
@@ -139,3 +140,22 @@ def test_correlated_noise_comes_with_the_plan():
     engine = PrivacyEngine()
     assert train(*engine.make_private(**parts(), plan=chosen), epochs=2) == 6
     assert engine.get_epsilon(1e-5) == pytest.approx(chosen.guarantee().epsilon, rel=1e-9)
+
+
+def test_a_scheduled_rate_draws_each_batch_at_the_rate_that_is_charged_also_after_a_break():
+    """An epoch that is broken off must not leave later draws at other steps' rates."""
+    chosen = plan(sample_rate=ListSchedule(values=(0.1, 0.9, 0.1, 0.9, 0.1, 0.9)), steps=6)
+    for options in ({"plan": chosen}, {"plan": replace(chosen, steps=0)}):
+        engine = PrivacyEngine()
+        model, optimizer, loader = engine.make_private(**parts(), **options)
+        sizes = []
+        for _ in range(6):
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                sizes.append(len(x))
+                break
+        # 64 records: 6 expected at rate 0.1 and 58 at 0.9; 30 lies eight standard deviations from both.
+        assert [size > 30 for size in sizes] == [False, True] * 3
+        assert [event.sample_rate for event in engine.event().events] == [0.1, 0.9] * 3

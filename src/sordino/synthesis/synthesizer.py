@@ -19,7 +19,6 @@ from sordino.estimators.base import PrivateEstimator, require_declared
 from sordino.events import Event, ZeroConcentratedDP
 from sordino.installation import require
 from sordino.ledger import Account, Reservation
-from sordino.randomness import KeyedRNG
 from sordino.synthesis.graphical_model import GraphicalModel
 from sordino.synthesis.selection import ChargedMarginals, select_aim, select_independent, select_mst
 
@@ -171,7 +170,7 @@ class TableSynthesizer(PrivateEstimator):
             MeasuredMarginal(columns=tuple(domain.names[column] for column in part.clique), stddev=part.stddev)
             for part in records.measured
         )
-        self._sampling: KeyedRNG = rng
+        self._num_drawn = 0
         return self
 
     def sample(self, n: int | None = None) -> "pa.Table":
@@ -184,7 +183,9 @@ class TableSynthesizer(PrivateEstimator):
 
         check_is_fitted(self, "model_")
         count = round(self.model_.total) if n is None else checks.integer(0, n=n)
-        stream = self._sampling.new_stream("synthetic-records")
+        # A key of its own: who holds the fitted object must not hold the key of its noise.
+        stream = self._randomness().stream("synthetic-records", step=self._num_drawn)
+        self._num_drawn += 1
         codes = self.model_.sample(count, stream)
         uniforms = stream.uniform(codes.size).reshape(codes.shape)
         values = self.domain_.values(codes, uniforms)

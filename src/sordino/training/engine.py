@@ -587,7 +587,7 @@ class PrivacyEngine:
                 correlated_noise=correlated_noise,
             )
             check_plan(plan, units)
-            sample_rate = plan.sample_rate if isinstance(plan.sample_rate, float) else plan.step_plan(0).sample_rate
+            sample_rate = plan.step_plan(0).sample_rate
         elif noise_multiplier is None or max_grad_norm is None:
             name = "noise_multiplier" if noise_multiplier is None else "max_grad_norm"
             raise InvalidArgument(

@@ -402,7 +402,7 @@ class MakePrivateArguments:
                 substitutes=num_synthetic_records(plan.step_plan(0).expected_batch_size, microbatch_size),
                 public_records=self.public_records,
                 public_batch=public_batch,
-                numbers=run if adaptive is not None or run.num_left is not None else None,
+                numbers=run if run.draws_by_number else None,
                 units=self.units,
                 largest=self._largest(plan, adaptive, ranks),
                 taken=hooks.parts_taken,

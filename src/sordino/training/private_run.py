@@ -24,6 +24,7 @@ from sordino.events import Event, NoOp
 from sordino.gradients import Contributions
 from sordino.randomness import KeyedRNG
 from sordino.runs import ReleasedLoss
+from sordino.schedules import Schedule
 from sordino.training.adaptive_budget import AdaptiveBudgetRun
 from sordino.training.charging import ChargeLog, RunningEpsilon, StepCharges
 from sordino.training.distributed import DistributedContext
@@ -122,6 +123,11 @@ class PrivateRun:
     def num_left(self) -> int | None:
         """How many steps the noise or the plan has left; None when there is no end to them."""
         return None if self._max_steps is None else max(0, self._max_steps - self.next_step)
+
+    @property
+    def draws_by_number(self) -> bool:
+        """Whether a batch must be the one of its number: its rate, noise or participation is that of its step."""
+        return self.adaptive is not None or self.num_left is not None or isinstance(self.plan.sample_rate, Schedule)
 
     @property
     def has_charged(self) -> bool:
