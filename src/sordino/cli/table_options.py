@@ -79,8 +79,9 @@ def print_labels(dataset: "DatasetSplits", out: "Output") -> None:
             "the schema, or the file; `sordino schema check` counts both."
         )
     if dataset.public:
+        _check_columns(dataset)
         return
-    _check_columns(dataset)
+    _print_format(dataset, out)
     if not dataset.labels:
         _print_number(dataset, out)
         return
@@ -99,9 +100,9 @@ def declared_public(dataset: "DatasetSplits", out: "Output") -> "DatasetSplits":
 
 
 def _check_columns(dataset: "DatasetSplits") -> None:
-    """Refuse a file of which a declared column holds nothing: every record would be trained on as missing.
+    """Refuse a public file of which a declared column holds nothing: every record would be trained on as missing.
 
-    That a column holds nothing is told, as it is told that no record has a listed label; how much it holds is not.
+    Of a private file it is not looked at: whether a column holds anything may follow from one record.
 
     Raises:
         InvalidArgument: no value of a column can be read, or is listed.
@@ -125,6 +126,18 @@ def _check_columns(dataset: "DatasetSplits") -> None:
         raise InvalidArgument(
             f"column {column.name!r} must hold {wanted} that differs from a missing one, got none. {advice}, "
             "or leave the column out of the schema; `sordino schema check` shows what it holds."
+        )
+
+
+def _print_format(dataset: "DatasetSplits", out: "Output") -> None:
+    """Say how a private table is read, the same whatever it holds: a wrong format would make values missing."""
+    if dataset.schema is not None and is_rank_zero():
+        mark = dataset.schema.table_format.decimal
+        out.print_status(
+            Text(
+                f"numbers have {mark!r} before their decimals, in CSV files; a value that can't be read is missing. "
+                "`sordino schema check` counts them."
+            )
         )
 
 
