@@ -47,7 +47,7 @@ _MOST_CATEGORIES = 20
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is told.
+# What is released.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -232,7 +232,7 @@ def _quantile(counts: FloatArray, edges: FloatArray, level: float, variance: flo
     With F the cumulated counts, n their sum and j the quantile's cell, F(j − 1) < level·n ≤ F(j). Both differences are
     sums of cells with known noise; the interval is made of all cells for which neither is contradicted.
     """
-    from sklearn.isotonic import isotonic_regression  # what misses it is told by the estimators that this module uses
+    from sklearn.isotonic import isotonic_regression  # what misses it is named by the estimators that this module uses
 
     cumulated = np.cumsum(counts)
     count = len(counts)

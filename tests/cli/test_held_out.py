@@ -93,3 +93,13 @@ def test_a_file_without_a_readable_record_says_so(people):
         done = train(people, *options, data="comma.csv")
         assert done.exit_code == 2
         assert "as many cells as the header" in done.output
+
+
+def test_a_recipe_holds_out_the_same_records(people):
+    done = invoke(
+        *("train", people / "people.csv", "--recipe", "adult-logistic", "--epsilon", "3"),
+        *("--schema", people / "people.json", "--out", people / "run", "--data-is-public", "--json"),
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["metrics"]["test_accuracy"] > 0.7
+    assert json.loads((people / "run" / "run.json").read_text())["data"]["held_out_every"] == 5

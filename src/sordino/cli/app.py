@@ -13,11 +13,11 @@ from sordino.cli.audit import audit
 from sordino.cli.compare import compare
 from sordino.cli.console import check_single_process_command, is_rank_zero, print_error
 from sordino.cli.data import data
-from sordino.cli.describe import describe
+from sordino.cli.describe import describe_table
 from sordino.cli.federate import federate
 from sordino.cli.ledger import ledger
 from sordino.cli.plan import plan
-from sordino.cli.predict import export, predict
+from sordino.cli.predict import export_model, predict
 from sordino.cli.recipes import recipes
 from sordino.cli.report import report
 from sordino.cli.runs import runs, verify_command
@@ -111,13 +111,13 @@ app.command()(train)
 app.command("tune")(tune_command)
 app.command()(compare)
 app.command()(federate)
-app.command()(describe)
+app.command("describe")(describe_table)
 app.command()(synthesize)
 app.command()(plan)
 app.command()(account)
 app.command()(recipes)
 app.command()(predict)
-app.command()(export)
+app.command("export")(export_model)
 app.command()(report)
 app.command("verify")(verify_command)
 app.command()(attack)

@@ -82,7 +82,9 @@ def compare(
     print_labels(dataset, out)
     picture = checked_path(Path(f"compare-{dataset.name}.png") if plot is None else plot)
     if account is not None and dataset.public:
-        raise InvalidArgument("ledger must be left out for public records, got one: nobody pays. Drop --ledger.")
+        raise InvalidArgument(
+            "ledger must be left out for public records, got one: they have no privacy budget. Drop --ledger."
+        )
     if not dataset.public and len(budgets) != 1:
         raise InvalidArgument(
             f"epsilon must be one number on private records, got {len(budgets)}: every fit is paid for, and all "

@@ -19,12 +19,12 @@ from sordino.errors import InvalidArgument
 if TYPE_CHECKING:
     from sordino.description import CategorySummary, CrossTable, Estimate, NumericSummary, TableDescription
 
-__all__ = ["describe"]
+__all__ = ["describe_table"]
 
 _SHOWN, _BAR, _NAME = 12, 16, 28
 
 
-def describe(
+def describe_table(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A .csv, .tsv or .parquet file, or adult.")],
     epsilon: Annotated[float, typer.Option(help="ε of everything that the command releases.")],
     delta: Annotated[

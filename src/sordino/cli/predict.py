@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sordino.data import DatasetSplits, Records, TableFormat
     from sordino.recipes.saved_model import SavedModel
 
-__all__ = ["export", "measure", "open_model", "predict"]
+__all__ = ["export_model", "measure", "open_model", "predict"]
 
 _OUT = ".csv, .tsv or .parquet"
 
@@ -100,7 +100,7 @@ def predict(
     out.print_result(document, *page)
 
 
-def export(
+def export_model(
     run: Annotated[Path, typer.Argument(help="A run folder with a model.")],
     form: Annotated[str, typer.Option("--format", help="`onnx`.")] = "onnx",
     out_file: Annotated[Path | None, typer.Option("--out", help="The file; NAME.onnx if not given.")] = None,

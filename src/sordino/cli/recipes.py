@@ -67,7 +67,7 @@ class RecipeOptions:
             table_format=self.table_format,
             keep_texts=True,
         )
-        return replace(found, public=found.public or public)
+        return replace(found, public=True).with_held_out_records() if public else found
 
 
 def recipes(as_json: JsonOption = False) -> None:

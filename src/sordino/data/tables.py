@@ -644,7 +644,7 @@ def _arrow_schema(path: Path) -> "pa.Schema":
 
 
 def _parts(path: Path, columns: dict[str, str], rows: int, form: TableFormat) -> Iterator["pa.Table"]:
-    """The table in parts, at least one; each failure of the reader is told without contents."""
+    """The table in parts, at least one; each failure of the reader is reported without contents."""
     import pyarrow as pa
 
     raw, found = list(columns.values()), False

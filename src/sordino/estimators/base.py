@@ -242,12 +242,12 @@ class _FitLog:
         self.fits[fit.name] = fit
         self._stated.clear()
 
-    def guarantee(self, own: _Fit) -> Guarantee:
-        """The composition of all fits, `own` among them."""
+    def guarantee(self, own: _Fit, ledger: Account | Reservation | None) -> Guarantee:
+        """The composition of all fits, `own` among them; of all that `ledger` holds where others may know of more."""
         fits = list((self.fits | {own.name: own}).values())
         caveats = list(dict.fromkeys(caveat for fit in fits for caveat in fit.guarantee.caveats))
         if self.left:
-            caveats.append("fits of copies in other processes are in the ledger alone")
+            return _ledger_guarantee(own.guarantee, ledger, caveats)
         if len(fits) == 1:
             return replace(own.guarantee, caveats=tuple(caveats))
         key = (own.guarantee.delta, len(fits))
@@ -291,6 +291,23 @@ def _compose_fits(fits: Sequence[_Fit], own: Guarantee) -> tuple[float, float, s
         if math.isfinite(spent.upper) and not (delta == deltas and spent.upper > epsilons):
             return spent.upper, delta, spent.accountant
     return epsilons, min(deltas, 1.0), "basic_composition"
+
+
+def _ledger_guarantee(own: Guarantee, ledger: Account | Reservation | None, caveats: Sequence[str]) -> Guarantee:
+    """What the ledger's account holds, every fit in other processes among it; ∞ where there is no ledger any more.
+
+    At the δ of `own` where ε is finite there, otherwise at the account's.
+    """
+    account = Account(url=ledger.url, name=ledger.account) if isinstance(ledger, Reservation) else ledger
+    if account is None:
+        event, deltas = NonPrivate(reason="fits in other processes were not counted"), [own.delta]
+    else:
+        event, deltas = account.event(), [own.delta, account.budget().delta]
+    relation = own.neighboring_relation
+    answers = [(accounting.epsilon(event, delta, neighboring_relation=relation), delta) for delta in deltas]
+    spent, delta = next((answer for answer in answers if math.isfinite(answer[0].upper)), answers[0])
+    caveats = ("everything charged to the ledger's account is counted: copies may be fitted elsewhere", *caveats)
+    return replace(own, epsilon=spent.upper, delta=delta, accountant=spent.accountant, caveats=tuple(caveats))
 
 
 def _log_of(estimator: "PrivateEstimator") -> _FitLog:
@@ -368,7 +385,7 @@ class PrivateEstimator(BaseEstimator):
         """The guarantee of all fits of this estimator and its clones until now."""
         if "_fit" not in vars(self):
             raise AttributeError(f"{type(self).__name__} must be fitted before guarantee_ is read. Call fit.")
-        return _log_of(self).guarantee(self._fit)
+        return _log_of(self).guarantee(self._fit, self.ledger)
 
     @guarantee_.setter
     def guarantee_(self, guarantee: Guarantee) -> None:

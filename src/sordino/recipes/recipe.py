@@ -315,6 +315,7 @@ def run_metadata(
             "source": dataset.source if dataset.public else "not public",
             "license": dataset.license,
             "public": dataset.public,
+            "held_out_every": dataset.held_out_every,
             "public_inputs": ", ".join(public_inputs) or "none",
         },
         "training": dict(training),
@@ -562,8 +563,14 @@ class Recipe:
             guarantee = _guarantee(payment.event, delta, prepared.neighboring_relation, seeded=rng.reproducible)
             if folder is not None:
                 folder.save_model(model.tensors())
-                told = {"name": self.name, "setting": setting, "epsilon": epsilon, "delta": delta, "data": dataset.name}
-                facts = {**told, "dataset_size": len(dataset.train)}
+                facts = {
+                    "name": self.name,
+                    "setting": setting,
+                    "epsilon": epsilon,
+                    "delta": delta,
+                    "data": dataset.name,
+                    "dataset_size": len(dataset.train),
+                }
                 folder.write_model_description({**dataset.input_facts(), "kind": "recipe", "recipe": facts})
                 folder.write_guarantee(guarantee)
         return FittedRecipe(
