@@ -202,8 +202,8 @@ def test_scikit_learns_own_search_is_charged_for_every_fit_when_a_ledger_is_give
     X, y = records(100)
     model = classifier(epsilon=0.5, delta=1e-6, ledger=account)
     found = GridSearchCV(model, {"regularization": [2.0, 20.0]}, cv=3, n_jobs=jobs).fit(X, y)
-    # In workers the ledger alone counts the fits, and the caveat says so.
-    assert found.best_estimator_.guarantee_.epsilon == pytest.approx(7 * 0.5 if jobs == 1 else 0.5)
+    # In workers the ledger alone counts the fits: the guarantee is that of all it holds, and the caveat says so.
+    assert found.best_estimator_.guarantee_.epsilon == pytest.approx(7 * 0.5, rel=1e-2)
     assert bool([each for each in found.best_estimator_.guarantee_.caveats if "ledger" in each]) is (jobs == 2)
     charged = [entry for entry in account.history() if entry.kind == "charge"]
     assert len(charged) == 2 * 3 + 1  # every fold of every candidate, and the last fit
