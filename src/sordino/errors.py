@@ -22,7 +22,7 @@ SordinoError
 
 Every message has the form ``<name> must be <constraint>, got <value>. <What to do next>.`` or names the
 module, parameter or option concerned. No message holds a record, a norm, a loss, or a realized batch size.
-Refusals link a section of ``docs/sharp-edges.md`` through `SordinoError.section`.
+Refusals link a section of ``docs/limitations.md`` through `SordinoError.section`.
 """
 
 __all__ = [
@@ -49,14 +49,14 @@ __all__ = [
 class SordinoError(Exception):
     """Base of every exception that the library raises on purpose.
 
-    `section` is the anchor in ``docs/sharp-edges.md`` that explains the refusal, or an empty string.
+    `section` is the anchor in ``docs/limitations.md`` that explains the refusal, or an empty string.
     """
 
     section: str = ""
 
     def __str__(self) -> str:
         message = super().__str__()
-        return f"{message} (see docs/sharp-edges.md#{self.section})" if self.section else message
+        return f"{message} (see docs/limitations.md#{self.section})" if self.section else message
 
 
 class InvalidArgument(SordinoError, ValueError):

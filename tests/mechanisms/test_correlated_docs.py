@@ -17,14 +17,14 @@ from sordino.mechanisms.correlated import (
 )
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "policies-correlated-noise.md").read_text()
+PAGE = (ROOT / "docs" / "correlated-noise.md").read_text()
 PROOF = (ROOT / "docs" / "proofs" / "correlated-noise.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_a_block_of_the_page_runs(number):
-    exec(compile(BLOCKS[number], "policies-correlated-noise.md", "exec"), {})
+    exec(compile(BLOCKS[number], "correlated-noise.md", "exec"), {})
 
 
 def test_the_table_of_strategies_is_what_the_code_gives():

@@ -10,7 +10,7 @@ from sordino import errors
 DOCS = Path(__file__).parents[2] / "docs"
 SECTIONS = {
     heading.lower().replace(" ", "-")
-    for heading in re.findall(r"^## (.+)$", (DOCS / "sharp-edges.md").read_text(), re.MULTILINE)
+    for heading in re.findall(r"^## (.+)$", (DOCS / "limitations.md").read_text(), re.MULTILINE)
 }
 KINDS = [getattr(errors, name) for name in errors.__all__]
 
@@ -18,7 +18,7 @@ KINDS = [getattr(errors, name) for name in errors.__all__]
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.section], ids=lambda kind: kind.__name__)
 def test_every_refusal_has_its_section(kind):
     assert kind.section in SECTIONS
-    assert f"docs/sharp-edges.md#{kind.section}" in str(kind("message"))
+    assert f"docs/limitations.md#{kind.section}" in str(kind("message"))
 
 
 def test_the_migration_page_runs_from_top_to_bottom(capsys):
@@ -35,7 +35,7 @@ def test_the_performance_page_runs_from_top_to_bottom():
     exec(compile("\n".join(blocks), "performance.md", "exec"), {})
 
 
-@pytest.mark.parametrize("page", ["performance.md", "sharp-edges.md", "migrating-from-opacus.md"])
+@pytest.mark.parametrize("page", ["performance.md", "limitations.md", "migrating-from-opacus.md"])
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", (DOCS / page).read_text()):
         assert (DOCS / target).exists()

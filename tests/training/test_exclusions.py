@@ -9,7 +9,7 @@ from sordino.errors import InvalidArgument, UnknownSampler
 from sordino.training import Plan
 from sordino.training.exclusions import EXCLUSIONS, Option, check_exclusions, exclusions_table
 
-PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
+PAGE = Path(__file__).parents[2] / "docs" / "training-options.md"
 PAIRS = [(row, other) for row in EXCLUSIONS for other in row.others]
 
 

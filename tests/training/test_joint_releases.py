@@ -250,7 +250,7 @@ def test_the_claim_of_a_plan_covers_what_hostile_records_were_measured_to_cost(
     vectors = displacements(the_plan, [], norm=norm)
     absent = torch.zeros_like(vectors[0])
     chosen = [(a, b) for a in vectors for b in (vectors if neighboring_relation == "replace_one" else [absent])]
-    # δ grows with each of ‖v‖², ‖v − v′‖² and ⟨v, v − v′⟩ (docs/proofs/loss-curve.md): the pairs where their sum is
+    # δ grows with each of ‖v‖², ‖v − v′‖² and ⟨v, v − v′⟩ (docs/proofs/noisy-losses.md): the pairs where their sum is
     # largest, and those where single ones are.
     marks = [lambda a, b: (a - b).square().sum() + a @ (a - b), lambda a, b: (a - b).square().sum()]
     pairs = {tuple(map(id, max(chosen, key=lambda pair: float(mark(*pair))))) for mark in marks}

@@ -9,7 +9,7 @@ import pytest
 
 from sordino import checks, errors
 
-SHARP_EDGES = Path(__file__).parents[2] / "docs" / "sharp-edges.md"
+SHARP_EDGES = Path(__file__).parents[2] / "docs" / "limitations.md"
 
 ERROR_CLASSES = [
     value for _, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__
@@ -31,7 +31,7 @@ def test_every_refusal_links_a_section_that_exists(cls):
     headings = re.findall(r"^#+ (.*)$", SHARP_EDGES.read_text(), flags=re.MULTILINE)
     anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
     assert cls.section in anchors
-    assert f"docs/sharp-edges.md#{cls.section}" in str(cls("message"))
+    assert f"docs/limitations.md#{cls.section}" in str(cls("message"))
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ class GridSumMechanism:
         (5, True)
 
     References:
-        See ``docs/proofs/secure-gradient-noise.md``.
+        See ``docs/proofs/secure-mode.md``.
     """
 
     noise_multiplier: float

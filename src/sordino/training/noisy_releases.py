@@ -5,7 +5,7 @@
 
 z is the plan's noise multiplier, a the share. The center m is L/2 under replace-one, so that a record's own vector is
 no longer than Δ/2, which sampling needs to know, and 0 otherwise. A step is one ``Gaussian(z)`` as without the curve.
-See ``docs/proofs/loss-curve.md``.
+See ``docs/proofs/noisy-losses.md``.
 """
 
 import math

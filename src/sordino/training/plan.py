@@ -337,7 +337,7 @@ class Plan:
         correlated_noise: how the steps' noises hang together: None is independent noise, `CorrelatedNoise` draws
             batches as its participation says, from record numbers that stay the same in neighboring data sets.
         secure_mode: True rounds each record's clipped gradient to whole numbers and adds whole-number Gaussian noise,
-            so that no low bit of a released float tells anything (see ``docs/secure-noise.md`` for what it costs).
+            so that no low bit of a released float tells anything (see ``docs/secure-mode.md`` for what it costs).
         loss_release: releases each batch's mean loss with noise, paid for with more noise on the gradient; None
             releases nothing of the losses.
 

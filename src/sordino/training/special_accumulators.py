@@ -36,7 +36,7 @@ __all__ = [
 #     v_i = round(f_i · g_i / step),   v_i = 0 unless ‖v_i‖₂ ≤ K (checked on the integers),   Σ_i v_i in int64
 #
 # Every record's gradient is formed apart, rounded to a public grid and checked again, so nothing that one record does
-# can change how another is rounded in the sum. See ``docs/proofs/secure-gradient-noise.md``.
+# can change how another is rounded in the sum. See ``docs/proofs/secure-mode.md``.
 # ----------------------------------------------------------------------------------------------------------------------
 
 

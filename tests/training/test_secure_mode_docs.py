@@ -10,14 +10,14 @@ from sordino.mechanisms.tensor_noise import TensorGaussianMechanism
 from sordino.randomness import KeyedRNG
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "secure-noise.md").read_text()
-PROOF = (ROOT / "docs" / "proofs" / "secure-gradient-noise.md").read_text()
+PAGE = (ROOT / "docs" / "secure-mode.md").read_text()
+PROOF = (ROOT / "docs" / "proofs" / "secure-mode.md").read_text()
 
 
 def test_the_page_runs_from_top_to_bottom():
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 3
-    exec(compile("\n".join(blocks), "secure-noise.md", "exec"), {})
+    exec(compile("\n".join(blocks), "secure-mode.md", "exec"), {})
 
 
 @pytest.mark.parametrize(("value", "share"), [(0.0, 1 / 4), (1.0, 1.0)])
@@ -30,8 +30,8 @@ def test_floating_point_noise_leaks_as_much_as_the_page_says(value, share):
 
 def test_page_and_proof_are_in_the_site_and_link_to_what_exists():
     site = (ROOT / "mkdocs.yml").read_text()
-    assert "secure-noise.md" in site
-    assert "proofs/secure-gradient-noise.md" in site
+    assert "secure-mode.md" in site
+    assert "proofs/secure-mode.md" in site
     for text, base in ((PAGE, ROOT / "docs"), (PROOF, ROOT / "docs" / "proofs")):
         for target in re.findall(r"\]\(([^)#]+)\)", text):
             assert (base / target).exists()

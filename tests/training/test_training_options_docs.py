@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["policies.md", "proofs/adaptive-bounds.md", "proofs/adaptive-budgets.md", "proofs/units.md"]
+PAGES = ["training-options.md", "proofs/adaptive-clipping.md", "proofs/adaptive-budgets.md", "proofs/privacy-units.md"]
 
 
 def test_the_page_runs_from_top_to_bottom(capsys):
-    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "policies.md").read_text(), re.MULTILINE | re.DOTALL)
-    exec(compile("\n".join(blocks), "policies.md", "exec"), {})
+    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "training-options.md").read_text(), re.MULTILINE | re.DOTALL)
+    exec(compile("\n".join(blocks), "training-options.md", "exec"), {})
     assert len(blocks) == 10
     assert "cyclic Poisson sampling" in capsys.readouterr().out
 

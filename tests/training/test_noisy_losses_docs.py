@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ["loss-curves.md", "proofs/loss-curve.md", "proofs/private-evaluation.md"]
+PAGES = ["noisy-losses.md", "proofs/noisy-losses.md", "proofs/private-evaluation.md"]
 
 
 def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
