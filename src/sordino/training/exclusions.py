@@ -1,7 +1,7 @@
 """Options of a private training that exclude each other: one table, for the checks and for the documentation.
 
-Each row has a reason: a proof that is missing, or sums that are not made. `docs/training-options.md` shows the table; a test
-compares the two.
+Each row has a reason: a proof that is missing, or sums that are not made. `docs/training-options.md` shows the
+table; a test compares the two.
 """
 
 from collections.abc import Collection
