@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, ParamSpec, Self, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sordino import checks
 from sordino.clipping import Clipping, GroupedClipping, get_clipping
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
-from sordino.errors import InvalidArgument, NotOffered
+from sordino.errors import InvalidArgument, LossShapeError, NonPrivateStep, NotOffered
 from sordino.events import Event, NoOp, compose
 from sordino.ledger import Account, Reservation
 from sordino.randomness import KeyedRNG
@@ -32,6 +32,7 @@ from sordino.training.exclusions import Option
 from sordino.training.loader import PrivateLoader, dataset_size_of, own_loader, steps_per_epoch
 from sordino.training.loss_tracing.batch_state import mark_public
 from sordino.training.loss_tracing.criterion import Criterion
+from sordino.training.loss_tracing.traced_tensor import TracedTensor
 from sordino.training.plan import ClippingMode, Gradients, PerformanceOptions, Plan, StepPlan
 from sordino.training.private_model import MakePrivateArguments, PrivateModel, engine_guarantee
 from sordino.training.record_source import UnitAssignment
@@ -820,6 +821,53 @@ class PrivacyEngine:
         """
         mark_public(batch)
         return batch
+
+    def backward(self, losses: Tensor, *, retain_graph: bool = False) -> None:
+        """Run the backward pass of one loss per record: the form that a loop of your own should prefer.
+
+        When: in place of ``loss.backward()``. The sum or mean over the records (`loss_reduction`) is taken here, so
+        that no divisor, weight or mask can tie the records of a batch to each other by accident; and the same losses
+        work with `sordino.fit`. A scalar with ``loss.backward()`` is checked just as well.
+
+        Args:
+            losses: shape (records,), made of a private model's output on the batch at hand
+                (``F.cross_entropy(model(x), y, reduction="none")``).
+            retain_graph: whether the graph is kept for another backward pass on the batch.
+
+        Raises:
+            LossShapeError: not one loss per record.
+            CoupledRecords: a record's loss or gradient depends on other records; checked on synthetic records.
+            NonPrivateStep: the losses are not those of a private model on the batch at hand.
+
+        Example:
+            >>> import torch
+            >>> from torch.utils.data import DataLoader, TensorDataset
+            >>> model, data = torch.nn.Linear(3, 1), TensorDataset(torch.rand(64, 3))
+            >>> optimizer, engine = torch.optim.SGD(model.parameters(), lr=0.1), PrivacyEngine()
+            >>> model, optimizer, loader = engine.make_private(module=model, optimizer=optimizer, max_grad_norm=1.0,
+            ...     data_loader=DataLoader(data, batch_size=16), noise_multiplier=1.0)
+            >>> for (x,) in loader:
+            ...     engine.backward(model(x).square().sum(1))
+            ...     optimizer.step()
+        """
+        if not isinstance(losses, Tensor) or losses.dim() != 1:
+            got = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
+            raise LossShapeError(
+                f"losses must be a tensor of shape (records,), one loss per record, got {got}. Use reduction='none' "
+                "and average over everything but the records (.flatten(1).mean(1)); a sum or mean over the records "
+                "takes loss.backward()."
+            )
+        models = [one.hooks for one in self._attached]
+        owners = [hooks for hooks in models if hooks.owns(losses)]
+        # Losses that could not be followed are judged by the gradients that arrive at the module's output.
+        if not owners and not isinstance(losses, TracedTensor):
+            owners = models[:1] if len(models) == 1 else []
+        if not owners:
+            raise NonPrivateStep(
+                "losses must be made of a private model's output on the batch that the loader gave last, got others. "
+                "Take a batch from the private loader, call the model on it, and pass one loss for each of its records."
+            )
+        owners[0].backward(losses, retain_graph=retain_graph)
 
     @property
     def noise_multiplier(self) -> float:

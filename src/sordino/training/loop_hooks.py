@@ -40,6 +40,7 @@ from sordino.training.loss_tracing.traced_tensor import (
     TaintedInt,
     TracedTensor,
     leave_untraced,
+    not_noting,
     trace_again,
 )
 from sordino.training.optimizer_checks import (
@@ -773,6 +774,23 @@ class LoopHooks:
             self._chunk = None
             raise
         self._backward = True
+
+    def owns(self, losses: Tensor) -> bool:
+        """Whether `losses` were made of the batch at hand."""
+        return isinstance(losses, TracedTensor) and losses.tape is self._following.tape
+
+    def backward(self, losses: Tensor, *, retain_graph: bool) -> None:
+        """The backward pass of one loss per record, which is checked like the sum or mean that is taken here."""
+
+        def run(again: bool) -> None:
+            with not_noting():
+                total = losses.mean() if self._mean else losses.sum()
+                total.backward(retain_graph=again or retain_graph)
+
+        if isinstance(losses, TracedTensor):
+            losses.tape.backward([losses], run, by_record=True)
+        else:
+            run(False)
 
     def _on_backward(self, tape: OperationTrace, loss: int) -> None:
         """Before a backward pass: prove the loss on synthetic records if it is a new one."""

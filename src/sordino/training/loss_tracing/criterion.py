@@ -155,7 +155,7 @@ class ProbeOptions:
     """How the probe is to look at a drop-in loop.
 
     Args:
-        reduction: "mean" or "sum" over records.
+        reduction: "mean" or "sum" over records, or "none" for one loss per record.
         may_be_empty: whether an empty batch may come.
         public_batch: records to use instead of synthetic ones, or None.
         together: how many records the loop's batches are tried with.
@@ -181,7 +181,7 @@ class ProbeOptions:
 def check_traced_loss(
     module: nn.Module, capture: Recorder, tape: OperationTrace, loss: int, structure: object, options: ProbeOptions
 ) -> None:
-    """Probe the loss at place `loss` of the tape, with the module in between.
+    """Probe the loss at place `loss` of the tape, or the losses of its records, with the module in between.
 
     Args:
         module: in the mode in which it will be trained.
@@ -191,6 +191,9 @@ def check_traced_loss(
         structure: a batch with no rows.
         options: reduction, and which records to use.
     """
+
+    if tape.is_by_record:
+        options = replace(options, reduction="none")
 
     def check() -> None:
         records = (structure, tape.outside_inputs())

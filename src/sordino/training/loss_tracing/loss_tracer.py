@@ -602,7 +602,7 @@ class LossTracer:
         tape.check(value)
         rows = tape.rows_from_outside(value, by_chance=self._draws)
         (made, late), numbers = tape.form(value), tape.numbers(value)
-        form = (self._state, made, rows)
+        form = (self._state, made, rows, tape.is_by_record)
         known = self._known.get(form)
         again = known is None or known.meet(late, numbers, self._rows) or not known.fits(tape.outside_shapes())
         if again or self._has_new_length:

@@ -286,6 +286,7 @@ class OperationTrace(ValueEscapeTracking):
     Attributes:
         is_passing: whether a backward pass is running from losses that `on_backward` has seen.
         is_weighted: whether one is running from several numbers, weighted by the loop.
+        is_by_record: whether the loss at hand holds one loss per record.
         outside: how tensors that did not come with the batch are read; by default one with a row a record counts as an
             input.
         may_leave: whether tensors without notes that hold values of records are within the loop's reach.
@@ -302,7 +303,7 @@ class OperationTrace(ValueEscapeTracking):
         self, records: int, on_backward: Callable[["OperationTrace", int], None], carried: CrossBatchState | None = None
     ) -> None:
         super().__init__(records, CrossBatchState() if carried is None else carried)
-        self.is_passing = self.is_weighted = False
+        self.is_passing = self.is_weighted = self.is_by_record = False
         self.outside: Reading = "rows"
         self._on_backward = on_backward
         self._inputs: list[int] = []
@@ -531,10 +532,22 @@ class OperationTrace(ValueEscapeTracking):
     # --- backward ------------------------------------------------------------------------------------------------
 
     def backward(
-        self, losses: Sequence[TracedTensor], run: Callable[[bool], object], *, is_weighted: bool = False
+        self,
+        losses: Sequence[TracedTensor],
+        run: Callable[[bool], object],
+        *,
+        is_weighted: bool = False,
+        by_record: bool = False,
     ) -> object:
-        """Let the owner of the tape look at the losses, then run the backward pass, or both where it takes two."""
-        self.is_weighted = is_weighted
+        """Let the owner of the tape look at the losses, then run the backward pass, or both where it takes two.
+
+        Args:
+            losses: each a sum or mean over the records; `by_record` says that each holds one loss per record.
+            run: the backward pass.
+            is_weighted: whether it starts from several numbers, weighted by the loop.
+            by_record: whether `run` takes the sum or mean over the records.
+        """
+        self.is_weighted, self.is_by_record = is_weighted, by_record
         try:
             for loss in losses:
                 if not is_weighted and self._is_broken(loss):
@@ -544,7 +557,7 @@ class OperationTrace(ValueEscapeTracking):
             self.is_passing = not is_weighted
             return run(False) if self.passes is None or is_weighted else self.passes(run)
         finally:
-            self.is_passing = self.is_weighted = False
+            self.is_passing = self.is_weighted = self.is_by_record = False
 
     @property
     def has_bound_rows(self) -> bool:

@@ -73,7 +73,12 @@ class Notes(Protocol):
         ...
 
     def backward(
-        self, losses: Sequence["TracedTensor"], run: Callable[[bool], object], *, is_weighted: bool = False
+        self,
+        losses: Sequence["TracedTensor"],
+        run: Callable[[bool], object],
+        *,
+        is_weighted: bool = False,
+        by_record: bool = False,
     ) -> object:
         """Run a backward pass after a look at the losses; `run` is called with whether its graph must be kept."""
         ...

@@ -237,7 +237,8 @@ class ProbeRunner:
         with ExitStack() as stack:
             stack.enter_context(self._capture.ordinary())
             loss = self._loss(stack, batch, count, looks=True)
-            total = (loss * weights.to(loss.device, loss.dtype)).sum() if loss.dim() else loss * scale
+            by_record = self._reduction == "none"
+            total = (loss * weights.to(loss.device, loss.dtype)).sum() if by_record else loss.sum() * scale
             plain = _plain_gradients(total, trained) if total.requires_grad else ()
         gradients = dict(zip(trained, plain, strict=False))
         whole = sum(float(torch.linalg.vector_norm(g.double())) ** 2 for g in plain if g is not None) ** 0.5
