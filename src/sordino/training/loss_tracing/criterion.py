@@ -191,7 +191,6 @@ def check_traced_loss(
         structure: a batch with no rows.
         options: reduction, and which records to use.
     """
-
     if tape.is_by_record:
         options = replace(options, reduction="none")
 
