@@ -22,7 +22,8 @@ SordinoError
 
 Every message has the form ``<name> must be <constraint>, got <value>. <What to do next>.`` or names the
 module, parameter or option concerned. No message holds a record, a norm, a loss, or a realized batch size.
-Refusals link a section of ``docs/limitations.md`` through `SordinoError.section`.
+Refusals name a section of ``docs/limitations.md`` through `SordinoError.section`: ``sordino explain NAME`` prints it,
+and the site has it below `DOCUMENTATION`.
 """
 
 __all__ = [
@@ -46,6 +47,10 @@ __all__ = [
 ]
 
 
+DOCUMENTATION = "https://sordino-ml.github.io/sordino/latest/"
+"""The site of the latest release. ``[project.urls]`` in pyproject.toml and mkdocs.yml have the same, by a test."""
+
+
 class SordinoError(Exception):
     """Base of every exception that the library raises on purpose.
 
@@ -56,7 +61,9 @@ class SordinoError(Exception):
 
     def __str__(self) -> str:
         message = super().__str__()
-        return f"{message} (see docs/limitations.md#{self.section})" if self.section else message
+        if not self.section:
+            return message
+        return f"{message} (`sordino explain {self.section}` or {DOCUMENTATION}limitations/#{self.section})"
 
 
 class InvalidArgument(SordinoError, ValueError):

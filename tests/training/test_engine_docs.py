@@ -18,7 +18,7 @@ KINDS = [getattr(errors, name) for name in errors.__all__]
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.section], ids=lambda kind: kind.__name__)
 def test_every_refusal_has_its_section(kind):
     assert kind.section in SECTIONS
-    assert f"docs/limitations.md#{kind.section}" in str(kind("message"))
+    assert f"limitations/#{kind.section}" in str(kind("message"))
 
 
 def test_the_migration_page_runs_from_top_to_bottom(capsys):

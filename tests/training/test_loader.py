@@ -290,7 +290,7 @@ def test_a_loader_whose_draws_are_unknown_is_refused(loader):
     with pytest.raises(UnknownSampler) as refusal:
         dataset_size_of(loader(TensorDataset(torch.zeros(8, 3))))
     assert isinstance(refusal.value, PrivacyError)
-    assert "docs/limitations.md#samplers" in str(refusal.value)
+    assert "sordino explain samplers" in str(refusal.value)
 
 
 class Batches(BatchSampler):

@@ -31,7 +31,7 @@ def test_every_refusal_links_a_section_that_exists(cls):
     headings = re.findall(r"^#+ (.*)$", SHARP_EDGES.read_text(), flags=re.MULTILINE)
     anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
     assert cls.section in anchors
-    assert f"docs/limitations.md#{cls.section}" in str(cls("message"))
+    assert f"limitations/#{cls.section}" in str(cls("message"))
 
 
 @pytest.mark.parametrize(

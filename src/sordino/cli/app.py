@@ -14,6 +14,7 @@ from sordino.cli.compare import compare
 from sordino.cli.console import check_single_process_command, is_rank_zero, print_error
 from sordino.cli.data import data
 from sordino.cli.describe import describe_table
+from sordino.cli.explain import explain
 from sordino.cli.federate import federate
 from sordino.cli.ledger import ledger
 from sordino.cli.plan import plan
@@ -122,6 +123,7 @@ app.command()(report)
 app.command("verify")(verify_command)
 app.command()(attack)
 app.command()(diagnose)
+app.command()(explain)
 app.add_typer(audit, name="audit")
 app.add_typer(data, name="data")
 app.add_typer(schema, name="schema")

@@ -235,7 +235,8 @@ def _case(target: str) -> "ReplayCase":
         raise InvalidArgument(f"case must name a module that can be imported, got {module!r}. Check it.") from error
     if not all(hasattr(found, part) for part in ("name", "pipeline", "data", "neighbors")):
         raise InvalidArgument(
-            f"case must be MODULE:CASE with name, pipeline, data and neighbors, got {target!r}. See docs/auditing.md."
+            f"case must be MODULE:CASE with name, pipeline, data and neighbors, got {target!r}. "
+            "See `sordino explain auditing`."
         )
     return found  # pyright: ignore[reportReturnType]
 
@@ -298,7 +299,9 @@ def _library(target: str, known: "dict[str, Library]") -> "Library":
         raise InvalidArgument(f"path must name a module that can be imported, got {module!r}. Check it.") from error
     if not all(hasattr(found, part) for part in ("name", "refusals", "make_private", "clipped_sum")):
         ours = ", ".join(repr(one) for one in known)
-        raise InvalidArgument(f"path must be one of {ours} or MODULE:OBJECT, got {target!r}. See docs/auditing.md.")
+        raise InvalidArgument(
+            f"path must be one of {ours} or MODULE:OBJECT, got {target!r}. See `sordino explain auditing`."
+        )
     return found  # pyright: ignore[reportReturnType]
 
 

@@ -136,7 +136,8 @@ def report(
     if strict and silent:
         words = "; ".join(f"{name}: {', '.join(parts)}" for name, parts in silent.items())
         message = (
-            f"a run must state everything that a report needs, got one that does not ({words}). See docs/report.md."
+            f"a run must state everything that a report needs, got one that does not ({words}). "
+            "See `sordino explain report`."
         )
         if as_json:
             # The one document has been printed.

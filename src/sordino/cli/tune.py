@@ -155,9 +155,9 @@ def _space(model: str, path: Path | None, *, number: bool) -> "SearchSpace":
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidArgument(f"space must be a JSON file, got {path.name!r}. See docs/tuning.md.") from error
+        raise InvalidArgument(f"space must be a JSON file, got {path.name!r}. See `sordino explain tuning`.") from error
     if not isinstance(body, dict) or not body:
-        raise InvalidArgument("space must be an object of settings, got something else. See docs/tuning.md.")
+        raise InvalidArgument("space must be an object of settings, got something else. See `sordino explain tuning`.")
     makers = {"uniform": Uniform, "log_uniform": LogUniform, "integers": Integers}
     found: dict[str, object] = {}
     for name, setting in body.items():
@@ -166,8 +166,10 @@ def _space(model: str, path: Path | None, *, number: bool) -> "SearchSpace":
         elif isinstance(setting, dict) and len(setting) == 1 and (kind := next(iter(setting))) in _KINDS:
             low, high = setting[kind] if isinstance(setting[kind], list) and len(setting[kind]) == 2 else (None, None)
             if not isinstance(low, int | float) or not isinstance(high, int | float):
-                raise InvalidArgument(f"{name} must have [low, high], got something else. See docs/tuning.md.")
+                raise InvalidArgument(
+                    f"{name} must have [low, high], got something else. See `sordino explain tuning`."
+                )
             found[name] = makers[kind](low, high)
         else:
-            raise InvalidArgument(f"{name} must be a list or one of {', '.join(_KINDS)}. See docs/tuning.md.")
+            raise InvalidArgument(f"{name} must be a list or one of {', '.join(_KINDS)}. See `sordino explain tuning`.")
     return SearchSpace(found)

@@ -522,7 +522,7 @@ class PrivateTrainer(Trainer):
         if not self.privacy.eval_data_are_public:
             raise InvalidArgument(
                 "eval_data_are_public must be True for an evaluation, got False: no noise covers what is measured on "
-                "private records. Declare it, or buy an evaluation from the budget (docs/report.md)."
+                "private records. Declare it, or buy an evaluation from the budget (`sordino explain report`)."
             )
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, object] | None = None) -> None:

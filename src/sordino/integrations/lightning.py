@@ -319,7 +319,7 @@ def not_public(what: str) -> InvalidArgument:
     """What is raised when private records would be evaluated."""
     return InvalidArgument(
         f"eval_data_are_public must be True for {what}, got False: no noise covers what is measured on private "
-        "records. Declare it, or buy an evaluation from the budget (docs/report.md)."
+        "records. Declare it, or buy an evaluation from the budget (`sordino explain report`)."
     )
 
 

@@ -67,7 +67,7 @@ class AccountBudget:
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon)
-        checks.one_of(POLICIES, policy=self.policy, hint="See docs/ledger.md.")
+        checks.one_of(POLICIES, policy=self.policy, hint="See `sordino explain ledger`.")
         checks.probability(
             zero=self.policy == "renyi", one=False, delta=self.delta, hint="Choose one below 1 / number of records."
         )

@@ -184,10 +184,10 @@ def audits(run: RunFolder) -> tuple[Audit, ...]:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise InvalidArgument(
-            f"audit.json must hold audits, got one that fails at {where}: {first['msg']}. See docs/report.md."
+            f"audit.json must hold audits, got one that fails at {where}: {first['msg']}. See `sordino explain report`."
         ) from error
     except ValueError as error:
-        raise InvalidArgument("audit.json must be JSON, got other text. See docs/report.md.") from error
+        raise InvalidArgument("audit.json must be JSON, got other text. See `sordino explain report`.") from error
 
 
 def read_attacks(run: RunFolder) -> tuple[AttackResults | None, bool]:

@@ -573,7 +573,7 @@ def dataset_size_of(data_loader: DataLoader[object]) -> np.ndarray | range:
         raise UnknownSampler(
             f"data_loader must read a data set with a length, got {type(dataset).__name__}: a stream can't be sampled "
             "by chance record by record. Give the data set __len__ and __getitem__, or write the records to disk once "
-            "(sordino.data.mapped_table or MappedArrays); docs/data.md names what else remains for a stream."
+            "(sordino.data.mapped_table or MappedArrays); `sordino explain data` names what else remains for a stream."
         )
     batches = data_loader.batch_sampler
     if type(batches) is not BatchSampler:

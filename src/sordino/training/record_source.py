@@ -164,7 +164,7 @@ def make_record_source(
             raise InvalidArgument(
                 "data must be a map-style data set of known length, got one that can only be iterated. "
                 "Private batches are drawn by position. Write the records to disk once (sordino.data.mapped_table or "
-                "MappedArrays); docs/data.md names what else remains for a stream."
+                "MappedArrays); `sordino explain data` names what else remains for a stream."
             )
         return DatasetSource(cast("Dataset[object]", data), collate_fn, may_pad=may_pad)
     if isinstance(data, tuple | list) and all(isinstance(part, Tensor) for part in data):
