@@ -111,8 +111,8 @@ def test_the_list_is_long_enough_and_nearly_all_of_it_is_exact() -> None:
 def test_the_guide_tells_the_list() -> None:
     text = (Path(__file__).parents[2] / "docs" / "layers.md").read_text()
     rows = {
-        "exact by the capture": [name for name in ARCHITECTURES if name not in ONE_BY_ONE and name not in REFUSED],
-        "exact, one record at a time, chosen by `fit`": [name for name in ARCHITECTURES if name in ONE_BY_ONE],
+        "exact with layer rules": [name for name in ARCHITECTURES if name not in ONE_BY_ONE and name not in REFUSED],
+        "exact, one record at a time, selected by `fit`": [name for name in ARCHITECTURES if name in ONE_BY_ONE],
         "refused": [f"{name}: {reason}" for name, reason in REFUSED.items()],
     }
     assert f"builds {len(ARCHITECTURES)} architectures" in text
