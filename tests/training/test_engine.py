@@ -540,26 +540,46 @@ def test_calling_a_layer_past_the_model_is_refused():
         model[0](features).sum().backward()
 
 
-def test_a_loss_scaler_is_refused():
-    model, _, loader = private()
-    scaler = torch.amp.GradScaler("cpu")
-    features, labels = next(iter(loader))
-    with pytest.raises(NonPrivateStep, match="GradScaler"):
-        scaler.scale(F.cross_entropy(model(features), labels)).backward()
-
-
-def test_a_loss_scaler_is_refused_also_by_an_optimizer_that_takes_one():
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("criterion", [None, nn.CrossEntropyLoss()])
+def test_a_loss_scaler_is_refused_and_the_loop_goes_on_without_it(criterion, fused, unscales):
     model = network()
-    optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    _, _, loader = private(model, optimizer, criterion=nn.CrossEntropyLoss())
-    features, labels = next(iter(loader))
+    optimizer = torch.optim.Adam(model.parameters(), fused=fused)
+    _, _, loader = private(model, optimizer, criterion=criterion)
+    batches, scaler = iter(loader), torch.amp.GradScaler("cpu")
+    features, labels = next(batches)
     before = [parameter.clone() for parameter in model.parameters()]
-    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(F.cross_entropy(model(features), labels)).backward()
+    if unscales:
+        scaler.unscale_(optimizer)
     with pytest.raises(NonPrivateStep, match="GradScaler"):
-        scaler.scale(F.cross_entropy(model(features), labels)).backward()
-    with pytest.raises((NonPrivateStep, AssertionError)):
         scaler.step(optimizer)
     assert unchanged(model, before)
+    del batches
+    for features, labels in loader:
+        F.cross_entropy(model(features), labels).backward()
+        optimizer.step()
+
+
+def test_an_optimizer_that_is_given_back_takes_a_scaler_as_before():
+    for fused in (False, True):
+        model, engine = network(), PrivacyEngine()
+        optimizer = torch.optim.Adam(model.parameters(), fused=fused)
+        before = set(vars(optimizer))
+        engine.make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=DataLoader(TensorDataset(torch.rand(8, 5)), batch_size=4),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+        engine.detach()
+        assert set(vars(optimizer)) == before
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(model(torch.rand(2, 5)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
 
 def test_zero_grad_between_backward_and_step_loses_and_leaks_nothing():

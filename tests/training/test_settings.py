@@ -1,4 +1,4 @@
-"""How many parts a logical batch had is private: schedulers must not count them."""
+"""The optimizer's settings stay from the first part of a logical batch to its step, and follow no batch afterwards."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def train(model, optimizer, loader, after_step):
 
 SCHEDULERS = {
     "every step": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.9),
-    "a far step": lambda optimizer: lr_scheduler.StepLR(optimizer, 1000),
+    "a step within the batch": lambda optimizer: lr_scheduler.StepLR(optimizer, 2),
     "warm-up": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 100)),
 }
 
@@ -47,6 +47,16 @@ def test_a_scheduler_that_steps_with_every_part_of_a_batch_is_refused(name):
     scheduler = SCHEDULERS[name](optimizer)
     with pytest.raises(NonPrivateStep, match="is_last_microbatch"):
         train(model, optimizer, loader, scheduler.step)
+
+
+def test_a_scheduler_may_count_parts_as_their_number_is_public():
+    rates = set()
+    for count in (11, 12, 13):
+        model, optimizer, loader = private(records=count)
+        scheduler = lr_scheduler.StepLR(optimizer, 1000)
+        train(model, optimizer, loader, scheduler.step)
+        rates.add((scheduler.last_epoch, optimizer.param_groups[0]["lr"]))
+    assert len(rates) == 1
 
 
 @pytest.mark.parametrize("records", [12, 9, 3])

@@ -4,20 +4,17 @@ The module and the optimizer stay the user's objects. Three hooks do everything:
 forward, and before the optimizer's step. Chunks come from the loader, which calls `set_microbatch`.
 """
 
-import gc
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from sordino.errors import CoupledRecords, InvalidArgument, NonPrivateStep
 from sordino.gradients import OneByOne
@@ -34,7 +31,7 @@ from sordino.training.loss_tracing.loss_tracer import (
     TryForward,
     compares_values,
 )
-from sordino.training.loss_tracing.trace import OperationTrace, scaler_refusal, without_trace
+from sordino.training.loss_tracing.trace import OperationTrace, without_trace
 from sordino.training.loss_tracing.traced_tensor import (
     TaintedFloat,
     TaintedInt,
@@ -113,20 +110,17 @@ def _do_nothing(*_: object) -> None:
 # What a step reads besides the gradient: settings and state of the optimizer, parameters, buffers.
 #
 # Between a batch and its step nothing of it may change, since nobody can tell what a new value was made of; from one
-# step to the next batch it may, but not to what came from a batch. The number of parts of a logical batch must not
-# count.
+# step to the next batch it may, but not to what came from a batch.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-# Schedulers are looked for, among all objects of the process, at the start of this many logical batches.
-_SEARCHES = 2
 _PRIVATE = (TaintedFloat, TaintedInt, TracedTensor)
 # What an optimizer's setting or a tensor is known by, without reading a tensor's values.
 _Known = list[object]
 
 
 class OptimizerSettingsWatch:
-    """Watches an optimizer, the schedulers that hold it, and what it trains, from batch to step and on to the next.
+    """Watches an optimizer and what it trains, from batch to step and on to the next.
 
     Args:
         optimizer: the user's.
@@ -135,11 +129,9 @@ class OptimizerSettingsWatch:
 
     def __init__(self, optimizer: Optimizer, carried: CrossBatchState) -> None:
         self._optimizer, self._carried = optimizer, carried
-        self._schedulers: list[ReferenceType[LRScheduler]] = []
-        self._searches = 0
         # Where the module holds its parameters and buffers: a dictionary, and a name in it.
         self._places: list[tuple[dict[str, Tensor | None], str]] = []
-        self._seen: tuple[_Known, list[int | None]] | None = None
+        self._seen: _Known | None = None
         self._state: _Known = []
         self._memory: list[object] | None = None
         # Fingerprints of the same tensors, in batches in which values are compared; writing .data goes past all else.
@@ -163,20 +155,17 @@ class OptimizerSettingsWatch:
             NonPrivateStep: something changed since the part before.
             CoupledRecords: something holds what came from a batch.
         """
-        if begins and self._searches < _SEARCHES:
-            self._searches += 1
-            self._schedulers = [ref(found) for found in _schedulers_of(self._optimizer)]
         self._refuse_private()
-        now = _settings(self._optimizer), [_count(scheduler()) for scheduler in self._schedulers]
+        now = _settings(self._optimizer)
         if not begins and now != self._seen:
             raise NonPrivateStep(
                 "optimizer's settings must not change within a logical batch, got a change between two of its parts. "
                 "Step schedulers after the last part only: if loader.is_last_microbatch: scheduler.step()."
             )
         if begins:
-            if self._seen is not None and now[0] != self._seen[0]:
+            if self._seen is not None and now != self._seen:
                 self._refuse_told()
-            self._refuse_counts(now[0], rows)
+            self._refuse_counts(now, rows)
         self._seen, self._state = now, _state(self._optimizer)
         memory = _memory(self._places)
         if self._memory is not None:
@@ -194,9 +183,8 @@ class OptimizerSettingsWatch:
             CoupledRecords: something holds what came from a batch.
         """
         self._refuse_private()
-        settings = None if self._seen is None else self._seen[0]
         for what, before, now in (
-            ("the optimizer's settings", settings, _settings(self._optimizer)),
+            ("the optimizer's settings", self._seen, _settings(self._optimizer)),
             ("the optimizer's state", self._state, _state(self._optimizer)),
             ("parameters and buffers", self._memory, _memory(self._places)),
         ):
@@ -217,7 +205,7 @@ class OptimizerSettingsWatch:
             isinstance(held, TracedTensor) or self._carried.was_written(held) for held in gradients if held is not None
         ):
             raise _private("gradients")
-        if self._seen is not None and self._seen[0] != _settings(self._optimizer):
+        if self._seen is not None and self._seen != _settings(self._optimizer):
             raise _changed("the optimizer's settings")
 
     def stepped(self) -> None:
@@ -366,22 +354,13 @@ def _place_of(tensor: Tensor | None) -> object:
         return id(tensor), 0, tensor._version  # It has no memory of its own.
 
 
-def _count(scheduler: LRScheduler | None) -> int | None:
-    return None if scheduler is None else scheduler.last_epoch
-
-
-def _schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
-    # Nothing leads from an optimizer to its schedulers; reading changes none of them.
-    return [
-        found
-        for found in gc.get_objects()
-        if issubclass(type(found), LRScheduler) and getattr(found, "optimizer", None) is optimizer
-    ]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # One model under one plan: which chunk a forward belongs to, and which step an optimizer may take.
 # ----------------------------------------------------------------------------------------------------------------------
+
+
+# By this attribute torch tells a GradScaler that an optimizer takes the scale into account in its own step().
+_HANDLES_SCALE = "_step_supports_amp_scaling"
 
 
 @dataclass(kw_only=True)
@@ -455,6 +434,9 @@ class LoopHooks:
         self._ranks.scatter()
         for parameter in module.parameters():
             parameter.grad = None
+        # Has a GradScaler call step(), where it is refused.
+        self._handles_scale = vars(optimizer).get(_HANDLES_SCALE)
+        setattr(optimizer, _HANDLES_SCALE, True)
         self._step_handles = [
             optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs)),
             optimizer.register_step_pre_hook(_LastHook(self._after_hooks)),
@@ -510,6 +492,8 @@ class LoopHooks:
         self._release_held()
         for handle in self._step_handles:
             handle.remove()
+        if self._handles_scale is None:
+            vars(self.optimizer).pop(_HANDLES_SCALE, None)
         unregister_private_parameters(self._claimed)
         trace_again(self)
 
@@ -828,8 +812,7 @@ class LoopHooks:
             raise NonPrivateStep(
                 "optimizer.step must be called without a closure, got an argument. Call loss.backward() before it."
             )
-        if getattr(self.optimizer, "grad_scale", None) is not None:
-            raise scaler_refusal()
+        self._check_no_scaler()
         chunk = self._chunk
         if chunk is None or not self._started or not self._backward:
             raise NonPrivateStep(
@@ -844,6 +827,17 @@ class LoopHooks:
             raise
         finally:
             self._generators.close()
+
+    def _check_no_scaler(self) -> None:
+        """A gradient scaler sets these attributes of an optimizer, instead of skipping its step, where it is asked to."""
+        found = [name for name in ("grad_scale", "found_inf") if getattr(self.optimizer, name, None) is not None]
+        for name in found:
+            delattr(self.optimizer, name)
+        if found:
+            raise NonPrivateStep(
+                "optimizer must not be stepped by a GradScaler: it skips steps when a record's gradient overflows, "
+                "which tells about the record. Use torch.autocast with bfloat16, without a scaler."
+            )
 
     def _after_hooks(self) -> None:
         """Other hooks ran since the private gradient was made: no setting changed, and nothing came from a batch."""

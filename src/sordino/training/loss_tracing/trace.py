@@ -10,6 +10,7 @@ import site
 import sysconfig
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TypeGuard
 
 import numpy as np
@@ -41,7 +42,6 @@ from sordino.training.loss_tracing.traced_tensor import (
     TaintedInt,
     TracedTensor,
     not_noting,
-    scaler_refusal,
     tainted,
     untainted,
     without_trace,
@@ -55,7 +55,6 @@ __all__ = [
     "ValueEscapeTracking",
     "check_no_branching",
     "check_no_metric_scheduler",
-    "scaler_refusal",
     "without_trace",
 ]
 
@@ -73,8 +72,16 @@ _LIBRARIES = (
     str(Path(__file__).parent.parent),
 )
 # Frames through which every call of a taped tensor or number goes.
-_SCHEDULERS = str(Path(torch.__file__).parent / "optim" / "lr_scheduler.py")
 _BETWEEN = (str(Path(__file__).parent), str(Path(torch.__file__).parent / "_tensor.py"))
+_SCHEDULERS = str(Path(torch.__file__).parent / "optim" / "lr_scheduler.py")
+
+
+def _asking() -> FrameType | None:
+    """The code that asks for a private value: the first frame that is not one of those every such call goes through."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    return frame
 
 
 def check_no_branching() -> None:
@@ -83,9 +90,7 @@ def check_no_branching() -> None:
     Raises:
         NonPrivateStep: the caller is not a library's code.
     """
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
-        frame = frame.f_back
+    frame = _asking()
     if frame is None or frame.f_code.co_filename.startswith(_LIBRARIES):
         return
     raise NonPrivateStep(
@@ -102,9 +107,7 @@ def check_no_metric_scheduler() -> None:
     Raises:
         NonPrivateStep: the caller is such a scheduler.
     """
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
-        frame = frame.f_back
+    frame = _asking()
     if frame is None or frame.f_code.co_filename != _SCHEDULERS:
         return
     optimizer = getattr(frame.f_locals.get("self"), "optimizer", None)

@@ -1,7 +1,6 @@
 """Tensors that note every torch function applied to them on their tape."""
 
 import copy
-import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +21,6 @@ __all__ = [
     "ValueSource",
     "leave_untraced",
     "not_noting",
-    "scaler_refusal",
     "tainted",
     "trace_again",
     "untainted",
@@ -30,8 +28,6 @@ __all__ = [
 ]
 
 
-# How far up the stack a gradient scaler's own frame is from the multiplication it makes.
-_SCALER_DEPTH = 8
 # What torch does in another way, or not at all, for subclasses.
 _OF_PLAIN_TENSORS = frozenset({"__format__", "__repr__", "__reduce_ex__"})
 
@@ -121,8 +117,6 @@ class TracedTensor(Tensor):
                 return func(*args, **kwargs)
         if tape.is_open and func in {Tensor.backward, torch.autograd.backward}:
             return _backward(tape, func, args, kwargs)
-        if name in {"mul", "__mul__"}:
-            _check_no_scaler()
         if tape.is_open and name == "register_hook":
             raise NonPrivateStep(
                 "gradients must reach the module as the loss makes them, got register_hook on a tensor of the loop: a "
@@ -181,24 +175,6 @@ def without_trace(tensor: Tensor) -> Tensor:
         return tensor
     with not_noting():
         return tensor.as_subclass(Tensor)
-
-
-def scaler_refusal() -> NonPrivateStep:
-    """What is raised when a dynamic loss scaler takes part."""
-    return NonPrivateStep(
-        "loss must not be scaled by a GradScaler: it skips steps when a record's gradient overflows, which tells about "
-        "the record. Use torch.autocast with bfloat16, without a scaler."
-    )
-
-
-def _check_no_scaler() -> None:
-    frame = inspect.currentframe()
-    for _ in range(_SCALER_DEPTH):
-        if frame is None:
-            return
-        if isinstance(frame.f_locals.get("self"), torch.amp.GradScaler):
-            raise scaler_refusal()
-        frame = frame.f_back
 
 
 # ----------------------------------------------------------------------------------------------------------------------
