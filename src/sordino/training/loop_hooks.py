@@ -829,7 +829,7 @@ class LoopHooks:
             self._generators.close()
 
     def _check_no_scaler(self) -> None:
-        """A gradient scaler sets these attributes of an optimizer, instead of skipping its step, where it is asked to."""
+        """A gradient scaler sets these attributes of an optimizer that handles the scale, before it calls step()."""
         found = [name for name in ("grad_scale", "found_inf") if getattr(self.optimizer, name, None) is not None]
         for name in found:
             delattr(self.optimizer, name)
