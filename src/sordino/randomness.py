@@ -3,7 +3,8 @@
 A `KeyedRNG` holds a 256-bit master key, drawn from the operating system. Every use asks for a stream by
 name: (purpose, step, tensor, rank). The stream's own key is a keyed hash of the master key and that name, and
 its bits are AES-256 in counter mode, so streams are independent, any stream can be made without the others,
-and no state is shared between threads or processes. ``torch.manual_seed`` has no part in it.
+and no state is shared between threads or processes. On another device a stream goes on as ChaCha20 under a key of its
+own (`device_key`). ``torch.manual_seed`` has no part in it.
 
 A resumed run makes a new `KeyedRNG`, hence a new key: no noise value is ever used twice. A forked process goes on
 with other streams than its parent and its siblings: every stream's name holds a mark of the process that asks for it.
@@ -96,6 +97,15 @@ class RandomStream:
         self._leave_parent()
         self._position += checks.integer(0, count=count)
         self._made = None
+
+    def device_key(self) -> bytes:
+        """A key, 32 bytes, for bits that another generator makes on another device, in the place of those from here on.
+
+        Every place of every stream has its own, from which neither this stream's bits nor its key can be found.
+        """
+        self._leave_parent()
+        place = self._position.to_bytes(_BLOCK_BYTES, "big")
+        return hashlib.blake2b(place, key=self._key, digest_size=_KEY_BYTES, person=b"sordino-device").digest()
 
     def _encryptor(self) -> CipherContext:
         """Made when bits are read: places in a stream that no one reads cost nothing."""

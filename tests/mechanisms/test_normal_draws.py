@@ -84,8 +84,7 @@ def test_parts_and_threads_read_the_further_bits_of_their_own_places():
     assert len(torch.cat(rows).unique()) > 0.35 * sum(sizes)
 
 
-def test_tensors_that_are_reached_another_way_get_the_draws_of_their_places(monkeypatch):
-    monkeypatch.setattr(tensor_noise, "_SENT", 1000)
+def test_tensors_that_are_reached_another_way_get_the_draws_of_their_places():
     shapes = [(700,), (31, 50), (3, 5, 7), (), (0, 4), (40, 60), (2500,)]
 
     def drawn(*changed):

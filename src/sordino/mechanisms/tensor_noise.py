@@ -28,6 +28,7 @@ from sordino import checks
 from sordino.errors import InvalidArgument
 from sordino.events import Event, Gaussian
 from sordino.mechanisms.base import observable_release
+from sordino.mechanisms.device_noise import add_device_normal_
 from sordino.randomness import KeyedRNG, RandomStream
 
 __all__ = [
@@ -108,8 +109,6 @@ _DRAWS = 2 * _BLOCK
 _BLOCKS_A_THREAD = 2
 # Blocks that a thread takes at once: each time its place in the stream has to be found.
 _MOST_AT_ONCE = 4
-# Draws that are sent to another device at once.
-_SENT = 1 << 24
 _EXPONENT_OF_ONE = 0x3FF0_0000_0000_0000
 # Words of 32 bits below this get 52 bits more, so that the tail has them where it needs them.
 _SHORT = 1 << 12
@@ -122,8 +121,14 @@ _UNIT = np.float32(2.0**-32 * (1 - 2.0**-24))
 _Target = tuple[int, np.ndarray]
 
 
-def standard_normal(count: int, stream: RandomStream, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """`count` independent standard normal draws, shape (count,), on the CPU.
+def standard_normal(
+    count: int,
+    stream: RandomStream,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """`count` independent standard normal draws, shape (count,).
 
     Box–Muller: √(−2 ln U)·(cos 2πV, sin 2πV). For float32 results U and V have 32 bits each, and where U < 2⁻²⁰ it has
     52 bits more: the tail reaches 10.8 standard deviations (32 bits alone would end at 6.8). For float64 results
@@ -133,11 +138,12 @@ def standard_normal(count: int, stream: RandomStream, *, dtype: torch.dtype = to
         count: ≥ 0.
         stream: source of the bits; read in order.
         dtype: float64 gives float64 arithmetic throughout; every other dtype is drawn in float32.
+        device: where they are made. Another device than the CPU has draws of its own, see `device_noise`.
 
     Returns:
         A tensor of float64 when asked for, otherwise float32.
     """
-    noise = torch.zeros(checks.integer(0, count=count), dtype=_working(dtype))
+    noise = torch.zeros(checks.integer(0, count=count), dtype=_working(dtype), device=device)
     add_normal_([noise], stream, stddev=1.0)
     return noise
 
@@ -150,9 +156,10 @@ def add_normal_(
     places: Sequence[int] | None = None,
     count: int | None = None,
 ) -> None:
-    """Add `stddev` times standard normal draws in place, block by block: the noise is never in memory as a whole.
+    """Add `stddev` times standard normal draws in place.
 
-    There is one row of draws, and every tensor gets those of its place in it.
+    There is one row of draws, and every tensor gets those of its place in it. They are made where the tensor is, block
+    by block, so the noise of a tensor of single or double precision is never in memory as a whole.
 
     Args:
         tensors: of any shape, device and floating type; either all of them are float64 or none is.
@@ -167,24 +174,29 @@ def add_normal_(
     starts = list(itertools.accumulate(sizes[:-1], initial=0)) if places is None else list(places)
     length = starts[-1] + sizes[-1] if count is None else count
     near: list[_Target] = []
-    away: list[tuple[int, Tensor]] = []
+    others: list[tuple[int, Tensor]] = []
     for start, tensor in zip(starts, tensors, strict=True):
         if not tensor.numel():
             continue
-        reachable = tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
-        if reachable and tensor.is_contiguous():
+        if _is_away(tensor):
+            add_device_normal_(tensor, stream.device_key(), first=start, stddev=stddev)
+        elif tensor.dtype in (torch.float32, torch.float64) and tensor.is_contiguous():
             near.append((start, tensor.detach().view(-1).numpy()))
         else:
-            away.append((start, tensor))
+            others.append((start, tensor))
     if near:
         _draw(near, length, stream, stddev)
-    for batch in _batches(away):
-        noise = [torch.zeros(part.numel(), dtype=_working(part.dtype)) for _, part in batch]
-        targets = [(start, own.numpy()) for (start, _), own in zip(batch, noise, strict=True)]
+    if others:
+        noise = [torch.zeros(tensor.numel(), dtype=_working(tensor.dtype)) for _, tensor in others]
+        targets = [(start, own.numpy()) for (start, _), own in zip(others, noise, strict=True)]
         _draw(targets, length, stream, stddev)
-        for (_, part), own in zip(batch, noise, strict=True):
-            part.add_(own.view(part.shape).to(part.device, part.dtype))
+        for (_, tensor), own in zip(others, noise, strict=True):
+            tensor.add_(own.view(tensor.shape).to(tensor.dtype))
     stream.skip(_bytes(length, _working(tensors[0].dtype).itemsize))
+
+
+def _is_away(tensor: Tensor) -> bool:
+    return tensor.device.type != "cpu"
 
 
 def _working(dtype: torch.dtype) -> torch.dtype:
@@ -194,23 +206,6 @@ def _working(dtype: torch.dtype) -> torch.dtype:
 def _bytes(count: int, itemsize: int) -> int:
     """How much of the stream the first `count` draws take: two words a pair, of 4 or 8 bytes."""
     return (count + 1) // 2 * 2 * itemsize
-
-
-def _batches(away: Sequence[tuple[int, Tensor]]) -> Iterator[list[tuple[int, Tensor]]]:
-    """What can't be added to from here, in parts whose noise is made and sent together; large tensors are cut."""
-    batch: list[tuple[int, Tensor]] = []
-    size = 0
-    for start, tensor in away:
-        cut = tensor.numel() > _SENT and tensor.is_contiguous()
-        parts = tensor.view(-1).split(_SENT) if cut else [tensor]
-        for number, part in enumerate(parts):
-            if batch and size + part.numel() > _SENT:
-                yield batch
-                batch, size = [], 0
-            batch.append((start + number * _SENT, part))
-            size += part.numel()
-    if batch:
-        yield batch
 
 
 def _draw(targets: Sequence[_Target], count: int, stream: RandomStream, stddev: float) -> None:

@@ -138,7 +138,7 @@ def training_process(run: RunFolder, lines: list[TranscriptLine], meta: Mapping[
     if seeded:
         rng = "chosen seed, so that the run can be repeated"
     elif rng is None and seeded is False:
-        rng = "AES-256 in counter mode, keyed by the operating system's entropy"
+        rng = "AES-256 in counter mode (on a card ChaCha20), keyed by the operating system's entropy"
     return Process(
         rng=rng,
         seeded=seeded,

@@ -150,8 +150,9 @@ class CorrelatedNoiseStream:
         rule, stream = strategy.recurrence(step), rng.stream(self._name, step=step, rank=rank)
         noises: list[tuple[_Lane, Tensor | None]] = []
         for lane in lanes:
-            draw = standard_normal(lane.buffers.shape[1], stream, dtype=lane.buffers.dtype).mul_(stddev)
-            noises.append((lane, _advanced(lane.buffers, draw.to(lane.buffers.device), rule)))
+            held = lane.buffers
+            draw = standard_normal(held.shape[1], stream, dtype=held.dtype, device=held.device).mul_(stddev)
+            noises.append((lane, _advanced(held, draw, rule)))
         return noises
 
     def _fitted(self, tensors: Sequence[Tensor]) -> list[_Lane]:
