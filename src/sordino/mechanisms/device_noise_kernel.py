@@ -4,7 +4,7 @@ Imported only where Triton is. The constants are those of `device_noise`, which 
 """
 
 # The types of what a kernel computes are Triton's, and Triton is not always there.
-# pyright: reportMissingImports=false, reportMissingParameterType=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
 import torch
 from torch import Tensor
