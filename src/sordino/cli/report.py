@@ -31,13 +31,13 @@ class Format(StrEnum):
     MD = "md"
     JSON = "json"
     REGISTRY = "registry"
+    WORKSHEET = "worksheet"
 
     @property
     def file(self) -> str:
         """The name that the file has in a run folder."""
-        return {"html": "report.html", "md": "report.md", "json": "report.json", "registry": "registry.yaml"}[
-            self.value
-        ]
+        others = {"registry": "registry.yaml", "worksheet": "worksheet.md"}
+        return others.get(self.value, f"report.{self.value}")
 
 
 def report(
@@ -46,7 +46,7 @@ def report(
         list[Path] | None, typer.Argument(metavar="[MORE]...", help="More run folders, after --compare.")
     ] = None,
     form: Annotated[
-        Format, typer.Option("--format", help="A page, Markdown, JSON, or a draft for the public registry.")
+        Format, typer.Option("--format", help="A page, Markdown, JSON, a draft for the public registry, or the worksheet.")
     ] = Format.HTML,
     out_file: Annotated[
         Path | None,
@@ -93,8 +93,8 @@ def report(
     if others and not compare:
         raise InvalidArgument(f"report must be given one run folder, got {1 + len(others)}. Add --compare.")
     paths = [run, *(compare or []), *(others or [])]
-    if len(paths) > 1 and form is Format.REGISTRY:
-        raise InvalidArgument("--format registry must be given one run, got several. Drop --compare.")
+    if len(paths) > 1 and form in (Format.REGISTRY, Format.WORKSHEET):
+        raise InvalidArgument(f"--format {form.value} must be given one run, got several. Drop --compare.")
     folders = [RunFolder.open(path) for path in paths]
     if declared != Declarations():
         if len(paths) > 1:
@@ -183,6 +183,8 @@ def _write(reports: "list[Report]", form: Format, target: Path) -> dict[str, str
         body = [one.to_dict() for one in reports]
         text = json.dumps(body, indent=2, ensure_ascii=False) if several else first.to_json()
         text += "\n"
+    elif form is Format.WORKSHEET:
+        text = room.render_worksheet(first)
     else:
         text = room.registry_yaml(first)
     target.write_text(text, encoding="utf-8")

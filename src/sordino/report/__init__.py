@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         render_comparison_markdown,
         render_html,
         render_markdown,
+        render_worksheet,
         write_report,
     )
     from sordino.report.schema import Audit, Declarations, Report
@@ -50,6 +51,7 @@ __all__ = [
     "render_comparison_markdown",
     "render_html",
     "render_markdown",
+    "render_worksheet",
     "store_declarations",
     "write_report",
 ]

@@ -34,6 +34,7 @@ __all__ = [
     "render_comparison_markdown",
     "render_html",
     "render_markdown",
+    "render_worksheet",
     "write_report",
 ]
 
@@ -343,6 +344,91 @@ def render_comparison_markdown(reports: Sequence[Report]) -> str:
     rows = formatting.comparison_rows(list(reports))
     body = [f"| {_safe(name)} | {' | '.join(_stated(value) for value in values)} |" for name, values in rows]
     return "\n".join([*head, *body]) + "\n"
+
+
+def render_worksheet(report: Report) -> str:
+    """Questions that no ε answers, as Markdown: what the run states is filled in, the rest stands as a question.
+
+    Whose records they are, whom the model costs accuracy (by subgroup, with 95 % intervals), what an attacker may still
+    find, what is not protected, and who decides.
+
+    Guarantee: post-processing of what the report shows.
+    """
+    return "\n".join(_worksheet(report)).rstrip("\n") + "\n"
+
+
+_OPEN = "\\_\\_\\_\\_\\_\\_\\_\\_"
+
+
+def _worksheet(report: Report) -> Iterator[str]:
+    def asked(question: str, answer: str | None) -> str:
+        return f"- {question} {f'**{_safe(answer)}**' if answer else _OPEN}"
+
+    guarantee, declared, data = report.guarantee, report.declarations, dict(report.data)
+    yield f"# Worksheet: {_safe(report.name)}\n"
+    yield f"{_OPEN} marks what the run does not state. A person has to answer it before the results are released.\n"
+    yield "## Whose records are they?\n"
+    yield asked("Which records?", data.get("name"))
+    yield asked("Who is responsible for them?", declared.owner)
+    yield asked("Why may they be used?", declared.legal_basis)
+    yield asked("What is the model for?", declared.purpose)
+    yield asked("Were the people asked, and can they still say no?", None)
+    yield asked("Who gains from the model, and are they the same people?", None)
+    unit = guarantee.privacy_unit.value
+    epsilon = f"ε = {format_epsilon(report.headline_epsilon)} at δ = {power_of_ten(guarantee.delta)}"
+    yield asked("What is protected as a whole?", f"one {unit}, {epsilon}")
+    if unit == "record":
+        yield asked("How many records can one person have? Each of them costs ε again.", None)
+    yield from _worksheet_groups(report)
+    yield "\n## What may an attacker still find?\n"
+    bounds = report.attack_bounds
+    if bounds is None:
+        yield asked("How often may the best guess about one person be right?", None)
+    else:
+        share = percent_up(bounds.right_guesses)
+        yield f"- Guesses {_safe(bounds.question)}: right in **at most {share}** of cases; by chance 50 %"
+        for blind, found in bounds.reconstruction:
+            yield f"- A record that is guessed blindly with chance {percent_up(blind)}: at most {percent_up(found)}"
+    yield asked("What would be the worst consequence for one person, at these odds?", None)
+    yield "\n## What is not protected?\n"
+    yield from (f"- **{_safe(item.title)}** {_safe(item.text)}" for item in report.not_covered)
+    yield asked("Which facts about a whole group could the model teach, and who could use them against its members?", None)
+    yield "\n## Who decides?\n"
+    yield asked("Who approved this ε, and why this one?", declared.approved_by)
+    yield asked("Where do questions and complaints go?", declared.contact)
+    yield asked("When is the model withdrawn or trained again? That is charged too.", None)
+    yield f"- May it be released, as far as the run shows? **{_safe(report.release.text)}**"
+
+
+def _worksheet_groups(report: Report) -> Iterator[str]:
+    yield "\n## Who loses accuracy?\n"
+    public = [(g.column, g.value, f"{g.records:,}", g.accuracy, g.lower, g.upper) for g in report.utility.subgroups]
+    private = [
+        (share.column, share.value, f"about {share.records:,}", share.accuracy, share.lower, share.upper)
+        for evaluation in report.evaluations
+        for share in evaluation.shares
+        if share.column != "all"
+    ]
+    found = sorted([*public, *private], key=lambda row: row[3])
+    if not found:
+        yield f"- Accuracy by subgroup was not measured. Which groups could lose? {_OPEN}"
+        yield "- Measure it on public records (`compute_utility(…, groups=…)`), or by a private evaluation."
+        return
+    yield "| subgroup | records | accuracy | 95 % interval |\n|---|---|---|---|"
+    for column, value, records, accuracy, lower, upper in found:
+        interval = f"{100 * lower:.1f} to {100 * upper:.1f} %"
+        yield f"| {_safe(column)}: {_safe(value)} | {records} | {100 * accuracy:.1f} % | {interval} |"
+    column, value, _, worst, lower, upper = found[0]
+    yield ""
+    yield (
+        f"- The lowest is {_safe(column)}: {_safe(value)} with {100 * worst:.1f} %. Of {len(found)} groups one is the "
+        f"lowest by chance alone: its interval is {100 * lower:.1f} to {100 * upper:.1f} %."
+    )
+    yield (
+        "- How much of it is privacy's, and how much the data's? `sordino diagnose RUN` trains the same model without "
+        f"privacy and compares both group by group. {_OPEN}"
+    )
+    yield f"- Which groups have too few records to be measured? {_OPEN}"
 
 
 def _sections(report: Report) -> Iterator[str]:
