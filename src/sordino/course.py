@@ -1,22 +1,17 @@
 """The course: lessons as notebooks, and checks of a reader's own answers to their exercises.
 
-A lesson is a Python file whose cells begin with `# %%`, or with `# %% [markdown]` for text. `run_lesson` executes one
-from its first cell to its last, and `notebook` makes a Jupyter notebook of it, with what the cells printed and drew.
+A lesson is a Python file whose cells begin with `# %%`, or with `# %% [markdown]` for text. `notebook` makes a Jupyter
+notebook of it; the documentation shows it with its outputs.
 
 Example:
     >>> check("sequential", 0.8)
     Right. The losses of the two releases add up.
-    True
 """
 
-import ast
-import base64
-import contextlib
-import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sordino import checks
-from sordino.errors import InvalidArgument
-from sordino.installation import require
 
-__all__ = ["EXERCISES", "Cell", "Exercise", "check", "lessons", "notebook", "read_lesson", "run_lesson"]
+__all__ = ["EXERCISES", "Cell", "Exercise", "check", "lessons", "notebook", "read_lesson", "refutation"]
 
 Floats = NDArray[np.float64]
 
@@ -54,35 +47,41 @@ class Exercise:
     because: str
 
 
-def check(name: str, answer: object = None) -> bool:
-    """Say whether an answer is right, and if not, what refutes it.
+def refutation(name: str, answer: object) -> str | None:
+    """Why an answer is wrong; None for a right one.
 
     Args:
         name: of an exercise, a key of `EXERCISES`.
-        answer: a number, a set, a dictionary or a function, as the question says; None asks for the hint.
+        answer: a number, a set, a dictionary or a function, as the question says.
 
-    Returns:
-        Whether the answer is right.
+    Example:
+        >>> refutation("sequential", 0.5)
+        'at answers far to the left the log-ratio of the two releases together is 0.80, above 0.5.'
+    """
+    checks.one_of(tuple(EXERCISES), name=name)
+    exercise = EXERCISES[name]
+    try:
+        return exercise.refute(answer)
+    except Exception as error:  # whatever the reader's own function raises
+        return f"the answer could not be checked, {type(error).__name__}: {error}. Asked for: {exercise.question}"
+
+
+def check(name: str, answer: object = None) -> None:
+    """Print whether an answer is right, and if not, what refutes it; None asks for the hint.
 
     Example:
         >>> check("sequential")
         No answer yet. Hint: write the ratio of the two joint densities as a product.
-        False
-        >>> check("sequential", 0.5)
-        Not right: at answers far to the left the log-ratio of the two releases together is 0.80, above 0.5.
-        False
+        >>> check("sequential", 0.8)
+        Right. The losses of the two releases add up.
     """
     checks.one_of(tuple(EXERCISES), name=name)
     exercise = EXERCISES[name]
     if answer is None:
         print(f"No answer yet. Hint: {exercise.hint}")
-        return False
-    try:
-        wrong = exercise.refute(answer)
-    except Exception as error:  # whatever the reader's own function raises
-        wrong = f"the answer could not be checked, {type(error).__name__}: {error}. {exercise.question}"
+        return
+    wrong = refutation(name, answer)
     print(f"Right. {exercise.because}" if wrong is None else f"Not right: {wrong}")
-    return wrong is None
 
 
 def _problem(rows: int, columns: int, seed: int) -> tuple[Floats, Floats]:
@@ -101,9 +100,8 @@ def _refute_ridge(answer: Callable[[Floats, Floats, float], object]) -> str | No
         if not np.abs(slope).max() < 1e-6:
             without = np.linalg.solve(x.T @ x + penalty * np.eye(3), x.T @ y)
             forgot = np.allclose(found, without, atol=1e-9)
-            return (
-                f"with λ = {penalty:g} the gradient at your θ is {np.abs(slope).max():.2g}, not 0"
-                + (": the loss is a mean, so λ meets XᵀX with a factor n." if forgot else ".")
+            return f"with λ = {penalty:g} the gradient at your θ is {np.abs(slope).max():.2g}, not 0" + (
+                ": the loss is a mean, so λ meets XᵀX with a factor n." if forgot else "."
             )
     return None
 
@@ -125,7 +123,7 @@ def _refute_gradients(answer: Sequence[Callable[..., object]]) -> str | None:
         if np.allclose(told, -measured, atol=1e-4):
             after = np.sum((y - x @ (theta - 0.01 * told)) ** 2)
             before = np.sum((y - x @ theta) ** 2)
-            return f"of ‖y − Xθ‖²: the sign. A step of descent along yours takes the loss from {before:.1f} to {after:.1f}."
+            return f"of ‖y − Xθ‖²: the sign. A step along yours takes the loss from {before:.1f} to {after:.1f}."
         return f"of ‖y − Xθ‖²: {np.round(told, 3)}, measured by small differences {np.round(measured, 3)}."
     return None
 
@@ -174,12 +172,14 @@ def _refute_descent(answer: Callable[[Floats, Floats, float], tuple[object, int]
         left = gap(theta) / gap(np.zeros(columns))
         if not left <= tolerance:
             return (
-                f"with {columns} columns and κ = {condition:.0f}, {iterations} iterations leave {left:.1e} of the first "
-                f"gap, more than {tolerance:.0e}. How often depends on κ and on the tolerance, not on the columns."
+                f"with {columns} columns and κ = {condition:.0f}, {iterations} iterations leave {left:.1e} of the "
+                f"first gap, more than {tolerance:.0e}. The number hangs on κ and the tolerance, not on the columns."
             )
         most = math.ceil(condition * math.log(1 / tolerance)) + 1
         if iterations > most:
-            return f"{iterations} iterations for κ = {condition:.0f} and {tolerance:.0e}; κ ln(1/tolerance) = {most} do."
+            return (
+                f"{iterations} iterations for κ = {condition:.0f} and {tolerance:.0e}; κ ln(1/tolerance) = {most} do."
+            )
     return None
 
 
@@ -207,13 +207,10 @@ def _refute_parallel(answer: Mapping[str, float]) -> str | None:
     for relation, value in right.items():
         if abs(answer[relation] - value) > 1e-9:
             moved = "takes a count of 1 from one part and adds it to the other, and both releases show it"
-            return (
-                f"{relation}: {value:g}. "
-                + (
-                    f"A replacement that moves a record {moved}."
-                    if relation == "replace one"
-                    else "A record lies in one part, and the other release has the same distribution with and without it."
-                )
+            return f"{relation}: {value:g}. " + (
+                f"A replacement that moves a record {moved}."
+                if relation == "replace one"
+                else "A record lies in one part, and the other release has the same distribution with and without it."
             )
     return None
 
@@ -260,9 +257,9 @@ def _counted(epsilon: float, count: int, claimed: float) -> str:
     gaps = binom.sf(at, count, right) - math.exp(min(claimed, 500.0)) * binom.sf(at, count, 1 - right)
     place = int(np.argmax(gaps))
     return (
-        f"Of {count} answers by randomized response with ε₀ = {epsilon:g}, more than {place} point to yes with probability "
-        f"{binom.sf(place, count, right):.3g} for one dataset and {binom.sf(place, count, 1 - right):.3g} for its "
-        f"neighbor: a δ of {gaps[place]:.2g} at your ε."
+        f"Of {count} answers by randomized response with ε₀ = {epsilon:g}, more than {place} point to yes with "
+        f"probability {binom.sf(place, count, right):.3g} for one dataset and {binom.sf(place, count, 1 - right):.3g} "
+        f"for its neighbor: a δ of {gaps[place]:.2g} at your ε."
     )
 
 
@@ -313,15 +310,23 @@ def _refute_accountants(answer: float) -> str | None:
         return None
     if answer < certified:
         return f"{answer:.4g} is less than is true: {certified} is certified from both sides."
-    names = {1.26: "the moments accountant's bound", 9.34: "strong composition with its terms dropped", 1.035: "Rényi's"}
+    names = {
+        1.26: "the moments accountant's bound",
+        9.34: "strong composition with its terms dropped",
+        1.035: "Rényi's",
+    }
     near = next((words for value, words in names.items() if abs(answer / value - 1) < 5e-3), "an upper bound")
     return f"{answer:.4g} is {near}: {answer / certified:.1f} times what the same noise really costs, {certified}."
 
 
 def _refute_population(answer: float) -> str | None:
-    return None if abs(answer - 0.754) < 0.01 else (
-        f"{answer:.1%}; of the test records 75.4 % earn at most 50 000 dollars, so a model that always says no is right "
-        "on that share, at ε = 0."
+    return (
+        None
+        if abs(answer - 0.754) < 0.01
+        else (
+            f"{answer:.1%}; of the test records 75.4 % earn at most 50 000 dollars, so a model that always says no is "
+            "right on that share, at ε = 0."
+        )
     )
 
 
@@ -364,8 +369,8 @@ EXERCISES: Mapping[str, Exercise] = {
         because="The losses of the two releases add up.",
     ),
     "parallel": Exercise(
-        question='A dictionary with the keys "add or remove one" and "replace one": the smallest ε of a 0.3-private count '
-        "of one part of the records and a 0.5-private count of the rest.",
+        question='A dictionary with the keys "add or remove one" and "replace one": the smallest ε of a 0.3-private '
+        "count of one part of the records and a 0.5-private count of the rest.",
         hint="which of the two parts can a neighbor differ in?",
         refute=_refute_parallel,
         because="The largest under add-or-remove; the sum under replace-one, as a record may change its part.",
@@ -417,35 +422,31 @@ EXERCISES: Mapping[str, Exercise] = {
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """One cell of a lesson.
 
     Args:
         kind: "markdown" or "code".
         source: its text.
-        printed: what a code cell printed when it was run.
-        pictures: what it drew, as PNG files.
     """
 
     kind: str
     source: str
-    printed: str = ""
-    pictures: list[bytes] = field(default_factory=list)
 
 
 def lessons() -> dict[str, Path]:
     """The files of the lessons by name, in their order."""
     installed = Path(__file__).parent / "lessons"
-    folder = installed if installed.is_dir() else Path(__file__).parents[2] / "docs" / "course"
+    folder = installed if installed.is_dir() else Path(__file__).parents[2] / "tutorials" / "course"
     return {path.stem.partition("_")[2]: path for path in sorted(folder.glob("[0-9]_*.py"))}
 
 
 def read_lesson(text: str) -> list[Cell]:
-    """The cells of a lesson's file, a Python file with `# %%` at the start of each cell.
+    r"""The cells of a lesson's file, a Python file with `# %%` at the start of each cell.
 
     Example:
-        >>> [cell.kind for cell in read_lesson("# %% [markdown]\\n# # Title\\n# %%\\nprint(1)\\n")]
+        >>> [cell.kind for cell in read_lesson("# %% [markdown]\n# # Title\n# %%\nprint(1)\n")]
         ['markdown', 'code']
     """
     found = []
@@ -457,75 +458,17 @@ def read_lesson(text: str) -> list[Cell]:
     return found
 
 
-def run_lesson(cells: Sequence[Cell]) -> dict[str, object]:
-    """Execute the code cells in order, and keep what each printed and drew.
-
-    Returns:
-        The names that the cells leave behind.
-
-    Raises:
-        InvalidArgument: a cell is no Python. Whatever a cell raises is passed on.
-    """
-    require("report", "matplotlib", user="a lesson")
-    import matplotlib
-
-    before = matplotlib.get_backend()
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    names: dict[str, object] = {"__name__": "__lesson__"}
-    try:
-        with matplotlib.rc_context():
-            for place, cell in enumerate(cells):
-                if cell.kind == "code":
-                    _run_cell(cell, place, names, pyplot)
-    finally:
-        matplotlib.use(before)
-    return names
-
-
-def _run_cell(cell: Cell, place: int, names: dict[str, object], pyplot: Any) -> None:
-    try:
-        tree = ast.parse(cell.source)
-    except SyntaxError as error:
-        raise InvalidArgument(f"cells must be Python, got another text in cell {place}: {error}. Correct it.") from error
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(tree, f"<cell {place}>", "exec"), names)  # noqa: S102 (a lesson of this package or of the caller)
-    cell.printed, cell.pictures = printed.getvalue(), []
-    for number in pyplot.get_fignums():
-        picture = io.BytesIO()
-        pyplot.figure(number).savefig(picture, format="png", dpi=80, metadata={"Software": "sordino"})
-        cell.pictures.append(picture.getvalue())
-    pyplot.close("all")
-
-
 def notebook(cells: Sequence[Cell]) -> dict[str, object]:
-    """A Jupyter notebook (format 4.5) of the cells, with their results if they were run."""
-    return {
-        "cells": [_notebook_cell(place, cell) for place, cell in enumerate(cells)],
-        "metadata": {
-            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-            "language_info": {"name": "python"},
-        },
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
+    r"""A Jupyter notebook (format 4.5) of the cells, not run.
 
-
-def _notebook_cell(place: int, cell: Cell) -> dict[str, object]:
-    body: dict[str, object] = {
-        "cell_type": cell.kind,
-        "id": f"cell-{place}",
-        "metadata": {},
-        "source": cell.source.splitlines(keepends=True),
-    }
-    if cell.kind == "code":
-        outputs: list[dict[str, object]] = []
-        if cell.printed:
-            outputs.append({"name": "stdout", "output_type": "stream", "text": cell.printed.splitlines(keepends=True)})
-        for picture in cell.pictures:
-            shown = {"image/png": base64.b64encode(picture).decode("ascii")}
-            outputs.append({"data": shown, "metadata": {}, "output_type": "display_data"})
-        body |= {"execution_count": None, "outputs": outputs}
-    return body
+    Example:
+        >>> notebook(read_lesson("# %%\nprint(1)\n"))["cells"][0]["source"]
+        ['print(1)']
+    """
+    body: list[dict[str, object]] = []
+    for place, cell in enumerate(cells):
+        source = cell.source.splitlines(keepends=True)
+        entry: dict[str, object] = {"cell_type": cell.kind, "id": f"cell-{place}", "metadata": {}, "source": source}
+        body.append(entry | ({"execution_count": None, "outputs": []} if cell.kind == "code" else {}))
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {"cells": body, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}

@@ -16,6 +16,7 @@ from sordino.cli.data import data
 from sordino.cli.describe import describe_table
 from sordino.cli.explain import explain
 from sordino.cli.federate import federate
+from sordino.cli.learn import learn
 from sordino.cli.ledger import ledger
 from sordino.cli.plan import plan
 from sordino.cli.predict import export_model, predict
@@ -121,6 +122,7 @@ app.command()(predict)
 app.command("export")(export_model)
 app.command()(report)
 app.command("verify")(verify_command)
+app.command()(learn)
 app.command()(attack)
 app.command()(diagnose)
 app.command()(explain)

@@ -46,7 +46,8 @@ def report(
         list[Path] | None, typer.Argument(metavar="[MORE]...", help="More run folders, after --compare.")
     ] = None,
     form: Annotated[
-        Format, typer.Option("--format", help="A page, Markdown, JSON, a draft for the public registry, or the worksheet.")
+        Format,
+        typer.Option("--format", help="A page, Markdown, JSON, a draft for the public registry, or the worksheet."),
     ] = Format.HTML,
     out_file: Annotated[
         Path | None,

@@ -392,7 +392,7 @@ def _worksheet(report: Report) -> Iterator[str]:
     yield asked("What would be the worst consequence for one person, at these odds?", None)
     yield "\n## What is not protected?\n"
     yield from (f"- **{_safe(item.title)}** {_safe(item.text)}" for item in report.not_covered)
-    yield asked("Which facts about a whole group could the model teach, and who could use them against its members?", None)
+    yield asked("Which facts about a whole group could the model teach, and who could use them against it?", None)
     yield "\n## Who decides?\n"
     yield asked("Who approved this ε, and why this one?", declared.approved_by)
     yield asked("Where do questions and complaints go?", declared.contact)

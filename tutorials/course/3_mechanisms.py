@@ -15,7 +15,7 @@ from sordino import accounting
 from sordino.course import check
 from sordino.events import ApproximateDP, Gaussian, PoissonSampled, SelfComposed
 from sordino.mechanisms import LaplaceMechanism
-from sordino.plot_style import COLORS, METHOD_COLOURS, STYLE
+from sordino.plot_style import STYLE
 
 plt.rcParams.update(STYLE)
 
@@ -29,7 +29,7 @@ plt.rcParams.update(STYLE)
 
 # %%
 answer = None
-check("sequential", answer);
+check("sequential", answer)
 
 # %% [markdown]
 # **Tempting:** "each release is at most 0.5-private, so the two are as well". Refuted: at answers that both lie to the
@@ -37,11 +37,11 @@ check("sequential", answer);
 #
 # **Proof.** For outputs (y₁, y₂), even when M₂ is chosen after y₁ was seen,
 # p(y₁, y₂) = p₁(y₁) · p₂(y₂ | y₁) ≤ e^ε₁ p₁′(y₁) · e^ε₂ p₂′(y₂ | y₁). The page
-# [Composition](../proofs/composition.md) has it with δ.
+# [Composition](../../proofs/composition.md) has it with δ.
 
-# %%
+# %% tags=["answer"]
 check("sequential", max(0.3, 0.5))
-check("sequential", 0.3 + 0.5);
+check("sequential", 0.3 + 0.5)
 
 # %% [markdown]
 # ## Problem 2: two releases of different records
@@ -54,13 +54,13 @@ check("sequential", 0.3 + 0.5);
 
 # %%
 answer = None
-check("parallel", answer);
+check("parallel", answer)
 
 # %% [markdown]
-# **Tempting:** "parts are disjoint, so the larger ε holds, whatever a neighbor is". Refuted by a record that changes its
-# part: both counts move. The accountant refuses the event under replace-one for the same reason.
+# **Tempting:** "parts are disjoint, so the larger ε holds, whatever a neighbor is". Refuted by a record that changes
+# its part: both counts move. The accountant refuses the event under replace-one for the same reason.
 
-# %%
+# %% tags=["answer"]
 check("parallel", {"add or remove one": 0.5, "replace one": 0.5})
 check("parallel", {"add or remove one": 0.5, "replace one": 0.8})
 grid = np.linspace(-4, 6, 101)
@@ -80,13 +80,14 @@ print(f"largest log-ratio of a record that moves: {(loss_first[:, None] + loss_s
 salaries = np.array([71_250.0, 84_619.0, 98_400.0, 113_510.0, 130_530.0])
 print(f"mean {salaries.mean():,.2f}")
 answer = None
-check("salaries", answer);
+check("salaries", answer)
 
 # %% [markdown]
 # **Tempting:** "leave each of the five out and see how far the mean moves: at most 7717.05". That is a *local*
 # sensitivity, of these five. The scale of its noise depends on the data, so it tells of them.
 
-# %%
+
+# %% tags=["answer"]
 def local_sensitivity(values):
     return max(abs(values.mean() - np.delete(values, i).mean()) for i in range(len(values)))
 
@@ -103,7 +104,10 @@ check("salaries", 200_000 / 5)
 alike, neighbor = np.full(5, 50_000.0), np.array([50_000.0] * 4 + [150_000.0])
 for values in (alike, neighbor):
     scale = local_sensitivity(values) / 1.0
-    seen = [values.mean() + (LaplaceMechanism(epsilon=1.0, l1_sensitivity=scale).release(0.0) if scale else 0.0) for _ in range(1000)]
+    seen = [
+        values.mean() + (LaplaceMechanism(epsilon=1.0, l1_sensitivity=scale).release(0.0) if scale else 0.0)
+        for _ in range(1000)
+    ]
     print(f"released exactly 50 000 in {np.mean(np.isclose(seen, 50_000)):.0%} of 1000 runs")
 
 # %% [markdown]
@@ -131,21 +135,24 @@ for epsilon in (0.1, 0.5, 1.0, 5.0, 10.0, 100.0):
 
 # %%
 answer = None
-check("thousand", answer);
+check("thousand", answer)
 
 # %% [markdown]
 # **Tempting:** the short form ε₀√(k ln(1/δ)), 47.02, or 30.98 when log₁₀ is taken for ln. The constants that it drops
 # can't be dropped from a number: the theorem itself gives 251, and 123.8 is exact. `check` names the event that breaks
 # the short form.
 
-# %%
+# %% tags=["answer"]
 queries = SelfComposed(event=ApproximateDP(epsilon=0.4, delta=1e-6), count=1000)
 short = {"ln": 0.4 * math.sqrt(1000 * math.log(1e6)), "log10": 0.4 * math.sqrt(1000 * math.log10(1e6))}
 theorem = 0.4 * math.sqrt(2 * 1000 * math.log(1e4)) + 1000 * 0.4 * math.expm1(0.4)
 optimal = accounting.epsilon(queries, 1.1e-3, accountant="optimal").upper
-print(f"basic 400, short form {short['ln']:.2f} ({short['log10']:.2f} with log10), theorem {theorem:.1f}, optimal {optimal:.1f}")
+print(
+    f"basic 400, short form {short['ln']:.2f} ({short['log10']:.2f} with log10), "
+    f"theorem {theorem:.1f}, optimal {optimal:.1f}"
+)
 check("thousand", {"basic": 400, "optimal": short["ln"]})
-check("thousand", {"basic": 400, "optimal": optimal});
+check("thousand", {"basic": 400, "optimal": optimal})
 
 # %% [markdown]
 # Now each answer sees a Poisson sample of the people, rate 0.01. What does basic composition give?
@@ -155,9 +162,11 @@ check("thousand", {"basic": 400, "optimal": optimal});
 # %%
 answer = None
 check("sampled", answer)
+
+# %% tags=["answer"]
 check("sampled", 1000 * 0.01 * 0.4)
 one = math.log1p(0.01 * math.expm1(0.4))
-check("sampled", 1000 * one);
+check("sampled", 1000 * one)
 
 # %% [markdown]
 # The better the composition, the less the same noise costs. The last two rows are of a Gaussian mechanism whose single
@@ -193,23 +202,29 @@ for name, value in sampled_costs.items():
 # %%
 answer = None
 check("noise", answer)
-check("noise", 2.14);
+
+# %% tags=["answer"]
+check("noise", 2.2)
+check("noise", 2.14)
 
 # %% [markdown]
 # **Tempting:** "a smaller C is more private". ε does not hang on C: the noise is σC, and shrinks with C as the
-# sensitivity does. What C changes is accuracy. Below, 2000 digits and 200 steps; the full picture is on the page
-# [Experiments](../experiments.md).
+# sensitivity does. What C changes is accuracy. Below, 1300 small digits and 200 steps; the full picture is on the page
+# [Experiments](../../experiments.md).
 
 # %%
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
-from sordino import KeyedRNG, Plan, data
+from sordino import KeyedRNG, Plan
 from sordino.training.fit import fit
 
-digits = data.load_dataset("mnist")
-x, y = (part[:2000] for part in digits.train.tensors())
-test_x, test_y = (part[:2000] for part in digits.test.tensors())
+digits = load_digits()
+features, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+x, y = features[order[:1300]], labels[order[:1300]]
+test_x, test_y = features[order[1300:]], labels[order[1300:]]
 
 
 def cross_entropy(model, features, labels):
@@ -219,8 +234,10 @@ def cross_entropy(model, features, labels):
 accuracy = {}
 for bound in (0.1, 1.0, 4.0, 40.0):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-    plan = Plan(noise_multiplier=2.14, max_grad_norm=bound, sample_rate=0.1, steps=200, expected_batch_size=200.0, delta=1e-5)
+    model = nn.Linear(64, 10)
+    plan = Plan(
+        noise_multiplier=2.14, max_grad_norm=bound, sample_rate=0.1, steps=200, expected_batch_size=130.0, delta=1e-5
+    )
     fit(model, cross_entropy, (x, y), plan, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), progress=False)
     with torch.no_grad():
         accuracy[bound] = float((model(test_x).argmax(1) == test_y).float().mean())
@@ -238,19 +255,21 @@ from sordino.gradients import GradientCapture
 from sordino.mechanisms import TensorGaussianMechanism
 from sordino.sampling import split_into_microbatches
 
-rows, labels = x[:500].reshape(500, -1).double(), y[:500]
+rows, labels = x[:500].double(), y[:500]
 rate, steps = 0.5, 8
-plan = Plan(noise_multiplier=1.1, max_grad_norm=0.7, sample_rate=0.2, steps=steps, expected_batch_size=100.0, delta=1e-5)
+plan = Plan(
+    noise_multiplier=1.1, max_grad_norm=0.7, sample_rate=0.2, steps=steps, expected_batch_size=100.0, delta=1e-5
+)
 rng = KeyedRNG(seed=3, reproducible=True)  # so that both draw the same; a known seed protects nobody
 
 
 def numpy_step(weight, bias, features, targets, noise):
-    """One step of DP-SGD: (10, 784) and (10,) in, the same out."""
+    """One step of DP-SGD: (10, 64) and (10,) in, the same out."""
     logits = features @ weight.T + bias
     chances = np.exp(logits - logits.max(axis=1, keepdims=True))
     chances /= chances.sum(axis=1, keepdims=True)
     slopes = chances - np.eye(10)[targets]  # (B, 10), of each record's loss by its logits
-    gradients = slopes[:, :, None] * features[:, None, :]  # (B, 10, 784), one a record
+    gradients = slopes[:, :, None] * features[:, None, :]  # (B, 10, 64), one a record
     norms = np.sqrt((gradients**2).sum(axis=(1, 2)) + (slopes**2).sum(axis=1))
     factors = np.minimum(1.0, 0.7 / norms)
     total, total_bias = np.tensordot(factors, gradients, 1), factors @ slopes
@@ -258,7 +277,7 @@ def numpy_step(weight, bias, features, targets, noise):
 
 
 torch.manual_seed(0)
-model = nn.Linear(784, 10).double()
+model = nn.Linear(64, 10).double()
 optimizer = torch.optim.SGD(model.parameters(), lr=rate)
 weight, bias = (p.detach().numpy().copy() for p in model.parameters())
 step = PrivateStep(GradientCapture(model), plan, rng)
@@ -274,7 +293,7 @@ for number in range(steps):
     optimizer.step()
     optimizer.zero_grad()
 
-    noise = [torch.zeros(10, 784, dtype=torch.float64), torch.zeros(10, dtype=torch.float64)]
+    noise = [torch.zeros(10, 64, dtype=torch.float64), torch.zeros(10, dtype=torch.float64)]
     mechanism.add_noise_(noise, rng=rng, step=number)
     chosen = torch.from_numpy(batch)
     weight, bias = numpy_step(weight, bias, rows[chosen].numpy(), labels[chosen].numpy(), [z.numpy() for z in noise])
@@ -289,6 +308,7 @@ assert difference < 1e-6
 # **Tempting:** divide by the batch that was drawn, as without privacy. Its size is a secret; the divisor of a private
 # step is public. **Tempting too:** clip the *mean* gradient to C. Below, one record that pulls hard against a hundred
 # others turns the clipped mean around, by 2C. The mean of clipped gradients moves by C/100, whatever the record does.
+
 
 # %%
 def clipped_mean(gradients):

@@ -42,7 +42,9 @@ places = (years - 1) / 7.5 - 1  # 1 to 16 years are -1 to 1
 # %%
 answer = None
 check("baseline", answer)
-check("baseline", np.mean(test_income == 0));
+
+# %% tags=["answer"]
+check("baseline", np.mean(test_income == 0))
 
 # %% [markdown]
 # ## The curve, and a band that counts the noise
@@ -53,6 +55,7 @@ check("baseline", np.mean(test_income == 0));
 #
 # **Tempting:** the band of the exact fit around the private curve. It counts only chance; the private coefficients lie
 # outside it more often than it says.
+
 
 # %%
 def sigmoid(z):
@@ -83,19 +86,36 @@ def band(model, level=0.975):
 
 
 def draw_curve(axes, x, y, what):
-    theta, covariance = exact(x, y)
+    theta, _ = exact(x, y)
     model = private(x, y)
     low, high = band(model)
     shares = [y[np.isclose(x, place)].mean() for place in places]
     axes.plot(years, 100 * np.array(shares), "o", color=COLORS["mute"], label="share in the data, NOT private")
-    axes.plot(years, 100 * sigmoid(theta[0] * places + theta[1]), color=COLORS["ink"], linestyle=(0, (5, 3)), label="exact fit, NOT private")
-    axes.plot(years, 100 * sigmoid(model.unpenalised_[0] * places + model.unpenalised_[1]), color=COLORS["accent"], linewidth=2, label="private fit, ε = 1")
-    axes.fill_between(years, 100 * low, 100 * high, color=COLORS["accent"], alpha=0.2, linewidth=0, label="95 % band, noise counted")
+    axes.plot(
+        years,
+        100 * sigmoid(theta[0] * places + theta[1]),
+        color=COLORS["ink"],
+        linestyle=(0, (5, 3)),
+        label="exact fit, NOT private",
+    )
+    axes.plot(
+        years,
+        100 * sigmoid(model.unpenalised_[0] * places + model.unpenalised_[1]),
+        color=COLORS["accent"],
+        linewidth=2,
+        label="private fit, ε = 1",
+    )
+    axes.fill_between(
+        years, 100 * low, 100 * high, color=COLORS["accent"], alpha=0.2, linewidth=0, label="95 % band, noise counted"
+    )
     axes.set_xlabel("years of education", loc="right")
     axes.set_ylabel(f"{what}, %")
     axes.legend(frameon=False, fontsize=9)
     (slope_low, slope_high), _ = model.confidence_intervals()
-    print(f"{what}: coefficient exact {theta[0]:.3f}, private {model.unpenalised_[0]:.3f}, 95 % interval {slope_low:.3f} to {slope_high:.3f}")
+    print(
+        f"{what}: coefficient exact {theta[0]:.3f}, private {model.unpenalised_[0]:.3f}, "
+        f"95 % interval {slope_low:.3f} to {slope_high:.3f}"
+    )
     return theta, model
 
 
@@ -177,7 +197,7 @@ axes.plot(*town_theta, "*", markersize=16, color=COLORS["ink"], label="optimum")
 axes.set_xlabel("coefficient of education", loc="right")
 axes.set_ylabel("intercept")
 axes.legend(frameon=False, loc="upper left")
-axes.set_title("Mean negative log-likelihood of being married", loc="left");
+_ = axes.set_title("Mean negative log-likelihood of being married", loc="left")
 
 # %% [markdown]
 # **Tempting:** "clipping only slows descent, so a small C with more steps is as good". Refuted: after twenty times the
@@ -194,7 +214,9 @@ for steps in (100, 500, 2000):
 
 # %%
 figure, axes = plt.subplots(figsize=(8.5, 5), layout="constrained")
-axes.contour(slopes, cuts, levels, levels=np.quantile(levels, np.linspace(0, 0.6, 8)), colors=COLORS["mute"], linewidths=1)
+axes.contour(
+    slopes, cuts, levels, levels=np.quantile(levels, np.linspace(0, 0.6, 8)), colors=COLORS["mute"], linewidths=1
+)
 draws = np.random.default_rng(4)
 for place in range(3):
     tilt = draws.normal(size=2) * 40 / 2000
@@ -205,4 +227,4 @@ for place in range(3):
 axes.plot(*town_theta, "*", markersize=16, color=COLORS["ink"])
 axes.set_xlabel("coefficient of education", loc="right")
 axes.set_ylabel("intercept")
-axes.set_title("The optimum (star), and the optima of three tilted surfaces", loc="left");
+_ = axes.set_title("The optimum (star), and the optima of three tilted surfaces", loc="left")

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from sordino.course import check
-from sordino.plot_style import COLORS, METHOD_COLOURS, STYLE
+from sordino.plot_style import METHOD_COLOURS, STYLE
 from sordino.research import constant_noise_schedule, excess_risk_bound, noise_influence, optimal_noise_schedule
 
 plt.rcParams.update(STYLE)
@@ -24,23 +24,26 @@ plt.rcParams.update(STYLE)
 
 # %%
 answer = None
-check("late noise", answer);
+check("late noise", answer)
 
 # %% [markdown]
-# **Tempting:** equal noise, "since every step costs the same"; and the opposite order, more noise at the end, "since the
-# last steps are small". Both leave more.
+# **Tempting:** equal noise, "since every step costs the same"; and the opposite order, more noise at the end, "since
+# the last steps are small". Both leave more.
 
-# %%
+
+# %% tags=["answer"]
 def best(steps, condition, budget):
     weights = (1 - 1 / condition) ** np.arange(steps - 1, -1, -1.0)
     shape = weights**-0.25
     return shape * np.sqrt(np.sum(shape**-2.0) / budget)
 
 
-check("late noise", lambda steps, condition, budget: np.full(steps, np.sqrt(steps / budget)))
+check("late noise", lambda steps, _condition, budget: np.full(steps, np.sqrt(steps / budget)))
 check("late noise", lambda steps, condition, budget: best(steps, condition, budget)[::-1])
 check("late noise", best)
-assert np.allclose(best(30, 5.0, 0.3), optimal_noise_schedule(noise_influence(30, condition_number=5.0), budget=0.3).values)
+assert np.allclose(
+    best(30, 5.0, 0.3), optimal_noise_schedule(noise_influence(30, condition_number=5.0), budget=0.3).values
+)
 
 # %% [markdown]
 # ## Experiment: a quadratic that satisfies the condition of the theorem
@@ -48,6 +51,7 @@ assert np.allclose(best(30, 5.0, 0.3), optimal_noise_schedule(noise_influence(30
 # f(θ) = Σ hᵢ θᵢ²/2 with curvatures from 1/κ to 1, started at distance 1, step 1. Noise is Gaussian, D = 20
 # coordinates, κ = 10. The same zCDP budget everywhere. Uniform noise must stop at the right T; the dynamic schedule
 # forgives a T that is too large. At the best T of each, the gain is smaller.
+
 
 # %%
 def final_losses(schedule, condition, runs=200, dimensions=20, scale=0.005, seed=0):
@@ -80,7 +84,9 @@ for steps in lengths:
 figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
 for place, (name, values) in enumerate(curves.items()):
     means, bars = np.array(values).T
-    axes.errorbar(lengths, means, yerr=bars, marker="o", capsize=3, linewidth=2, color=METHOD_COLOURS[place], label=name)
+    axes.errorbar(
+        lengths, means, yerr=bars, marker="o", capsize=3, linewidth=2, color=METHOD_COLOURS[place], label=name
+    )
 axes.set_xscale("log")
 axes.set_yscale("log")
 axes.set_xticks(lengths, [str(steps) for steps in lengths])
@@ -88,7 +94,7 @@ axes.minorticks_off()
 axes.set_xlabel("steps T", loc="right")
 axes.set_ylabel("loss over the first loss")
 axes.legend(frameon=False)
-axes.set_title("The same budget: 200 descents a point, 95 % intervals of the mean", loc="left");
+_ = axes.set_title("The same budget: 200 descents a point, 95 % intervals of the mean", loc="left")
 
 # %% [markdown]
 # ## Where it pays
@@ -96,7 +102,7 @@ axes.set_title("The same budget: 200 descents a point, 95 % intervals of the mea
 # The theorem's bound says the same before any data are seen, and for other κ: its gain grows with T/κ, the number of
 # times over that the noise of the first step is damped. At the best T of each schedule little is left for large κ.
 # The map over T and κ, with the experiment beside the theory, is on the page
-# [Optimizers and learned policies](../optimizers.md).
+# [Optimizers and learned policies](../../optimizers.md).
 
 # %%
 alpha = 1e-4
@@ -110,9 +116,12 @@ for condition in (2.0, 5.0, 10.0, 20.0, 50.0):
             for schedule in (constant_noise_schedule(steps, budget=1.0), optimal_noise_schedule(weights, budget=1.0))
         ]
     uniform, dynamic = np.array(list(bounds.values())).min(axis=0)
-    print(f"{condition:6g} {uniform:14.5f} {dynamic:14.5f} {1 - dynamic / uniform:20.0%} {1 - bounds[320][1] / bounds[320][0]:17.0%}")
+    print(
+        f"{condition:6g} {uniform:14.5f} {dynamic:14.5f} {1 - dynamic / uniform:20.0%} "
+        f"{1 - bounds[320][1] / bounds[320][0]:17.0%}"
+    )
 
 # %% [markdown]
 # **Tempting:** "so always take the dynamic schedule". It needs κ, which is not known of a network, and where a run is
 # short beside κ both schedules are nearly the same. Deep models on digits showed no gain
-# ([Optimizers and learned policies](../optimizers.md)).
+# ([Optimizers and learned policies](../../optimizers.md)).

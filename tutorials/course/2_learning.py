@@ -2,7 +2,8 @@
 # # Private learning: losses, descent, generalization, and whom it serves
 #
 # Four exercises about the calculus of learning, an experiment on the gap between training and test error, and a
-# worksheet for the questions that no ε answers. Put your answers in the place of `None`; `check` says what refutes them.
+# worksheet for the questions that no ε answers. Put your answers in the place of `None`; `check` says what refutes
+# them.
 
 # %%
 import matplotlib.pyplot as plt
@@ -22,13 +23,14 @@ plt.rcParams.update(STYLE)
 
 # %%
 answer = None
-check("ridge", answer);
+check("ridge", answer)
 
 # %% [markdown]
 # **Tempting:** (XᵀX + λI)⁻¹Xᵀy, which forgets the n; and the name LASSO. The penalty ‖θ‖² is ridge; the LASSO's is
 # ‖θ‖₁, and sets coefficients to exactly zero. Ridge never does:
 
-# %%
+
+# %% tags=["answer"]
 def ridge(X, y, penalty):
     return np.linalg.solve(X.T @ X + len(X) * penalty * np.eye(X.shape[1]), X.T @ y)
 
@@ -50,7 +52,8 @@ X = rng.normal(size=(100, 5))
 y = X @ np.array([2.0, -1.0, 0.0, 0.0, 0.1]) + rng.normal(size=100)
 for penalty in (0.01, 0.3, 1.0):
     print(f"λ = {penalty:4g}   ridge {np.round(ridge(X, y, penalty), 3)}   lasso {np.round(lasso(X, y, penalty), 3)}")
-assert np.all(ridge(X, y, 1.0) != 0) and np.any(lasso(X, y, 1.0) == 0)
+assert np.all(ridge(X, y, 1.0) != 0)
+assert np.any(lasso(X, y, 1.0) == 0)
 
 # %% [markdown]
 # ## Exercise 3.2: two gradients
@@ -62,14 +65,14 @@ assert np.all(ridge(X, y, 1.0) != 0) and np.any(lasso(X, y, 1.0) == 0)
 
 # %%
 answer = None
-check("gradients", answer);
+check("gradients", answer)
 
 # %% [markdown]
 # **Tempting:** 2Xᵀ(y − Xθ), with the sign of the residual lost: descent along it climbs.
 
-# %%
+# %% tags=["answer"]
 check("gradients", (lambda theta: 2 * theta, lambda X, y, theta: 2 * X.T @ (y - X @ theta)))
-check("gradients", (lambda theta: 2 * theta, lambda X, y, theta: -2 * X.T @ (y - X @ theta)));
+check("gradients", (lambda theta: 2 * theta, lambda X, y, theta: -2 * X.T @ (y - X @ theta)))
 
 # %% [markdown]
 # ## Exercise 5.2: which of x², x³, √x and log x are convex?
@@ -80,12 +83,12 @@ check("gradients", (lambda theta: 2 * theta, lambda X, y, theta: -2 * X.T @ (y -
 
 # %%
 answer = None
-check("convex", answer);
+check("convex", answer)
 
 # %% [markdown]
 # **Tempting:** x³, whose plot bends upwards where one looks first, at x > 0. A chord from −3 to 1 lies below the curve.
 
-# %%
+# %% tags=["answer"]
 check("convex", {"x^2", "x^3"})
 check("convex", {"x^2"})
 figure, axes = plt.subplots(1, 4, figsize=(13, 3.2), layout="constrained")
@@ -110,13 +113,15 @@ for place, (name, curve, low, high) in enumerate(
 
 # %%
 answer = None
-check("descent", answer);
+check("descent", answer)
 
 # %% [markdown]
-# **Tempting:** "as many as there are columns". That is true of conjugate gradients. **Tempting too:** a large step, to be
-# there sooner. Both are refuted by running them. No finite number reaches the optimum: each iteration leaves a fraction.
+# **Tempting:** "as many as there are columns". That is true of conjugate gradients. **Tempting too:** a large step, to
+# be there sooner. Both are refuted by running them. No finite number reaches the optimum: each iteration leaves a
+# fraction.
 
-# %%
+
+# %% tags=["answer"]
 def descent(X, y, tolerance, iterations=None, size=1.0):
     curvature = np.linalg.eigvalsh(2 * X.T @ X / len(X))
     count = int(np.ceil(curvature[-1] / curvature[0] * np.log(1 / tolerance) / 2)) if iterations is None else iterations
@@ -128,7 +133,7 @@ def descent(X, y, tolerance, iterations=None, size=1.0):
 
 check("descent", lambda X, y, tolerance: descent(X, y, tolerance, iterations=X.shape[1]))
 check("descent", lambda X, y, tolerance: descent(X, y, tolerance, size=2.2))
-check("descent", descent);
+check("descent", descent)
 
 # %% [markdown]
 # ## Does privacy keep a model from over-fitting?
@@ -144,15 +149,18 @@ check("descent", descent);
 
 # %%
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 from sordino import Plan, accounting, data
 from sordino.events import Gaussian, SelfComposed
 from sordino.training.fit import fit
 
-digits = data.load_dataset("mnist")
-x, y = (part[:500] for part in digits.train.tensors())
-test_x, test_y = (part[:3000] for part in digits.test.tensors())
+digits = load_digits()
+features, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+x, y = features[order[:500]], labels[order[:500]]
+test_x, test_y = features[order[500:]], labels[order[500:]]
 generator = torch.Generator().manual_seed(0)
 
 
@@ -175,7 +183,7 @@ def errors(model):
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.Tanh(), nn.Linear(64, 10))
+    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
 
 
 gaps, bounds = {}, {}
@@ -210,15 +218,19 @@ figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
 for column, name in enumerate(("training error", "test error")):
     means = [100 * runs[:, column].mean() for runs in gaps.values()]
     spreads = [100 * runs[:, column].std(ddof=1) for runs in gaps.values()]
-    axes.errorbar(list(gaps), means, yerr=spreads, marker="o", capsize=3, linewidth=2, color=METHOD_COLOURS[column], label=name)
-    axes.axhline(100 * open_errors[column], color=METHOD_COLOURS[column], linestyle=(0, (5, 3)), label=f"{name}, no privacy")
+    axes.errorbar(
+        list(gaps), means, yerr=spreads, marker="o", capsize=3, linewidth=2, color=METHOD_COLOURS[column], label=name
+    )
+    axes.axhline(
+        100 * open_errors[column], color=METHOD_COLOURS[column], linestyle=(0, (5, 3)), label=f"{name}, no privacy"
+    )
 axes.set_xscale("log")
 axes.set_xticks(list(gaps), [f"{epsilon:g}" for epsilon in gaps])
 axes.minorticks_off()
 axes.set_xlabel("ε", loc="right")
 axes.set_ylabel("error, %")
 axes.legend(frameon=False)
-axes.set_title("The gap closes as ε falls, three runs a point", loc="left")
+_ = axes.set_title("The gap closes as ε falls, three runs a point", loc="left")
 
 # %% [markdown]
 # ## A worksheet: whom does the model serve, and whom does it cost?

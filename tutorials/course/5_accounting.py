@@ -1,8 +1,8 @@
 # %% [markdown]
 # # What ten thousand steps cost
 #
-# The same noise has many prices, one for each theorem that bounds it. This lesson goes from the oldest to the exact one,
-# and ends with what the number means: how often an attacker is right.
+# The same noise has many prices, one for each theorem that bounds it. This lesson goes from the oldest to the exact
+# one, and ends with what the number means: how often an attacker is right.
 
 # %%
 import matplotlib.pyplot as plt
@@ -11,7 +11,7 @@ import numpy as np
 from sordino import accounting
 from sordino.course import check
 from sordino.events import Gaussian, PoissonSampled, SelfComposed
-from sordino.plot_style import COLORS, METHOD_COLOURS, STYLE
+from sordino.plot_style import METHOD_COLOURS, STYLE
 
 plt.rcParams.update(STYLE)
 
@@ -24,13 +24,13 @@ plt.rcParams.update(STYLE)
 
 # %%
 answer = None
-check("accountants", answer);
+check("accountants", answer)
 
 # %% [markdown]
 # **Tempting:** the published 9.34 and 1.26. The first drops terms of its theorem, so it isn't proved, though here it is
 # above the truth. The second, of the moments accountant, is proved, and a third too large.
 
-# %%
+# %% tags=["answer"]
 step = PoissonSampled(sample_rate=0.01, event=Gaussian(noise_multiplier=4.0))
 run = SelfComposed(event=step, count=10_000)
 published = accounting.published_advanced_composition(run, 1e-5)
@@ -48,14 +48,14 @@ epochs = np.array([1, 5, 10, 20, 40, 60, 80, 100])
 prices = {"strong composition, as published": [], "moments accountant": [], "Rényi": [], "certified": []}
 for epoch in epochs:
     event = SelfComposed(event=step, count=100 * int(epoch))
-    prices["strong composition, as published"].append(
-        accounting.published_advanced_composition(event, 1e-5).value
-    )
+    prices["strong composition, as published"].append(accounting.published_advanced_composition(event, 1e-5).value)
     for name, accountant in (("moments accountant", "moments"), ("Rényi", "rdp"), ("certified", "auto")):
         prices[name].append(accounting.epsilon(event, 1e-5, accountant=accountant).upper)
 figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
 for place, (name, values) in enumerate(prices.items()):
-    axes.plot(epochs, values, marker="o", markersize=4, linewidth=2, color=METHOD_COLOURS[(3, 1, 2, 0)[place]], label=name)
+    axes.plot(
+        epochs, values, marker="o", markersize=4, linewidth=2, color=METHOD_COLOURS[(3, 1, 2, 0)[place]], label=name
+    )
     print(f"{name:34} {values[-1]:7.3f} after 100 epochs")
 axes.set_yscale("log")
 axes.set_yticks([0.1, 0.3, 1, 3, 10], ["0.1", "0.3", "1", "3", "10"])
@@ -63,7 +63,7 @@ axes.minorticks_off()
 axes.set_xlabel("epochs of 100 steps", loc="right")
 axes.set_ylabel("ε at δ = 10⁻⁵")
 axes.legend(frameon=False)
-axes.set_title("q = 0.01, σ = 4", loc="left");
+_ = axes.set_title("q = 0.01, σ = 4", loc="left")
 
 # %% [markdown]
 # An asymptotic formula of the source bounds one moment: q²λ(λ+1)/((1−q)σ²), for small qλ. Beside the exact moment:
