@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from reported_runs import EVERYTHING, PUBLIC, make
 from typer.testing import CliRunner
 
+from reported_runs import EVERYTHING, PUBLIC, make
 from sordino.cli import app
 from sordino.report import Declarations, build_report, compute_utility, render_worksheet, store_declarations
 
