@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sordino import checks
 
-__all__ = ["EXERCISES", "Cell", "Exercise", "check", "lessons", "notebook", "read_lesson", "refutation"]
+__all__ = ["Cell", "EXERCISES", "Exercise", "check", "lessons", "notebook", "read_lesson", "refutation"]
 
 Floats = NDArray[np.float64]
 
@@ -165,11 +165,8 @@ def _refute_descent(answer: Callable[[Floats, Floats, float], tuple[object, int]
         best = np.linalg.lstsq(x, y, rcond=None)[0]
         found, iterations = answer(x, y, tolerance)
         theta = np.asarray(found, dtype=float)
-
-        def gap(at: Floats, x: Floats = x, y: Floats = y, best: Floats = best) -> float:
-            return float(np.mean((y - x @ at) ** 2) - np.mean((y - x @ best) ** 2))
-
-        left = gap(theta) / gap(np.zeros(columns))
+        least = float(np.mean((y - x @ best) ** 2))
+        left = (float(np.mean((y - x @ theta) ** 2)) - least) / (float(np.mean(y**2)) - least)
         if not left <= tolerance:
             return (
                 f"with {columns} columns and κ = {condition:.0f}, {iterations} iterations leave {left:.1e} of the "
