@@ -11,6 +11,8 @@ from sordino.errors import InvalidArgument
 from sordino.research import (
     constant_noise_schedule,
     excess_risk_bound,
+    max_momentum_learning_rate,
+    momentum_effect,
     momentum_influence,
     noise_influence,
     noise_to_signal,
@@ -95,6 +97,74 @@ def test_influence_of_momentum_rises_to_a_hump_and_falls_at_the_end():
     gamma = 1 - 1 / 20
     published = [(0.9 ** (2 * left) - gamma**left) / (0.9**2 - gamma) for left in range(60, 0, -1)]
     assert weights == pytest.approx(published, rel=1e-12)
+
+
+def exact_excess_risk(curvatures, start, noise, *, momentum, learning_rate):
+    """The expected final loss of debiased momentum on ½ Σ hᵢ xᵢ², over that of the start: moments, step by step."""
+    total = 0.0
+    for h, x in zip(curvatures, start, strict=True):
+        mean, cov = np.array([x, 0.0]), np.zeros((2, 2))
+        for step, sigma in enumerate(noise, start=1):
+            rate = learning_rate / (1 - momentum**step)
+            fresh = 1 - momentum
+            move = np.array([[1 - rate * fresh * h, -rate * momentum], [fresh * h, momentum]])
+            kick = np.array([-rate * fresh, fresh]) * sigma
+            mean, cov = move @ mean, move @ cov @ move.T + np.outer(kick, kick)
+        total += h * (mean[0] ** 2 + cov[0, 0]) / 2
+    return total / (np.asarray(curvatures) @ np.square(start) / 2)
+
+
+@pytest.mark.parametrize("steps", [5, 60])
+@pytest.mark.parametrize("condition_number", [1.5, 20.0])
+@pytest.mark.parametrize("momentum", [0.0, 0.1, 0.5, 0.9])
+def test_the_bound_holds_for_quadratics_whose_risk_is_known_exactly(condition_number, momentum, steps):
+    curvatures = np.linspace(1 / condition_number, 1.0, 6)
+    noise = np.geomspace(3.0, 1.0, steps) * 0.02
+    rates = {"condition_number": condition_number, "momentum": momentum}
+    largest = max_momentum_learning_rate(**rates) if momentum else 1.0
+    ratios = []
+    for start, rate in itertools.product((np.eye(6)[0], np.eye(6)[5], np.ones(6)), (largest, largest / 3)):
+        alpha = noise_to_signal(
+            dimensions=6,
+            lipschitz=1.0,
+            budget=budget_of(noise),
+            smoothness=1.0,
+            records=1.0,
+            excess=float(curvatures @ start**2 / 2),
+        )
+        bound = excess_risk_bound(noise, alpha=alpha, learning_rate=rate, **rates)
+        ratios.append(bound / exact_excess_risk(curvatures, start, noise, momentum=momentum, learning_rate=rate))
+    assert min(ratios) >= 1.0
+
+
+def test_the_bound_knows_alpha_step_size_and_influences():
+    noise = constant_noise_schedule(40, budget=1.0).values
+    curve = {"condition_number": 20.0, "momentum": 0.5}
+    small, large = (excess_risk_bound(noise, alpha=alpha, learning_rate=0.1, **curve) for alpha in (1e-6, 1e-2))
+    assert large > small
+    slow, fast = (excess_risk_bound(noise, alpha=1e-9, learning_rate=rate, **curve) for rate in (0.01, 0.1))
+    assert slow == pytest.approx((1 - 0.01 / 20) ** 40, rel=1e-6)
+    assert fast == pytest.approx((1 - 0.1 / 20) ** 40, rel=1e-6)
+    weights = momentum_influence(40, learning_rate=0.1, **curve)
+    given_weights = excess_risk_bound(noise, alpha=1e-2, influences=[0.4 * q for q in weights], learning_rate=0.1, **curve)
+    assert given_weights == pytest.approx(large, rel=1e-12)
+
+
+@pytest.mark.parametrize(("condition_number", "momentum"), [(1.5, 0.3), (20.0, 0.5), (20.0, 0.9), (1000.0, 0.1)])
+def test_above_the_largest_learning_rate_momentum_has_a_term_of_its_own(condition_number, momentum):
+    rates = {"condition_number": condition_number, "momentum": momentum}
+    largest = max_momentum_learning_rate(**rates)
+    assert momentum_effect(learning_rate=largest, **rates) <= 0 < momentum_effect(learning_rate=largest * 1.001, **rates)
+    noise = constant_noise_schedule(3, budget=1.0).values
+    with pytest.raises(InvalidArgument, match=f"learning_rate must be ≤ {largest:.4g}"):
+        excess_risk_bound(noise, alpha=0.1, learning_rate=largest * 1.01, **rates)
+    rate = largest * 1.01
+    gamma = 1 - rate / condition_number
+    without = excess_risk_bound(noise, alpha=0.1, learning_rate=rate, velocities=(0.0, 0.0, 0.0), **rates)
+    with_them = excess_risk_bound(noise, alpha=0.1, learning_rate=rate, velocities=(3.0, 2.0, 1.0), **rates)
+    term = rate * momentum_effect(learning_rate=rate, **rates) * (3 * gamma**2 + 2 * gamma + 1)
+    assert with_them - without == pytest.approx(term, rel=1e-6)
+    assert momentum_effect(condition_number=1.5, momentum=0.9) == math.inf
 
 
 def test_noise_to_signal_is_the_published_ratio():

@@ -67,7 +67,7 @@ class _LinearClassifier(ClassifierMixin, PrivateEstimator):
         dataset_size: int | None = None,
         batch_size: int | None = None,
         steps: int = 100,
-        max_grad_norm: float = 0.25,
+        max_grad_norm: float | None = None,
         learning_rate: float | None = None,
         candidates: npt.ArrayLike | None = None,
         random_state: int | None = None,
@@ -229,8 +229,10 @@ class LogisticRegression(_LinearClassifier):
         dataset_size: for the two descents: the public number of records, or a public guess.
         batch_size: for ``dp-sgd``: the expected size of a batch; None takes 4096 or `dataset_size`.
         steps: for the two descents.
-        max_grad_norm: clipping norm for the two descents, for records scaled to norm 1.
-        learning_rate: for the two descents; None derives it from the plan.
+        max_grad_norm: clipping norm for the two descents, for records scaled to norm 1; None takes the largest norm of
+            a record's gradient, or down to a quarter of it where there is little budget.
+        learning_rate: for the two descents; None takes the largest that is stable, or less where there is little
+            budget.
         candidates: for ``exponential``: coefficients with the intercept last, (m, d + 1), or (m, K, d + 1) for K > 2.
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `guarantee_` then carries "not for release".
@@ -317,7 +319,7 @@ class LinearSVC(_LinearClassifier):
         dataset_size: int | None = None,
         batch_size: int | None = None,
         steps: int = 100,
-        max_grad_norm: float = 0.25,
+        max_grad_norm: float | None = None,
         learning_rate: float | None = None,
         candidates: npt.ArrayLike | None = None,
         random_state: int | None = None,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -42,6 +42,10 @@ __all__ = ["ConvexFit", "ConvexMechanism", "DPGradientDescent", "DescentSettings
 
 _MOMENTUM = 0.9
 _MICROBATCH = 8192
+# Of the loss's Lipschitz constant: clipping norms to choose from, the first without any bias.
+_CLIP_FRACTIONS = (1.0, 0.5, 0.25)
+# With fewer columns every direction has curvature, which holds the noise back, so each weight may have more of it.
+_MANY_COLUMNS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,25 +56,25 @@ class DescentSettings:
         dataset_size: public number of records, or a public guess of it; only the learning rate's scale depends on it.
         batch_size: expected batch size; None takes full batches.
         steps: ≥ 1.
-        max_grad_norm: clipping norm > 0.
-        learning_rate: > 0; None takes the largest for which the noise in a weight stays below `noise_per_weight`, and
-            at most `largest_learning_rate`.
-        largest_learning_rate: > 0.
-        noise_per_weight: > 0.
+        max_grad_norm: clipping norm > 0; None takes the loss's Lipschitz constant L, at which no gradient is clipped;
+            half or a quarter of it where the noise at L would hold the learning rate below 1/curvature.
+        learning_rate: > 0; None takes 1/curvature of the loss, at which descent is stable whatever the rows are, or
+            less: the largest for which the noise that adds up in a weight stays below `noise_per_weight`.
+        noise_per_weight: > 0, for 100 columns and more; √(100/p) times that for fewer columns p.
     """
 
     dataset_size: int
     batch_size: int | None = None
     steps: int = 100
-    max_grad_norm: float = 0.25
+    max_grad_norm: float | None = None
     learning_rate: float | None = None
-    largest_learning_rate: float = 200.0
     noise_per_weight: float = 4.0
 
     def __post_init__(self) -> None:
         checks.integer(1, dataset_size=self.dataset_size)
         checks.integer(1, steps=self.steps)
-        checks.positive(max_grad_norm=self.max_grad_norm)
+        if self.max_grad_norm is not None:
+            checks.positive(max_grad_norm=self.max_grad_norm)
         if self.learning_rate is not None:
             checks.positive(learning_rate=self.learning_rate)
         if self.batch_size is not None and checks.integer(1, batch_size=self.batch_size) > self.dataset_size:
@@ -112,20 +116,37 @@ class DPGradientDescent:
             delta=self.delta,
             sample_rate=batch / self.settings.dataset_size,
             steps=self.settings.steps,
-            max_grad_norm=self.settings.max_grad_norm,
+            max_grad_norm=self.settings.max_grad_norm or self.loss.lipschitz,
             expected_batch_size=float(batch),
             neighboring_relation=self.neighboring_relation,
         )
+        if self.settings.max_grad_norm is None:
+            for fraction in _CLIP_FRACTIONS:
+                # The noise multiplier, and so the guarantee, is the same for every clipping norm.
+                plan = replace(plan, max_grad_norm=fraction * self.loss.lipschitz)
+                if self._noise_limited_learning_rate(plan) >= self._stable_learning_rate:
+                    break
         object.__setattr__(self, "plan", plan)
 
     @property
     def learning_rate(self) -> float:
-        """η, from the plan alone."""
+        """η, from the loss and the plan alone."""
         if self.settings.learning_rate is not None:
             return self.settings.learning_rate
-        a_step = self.plan.step_plan(0).mechanism.stddev / self.plan.step_plan(0).expected_batch_size / (1 - _MOMENTUM)
-        bound = self.settings.noise_per_weight / (a_step * math.sqrt(self.plan.steps))
-        return min(self.settings.largest_learning_rate, bound)
+        return min(self._stable_learning_rate, self._noise_limited_learning_rate(self.plan))
+
+    @property
+    def _stable_learning_rate(self) -> float:
+        """1/curvature: the mean loss of rows of norm ≤ 1 is no more curved, and with momentum β Nesterov's descent is
+        stable up to 2(1 + β)/(1 + 2β) > 1 times that.
+        """
+        return 1.0 / self.loss.curvature
+
+    def _noise_limited_learning_rate(self, plan: Plan) -> float:
+        """The largest η for which the noise that adds up in a weight over all steps stays below its bound."""
+        a_step = plan.step_plan(0).mechanism.stddev / plan.step_plan(0).expected_batch_size / (1 - _MOMENTUM)
+        allowed = self.settings.noise_per_weight * max(1.0, math.sqrt(_MANY_COLUMNS / self.dimension))
+        return allowed / (a_step * math.sqrt(plan.steps))
 
     def event(self) -> Event:
         """The event of one release."""

@@ -66,7 +66,7 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
         neighboring_relation: str = "add_or_remove_one",
         dataset_size: int | None = None,
         steps: int = 100,
-        max_grad_norm: float = 0.5,
+        max_grad_norm: float | None = None,
         learning_rate: float | None = None,
         random_state: int | None = None,
         reproducible: bool = False,
@@ -161,8 +161,6 @@ class _LeastSquares(RegressorMixin, PrivateEstimator):
                 steps=self.steps,
                 max_grad_norm=self.max_grad_norm,
                 learning_rate=self.learning_rate,
-                # The mean loss of rows of norm 1 has curvature up to 1: with momentum steps must stay near it.
-                largest_learning_rate=1.0,
                 noise_per_weight=1.0,
             )
         return ConvexFit(
@@ -233,7 +231,8 @@ class LinearRegression(_LeastSquares):
         neighboring_relation: ``add_or_remove_one``, ``replace_special`` or ``replace_one`` (not for ``objective``).
         dataset_size: for ``dp-gd``: the public number of records, or a public guess.
         steps: for ``dp-gd``.
-        max_grad_norm: clipping norm for ``dp-gd``, for records scaled to norm 1 and targets to [−1, 1].
+        max_grad_norm: clipping norm for ``dp-gd``, for records scaled to norm 1 and targets to [−1, 1]; None derives it
+            from the plan.
         learning_rate: for ``dp-gd``; None derives it from the plan.
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `guarantee_` then carries "not for release".
@@ -305,7 +304,7 @@ class Ridge(_LeastSquares):
         neighboring_relation: str = "add_or_remove_one",
         dataset_size: int | None = None,
         steps: int = 100,
-        max_grad_norm: float = 0.5,
+        max_grad_norm: float | None = None,
         learning_rate: float | None = None,
         random_state: int | None = None,
         reproducible: bool = False,

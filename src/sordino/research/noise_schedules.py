@@ -28,6 +28,8 @@ __all__ = [
     "excess_risk_bound",
     "exponential_influence",
     "learn_schedule",
+    "max_momentum_learning_rate",
+    "momentum_effect",
     "momentum_influence",
     "noise_influence",
     "noise_to_signal",
@@ -147,34 +149,121 @@ def optimal_noise_schedule(influences: Sequence[float], *, budget: float) -> Lis
     return ListSchedule(values=tuple(math.sqrt(total / root) for root in roots))
 
 
-def excess_risk_bound(
-    noise: Sequence[float], *, condition_number: float, alpha: float, influences: Sequence[float] | None = None
-) -> float:
-    """γ^T + R Σ_t q_t σ_t², the bound on the final excess risk over that of the start, R = Σ σ_t⁻².
+def momentum_effect(*, condition_number: float, momentum: float, learning_rate: float = 1.0) -> float:
+    """ζ: the sign of what momentum itself adds to the bound, η₀ ζ Σ_t γ^(T−t)·‖v_t+1‖²; at most 0 it only helps.
 
-    Lay schedules of one budget side by side with it: the smaller bound promises more.
+    ζ = 4βγη₀² / ((γ − β)²(1 − β)³) + η₀/2 − 1 with γ = 1 − η₀/κ, for η₀ in units of 1/M; ∞ where γ ≤ β, for which the
+    theorem says nothing.
+
+    Args:
+        condition_number: κ = M/μ > 1.
+        momentum: β in (0, 1).
+        learning_rate: η₀ in units of 1/M, in (0, 1].
+
+    Example:
+        >>> round(momentum_effect(condition_number=20.0, momentum=0.5, learning_rate=0.1), 4)
+        -0.2929
+
+    References:
+        Hong, Wang, Zhou 2022, theorem 3.4.
+    """
+    beta = checks.probability(zero=False, one=False, momentum=momentum)
+    rate = checks.probability(zero=False, learning_rate=learning_rate)
+    gamma = _gamma(condition_number, rate)
+    if gamma <= beta:
+        return math.inf
+    return 4 * beta * gamma * rate**2 / ((gamma - beta) ** 2 * (1 - beta) ** 3) + rate / 2 - 1
+
+
+def max_momentum_learning_rate(*, condition_number: float, momentum: float) -> float:
+    """The largest η₀, in units of 1/M, up to which `momentum_effect` is at most 0.
+
+    The root of ζ itself, found by bisection: for β ≥ ½ it is below the closed form that is usually quoted,
+    (β(1 − β)³/8)·(√(1/4 + 16/(β(1 − β)³)) − 1), which leaves κ out.
+
+    Example:
+        >>> rate = max_momentum_learning_rate(condition_number=20.0, momentum=0.5)
+        >>> round(rate, 4), abs(momentum_effect(condition_number=20.0, momentum=0.5, learning_rate=rate)) < 1e-6
+        (0.1187, True)
+    """
+    # ζ grows with η₀ as long as it is finite: its first term does, as γ falls towards β, and so does its second.
+    low, high = 0.0, 1.0
+    if momentum_effect(condition_number=condition_number, momentum=momentum) <= 0:
+        return high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if momentum_effect(condition_number=condition_number, momentum=momentum, learning_rate=middle) <= 0:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def excess_risk_bound(
+    noise: Sequence[float],
+    *,
+    condition_number: float,
+    alpha: float,
+    influences: Sequence[float] | None = None,
+    momentum: float = 0.0,
+    learning_rate: float = 1.0,
+    velocities: Sequence[float] | None = None,
+) -> float:
+    """γ^T + α·R·Σ_t q_t σ_t², the bound on the final excess risk over that of the start, R = Σ σ_t⁻², γ = 1 − η₀/κ.
+
+    Lay schedules of one budget side by side with it: the smaller bound promises more. Plain descent has q_t = η₀²·
+    γ^(T−1−t). With debiased momentum q_t = 4η₀ times `momentum_influence`, and η₀ ζ Σ_t γ^(T−t)·‖v_t+1‖² is added, ζ
+    from `momentum_effect`.
 
     Args:
         noise: σ_t of each step.
         condition_number: κ > 1.
         alpha: `noise_to_signal` for the budget R of this schedule, > 0.
-        influences: q_t of each step; None takes those of plain gradient descent.
+        influences: q_t of each step, in place of those named above, without the factor α.
+        momentum: β in [0, 1); 0 for plain descent.
+        learning_rate: η₀ in units of 1/M, in (0, 1].
+        velocities: ‖v_t+1‖² of each step over M times the excess risk of the start, on public data; without them the
+            momentum's own term is left out where it is at most 0, and refused where it isn't.
+
+    Raises:
+        InvalidArgument: the learning rate is above `max_momentum_learning_rate` and no velocities are given.
 
     Example:
         >>> noise = constant_noise_schedule(10, budget=0.1)
         >>> round(excess_risk_bound(noise.values, condition_number=5.0, alpha=0.001), 4)
         0.152
+        >>> round(excess_risk_bound(noise.values, condition_number=5.0, alpha=0.001, momentum=0.5, learning_rate=0.1), 4)
+        0.8495
 
     References:
-        Hong, Wang, Zhou 2022, theorem 3.2.
+        Hong, Wang, Zhou 2022, theorems 3.2 and 3.4.
     """
-    steps = len(noise)
-    weights = (
-        noise_influence(steps, condition_number=condition_number, alpha=alpha) if influences is None else influences
-    )
+    steps, alpha = len(noise), checks.positive(alpha=alpha)
+    beta = checks.probability(one=False, momentum=momentum)
+    rate = checks.probability(zero=False, learning_rate=learning_rate)
+    gamma = _gamma(condition_number, rate)
+    own = 0.0
+    if beta > 0:
+        effect = momentum_effect(condition_number=condition_number, momentum=beta, learning_rate=rate)
+        if velocities is not None:
+            powers = (gamma ** (steps - 1 - step) for step in range(steps))
+            own = rate * effect * math.fsum(p * v for p, v in zip(powers, velocities, strict=True))
+        elif effect > 0:
+            largest = max_momentum_learning_rate(condition_number=condition_number, momentum=beta)
+            raise InvalidArgument(
+                f"learning_rate must be ≤ {largest:.4g} for momentum={beta:g} and condition_number="
+                f"{condition_number:g}, got {rate:g}. Lower it, or give velocities: momentum's own term counts there."
+            )
+    if influences is not None:
+        weights: Sequence[float] = influences
+    elif beta > 0:
+        shape = momentum_influence(steps, condition_number=condition_number, momentum=beta, learning_rate=rate)
+        weights = [4 * rate * weight for weight in shape]
+    else:
+        weights = [rate**2 * gamma ** (steps - 1 - step) for step in range(steps)]
     budget = math.fsum(checks.positive(noise=sigma) ** -2 for sigma in noise)
     spent = math.fsum(weight * sigma**2 for weight, sigma in zip(weights, noise, strict=True))
-    return _gamma(condition_number) ** steps + budget * spent
+    return gamma**steps + alpha * budget * spent + own
 
 
 def optimal_steps(*, condition_number: float, alpha: float, dynamic: bool) -> int:
@@ -203,10 +292,10 @@ def optimal_steps(*, condition_number: float, alpha: float, dynamic: bool) -> in
     return min(range(farthest + 1), key=bound)
 
 
-def _gamma(condition_number: float) -> float:
+def _gamma(condition_number: float, learning_rate: float = 1.0) -> float:
     if not checks.positive(condition_number=condition_number) > 1:
         raise InvalidArgument(f"condition_number must be above 1, got {condition_number:g}.")
-    return 1 - 1 / condition_number
+    return 1 - learning_rate / condition_number
 
 
 # ----------------------------------------------------------------------------------------------------------------------
