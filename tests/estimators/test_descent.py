@@ -126,7 +126,7 @@ def test_steps_and_clipping_norms_come_from_the_loss(loss, dimension):
     assert plenty.plan.max_grad_norm == loss.lipschitz
     assert little.learning_rate <= 1 / loss.curvature
     assert little.plan.max_grad_norm <= loss.lipschitz
-    if dimension > 100:
+    if dimension > 100 and loss.curvature <= 1:
         assert little.plan.max_grad_norm == loss.lipschitz / 4
     # A clipping norm changes noise and sensitivity alike.
     assert little.plan.step_plan(0).noise_multiplier == pytest.approx(

@@ -146,7 +146,9 @@ def test_the_bound_knows_alpha_step_size_and_influences():
     assert slow == pytest.approx((1 - 0.01 / 20) ** 40, rel=1e-6)
     assert fast == pytest.approx((1 - 0.1 / 20) ** 40, rel=1e-6)
     weights = momentum_influence(40, learning_rate=0.1, **curve)
-    given_weights = excess_risk_bound(noise, alpha=1e-2, influences=[0.4 * q for q in weights], learning_rate=0.1, **curve)
+    given_weights = excess_risk_bound(
+        noise, alpha=1e-2, influences=[0.4 * q for q in weights], learning_rate=0.1, **curve
+    )
     assert given_weights == pytest.approx(large, rel=1e-12)
 
 
@@ -154,7 +156,9 @@ def test_the_bound_knows_alpha_step_size_and_influences():
 def test_above_the_largest_learning_rate_momentum_has_a_term_of_its_own(condition_number, momentum):
     rates = {"condition_number": condition_number, "momentum": momentum}
     largest = max_momentum_learning_rate(**rates)
-    assert momentum_effect(learning_rate=largest, **rates) <= 0 < momentum_effect(learning_rate=largest * 1.001, **rates)
+    assert (
+        momentum_effect(learning_rate=largest, **rates) <= 0 < momentum_effect(learning_rate=largest * 1.001, **rates)
+    )
     noise = constant_noise_schedule(3, budget=1.0).values
     with pytest.raises(InvalidArgument, match=f"learning_rate must be ≤ {largest:.4g}"):
         excess_risk_bound(noise, alpha=0.1, learning_rate=largest * 1.01, **rates)

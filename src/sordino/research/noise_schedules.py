@@ -232,7 +232,8 @@ def excess_risk_bound(
         >>> noise = constant_noise_schedule(10, budget=0.1)
         >>> round(excess_risk_bound(noise.values, condition_number=5.0, alpha=0.001), 4)
         0.152
-        >>> round(excess_risk_bound(noise.values, condition_number=5.0, alpha=0.001, momentum=0.5, learning_rate=0.1), 4)
+        >>> momentum = {"momentum": 0.5, "learning_rate": 0.1}
+        >>> round(excess_risk_bound(noise.values, condition_number=5.0, alpha=0.001, **momentum), 4)
         0.8495
 
     References:
