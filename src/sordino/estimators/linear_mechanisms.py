@@ -208,6 +208,7 @@ def _huber_hinge(short: Tensor, width: float) -> Tensor:
 
 ConvexMechanism: TypeAlias = ObjectivePerturbation | OutputPerturbation | DPGradientDescent | CandidateSelection
 
+_SHRINKAGE = 0.15
 METHODS = ("objective", "output", "dp-gd", "dp-sgd", "exponential")
 
 
@@ -270,6 +271,17 @@ class ConvexFit:
             case _:
                 return self._descent()
 
+    def _objective_regularization(self) -> float:
+        """λ from ε and the number of columns, both public; chosen on six public sets (docs/estimators.md)."""
+        rest = self.epsilon * (1 - 2e-3)
+        # Privacy: a quarter of ε for the change of variables. The logistic loss pays nothing from λ = 1/ε on, which is
+        # the better deal up to ε = 1.
+        least = min_regularization(self.loss, rest, 0.25)
+        if self.loss.flat_at_corners and self.epsilon <= 1:
+            least = max(least, 1 / rest)
+        # Accuracy: noise in p weights is held back by a penalty that grows as it does.
+        return max(least, _SHRINKAGE * math.sqrt(self.dimension) / self.epsilon)
+
     def _objective(self) -> ObjectivePerturbation:
         if self.neighboring_relation is NeighboringRelation.REPLACE_ONE:
             raise InvalidArgument(
@@ -278,9 +290,7 @@ class ConvexFit:
             )
         chosen = self.regularization
         if chosen is None:
-            # Enough for the change of variables to cost nothing (logistic) or a quarter of ε, and one more: on public
-            # data a little more shrinkage than privacy needs was better at every ε.
-            chosen = 1.0 + min_regularization(self.loss, self.epsilon * (1 - 2e-3), 0.25)
+            chosen = self._objective_regularization()
         return ObjectivePerturbation(
             loss=self.loss,
             epsilon=self.epsilon,
