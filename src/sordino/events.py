@@ -13,6 +13,7 @@ Example:
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -47,9 +48,12 @@ __all__ = [
     "TruncatedPoissonSampled",
     "ZeroConcentratedDP",
     "compose",
+    "compose_counts",
     "describe_sampling",
+    "event_counts",
     "from_dict",
     "from_json",
+    "subtract_counts",
     "to_dict",
     "to_json",
 ]
@@ -442,6 +446,43 @@ def compose(events: list[Event] | tuple[Event, ...]) -> Event:
     if not parts:
         return NoOp()
     return parts[0] if len(parts) == 1 else Composed(events=parts)
+
+
+def event_counts(event: Event) -> dict[Event, int]:
+    """The leaves of an event with their counts ≥ 1, in the order of their first appearance.
+
+    Example:
+        >>> event_counts(SelfComposed(event=Gaussian(noise_multiplier=1.0), count=3))
+        {Gaussian(noise_multiplier=1.0): 3}
+    """
+    found: dict[Event, int] = {}
+    _collect(event, 1, found)
+    return found
+
+
+def _collect(event: Event, count: int, found: dict[Event, int]) -> None:
+    if count == 0 or isinstance(event, NoOp):
+        return
+    if isinstance(event, SelfComposed):
+        _collect(event.event, count * event.count, found)
+    elif isinstance(event, Composed):
+        for part in event.events:
+            _collect(part, count, found)
+    else:
+        found[event] = found.get(event, 0) + count
+
+
+def compose_counts(leaves: Mapping[Event, int]) -> Event:
+    """One event with these leaves."""
+    return compose([SelfComposed(event=event, count=count) for event, count in leaves.items()])
+
+
+def subtract_counts(leaves: Mapping[Event, int], taken: Mapping[Event, int]) -> dict[Event, int] | None:
+    """What is left of `leaves` after `taken`; None when something is taken that is not there."""
+    if any(leaves.get(event, 0) < count for event, count in taken.items()):
+        return None
+    left = {event: count - taken.get(event, 0) for event, count in leaves.items()}
+    return {event: count for event, count in left.items() if count}
 
 
 def to_dict(event: Event) -> dict[str, object]:

@@ -70,8 +70,6 @@ EVENTS: dict[str, Event] = {
 # Every event has at least one sound accountant under each relation but these.
 REFUSED = {
     ("shuffled", ADD),
-    ("with replacement", REPLACE),
-    ("with replacement", ZERO),
     ("group", REPLACE),
     ("random distance", REPLACE),
     ("parallel", REPLACE),

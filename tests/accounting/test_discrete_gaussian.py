@@ -209,4 +209,4 @@ def test_widths_beyond_a_list_are_answered_by_moments():
     continuous = epsilon(Gaussian(noise_multiplier=1e6 / 3), 1e-30).upper
     assert all(upper >= continuous * (1 - 1e-6) for upper in found.values())
     with pytest.raises(UnsupportedEvent, match="stddev"):
-        DiscreteGaussianPLD(stddev=1e6, sensitivity=3)
+        DiscreteGaussianPLD(stddev=1e6, sensitivity=3).require_listable()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sordino.accounting import delta, epsilon
-from sordino.accounting.pld import event_plds
+from sordino.accounting.dominating_pairs import dominating_pairs
 from sordino.accounting.pld_discretized import optimistic_discretization, pessimistic_discretization
 from sordino.definitions import NeighboringRelation
 from sordino.events import (
@@ -67,7 +67,7 @@ def all_laws() -> list:
 
 @pytest.mark.parametrize(("event", "neighboring_relation"), all_laws())
 def test_a_law_is_a_pair_of_distributions_with_the_stated_likelihood_ratio(event, neighboring_relation):
-    for law in event_plds(event, neighboring_relation):
+    for law in dominating_pairs(event, neighboring_relation):
         low, high = law.support
         edges = np.linspace(low - 0.1, high + 0.1, 4001)
         p_above, q_above = law.upper(edges)
@@ -85,7 +85,7 @@ def test_a_law_is_a_pair_of_distributions_with_the_stated_likelihood_ratio(event
 
 @pytest.mark.parametrize(("event", "neighboring_relation"), all_laws())
 def test_lattices_enclose_the_law_and_keep_q_at_most_one(event, neighboring_relation):
-    for law in event_plds(event, neighboring_relation):
+    for law in dominating_pairs(event, neighboring_relation):
         step = (law.support[1] - law.support[0]) / 500
         upper, lower = pessimistic_discretization(law, step), optimistic_discretization(law, step)
         assert upper.masses.sum() + upper.infinite == pytest.approx(1, abs=1e-9)
@@ -104,7 +104,7 @@ def test_lattices_enclose_the_law_and_keep_q_at_most_one(event, neighboring_rela
 @pytest.mark.parametrize("points", [60, 1000, 7919])
 def test_the_lattice_from_below_keeps_both_masses(q, sigma, points):
     # What rounding down by a share of the step costs, T steps cost T times: the mean must be kept, not only bounded.
-    for law in event_plds(PoissonSampled(sample_rate=q, event=Gaussian(noise_multiplier=sigma)), ADD):
+    for law in dominating_pairs(PoissonSampled(sample_rate=q, event=Gaussian(noise_multiplier=sigma)), ADD):
         cut = law.cut(math.log(1e-15))
         step = (cut.support[1] - cut.support[0]) / points
         lower = optimistic_discretization(cut, step)
@@ -132,7 +132,7 @@ def test_rare_and_displaced_records_have_narrow_intervals(event, neighboring_rel
 
 
 def test_what_lies_far_beyond_is_cut_by_mass_and_not_by_the_farthest_component():
-    (law, _) = event_plds(
+    (law, _) = dominating_pairs(
         SampledWithReplacement(dataset_size=1000, sample_size=30, event=Gaussian(noise_multiplier=1.0)), ADD
     )
     cut = law.cut(math.log(1e-12))

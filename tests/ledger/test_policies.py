@@ -7,23 +7,24 @@ import pytest
 from scipy import integrate, stats
 
 from sordino import accounting
+from sordino.accounting.filters import add_costs
 from sordino.errors import BudgetExceeded
 from sordino.events import ApproximateDP, Composed, Gaussian, Laplace, PoissonSampled, RandomizedResponse, SelfComposed
-from sordino.ledger.policies import AccountBudget, RDPPolicy, add_costs
+from sordino.ledger.policies import AccountBudget, make_filter
 
 BUDGET = AccountBudget(epsilon=1.0, delta=1e-5)
 
 
 def test_gaussian_prices_are_the_textbook_moments():
-    rule = RDPPolicy(BUDGET)
-    *moments, loss, own = rule.cost(Gaussian(noise_multiplier=3.0))
+    rule = make_filter(BUDGET)
+    *moments, loss, own = rule.costs(Gaussian(noise_multiplier=3.0))
     for lam, moment in zip(BUDGET.orders, moments, strict=True):
         assert moment == pytest.approx(lam * (lam + 1) / 18, rel=1e-12)
     assert (loss, own) == (math.inf, 0.0)
 
 
 def test_prices_of_laplace_and_of_samples_bound_the_moments_by_quadrature():
-    rule = RDPPolicy(BUDGET)
+    rule = make_filter(BUDGET)
     scale, sigma, rate = 2.0, 1.5, 0.05
 
     def worst(p, q, lam):
@@ -50,7 +51,7 @@ def test_prices_of_laplace_and_of_samples_bound_the_moments_by_quadrature():
         (PoissonSampled(sample_rate=rate, event=Gaussian(noise_multiplier=sigma)), base, mixed),
     ]
     for event, p, q in pairs:
-        price = rule.cost(event)
+        price = rule.costs(event)
         for lam, moment in list(zip(BUDGET.orders, price, strict=False))[:2]:
             truth = worst(p, q, lam)
             assert truth * (1 - 1e-7) <= moment <= truth * (1 + 1e-4) + 1e-12
@@ -58,10 +59,10 @@ def test_prices_of_laplace_and_of_samples_bound_the_moments_by_quadrature():
 
 def test_limits_are_the_conversion_of_the_orders_share():
     # At the limit of an order, the Rényi bound at that order gives exactly the budget's ε at the order's share of δ.
-    rule = RDPPolicy(BUDGET)
+    rule = make_filter(BUDGET)
     shares = [1 / 2, 1 / 4, 1 / 16, 1 / 16]
     assert sum(shares) + 1 / 8 == 1
-    for lam, share, room in zip(BUDGET.orders, shares, rule.room(1.0), strict=True):
+    for lam, share, room in zip(BUDGET.orders, shares, rule.moment_limits, strict=True):
         log_delta = math.log(share * 1e-5)
         epsilon = (room - log_delta + lam * math.log(lam) - (lam + 1) * math.log(lam + 1)) / lam
         assert epsilon == pytest.approx(1.0, abs=1e-12)
@@ -72,16 +73,16 @@ def largest(rule, total, make, high):
     low = 0.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if rule.fits(add_costs(total, rule.cost(make(middle)))) else (low, middle)
+        low, high = (middle, high) if rule.fits(add_costs(total, rule.costs(make(middle)))) else (low, middle)
     return low
 
 
 def test_an_adversary_who_picks_the_order_by_what_was_seen_stays_within_the_budget():
     # First a Gaussian. Where its loss came out high, all that is left goes to randomized response (best at large
     # orders); where low, to a Gaussian (best at small ones). δ(ε) of the whole, by quadrature over the first output.
-    rule = RDPPolicy(BUDGET)
+    rule = make_filter(BUDGET)
     mu = 0.13
-    start = rule.cost(Gaussian(noise_multiplier=1 / mu))
+    start = rule.costs(Gaussian(noise_multiplier=1 / mu))
     pure = largest(rule, start, lambda a: RandomizedResponse(epsilon=a, categories=2), 2.0)
     second = largest(rule, start, lambda m: Gaussian(noise_multiplier=1 / max(m, 1e-9)), 2.0)
     assert pure > 0.05

@@ -31,9 +31,15 @@ if TYPE_CHECKING:
         marginal_epsilon,
         without_amplification,
     )
-    from sordino.accounting.composition_theorems import published_advanced_composition
     from sordino.accounting.dp_accounting_interop import from_dp_event, to_dp_event
     from sordino.accounting.filters import GDPFilter, RDPFilter, ZCDPFilter, ZCDPOdometer
+    from sordino.accounting.historical import (
+        HeuristicEstimate,
+        asymptotic_log_moment,
+        asymptotic_moments_epsilon,
+        central_limit_epsilon,
+        published_advanced_composition,
+    )
     from sordino.accounting.rdp import renyi_divergence
     from sordino.accounting.tradeoff import (
         GaussianFit,
@@ -45,7 +51,7 @@ if TYPE_CHECKING:
         trade_off_curve,
         true_positive_rate,
     )
-    from sordino.accounting.zcdp_gdp import HeuristicEstimate, central_limit_epsilon, max_rho, rho_to_epsilon, zcdp_rho
+    from sordino.accounting.zcdp_gdp import max_rho, rho_to_epsilon, zcdp_rho
 
 __all__ = [
     "ACCOUNTANTS",
@@ -57,6 +63,8 @@ __all__ = [
     "RDPFilter",
     "ZCDPFilter",
     "ZCDPOdometer",
+    "asymptotic_log_moment",
+    "asymptotic_moments_epsilon",
     "calibrate_batch_size",
     "calibrate_delta",
     "calibrate_noise_multiplier",

@@ -7,6 +7,7 @@ accountant that can't bound its own error passes the question on; the answer nam
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 from sordino import checks
 from sordino.accounting.base import (
@@ -18,17 +19,12 @@ from sordino.accounting.base import (
     flatten,
     sampled_epsilon,
 )
-from sordino.accounting.composition_theorems import (
-    AdvancedCompositionAccountant,
-    BasicCompositionAccountant,
-    MomentsAccountant,
-    OptimalCompositionAccountant,
-)
+from sordino.accounting.composition_theorems import BasicCompositionAccountant, OptimalCompositionAccountant
 from sordino.accounting.contour import ClosedFormAccountant, ContourAccountant
 from sordino.accounting.pld import PLDAccountant
 from sordino.accounting.private_selection import SelectionAccountant
 from sordino.accounting.rdp import RDPAccountant
-from sordino.accounting.zcdp_gdp import GDPAccountant, TCDPAccountant, ZCDPAccountant
+from sordino.accounting.zcdp_gdp import GDPAccountant, ZCDPAccountant
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import (
@@ -51,7 +47,7 @@ __all__ = ["ACCOUNTANTS", "delta", "epsilon", "epsilon_by_accountant", "get_acco
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-ACCOUNTANTS: tuple[Accountant, ...] = (
+_CURRENT: tuple[Accountant, ...] = (
     ClosedFormAccountant(),
     ContourAccountant(),
     PLDAccountant(),
@@ -60,17 +56,34 @@ ACCOUNTANTS: tuple[Accountant, ...] = (
     ZCDPAccountant(),
     GDPAccountant(),
     OptimalCompositionAccountant(),
-    AdvancedCompositionAccountant(),
     BasicCompositionAccountant(),
-    MomentsAccountant(),
-    TCDPAccountant(),
 )
+
+if TYPE_CHECKING:
+    ACCOUNTANTS: tuple[Accountant, ...]
+
+
+def __getattr__(name: str) -> object:
+    """`ACCOUNTANTS`: all of them by name, the historical ones included, which are loaded for it."""
+    if name == "ACCOUNTANTS":
+        from sordino.accounting.historical import HISTORICAL_ACCOUNTANTS
+
+        return (*_CURRENT, *HISTORICAL_ACCOUNTANTS)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _all_accountants() -> tuple[Accountant, ...]:
+    return cast("tuple[Accountant, ...]", __getattr__("ACCOUNTANTS"))
 
 
 def get_accountant(name: str) -> Accountant:
     """The accountant with this name."""
-    checks.one_of([known.name for known in ACCOUNTANTS], accountant=name)
-    return next(known for known in ACCOUNTANTS if known.name == name)
+    for known in _CURRENT:
+        if known.name == name:
+            return known
+    every = _all_accountants()
+    checks.one_of([known.name for known in every], accountant=name)
+    return next(known for known in every if known.name == name)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -168,7 +181,7 @@ def epsilon_by_accountant(
         True
     """
     answers: dict[str, float] = {}
-    for known in ACCOUNTANTS:
+    for known in _all_accountants():
         try:
             answers[known.name] = epsilon(
                 event, delta, neighboring_relation=neighboring_relation, accountant=known.name
@@ -229,7 +242,7 @@ def _ask(
     refusal: AccountingError | None = None
     best: Interval | None = None
     loose = flatten(event, neighboring_relation).upper_bound_only
-    for known in ACCOUNTANTS:
+    for known in _CURRENT:
         if known.automatic and _supports(known, event, neighboring_relation):
             try:
                 answer = _answer(known, event, question)

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from sordino.accounting.dominating_pairs import FloatArray, MixturePair
+from sordino.accounting.gaussian_mixtures import FloatArray, MixturePair
 from sordino.errors import AccountingError
 
 __all__ = [
@@ -288,9 +288,8 @@ class HitCounts:
     replacing: bool
 
     @staticmethod
-    def of(pairs: tuple[MixturePair, ...], count: int) -> "HitCounts | None":
-        """The steps of one pair for each direction, where the shift is large enough; None otherwise."""
-        pair = pairs[0]
+    def of(pair: MixturePair, count: int) -> "HitCounts | None":
+        """The steps of a pair of removing or replacing, where the shift is large enough; None otherwise."""
         if len(pair.upper.parts) != 1 or len(pair.lower.parts) > 1 or count > _LARGEST_COUNT:
             return None
         (part,) = pair.upper.parts

@@ -31,7 +31,7 @@ from sordino.accounting.closed_form import (
     sampled_gaussian_epsilon,
 )
 from sordino.accounting.contour_equal_steps import equal_steps_epsilon
-from sordino.accounting.dominating_pairs import gaussian_pairs
+from sordino.accounting.dominating_pairs import dominating_pairs
 from sordino.accounting.event_mgfs import mgf_directions
 from sordino.accounting.mgf import (
     UNIT_ROUNDOFF,
@@ -45,6 +45,7 @@ from sordino.accounting.mgf import (
     saddle_for_epsilon,
     subsample_steps,
 )
+from sordino.accounting.pld_mechanisms import GaussianMixturePLD
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
 from sordino.events import Event, Gaussian, PoissonSampled
@@ -459,8 +460,8 @@ class ClosedFormAccountant:
         if len(steps.counts) != 1 or steps.counts[0][1] == 1:
             return None
         event, count = steps.counts[0]
-        pairs = gaussian_pairs(event, neighboring_relation)
-        return None if pairs is None else HitCounts.of(pairs, count)
+        first = dominating_pairs(event, neighboring_relation)[0]
+        return HitCounts.of(first.pair, count) if isinstance(first, GaussianMixturePLD) else None
 
     @staticmethod
     def _form(steps: EventCounts, neighboring_relation: NeighboringRelation) -> tuple[float, float] | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sordino.accounting.dominating_pairs import FloatArray
+from sordino.accounting.gaussian_mixtures import FloatArray
 from sordino.accounting.mgf import UNIT_ROUNDOFF, ComplexArray
 
 __all__ = ["EqualStepsIntegral", "equal_steps_epsilon"]

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from sordino.accounting.dominating_pairs import FloatArray
+from sordino.accounting.gaussian_mixtures import FloatArray
 from sordino.accounting.mgf import UNIT_ROUNDOFF, ComplexArray, CumulantValues
 from sordino.errors import AccountingError, UnsupportedEvent
 
@@ -37,18 +37,15 @@ def _reciprocal_terms(stddev: float) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteGaussianPLD:
-    """The loss's distribution, with tails of full relative accuracy; `reach` only says where a lattice should end.
-
-    Raises:
-        UnsupportedEvent: more integers than can be listed, or losses whose exponentials are no doubles.
-    """
+    """The loss's distribution, with tails of full relative accuracy; `reach` only says where a lattice should end."""
 
     stddev: float
     sensitivity: int
     reach: float = 15.0
     infinite: float = 0.0
 
-    def __post_init__(self) -> None:
+    def require_listable(self) -> None:
+        """Raise `UnsupportedEvent` for too many integers to list, or losses whose exponentials are no doubles."""
         if self.stddev > _LARGEST_LISTED or self.sensitivity > _LARGEST_SENSITIVITY:
             raise UnsupportedEvent(
                 f"stddev must be ≤ {_LARGEST_LISTED:g} and sensitivity ≤ {_LARGEST_SENSITIVITY} for the "

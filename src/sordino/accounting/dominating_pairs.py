@@ -1,258 +1,188 @@
-"""Dominating pairs whose two sides are Gaussian mixtures of one common width.
+"""From an event and a neighboring relation to its dominating pairs: the one place that knows what bounds an event.
 
-Everything is measured in units of the noise's standard deviation, so the base measure is N(0, 1) and a
-component is a shift. One step of a Poisson-subsampled Gaussian mechanism with noise multiplier z, m = 1/z:
+A pair (P, Q) dominates a step when no two neighbors' outputs have a larger δ(ε) at any ε. A pair is given as the
+distribution of its loss log(P/Q) under P and Q, from which both engines compute: `event_mgfs` its moment generating
+function, `pld` its distribution on a lattice.
 
-    remove        P = (1−q) N(0) + q N(m)          Q = N(0)
-    add           P = N(0)                         Q = (1−q) N(0) + q N(m)
-    replace one   P = (1−q) N(0) + q N(m/2)        Q = (1−q) N(0) + q N(−m/2)
+Pairs of adaptively composed steps compose into a dominating pair of the whole, *direction by direction*: all steps
+remove the same record, or all add it (Zhu, Dong and Wang 2022, theorem 10). ε is the larger of the two directions' ε.
 
-Replace-one has half the shift on each side because z is standard deviation over the sensitivity *under the
-relation*, which is the distance between the two extreme contributions.
+In units of the noise's standard deviation, with m = 1/z the shift of a record under the relation:
 
-References:
-    Zhu, Dong and Wang 2022, theorem 11 (remove and add pairs); Lebeda et al. 2024 and Schuchardt et al. 2024
-    (pair under replace-one); Ganesh 2024 (mixtures for groups).
+    Poisson              add/remove, zero-out: shift m with probability q. Replace-one: ±m/2, each with probability q.
+    Poisson, group of k  Binomial(k, q) records, shift m each (Ganesh 2024). Add/remove and zero-out only.
+    fixed size           the sampled record *displaces* another one, which may lie opposite: shift 2m under add/remove
+                         (Lebeda et al. 2024), m under replace-one, where z already counts the full diameter.
+                         Under replace-one and zero-out each step may look like removing or like adding, as the rest
+                         of the data chooses, so that the pair is the larger of both curves (`PointwiseMaxPLD`).
+    random distance      the mixture that the event states (Ganesh 2024). Add/remove and zero-out only.
+    with replacement     Binomial(size, 1/population) displaced records, shift 2m each under add/remove. Under
+                         replace-one (m each) and zero-out (2m each) the number of displaced records counts as known
+                         where there are any (Balle, Barthe and Gaboardi 2018, theorem 10), and the pair is the larger
+                         of removing's and adding's curves: docs/proofs/sampling.md.
 """
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
+from typing import TypeAlias, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from sordino.accounting.base import EventCounts
+from sordino.accounting.discrete_gaussian import DiscreteGaussianPLD
+from sordino.accounting.gaussian_mixtures import Mixture, MixtureComponent, MixturePair
+from sordino.accounting.pld_discretized import RandomAllocationPLD
+from sordino.accounting.pld_mechanisms import (
+    AveragedPLD,
+    DiscretePLD,
+    GaussianMixturePLD,
+    LaplacePLD,
+    PointwiseMaxPLD,
+    PoissonSampledPLD,
+    PrivacyLossDistribution,
+    approximate_pld,
+    projected_plds,
+    randomized_response_pld,
+)
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
 from sordino.events import (
+    ApproximateDP,
+    BoundedRange,
+    DiscreteGaussian,
+    DiscreteLaplace,
     Event,
     Gaussian,
     GaussianMixture,
     GroupPoissonSampled,
+    Laplace,
     PoissonSampled,
+    PureDP,
+    RandomAllocation,
+    RandomizedResponse,
     SampledWithoutReplacement,
     SampledWithReplacement,
 )
 
-__all__ = ["FloatArray", "Mixture", "MixtureComponent", "MixturePair", "gaussian_pairs", "replacement_shift"]
+__all__ = ["DominatingPair", "composed_pairs", "dominating_pairs", "pair_directions"]
 
-
-FloatArray = NDArray[np.float64]
-
-# Above this exponent the sum 1 + Σ p (e^t − 1) is formed with its largest term factored out.
-_LARGE = 30.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixtureComponent:
-    """One component away from the origin: probability `weight`, mean `shift` in standard deviations."""
-
-    weight: float
-    shift: float
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Σ weight · N(shift, 1), the rest of the probability at shift 0.
-
-    The density relative to N(0, 1) is w(y) = 1 + Σ p_i (e^{t_i(y)} − 1) with t_i(y) = m_i y − m_i²/2. All
-    shifts have one sign, so that arg w(y + iβ) has the sign of β times theirs for |β| · spread < π.
-    """
-
-    parts: tuple[MixtureComponent, ...] = ()
-
-    @cached_property
-    def lowest(self) -> float:
-        """The smallest shift, the origin included."""
-        return min((0.0, *(part.shift for part in self.parts)))
-
-    @cached_property
-    def highest(self) -> float:
-        """The largest shift, the origin included."""
-        return max((0.0, *(part.shift for part in self.parts)))
-
-    @property
-    def certain(self) -> bool:
-        """Whether nothing stays at the origin, so that a single component is a plain Gaussian."""
-        return len(self.parts) == 1 and self.parts[0].weight == 1
-
-    @cached_property
-    def spread(self) -> float:
-        """Distance between the extreme shifts."""
-        return self.highest - self.lowest
-
-    def log_density(self, y: FloatArray) -> FloatArray:
-        """Log w(y), with full relative accuracy where w is close to 1."""
-        if not self.parts:
-            return np.zeros_like(y)
-        if len(self.parts) == 1:
-            only = self.parts[0]
-            exponent = only.shift * y - only.shift * only.shift / 2
-            if -math.inf < float(exponent.max()) <= _LARGE and only.weight < 0.5:
-                return np.log1p(only.weight * np.expm1(exponent))
-        exponents = [part.shift * y - part.shift * part.shift / 2 for part in self.parts]
-        excess = np.asarray(
-            sum(part.weight * np.expm1(np.minimum(t, _LARGE)) for part, t in zip(self.parts, exponents, strict=True))
-        )
-        top = np.maximum(np.max(exponents, axis=0), 0.0)
-        near = (top <= _LARGE) & (excess > -0.5)
-        if bool(np.all(near)):
-            return np.log1p(excess)
-        inside = self._rest * np.exp(-top)
-        for part, t in zip(self.parts, exponents, strict=True):
-            inside = inside + part.weight * np.exp(t - top)
-        return np.where(near, np.log1p(np.maximum(excess, -0.5)), top + np.log(inside))
-
-    @cached_property
-    def _rest(self) -> float:
-        return max(0.0, 1 - math.fsum(part.weight for part in self.parts))
-
-    def log_density_off_axis(self, y: FloatArray, beta: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Log |w(y + iβ)| and arg w(y + iβ); `beta` broadcasts against `y`."""
-        if not self.parts:
-            return np.zeros_like(y * beta), np.zeros_like(y * beta)
-        exponents = [part.shift * y - part.shift * part.shift / 2 for part in self.parts]
-        top = np.maximum(np.max(exponents, axis=0), 0.0)
-        real, imaginary = np.asarray(self._rest * np.exp(-top)), np.zeros_like(y * beta)
-        for part, t in zip(self.parts, exponents, strict=True):
-            size = part.weight * np.exp(t - top)
-            real = real + size * np.cos(part.shift * beta)
-            imaginary = imaginary + size * np.sin(part.shift * beta)
-        return top + np.log(np.hypot(real, imaginary)), np.arctan2(imaginary, real)
-
-    def posterior_mean(self, y: FloatArray) -> FloatArray:
-        """Mean shift given y: w'(y)/w(y), which never falls with y."""
-        if not self.parts:
-            return np.zeros_like(y)
-        log_w = self.log_density(y)
-        return np.asarray(
-            sum(
-                part.weight * part.shift * np.exp(np.minimum(part.shift * y - part.shift**2 / 2 - log_w, 700.0))
-                for part in self.parts
-            )
-        )
-
-    def loss_sensitivity(self, y: FloatArray) -> FloatArray:
-        """How much a relative rounding error of the exponents t_i moves log w: Σ p_i e^{t_i}/w · (|t_i| + 1)."""
-        if not self.parts:
-            return np.zeros_like(y)
-        log_w = self.log_density(y)
-        total = np.zeros_like(y)
-        for part in self.parts:
-            t = part.shift * y - part.shift**2 / 2
-            share = part.weight * np.exp(np.minimum(t - log_w, 700.0))
-            total = total + share * (np.abs(part.shift * y) + part.shift**2 + 1)
-        return total
-
-
-@dataclass(frozen=True)
-class MixturePair:
-    """P and Q of one direction of one step; the loss is log(P/Q) under P.
-
-    Either all shifts of P are ≥ 0 and all of Q are ≤ 0, or the other way round, except that one side may be
-    N(0, 1) alone. That makes the loss monotone in y.
-    """
-
-    upper: Mixture
-    lower: Mixture
-
-    @cached_property
-    def max_shift(self) -> float:
-        """Largest distance between a component of P and one of Q: bounds |d loss / dy|."""
-        return max(
-            abs(self.upper.highest - self.lower.lowest),
-            abs(self.upper.lowest - self.lower.highest),
-        )
-
-    @cached_property
-    def spread(self) -> float:
-        """The wider of the two mixtures; losses are analytic for |Im y| < π / spread."""
-        return max(self.upper.spread, self.lower.spread)
-
-    @property
-    def loss_is_increasing(self) -> bool:
-        """Whether the loss grows with y."""
-        return self.upper.highest + self.upper.lowest > self.lower.highest + self.lower.lowest
-
-    @staticmethod
-    def remove(sample_rate: float, shift: float) -> "MixturePair":
-        """The record is in P's data set only."""
-        return MixturePair(Mixture((MixtureComponent(weight=sample_rate, shift=shift),)), Mixture())
-
-    @staticmethod
-    def add(sample_rate: float, shift: float) -> "MixturePair":
-        """The record is in Q's data set only."""
-        return MixturePair(Mixture(), Mixture((MixtureComponent(weight=sample_rate, shift=shift),)))
-
-    @staticmethod
-    def replace(sample_rate: float, shift: float) -> "MixturePair":
-        """The record takes opposite extreme values in the two data sets, `shift` apart."""
-        return MixturePair(
-            Mixture((MixtureComponent(weight=sample_rate, shift=shift / 2),)),
-            Mixture((MixtureComponent(weight=sample_rate, shift=-shift / 2),)),
-        )
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What sampling does to a dominating pair: one place for every scheme, for Gaussians and for laws.
-#
-# In units of the noise's standard deviation, with m = 1/z the shift of a record under the relation:
-#
-#     Poisson              add/remove, zero-out: shift m with probability q. Replace-one: ±m/2, each with probability q.
-#     Poisson, group of k  Binomial(k, q) records, shift m each (Ganesh 2024). Add/remove and zero-out only.
-#     fixed size           the sampled record *displaces* another one, which may lie opposite: shift 2m under add/remove
-#                          (Lebeda et al. 2024), m under replace-one, where z already counts the full diameter.
-#                          Under replace-one and zero-out each step may look like removing or like adding, as the rest
-#                          of the data chooses, so that the pair is the larger of both curves (`PointwiseMaxPLD`).
-#     random distance      the mixture that the event states (Ganesh 2024). Add/remove and zero-out only.
-#     with replacement     Binomial(size, 1/population) displaced records, shift 2m each, add/remove only.
-# ----------------------------------------------------------------------------------------------------------------------
-
+DominatingPair: TypeAlias = PrivacyLossDistribution | RandomAllocationPLD
+"""A pair (P, Q), as the distribution of its loss."""
 
 _NEGLIGIBLE = 1e-60
 _LARGEST_COUNT = 400
+_ADD, _ZERO, _REPLACE = (
+    NeighboringRelation.ADD_OR_REMOVE_ONE,
+    NeighboringRelation.REPLACE_SPECIAL,
+    NeighboringRelation.REPLACE_ONE,
+)
 
 
-def replacement_shift(noise_multiplier: float, neighboring_relation: NeighboringRelation) -> float:
-    """Largest distance between two records' contributions, in standard deviations."""
-    return (1.0 if neighboring_relation is NeighboringRelation.REPLACE_ONE else 2.0) / noise_multiplier
+def dominating_pairs(event: Event, neighboring_relation: NeighboringRelation) -> tuple[DominatingPair, ...]:
+    """(removing, adding), or one pair when both directions have the same loss.
 
-
-def gaussian_pairs(event: Event, neighboring_relation: NeighboringRelation) -> tuple[MixturePair, ...] | None:
-    """The pairs of a sampled Gaussian: (remove, add), or one for a symmetric relation; None if it isn't one.
+    Args:
+        event: one step of a flattened event.
+        neighboring_relation: the relation.
 
     Raises:
-        UnsupportedEvent: the scheme has no pair of this form under the relation.
+        UnsupportedEvent: no pair is known for the event under the relation.
     """
-    if isinstance(event, PoissonSampled) and isinstance(event.event, Gaussian):
-        shift = 1 / event.event.noise_multiplier
-        if neighboring_relation is NeighboringRelation.REPLACE_ONE:
-            return (MixturePair.replace(event.sample_rate, shift),)
-        return MixturePair.remove(event.sample_rate, shift), MixturePair.add(event.sample_rate, shift)
-    if isinstance(event, GroupPoissonSampled) and isinstance(event.event, Gaussian):
-        _require(
-            event, neighboring_relation, (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL)
-        )
-        return _both(_binomial(event.group_size, event.sample_rate, 1 / event.event.noise_multiplier))
-    if isinstance(event, SampledWithoutReplacement) and isinstance(event.event, Gaussian):
-        _require(event, neighboring_relation, (NeighboringRelation.ADD_OR_REMOVE_ONE,))
-        shift, rate = (
-            replacement_shift(event.event.noise_multiplier, neighboring_relation),
-            event.sample_size / event.dataset_size,
-        )
-        if rate == 1:
-            return MixturePair.remove(1.0, shift), MixturePair.add(1.0, shift)
-        return MixturePair.remove(rate, shift), MixturePair.add(rate, shift)
-    if isinstance(event, SampledWithReplacement) and isinstance(event.event, Gaussian):
-        _require(event, neighboring_relation, (NeighboringRelation.ADD_OR_REMOVE_ONE,))
-        shift = replacement_shift(event.event.noise_multiplier, neighboring_relation)
-        return _both(_binomial(event.sample_size, 1 / event.dataset_size, shift))
-    if isinstance(event, GaussianMixture):
-        _require(
-            event, neighboring_relation, (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_SPECIAL)
-        )
-        return _both(_random_distance(event))
-    return None
+    projected = projected_plds(event, neighboring_relation)
+    if projected is not None:
+        return projected
+    match event:
+        case PoissonSampled(event=Gaussian() as inner):
+            shift = 1 / inner.noise_multiplier
+            if neighboring_relation is _REPLACE:
+                return (GaussianMixturePLD(pair=MixturePair.replace(event.sample_rate, shift)),)
+            return _both(_hit(event.sample_rate, shift))
+        case GroupPoissonSampled(event=Gaussian() as inner):
+            _require(event, neighboring_relation, _ADD, _ZERO)
+            return _both(_binomial(event.group_size, event.sample_rate, 1 / inner.noise_multiplier))
+        case SampledWithoutReplacement(event=Gaussian() as inner):
+            return _fixed_size(event.sample_size / event.dataset_size, inner, neighboring_relation)
+        case SampledWithReplacement(event=Gaussian() as inner):
+            return _with_replacement(event, inner, neighboring_relation)
+        case GaussianMixture():
+            _require(event, neighboring_relation, _ADD, _ZERO)
+            return _both(_random_distance(event))
+        case RandomAllocation(event=Gaussian() as inner):
+            shift = 1 / inner.noise_multiplier
+            return tuple(RandomAllocationPLD(steps=event.steps, shift=shift, removing=side) for side in (True, False))
+        case PoissonSampled():
+            return _poisson(event, neighboring_relation)
+        case SampledWithoutReplacement() | SampledWithReplacement() | GroupPoissonSampled():
+            raise UnsupportedEvent(f"{event.kind} must be used by a Gaussian, got {event.event.kind}. Use Poisson.")
+        case _:
+            return (_plain(event),)
+
+
+_T = TypeVar("_T")
+
+
+def pair_directions(pairs: Sequence[tuple[tuple[_T, ...], int]]) -> tuple[tuple[tuple[_T, int], ...], ...]:
+    """One list of (step, count) for each direction; steps with one pair for both stand in both."""
+    width = max(len(choice) for choice, _ in pairs)
+    return tuple(
+        tuple((choice[min(index, len(choice) - 1)], count) for choice, count in pairs) for index in range(width)
+    )
+
+
+def composed_pairs(
+    steps: EventCounts, neighboring_relation: NeighboringRelation
+) -> tuple[tuple[tuple[DominatingPair, int], ...], ...]:
+    """The pairs of all steps with their counts, once for each direction."""
+    return pair_directions([(dominating_pairs(event, neighboring_relation), count) for event, count in steps.counts])
+
+
+# ── Gaussians, sampled and not ──────────────────────────────────────────────────────────────────────────────
+
+
+def _gaussian(shift: float) -> GaussianMixturePLD:
+    return GaussianMixturePLD(pair=MixturePair.remove(1.0, shift))
+
+
+def _hit(sample_rate: float, shift: float) -> Mixture:
+    return Mixture((MixtureComponent(weight=sample_rate, shift=shift),))
+
+
+def _both(mixture: Mixture) -> tuple[GaussianMixturePLD, ...]:
+    """Removing and adding; a mixture of one component is a Gaussian, the same both ways."""
+    if mixture.certain:
+        return (_gaussian(mixture.parts[0].shift),)
+    nothing = Mixture()
+    return GaussianMixturePLD(pair=MixturePair(mixture, nothing)), GaussianMixturePLD(
+        pair=MixturePair(nothing, mixture)
+    )
+
+
+def _fixed_size(
+    sample_rate: float, inner: Gaussian, neighboring_relation: NeighboringRelation
+) -> tuple[DominatingPair, ...]:
+    """The record displaces another one, at most the diameter of contributions away."""
+    shift = (1.0 if neighboring_relation is _REPLACE else 2.0) / inner.noise_multiplier
+    pairs = _both(_hit(sample_rate, shift))
+    if neighboring_relation is _ADD or len(pairs) == 1:
+        return pairs
+    return (PointwiseMaxPLD(positive=pairs[0], negative=pairs[1]),)
+
+
+def _with_replacement(
+    event: SampledWithReplacement, inner: Gaussian, neighboring_relation: NeighboringRelation
+) -> tuple[DominatingPair, ...]:
+    """With k of the draws displaced: k is known where it is ≥ 1, unless the relation is add-or-remove-one."""
+    shift = (1.0 if neighboring_relation is _REPLACE else 2.0) / inner.noise_multiplier
+    hits = _binomial(event.sample_size, 1 / event.dataset_size, shift)
+    if neighboring_relation is _ADD or hits.certain:
+        return _both(hits)
+    missed = event.sample_size * math.log1p(-1 / event.dataset_size)
+    hit, total = min(1.0, -math.expm1(missed) * (1 + 1e-12)), math.fsum(part.weight for part in hits.parts)
+
+    def known(removing: bool) -> AveragedPLD:
+        make = MixturePair.remove if removing else MixturePair.add
+        parts = tuple((part.weight / total, GaussianMixturePLD(pair=make(hit, part.shift))) for part in hits.parts)
+        return AveragedPLD(parts=parts, unprotected=0.0, sample_rate=hit, removing=removing)
+
+    return (PointwiseMaxPLD(positive=known(True), negative=known(False)),)
 
 
 def _random_distance(event: GaussianMixture) -> Mixture:
@@ -264,16 +194,12 @@ def _random_distance(event: GaussianMixture) -> Mixture:
     return Mixture(tuple(MixtureComponent(weight=min(1.0, math.fsum(weights[m])), shift=m) for m in sorted(weights)))
 
 
-def _require(event: Event, neighboring_relation: NeighboringRelation, allowed: tuple[NeighboringRelation, ...]) -> None:
+def _require(event: Event, neighboring_relation: NeighboringRelation, *allowed: NeighboringRelation) -> None:
     if neighboring_relation not in allowed:
         raise UnsupportedEvent(
-            f"{event.kind} must be accounted under {' or '.join(one.describe() for one in allowed)} here, "
-            f"got {neighboring_relation.describe()}. Use the pld accountant or set the relation."
+            f"{event.kind} must be accounted under {' or '.join(one.describe() for one in allowed)}, "
+            f"got {neighboring_relation.describe()}. Set the relation."
         )
-
-
-def _both(mixture: Mixture) -> tuple[MixturePair, ...]:
-    return MixturePair(mixture, Mixture()), MixturePair(Mixture(), mixture)
 
 
 def _binomial(trials: int, rate: float, shift: float) -> Mixture:
@@ -296,3 +222,61 @@ def _binomial(trials: int, rate: float, shift: float) -> Mixture:
         logs = [0.0 if j == trials else -math.inf for j in range(1, most + 1)]
     kept = [(j, math.exp(value)) for j, value in enumerate(logs, start=1) if value > math.log(_NEGLIGIBLE)]
     return Mixture(tuple(MixtureComponent(weight=weight, shift=j * shift) for j, weight in kept))
+
+
+# ── other mechanisms ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _plain(event: Event) -> PrivacyLossDistribution:
+    """Laws that are the same in both directions and under every relation."""
+    match event:
+        case Gaussian():
+            return _gaussian(1 / event.noise_multiplier)
+        case Laplace():
+            return LaplacePLD(scale=event.noise_multiplier)
+        case RandomizedResponse():
+            return randomized_response_pld(event.epsilon, event.categories)
+        case PureDP() | BoundedRange():
+            return randomized_response_pld(event.epsilon)
+        case ApproximateDP():
+            return approximate_pld(event.epsilon, event.delta)
+        case DiscreteLaplace():
+            return _discrete_laplace(event.scale, event.sensitivity)
+        case DiscreteGaussian():
+            return DiscreteGaussianPLD(stddev=event.stddev, sensitivity=event.sensitivity)
+        case _:
+            raise UnsupportedEvent(
+                f"event must have a privacy loss distribution here, got {event.kind}. Use the rdp accountant."
+            )
+
+
+def _poisson(event: PoissonSampled, neighboring_relation: NeighboringRelation) -> tuple[PrivacyLossDistribution, ...]:
+    if neighboring_relation is _REPLACE:
+        raise UnsupportedEvent(
+            f"a Poisson sample under replace one must be used by a Gaussian, got {event.event.kind}. "
+            "Account under add or remove one."
+        )
+    base = _plain(event.event)
+    return (
+        PoissonSampledPLD(base=base, sample_rate=event.sample_rate, removing=True),
+        PoissonSampledPLD(base=base, sample_rate=event.sample_rate, removing=False),
+    )
+
+
+def _collected(pairs: list[tuple[float, float]]) -> DiscretePLD:
+    """Atoms with equal losses joined, ascending."""
+    masses: dict[float, list[float]] = {}
+    for loss, mass in pairs:
+        masses.setdefault(loss, []).append(mass)
+    losses = sorted(masses)
+    return DiscretePLD(losses=tuple(losses), masses=tuple(math.fsum(masses[loss]) for loss in losses))
+
+
+def _discrete_laplace(scale: float, sensitivity: int) -> DiscretePLD:
+    """P(x) ∝ e^{−|x|/b}, Q shifted by s: L(x) = (|x−s| − |x|)/b, constant outside 0 < x < s."""
+    ratio = math.exp(-1 / scale)
+    normal = (1 - ratio) / (1 + ratio)
+    top = normal / (1 - ratio)  # P(x ≤ 0)
+    atoms = [(sensitivity / scale, top), (-sensitivity / scale, ratio**sensitivity * top)]
+    atoms += [((sensitivity - 2 * x) / scale, normal * ratio**x) for x in range(1, sensitivity)]
+    return _collected(atoms)

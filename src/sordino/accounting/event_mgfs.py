@@ -22,8 +22,9 @@ from functools import cached_property
 import numpy as np
 
 from sordino.accounting.base import EventCounts
-from sordino.accounting.discrete_gaussian import DiscreteGaussianTransform
-from sordino.accounting.dominating_pairs import FloatArray, MixturePair, gaussian_pairs
+from sordino.accounting.discrete_gaussian import DiscreteGaussianPLD, DiscreteGaussianTransform
+from sordino.accounting.dominating_pairs import DominatingPair, composed_pairs
+from sordino.accounting.gaussian_mixtures import FloatArray, MixturePair
 from sordino.accounting.mgf import (
     UNIT_ROUNDOFF,
     ComplexArray,
@@ -33,20 +34,17 @@ from sordino.accounting.mgf import (
     MomentGeneratingFunction,
     RepeatedMGF,
 )
-from sordino.accounting.pld import event_plds
-from sordino.accounting.pld_mechanisms import DiscretePLD
+from sordino.accounting.pld_mechanisms import DiscretePLD, GaussianMixturePLD, LaplacePLD
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import DiscreteGaussian, Event, Gaussian, Laplace
 
 __all__ = [
     "DiscreteCharacteristicFunction",
     "DiscreteMGF",
     "GaussianMixtureCharacteristicFunction",
     "GaussianMixtureMGF",
-    "event_mgfs",
-    "join_directions",
     "mgf_directions",
+    "pair_mgf",
 ]
 
 
@@ -466,11 +464,7 @@ def _no_decay(_: float) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which transforms dominate an event, in each direction of the neighboring relation.
-#
-# A dominating pair (P, Q) bounds the privacy curve of every pair of neighbors; pairs of adaptively composed steps
-# compose into a dominating pair of the whole, *direction by direction*: all steps remove the same record, or all add it
-# (Zhu, Dong and Wang 2022, theorem 10). ε is the larger of the two directions' ε.
+# The transforms of an event's dominating pairs.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -482,37 +476,30 @@ def mgf_directions(
     Raises:
         UnsupportedEvent: a step has no transform under this relation.
     """
-    return join_directions([(event_mgfs(event, neighboring_relation), count) for event, count in steps.counts])
-
-
-def join_directions(
-    choices: list[tuple[tuple[MomentGeneratingFunction, ...], int]],
-) -> tuple[tuple[RepeatedMGF, ...], ...]:
-    """One list of steps for each direction; symmetric steps stand in both."""
-    width = max(len(choice) for choice, _ in choices)
     return tuple(
-        tuple(RepeatedMGF(transform=choice[min(index, len(choice) - 1)], count=count) for choice, count in choices)
-        for index in range(width)
+        tuple(RepeatedMGF(transform=pair_mgf(pair), count=count) for pair, count in side)
+        for side in composed_pairs(steps, neighboring_relation)
     )
 
 
-def event_mgfs(event: Event, neighboring_relation: NeighboringRelation) -> tuple[MomentGeneratingFunction, ...]:
-    """(removing, adding), or one transform when the two are equal."""
-    if isinstance(event, Gaussian):
-        return (GaussianMGF(mu=1 / event.noise_multiplier),)
-    if isinstance(event, Laplace):
-        return (LaplaceMGF(scale=event.noise_multiplier),)
-    if isinstance(event, DiscreteGaussian):
-        return (DiscreteGaussianTransform(stddev=event.stddev, sensitivity=event.sensitivity),)
-    pairs = gaussian_pairs(event, neighboring_relation)
-    if pairs is not None:
-        if any(pair.upper.certain or pair.lower.certain for pair in pairs):
-            return (GaussianMGF(mu=max(pair.max_shift for pair in pairs)),)
-        return tuple(GaussianMixtureMGF(pair) for pair in pairs)
-    laws = event_plds(event, neighboring_relation)
-    atomic = tuple(DiscreteMGF(law) for law in laws if isinstance(law, DiscretePLD) and law.infinite == 0)
-    if len(atomic) == len(laws):
-        return atomic
-    raise UnsupportedEvent(
-        f"event must have a moment generating function here, got {event.kind}. Use the pld or rdp accountant."
-    )
+def pair_mgf(pair: DominatingPair) -> MomentGeneratingFunction:
+    """The moment generating function of a pair's loss.
+
+    Raises:
+        UnsupportedEvent: it is not known off the real axis, or some loss is infinite.
+    """
+    match pair:
+        case GaussianMixturePLD():
+            mixtures = pair.pair
+            certain = mixtures.upper.certain or mixtures.lower.certain
+            return GaussianMGF(mu=mixtures.max_shift) if certain else GaussianMixtureMGF(mixtures)
+        case LaplacePLD():
+            return LaplaceMGF(scale=pair.scale)
+        case DiscreteGaussianPLD():
+            return DiscreteGaussianTransform(stddev=pair.stddev, sensitivity=pair.sensitivity)
+        case DiscretePLD() if pair.infinite == 0:
+            return DiscreteMGF(pair)
+        case _:
+            raise UnsupportedEvent(
+                "event must have a moment generating function here, got one without. Use the pld or rdp accountant."
+            )

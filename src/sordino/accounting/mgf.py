@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.accounting.dominating_pairs import FloatArray
+from sordino.accounting.gaussian_mixtures import FloatArray
 
 __all__ = [
     "CharacteristicFunction",

@@ -13,7 +13,8 @@ import numpy as np
 from sordino.accounting.base import EventCounts, Interval, flatten
 from sordino.accounting.closed_form import invert_privacy_profile
 from sordino.accounting.discrete_gaussian import DiscreteGaussianPLD
-from sordino.accounting.dominating_pairs import FloatArray, MixturePair, gaussian_pairs, replacement_shift
+from sordino.accounting.dominating_pairs import DominatingPair, composed_pairs
+from sordino.accounting.gaussian_mixtures import FloatArray
 from sordino.accounting.mgf import UNIT_ROUNDOFF
 from sordino.accounting.pld_discretized import (
     LARGEST_WINDOW,
@@ -33,34 +34,16 @@ from sordino.accounting.pld_mechanisms import (
     LaplacePLD,
     PointwiseMaxPLD,
     PoissonSampledPLD,
-    PrivacyLossDistribution,
-    approximate_pld,
-    projected_plds,
-    randomized_response_pld,
 )
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import (
-    ApproximateDP,
-    BoundedRange,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    Event,
-    Gaussian,
-    Laplace,
-    PoissonSampled,
-    PureDP,
-    RandomAllocation,
-    RandomizedResponse,
-    SampledWithoutReplacement,
-)
+from sordino.events import Event
 
 __all__ = [
     "FewAtoms",
     "PLDAccountant",
     "PldCurve",
     "RepeatedPLD",
-    "event_plds",
     "few_atoms",
     "pld_delta",
     "pld_directions",
@@ -191,7 +174,7 @@ def _power(losses: FloatArray, masses: FloatArray, count: int) -> tuple[FloatArr
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which loss laws dominate an event, in each direction of the neighboring relation.
+# The distributions of a composition's steps, in each direction of the neighboring relation.
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -199,7 +182,7 @@ def _power(losses: FloatArray, masses: FloatArray, count: int) -> tuple[FloatArr
 class RepeatedPLD:
     """One law, `count` times."""
 
-    law: PrivacyLossDistribution | RandomAllocationPLD
+    law: DominatingPair
     count: int
 
 
@@ -209,109 +192,15 @@ def pld_directions(
     """The laws of all steps, once for each direction; symmetric steps stand in both.
 
     Raises:
-        UnsupportedEvent: a step has no law under this relation.
+        UnsupportedEvent: a step has no law under this relation, or more losses than can be listed.
     """
-    laws = [(event_plds(event, neighboring_relation), count) for event, count in steps.counts]
-    width = max(len(choice) for choice, _ in laws)
-    return tuple(
-        tuple(RepeatedPLD(law=choice[min(index, len(choice) - 1)], count=count) for choice, count in laws)
-        for index in range(width)
-    )
-
-
-def event_plds(
-    event: Event, neighboring_relation: NeighboringRelation
-) -> tuple[PrivacyLossDistribution | RandomAllocationPLD, ...]:
-    """(removing, adding), or one law when the two are equal."""
-    if isinstance(event, RandomAllocation):
-        assert isinstance(event.event, Gaussian)
-        shift = 1 / event.event.noise_multiplier
-        return tuple(RandomAllocationPLD(steps=event.steps, shift=shift, removing=side) for side in (True, False))
-    if (
-        isinstance(event, SampledWithoutReplacement)
-        and neighboring_relation is not NeighboringRelation.ADD_OR_REMOVE_ONE
-    ):
-        return (_fused_fixed_size(event, neighboring_relation),)
-    projected = projected_plds(event, neighboring_relation)
-    if projected is not None:
-        return projected
-    pairs = gaussian_pairs(event, neighboring_relation)
-    if pairs is not None:
-        return tuple(GaussianMixturePLD(pair=pair) for pair in pairs)
-    if isinstance(event, PoissonSampled):
-        return _poisson(event, neighboring_relation)
-    return (_plain(event),)
-
-
-def _plain(event: Event) -> PrivacyLossDistribution:
-    """Laws that are the same in both directions and under every relation."""
-    match event:
-        case Gaussian():
-            return GaussianMixturePLD(pair=MixturePair.remove(1.0, 1 / event.noise_multiplier))
-        case Laplace():
-            return LaplacePLD(scale=event.noise_multiplier)
-        case RandomizedResponse():
-            return randomized_response_pld(event.epsilon, event.categories)
-        case PureDP() | BoundedRange():
-            return randomized_response_pld(event.epsilon)
-        case ApproximateDP():
-            return approximate_pld(event.epsilon, event.delta)
-        case DiscreteLaplace():
-            return _discrete_laplace(event.scale, event.sensitivity)
-        case DiscreteGaussian():
-            return DiscreteGaussianPLD(stddev=event.stddev, sensitivity=event.sensitivity)
-        case _:
-            raise UnsupportedEvent(
-                f"event must have a privacy loss distribution here, got {event.kind}. Use the rdp accountant."
-            )
-
-
-def _poisson(event: PoissonSampled, neighboring_relation: NeighboringRelation) -> tuple[PrivacyLossDistribution, ...]:
-    if neighboring_relation is NeighboringRelation.REPLACE_ONE:
-        raise UnsupportedEvent(
-            f"a Poisson sample under replace one must be used by a Gaussian, got {event.event.kind}. "
-            "Account under add or remove one."
-        )
-    base = _plain(event.event)
-    return (
-        PoissonSampledPLD(base=base, sample_rate=event.sample_rate, removing=True),
-        PoissonSampledPLD(base=base, sample_rate=event.sample_rate, removing=False),
-    )
-
-
-def _fused_fixed_size(
-    event: SampledWithoutReplacement, neighboring_relation: NeighboringRelation
-) -> PrivacyLossDistribution:
-    """The larger of removing's and adding's curves, with the record displacing an opposite one."""
-    rate = event.sample_size / event.dataset_size
-    if not isinstance(event.event, Gaussian):
-        raise UnsupportedEvent(f"a fixed-size sample must be used by a Gaussian, got {event.event.kind}.")
-    shift = replacement_shift(event.event.noise_multiplier, neighboring_relation)
-    if rate == 1:
-        return GaussianMixturePLD(pair=MixturePair.remove(1.0, shift))
-    return PointwiseMaxPLD(
-        positive=GaussianMixturePLD(pair=MixturePair.remove(rate, shift)),
-        negative=GaussianMixturePLD(pair=MixturePair.add(rate, shift)),
-    )
-
-
-def _collected(pairs: list[tuple[float, float]]) -> DiscretePLD:
-    """Atoms with equal losses joined, ascending."""
-    masses: dict[float, list[float]] = {}
-    for loss, mass in pairs:
-        masses.setdefault(loss, []).append(mass)
-    losses = sorted(masses)
-    return DiscretePLD(losses=tuple(losses), masses=tuple(math.fsum(masses[loss]) for loss in losses))
-
-
-def _discrete_laplace(scale: float, sensitivity: int) -> DiscretePLD:
-    """P(x) ∝ e^{−|x|/b}, Q shifted by s: L(x) = (|x−s| − |x|)/b, constant outside 0 < x < s."""
-    ratio = math.exp(-1 / scale)
-    normal = (1 - ratio) / (1 + ratio)
-    top = normal / (1 - ratio)  # P(x ≤ 0)
-    atoms = [(sensitivity / scale, top), (-sensitivity / scale, ratio**sensitivity * top)]
-    atoms += [((sensitivity - 2 * x) / scale, normal * ratio**x) for x in range(1, sensitivity)]
-    return _collected(atoms)
+    found = composed_pairs(steps, neighboring_relation)
+    for side in found:
+        for law, _ in side:
+            base = law.base if isinstance(law, PoissonSampledPLD) else law
+            if isinstance(base, DiscreteGaussianPLD):
+                base.require_listable()
+    return tuple(tuple(RepeatedPLD(law=law, count=count) for law, count in side) for side in found)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -342,9 +231,7 @@ def _narrowed(laws: Sequence[RepeatedPLD], log_delta: float) -> list[RepeatedPLD
     return [replace(step, law=_cut(step.law, log_mass)) for step in laws]
 
 
-def _cut(
-    law: PrivacyLossDistribution | RandomAllocationPLD, log_mass: float
-) -> PrivacyLossDistribution | RandomAllocationPLD:
+def _cut(law: DominatingPair, log_mass: float) -> DominatingPair:
     """The law with a reach beyond which P has no more than this mass; what lies beyond is still counted."""
     if isinstance(law, PointwiseMaxPLD):
         parts = [_cut(part, log_mass) for part in (law.positive, law.negative)]
@@ -359,13 +246,11 @@ def _cut(
     return law
 
 
-def _support(law: PrivacyLossDistribution | RandomAllocationPLD, log_tail: float) -> tuple[float, float]:
+def _support(law: DominatingPair, log_tail: float) -> tuple[float, float]:
     return allocation_support(law, log_tail) if isinstance(law, RandomAllocationPLD) else law.support
 
 
-def _lattices(
-    law: PrivacyLossDistribution | RandomAllocationPLD, step: float, log_tail: float
-) -> tuple[DiscretizedPLD, DiscretizedPLD]:
+def _lattices(law: DominatingPair, step: float, log_tail: float) -> tuple[DiscretizedPLD, DiscretizedPLD]:
     if isinstance(law, RandomAllocationPLD):
         return allocation_lattices(law, step, log_tail)
     return optimistic_discretization(law, step), pessimistic_discretization(law, step)

@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sordino.accounting.dominating_pairs import FloatArray
+from sordino.accounting.gaussian_mixtures import FloatArray
 from sordino.accounting.mgf import UNIT_ROUNDOFF, ComplexArray
 from sordino.accounting.pld_mechanisms import PrivacyLossDistribution
 from sordino.errors import AccountingError

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sordino.accounting.dominating_pairs import FloatArray, Mixture, MixturePair
+from sordino.accounting.gaussian_mixtures import FloatArray, Mixture, MixturePair
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
 from sordino.events import Event, PoissonSampled, ProjectedGaussian

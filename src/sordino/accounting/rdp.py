@@ -18,9 +18,10 @@ from functools import lru_cache
 import numpy as np
 
 from sordino.accounting.base import EventCounts, Interval, double_precision, flatten
-from sordino.accounting.discrete_gaussian import sampled_discrete_gaussian_moments
-from sordino.accounting.dominating_pairs import FloatArray, MixturePair, replacement_shift
-from sordino.accounting.event_mgfs import GaussianMixtureMGF, event_mgfs, join_directions
+from sordino.accounting.discrete_gaussian import DiscreteGaussianPLD, sampled_discrete_gaussian_moments
+from sordino.accounting.dominating_pairs import DominatingPair, dominating_pairs, pair_directions
+from sordino.accounting.event_mgfs import pair_mgf
+from sordino.accounting.gaussian_mixtures import FloatArray
 from sordino.accounting.mgf import (
     CharacteristicFunction,
     CumulantValues,
@@ -30,21 +31,11 @@ from sordino.accounting.mgf import (
     evaluate_saddle_point,
     subsample_steps,
 )
-from sordino.accounting.pld import event_plds
 from sordino.accounting.pld_discretized import DiscretizedPLD, RandomAllocationPLD, pessimistic_discretization
+from sordino.accounting.pld_mechanisms import AveragedPLD, PointwiseMaxPLD, PoissonSampledPLD
 from sordino.definitions import NeighboringRelation
 from sordino.errors import AccountingError, UnsupportedEvent
-from sordino.events import (
-    BoundedRange,
-    DiscreteGaussian,
-    Event,
-    Gaussian,
-    PoissonSampled,
-    RandomAllocation,
-    RepeatAndSelect,
-    SampledWithoutReplacement,
-    ZeroConcentratedDP,
-)
+from sordino.events import BoundedRange, Event, RepeatAndSelect, ZeroConcentratedDP
 
 __all__ = [
     "MGFUpperBound",
@@ -172,47 +163,47 @@ def renyi_directions(
     Raises:
         UnsupportedEvent: a step's loss has no finite moments here.
     """
-    return join_directions([(_bounds(event, neighboring_relation), count) for event, count in steps.counts])
+    found = pair_directions([(_bounds(event, neighboring_relation), count) for event, count in steps.counts])
+    return tuple(tuple(RepeatedMGF(transform=one, count=count) for one, count in side) for side in found)
 
 
 def _bounds(event: Event, neighboring_relation: NeighboringRelation) -> tuple[MomentGeneratingFunction, ...]:
+    """Of what is known by its moments alone, and otherwise of the dominating pairs."""
     match event:
         case ZeroConcentratedDP():
             return (GaussianMGF(mu=math.sqrt(2 * event.rho)),)
         case BoundedRange():
             # ε²/8-zCDP (Cesar and Rogers 2021, lemma 3.2).
             return (GaussianMGF(mu=event.epsilon / 2),)
-        case RandomAllocation():
-            if not isinstance(event.event, Gaussian) or neighboring_relation is NeighboringRelation.REPLACE_ONE:
-                # A mixture over the step used is no worse than the worst of them: one use, no amplification.
-                return _bounds(event.event, neighboring_relation)
-            shift = 1 / event.event.noise_multiplier
-            return tuple(MGFUpperBound(moment(event.steps, shift)) for moment in (removing_moment, adding_moment))
         case RepeatAndSelect():
             return _selection(event, neighboring_relation)
-        case PoissonSampled(event=DiscreteGaussian()) if neighboring_relation is not NeighboringRelation.REPLACE_ONE:
-            base = event.event
-            assert isinstance(base, DiscreteGaussian)
-            return tuple(
-                MGFUpperBound(
-                    sampled_discrete_gaussian_moments(base.stddev, base.sensitivity, event.sample_rate, removing=side)
+    return tuple(_pair_bound(pair) for pair in dominating_pairs(event, neighboring_relation))
+
+
+def _pair_bound(pair: DominatingPair) -> MomentGeneratingFunction:
+    match pair:
+        case RandomAllocationPLD():
+            moment = removing_moment if pair.removing else adding_moment
+            return MGFUpperBound(moment(pair.steps, pair.shift))
+        case PoissonSampledPLD(base=DiscreteGaussianPLD() as base):
+            return MGFUpperBound(
+                sampled_discrete_gaussian_moments(
+                    base.stddev, base.sensitivity, pair.sample_rate, removing=pair.removing
                 )
-                for side in (True, False)
             )
-        case SampledWithoutReplacement() if neighboring_relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
-            return (_fused(event, neighboring_relation),)
+        case PointwiseMaxPLD():
+            return MGFUpperBound(_larger_curve_bound(_pair_bound(pair.positive), _pair_bound(pair.negative)))
+        case AveragedPLD() if pair.unprotected == 0:
+            return MGFUpperBound(_average_bound([(share, pair_mgf(part)) for share, part in pair.parts]))
     try:
-        return event_mgfs(event, neighboring_relation)
+        return pair_mgf(pair)
     except UnsupportedEvent:
-        laws = [law for law in event_plds(event, neighboring_relation) if not isinstance(law, RandomAllocationPLD)]
-        if any(law.infinite > 0 for law in laws) or any(math.isinf(end) for law in laws for end in law.support):
+        if pair.infinite > 0 or any(math.isinf(end) for end in pair.support):
             raise
-        lattices = [
-            pessimistic_discretization(law, (law.support[1] - law.support[0]) / _LATTICE_POINTS) for law in laws
-        ]
-        if any(lattice.infinite > 0 for lattice in lattices):
+        lattice = pessimistic_discretization(pair, (pair.support[1] - pair.support[0]) / _LATTICE_POINTS)
+        if lattice.infinite > 0:
             raise
-        return tuple(MGFUpperBound(_lattice_bound(lattice)) for lattice in lattices)
+        return MGFUpperBound(_lattice_bound(lattice))
 
 
 def _lattice_bound(lattice: DiscretizedPLD) -> Callable[[float], float]:
@@ -227,24 +218,27 @@ def _lattice_bound(lattice: DiscretizedPLD) -> Callable[[float], float]:
     return bound
 
 
-def _fused(event: SampledWithoutReplacement, neighboring_relation: NeighboringRelation) -> MomentGeneratingFunction:
-    """The larger of removing's and adding's curves: moments above 1 add up, e^K ≤ e^{K₁} + e^{K₂} − 1."""
-    if not isinstance(event.event, Gaussian):
-        raise UnsupportedEvent(f"a fixed-size sample must be used by a Gaussian, got {event.event.kind}.")
-    rate, shift = (
-        event.sample_size / event.dataset_size,
-        replacement_shift(event.event.noise_multiplier, neighboring_relation),
-    )
-    if rate == 1:
-        return GaussianMGF(mu=shift)
-    parts = [GaussianMixtureMGF(MixturePair.remove(rate, shift)), GaussianMixtureMGF(MixturePair.add(rate, shift))]
+def _average_bound(parts: Sequence[tuple[float, MomentGeneratingFunction]]) -> Callable[[float], float]:
+    """Of one of several pairs at random, and which one is known: moments are averaged."""
 
     def bound(lam: float) -> float:
-        moments = [part.moments(lam) for part in parts]
+        moments = [(share, part.moments(lam)) for share, part in parts]
+        exponents = [math.log(share) + m.log_mgf + m.error for share, m in moments]
+        peak = max(exponents)
+        return max(0.0, peak + math.log(math.fsum(math.exp(value - peak) for value in exponents)))
+
+    return bound
+
+
+def _larger_curve_bound(first: MomentGeneratingFunction, second: MomentGeneratingFunction) -> Callable[[float], float]:
+    """Of the larger of two curves: moments above 1 add up, e^K ≤ e^{K₁} + e^{K₂} − 1."""
+
+    def bound(lam: float) -> float:
+        moments = [part.moments(lam) for part in (first, second)]
         high, low = sorted((m.log_mgf + m.error for m in moments), reverse=True)
         return high + math.log1p(math.exp(-high) * math.expm1(low)) if low < 700 else high + math.log(2)
 
-    return MGFUpperBound(bound)
+    return bound
 
 
 # ── selection of the best run ───────────────────────────────────────────────────────────────────────────────

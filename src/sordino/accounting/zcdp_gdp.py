@@ -1,18 +1,13 @@
-"""Concentrated differential privacy: zCDP with the tight conversion, tCDP as published.
+"""Concentrated and Gaussian differential privacy: zCDP with the tight conversion, GDP where it is exact.
 
-ρ-zCDP   D_α ≤ ρα for all α > 1 (Bun and Steinke 2016); composition adds ρ.
-(ρ, ω)-tCDP   the same for 1 < α < ω only (Bun, Dwork, Rothblum and Steinke 2018); composition adds ρ and takes the
-smallest ω. A sample of rate q turns (ρ, ·) into (13 q²ρ, log(1/q)/(4ρ)), if ρ and q are ≤ 0.1 and
-log(1/q) ≥ 3ρ(2 + log₂(1/ρ)). Loose by a factor of about five in ε at typical settings: a definition, not
-a way to account.
+ρ-zCDP is D_α ≤ ρα for all α > 1 (Bun and Steinke 2016); composition adds ρ.
 """
 
 import math
 from dataclasses import dataclass
 
-from sordino import checks
 from sordino.accounting.base import Interval, flatten
-from sordino.accounting.closed_form import bracket_crossing, gaussian_delta, gaussian_epsilon, invert_privacy_profile
+from sordino.accounting.closed_form import bracket_crossing, gaussian_delta, gaussian_epsilon
 from sordino.accounting.rdp import gaussian_conversion
 from sordino.definitions import NeighboringRelation
 from sordino.errors import UnsupportedEvent
@@ -23,7 +18,6 @@ from sordino.events import (
     Event,
     Gaussian,
     Laplace,
-    PoissonSampled,
     PureDP,
     RandomizedResponse,
     ZeroConcentratedDP,
@@ -31,13 +25,11 @@ from sordino.events import (
 
 __all__ = [
     "GDPAccountant",
-    "HeuristicEstimate",
-    "TCDPAccountant",
     "ZCDPAccountant",
-    "central_limit_epsilon",
     "max_mu",
     "max_rho",
     "rho_to_epsilon",
+    "step_rho",
     "zcdp_rho",
 ]
 
@@ -53,10 +45,11 @@ def zcdp_rho(event: Event, neighboring_relation: NeighboringRelation = Neighbori
         0.005
     """
     steps = flatten(event, NeighboringRelation(neighboring_relation))
-    return math.inf if steps.non_private else math.fsum(count * _rho(base) for base, count in steps.counts)
+    return math.inf if steps.non_private else math.fsum(count * step_rho(base) for base, count in steps.counts)
 
 
-def _rho(event: Event) -> float:
+def step_rho(event: Event) -> float:
+    """ρ of one step without sampling."""
     match event:
         case Gaussian():
             return 1 / (2 * event.noise_multiplier**2)
@@ -133,90 +126,12 @@ class ZCDPAccountant:
         return Interval(lower=0.0, upper=min(1.0, upper), accountant=self.name)
 
 
-@dataclass(frozen=True)
-class TCDPAccountant:
-    """tCDP with its subsampling theorem, under the theorem's conditions only.
-
-    Guarantee:
-        `upper` is an upper bound; `lower` is 0.
-    """
-
-    name: str = "tcdp"
-    automatic: bool = False
-
-    def supports(self, event: Event, neighboring_relation: NeighboringRelation) -> bool:
-        """Gaussians without sampling, and Poisson samples within the conditions."""
-        try:
-            self._parameters(event, neighboring_relation)
-        except UnsupportedEvent:
-            return False
-        return True
-
-    @staticmethod
-    def _parameters(event: Event, neighboring_relation: NeighboringRelation) -> tuple[float, float]:
-        rho, omega = 0.0, math.inf
-        for base, count in flatten(event, neighboring_relation).counts:
-            if not isinstance(base, PoissonSampled):
-                rho += count * _rho(base)
-                continue
-            if not isinstance(base.event, Gaussian) or neighboring_relation is NeighboringRelation.REPLACE_ONE:
-                raise UnsupportedEvent("tCDP's subsampling must be of Gaussians under add or remove. Use contour.")
-            inner, rate = _rho(base.event), base.sample_rate
-            gain = math.log(1 / rate)
-            if inner > 0.1 or rate > 0.1 or gain < 3 * inner * (2 + math.log2(1 / inner)):
-                raise UnsupportedEvent(
-                    f"rho and sample_rate must be ≤ 0.1 with log(1/q) ≥ 3ρ(2 + log₂(1/ρ)), got {inner:.3g} and "
-                    f"{rate:.3g}. Use the contour accountant."
-                )
-            rho += count * 13 * rate**2 * inner
-            omega = min(omega, gain / (4 * inner))
-        return rho, omega
-
-    def epsilon(self, event: Event, delta: float, neighboring_relation: NeighboringRelation) -> Interval:
-        """ρ + 2√(ρ log 1/δ), or the linear branch when the order would exceed ω (Bun et al. 2018, lemma 6)."""
-        rho, omega = self._parameters(event, neighboring_relation)
-        return Interval(lower=0.0, upper=_tcdp_epsilon(rho, omega, delta), accountant=self.name)
-
-    def delta(self, event: Event, epsilon: float, neighboring_relation: NeighboringRelation) -> Interval:
-        """The δ at which the formula gives ε."""
-        rho, omega = self._parameters(event, neighboring_relation)
-
-        def curve(exponent: float) -> tuple[float, float]:
-            value = _tcdp_epsilon(rho, omega, math.exp(-exponent))
-            return -value, -value
-
-        _, upper = (
-            invert_privacy_profile(curve, -epsilon, tolerance=1e-12)
-            if _tcdp_epsilon(rho, omega, 1.0) < epsilon
-            else (0.0, 0.0)
-        )
-        # The formula grows with log 1/δ: step back below the crossing found from above.
-        return Interval(lower=0.0, upper=min(1.0, math.exp(-upper * (1 - 1e-9))), accountant=self.name)
-
-
-def _tcdp_epsilon(rho: float, omega: float, delta: float) -> float:
-    inverse = -math.log(delta)
-    if inverse <= (omega - 1) ** 2 * rho:
-        return rho + 2 * math.sqrt(rho * inverse)
-    return rho * omega + inverse / (omega - 1)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
-# Gaussian differential privacy: exact where exact, the central limit approximation as no guarantee.
+# Gaussian differential privacy, where it is exact.
 #
 # μ-GDP is the privacy curve of one Gaussian with sensitivity/std = μ; composition is √(Σ μ²) (Dong, Roth and Su 2022,
-# corollary 3.3). For Poisson-sampled Gaussians the limit μ = q√(T(e^{1/σ²} − 1)) (Bu et al. 2020) is *not* an upper
-# bound: at q = 0.01, σ = 4, T = 10000, δ = 1e-5 it gives 0.9424 where the truth is 0.9469.
+# corollary 3.3).
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeuristicEstimate:
-    """A number that guarantees nothing: it may lie below the true ε. Deliberately not an `Interval`."""
-
-    value: float
-    method: str
-    warning: str
 
 
 @dataclass(frozen=True)
@@ -252,34 +167,6 @@ class GDPAccountant:
         """The Gaussian curve."""
         lower, upper = gaussian_delta(epsilon, self._mu(event, neighboring_relation))
         return Interval(lower=lower, upper=upper, accountant=self.name)
-
-
-def central_limit_epsilon(event: Event, delta: float) -> HeuristicEstimate:
-    """Bu et al.'s central limit ε of Gaussians with and without Poisson sampling: NO GUARANTEE.
-
-    Raises:
-        UnsupportedEvent: something else took part.
-
-    Example:
-        >>> from sordino.events import SelfComposed
-        >>> step = PoissonSampled(sample_rate=0.01, event=Gaussian(noise_multiplier=4.0))
-        >>> round(central_limit_epsilon(SelfComposed(event=step, count=10_000), 1e-5).value, 6)
-        0.94244
-    """
-    delta = checks.probability(delta=delta, zero=False)
-    square = 0.0
-    for base, count in flatten(event).counts:
-        if isinstance(base, Gaussian):
-            square += count / base.noise_multiplier**2
-        elif isinstance(base, PoissonSampled) and isinstance(base.event, Gaussian):
-            square += count * base.sample_rate**2 * math.expm1(min(700.0, base.event.noise_multiplier**-2))
-        else:
-            raise UnsupportedEvent(f"the central limit must be of Gaussians, got {base.kind}. Use the pld accountant.")
-    return HeuristicEstimate(
-        value=gaussian_epsilon(delta, math.sqrt(square))[1],
-        method="Gaussian DP, central limit theorem (Bu et al. 2020)",
-        warning="no guarantee: the true ε may be larger",
-    )
 
 
 def max_mu(epsilon: float, delta: float) -> float:

@@ -319,7 +319,7 @@ def _describe(entry: "LedgerEntry") -> str:
 
 def _named(event: Event) -> str:
     """The kinds of an event's leaves with their counts."""
-    from sordino.ledger.policies import event_counts
+    from sordino.events import event_counts
 
     leaves = event_counts(event)
     return ", ".join(f"{leaf.kind} × {count:,}" if count > 1 else leaf.kind for leaf, count in leaves.items())

@@ -7,24 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit, format_upper_bound
-from sordino.errors import BudgetExceeded, InvalidArgument, LedgerError, SordinoError
-from sordino.events import Event, Gaussian, to_dict
-from sordino.ledger.policies import (
-    AccountBudget,
+from sordino.accounting.filters import (
     Costs,
-    Filter,
-    PLDPolicy,
-    RDPPolicy,
+    PrivacyFilter,
+    RDPOrdersFilter,
     RemainingAmount,
     add_costs,
-    compose_counts,
-    event_counts,
-    make_filter,
     round_down,
-    subtract_counts,
-    total_cost,
 )
+from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit, format_upper_bound
+from sordino.errors import BudgetExceeded, InvalidArgument, LedgerError, SordinoError
+from sordino.events import Event, Gaussian, compose_counts, event_counts, subtract_counts, to_dict
+from sordino.ledger.policies import AccountBudget, PLDPolicy, make_filter
 from sordino.ledger.store import (
     AccountTransaction,
     LedgerEntry,
@@ -109,18 +103,18 @@ class AccountState:
         """All that was charged."""
         return _merged([event_counts(entry.event) for entry in self.page.entries("charge")])
 
-    def committed(self, rule: Filter) -> Costs:
+    def committed(self, rule: PrivacyFilter) -> Costs:
         """What is charged or reserved, in the filter's currencies."""
         total = self.totals
         for left in self.open().values():
-            total = add_costs(total, total_cost(rule, left))
+            total = add_costs(total, rule.total_costs(left))
         return total
 
     def admits(self, event: Event) -> bool:
         """Whether `event` fits beside what is charged and reserved."""
         rule = make_filter(self.budget)
         if rule is not None:
-            return rule.fits(add_costs(self.committed(rule), total_cost(rule, event_counts(event))))
+            return rule.fits(add_costs(self.committed(rule), rule.total_costs(event_counts(event))))
         everything = _merged([self.charged(), *self.open().values(), event_counts(event)])
         return not everything or PLDPolicy(budget=self.budget, leaves=everything).fits()
 
@@ -128,7 +122,7 @@ class AccountState:
         """What is left beside what is charged and reserved."""
         rule = make_filter(self.budget)
         if rule is not None:
-            return rule.remaining(self.committed(rule))
+            return rule.remaining_beside(self.committed(rule))
         leaves = _merged([self.charged(), *self.open().values()])
         return PLDPolicy(budget=self.budget, leaves=leaves).remaining()
 
@@ -147,8 +141,8 @@ class AccountState:
     def advice(self, event: Event, left: float) -> str:
         """What to do instead of `event`, which does not fit, when `left` is what remains in ε."""
         rule = make_filter(self.budget)
-        if isinstance(rule, RDPPolicy):
-            total = add_costs(self.committed(rule), total_cost(rule, event_counts(event)))
+        if isinstance(rule, RDPOrdersFilter):
+            total = add_costs(self.committed(rule), rule.total_costs(event_counts(event)))
             if advice := rule.delta_advice(event, total):
                 return advice
         return f"Choose ε ≤ {left:.3g}: more noise or fewer steps" if left > 0 else "Stop: nothing is left"
@@ -167,7 +161,7 @@ class AccountState:
     def after(self, event: Event) -> Costs:
         """The totals once `event` is charged."""
         rule = make_filter(self.budget)
-        return self.totals if rule is None else add_costs(self.totals, total_cost(rule, event_counts(event)))
+        return self.totals if rule is None else add_costs(self.totals, rule.total_costs(event_counts(event)))
 
     def reserve(self, event: Event, *, reservation: str, note: str, run: str) -> LedgerEntry:
         """Write a reservation. Whether it fits was asked before."""

@@ -4,22 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sordino.accounting.filters import Costs, PrivacyFilter, add_costs
 from sordino.definitions import NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, LedgerError, SordinoError
-from sordino.events import Event, NoOp, from_dict
+from sordino.events import Event, NoOp, event_counts, from_dict, subtract_counts
 from sordino.ledger import store
 from sordino.ledger.account import Account, AccountState, entry_body
-from sordino.ledger.policies import (
-    AccountBudget,
-    Costs,
-    Filter,
-    PLDPolicy,
-    add_costs,
-    event_counts,
-    make_filter,
-    subtract_counts,
-    total_cost,
-)
+from sordino.ledger.policies import AccountBudget, PLDPolicy, make_filter
 from sordino.ledger.store import FIRST, LedgerEntry, ledger_url, read_transaction, redact_password
 
 __all__ = ["Ledger", "verified"]
@@ -133,7 +124,7 @@ class _Replay:
         if entry.kind == "charge":
             rule = self._rule()
             if rule is not None:
-                self.totals = add_costs(self.totals, total_cost(rule, leaves))
+                self.totals = add_costs(self.totals, rule.total_costs(leaves))
             for event, count in leaves.items():
                 self.charged[event] = self.charged.get(event, 0) + count
             self.has_charges = self.has_charges or bool(leaves)
@@ -142,7 +133,7 @@ class _Replay:
         if self.budget is not None and not self.budget.adaptive and self.has_charges and leaves:
             yield "adds an event after the first charge"
 
-    def _rule(self) -> Filter | None:
+    def _rule(self) -> PrivacyFilter | None:
         assert self.budget is not None
         return make_filter(self.budget)
 
@@ -151,7 +142,7 @@ class _Replay:
         if rule is not None:
             total = self.totals
             for left in self.open.values():
-                total = add_costs(total, total_cost(rule, left))
+                total = add_costs(total, rule.total_costs(left))
             return rule.fits(total)
         assert self.budget is not None
         everything = dict(self.charged)
