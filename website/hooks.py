@@ -44,15 +44,22 @@ def public_modules() -> dict[str, tuple[str, ...]]:
 
 
 def _all_of(path: Path) -> tuple[str, ...]:
-    """The names in `__all__`, without dunder names and submodules."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    """The names in `__all__`, without dunder names, and without classes that another library passes through."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    foreign = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("sordino")
+        for alias in node.names
+    }
+    for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             try:
                 names = ast.literal_eval(node.value)
             except ValueError:
                 return ()
-            modules = {entry.stem for entry in path.parent.iterdir()} if path.name == "__init__.py" else set()
-            return tuple(n for n in names if not n.startswith("__") and (n not in modules or path.parent != PACKAGE))
+            modules = {entry.stem for entry in path.parent.iterdir()} if path.parent == PACKAGE else set()
+            return tuple(name for name in names if not name.startswith("__") and name not in modules | foreign)
     return ()
 
 
@@ -185,12 +192,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if _FENCE.match(line):
             inside = not inside
         if not inside and not line.startswith(("#", "    ")):
-            line = _NAME.sub(lambda found: _link(found, addresses, linked), line)
+            line = _NAME.sub(lambda found: _link(found, addresses, linked, page.file.src_uri), line)
         lines.append(line)
     return "\n".join(lines)
 
 
-def _link(found: re.Match[str], addresses: dict[str, str], linked: set[str]) -> str:
+def _link(found: re.Match[str], addresses: dict[str, str], linked: set[str], page: str) -> str:
     """A link for names that can be meant in one way only: with capitals, a package before them, or a call behind."""
     name = found[1]
     clear = "." in name or found[2] or (name[0].isupper() and not name.isupper()) or name.count("_") > 1
@@ -198,6 +205,8 @@ def _link(found: re.Match[str], addresses: dict[str, str], linked: set[str]) -> 
     if not clear or not address or address in linked:
         return found[0]
     linked.add(address)
+    if address in public_modules():
+        return f"[{found[0]}]({'../' * page.count('/')}api/{address}.md)"
     return f"[{found[0]}][{address}]"
 
 

@@ -68,6 +68,7 @@ def test_a_file_that_is_no_tutorial_is_refused(monkeypatch, tmp_path, text):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # of transformers' own
 @pytest.mark.parametrize("tutorial", ALL, ids=lambda tutorial: tutorial.name)
 def test_the_tutorial_runs(tutorial, tmp_path):
     tutorials.execute(tutorial, tmp_path)

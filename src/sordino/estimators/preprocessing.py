@@ -218,7 +218,7 @@ class MinMaxScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Numbers) -> FloatArray:
-        """Records in [0, 1] [n, d]; a missing entry is the middle, 0.5."""
+        """Records in [0, 1], shape (n, d); a missing entry is the middle, 0.5."""
         check_is_fitted(self)
         records = fill_missing(validate_matrix(X, estimator=self, reset=False), bounds=(self.data_min_, self.data_max_))
         clipped = np.clip(records, self.data_min_, self.data_max_)
