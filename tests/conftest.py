@@ -15,6 +15,22 @@ settings.register_profile("sordino", deadline=None)
 settings.load_profile("sordino")
 
 _CHECKED = {"gradients", "clipping", "mechanisms", "sabotage"}
+_NIGHTLY = Path(__file__).parent / "nightly.txt"
+
+
+def nightly_tests():
+    """The tests that only `./run test --slow` runs, besides those marked in their files: node ids from nightly.txt."""
+    lines = (line.strip() for line in _NIGHTLY.read_text(encoding="utf-8").splitlines())
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    nightly = nightly_tests()
+    for item in items:
+        name = f"tests/{Path(item.path).relative_to(_NIGHTLY.parent).as_posix()}::{item.name}"
+        if name in nightly or name.partition("[")[0] in nightly:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True, scope="session")

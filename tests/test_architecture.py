@@ -141,3 +141,11 @@ def test_advice_names_methods_that_engines_have():
     for path in pages:
         for name in re.findall(r"\bengine\.([a-z_]+)\(", path.read_text()):
             assert hasattr(sordino.PrivacyEngine, name), (path.name, name)
+
+
+def test_the_nightly_list_names_tests_that_exist():
+    listed = [line for line in (ROOT / "tests" / "nightly.txt").read_text().splitlines() if line and line[0] != "#"]
+    assert len(listed) == len(set(listed))
+    for line in listed:
+        path, function = line.partition("[")[0].split("::")
+        assert re.search(rf"^def {function}\(", (ROOT / path).read_text(), re.M), line
