@@ -64,7 +64,8 @@ class LedgerEntry:
         seq: number of the line in its account, from 1.
         kind: ``declare``, ``budget``, ``reserve``, ``charge`` or ``release``.
         at: when, UTC, ISO 8601.
-        who: user and machine that wrote the line.
+        who: user and machine that wrote the line; on PostgreSQL also the role that was logged in, which the server
+            compares with its own.
         run: the run it belongs to, or empty.
         note: what it was for, in the user's words.
         reservation: the reservation it belongs to, or empty.
@@ -354,7 +355,7 @@ class AccountTransaction:
                 seq=1 if last is None else last.seq + 1,
                 kind=kind,
                 at=now(),
-                who=current_user(),
+                who=current_user() + self._role(),
                 run=run,
                 note=note,
                 reservation=reservation,
@@ -364,6 +365,12 @@ class AccountTransaction:
         )
         self._connection.execute(self._table.insert().values(**{name: getattr(entry, name) for name in _COLUMNS}))
         return entry
+
+    def _role(self) -> str:
+        """The database role that is logged in, as a line names it; a file has none."""
+        if self._connection.dialect.name != "postgresql":
+            return ""
+        return f", role {self._connection.exec_driver_sql('SELECT session_user').scalar_one()}"
 
 
 @contextmanager
@@ -438,6 +445,12 @@ _APPEND_ONLY = {
         "$$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$",
         "CREATE OR REPLACE TRIGGER sordino_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON sordino_ledger "
         "FOR EACH STATEMENT EXECUTE FUNCTION sordino_append_only()",
+        # Whoever may write lines can't write them in the name of another role.
+        "CREATE OR REPLACE FUNCTION sordino_own_role() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN IF right(NEW.who, length(session_user) + 7) <> ', role ' || session_user THEN "
+        "RAISE EXCEPTION 'a line must name the role that writes it'; END IF; RETURN NEW; END $$",
+        "CREATE OR REPLACE TRIGGER sordino_own_role BEFORE INSERT ON sordino_ledger "
+        "FOR EACH ROW EXECUTE FUNCTION sordino_own_role()",
     ],
 }
 
