@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sordino.data import CategoricalColumn, NumericColumn, Schema, load_dataset
 from sordino.data.tables import read_columns, to_number
-from sordino.errors import DataUnavailable, InvalidArgument, MissingDeclaration
+from sordino.errors import InvalidArgument, MissingDeclaration
 
 SCHEMA = Schema(
     columns=(NumericColumn(name="age", low=0, high=100), CategoricalColumn(name="job", categories=("clerk", "sales"))),
@@ -202,7 +202,7 @@ def test_misplaced_arguments_are_refused(tmp_path):
         load_dataset("adult", schema=SCHEMA)
     with pytest.raises(InvalidArgument, match="'income'"):
         load_dataset("adult", target="age")
-    with pytest.raises(DataUnavailable, match="adult, mnist"):
+    with pytest.raises(InvalidArgument, match="adult, mnist"):
         load_dataset("adlut")
 
 

@@ -60,7 +60,7 @@ def trained(folder, dataset, method, target=None):
         seed=None,
         folder=folder,
     )
-    run_estimator_job(job, Output(as_json=True).stderr)
+    run_estimator_job(job, Output(as_json=True))
     return sordino.load_model(folder)
 
 

@@ -354,7 +354,7 @@ class RDPOrdersFilter(PrivacyFilter):
         own, limit = self.costs(event)[-1], _OWN * self._delta
         if total[-1] <= limit or not 0 < own < 1:
             return ""
-        left = round_down((limit - (total[-1] - own)) * (1 - 1e-9))
+        left = self.remaining_delta((*total[:-1], total[-1] - own))
         return (
             f"The event has a δ of its own, {own:.3g}, and of the account's δ an eighth is kept for such events, of "
             f"which {left:.3g} remains: choose δ ≤ {left:.3g} for it (--delta)"
@@ -362,6 +362,10 @@ class RDPOrdersFilter(PrivacyFilter):
             else f"The event has a δ of its own, {own:.3g}, and the eighth of the account's δ that is kept for such "
             "events is spent: use a mechanism with Gaussian or pure noise"
         )
+
+    def remaining_delta(self, total: Costs) -> float:
+        """What the events' own δ may still be beside `total`, together."""
+        return round_down((_OWN * self._delta - total[-1]) * (1 - 1e-9))
 
     def remaining_beside(self, total: Costs) -> RemainingAmount:
         """The largest ρ, or without orders the largest pure ε, that would still fit at some order."""

@@ -190,14 +190,15 @@ def account(
         unit or PrivacyUnit.RECORD,
     )
     drawing = None if plot is None else _figures().checked_path(plot)
-    document = summarize_event(
-        spent, delta=delta, neighboring_relation=neighboring_relation, unit=unit, everyone=everyone
-    )
-    if drawing is not None:
-        _figures().plot_account(
-            spent, delta=delta, neighboring_relation=neighboring_relation, document=document, path=drawing
+    with out.progress("computing ε" if drawing is None else "computing ε, and drawing"):
+        document = summarize_event(
+            spent, delta=delta, neighboring_relation=neighboring_relation, unit=unit, everyone=everyone
         )
-        document["plot"] = str(drawing)
+        if drawing is not None:
+            _figures().plot_account(
+                spent, delta=delta, neighboring_relation=neighboring_relation, document=document, path=drawing
+            )
+            document["plot"] = str(drawing)
     out.print_result(document, *_page(document))
 
 

@@ -1,8 +1,10 @@
 """The application: its commands, and how errors become exit codes."""
 
+import errno
 import os
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -45,6 +47,36 @@ class Commands(TyperGroup):
     The message of an exception that isn't ours may quote a record, so it is withheld unless SORDINO_DEBUG is set.
     """
 
+    def main(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the program; a line that can't be read is one line on stderr, a document with ``--json``, and code 2."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, False, **extra)
+        given = sys.argv[1:] if args is None else list(args)
+        try:
+            code = super().main(given, prog_name, complete_var, False, **extra)
+        except typer.Abort:
+            print_error("Interrupted", "Interrupted.", as_json="--json" in given)
+            sys.exit(130)
+        except Exception as error:
+            message = getattr(error, "format_message", None)
+            if message is None:
+                raise
+            if type(error).__name__ == "NoArgsIsHelpError":
+                error.show()  # pyright: ignore[reportAttributeAccessIssue]
+                sys.exit(2)
+            context = getattr(error, "ctx", None)
+            words = f"{message().rstrip('.')}. See `{context.command_path if context else 'sordino'} --help`."
+            print_error("UsageError", words, as_json="--json" in given and is_rank_zero())
+            sys.exit(2)
+        sys.exit(code if isinstance(code, int) else 0)
+
     def invoke(self, ctx: typer.Context) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Run the command."""
         try:
@@ -59,12 +91,27 @@ class Commands(TyperGroup):
             # Whoever read the output has seen enough; what is left in the buffer goes nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from error
+        except OSError as error:
+            if os.environ.get("SORDINO_DEBUG") or error.filename is None:
+                raise
+            message = (
+                f"a file or folder must be there and open to you, got {str(error.filename)!r} ({error.strerror}). "
+                "Check the path."
+            )
+            print_error(type(error).__name__, message, as_json=_speaks_json(ctx))
+            raise typer.Exit(2 if error.errno in _PATHS else 1) from error
         except Exception as error:
             if os.environ.get("SORDINO_DEBUG") or not _is_foreign(error):
                 raise
             message = f"{type(error).__name__} was raised unexpectedly. Set SORDINO_DEBUG=1 to see where and why."
             print_error("Unexpected", message, as_json=_speaks_json(ctx))
             raise typer.Exit(1) from error
+
+
+_PATHS = (
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EROFS, errno.EEXIST, errno.ENAMETOOLONG
+)  # fmt: skip
+"""What a path that was given wrongly raises; a full disk is another matter."""
 
 
 def _speaks_json(ctx: typer.Context) -> bool:
@@ -82,7 +129,6 @@ app = typer.Typer(
     cls=Commands,
     help="Differentially private machine learning on PyTorch.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -32,6 +32,7 @@ __all__ = ["attack", "diagnose", "load_run_dataset", "recipe_of_run"]
 
 _PRIVATE = "Private: these numbers are statistics of the members, without noise. Keep them beside the data."
 _SHOWN_SLICES = 5
+_LEAST_REFERENCES = 4
 
 
 def attack(
@@ -55,7 +56,11 @@ def attack(
     as_json: JsonOption = False,
 ) -> None:
     """Attack a run's model: who was in its training data? Results stay local; a failed attack is no proof."""
-    checks.integer(0, references=references)
+    if references != 0 and (checks.integer(0, references=references) < _LEAST_REFERENCES or references % 2):
+        raise InvalidArgument(
+            f"references must be 0 or an even number ≥ {_LEAST_REFERENCES}, got {references}: every record is in half "
+            "of the reference models. Give --references 8."
+        )
     checks.integer(1, members=members)
 
     out, folder = Output(as_json=as_json), RunFolder.open(run)
@@ -72,8 +77,14 @@ def attack(
         recipe = recipe_of_run(folder, dataset, model)
         attacked, reference = _with_parameters(recipe, folder), _like_the_run(recipe, len(dataset.train))
     out.print_status(Text.assemble((run.name, "bold"), f": {references} reference models, then every attack"))
-    with out.stderr.status("attacking"):
-        report = _attacked(folder, dataset, attacked, reference if references else None, references, members)
+    with out.progress("training reference models", total=references or None) as advance:
+
+        def counted(features: "Tensor", labels: "Tensor") -> "nn.Module":
+            trained = reference(features, labels)
+            advance()
+            return trained
+
+        report = _attacked(folder, dataset, attacked, counted if references else None, references, members)
     target.mkdir(parents=True, exist_ok=True)
     picture, file = target / "attack.png", target / "attack.json"
     document = report.to_dict() | {"run": run.name, "picture": str(picture), "file": str(file)}
@@ -356,7 +367,7 @@ def diagnose(
     if not dataset.public and test is None:
         raise InvalidArgument("test must be public records to measure on, got none. Give --test.")
     out.print_status(Text.assemble((run.name, "bold"), ": measured on public test records, nothing else is read"))
-    with out.stderr.status("measuring"):
+    with out.progress("measuring"):
         if _is_estimator(folder):
             found = _measured_estimator(_saved_classifier(folder, dataset), dataset)
         else:

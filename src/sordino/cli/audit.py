@@ -199,9 +199,12 @@ def replay_command(
 
     out = Output(as_json=as_json)
     found: dict[str, ReplayReport] = {}
-    for case in cases() if target is None else [_case(target)]:
-        with out.stderr.status(case.name):
+    chosen = list(cases()) if target is None else [_case(target)]
+    with out.progress("replaying", total=len(chosen)) as advance:
+        for case in chosen:
+            advance(words=case.name)
             found[case.name] = replayed(case.pipeline, case.data, case.neighbors)
+            advance()
     good = all(report.passed for report in found.values())
     table = _table("path", "releases", "largest share of a sensitivity", "")
     for name, report in found.items():
@@ -259,9 +262,12 @@ def conformance(
     if not cases:
         raise InvalidArgument(f"only must be a part of some case's name, got {only!r}. Leave it out to see them all.")
     found: dict[str, dict[str, CaseResult]] = {}
-    for name, library in chosen.items():
-        with out.stderr.status(name):
-            found[name] = {one.case: one for one in check_library(library, only=only)}
+    with out.progress("trying cases", total=len(cases) * len(chosen)) as advance:
+        for name, library in chosen.items():
+            found[name] = {}
+            for one in check_library(library, only=only):
+                found[name][one.case] = one
+                advance()
     table = _table("case", *chosen)
     for case in cases:
         table.add_row(case, *(_verdict(findings[case]) for findings in found.values()))

@@ -10,49 +10,63 @@ from rich.text import Text
 
 from sordino import checks
 from sordino.cli.console import JsonOption, Output, finite, heading
-from sordino.cli.ledger import open_account
+from sordino.cli.ledger import (
+    DatasetNameOption,
+    DryRunOption,
+    LedgerOption,
+    open_account,
+    print_no_charge,
+    print_preview,
+    with_affordable_delta,
+)
 from sordino.cli.plots import checked_path
 from sordino.cli.table_options import (
+    DataArgument,
+    DataIsPublicOption,
     DecimalOption,
     EncodingOption,
+    PublicSchemaOption,
+    SchemaOption,
     SeparatorOption,
+    TableOptions,
     TargetBoundsOption,
-    declared_public,
-    print_labels,
-    table_format,
+    TargetOption,
+    TestOption,
 )
 from sordino.definitions import format_upper_bound
 from sordino.errors import InvalidArgument, MissingDeclaration
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sordino.ledger import Account
     from sordino.recipes.tabular import Comparison, PublicFacts, TabularMethod
 
 __all__ = ["compare"]
 
 
 def compare(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A name from `sordino data list`, or a file.")],
+    data: DataArgument,
     more: Annotated[list[str] | None, typer.Argument(metavar="[E ...]", help="Further ε.")] = None,
     epsilon: Annotated[
         list[str] | None, typer.Option(help="ε of each fit; several on public data, one on private data.")
     ] = None,
-    target: Annotated[str | None, typer.Option(help="The label, or a numeric column, to predict.")] = None,
+    target: TargetOption = None,
     delta: Annotated[float | None, typer.Option(help="δ, as for train.")] = None,
     methods: Annotated[str | None, typer.Option(help="Names with commas between; all that fit if not given.")] = None,
     repeats: Annotated[int, typer.Option(help="Fits of each method at each ε, on public data.")] = 1,
-    schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
-    public_schema_from: Annotated[
-        Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
-    ] = None,
+    schema: SchemaOption = None,
+    public_schema_from: PublicSchemaOption = None,
     target_bounds: TargetBoundsOption = None,
     separator: SeparatorOption = None,
     decimal: DecimalOption = None,
     encoding: EncodingOption = None,
-    test: Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form, to measure on.")] = None,
-    data_is_public: Annotated[bool, typer.Option("--data-is-public", help="Declare your file public.")] = False,
+    test: TestOption = None,
+    data_is_public: DataIsPublicOption = False,
     plot: Annotated[Path | None, typer.Option(help="The picture, .png or .svg; compare-NAME.png if not given.")] = None,
-    ledger: Annotated[str | None, typer.Option(help="A ledger, file or URL; with --dataset-name.")] = None,
-    dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays.")] = None,
+    ledger: LedgerOption = None,
+    dataset_name: DatasetNameOption = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare private methods on one table.
@@ -65,21 +79,20 @@ def compare(
     if delta is not None:
         checks.probability(zero=False, one=False, delta=delta)
     from sordino.cli.training_job import default_delta
-    from sordino.data import load_dataset
 
     out, account = Output(as_json=as_json), open_account(ledger, dataset_name)
-    label = target if public_schema_from is not None else None
-    dataset = load_dataset(
-        data,
-        target=label,
+    dataset = TableOptions(
+        data=data,
+        target=target,
         schema=schema,
         public_schema_from=public_schema_from,
         target_bounds=target_bounds,
         test=test,
-        table_format=table_format(schema, separator, decimal, encoding),
-    )
-    dataset = declared_public(dataset, out) if data_is_public else dataset
-    print_labels(dataset, out)
+        data_is_public=data_is_public,
+        separator=separator,
+        decimal=decimal,
+        encoding=encoding,
+    ).load(out, by_estimator=True)
     picture = checked_path(Path(f"compare-{dataset.name}.png") if plot is None else plot)
     if account is not None and dataset.public:
         raise InvalidArgument(
@@ -101,13 +114,30 @@ def compare(
     chosen = _chosen(methods, rows.facts)
     slack = default_delta(rows.facts.dataset_size) if delta is None else delta
     out.print_status(_loudly(dataset.name, dataset.public, len(chosen), budgets))
-    with out.stderr.status("fitting"):
+    if dry_run and dataset.public:
+        print_no_charge(out, "the records are public")
+        return
+
+    def shared(level: float, payer: "Account | None", advance: "Callable[[], None] | None" = None) -> "Comparison":
+        return tabular.compare_private(rows, chosen, epsilon=budgets[0], delta=level, ledger=payer, progress=advance)
+
+    def affordable(payer: "Account | None", advance: "Callable[[], None] | None" = None) -> "Comparison":
+        if delta is not None:
+            return shared(delta, payer, advance)
+        return with_affordable_delta(lambda level: shared(level, payer, advance), slack, payer, out)
+
+    if dry_run:
+        print_preview(out, lambda payer, _: affordable(payer), account, delta=slack)
+        return
+    fits = len(chosen) * (len(budgets) * repeats if dataset.public else 1)
+    with out.progress("fitting", total=fits) as advance:
         if dataset.public:
-            found = tabular.compare_public(rows, chosen, epsilons=budgets, delta=slack, repeats=repeats)
+            found = tabular.compare_public(
+                rows, chosen, epsilons=budgets, delta=slack, repeats=repeats, progress=advance
+            )
             others = non_private_scores(rows)
         else:
-            found = tabular.compare_private(rows, chosen, epsilon=budgets[0], delta=slack, ledger=account)
-            others = {}
+            found, others = affordable(account, advance), {}
     from sordino.cli.plots import plot_comparison
 
     plot_comparison(found, others, title=f"{dataset.name}: {rows.facts.target}", delta=slack, path=picture)

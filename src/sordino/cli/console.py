@@ -4,7 +4,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,6 +63,41 @@ class Output:
     def print_status(self, text: RenderableType) -> None:
         """Print what is about to happen."""
         self.console.print(Padding(text, (1, 2)))
+
+    @contextmanager
+    def progress(self, words: str, *, total: int | None = None) -> "Iterator[Callable[..., None]]":
+        """Show on standard error that a job goes on, and for how long it has, while the block is carried out.
+
+        Nothing is shown where standard error is no terminal. What is shown depends on no record: give `total` and call
+        what is yielded only for things whose number is public.
+
+        Args:
+            words: what is being done.
+            total: how many parts it has, if that is public.
+
+        Yields:
+            Call it after each part; ``words=`` changes what is being done.
+        """
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        counted = () if total is None else (BarColumn(bar_width=24), MofNCompleteColumn())
+        left = () if total is None else (TextColumn("elapsed,", style="dim"), TimeRemainingColumn(), TextColumn("left"))
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), *counted, TimeElapsedColumn(), *left)
+        with Progress(*columns, console=self.stderr, transient=True, disable=not self.stderr.is_terminal) as shown:
+            task = shown.add_task(words, total=total)
+
+            def advance(*_: object, words: str | None = None) -> None:
+                shown.update(task, advance=1 if words is None else 0, description=words)
+
+            yield advance
 
     def print_result(self, document: Mapping[str, object], *page: RenderableType) -> None:
         """Print the document, or the page, as the last thing of a command."""

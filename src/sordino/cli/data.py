@@ -69,7 +69,8 @@ def fetch(name: NameArgument, as_json: JsonOption = False) -> None:
     from sordino.data import download_dataset
 
     out = Output(as_json=as_json)
-    folder: Path = download_dataset(name)
+    with out.progress(f"fetching {name}"):
+        folder: Path = download_dataset(name)
     out.print_result({"name": name, "folder": str(folder)}, key_value_table([(name, str(folder))]))
 
 

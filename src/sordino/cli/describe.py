@@ -11,8 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino.cli.console import JsonOption, Output, heading, key_value_table
-from sordino.cli.ledger import open_account
-from sordino.cli.synthesize import DEFAULT_DELTA, PrivateTable, charged_run, check_new_file
+from sordino.cli.ledger import DatasetNameOption, DryRunOption, LedgerOption, open_account, print_preview
+from sordino.cli.synthesize import DEFAULT_DELTA, charge_first, charged_run, check_new_file
+from sordino.cli.table_options import (
+    LabelOption,
+    PublicSchemaOption,
+    ReproducibleOption,
+    SchemaOption,
+    SeedOption,
+    TableArgument,
+    TableFile,
+    TargetBoundsOption,
+)
 from sordino.definitions import format_upper_bound
 from sordino.errors import InvalidArgument
 
@@ -25,19 +35,15 @@ _SHOWN, _BAR, _NAME = 12, 16, 28
 
 
 def describe_table(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A .csv, .tsv or .parquet file, or adult.")],
+    data: TableArgument,
     epsilon: Annotated[float, typer.Option(help="ε of everything that the command releases.")],
     delta: Annotated[
         float, typer.Option(help="δ, well below 1 / number of records; 0 for geometric and Laplace noise.")
     ] = DEFAULT_DELTA,
-    schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
-    public_schema_from: Annotated[
-        Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
-    ] = None,
-    target: Annotated[str | None, typer.Option(help="The label's column, with --public-schema-from.")] = None,
-    target_bounds: Annotated[
-        tuple[float, float] | None, typer.Option(help="Bounds of a numeric target, with --public-schema-from.")
-    ] = None,
+    schema: SchemaOption = None,
+    public_schema_from: PublicSchemaOption = None,
+    target: LabelOption = None,
+    target_bounds: TargetBoundsOption = None,
     quantiles: Annotated[str, typer.Option(help="Levels with commas between.")] = "0.25,0.5,0.75",
     bins: Annotated[int, typer.Option(help="Equal parts of a numeric column's histogram.")] = 10,
     cross: Annotated[
@@ -49,19 +55,18 @@ def describe_table(
     run_path: Annotated[
         Path | None, typer.Option("--run", help="The run folder; runs/describe-NAME-DATE-NUMBER if not given.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")] = None,
-    reproducible: Annotated[
-        bool, typer.Option("--reproducible", help="Allow a chosen seed; the result is marked not for release.")
-    ] = False,
-    ledger: Annotated[str | None, typer.Option(help="A ledger, file or URL; with --dataset-name.")] = None,
-    dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays.")] = None,
+    seed: SeedOption = None,
+    reproducible: ReproducibleOption = False,
+    ledger: LedgerOption = None,
+    dataset_name: DatasetNameOption = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Noisy counts, means, quantiles, histograms and cross tables with intervals, all in one charge."""
     from sordino.description import TableDescriber
 
     output, account = Output(as_json=as_json), open_account(ledger, dataset_name)
-    source = PrivateTable.of_options(data, schema, public_schema_from, target, target_bounds)
+    source = TableFile.of_options(data, schema, public_schema_from, target, target_bounds)
     if out is not None:
         check_new_file(out, (".json",))
     levels, pairs = _levels(quantiles), _pairs(cross)
@@ -77,10 +82,13 @@ def describe_table(
         reproducible=reproducible,
         ledger=account,
     )
+    if dry_run:
+        print_preview(output, lambda payer, _: charge_first(describer, payer), account, delta=delta)
+        return
     settings = {"quantiles": list(levels), "bins": bins, "cross": pairs if pairs is None else list(map(list, pairs))}
     run = charged_run(source, describer, command="describe", settings=settings, epsilon=epsilon, folder=run_path)
     try:
-        with output.stderr.status("measuring"):
+        with output.progress("measuring"):
             description = describer.fit(source.path).description_
     finally:
         run.close()

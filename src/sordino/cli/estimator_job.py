@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Console
 from rich.text import Text
 
 from sordino import accounting, checks
 from sordino.cli.console import Output, check_single_process_options
+from sordino.cli.ledger import print_preview, with_affordable_delta
 from sordino.cli.training_job import Outcome, composition_statement, default_delta, render_outcome, subgroups_of
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit
 from sordino.errors import InvalidArgument, SordinoError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sordino.ledger import Account
     from sordino.recipes import TabularTask
     from sordino.recipes.tabular import FittedTable
-    from sordino.tuning.methods import Config, SearchSpace
+    from sordino.tuning.methods import Config, RandomStopping, SearchSpace
     from sordino.tuning.random_search import EstimatorRuns
     from sordino.tuning.search import TrialBudget
 
@@ -102,32 +102,53 @@ class EstimatorJob:
     ledger: "Account | None" = None
 
 
-def run_and_print(job: EstimatorJob, out: Output) -> None:
-    """Fit, and print the document or the page."""
+def run_and_print(job: EstimatorJob, out: Output, *, dry_run: bool = False) -> None:
+    """Fit, and print the document or the page; or only print what that would cost."""
     kind = "public" if job.dataset.public else "private"
     out.print_status(Text.assemble((job.dataset.name, "bold"), f": {kind} records, {job.method}"))
-    outcome = run_estimator_job(job, out.stderr)
+    if dry_run:
+        print_preview(
+            out,
+            lambda ledger, place: run_estimator_job(replace(job, ledger=ledger, folder=place), out),
+            job.ledger,
+            delta=default_delta(len(job.dataset.train)) if job.delta is None else job.delta,
+        )
+        return
+    outcome = run_estimator_job(job, out)
     out.print_result(outcome.to_dict(), *render_outcome(outcome))
 
 
-def run_estimator_job(job: EstimatorJob, console: Console) -> Outcome:
+def run_estimator_job(job: EstimatorJob, out: Output) -> Outcome:
     """Fit, and leave a complete run folder.
 
     Guarantee: `Outcome.guarantee`. What the fit will cost is known before a record is read (its events depend on no
     record), and it is written to the transcript then. Nothing is measured on records that are not declared public.
     """
-    from sordino.estimators.base import dry_run_events
-    from sordino.recipes.tabular import fit_to, get_method, make_tabular_task
-    from sordino.report import write_report
+    from sordino.recipes.tabular import make_tabular_task
 
     rows = make_tabular_task(job.dataset, target=job.target)
-    delta = default_delta(rows.facts.dataset_size) if job.delta is None else job.delta
+    if job.delta is not None:
+        return _run_estimator(job, rows, _checked_delta(job.delta, rows), out)
+    default = default_delta(rows.facts.dataset_size)
+    return with_affordable_delta(lambda delta: _run_estimator(job, rows, delta, out), default, job.ledger, out)
+
+
+def _checked_delta(delta: float, rows: "TabularTask") -> float:
+    """A δ that was given: in [0, 1 / number of records)."""
     checks.probability(one=False, delta=delta)
     if delta * rows.facts.dataset_size >= 1:
         raise InvalidArgument(
             f"delta must be below 1 / number of records = {1 / rows.facts.dataset_size:.3g}, got {delta!r}. "
             "A larger one would allow the release of whole records."
         )
+    return delta
+
+
+def _run_estimator(job: EstimatorJob, rows: "TabularTask", delta: float, out: Output) -> Outcome:
+    from sordino.estimators.base import dry_run_events
+    from sordino.recipes.tabular import fit_to, get_method
+    from sordino.report import write_report
+
     method = get_method(job.method)
     seeded = {} if job.seed is None else {"random_state": job.seed, "reproducible": True}
     estimator = method.estimator(rows.facts, epsilon=job.epsilon, delta=delta, **seeded)
@@ -145,7 +166,7 @@ def run_estimator_job(job: EstimatorJob, console: Console) -> Outcome:
         for number, event in enumerate(events):
             last = number == len(events) - 1
             run.append(step=number, event=event, epsilon=spent.upper if last else None, charge=charge)
-        with console.status(f"fitting {type(estimator).__name__}"):
+        with out.progress(f"fitting {type(estimator).__name__}"):
             fitted = fit_to(estimator, rows)
     except BaseException:
         run.close()
@@ -159,7 +180,7 @@ def run_estimator_job(job: EstimatorJob, console: Console) -> Outcome:
     if "dataset_size" in method.wants or (job.delta is None and delta < _USUAL_DELTA):
         guarantee = _with_public_size(guarantee)
     run.write_guarantee(guarantee)
-    with console.status("measuring and writing the report"):
+    with out.progress("measuring and writing the report"):
         metrics = estimator_metrics(job, rows, fitted)
         run.write_metrics(metrics)
         write_report(run)
@@ -312,6 +333,7 @@ def estimator_metrics(job: EstimatorJob, rows: "TabularTask", fitted: "FittedTab
 
 
 _EXAMPLES = 3
+_COUNTED = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,9 +396,19 @@ class _Written:
 
 def _accountant(ledger: "Account | None", *, gaussian: bool) -> str:
     """The one by which the account prices, so that a search that fits the target fits the account."""
-    if ledger is None or ledger.budget().policy == "pld":
+    budget = None if ledger is None else ledger.budget()
+    if budget is None or budget.policy == "pld":
         return "auto"
     return "rdp" if gaussian else "basic"
+
+
+def _words_of(law: "RandomStopping") -> str:
+    """How many fits there will be, as far as it is public: 19 of 20 searches have at most as many."""
+    left, most = 0.95, 0
+    while left > 0 and most < _COUNTED:
+        most += 1
+        left -= law.probability(most)
+    return f"a secret number of fits, {law.mean:g} on average, at most {most:,} in 19 of 20 searches"
 
 
 def _one(job: TuningJob) -> EstimatorJob:
@@ -393,30 +425,32 @@ def _one(job: TuningJob) -> EstimatorJob:
     )
 
 
-def run_tuning_job(job: TuningJob, console: Console) -> "tuple[Outcome, Config]":
+def run_tuning_job(job: TuningJob, out: Output) -> "tuple[Outcome, Config]":
     """Search, and leave a complete run folder with the winner.
 
     Guarantee: `Outcome.guarantee`, of everything in the folder. The folder's transcript has one line, for the whole
     search; nothing in it tells how many runs there were.
     """
     from sordino.recipes.tabular import make_tabular_task
+
+    rows = make_tabular_task(job.dataset, target=job.target)
+    if job.delta is not None:
+        return _run_search(job, rows, _checked_delta(job.delta, rows), out)
+    default = default_delta(rows.facts.dataset_size)
+    return with_affordable_delta(lambda delta: _run_search(job, rows, delta, out), default, job.ledger, out)
+
+
+def _run_search(job: TuningJob, rows: "TabularTask", delta: float, out: Output) -> "tuple[Outcome, Config]":
     from sordino.report import write_report
     from sordino.tuning import PrivateScore, RandomStopping, tune
 
-    rows = make_tabular_task(job.dataset, target=job.target)
-    delta = default_delta(rows.facts.dataset_size) if job.delta is None else job.delta
-    if delta * rows.facts.dataset_size >= 1:
-        raise InvalidArgument(
-            f"delta must be below 1 / number of records = {1 / rows.facts.dataset_size:.3g}, got {delta!r}. "
-            "A larger one would allow the release of whole records."
-        )
     train, runs = _training(job, rows, delta)
     method = RandomStopping(mean=job.mean, shape=job.shape)
     run = RunFolder.create(
         job.folder, plan=_tuning_run_plan(job, delta, runs.neighboring_relation.value), meta=_meta(job, rows)
     )
     try:
-        with console.status("searching"):
+        with out.progress(f"searching: {_words_of(method)}"):
             tuned = tune(
                 train,
                 job.space,
@@ -444,7 +478,7 @@ def run_tuning_job(job: TuningJob, console: Console) -> "tuple[Outcome, Config]"
     _save(run, _one(job), tuned.model)
     run.close()
     run.write_guarantee(guarantee)
-    with console.status("measuring and writing the report"):
+    with out.progress("measuring and writing the report"):
         metrics = estimator_metrics(_one(job), rows, tuned.model)
         run.write_metrics(metrics)
         write_report(run)

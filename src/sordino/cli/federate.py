@@ -2,20 +2,24 @@
 
 import contextlib
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sordino import checks
 from sordino.cli.console import JsonOption, Output
-from sordino.cli.ledger import open_account
+from sordino.cli.ledger import DatasetNameOption, DryRunOption, LedgerOption, open_account, print_preview
+from sordino.cli.table_options import OutFolderOption
 from sordino.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor, nn
 
     from sordino.data import DatasetSplits, Records
+    from sordino.federated import FederatedResult
+    from sordino.ledger import Account
     from sordino.recipes import ModelFactory
     from sordino.runs import Metric
     from sordino.training import Plan
@@ -45,11 +49,10 @@ def federate(
     optimizer: Annotated[
         str, typer.Option(help="Of the server: fedavg, fedavgm, fedadagrad, fedadam or fedyogi.")
     ] = "fedavg",
-    out_folder: Annotated[
-        Path | None, typer.Option("--out", help="The run folder; runs/NAME-DATE-NUMBER if not given.")
-    ] = None,
-    ledger: Annotated[str | None, typer.Option(help="A ledger, file or URL; with --dataset-name.")] = None,
-    dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays.")] = None,
+    out_folder: OutFolderOption = None,
+    ledger: LedgerOption = None,
+    dataset_name: DatasetNameOption = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate federated learning: clients train on their own records, the server adds noise to their mean update."""
@@ -76,14 +79,16 @@ def federate(
         )
     records = found.train.tensors()
     held = split_clients(records, np.arange(len(found.train)) % clients, num_clients=clients)
-    folder = run_folder(f"{found.name}-federated", out_folder)
     asked = "all of them" if cohort >= clients else f"each with probability {cohort / clients:.3g}"
     out.print_status(
         f"{clients} clients, {rounds} rounds, {asked}; noise of {plan.step_plan(0).noise_multiplier:.4g} bounds, once."
     )
     meta = _meta(found, model, optimizer, epsilon, clients)
-    with contextlib.redirect_stdout(sys.stderr), RunFolder.create(folder, plan=plan.to_json(), meta=meta) as run:
-        result = simulate(
+
+    def learn(
+        payer: "Account | None", run: RunFolder | None, advance: "Callable[..., None] | None" = None
+    ) -> "FederatedResult":
+        return simulate(
             build(found.train.record_shape, len(found.labels)),
             _loss,
             held,
@@ -91,8 +96,17 @@ def federate(
             local=local,
             optimizer=SERVER_OPTIMIZERS[optimizer],
             run_folder=run,
-            ledger=account,
+            ledger=payer,
+            on_round=advance,
         )
+
+    if dry_run:
+        print_preview(out, lambda payer, _: learn(payer, None), account, delta=plan.delta)
+        return
+    folder = run_folder(f"{found.name}-federated", out_folder)
+    with contextlib.redirect_stdout(sys.stderr), RunFolder.create(folder, plan=plan.to_json(), meta=meta) as run:
+        with out.progress("rounds", total=rounds) as advance:
+            result = learn(account, run, advance)
         metrics = {} if found.test is None else _measured(result.model, found, found.test)
         run.write_metrics(metrics)
         write_report(run)

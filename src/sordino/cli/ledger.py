@@ -3,8 +3,10 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Group, RenderableType
@@ -13,18 +15,34 @@ from rich.text import Text
 
 from sordino.cli.console import JsonOption, Output, finite, heading, key_value_table
 from sordino.definitions import NeighboringRelation, PrivacyUnit, format_upper_bound
-from sordino.errors import InvalidArgument, UnsupportedEvent
+from sordino.errors import BudgetExceeded, InvalidArgument, UnsupportedEvent
 from sordino.events import Event, NoOp, from_dict, from_json, to_dict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sordino.ledger import Account, Ledger, LedgerEntry
 
-__all__ = ["ledger", "open_account"]
+__all__ = [
+    "DatasetNameOption",
+    "DryRunOption",
+    "LedgerOption",
+    "ledger",
+    "open_account",
+    "print_preview",
+    "with_affordable_delta",
+]
 
 ledger = typer.Typer(help="Who spent what on which data set, and what is left.", no_args_is_help=True)
 PlaceArgument = Annotated[str, typer.Argument(metavar="LEDGER", help="A file, or postgresql://user@host/database.")]
 NameArgument = Annotated[str, typer.Argument(metavar="DATASET", help="The name under which the data set is declared.")]
+LedgerOption = Annotated[str | None, typer.Option(help="A ledger, file or URL; with --dataset-name.")]
+DatasetNameOption = Annotated[str | None, typer.Option(help="The account in --ledger that pays.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what it would cost and whether the ledger has it. Exit code 3: not.")
+]
 _BAR, _SHORT_BAR = 40, 16
+_Found = TypeVar("_Found")
 
 
 def open_account(place: str | None, name: str | None) -> "Account | None":
@@ -34,6 +52,89 @@ def open_account(place: str | None, name: str | None) -> "Account | None":
     if place is None or name is None:
         raise InvalidArgument("--ledger and --dataset-name must be given together, got one of them. Give both.")
     return _at(place).account(name)
+
+
+def with_affordable_delta(
+    work: "Callable[[float], _Found]", default: float, account: "Account | None", out: Output
+) -> _Found:
+    """What `work` gives for the default δ, or for the largest that the account still has for events with their own.
+
+    An account keeps a part of its δ for events that have one of their own. Where nobody asked for a δ, what is too much
+    for that part would be refused though its ε fits. `work` must charge before it reads a record, as all of sordino.
+    """
+    try:
+        return work(default)
+    except BudgetExceeded:
+        left = 0.0 if account is None else account.remaining_delta()
+        if not 0 < left < default:
+            raise
+        out.stderr.print(f"  δ = {left:g}: what the account has left for events with a δ of their own", highlight=False)
+        return work(left)
+
+
+def print_preview(
+    out: Output, work: "Callable[[Account, Path], object]", account: "Account | None", *, delta: float | None
+) -> None:
+    """Print what `work` would charge and whether the account has it, with exit code 3 where it does not.
+
+    Args:
+        out: where to.
+        work: (account, run folder) ↦ anything; carried out up to its first charge, in a folder that is removed.
+        account: that would pay, or None.
+        delta: at which ε is stated; None takes the account's, or 1e-5.
+    """
+    from sordino import accounting
+    from sordino.ledger import preview_charge
+
+    with TemporaryDirectory() as place, redirect_stdout(sys.stderr), out.progress("computing the charge"):
+        found = preview_charge(lambda ledger: work(ledger, Path(place) / "run"), account)
+    if found is None:
+        print_no_charge(out, "it reads no private record")
+        return
+    level = delta if delta is not None else 1e-5 if account is None else account.budget().delta
+    cost = accounting.epsilon(found.event, level, neighboring_relation=found.neighboring_relation)
+    document: dict[str, object] = {
+        "dry_run": True,
+        "cost": {
+            "epsilon": finite(cost.upper),
+            "delta": level,
+            "neighboring_relation": found.neighboring_relation.value,
+            "privacy_unit": found.privacy_unit.value,
+            "accountant": cost.accountant,
+            "event": to_dict(found.event),
+        },
+        "ledger": None,
+    }
+    rows = [
+        ("unit", found.privacy_unit.describe()),
+        ("neighbors", found.neighboring_relation.describe()),
+        ("what", _named(found.event)),
+    ]
+    verdict = "no ledger was named, so nothing is held against it"
+    if account is not None:
+        left, budget = account.remaining_epsilon(), account.budget()
+        document["ledger"] = {
+            "account": account.name,
+            "fits": found.fits,
+            "left_epsilon": left,
+            "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
+            "refusal": found.refusal or None,
+        }
+        rows.append(("left", f"ε ≈ {left:.3g} of {budget.epsilon:g} at δ = {budget.delta:g}, account {account.name}"))
+        verdict = "the account has it" if found.fits else "the account does NOT have it"
+    refusal = [Text(), Text(found.refusal)] if found.refusal else []
+    claim = heading(f"would cost ε = {format_upper_bound(cost.upper)} at δ = {level:g}: {verdict}", "nothing was done")
+    out.print_result(document, claim, key_value_table(rows), *refusal)
+    if found.fits is False:
+        raise typer.Exit(3)
+
+
+def print_no_charge(out: Output, why: str) -> None:
+    """Say that a command would charge nothing, and why."""
+    out.print_result(
+        {"dry_run": True, "cost": None, "ledger": None, "why": why},
+        heading("would cost nothing", f"{why}; nothing was done"),
+    )
 
 
 @ledger.command("init")
@@ -58,7 +159,7 @@ def declare(
         PrivacyUnit, typer.Option("--privacy-unit", help="Whose contribution is protected.")
     ] = PrivacyUnit.RECORD,
     policy: Annotated[
-        str, typer.Option(help="renyi or zcdp: choose as you go. pld: all reserved before the first charge_command.")
+        str, typer.Option(help="renyi or zcdp: choose as you go. pld: all reserved before the first charge.")
     ] = "renyi",
     change: Annotated[bool, typer.Option("--change", help="Change the budget that is there.")] = False,
     note: Annotated[str, typer.Option(help="Kept with the line.")] = "",
@@ -110,16 +211,23 @@ def charge_command(
     note: Annotated[str, typer.Option(help="What for. No values of records: it is kept for ever.")] = "",
     run: Annotated[str, typer.Option(help="Name of the run.")] = "",
     reservation: Annotated[str | None, typer.Option(help="Draw from this reservation.")] = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Charge an event before it happens. Exit code 3 when it does not fit."""
     out = Output(as_json=as_json)
     account = _at(place).account(name)
     text = event if event.lstrip().startswith("{") else _text(Path(event))
-    payer = account if reservation is None else account.reservation(reservation)
-    receipt = payer.charge(
-        from_json(text), note=note, run=run, neighboring_relation=neighboring_relation, privacy_unit=unit
-    )
+    payer, what = account if reservation is None else account.reservation(reservation), from_json(text)
+    declared = {"neighboring_relation": neighboring_relation, "privacy_unit": unit}
+    if dry_run:
+        if reservation is not None:
+            payer.check_charge(what, **declared)
+            print_no_charge(out, "it was reserved before")
+            return
+        print_preview(out, lambda ledger, _: ledger.charge(what, **declared), account, delta=None)
+        return
+    receipt = payer.charge(what, note=note, run=run, **declared)
     document = {"line": receipt.seq, "digest": receipt.digest, **_state(account)}
     out.print_result(
         document, key_value_table([("line", str(receipt.seq)), ("digest", receipt.digest)]), Text(), *_page(document)
@@ -186,7 +294,7 @@ def verify_ledger_command(
     place: PlaceArgument,
     head: Annotated[
         list[str] | None,
-        typer.Option(metavar="DATASET=SEQ:DIGEST", help="A head from an earlier verify_ledger_command."),
+        typer.Option(metavar="DATASET=SEQ:DIGEST", help="A head that an earlier `ledger verify` printed."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -234,7 +342,12 @@ def _state(account: "Account") -> dict[str, object]:
         "privacy_unit": budget.privacy_unit.value,
         "neighboring_relation": budget.neighboring_relation.value,
         "spent": {**reading, "delta": budget.delta, "description": sentence},
-        "left": {"amount": left.amount, "measure": left.measure, "fraction": left.fraction},
+        "left": {
+            "epsilon": account.remaining_epsilon(),
+            "amount": left.amount,
+            "measure": left.measure,
+            "fraction": left.fraction,
+        },
         "reservations": {name: to_dict(event) for name, event in account.reservations().items()},
     }
 
@@ -243,9 +356,10 @@ def _page(document: Mapping[str, object]) -> tuple[RenderableType, ...]:
     """An account for people."""
     budget, spent, left = _part(document, "budget"), _part(document, "spent"), _part(document, "left")
     currency, amount = str(left["measure"]), float(str(left["amount"]))
-    more = f"{amount:.5g} {currency}"
+    more = f"ε ≈ {left['epsilon']:.3g} in one charge"
     if currency == "ρ" and amount > 0:
-        more += f"; a Gaussian of noise multiplier {format_upper_bound((1 / (2 * amount)) ** 0.5, 3)} still fits"
+        noise = format_upper_bound((1 / (2 * amount)) ** 0.5, 3)
+        more += f": a Gaussian of noise multiplier {noise} still fits (ρ = {amount:.4g})"
     rows = [
         ("budget", f"(ε = {budget['epsilon']:g}, δ = {budget['delta']:g})"),
         ("policy", str(budget["policy"])),

@@ -17,7 +17,7 @@ from sordino import checks
 from sordino.cli.console import JsonOption, Output, heading, key_value_table
 from sordino.cli.train import load_model_factory
 from sordino.cli.training_job import render_metrics
-from sordino.errors import DataUnavailable, InvalidArgument
+from sordino.errors import InvalidArgument
 from sordino.runs import Metric
 
 if TYPE_CHECKING:
@@ -74,12 +74,13 @@ def predict(
         raise InvalidArgument(
             "probabilities must be left out for a run that predicts a number, got them. Leave it out."
         )
-    new = _read(saved, data)
-    predictions = _predictions(saved, new.records, with_probabilities)
-    target = new.targets
-    is_public = data_is_public or new.public
-    metrics = {} if target is None or not is_public else measure(saved, new.records, target)
-    new.write(out_file, predictions)
+    with out.progress("reading and predicting"):
+        new = _read(saved, data)
+        predictions = _predictions(saved, new.records, with_probabilities)
+        target = new.targets
+        is_public = data_is_public or new.public
+        metrics = {} if target is None or not is_public else measure(saved, new.records, target)
+        new.write(out_file, predictions)
     document = {
         "run": str(run),
         "records": len(new.records),
@@ -118,7 +119,9 @@ def export_model(
     if target.resolve().is_relative_to(run.resolve()):
         raise InvalidArgument(f"out must lie outside the run folder, got {str(target)!r}. Give another name.")
     saved = open_model(run, model)
-    outputs = export_onnx(saved, target)
+    out = Output(as_json=as_json)
+    with out.progress("writing, and comparing with the model"):
+        outputs = export_onnx(saved, target)
     document = {
         "run": str(run),
         "file": str(target),
@@ -133,7 +136,7 @@ def export_model(
         ("compared", "with the model, on synthetic records, by onnxruntime"),
         ("file", str(target)),
     ]
-    Output(as_json=as_json).print_result(document, heading(f"{run.name} as ONNX"), key_value_table(rows))
+    out.print_result(document, heading(f"{run.name} as ONNX"), key_value_table(rows))
 
 
 def _check_out(out_file: Path, run: Path, data: str) -> None:
@@ -327,7 +330,7 @@ def _read(saved: "SavedModel", data: str) -> _NewRecords:
         return _read_named(saved, data)
     path = Path(data).expanduser()
     if not path.is_file() or not (is_table(path) or is_array(path)):
-        raise DataUnavailable(
+        raise InvalidArgument(
             f"data must be a .csv, .tsv, .parquet, .npz or IDX file that is there, or one of {', '.join(CATALOG)}, got "
             f"{data!r}. Check the path."
         )

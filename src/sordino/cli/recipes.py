@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino.cli.console import JsonOption, Output, heading, key_value_table
-from sordino.cli.table_options import print_labels
+from sordino.cli.ledger import print_preview
 from sordino.cli.training_job import Outcome, default_delta, render_outcome, run_folder, subgroups_of
 from sordino.errors import InvalidArgument
 from sordino.runs import Metric, RunFolder
 
 if TYPE_CHECKING:
-    from sordino.data import DatasetSplits, TableFormat
+    from sordino.cli.table_options import TableOptions
+    from sordino.data import DatasetSplits
     from sordino.ledger import Account
     from sordino.recipes import FittedRecipe, Recipe
 
@@ -30,8 +31,7 @@ class RecipeOptions:
 
     Args:
         recipe: its name, or "list".
-        files: a named set or a file; the column to predict; the declared schema; a public sample to take the schema
-            from; a public file to measure on; whether the records were declared public.
+        table: the records.
         epsilon: the target, or None with `setting`.
         delta: δ; None takes the default.
         setting: one of the recipe's settings, or None.
@@ -39,11 +39,10 @@ class RecipeOptions:
         seed: a chosen seed, or None.
         reproducible: whether a chosen seed is allowed.
         out: the run folder, or None.
-        table_format: how the CSV files are written, in place of what the schema says.
     """
 
     recipe: str
-    files: tuple[str, str | None, Path | None, Path | None, Path | None, bool]
+    table: "TableOptions"
     epsilon: float | None
     delta: float | None
     setting: str | None
@@ -51,23 +50,6 @@ class RecipeOptions:
     seed: int | None
     reproducible: bool
     out: Path | None
-    table_format: "TableFormat | None" = None
-
-    def dataset(self) -> "DatasetSplits":
-        """The records, with their texts if they have any."""
-        from sordino.data import load_dataset
-
-        name, target, schema, sample, test, public = self.files
-        found = load_dataset(
-            name,
-            target=target,
-            schema=schema,
-            public_schema_from=sample,
-            test=test,
-            table_format=self.table_format,
-            keep_texts=True,
-        )
-        return replace(found, public=True).with_held_out_records() if public else found
 
 
 def recipes(as_json: JsonOption = False) -> None:
@@ -108,7 +90,9 @@ def _print_facts(pipeline: "Recipe") -> dict[str, object]:
     }
 
 
-def train_by_recipe(asked: RecipeOptions, ledger: "Account | None", out: Output) -> Outcome | None:
+def train_by_recipe(
+    asked: RecipeOptions, ledger: "Account | None", out: Output, *, dry_run: bool = False
+) -> Outcome | None:
     """Fit the whole pipeline, and leave a complete run folder; for the recipe "list" only list them.
 
     Guarantee: `Outcome.guarantee`, of all stages together; they are charged to the ledger before a record is read.
@@ -123,8 +107,7 @@ def train_by_recipe(asked: RecipeOptions, ledger: "Account | None", out: Output)
 
     pipeline = get_recipe(asked.recipe)
     rng = KeyedRNG(seed=asked.seed, reproducible=asked.reproducible)
-    dataset = asked.dataset()
-    print_labels(dataset, out)
+    dataset = asked.table.load(out, by_estimator=False, keep_texts=True)
     delta = default_delta(len(dataset.train)) if asked.delta is None else asked.delta
     prepared, stated = pipeline.plan(
         dataset, epsilon=asked.epsilon, delta=delta, setting=asked.setting, device=asked.device
@@ -132,9 +115,9 @@ def train_by_recipe(asked: RecipeOptions, ledger: "Account | None", out: Output)
     out.print_status(
         _ahead(pipeline, dataset, [(stage.name, len(stage.charges)) for stage in prepared.stages], stated.epsilon)
     )
-    folder = run_folder(dataset.name, asked.out)
-    with contextlib.redirect_stdout(sys.stderr):
-        fitted = pipeline.fit(
+
+    def fit(ledger: "Account | None", folder: Path) -> "FittedRecipe":
+        return pipeline.fit(
             dataset,
             epsilon=asked.epsilon,
             delta=delta,
@@ -145,9 +128,16 @@ def train_by_recipe(asked: RecipeOptions, ledger: "Account | None", out: Output)
             device=asked.device,
             progress=True,
         )
+
+    if dry_run:
+        print_preview(out, fit, ledger, delta=delta)
+        return None
+    folder = run_folder(dataset.name, asked.out)
+    with contextlib.redirect_stdout(sys.stderr):
+        fitted = fit(ledger, folder)
     run = RunFolder.open(folder)
-    with out.stderr.status("measuring and writing the report"):
-        metrics = _measured(dataset, fitted, test_is_public=dataset.public or asked.files[4] is not None)
+    with out.progress("measuring and writing the report"):
+        metrics = _measured(dataset, fitted, test_is_public=asked.table.test_is_public(dataset))
         run.write_metrics(metrics)
         write_report(run)
     outcome = Outcome(

@@ -12,12 +12,14 @@ import typer
 
 from sordino import checks
 from sordino.cli.console import JsonOption, Output, heading, key_value_table
-from sordino.cli.ledger import open_account
+from sordino.cli.ledger import DryRunOption, open_account, print_no_charge, print_preview
 from sordino.errors import InvalidArgument, SordinoError
 from sordino.runs import Evaluation, RunFolder
 
 if TYPE_CHECKING:
     from sordino.data import DatasetSplits, Records
+    from sordino.ledger import Account
+    from sordino.recipes.saved_model import SavedModel
     from sordino.report import Report
     from sordino.report.utility import Predictions
 
@@ -72,6 +74,7 @@ def report(
         bool, typer.Option("--evaluation-disjoint", help="Declare that nobody is in these and the training records.")
     ] = False,
     dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays for it.")] = None,
+    dry_run: DryRunOption = False,
     schema: Annotated[Path | None, typer.Option(help="The declared schema of the file in --evaluate.")] = None,
     model: Annotated[str, typer.Option(help="module:factory, for a model of your own in --evaluate.")] = "",
     purpose: Annotated[str | None, typer.Option(help="What the model is for; stored in the run folder.")] = None,
@@ -96,19 +99,8 @@ def report(
     paths = [run, *(compare or []), *(others or [])]
     if len(paths) > 1 and form in (Format.REGISTRY, Format.WORKSHEET):
         raise InvalidArgument(f"--format {form.value} must be given one run, got several. Drop --compare.")
-    folders = [RunFolder.open(path) for path in paths]
-    if declared != Declarations():
-        if len(paths) > 1:
-            raise InvalidArgument("--purpose and the like must be given for one run, got several. Drop --compare.")
-        store_declarations(folders[0], declared)
-    given = (
-        evaluation_epsilon,
-        evaluation_delta or None,
-        evaluation_by,
-        evaluation_disjoint or None,
-        dataset_name,
-        schema,
-    )
+    folders, out = [RunFolder.open(path) for path in paths], Output(as_json=as_json)
+    asked = None
     if evaluate is not None:
         asked = Asked(
             data=evaluate,
@@ -121,17 +113,41 @@ def report(
             ledger=ledger if dataset_name is not None else None,
             account=dataset_name,
         )
-        pay_and_evaluate(folders[0], asked)
+    if dry_run:
+        if asked is None:
+            print_no_charge(out, "a report reads no record")
+        else:
+            account = open_account(asked.ledger, asked.account)
+            print_preview(out, lambda payer, _: pay_and_evaluate(folders[0], asked, payer), account, delta=asked.delta)
+        return
+    if declared != Declarations():
+        if len(paths) > 1:
+            raise InvalidArgument("--purpose and the like must be given for one run, got several. Drop --compare.")
+        store_declarations(folders[0], declared)
+    given = (
+        evaluation_epsilon,
+        evaluation_delta or None,
+        evaluation_by,
+        evaluation_disjoint or None,
+        dataset_name,
+        schema,
+    )
+    if asked is not None:
+        with out.progress("evaluating"):
+            pay_and_evaluate(folders[0], asked, open_account(asked.ledger, asked.account))
     elif model or any(value is not None for value in given):
         raise InvalidArgument("evaluate must name records when an option of an evaluation is given, got none.")
-    reports = [build_report(folder, ledger=ledger) for folder in folders]
-    files = _write(reports, form, _target(out_file, run, form, several=len(paths) > 1))
+    with out.progress("computing ε from the transcript, and writing", total=len(folders)) as advance:
+        reports = []
+        for folder in folders:
+            reports.append(build_report(folder, ledger=ledger))
+            advance()
+        files = _write(reports, form, _target(out_file, run, form, several=len(paths) > 1))
     written = [Path(file) for file in files.values()]
     if reports[0].attacks is not None and written[0].resolve().is_relative_to(folders[0].path.resolve()):
         # The report shows it, so the manifest holds it.
         written.append(folders[0].path / "attack.json")
     folders[0].vouch(*written)
-    out = Output(as_json=as_json)
     _finish(out, reports, files)
     silent = {one.name: one.missing for one in reports if one.missing}
     if strict and silent:
@@ -282,7 +298,7 @@ class Asked:
     account: str | None
 
 
-def pay_and_evaluate(folder: RunFolder, asked: Asked) -> Evaluation:
+def pay_and_evaluate(folder: RunFolder, asked: Asked, account: "Account | None") -> Evaluation:
     """Charge, read, predict, release, and write the answer into the run folder.
 
     Guarantee: that of `measure_private_utility`. A file is opened after the charge.
@@ -292,7 +308,6 @@ def pay_and_evaluate(folder: RunFolder, asked: Asked) -> Evaluation:
     from sordino.report import measure_private_utility
 
     epsilon = checks.positive(evaluation_epsilon=asked.epsilon, hint="Give --evaluation-epsilon.")
-    account = open_account(asked.ledger, asked.account)
     known = None
     if asked.data in CATALOG:
         # Public records: what is declared of them comes from the set itself.
@@ -301,19 +316,20 @@ def pay_and_evaluate(folder: RunFolder, asked: Asked) -> Evaluation:
     else:
         labels, schema = _declared(asked)
     groups = _groups(schema, asked.by)
-
     if not labels:
         raise InvalidArgument(
             "evaluate must be of a run that predicts a label, got one of a number. Measure its errors on public "
             "records: sordino predict RUN FILE --data-is-public."
         )
 
+    saved = _model_of(folder, asked, labels, schema)
+
     def read() -> "Predictions":
         dataset = load_dataset(asked.data, schema=asked.schema) if known is None else known
         records = dataset.train if known is None else known.test
         if records is None:
             raise InvalidArgument("data must have test records to be evaluated on, got a set without. Give a file.")
-        return _predicted(_probabilities(folder, dataset, records, asked.model), dataset, records, groups)
+        return _predicted(_probabilities(saved, records), dataset, records, groups)
 
     return measure_private_utility(
         read,
@@ -370,17 +386,22 @@ def _predicted(
     return chances, records.labels, found
 
 
-def _probabilities(folder: RunFolder, dataset: "DatasetSplits", records: "Records", factory: str) -> "np.ndarray":
-    """Probabilities of the labels by the run's model; the softmax of its scores where it has no probabilities."""
-    from scipy.special import softmax
-
+def _model_of(folder: RunFolder, asked: Asked, labels: Sequence[str], schema: object) -> "SavedModel":
+    """The run's model, for records of its form: refused before anything is charged otherwise."""
     from sordino.cli.predict import open_model
 
-    saved = open_model(folder.path, factory)
-    if tuple(dataset.labels) != saved.labels or (saved.schema is not None and dataset.schema != saved.schema):
+    saved = open_model(folder.path, asked.model)
+    if tuple(labels) != saved.labels or (saved.schema is not None and schema != saved.schema):
         raise InvalidArgument(
             "evaluate must be records with the columns and labels of the run, got others. Give the run's own schema."
         )
+    return saved
+
+
+def _probabilities(saved: "SavedModel", records: "Records") -> "np.ndarray":
+    """Probabilities of the labels by the run's model; the softmax of its scores where it has no probabilities."""
+    from scipy.special import softmax
+
     encoded = saved.encode(records)
     found = saved.probabilities(encoded)
     return np.asarray(softmax(saved.scores(encoded), axis=1)) if found is None else found

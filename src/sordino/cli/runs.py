@@ -229,9 +229,10 @@ def verify_command(
     """Check a run: hashes, plan against transcript, the guarantee by two accountants. Exit code 1 when it fails."""
     from sordino import verification
 
-    found = verification.verify(run, ledger=ledger, head=head)
-    good = found.complete if strict else found.passed
     out = Output(as_json=as_json)
+    with out.progress("checking"):
+        found = verification.verify(run, ledger=ledger, head=head)
+    good = found.complete if strict else found.passed
     if anchor and good and not as_json:
         typer.echo(found.head)
         return

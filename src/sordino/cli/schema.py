@@ -12,7 +12,14 @@ from rich.text import Text
 
 from sordino import checks
 from sordino.cli.console import JsonOption, Output, heading, key_value_table
-from sordino.cli.ledger import open_account
+from sordino.cli.ledger import (
+    DatasetNameOption,
+    DryRunOption,
+    LedgerOption,
+    open_account,
+    print_no_charge,
+    print_preview,
+)
 from sordino.cli.table_options import DecimalOption, EncodingOption, SeparatorOption, table_format
 from sordino.errors import InvalidArgument
 
@@ -80,10 +87,9 @@ def check(
     separator: SeparatorOption = None,
     decimal: DecimalOption = None,
     encoding: EncodingOption = None,
-    ledger: Annotated[
-        str | None, typer.Option(help="A ledger, file or URL; with --dataset-name and --epsilon.")
-    ] = None,
-    dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays.")] = None,
+    ledger: LedgerOption = None,
+    dataset_name: DatasetNameOption = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say how many values of each column can be read, lie in range and are listed, and how many records have no label.
@@ -107,7 +113,19 @@ def check(
                 "delta and ledger must be left out without --epsilon, got one: exact shares are no release and cost "
                 "nothing. Give --epsilon, or drop them."
             )
-        counts, guarantee, noise = _exact(file, declared), None, {}
+        if dry_run:
+            print_no_charge(out, "exact shares are no release")
+            return
+        with out.progress("counting"):
+            counts, guarantee, noise = _exact(file, declared), None, {}
+    elif dry_run:
+        print_preview(
+            out,
+            lambda payer, _: _released(file, declared, checks.positive(epsilon=epsilon), delta or 0.0, payer),
+            account,
+            delta=delta or 0.0,
+        )
+        return
     else:
         counts, guarantee, noise = _released(file, declared, checks.positive(epsilon=epsilon), delta or 0.0, account)
     document = _document(declared, counts, guarantee, noise)

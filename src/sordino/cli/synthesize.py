@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,94 +12,43 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino.cli.console import JsonOption, Output, finite, heading, key_value_table
-from sordino.cli.ledger import open_account
+from sordino.cli.ledger import DatasetNameOption, DryRunOption, LedgerOption, open_account, print_preview
+from sordino.cli.table_options import (
+    LabelOption,
+    PublicSchemaOption,
+    ReproducibleOption,
+    SchemaOption,
+    SeedOption,
+    TableArgument,
+    TableFile,
+    TargetBoundsOption,
+)
 from sordino.definitions import NeighboringRelation, PrivacyUnit, format_upper_bound
-from sordino.errors import InvalidArgument, MissingDeclaration
+from sordino.errors import InvalidArgument
+from sordino.events import compose
 from sordino.runs import RunFolder
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sordino.data import Schema
     from sordino.description import TableDescriber
+    from sordino.ledger import Account
     from sordino.synthesis import TableSynthesizer
 
-__all__ = ["DEFAULT_DELTA", "PrivateTable", "charged_run", "check_new_file", "synthesize"]
+__all__ = ["DEFAULT_DELTA", "charge_first", "charged_run", "check_new_file", "synthesize"]
 
 DEFAULT_DELTA = 1e-6
 _SHOWN = 12
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrivateTable:
-    """A table as a command names it.
-
-    Args:
-        path: its file.
-        schema: what is public about it.
-        name: the file's name without endings, or that of the named set.
-        public: whether it is a named public set.
-    """
-
-    path: Path
-    schema: "Schema"
-    name: str
-    public: bool
-
-    @classmethod
-    def of_options(
-        cls, data: str, schema: Path | None, sample: Path | None, target: str | None, bounds: tuple[float, float] | None
-    ) -> "PrivateTable":
-        """A file with its declared schema or a public sample, or the embedded ``adult``; no record is read.
-
-        Raises:
-            MissingDeclaration: the schema is not declared.
-            InvalidArgument: a file is not there or of the wrong kind, or both a schema and a sample were given.
-        """
-        from sordino.data.loading import require_other_file
-        from sordino.data.readers import ADULT_SCHEMA, FILES
-        from sordino.data.schema import ArraySchema, read_schema
-        from sordino.data.tables import is_table, require_declared_columns, schema_from_sample
-
-        if data == "adult":
-            if schema is not None or sample is not None:
-                raise InvalidArgument("schema must be left out for adult, got one: it has its own. Drop the option.")
-            return cls(path=FILES / "adult-train.csv.xz", schema=ADULT_SCHEMA, name="adult", public=True)
-        if bounds is not None and sample is None:
-            raise InvalidArgument("target_bounds must be left out without --public-schema-from. The schema has them.")
-        path = Path(data).expanduser()
-        if not is_table(path):
-            raise InvalidArgument(f"data must be adult or a .csv, .tsv or .parquet file, got {data!r}. Convert it.")
-        if (schema is None) == (sample is None):
-            raise MissingDeclaration("schema must be declared, or taken from a PUBLIC sample, not both. Give --schema.")
-        if sample is not None:
-            if target is None:
-                raise MissingDeclaration("target must be declared with --public-schema-from. Name the label's column.")
-            require_other_file("public_schema_from", sample, private=path)
-            declared = schema_from_sample(sample, target=target, target_bounds=bounds)
-        else:
-            assert schema is not None
-            declared = read_schema(schema)
-        if isinstance(declared, ArraySchema):
-            raise InvalidArgument("schema must describe the columns of a table, got an array schema. Declare columns.")
-        if target is not None and target != declared.target:
-            raise InvalidArgument(f"target must be {declared.target!r}, as declared, got {target!r}. Leave it out.")
-        require_declared_columns(path, declared)
-        return cls(path=path, schema=declared, name=path.name.split(".")[0], public=False)
-
-
 def synthesize(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A .csv, .tsv or .parquet file, or adult.")],
+    data: TableArgument,
     epsilon: Annotated[float, typer.Option(help="ε of everything that the command releases.")],
     delta: Annotated[float, typer.Option(help="δ, well below 1 / number of records.")] = DEFAULT_DELTA,
-    schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
-    public_schema_from: Annotated[
-        Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
-    ] = None,
-    target: Annotated[str | None, typer.Option(help="The label's column, with --public-schema-from.")] = None,
-    target_bounds: Annotated[
-        tuple[float, float] | None, typer.Option(help="Bounds of a numeric target, with --public-schema-from.")
-    ] = None,
+    schema: SchemaOption = None,
+    public_schema_from: PublicSchemaOption = None,
+    target: LabelOption = None,
+    target_bounds: TargetBoundsOption = None,
     out: Annotated[Path, typer.Option(help="The synthetic table: a new .csv, .tsv or .parquet file.")] = Path(
         "synthetic.csv"
     ),
@@ -112,12 +60,11 @@ def synthesize(
     run_path: Annotated[
         Path | None, typer.Option("--run", help="The run folder; runs/NAME-DATE-NUMBER if not given.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")] = None,
-    reproducible: Annotated[
-        bool, typer.Option("--reproducible", help="Allow a chosen seed; the table is marked not for release.")
-    ] = False,
-    ledger: Annotated[str | None, typer.Option(help="A ledger, file or URL; with --dataset-name.")] = None,
-    dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays.")] = None,
+    seed: SeedOption = None,
+    reproducible: ReproducibleOption = False,
+    ledger: LedgerOption = None,
+    dataset_name: DatasetNameOption = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Draw a synthetic table with the same columns, whose joint distribution was learned privately."""
@@ -128,7 +75,7 @@ def synthesize(
     output, account = Output(as_json=as_json), open_account(ledger, dataset_name)
     if rows is not None:
         checks.integer(0, rows=rows)
-    source = PrivateTable.of_options(data, schema, public_schema_from, target, target_bounds)
+    source = TableFile.of_options(data, schema, public_schema_from, target, target_bounds)
     check_new_file(out, (".csv", ".tsv", ".parquet"))
     synthesizer = TableSynthesizer(
         schema=source.schema,
@@ -142,6 +89,9 @@ def synthesize(
         reproducible=reproducible,
         ledger=account,
     )
+    if dry_run:
+        print_preview(output, lambda payer, _: charge_first(synthesizer, payer), account, delta=delta)
+        return
     KeyedRNG(seed=seed, reproducible=reproducible)  # refuses a seed that is not declared
     kind = "public" if source.public else "private"
     output.print_status(Text.assemble((source.name, "bold"), f": {kind} records, synthetic table by {method}"))
@@ -155,9 +105,9 @@ def synthesize(
         folder=run_path,
     )
     try:
-        with output.stderr.status("measuring") as status:
+        with output.progress("measuring") as advance:
             synthesizer.fit(
-                source.path, progress=lambda part: status.update(f"measuring: {100 * part:.0f} % of the budget")
+                source.path, progress=lambda part: advance(words=f"measuring: {100 * part:.0f} % of the budget")
             )
     except BaseException:
         run.close()
@@ -179,10 +129,22 @@ def check_new_file(path: Path, endings: tuple[str, ...]) -> None:
         raise InvalidArgument(f"out must be a new file, got {str(path)!r}, which is there. Choose another name.")
     if not path.absolute().parent.is_dir():
         raise InvalidArgument(f"out must be in a folder that is there, got {str(path)!r}. Make the folder first.")
+    # What can't be written is known before anything is charged.
+    path.open("x").close()
+    path.unlink()
+
+
+def charge_first(releaser: "TableSynthesizer | TableDescriber", payer: "Account") -> None:
+    """Charge everything that a fit would charge."""
+    payer.charge(
+        compose(list(releaser.planned_events())),
+        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+        privacy_unit=PrivacyUnit.RECORD,
+    )
 
 
 def charged_run(
-    source: PrivateTable,
+    source: TableFile,
     synthesizer: "TableSynthesizer | TableDescriber",
     *,
     command: str,
@@ -193,7 +155,7 @@ def charged_run(
     """A run folder in which the charge stands, before a record is read; nothing where the ledger refuses it."""
     from sordino import accounting
     from sordino.cli.training_job import run_folder
-    from sordino.events import compose, to_dict
+    from sordino.events import to_dict
 
     events = compose(list(synthesizer.planned_events()))
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE

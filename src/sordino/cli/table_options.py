@@ -1,6 +1,6 @@
-"""What commands that read a table share: how its file is written, the word about its labels, the kind of its target."""
+"""What commands that read a table share: the options that name and declare it, and the word about its labels."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,24 +8,55 @@ import typer
 from rich.text import Text
 
 from sordino.cli.console import is_rank_zero
-from sordino.errors import InvalidArgument
+from sordino.errors import InvalidArgument, MissingDeclaration
 
 if TYPE_CHECKING:
     from sordino.cli.console import Output
-    from sordino.data import DatasetSplits, TableFormat
+    from sordino.data import DatasetSplits, Schema, TableFormat
 
 __all__ = [
     "DEFAULT_REGRESSOR",
+    "DataArgument",
+    "DataIsPublicOption",
     "DecimalOption",
     "EncodingOption",
+    "LabelOption",
+    "OutFolderOption",
+    "PublicSchemaOption",
+    "ReproducibleOption",
+    "SchemaOption",
+    "SeedOption",
     "SeparatorOption",
+    "TableArgument",
+    "TableFile",
+    "TableOptions",
     "TargetBoundsOption",
-    "declared_public",
+    "TargetOption",
+    "TestOption",
     "default_model",
-    "print_labels",
     "table_format",
 ]
 
+DataArgument = Annotated[str, typer.Argument(metavar="DATA", help="A name from `sordino data list`, or a file.")]
+TableArgument = Annotated[str, typer.Argument(metavar="DATA", help="A .csv, .tsv or .parquet file, or adult.")]
+LabelOption = Annotated[str | None, typer.Option(help="The label's column, with --public-schema-from.")]
+TargetOption = Annotated[str | None, typer.Option(help="The label, or a numeric column, to predict.")]
+SchemaOption = Annotated[Path | None, typer.Option(help="The declared schema of your file.")]
+PublicSchemaOption = Annotated[
+    Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
+]
+TargetBoundsOption = Annotated[
+    tuple[float, float] | None,
+    typer.Option(
+        "--target-bounds",
+        metavar="LOW HIGH",
+        help="With --public-schema-from: the target is a number between these public bounds.",
+    ),
+]
+TestOption = Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form: the model is measured on it.")]
+DataIsPublicOption = Annotated[
+    bool, typer.Option("--data-is-public", help="Declare your file public: models without privacy may be shown too.")
+]
 SeparatorOption = Annotated[
     str | None, typer.Option(metavar="CHAR", help="Between the cells of a CSV file: ';', tab, …; else the schema's.")
 ]
@@ -35,6 +66,73 @@ DecimalOption = Annotated[
 EncodingOption = Annotated[
     str | None, typer.Option(help="Of a CSV file: utf-8, latin-1, cp1252, …; else the schema's.")
 ]
+SeedOption = Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")]
+ReproducibleOption = Annotated[
+    bool, typer.Option("--reproducible", help="Allow a chosen seed; what comes out is marked not for release.")
+]
+OutFolderOption = Annotated[
+    Path | None, typer.Option("--out", help="The run folder; runs/NAME-DATE-NUMBER if not given.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """The records that a command trains on, as its options name and declare them.
+
+    Args:
+        data: a named set or a file.
+        target: the column to predict.
+        schema: the declared schema of the file.
+        public_schema_from: a public sample to take the schema from.
+        target_bounds: bounds of a numeric target, with the sample.
+        test: a public file to measure on.
+        data_is_public: whether the records were declared public.
+        separator, decimal, encoding: how CSV files are written, in place of what the schema says.
+    """
+
+    data: str
+    target: str | None
+    schema: Path | None
+    public_schema_from: Path | None
+    target_bounds: tuple[float, float] | None
+    test: Path | None
+    data_is_public: bool
+    separator: str | None
+    decimal: str | None
+    encoding: str | None
+
+    def load(self, out: "Output", *, by_estimator: bool, keep_texts: bool = False) -> "DatasetSplits":
+        """The records, after the word about how they are read and which of them count.
+
+        Args:
+            out: where that is said.
+            by_estimator: whether the target may be a numeric column, which only the table knows; the label of a sample
+                must be named in any case.
+            keep_texts: keep the raw texts of a text data set.
+        """
+        from sordino.data import load_dataset
+
+        found = load_dataset(
+            self.data,
+            target=None if by_estimator and self.public_schema_from is None else self.target,
+            schema=self.schema,
+            public_schema_from=self.public_schema_from,
+            target_bounds=self.target_bounds,
+            test=self.test,
+            table_format=table_format(self.schema, self.separator, self.decimal, self.encoding),
+            keep_texts=keep_texts,
+        )
+        found = _declared_public(found, out) if self.data_is_public else found
+        _print_labels(found, out)
+        return found
+
+    def test_is_public(self, dataset: "DatasetSplits") -> bool:
+        """Whether the test records may be measured on."""
+        return dataset.public or self.test is not None
+
+    def default_model(self) -> str:
+        """The model where none is named: by the kind of target, which the schema says."""
+        return default_model(self.schema, self.target_bounds)
 
 
 def table_format(
@@ -59,7 +157,7 @@ def table_format(
 _SHOWN = 12
 
 
-def print_labels(dataset: "DatasetSplits", out: "Output") -> None:
+def _print_labels(dataset: "DatasetSplits", out: "Output") -> None:
     """Say which labels the schema lists and that other records do not count, before private records are trained on.
 
     How many records do not count is private and is not shown. That none is left is shown: training on no record at all
@@ -89,7 +187,7 @@ def print_labels(dataset: "DatasetSplits", out: "Output") -> None:
         out.print_status(Text(f"labels{column}: {labels}. Records with another label, or with none, do not count."))
 
 
-def declared_public(dataset: "DatasetSplits", out: "Output") -> "DatasetSplits":
+def _declared_public(dataset: "DatasetSplits", out: "Output") -> "DatasetSplits":
     """The data set of ``--data-is-public``; without test records every fifth record is kept out for them."""
     split = replace(dataset, public=True).with_held_out_records()
     if split.held_out_every is not None and dataset.held_out_every is None and is_rank_zero():
@@ -158,16 +256,6 @@ def _print_number(dataset: "DatasetSplits", out: "Output") -> None:
         )
 
 
-TargetBoundsOption = Annotated[
-    tuple[float, float] | None,
-    typer.Option(
-        "--target-bounds",
-        metavar="LOW HIGH",
-        help="With --public-schema-from: the target is a number between these public bounds.",
-    ),
-]
-
-
 def default_model(schema: Path | None, target_bounds: tuple[float, float] | None) -> str:
     """The model where none is named: by the kind of target, which the schema says."""
     from sordino.data.schema import Schema, read_schema
@@ -181,3 +269,61 @@ def default_model(schema: Path | None, target_bounds: tuple[float, float] | None
 
 DEFAULT_REGRESSOR = "boosting"
 """What predicts a number where no model is named: the most accurate on most of the public sets it was measured on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFile:
+    """A table as a command names it.
+
+    Args:
+        path: its file.
+        schema: what is public about it.
+        name: the file's name without endings, or that of the named set.
+        public: whether it is a named public set.
+    """
+
+    path: Path
+    schema: "Schema"
+    name: str
+    public: bool
+
+    @classmethod
+    def of_options(
+        cls, data: str, schema: Path | None, sample: Path | None, target: str | None, bounds: tuple[float, float] | None
+    ) -> "TableFile":
+        """A file with its declared schema or a public sample, or the embedded ``adult``; no record is read.
+
+        Raises:
+            MissingDeclaration: the schema is not declared.
+            InvalidArgument: a file is not there or of the wrong kind, or both a schema and a sample were given.
+        """
+        from sordino.data.loading import require_other_file
+        from sordino.data.readers import ADULT_SCHEMA, FILES
+        from sordino.data.schema import ArraySchema, read_schema
+        from sordino.data.tables import is_table, require_declared_columns, schema_from_sample
+
+        if data == "adult":
+            if schema is not None or sample is not None:
+                raise InvalidArgument("schema must be left out for adult, got one: it has its own. Drop the option.")
+            return cls(path=FILES / "adult-train.csv.xz", schema=ADULT_SCHEMA, name="adult", public=True)
+        if bounds is not None and sample is None:
+            raise InvalidArgument("target_bounds must be left out without --public-schema-from. The schema has them.")
+        path = Path(data).expanduser()
+        if not is_table(path):
+            raise InvalidArgument(f"data must be adult or a .csv, .tsv or .parquet file, got {data!r}. Convert it.")
+        if (schema is None) == (sample is None):
+            raise MissingDeclaration("schema must be declared, or taken from a PUBLIC sample, not both. Give --schema.")
+        if sample is not None:
+            if target is None:
+                raise MissingDeclaration("target must be declared with --public-schema-from. Name the label's column.")
+            require_other_file("public_schema_from", sample, private=path)
+            declared = schema_from_sample(sample, target=target, target_bounds=bounds)
+        else:
+            assert schema is not None
+            declared = read_schema(schema)
+        if isinstance(declared, ArraySchema):
+            raise InvalidArgument("schema must describe the columns of a table, got an array schema. Declare columns.")
+        if target is not None and target != declared.target:
+            raise InvalidArgument(f"target must be {declared.target!r}, as declared, got {target!r}. Leave it out.")
+        require_declared_columns(path, declared)
+        return cls(path=path, schema=declared, name=path.name.split(".")[0], public=False)

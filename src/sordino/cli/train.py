@@ -13,16 +13,22 @@ from rich.text import Text
 
 from sordino import checks
 from sordino.cli.console import JsonOption, Output, check_single_process_options, init_distributed
-from sordino.cli.ledger import open_account
+from sordino.cli.ledger import DatasetNameOption, DryRunOption, LedgerOption, open_account, print_preview
 from sordino.cli.table_options import (
+    DataArgument,
+    DataIsPublicOption,
     DecimalOption,
     EncodingOption,
+    OutFolderOption,
+    PublicSchemaOption,
+    ReproducibleOption,
+    SchemaOption,
+    SeedOption,
     SeparatorOption,
+    TableOptions,
     TargetBoundsOption,
-    declared_public,
-    default_model,
-    print_labels,
-    table_format,
+    TargetOption,
+    TestOption,
 )
 from sordino.errors import InvalidArgument
 from sordino.runs import RunFolder
@@ -88,9 +94,9 @@ def get_training_config(folder: Path, dataset: "DatasetSplits", model: "str | Mo
 
 
 def train(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A name from `sordino data list`, or a file.")],
+    data: DataArgument,
     epsilon: Annotated[float | None, typer.Option(help="The target: ε is never above it. Not with --resume.")] = None,
-    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    target: TargetOption = None,
     delta: Annotated[
         float | None, typer.Option(help="δ, below 1 / number of records; 1e-5 or less if not given.")
     ] = None,
@@ -106,20 +112,14 @@ def train(
     ] = None,
     setting: Annotated[str | None, typer.Option(help="A recipe's named noise, instead of --epsilon.")] = None,
     device: Annotated[str | None, typer.Option(help="Where a recipe trains; cpu if not given.")] = None,
-    schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
-    public_schema_from: Annotated[
-        Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
-    ] = None,
+    schema: SchemaOption = None,
+    public_schema_from: PublicSchemaOption = None,
     target_bounds: TargetBoundsOption = None,
     separator: SeparatorOption = None,
     decimal: DecimalOption = None,
     encoding: EncodingOption = None,
-    test: Annotated[
-        Path | None, typer.Option(help="A PUBLIC file of the same form: the private model's accuracy on it is shown.")
-    ] = None,
-    data_is_public: Annotated[
-        bool, typer.Option("--data-is-public", help="Declare your file public: a non-private baseline may be trained.")
-    ] = False,
+    test: TestOption = None,
+    data_is_public: DataIsPublicOption = False,
     steps: Annotated[int | None, typer.Option(help="Number of steps, instead of the recipe's.")] = None,
     batch_size: Annotated[float | None, typer.Option(help="Expected batch size, instead of the recipe's.")] = None,
     max_grad_norm: Annotated[float | None, typer.Option(help="Clipping norm, instead of the recipe's.")] = None,
@@ -134,13 +134,9 @@ def train(
             help="Also release noisy mean losses, each record's loss clipped to this value. Adds 1 % gradient noise.",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")] = None,
-    reproducible: Annotated[
-        bool, typer.Option("--reproducible", help="Allow a chosen seed; the run is marked not for release.")
-    ] = False,
-    out_folder: Annotated[
-        Path | None, typer.Option("--out", help="The run folder; runs/NAME-DATE-NUMBER if not given.")
-    ] = None,
+    seed: SeedOption = None,
+    reproducible: ReproducibleOption = False,
+    out_folder: OutFolderOption = None,
     resume: Annotated[
         Path | None, typer.Option(help="A run of the same data that was cut off: go on from its checkpoint.")
     ] = None,
@@ -148,22 +144,37 @@ def train(
     diagnostics: Annotated[
         str | None, typer.Option(help="`private` shows losses and batch sizes here, outside the guarantee.")
     ] = None,
-    ledger: Annotated[str | None, typer.Option(help="A ledger, file or URL; with --dataset-name.")] = None,
-    dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays.")] = None,
+    ledger: LedgerOption = None,
+    dataset_name: DatasetNameOption = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a private model. Nothing is measured on records that you don't declare public."""
     by_hand = _given(steps, batch_size, max_grad_norm, learning_rate, secure_mode or None, loss_release)
-    check_single_process_options(recipe=pipeline, diagnostics=diagnostics)
+    check_single_process_options(recipe=pipeline, diagnostics=diagnostics, dry_run=dry_run)
+    out = Output(as_json=as_json)
+    table = TableOptions(
+        data=data,
+        target=target,
+        schema=schema,
+        public_schema_from=public_schema_from,
+        target_bounds=target_bounds,
+        test=test,
+        data_is_public=data_is_public,
+        separator=separator,
+        decimal=decimal,
+        encoding=encoding,
+    )
+    if dry_run and resume is not None:
+        raise InvalidArgument("dry_run must be left out with --resume, got both. The run's own plan is taken.")
     if pipeline is not None:
         from sordino.cli.recipes import RecipeOptions, check_no_other_options, train_by_recipe
 
         others = {"model": model, "target_bounds": target_bounds, "resume": resume}
         check_no_other_options(pipeline, by_hand, every=checkpoint_every, diagnostics=diagnostics, **others)
-        files = (data, target, schema, public_schema_from, test, data_is_public)
-        where, form = "cpu" if device is None else device, table_format(schema, separator, decimal, encoding)
-        asked = RecipeOptions(pipeline, files, epsilon, delta, setting, where, seed, reproducible, out_folder, form)
-        train_by_recipe(asked, open_account(ledger, dataset_name), Output(as_json=as_json))
+        where = "cpu" if device is None else device
+        asked = RecipeOptions(pipeline, table, epsilon, delta, setting, where, seed, reproducible, out_folder)
+        train_by_recipe(asked, open_account(ledger, dataset_name), out, dry_run=dry_run)
         return
     for name, value in {"--setting": setting, "--device": device}.items():
         if value is not None:
@@ -171,34 +182,25 @@ def train(
                 f"{name} must be left out without --recipe, got {value!r}. Name a recipe, see `sordino recipes`."
             )
     goal = _goal(epsilon, delta, resume, by_hand)
-    model = default_model(schema, target_bounds) if model is None else model
+    model = table.default_model() if model is None else model
     from sordino.cli.estimator_job import EstimatorJob, check_no_overrides, is_method, run_and_print
     from sordino.cli.training_job import TrainingJob, run_folder
-    from sordino.data import load_dataset
     from sordino.randomness import KeyedRNG
 
-    out, account = Output(as_json=as_json), open_account(ledger, dataset_name)
+    account = open_account(ledger, dataset_name)
     rng = KeyedRNG(seed=seed, reproducible=reproducible)
-    if is_method(model):
+    by_estimator = is_method(model)
+    if by_estimator:
         check_no_overrides(model, by_hand, resume=resume, checkpoints=checkpoint_every, diagnostics=diagnostics)
-    # A numeric column may be an estimator's target too, which only the table knows; a sample's label must be named.
-    label = None if is_method(model) and public_schema_from is None else target
-    dataset = load_dataset(
-        data,
-        target=label,
-        schema=schema,
-        public_schema_from=public_schema_from,
-        target_bounds=target_bounds,
-        test=test,
-        table_format=table_format(schema, separator, decimal, encoding),
-    )
-    dataset = declared_public(dataset, out) if data_is_public else dataset
-    print_labels(dataset, out)
-    test_is_public, folder = dataset.public or test is not None, resume or run_folder(dataset.name, out_folder)
-    if is_method(model):
+    dataset = table.load(out, by_estimator=by_estimator)
+    folder = resume or run_folder(dataset.name, out_folder)
+    test_is_public = table.test_is_public(dataset)
+    if by_estimator:
         asked = {"method": model, "target": target, "epsilon": goal, "delta": delta, "seed": seed}
         run_and_print(
-            EstimatorJob(dataset=dataset, test_is_public=test_is_public, folder=folder, ledger=account, **asked), out
+            EstimatorJob(dataset=dataset, test_is_public=test_is_public, folder=folder, ledger=account, **asked),
+            out,
+            dry_run=dry_run,
         )
         return
     # Torch takes seconds to import: only now, when nothing is missing.
@@ -220,6 +222,16 @@ def train(
         diagnostics=diagnostics,
         ledger=account,
     )
+    if dry_run:
+        from sordino.cli.training_job import run_training_job
+
+        print_preview(
+            out,
+            lambda ledger, place: run_training_job(replace(job, ledger=ledger, folder=place), out),
+            account,
+            delta=recipe.plan.delta,
+        )
+        return
     _perform_and_tell(job, out)
 
 
@@ -239,7 +251,7 @@ def _perform_and_tell(job: "TrainingJob", out: Output) -> None:
         if ranks.world_size > 1:
             words += f", {ranks.world_size} processes"
         out.print_status(Text.assemble((job.dataset.name, "bold"), words))
-        outcome = run_training_job(job, out.stderr, ranks)
+        outcome = run_training_job(job, out, ranks)
     out.print_result(outcome.to_dict(), *render_outcome(outcome))
     if outcome.interrupted:
         raise typer.Exit(130)
@@ -346,9 +358,7 @@ def load_model_factory(name: str) -> "str | ModelFactory":
 
 def demo(
     epsilon: Annotated[float, typer.Option(help="The target: ε is never above it.")] = 1.0,
-    out_folder: Annotated[
-        Path | None, typer.Option("--out", help="The run folder; runs/adult-DATE-NUMBER if not given.")
-    ] = None,
+    out_folder: OutFolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a private model on real data: guarantee, accuracy beside a non-private baseline, report.
@@ -388,7 +398,7 @@ def demo(
             rng=KeyedRNG(),
             folder=run_folder("adult", out_folder),
         ),
-        out.stderr,
+        out,
     )
     out.print_result(outcome.to_dict(), *render_outcome(outcome))
     if outcome.interrupted:

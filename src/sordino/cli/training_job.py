@@ -10,11 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sordino.cli.console import finite, heading, key_value_table
+from sordino.cli.console import Output, finite, heading, key_value_table
 from sordino.definitions import Guarantee, format_upper_bound
 from sordino.report import compute_utility, describe_figures
 from sordino.runs import Metric, RunFolder
@@ -214,7 +214,7 @@ def default_delta(population: int) -> float:
     return min(1e-5, float(f"1e-{len(str(3 * population // 2))}"))
 
 
-def run_training_job(job: TrainingJob, console: Console, ranks: "DistributedContext | None" = None) -> Outcome:
+def run_training_job(job: TrainingJob, out: Output, ranks: "DistributedContext | None" = None) -> Outcome:
     """Train, and leave a complete run folder.
 
     Guarantee: `Outcome.guarantee`. Nothing is measured on records that are not declared public. A failure before the
@@ -222,7 +222,7 @@ def run_training_job(job: TrainingJob, console: Console, ranks: "DistributedCont
 
     Args:
         job: what to train.
-        console: where it is said what is going on.
+        out: where it is said what is going on.
         ranks: the processes that train together, of which this is the first and the others call `assist`.
     """
     from sordino.recipes import train_with_config
@@ -231,7 +231,7 @@ def run_training_job(job: TrainingJob, console: Console, ranks: "DistributedCont
     from sordino.training import tuned_process
 
     plan = job.recipe.plan
-    every = job.checkpoint_every or max(1, plan.steps // 10)
+    every = max(1, plan.steps // 10) if job.checkpoint_every is None else job.checkpoint_every
 
     def begun() -> RunFolder:
         if job.resumes:
@@ -251,7 +251,7 @@ def run_training_job(job: TrainingJob, console: Console, ranks: "DistributedCont
             ledger=job.ledger,
             rng=job.rng,
         )
-    with console.status("measuring and writing the report"):
+    with out.progress("measuring and writing the report"):
         metrics = evaluate_run(job.dataset, job.recipe, result.model, test_is_public=job.test_is_public)
         run.write_metrics(metrics)
         run.write_model_description(describe_module(job.dataset, job.recipe.model))

@@ -1,6 +1,7 @@
 """`sordino tune DATA`: settings searched on private records, with the whole search in the guarantee."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,15 +10,22 @@ from rich.text import Text
 
 from sordino import checks
 from sordino.cli.console import JsonOption, Output, key_value_table
-from sordino.cli.ledger import open_account
+from sordino.cli.ledger import DatasetNameOption, DryRunOption, LedgerOption, open_account, print_preview
 from sordino.cli.table_options import (
+    DataArgument,
+    DataIsPublicOption,
     DecimalOption,
     EncodingOption,
+    OutFolderOption,
+    PublicSchemaOption,
+    ReproducibleOption,
+    SchemaOption,
+    SeedOption,
     SeparatorOption,
+    TableOptions,
     TargetBoundsOption,
-    declared_public,
-    print_labels,
-    table_format,
+    TargetOption,
+    TestOption,
 )
 from sordino.errors import InvalidArgument, MissingDeclaration
 
@@ -29,10 +37,10 @@ __all__ = ["tune_command"]
 
 
 def tune_command(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A name from `sordino data list`, or a file.")],
+    data: DataArgument,
     epsilon: Annotated[float, typer.Option(help="ε of everything: all runs, their scores, and the choice.")],
     model: Annotated[str | None, typer.Option(help="An estimator's method, as for train; dp-gd if not given.")] = None,
-    target: Annotated[str | None, typer.Option(help="The label, or a numeric column, to predict.")] = None,
+    target: TargetOption = None,
     delta: Annotated[float | None, typer.Option(help="δ of everything, as for train.")] = None,
     runs: Annotated[float, typer.Option(help="Mean of the secret number of runs, above 1.")] = 20.0,
     shape: Annotated[float, typer.Option(help="η > −1 of its law: 0 logarithmic, 1 geometric.")] = 0.0,
@@ -41,25 +49,20 @@ def tune_command(
     ),
     score_noise: Annotated[float, typer.Option(help="Noise of a private score, in records.")] = 30.0,
     space: Annotated[Path | None, typer.Option(help="A JSON file with the search space; the method's own.")] = None,
-    schema: Annotated[Path | None, typer.Option(help="The declared schema of your file.")] = None,
-    public_schema_from: Annotated[
-        Path | None, typer.Option(help="A PUBLIC sample of the same form, to take the schema from.")
-    ] = None,
+    schema: SchemaOption = None,
+    public_schema_from: PublicSchemaOption = None,
     target_bounds: TargetBoundsOption = None,
     separator: SeparatorOption = None,
     decimal: DecimalOption = None,
     encoding: EncodingOption = None,
-    test: Annotated[Path | None, typer.Option(help="A PUBLIC file of the same form, to measure on.")] = None,
-    data_is_public: Annotated[bool, typer.Option("--data-is-public", help="Declare your file public.")] = False,
-    seed: Annotated[int | None, typer.Option(help="A chosen seed; with --reproducible only.")] = None,
-    reproducible: Annotated[
-        bool, typer.Option("--reproducible", help="Allow a chosen seed; the run is marked not for release.")
-    ] = False,
-    out_folder: Annotated[
-        Path | None, typer.Option("--out", help="The run folder; runs/NAME-DATE-NUMBER if not given.")
-    ] = None,
-    ledger: Annotated[str | None, typer.Option(help="A ledger, file or URL; with --dataset-name.")] = None,
-    dataset_name: Annotated[str | None, typer.Option(help="The account in --ledger that pays.")] = None,
+    test: TestOption = None,
+    data_is_public: DataIsPublicOption = False,
+    seed: SeedOption = None,
+    reproducible: ReproducibleOption = False,
+    out_folder: OutFolderOption = None,
+    ledger: LedgerOption = None,
+    dataset_name: DatasetNameOption = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Search settings by random stopping and keep the best model: what leaves is ε-private, search included.
@@ -68,29 +71,30 @@ def tune_command(
     """
     checks.positive(epsilon=epsilon)
     checks.one_of(("private", "public"), score=score)
+    if checks.positive(runs=runs) <= 1:
+        raise InvalidArgument(f"runs must be above 1, got {runs:g}: one run needs no search. Give --runs 20, or train.")
     if delta is not None:
         checks.probability(zero=False, one=False, delta=delta)
     from sordino.cli.estimator_job import TuningJob, is_method, run_tuning_job
-    from sordino.cli.training_job import render_outcome, run_folder
-    from sordino.data import load_dataset
+    from sordino.cli.training_job import default_delta, render_outcome, run_folder
     from sordino.randomness import KeyedRNG
 
     model = "dp-gd" if model is None else model
     if not is_method(model):
         raise InvalidArgument(f"model must be an estimator's method, got {model!r}. Tune modules from Python.")
     out, account = Output(as_json=as_json), open_account(ledger, dataset_name)
-    label = target if public_schema_from is not None else None
-    dataset = load_dataset(
-        data,
-        target=label,
+    dataset = TableOptions(
+        data=data,
+        target=target,
         schema=schema,
         public_schema_from=public_schema_from,
         target_bounds=target_bounds,
         test=test,
-        table_format=table_format(schema, separator, decimal, encoding),
-    )
-    dataset = declared_public(dataset, out) if data_is_public else dataset
-    print_labels(dataset, out)
+        data_is_public=data_is_public,
+        separator=separator,
+        decimal=decimal,
+        encoding=encoding,
+    ).load(out, by_estimator=True)
     test_is_public = dataset.public or test is not None
     if score == "public" and (dataset.test is None or not test_is_public):
         raise MissingDeclaration("test must be declared for a public score: a PUBLIC file to measure on. Give --test.")
@@ -112,7 +116,15 @@ def tune_command(
     )
     kind = "public" if dataset.public else "private"
     out.print_status(Text.assemble((dataset.name, "bold"), f": {kind} records, settings of {model} by random stopping"))
-    outcome, config = run_tuning_job(job, out.stderr)
+    if dry_run:
+        print_preview(
+            out,
+            lambda ledger, place: run_tuning_job(replace(job, ledger=ledger, folder=place), out),
+            account,
+            delta=default_delta(len(dataset.train)) if delta is None else delta,
+        )
+        return
+    outcome, config = run_tuning_job(job, out)
     document = {**outcome.to_dict(), "settings": config, "tuning": "random stopping", "score": score}
     chosen = key_value_table(
         [

@@ -240,7 +240,7 @@ def load_dataset(
     path = Path(name_or_path).expanduser()
     refuse_other_table(path)
     if not is_table(path) and not is_array(path):
-        raise DataUnavailable(
+        raise InvalidArgument(
             f"data must be one of {', '.join(CATALOG)} or a .csv, .tsv, .parquet, .feather, .npz or IDX file, "
             f"got {str(name_or_path)!r}. Run `sordino data list` to see the named sets."
         )

@@ -371,6 +371,8 @@ def read_header(path: Path, table_format: TableFormat | None = None) -> tuple[st
         InvalidArgument: If the file can't be read, or a name is empty or repeated.
     """
     names = tuple(name.strip() for name in _raw_header(path, table_format or TableFormat()))
+    if not names:
+        raise InvalidArgument(f"{path.name!r} must begin with a line of column names, got an empty one. Add a header.")
     if len(set(names)) != len(names) or "" in names:
         raise InvalidArgument(f"the header of {path.name!r} must name every column once. Correct the header line.")
     return names

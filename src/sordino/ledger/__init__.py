@@ -4,6 +4,7 @@
     ledger.declare("adult", …)        a data set's account, with its budget
     account.charge(event)             before the data are read; refused when it does not fit
     account.reserve(event)            a whole plan set aside, drawn in pieces, the rest given back
+    preview_charge(work, account)     what a piece of work would charge, and whether the account has it
 
 Accounts and reservations are what ``ledger=`` takes in `fit`, `PrivacyEngine` and the estimators.
 """
@@ -11,6 +12,17 @@ Accounts and reservations are what ``ledger=`` takes in `fit`, `PrivacyEngine` a
 from sordino.ledger.account import Account, Charge, Remaining, Reservation
 from sordino.ledger.ledger import Ledger
 from sordino.ledger.policies import AccountBudget
+from sordino.ledger.preview import ChargePreview, preview_charge
 from sordino.ledger.store import LedgerEntry
 
-__all__ = ["Account", "AccountBudget", "Charge", "Ledger", "LedgerEntry", "Remaining", "Reservation"]
+__all__ = [
+    "Account",
+    "AccountBudget",
+    "Charge",
+    "ChargePreview",
+    "Ledger",
+    "LedgerEntry",
+    "Remaining",
+    "Reservation",
+    "preview_charge",
+]

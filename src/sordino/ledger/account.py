@@ -569,6 +569,26 @@ class Account:
             left, reserved = balance.remaining(), len(balance.open())
         return Remaining(amount=left.amount, measure=left.measure, fraction=left.fraction, open_reservations=reserved)
 
+    def remaining_epsilon(self) -> float:
+        """ε, at the account's δ, of the largest event that would still fit: a Gaussian one, a pure one where δ is 0.
+
+        Under ``pld`` the ε that is left; what is added composes with the rest, so that more than that may fit.
+        """
+        with read_transaction(self.url, self.name) as page:
+            return round_down(AccountState.of(page).remaining_epsilon())
+
+    def remaining_delta(self) -> float:
+        """The largest δ of its own that an event may still have: what is kept for such events, less what they spent.
+
+        That is δ/8 at first under ``renyi``, nothing under ``zcdp``, and δ itself under ``pld``.
+        """
+        with read_transaction(self.url, self.name) as page:
+            balance = AccountState.of(page)
+            rule = make_filter(balance.budget)
+            if isinstance(rule, RDPOrdersFilter):
+                return rule.remaining_delta(balance.committed(rule))
+            return balance.budget.delta if rule is None else 0.0
+
     def history(self) -> list[LedgerEntry]:
         """All lines of the account, oldest first."""
         with read_transaction(self.url, self.name) as page:

@@ -545,11 +545,19 @@ class Comparison:
 
 
 def compare_public(
-    table: TabularTask, methods: Sequence[TabularMethod], *, epsilons: Sequence[float], delta: float, repeats: int = 1
+    table: TabularTask,
+    methods: Sequence[TabularMethod],
+    *,
+    epsilons: Sequence[float],
+    delta: float,
+    repeats: int = 1,
+    progress: Callable[[], object] | None = None,
 ) -> Comparison:
     """Fit every method at every ε to a *public* table, and measure on its test records.
 
     Guarantee: each fit is (ε, delta)-differentially private; `total` is what all of them together are.
+
+    `progress` is called after each fit; their number is public.
 
     Raises:
         InvalidArgument: the table is not public; use `share` for private records.
@@ -563,20 +571,28 @@ def compare_public(
     for epsilon in epsilons:
         for method in methods:
             made = [method.estimator(table.facts, epsilon=epsilon, delta=delta) for _ in range(repeats)]
-            cells.append(_cell(table, method, epsilon, made))
+            cells.append(_cell(table, method, epsilon, made, progress))
     # Every fit has a δ of its own, so together they have at least the sum of them.
     fits = sum(len(cell.events) for cell in cells)
     return _compared(table, cells, min(0.5, fits * delta * (1 + 1e-9)))
 
 
 def compare_private(
-    table: TabularTask, methods: Sequence[TabularMethod], *, epsilon: float, delta: float, ledger: Account | None = None
+    table: TabularTask,
+    methods: Sequence[TabularMethod],
+    *,
+    epsilon: float,
+    delta: float,
+    ledger: Account | None = None,
+    progress: Callable[[], object] | None = None,
 ) -> Comparison:
     """Fit every method once, with one budget for all of them, and measure on test records that are public.
 
     Guarantee: all models together are (epsilon, delta)-differentially private. So whichever is kept, and whatever the
     measurements led to, is covered; each had only its part of the budget. With an account all of it is charged, at
     once and before a record is read.
+
+    `progress` is called after each fit; their number is public.
     """
     check_single_process("compare")
     made = split_budget_equally(
@@ -594,16 +610,26 @@ def compare_private(
             neighboring_relation=neighboring_relation,
         )
     cells = [
-        _cell(table, method, float(estimator.epsilon or 0.0), [estimator])
+        _cell(table, method, float(estimator.epsilon or 0.0), [estimator], progress)
         for method, estimator in zip(methods, made, strict=True)
     ]
     return _compared(table, cells, delta)
 
 
-def _cell(table: TabularTask, method: TabularMethod, epsilon: float, made: Sequence[PrivateEstimator]) -> MethodResult:
+def _cell(
+    table: TabularTask,
+    method: TabularMethod,
+    epsilon: float,
+    made: Sequence[PrivateEstimator],
+    progress: Callable[[], object] | None,
+) -> MethodResult:
     if table.test is None or not len(table.test[0]):
         raise InvalidArgument("table must have public test records to compare on, got none. Name a test file.")
-    fits = [fit_to(estimator, table) for estimator in made]
+    fits = []
+    for estimator in made:
+        fits.append(fit_to(estimator, table))
+        if progress is not None:
+            progress()
     return MethodResult(
         method=method.name,
         epsilon=epsilon,
