@@ -33,8 +33,10 @@ def test_the_script_for_a_shell_is_printed(shell):
 @pytest.mark.parametrize(
     "line",
     [
-        "train", "nowhere", "ledger nowhere", "train a b", "plan --epsilon x", "plan --nowhere 3", "account --steps 1.5",
-        "runs show", "train a --device", "compare a --repeats many", "account --neighboring-relation friends", "--nowhere",
+        "train", "nowhere", "ledger nowhere", "train a b", "plan --epsilon x", "plan --nowhere 3",
+        "account --steps 1.5",
+        "runs show", "train a --device", "compare a --repeats many",
+        "account --neighboring-relation friends", "--nowhere",
     ],
 )  # fmt: skip
 def test_a_line_that_can_not_be_read_is_one_line_and_a_document(line):

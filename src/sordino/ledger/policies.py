@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sordino.accounting import Interval
     from sordino.accounting.filters import PrivacyFilter, RemainingAmount
 
-__all__ = ["POLICIES", "AccountBudget", "PLDPolicy", "make_filter"]
+__all__ = ["AccountBudget", "PLDPolicy", "POLICIES", "make_filter"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
