@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from sordino.accounting import epsilon
 from sordino.cli import app
+from sordino.cli.account import subsampled_gaussian
 from sordino.cli.plots import first_steps, number_of_steps
 from sordino.events import Composed, Gaussian, NoOp, PoissonSampled, SelfComposed, to_json
 from sordino.runs import RunFolder
@@ -391,3 +393,57 @@ def test_the_unit_of_a_run_cannot_be_chosen_afterwards(tmp_path):
     assert result.exit_code == 2
     assert "--privacy-unit must be user, as the run was planned" in result.stderr
     assert document("account", *EXAMPLE, "--privacy-unit", "client")["privacy_unit"] == "client"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--epsilon 1e-7 --delta 1e-6 --sample-rate 0.01 --steps 100",
+        "--epsilon 0.0001 --delta 1e-5 --dataset-size 1000 --batch-size 10 --steps 1000",
+        "--epsilon 0.123456789 --delta 1.23456789e-5 --sample-rate 0.01 --steps 100",
+        "--epsilon 3 --delta 1e-5 --sample-rate 0.0123456789 --steps 777",
+        "--epsilon 2 --delta 1e-5 --noise-multiplier 1.23456789 --sample-rate 0.01",
+        "--epsilon 2 --delta 1e-5 --noise-multiplier 1.23456789 --steps 500",
+        "--epsilon 2.34567891 --noise-multiplier 1.2 --sample-rate 0.01 --steps 500",
+        "--epsilon 0.00001234 --delta 1e-5 --sample-rate 1 --steps 1",
+    ],
+)
+def test_every_line_of_a_plan_is_true(line):
+    """ε as printed is at most the target as printed, and what is printed, typed in again, keeps the target."""
+    page = CliRunner().invoke(app, ["plan", *line.split()])
+    assert page.exit_code == 0, page.stderr
+    said = re.search(r"ε = (\S+) ≤ (\S+) for δ = (\S+)", " ".join(page.stdout.split()))
+    assert said is not None
+    cost, target, delta = (float(one) for one in said.groups())
+    assert 0 < cost <= target == float(line.split()[1])
+    shown = dict(re.findall(r"^ *(noise multiplier|sample rate|steps) {2,}(\S+) *$", page.stdout, re.MULTILINE))
+    event = subsampled_gaussian(
+        sample_rate=float(shown["sample rate"]),
+        noise_multiplier=float(shown["noise multiplier"]),
+        steps=int(shown["steps"].replace(",", "")),
+    )
+    assert epsilon(event, delta).upper <= target
+    document = json.loads(CliRunner().invoke(app, ["plan", *line.split(), "--json"]).stdout)
+    assert document["epsilon"] <= document["target_epsilon"] == target
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--epsilon 1e-9 --delta 1e-9 --dataset-size 1000 --batch-size 10 --steps 100000",
+        "--epsilon 0.001 --delta 1e-5 --noise-multiplier 1 --sample-rate 0.1",
+        "--epsilon 0.0001 --delta 1e-5 --noise-multiplier 1 --steps 1000 --dataset-size 1000",
+    ],
+)
+def test_a_target_that_can_not_be_kept_is_a_usage_error_by_the_name_of_the_option(line):
+    result = CliRunner().invoke(app, ["plan", *line.split()])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("sordino: epsilon must ")
+
+
+def test_a_small_epsilon_is_not_shown_as_zero():
+    result = CliRunner().invoke(
+        app, ["account", "--sample-rate", "0.01", "--noise-multiplier", "4000", "--steps", "100", "--delta", "1e-12"]
+    )
+    assert result.exit_code == 0
+    assert "0.00000" not in result.stdout

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sordino import checks
-from sordino.cli.console import JsonOption, Output, finite, heading, key_value_table, rounded
+from sordino.cli.console import JsonOption, Output, epsilon_text, exact, finite, heading, key_value_table, rounded
 from sordino.definitions import Guarantee, NeighboringRelation, PrivacyUnit, format_upper_bound
 from sordino.errors import AccountingError, InvalidArgument, MissingDeclaration, UnsupportedEvent
 from sordino.events import (
@@ -44,9 +44,18 @@ _QUICK = ("closed_form", "contour", "rdp")
 
 
 def summarize_event(
-    event: Event, *, delta: float, neighboring_relation: NeighboringRelation, unit: PrivacyUnit, everyone: bool = False
+    event: Event,
+    *,
+    delta: float,
+    neighboring_relation: NeighboringRelation,
+    unit: PrivacyUnit,
+    everyone: bool = False,
+    most: float = math.inf,
 ) -> dict[str, object]:
-    """ε by the quick accountants, or by everyone, with all that is needed to read it, as JSON types."""
+    """ε by the quick accountants, or by everyone, with all that is needed to read it, as JSON types.
+
+    `most` is a target that ε is known to keep: rounding does not take it above.
+    """
     from sordino import accounting
 
     checks.probability(zero=False, one=False, delta=delta)
@@ -62,7 +71,7 @@ def summarize_event(
         privacy_unit=unit,
     )
     return {
-        "epsilon": rounded(best.upper),
+        "epsilon": rounded(best.upper, most=most),
         "accountants": {name: rounded(value) for name, value in by_accountant.items()},
         "accountant": best.accountant,
         "interval": {"lower": finite(best.lower), "upper": finite(best.upper)},
@@ -240,15 +249,14 @@ def _page(document: dict[str, object]) -> tuple[RenderableType, ...]:
     """The document for people."""
     epsilon = document["epsilon"]
     interval, accountants = document["interval"], document["accountants"]
-    shown = "∞" if epsilon == "inf" else f"{epsilon:.5f}"
+    assert isinstance(epsilon, float | str)
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(justify="right")
     if isinstance(accountants, dict):
         for name, value in sorted(accountants.items(), key=lambda item: float(item[1])):
             chosen = name == document["accountant"]
-            text = "∞" if value == "inf" else f"{value:.5f}"
-            table.add_row(name.replace("_", " "), Text(text, style="bold" if chosen else ""))
+            table.add_row(name.replace("_", " "), Text(epsilon_text(value), style="bold" if chosen else ""))
     rows = [
         ("unit", PrivacyUnit(str(document["privacy_unit"])).describe()),
         ("neighbors", NeighboringRelation(str(document["neighboring_relation"])).describe()),
@@ -259,13 +267,14 @@ def _page(document: dict[str, object]) -> tuple[RenderableType, ...]:
         rows.append(("true ε within", _between(interval["lower"], interval["upper"])))
     bare, attack = document["epsilon_without_amplification"], document["attack"]
     if bare is not None and bare != epsilon:
-        rows.append(("without amplification", f"ε = {'∞' if bare == 'inf' else f'{bare:.5f}'}"))
+        assert isinstance(bare, float | str)
+        rows.append(("without amplification", f"ε = {epsilon_text(bare)}"))
     if isinstance(attack, dict):
         rows.append(("attack", _describe_attack(attack)))
     if "plot" in document:
         rows.append(("plot", str(document["plot"])))
     return (
-        heading(f"ε = {shown} at δ = {document['delta']:g}"),
+        heading(f"ε = {epsilon_text(epsilon)} at δ = {exact(float(str(document['delta'])))}"),
         key_value_table(rows),
         Text("\nε by accountant (each is a valid upper bound)", style="dim"),
         table,
@@ -279,7 +288,7 @@ def _describe_attack(attack: Mapping[str, object]) -> str:
         f"≤ {format_upper_bound(100 * value)} % at {100 * float(rate):g} % false positives"
         for rate, value in found.items()
     ]
-    return f"true positives {', '.join(parts)}; advantage ≤ {attack['advantage']:.5f}"
+    return f"true positives {', '.join(parts)}; advantage ≤ {exact(float(str(attack['advantage'])))}"
 
 
 def _between(lower: float | str, upper: float | str) -> str:

@@ -25,17 +25,21 @@ __all__ = [
     "Output",
     "check_single_process_command",
     "check_single_process_options",
+    "epsilon_text",
+    "exact",
     "finite",
     "heading",
     "init_distributed",
     "is_rank_zero",
     "key_value_table",
     "print_error",
+    "round_up",
     "rounded",
 ]
 
 
 _ACCENT = "bold cyan"
+_SMALL, _LONGEST = 0.01, 300
 
 
 def _remember(ctx: typer.Context, value: bool) -> bool:
@@ -128,9 +132,44 @@ def finite(value: float) -> float | str:
     return "inf" if math.isinf(value) else value
 
 
-def rounded(epsilon: float, digits: int = 5) -> float | str:
-    """ε with few digits, never below itself."""
-    return "inf" if math.isinf(epsilon) else float(format_upper_bound(epsilon, digits))
+def rounded(epsilon: float, digits: int = 5, *, most: float = math.inf) -> float | str:
+    """ε with few digits, never below itself: five decimals, or as many more as it takes for five that are not 0.
+
+    Args:
+        epsilon: ≥ 0.
+        digits: decimals of a number that is not small.
+        most: what it is known to be at most; rounding does not take it above.
+    """
+    if math.isinf(epsilon):
+        return "inf"
+    if 0 < epsilon < _SMALL:
+        digits += -2 - math.floor(math.log10(epsilon))
+    found = float(format_upper_bound(epsilon, digits))
+    while found > most >= epsilon and digits < _LONGEST:
+        digits += 1
+        found = float(format_upper_bound(epsilon, digits))
+    return min(found, most) if epsilon <= most else found
+
+
+def epsilon_text(epsilon: float | str) -> str:
+    """What `rounded` gave, for people."""
+    if isinstance(epsilon, str):
+        return "∞"
+    return f"{epsilon:.5f}" if round(epsilon, 5) == epsilon else exact(epsilon)
+
+
+def exact(value: float) -> str:
+    """The shortest text that is this very number: nothing is rounded in a line that says ≤."""
+    return repr(float(value)).removesuffix(".0")
+
+
+def round_up(value: float, digits: int = 6) -> str:
+    """A noise multiplier with few digits, never below itself: whoever types it in adds enough noise."""
+    text = f"{value:.{digits}g}"
+    if float(text) < value:
+        step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+        text = f"{(math.floor(value / step) + 1) * step:.{digits}g}"
+    return text if float(text) >= value else exact(value)
 
 
 def print_error(kind: str, message: str, *, as_json: bool) -> None:

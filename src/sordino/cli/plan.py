@@ -1,7 +1,8 @@
 """`sordino plan`: the least noise for a target ε, or whatever else is left open, or a table. No torch, no data."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Annotated
@@ -13,9 +14,9 @@ from rich.text import Text
 
 from sordino import checks
 from sordino.cli.account import subsampled_gaussian, summarize_event
-from sordino.cli.console import JsonOption, Output, heading, key_value_table
+from sordino.cli.console import JsonOption, Output, epsilon_text, exact, heading, key_value_table, round_up
 from sordino.definitions import NeighboringRelation, PrivacyUnit
-from sordino.errors import InvalidArgument, MissingDeclaration
+from sordino.errors import AccountingError, InvalidArgument, MissingDeclaration
 from sordino.events import Gaussian
 
 __all__ = ["PlanCell", "batch_ladder", "cheapest_cell", "listed", "plan", "show_recommendation", "show_table"]
@@ -61,15 +62,16 @@ def show_recommendation(
     checks.probability(zero=False, one=False, delta=delta)
     from sordino.tuning.recommended_settings import recommend_settings
 
-    found = recommend_settings(
-        dataset_size=records,
-        num_parameters=parameters,
-        target_epsilon=epsilon,
-        delta=delta,
-        epochs=passes[0] if passes else 40.0,
-        distance=distance,
-        neighboring_relation=neighboring_relation,
-    )
+    with out.progress("calibrating"), _own_names():
+        found = recommend_settings(
+            dataset_size=records,
+            num_parameters=parameters,
+            target_epsilon=epsilon,
+            delta=delta,
+            epochs=passes[0] if passes else 40.0,
+            distance=distance,
+            neighboring_relation=neighboring_relation,
+        )
     event = subsampled_gaussian(
         sample_rate=found.sample_rate, noise_multiplier=found.noise_multiplier, steps=found.steps
     )
@@ -78,25 +80,25 @@ def show_recommendation(
         "target_epsilon": epsilon,
         "dataset_size_is_public": True,
         "sources": _SOURCES,
-        **summarize_event(event, delta=delta, neighboring_relation=neighboring_relation, unit=unit),
+        **summarize_event(event, delta=delta, neighboring_relation=neighboring_relation, unit=unit, most=epsilon),
     }
     trial, noise = found.small_batch
     rows = [
         ("batch size", f"{found.batch_size:,} of {records:,} records (public), sample rate {found.sample_rate:.6g}"),
         ("steps", f"{found.steps:,}, {found.epochs:.4g} epochs"),
-        ("noise multiplier", f"{found.noise_multiplier:.6g}"),
+        ("noise multiplier", round_up(found.noise_multiplier)),
         ("clipping norm", f"{found.max_grad_norm:g}"),
         ("learning rate", f"{found.learning_rate:.3g}"),
         ("signal", f"{100 * min(1.0, found.signal / found.signal_ceiling):.0f} % of what ε and δ allow"),
         ("one step", f"a gradient stands {found.gradient_to_noise:.3g} to 1 against its noise, at most"),
-        ("to try settings", f"batch {trial} with noise multiplier {noise:.3g}, same steps, on PUBLIC records"),
+        ("to try settings", f"batch {trial} with noise multiplier {round_up(noise, 3)}, same steps, on PUBLIC records"),
         ("unit", unit.describe()),
         ("neighbors", neighboring_relation.describe()),
     ]
     sources = "\n".join(f"{name.replace('_', ' ')}: {text}." for name, text in _SOURCES.items())
     out.print_result(
         document,
-        heading(f"Settings for ε ≤ {epsilon:g} at δ = {delta:g}", "by published rules; no record was read"),
+        heading(f"Settings for ε ≤ {exact(epsilon)} at δ = {exact(delta)}", "by published rules; no record was read"),
         key_value_table(rows),
         Text("\n" + sources, style="dim"),
     )
@@ -217,24 +219,28 @@ def show_table(
     checks.probability(zero=False, one=False, delta=delta)
     if len(sizes) * len(passes) > _LARGEST_TABLE:
         raise InvalidArgument(f"a table must have ≤ {_LARGEST_TABLE} cells, got more. Give fewer sizes or epochs.")
-    ceiling = 1 / accounting.calibrate_noise_multiplier(
-        lambda z: Gaussian(noise_multiplier=z),
-        target_epsilon=epsilon,
-        delta=delta,
-        neighboring_relation=neighboring_relation,
-    )
-    cells = [
-        _cell(
-            size,
-            epochs,
-            records=records,
-            epsilon=epsilon,
+    with _own_names():
+        ceiling = 1 / accounting.calibrate_noise_multiplier(
+            lambda z: Gaussian(noise_multiplier=z),
+            target_epsilon=epsilon,
             delta=delta,
             neighboring_relation=neighboring_relation,
-            ceiling=ceiling,
         )
-        for size, epochs in product(sizes, passes)
-    ]
+    cells = []
+    with out.progress("calibrating", total=len(sizes) * len(passes)) as advance, _own_names():
+        for size, epochs in product(sizes, passes):
+            cells.append(
+                _cell(
+                    size,
+                    epochs,
+                    records=records,
+                    epsilon=epsilon,
+                    delta=delta,
+                    neighboring_relation=neighboring_relation,
+                    ceiling=ceiling,
+                )
+            )
+            advance()
     best = cheapest_cell(cells)
     document: dict[str, object] = {
         "target_epsilon": epsilon,
@@ -272,7 +278,10 @@ def _page(
             chosen = cell is best
             row.append(
                 Text.assemble(
-                    (f"{'★ ' if chosen else ''}{cell.noise_multiplier:.5g}", "bold cyan" if chosen else "bold"),
+                    (
+                        f"{'★ ' if chosen else ''}{round_up(cell.noise_multiplier, 5)}",
+                        "bold cyan" if chosen else "bold",
+                    ),
                     (f"\n{cell.steps:,} steps\n{100 * cell.share_of_ceiling:.0f} % signal", "dim"),
                 )
             )
@@ -288,7 +297,7 @@ def _page(
         "steps a model needs."
     )
     return (
-        heading(f"noise multipliers for ε ≤ {epsilon:g} at δ = {delta:g}"),
+        heading(f"noise multipliers for ε ≤ {exact(epsilon)} at δ = {exact(delta)}"),
         grid,
         key_value_table(rows),
         Text("\n" + rule, style="dim"),
@@ -314,9 +323,7 @@ def plan(
     steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
     records: Annotated[
         int | None,
-        typer.Option(
-            "--dataset-size", "--dataset-size", help="Public number of records; with batch sizes instead of a rate."
-        ),
+        typer.Option("--dataset-size", help="Public number of records; with batch sizes instead of a rate."),
     ] = None,
     batch_size: Annotated[float | None, typer.Option(help="Expected batch size.")] = None,
     epochs: Annotated[
@@ -389,8 +396,22 @@ def plan(
         epochs=passes[0] if passes else None,
         neighboring_relation=neighboring_relation,
     )
-    found, answer = question.solved(records)
-    _show(out, found, answer, records=records, unit=unit)
+    with out.progress("calibrating"), _own_names():
+        found, answer = question.solved(records)
+        document = _priced(found, answer, records=records, unit=unit)
+    _show(out, document, found, answer, records=records, unit=unit)
+
+
+@contextmanager
+def _own_names() -> Iterator[None]:
+    """A target that can't be reached is an ``--epsilon`` that can't be kept: a usage error by the option's name."""
+    try:
+        yield
+    except AccountingError as error:
+        message = str(error.args[0]) if error.args else ""
+        if not message.startswith("target_epsilon "):
+            raise
+        raise InvalidArgument(message.removeprefix("target_")) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -440,6 +461,8 @@ class _Question:
                 delta=delta,
                 **goal,
             )
+            if most == 0:
+                raise InvalidArgument("epsilon must allow one step, got a target too small. Raise it, or add noise.")
             return name, replace(asked, steps=most)
         assert noise is not None
         return name, replace(asked, **_max_rate(asked, noise, delta, records))
@@ -483,13 +506,20 @@ def _max_rate(asked: _Question, noise: float, delta: float, records: int | None)
     return {"sample_rate": size / records}
 
 
+def _round_down(rate: float) -> str:
+    """A rate with six digits, never above itself."""
+    text = f"{rate:.6g}"
+    return text if float(text) <= rate else exact(rate)
+
+
 def _upwards(delta: float) -> float:
     """δ with four digits, rounded up."""
     unit = 10.0 ** (math.floor(math.log10(max(delta, 1e-300))) - 3)
     return min(1.0, float(f"{math.ceil(delta / unit) * unit:.4g}")) if delta > 0 else 1e-300
 
 
-def _show(out: Output, found: str, answer: _Question, *, records: int | None, unit: PrivacyUnit) -> None:
+def _priced(found: str, answer: _Question, *, records: int | None, unit: PrivacyUnit) -> dict[str, object]:
+    """The answer with its ε, as JSON types."""
     noise, rate, steps, delta = answer.noise_multiplier, answer.sample_rate, answer.steps, answer.delta
     assert noise is not None
     assert rate is not None
@@ -503,11 +533,30 @@ def _show(out: Output, found: str, answer: _Question, *, records: int | None, un
         "sample_rate": rate,
         "steps": steps,
         "dataset_size_is_public": records is not None,
-        **summarize_event(event, delta=delta, neighboring_relation=answer.neighboring_relation, unit=unit),
+        **summarize_event(
+            event,
+            delta=delta,
+            neighboring_relation=answer.neighboring_relation,
+            unit=unit,
+            most=answer.epsilon,
+        ),
     }
+    if records is not None:
+        document["batch_size"] = rate * records
+    return document
+
+
+def _show(
+    out: Output, document: dict[str, object], found: str, answer: _Question, *, records: int | None, unit: PrivacyUnit
+) -> None:
+    noise, rate, steps, delta = answer.noise_multiplier, answer.sample_rate, answer.steps, answer.delta
+    assert noise is not None
+    assert rate is not None
+    assert steps is not None
+    assert delta is not None
     rows = [
-        ("noise multiplier", f"{noise:.6g}"),
-        ("sample rate", f"{rate:.6g}"),
+        ("noise multiplier", round_up(noise)),
+        ("sample rate", _round_down(rate)),
         ("steps", f"{steps:,}"),
         ("epochs", f"{steps * rate:.6g}"),
         ("unit", unit.describe()),
@@ -516,15 +565,16 @@ def _show(out: Output, found: str, answer: _Question, *, records: int | None, un
         ("accountant", str(document["accountant"]).replace("_", " ")),
     ]
     if records is not None:
-        document["batch_size"] = rate * records
         rows.insert(2, ("batch size", f"{rate * records:.6g} of {records:,} records (public)"))
     words = {
-        "noise_multiplier": f"noise multiplier {noise:.5f}",
+        "noise_multiplier": f"noise multiplier {round_up(noise)}",
         "steps": f"at most {steps:,} steps",
-        "sample_rate": f"sample rate at most {rate:.6g}",
-        "delta": f"δ = {delta:.4g} at least",
+        "sample_rate": f"sample rate at most {_round_down(rate)}",
+        "delta": f"δ = {exact(delta)} at least",
     }
-    note = f"keeps the run at ε = {document['epsilon']:.5f} ≤ {answer.epsilon:g} for δ = {delta:g}"
+    cost = document["epsilon"]
+    assert isinstance(cost, float | str)
+    note = f"keeps the run at ε = {epsilon_text(cost)} ≤ {exact(answer.epsilon)} for δ = {exact(delta)}"
     out.print_result(document, heading(words[found], note), key_value_table(rows))
 
 
