@@ -640,6 +640,13 @@ class LoopHooks:
                 "the DataLoader's own workers may."
             )
         if not self._comes_from_batch(given, call):
+            if any(tensor.grad_fn is not None for tensor in given):
+                return (
+                    "on tensors that another trainable module made (a generator's output). Pass them on without their "
+                    "graph, and declare them if no record has a part in them: module(engine.mark_public(x.detach())). "
+                    "For the other module's own step call the private module in evaluation mode with "
+                    "requires_grad_(False)."
+                )
             return (
                 "on tensors from elsewhere: records that the loader did not draw are not accounted for. Call the "
                 "module on the loader's batch or on what torch functions made of it, move preprocessing to the dataset "

@@ -11,11 +11,11 @@ import sysconfig
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sordino.errors import CoupledRecords, NonPrivateStep
@@ -47,6 +47,7 @@ from sordino.training.loss_tracing.traced_tensor import (
     without_trace,
 )
 from sordino.training.optimizer_checks import is_private_parameter
+from sordino.training.probing.probe import graph_leaves
 from sordino.training.pytree import map_tensors, tensors_in
 
 __all__ = [
@@ -659,10 +660,11 @@ class OperationTrace(ValueEscapeTracking):
             self._check_outside(inputs)
 
     def _has_outside_graph(self, inputs: Sequence[object]) -> bool:
-        """Whether a tensor from outside the batch has a graph of its own: what another module gave."""
+        """Whether a tensor from outside the batch has a graph to what is no private parameter: another module's."""
         outside = {one.slot: one.value for one in self._outsiders}
         given = (outside.get(leaf.number) if isinstance(leaf, ValueRef) else leaf for leaf in inputs)
-        return any(isinstance(value, Tensor) and value.grad_fn is not None for value in given)
+        graphs = (graph_leaves(value) for value in given if isinstance(value, Tensor) and value.grad_fn is not None)
+        return any(not is_private_parameter([cast("nn.Parameter", leaf)]) for leaves in graphs for leaf in leaves)
 
     def _check_outside(self, inputs: Sequence[object]) -> None:
         for leaf in inputs:

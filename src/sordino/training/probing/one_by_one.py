@@ -53,6 +53,7 @@ __all__ = ["NOT_CAPTURED", "check_draws", "check_one_by_one", "check_records", "
 
 # The most rows that training's batches and the public records allow, of these.
 _ROWS = (11, 7, 5, 3, 2)
+_FEW = 3
 # Seeds that no model uses by itself.
 _DRAWS_SEEDS = (736_878_701, 736_878_702)
 # A layer that is dropped half of the time is met both ways all but once in 4096 times.
@@ -89,7 +90,8 @@ def check_draws(
         CoupledRecords: a generator of the model's own, a seed, or a number for all records of a microbatch.
     """
     with preserve_model_state(model):
-        look = _Look(recorder, run, reduction, records, list(tensors_in(public_batch)), size or ProbeSize())
+        example = list(tensors_in(public_batch))
+        look = _Look(recorder, run, reduction, records, example, size or ProbeSize(), is_split=is_split)
         first = look.drawn(_DRAWS_SEEDS[0])
         if first is None or not (first.used.any() or first.of_torch):
             return
@@ -185,11 +187,14 @@ class _Look:
         structure: object,
         example: Sequence[Tensor],
         size: ProbeSize,
+        *,
+        is_split: bool,
     ) -> None:
         self._recorder, self._run, self._reduction = recorder, run, reduction
         self._structure, self._example = structure, example
         self._two_passes = size.two_passes
-        most = min([size.records, *(len(tensor) - 1 for tensor in example if tensor.dim())])
+        # What ties the records of a microbatch shows in how many numbers are drawn; a few records tell where from.
+        most = min([size.records if is_split else _FEW, *(len(tensor) - 1 for tensor in example if tensor.dim())])
         self.rows = next((rows for rows in _ROWS if rows <= most), 1) if isinstance(recorder, GradientCapture) else 1
         self._given = next((tensor.size(0) for tensor in tensors_in(structure) if tensor.dim()), 0)
 
@@ -229,7 +234,7 @@ class _Look:
         with draws:
             if isinstance(self._recorder, GradientCapture):
                 observer = ProbeRunner(self._recorder, self._run, self._reduction, two_passes=self._two_passes)
-                draws.norms = observer.observe(batch, torch.ones(1, rows), chance=chance, large=True).norms
+                draws.norms = observer.observe(batch, torch.zeros(0, rows), chance=chance, large=True).norms
             else:
                 with self._recorder.capturing(1), torch.enable_grad():
                     total = self._run(batch).sum()

@@ -13,9 +13,9 @@ is an experiment in which the first is replaced and the second is not.
 import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 from typing import cast
 
 import numpy as np
@@ -179,7 +179,7 @@ class ProbeRunner:
         taking = _Norms(self._capture.trainable(), weights) if large and self._two_passes else None
         (chance or SeededGenerators()).start()
         with ExitStack() as stack:
-            if looks:
+            if looks or outputs:
                 stack.enter_context(generators_used(self.generators))
             scale = float(max(count, 1)) if self._reduction == "mean" else 1.0
             stack.enter_context(
@@ -702,19 +702,18 @@ def check_record_independence(
     with preserve_model_state(model):
         observer = ProbeRunner(capture, run, reduction, two_passes=size.two_passes)
         probe = _Probe(observer, records, rows, list(tensors_in(public_batch)), reduction, size)
-        if not (size.again and size.is_thorough):
-            probe.start()
-            probe.repeat()
-            probe.replace_ordinary()
-        if not size.again:
-            probe.check_adversarial_values()
-            probe.check_random_outcomes()
-            probe.compare_with_autograd()
-        if not size.again or size.is_thorough:
-            probe.fill_up(values=values_released)
-        if not size.again:
-            probe.check_statelessness()
-        if may_be_empty and not size.again:
+        probe.start()
+        if size.again:
+            probe.try_again()
+            return
+        probe.repeat()
+        probe.replace_ordinary()
+        probe.check_adversarial_values()
+        probe.check_random_outcomes()
+        probe.compare_with_autograd()
+        probe.fill_up(values=values_released)
+        probe.check_statelessness()
+        if may_be_empty:
             probe.check_empty_batch()
 
 
@@ -767,7 +766,7 @@ class _Probe:
         self._least_refused: dict[int | None, int] = {}
         # How far two equal passes are apart, relative to the norms.
         self._unrepeated = 0.0
-        self._pattern: str | None = None
+        self._pattern = INTEGER_PATTERNS[0]
         # What the forward pass gives for the small batch.
         self._seen = torch.zeros(0, 0, dtype=torch.float64)
 
@@ -782,7 +781,8 @@ class _Probe:
         for pattern in INTEGER_PATTERNS:
             made_up = self._made_up(self._count, pattern)
             try:
-                observed = self._observer.observe(made_up.batch(range(self._count)), self._read)
+                read = self._read[: 0 if self._size.again else None]
+                observed = self._observer.observe(made_up.batch(range(self._count)), read)
                 # Stand-ins are those of the first time.
                 others = made_up.batch(range(self._count, 2 * self._count))
                 again = observed if self._size.again else self._observer.observe(others, self._weights[:0])
@@ -868,6 +868,71 @@ class _Probe:
         if singled.sizes_follow_values or self._unrepeated > 0:
             floor = _UNSTEADY_HALF if singled.is_half else _UNSTEADY
         return max(floor, _SPREAD * self._unrepeated)
+
+    # --- once more, in case a function changes its mind ----------------------------------------------------------
+
+    def try_again(self) -> None:
+        """Repeat a few experiments in a small batch, or in one as large as training's.
+
+        What may have changed since is the user's code. Where gradients are derivatives of what the forward pass gives,
+        that is looked at; elsewhere gradients are compared.
+        """
+        count = self._size.records
+        odd, first = list(range(1, count, 2)), self._sets[0] if self._sets else []
+        if not self._size.is_thorough:
+            if self._look_again(self._records, self._seen, (self._places(first), {}), first):
+                return
+            self._first = self._observer.observe(self._records.batch(range(self._count)), self._read)
+            self.repeat()
+            self.replace_ordinary()
+        elif count > 1 and not self._look_again_large(odd):
+            self._compare_large(self._filled(count, _evenly(count)), *self._extremes(odd, 0), odd)
+
+    def _look_again_large(self, replaced: list[int]) -> bool:
+        count = self._size.records
+        for diverse in (True, False):
+            self._large = self._made_up(count, self._pattern, diverse=diverse)
+            try:
+                seen = self._observer.look(self._large.batch(range(count)), count, gradients=True)
+            except SordinoError:
+                raise
+            except Exception:
+                seen = torch.full((1,), torch.nan)
+            if bool(seen.isfinite().all()):
+                return self._look_again(self._large, seen, self._extremes(replaced, 0), replaced)
+        return False
+
+    def _look_again(
+        self,
+        records: SyntheticRecords,
+        seen: Tensor,
+        changes: tuple[list[int], dict[int, AdversarialValue]],
+        replaced: list[int],
+    ) -> bool:
+        """Compare what the forward pass gives with what it gave, then with some records replaced.
+
+        Returns:
+            Whether gradients are derivatives of it, so that they need not be compared themselves.
+        """
+        count = records.count
+        if self._observer.gradients_follow and (records is self._records or self._is_unsteady()):
+            for _ in range(3 if self._is_unsteady() else 1):
+                again = self._observer.look(records.batch(range(count)), count, gradients=True)
+                self._unrepeated = max(self._unrepeated, _apart(seen, again))
+            self._refuse_unrepeated()
+        if self._observer.gradients_follow and replaced:
+            try:
+                changed = self._observer.look(records.batch(*changes), count, gradients=True)
+            except SordinoError:
+                raise
+            except Exception:
+                return False
+            self._compare_rows(seen, changed, replaced, _UNUSUAL if changes[1] else _CHANGED)
+        return self._observer.gradients_follow
+
+    def _is_unsteady(self) -> bool:
+        """Whether two equal passes may be apart: kernels that add up in any order, half precision."""
+        return self._is_cuda or self._observer.singled.is_half
 
     # --- some records replaced -----------------------------------------------------------------------------------
 
@@ -1053,39 +1118,36 @@ class _Probe:
         """In a batch a record must have the gradient, and if asked for the loss, that it has in any smaller one.
 
         The same records come in batches of half the size, a quarter, and so on down to one, the last record first.
+        Chance decides nothing in any of them.
         """
         count = self._size.records
         weights = _evenly(count)
         order = range(count - 1, -1, -1)
         parts: list[ProbeResult] = []
-        # Without chance a loss may vanish up to rounding, such as one of a model with itself.
-        least = float((first.norms * weights[0]).sum()), float(first.norms.mean())
-        with DisableRandomness():
-            if self._observer.generators:
-                first = self._observer.observe(
-                    self._large.batch(range(count)), weights, large=True, looks=False, outputs=True
-                )
-            for size in _smaller(count):
-                places, order = order[:size], order[size:]
-                parts.append(self._part(list(places), weights[:, list(places)]))
+        usual = float(self._first.norms.mean())
+        for size in _smaller(count):
+            places, order = order[:size], order[size:]
+            parts.append(self._part(list(places), weights[:, list(places)]))
         tolerance = self._other_shape()
         wanted = {"none": "made of records alone", "mean": "the mean over records", "sum": "the sum over records"}
         total = torch.stack([part.sketches[0] for part in parts]).sum(0)
-        if not _far(first.sketches[0], total, max(first.scale(0), _VANISHING * least[0])) <= tolerance:
+        if (
+            not _far(first.sketches[0], total, max(first.scale(0), _VANISHING * usual * float(weights.sum())))
+            <= tolerance
+        ):
             raise _coupled(
                 f"a batch's loss must be {wanted[self._reduction]}, and this one is not. Set loss_reduction to what "
                 "the loss does ('mean' or 'sum'), and divide by nothing that counts tokens, weights or records by hand"
             )
-        self._compare_parts(first, parts, values=values, least=_VANISHING * least[1])
+        self._compare_parts(first, parts, values=values, least=_VANISHING * usual)
         self._look_at_sizes(first)
 
     def _look_at_sizes(self, first: ProbeResult) -> None:
         """What the forward pass gives for a record, in batches of sizes between the halves."""
         count, whole = self._size.records, first.outputs
         assert whole is not None
-        with DisableRandomness():
-            sizes = sorted({count * eighths // 8 for eighths in _EIGHTHS} - {0, 1})
-            parts = [(size, self._observer.look(self._large.batch(range(size)), size)) for size in sizes]
+        sizes = sorted({count * eighths // 8 for eighths in _EIGHTHS} - {0, 1})
+        parts = [(size, self._observer.look(self._large.batch(range(size)), size)) for size in sizes]
         for size, part in parts:
             if part.shape[1] != whole.shape[1]:
                 continue
@@ -1095,7 +1157,7 @@ class _Probe:
 
     def _part(self, places: list[int], weights: Tensor) -> ProbeResult:
         try:
-            return self._observer.observe(self._large.batch(places), weights, large=True, looks=False)
+            return self._observe_large(places, {}, weights, outputs=False)
         except SordinoError:
             raise
         except Exception as failure:
@@ -1141,47 +1203,63 @@ class _Probe:
         count = self._size.records
         if count < 2:
             return
-        even, odd = list(range(0, count, 2)), list(range(1, count, 2))
-        sets = [] if self._size.again else [even, *_replaced_sets(count)]
-        # Two passes read one sum.
-        rows = [] if self._size.two_passes or self._observer.gradients_follow else sets
-        weights = torch.cat([_evenly(count), *([_rows_of_weights(count, rows)] if rows else [])])
-        # Smaller batches are compared with one in which chance decides nothing.
-        if self._observer.generators and not rows and self._unrepeated == 0:
-            weights = weights[:0]
-        first = self._filled(count, weights)
-        if self._size.again:
-            self._compare_large(first, *self._extremes(odd, 0), odd)
-            return
+        even = list(range(0, count, 2))
+        sets = [even, *_replaced_sets(count)]
         # Every fifth becomes a copy of its neighbor.
         others = list(range(count))
         for number, place in enumerate(even):
             others[place] = (place + 1) % count if number % 5 == 4 else count + place
+        # Smaller batches are compared with one in which chance decides nothing. Where gradients follow from what the
+        # forward pass gives, chance is looked at in that, and one such batch stands for all that is observed.
+        follows = self._observer.gradients_follow
+        calm = follows and bool(self._observer.generators)
+        # Two passes read one sum.
+        rows = [] if self._size.two_passes or follows else sets
+        with DisableRandomness() if calm else nullcontext():
+            first = self._filled(count, torch.cat([_evenly(count), *([_rows_of_weights(count, rows)] if rows else [])]))
         changes: list[tuple[list[int], dict[int, AdversarialValue]]] = [(others, {})]
         changes += [self._extremes(replaced, turn) for turn, replaced in enumerate(sets) if turn]
-        left = list(range(len(sets)))
-        if self._observer.gradients_follow:
+        whole = first.outputs
+        assert whole is not None
+        if follows and (calm or self._reduction != "none"):
             whole = self._observer.look(self._large.batch(range(count)), count, gradients=True)
-            left = [
-                turn
-                for turn, (change, replaced) in enumerate(zip(changes, sets, strict=True))
-                if turn == _WITH_GRADIENTS or not self._compare_looks(whole, *change, replaced)
-            ]
-        if not self._observer.gradients_follow:
+        left = [
+            turn
+            for turn, (change, replaced) in enumerate(zip(changes, sets, strict=True))
+            if not follows or turn == _WITH_GRADIENTS or not self._compare_looks(whole, *change, replaced)
+        ]
+        if follows and not self._observer.gradients_follow:
             left = list(range(len(sets)))
-        for turn in left:
-            self._compare_large(first, *changes[turn], sets[turn], row=turn + 1 if rows else None)
-        self._look_at_missing(first, sets[-1], len(sets))
-        self._look_at_alike(first)
-        self.check_single_records(first, values=values)
+        beside = first
+        # Without chance a loss may vanish up to rounding, such as one of a model with itself.
+        if calm and (not self._observer.gradients_follow or self._vanishes(first)):
+            calm, beside = False, self._observe_large(list(range(count)), {}, first.weights[:0])
+        with DisableRandomness() if calm else nullcontext():
+            for turn in left:
+                self._compare_large(beside, *changes[turn], sets[turn], row=turn + 1 if rows else None)
+        self._look_at_missing(whole, sets[-1], len(sets))
+        self._look_at_alike(whole)
+        with DisableRandomness():
+            if self._observer.generators and beside is first and not calm:
+                first = self._observe_large(list(range(count)), {}, _evenly(count))
+            self.check_single_records(first, values=values)
 
-    def _look_at_missing(self, first: ProbeResult, replaced: list[int], turn: int) -> None:
+    def _vanishes(self, first: ProbeResult) -> bool:
+        """Whether gradients of the large batch are nothing but rounding beside those of the small one."""
+        return not float(first.norms.mean()) > _VANISHING * float(self._first.norms.mean())
+
+    def _observe_large(
+        self, places: list[int], poisons: dict[int, AdversarialValue], weights: Tensor, *, outputs: bool = True
+    ) -> ProbeResult:
+        batch = self._large.batch(places, poisons)
+        return self._observer.observe(batch, weights, large=True, looks=False, outputs=outputs)
+
+    def _look_at_missing(self, whole: Tensor, replaced: list[int], turn: int) -> None:
         """What the forward pass gives for a record must be the same where some of the others are NaN, too."""
-        assert first.outputs is not None
         missing = self._extremes(replaced, turn, last=True)
         # Where nothing stands for what is missing, this was the last of the experiments before.
         if missing != self._extremes(replaced, turn - 1):
-            self._compare_looks(first.outputs, *missing, replaced, gradients=False)
+            self._compare_looks(whole, *missing, replaced, gradients=False)
 
     def _compare_looks(
         self,
@@ -1204,10 +1282,12 @@ class _Probe:
             raise
         except Exception:
             return True
-        self._compare_rows(whole, changed, replaced, _UNUSUAL if poisons else _CHANGED)
+        # The loss's gradients stand in the last columns.
+        before = whole if gradients else whole[:, : changed.size(1)]
+        self._compare_rows(before, changed, replaced, _UNUSUAL if poisons else _CHANGED)
         return self._observer.gradients_follow
 
-    def _look_at_alike(self, first: ProbeResult) -> None:
+    def _look_at_alike(self, whole: Tensor) -> None:
         """What the forward pass gives for a record must be the same where all others are alike: thresholds on counts.
 
         The others are copies of one record, and then hold one number, also one that the code compares with.
@@ -1223,10 +1303,10 @@ class _Probe:
             held = {} if kind is None else dict.fromkeys(range(1, self._large.count), kind)
             one = list(tensors_in(self._large.batch([1], {0: kind} if kind is not None else {})))
             if not any(all(map(torch.equal, one, other)) for other in seen):
-                self._look_beside(first, [0] + [1] * (self._large.count - 1), held)
+                self._look_beside(whole, [0] + [1] * (self._large.count - 1), held)
             seen.append(one)
 
-    def _look_beside(self, first: ProbeResult, places: list[int], poisons: dict[int, AdversarialValue]) -> None:
+    def _look_beside(self, whole: Tensor, places: list[int], poisons: dict[int, AdversarialValue]) -> None:
         """Compare what the forward pass gives for the first record; values that the code refuses can't be asked."""
         try:
             changed = self._observer.look(self._large.batch(places, poisons), self._large.count)
@@ -1234,10 +1314,11 @@ class _Probe:
             raise
         except Exception:
             return
-        assert first.outputs is not None
-        # One record alone does not tell how large a number usually is.
-        scale = _scale(first.outputs)
-        if not _same_looks(first.outputs[:1], changed[:1], max(self._tolerance(), _NORMS), scale=scale):
+        # One record alone does not tell how large a number usually is. The loss's gradients
+        # stand in the last columns.
+        before = whole[:1, : changed.size(1)]
+        scale = _scale(whole[:, : changed.size(1)])
+        if not _same_looks(before, changed[:1], max(self._tolerance(), _NORMS), scale=scale):
             raise _coupled(_UNUSUAL)
 
     def _extremes(
@@ -1256,36 +1337,27 @@ class _Probe:
     def _filled(self, count: int, weights: Tensor) -> ProbeResult:
         """A large batch of diverse records, or if model and loss don't run on them of ordinary ones."""
         failure: Exception | None = None
-        patterns = INTEGER_PATTERNS if self._pattern is None else (self._pattern,)
-        for pattern, diverse in product(patterns, (True, False)):
-            records = self._made_up(count, pattern, diverse=diverse)
-            few = min(count, _RECORDS)
+        for diverse in (True, False):
+            self._large = self._made_up(count, self._pattern, diverse=diverse)
             try:
-                if self._pattern is None:
-                    self._observer.look(records.batch(range(few)), few, gradients=True)
-                first = self._observer.observe(
-                    records.batch(range(count)), weights, large=True, looks=self._pattern is None, outputs=True
-                )
+                first = self._observe_large(list(range(count)), {}, weights)
             except SordinoError:
                 raise
             except Exception as error:
                 failure = error
                 continue
             if first.finite:
-                self._large = records
-                self._measure_large(first, weights)
+                self._measure_large(first)
                 return first
         if failure is None:
             raise self._does_not_run(None)
         raise _too_many(failure, count) from failure
 
-    def _measure_large(self, first: ProbeResult, weights: Tensor) -> None:
+    def _measure_large(self, first: ProbeResult) -> None:
         """How far equal passes are apart, where they were apart before or may be."""
-        if self._unrepeated > 0 or (self._size.again and (self._is_cuda or self._observer.singled.is_half)):
+        if self._unrepeated > 0 or (self._size.again and self._is_unsteady()):
             for _ in range(2):
-                again = self._observer.observe(
-                    self._large.batch(range(self._large.count)), weights, large=True, looks=False
-                )
+                again = self._observe_large(list(range(self._large.count)), {}, first.weights, outputs=False)
                 self._unrepeated = max(self._unrepeated, self._distance(first, again))
             self._refuse_unrepeated()
 
@@ -1314,9 +1386,7 @@ class _Probe:
         """Compare the records that stay, and the sum of their gradients if `row` is that of their weights."""
         weights = first.weights[:0] if row is None else first.weights[row : row + 1]
         try:
-            changed = self._observer.observe(
-                self._large.batch(places, poisons), weights, large=True, looks=False, outputs=True
-            )
+            changed = self._observe_large(places, poisons, weights)
         except SordinoError:
             raise
         except Exception:
@@ -1452,6 +1522,17 @@ def _same_looks(
     near = torch.isclose(one, other, rtol=tolerance, atol=0.0, equal_nan=True)
     same = (near | ((one - other).abs() <= tolerance * scale)).all(1)
     return int((~same).sum()) <= ties * len(same)
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The largest relative difference of two equal looks; what is small for its column counts less."""
+    if torch.equal(one, other):
+        return 0.0
+    if one.shape != other.shape:
+        return math.inf
+    apart = (one - other).abs() / (torch.maximum(one.abs(), other.abs()) + _SMALL * _scale(one) + 1e-30)
+    apart = apart[~((one == other) | (one.isnan() & other.isnan()))]
+    return float(apart.max()) if bool(apart.isfinite().all()) else math.inf
 
 
 def _coupled(reason: str) -> CoupledRecords:
