@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import CodeType
 
@@ -217,6 +218,12 @@ GENERATORS = ("torch", "python", "numpy")
 """The generators that the probe can drive. One of the user's own (``numpy.random.default_rng``) is out of reach."""
 
 _FILLED = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
+_REPLACED = frozenset(
+    {
+        *("bernoulli", "bernoulli_", "native_dropout", "randint", "randint_like", "random_"),
+        *("multinomial", "uniform_", "normal_"),
+    }
+)
 _CONSTANT = {"exponential_": 1.0, "log_normal_": 1.0, "cauchy_": 0.0}
 # The word of a Mersenne Twister's state whose output has all bits set; the word 0 gives the output 0.
 _ALL_BITS = 0x12DD9BB3
@@ -340,6 +347,8 @@ class DisableRandomness(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
+        if _has_no_chance(func):
+            return func(*args, **(kwargs or {}))
         kwargs = dict(kwargs or {})
         name = func.overloadpacket.__name__
         self.is_used |= torch.Tag.nondeterministic_seeded in func.tags
@@ -365,6 +374,17 @@ class DisableRandomness(TorchDispatchMode):
         if name in _FILLED:
             return func(*args, **kwargs).fill_(_FILLED[name])
         return func(*_without_dropout(func, args, kwargs), **kwargs)
+
+
+@cache
+def _has_no_chance(func: "torch._ops.OpOverload") -> bool:  # pyright: ignore[reportPrivateUsage]
+    """Whether an operation is none of those that `DisableRandomness` changes."""
+    name = func.overloadpacket.__name__
+    return not (
+        torch.Tag.nondeterministic_seeded in func.tags
+        or name in _REPLACED.union(_CONSTANT, _FILLED)
+        or any(argument.name == "dropout_p" for argument in func._schema.arguments)  # pyright: ignore[reportPrivateUsage]
+    )
 
 
 def _without_dropout(

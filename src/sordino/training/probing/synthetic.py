@@ -120,6 +120,15 @@ class SyntheticRecords:
                 for first, factor in _FACTORS.items():
                     values[first:count:_PERIOD] *= factor
 
+        self._places = {
+            floating: [
+                place
+                for place, (values, rowed) in enumerate(zip(self._values, self._per_record, strict=True))
+                if rowed and values.dtype != torch.bool and values.dtype.is_floating_point is floating
+            ]
+            for floating in (False, True)
+        }
+
     def batch(self, places: Sequence[int], poisons: Mapping[int, AdversarialValue] | None = None) -> object:
         """The records at `places`; the stand-in for record i is at `count` + i.
 
@@ -146,11 +155,7 @@ class SyntheticRecords:
 
     def places(self, *, floating: bool) -> list[int]:
         """The tensors, by their place in the batch, that hold floating-point numbers, or integers, by record."""
-        return [
-            place
-            for place, (values, rowed) in enumerate(zip(self._values, self._per_record, strict=True))
-            if rowed and values.dtype != torch.bool and values.dtype.is_floating_point is floating
-        ]
+        return self._places[floating]
 
 
 def _in_turn(count: int, given: int) -> list[int]:
