@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 import pickle
+import re
 import sys
 from types import ModuleType
 
@@ -121,7 +122,17 @@ def test_the_users_options_of_the_loader_can_be_read(name):
     assert getattr(loader, name) == getattr(given["data_loader"], name)
 
 
-ELSEWHERE = ["validate", "is_compatible", "get_compatible_module", "get_privacy_spent", "attach", "history", "step"]
+ELSEWHERE = [
+    "validate",
+    "is_compatible",
+    "get_compatible_module",
+    "get_privacy_spent",
+    "attach",
+    "history",
+    "step",
+    "to",
+    "module",
+]
 
 
 @pytest.mark.parametrize("name", [*ELSEWHERE, "get_optimizer_hook_fn", "sample_rate", "steps", "DEFAULT_ALPHAS"])
@@ -515,3 +526,54 @@ def test_what_leads_past_the_batch_is_told_apart(loss, advice):
     x, y = next(batches)
     with pytest.raises(NonPrivateStep, match=advice):
         loss(model, x, y).backward()
+
+
+def test_an_engine_is_saved_by_its_state():
+    with pytest.raises(TypeError, match=r"engine\.state_dict\(\)"):
+        pickle.dumps(PrivacyEngine())
+    with pytest.raises(TypeError, match=r"engine\.state_dict\(\)"):
+        copy.deepcopy(PrivacyEngine())
+
+
+@pytest.mark.parametrize("name", ["is_compatible", "validate", "get_compatible_module"])
+def test_methods_of_the_class_of_other_engines_say_what_to_write(name):
+    with pytest.raises(NotOffered, match=name):
+        getattr(PrivacyEngine, name)
+    assert not hasattr(PrivacyEngine, name)
+    with pytest.raises(AttributeError) as refusal:
+        PrivacyEngine.nothing  # noqa: B018
+    assert not isinstance(refusal.value, SordinoError)
+
+
+@pytest.mark.parametrize("options", [{"alphas": [2, 3]}, {"eps_error": 0.01}, {"delta_error": 1e-9}])
+def test_options_of_other_accountants_say_what_to_write(options):
+    with pytest.raises(InvalidArgument, match=r"engine\.get_epsilon\(delta\)"):
+        PrivacyEngine().accountant.get_epsilon(delta=1e-5, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"clipping": "adaptive"}, "QuantileClipping"),
+        ({"clipping": "ghost"}, "Leave it out"),
+        ({"max_grad_norm": [1.0] * 4}, "clipping='per_layer'"),
+        ({"epsilon_tolerance": 0.1}, "target_epsilon="),
+    ],
+)
+def test_options_of_other_engines_say_what_to_write(options, advice):
+    with pytest.raises(InvalidArgument, match=re.escape(advice)):
+        PrivacyEngine().make_private(**parts(**options))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, optimizer: model.add_hooks(loss_reduction="mean", batch_first=True),
+        lambda model, optimizer: model.del_grad_sample(),
+        lambda model, optimizer: optimizer.summed_grad.norm(),
+    ],
+)
+def test_parts_of_wrapped_modules_and_optimizers_say_what_to_write(use):
+    model, optimizer, _ = PrivacyEngine().make_private(**parts())
+    with pytest.raises(NotOffered):
+        use(model, optimizer)

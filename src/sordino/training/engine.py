@@ -268,17 +268,29 @@ _NOT_OFFERED = {
     "get_renyi_divergence": "Write sordino.accounting.renyi_divergence(engine.event(), order)",
     "history": "Write engine.event(), everything charged so far",
     "is_compatible": "Leave it out: make_private and the first batch refuse, by name, what can't be private",
+    "module": "make_private returns the module, which is your own object",
     "mechanism": "Write engine.guarantee(delta).accountant",
     "sample_rate": "Write 1 / len(loader), the probability that a record joins a batch",
     "step": "Leave it out: every batch is charged when the loader draws it",
     "steps": "Write engine.next_steps, one number for each private model",
+    "to": "Leave it out: noise is added where the model is",
     "validate": "Leave it out: make_private and the first batch refuse, by name, what can't be private",
 }
 
 
 # Arguments of engines elsewhere, or of earlier versions of them, that are taken by no method here.
 _OLD_ARGUMENTS = frozenset(
-    {"alphas", "batch_size", "clip_per_layer", "experimental", "loss_reduction", "max_grad_norm", "module", "model"}
+    {
+        "alphas",
+        "batch_size",
+        "clip_per_layer",
+        "epsilon_tolerance",
+        "experimental",
+        "loss_reduction",
+        "max_grad_norm",
+        "module",
+        "model",
+    }
     | {"max_per_sample_grad_norm", "misc_settings", "noise_multiplier", "poisson", "sample_rate", "sample_size"}
     | {"secure_rng", "target_delta", "target_epsilon", "epochs", "total_steps", "normalize_clipping"}
     | {"target_unclipped_quantile", "clipbound_learning_rate", "max_clipbound", "min_clipbound", "unclipped_num_std"}
@@ -302,6 +314,22 @@ def with_old_signatures(method: Callable[P, R]) -> Callable[P, R]:
         # The first one is the engine.
         if len(args) > 1 or unknown:
             raise _old_signature(method.__name__, unknown)
+        return method(*args, **kwargs)
+
+    return checked
+
+
+def with_old_epsilon_arguments(method: Callable[P, R]) -> Callable[P, R]:
+    """Have arguments of accountants elsewhere refused with what to write instead."""
+
+    @functools.wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        unknown = [name for name in kwargs if name in {"alphas", "eps_error", "delta_error"}]
+        if unknown:
+            raise InvalidArgument(
+                f"get_epsilon must get delta alone, got {', '.join(unknown)}. Write engine.get_epsilon(delta): the "
+                "accountant chooses its orders and grid, and its bounds hold for any."
+            )
         return method(*args, **kwargs)
 
     return checked
@@ -350,14 +378,24 @@ def check_own_objects(module: nn.Module, optimizer: Optimizer, data_loader: obje
             )
 
 
+_CLIPPING_ELSEWHERE = {
+    "adaptive": "Pass clipping=QuantileClipping(…) of sordino.clipping",
+    "ghost": "Leave it out: no per-record gradients are held by default either",
+}
+
+
 def norm_and_clipping(
     max_grad_norm: float | Schedule | Sequence[float], clipping: str | Clipping
 ) -> tuple[float | Schedule, str | Clipping]:
     """One clipping norm and the method; a list of norms, one per parameter, becomes `GroupedClipping`.
 
     Raises:
-        InvalidArgument: a list of norms without ``clipping="per_layer"``.
+        InvalidArgument: a list of norms without ``clipping="per_layer"``, or a name that other engines have for it.
     """
+    if isinstance(clipping, str) and clipping in _CLIPPING_ELSEWHERE:
+        raise InvalidArgument(
+            f"clipping must be one of this library's methods, got {clipping!r}. {_CLIPPING_ELSEWHERE[clipping]}."
+        )
     if not isinstance(max_grad_norm, list | tuple):
         return max_grad_norm, clipping  # pyright: ignore[reportReturnType]
     if clipping != "per_layer":
@@ -409,7 +447,14 @@ def check_options(
 T = TypeVar("T")
 
 
-class PrivacyEngine:
+class _EngineNames(type):
+    """Has names of other engines, read from the class, refused with what to write instead."""
+
+    def __getattr__(cls, name: str) -> object:
+        raise not_offered(name)
+
+
+class PrivacyEngine(metaclass=_EngineNames):
     """Makes a module, an optimizer and a data loader train with differential privacy (DP-SGD).
 
     When: you have a PyTorch loop and want to keep it. If you start afresh, `sordino.fit` is shorter.
@@ -894,6 +939,12 @@ class PrivacyEngine:
     def __getattr__(self, name: str) -> object:
         raise not_offered(name)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(
+            "PrivacyEngine can't be pickled or copied: a copy would repeat its noise. Save engine.state_dict(), and "
+            "load it into a new engine with load_state_dict()."
+        )
+
     # --- accounting ----------------------------------------------------------------------------------------------
 
     def event(self) -> Event:
@@ -933,6 +984,7 @@ class PrivacyEngine:
         """Whether a budget refused a batch, and so ended the loader."""
         return self._adaptive is not None and self._adaptive.is_spent
 
+    @with_old_epsilon_arguments
     def get_epsilon(self, delta: float) -> float:
         """The ε at `delta` of everything charged so far, 0 before the first batch, ∞ without noise."""
         return self.guarantee(delta).epsilon

@@ -61,6 +61,7 @@ _ADVICE = {
     "clip_and_accumulate": "optimizer.step() clips, adds noise and steps",
     "grad_samples": "No per-record gradients are held; after optimizer.step() parameter.grad is the private gradient",
     "pre_step": "optimizer.step() clips, adds noise and steps",
+    "summed_grad": "After optimizer.step() parameter.grad is the private gradient",
     "scale_grad": "optimizer.step() clips, adds noise and steps",
     "signal_skip_step": "Pass microbatch_size= to make_private: the loader splits each batch",
     "virtual_step": (
@@ -159,6 +160,8 @@ class NotThere:
 
 
 _MODULE_FIELDS_ADVICE = {
+    "add_hooks": "Leave it out: make_private puts the hooks on",
+    "del_grad_sample": "Leave it out: no per-record gradients are held",
     "allow_grad_accumulation": "Leave it out: passes over one batch are added up before clipping",
     "disable_hooks": "Call module.eval() for evaluation, or engine.detach() when training is over",
     "enable_hooks": "Leave it out: make_private puts the hooks on",

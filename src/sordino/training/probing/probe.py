@@ -1239,10 +1239,23 @@ class _Probe:
                 self._compare_large(beside, *changes[turn], sets[turn], row=turn + 1 if rows else None)
         self._look_at_missing(whole, sets[-1], len(sets))
         self._look_at_alike(whole)
-        with DisableRandomness():
-            if self._observer.generators and beside is first and not calm:
-                first = self._observe_large(list(range(count)), {}, _evenly(count))
-            self.check_single_records(first, values=values)
+        if self._observer.generators or not self._is_same_in_parts(first, values=values):
+            with DisableRandomness():
+                if beside is first and not calm:
+                    first = self._observe_large(list(range(count)), {}, _evenly(count))
+                self.check_single_records(first, values=values)
+
+    def _is_same_in_parts(self, first: ProbeResult, *, values: bool) -> bool:
+        """`check_single_records` where nothing was drawn so far; False where it fails and something is drawn in it."""
+        refusal: CoupledRecords | None = None
+        with generators_used(self._observer.generators):
+            try:
+                self.check_single_records(first, values=values)
+            except CoupledRecords as failure:
+                refusal = failure
+        if refusal is not None and not self._observer.generators:
+            raise refusal
+        return refusal is None
 
     def _vanishes(self, first: ProbeResult) -> bool:
         """Whether gradients of the large batch are nothing but rounding beside those of the small one."""
