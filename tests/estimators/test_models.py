@@ -256,3 +256,67 @@ def test_a_min_max_scaler_reads_no_record():
 def test_bounds_closer_than_a_rounding_tolerance_are_kept():
     scaler = MinMaxScaler(bounds=(0.0, 1e-9)).fit([[0.0]])
     assert scaler.transform([[5e-9]]).tolist() == [[1.0]]
+
+
+def test_the_default_regularization_falls_with_epsilon_and_knows_the_columns():
+    def default(epsilon, loss=None, columns=4):
+        model = LogisticRegression(epsilon=epsilon, delta=1e-6, data_norm=1.0, classes=(0, 1) if loss is None else loss)
+        return mechanism_of(model, columns).regularization
+
+    epsilons = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
+    for classes in ((0, 1), (0, 1, 2)):
+        values = [default(epsilon, classes) for epsilon in epsilons]
+        assert all(earlier > later for earlier, later in zip(values, values[1:], strict=False))
+        assert values[-1] < 0.2 * values[2]
+    assert default(1.0) == pytest.approx(1.0, rel=0.01)  # where the logistic loss pays nothing
+    assert default(8.0, columns=100) > default(8.0, columns=4)
+
+
+def mechanism_of(model, columns):
+    """The mechanism of a fit to no records."""
+    made = []
+    original = model._mechanism
+    model._mechanism = lambda *args: made.append(original(*args)) or made[-1]
+    model.fit(np.zeros((0, columns)), np.zeros(0))
+    return made[0]
+
+
+@pytest.mark.parametrize("neighboring_relation", ["add_or_remove_one", "replace_one"])
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
+def test_regression_is_no_worse_by_default_than_adassp(epsilon, delta, neighboring_relation):
+    # Correlated columns, of which one hardly varies: the smallest eigenvalue tells nothing.
+    generator = np.random.default_rng(3)
+    X = generator.normal(size=(8000, 1)) * 0.3 + generator.normal(size=(8000, 8)) * np.geomspace(0.5, 0.02, 8)
+    y = X @ np.linspace(1, -1, 8) + 0.3 + 0.1 * generator.normal(size=8000)
+    given = {"epsilon": epsilon, "data_norm": 2.0, "target_bounds": (-2.0, 2.0), "reproducible": True}
+    given["neighboring_relation"] = neighboring_relation
+
+    def error(seed, **changes):
+        model = LinearRegression(**given, random_state=seed, **changes).fit(X, y)
+        return np.mean((model.predict(X) - y) ** 2)
+
+    ours = np.mean([error(seed, delta=delta) for seed in range(6)])
+    if delta == 0:
+        assert ours < 1.5 * np.var(y)
+    else:
+        adaptive = np.mean([error(seed, delta=delta, method="adassp") for seed in range(6)])
+        assert ours < adaptive
+
+
+def test_naive_bayes_does_not_get_worse_as_budget_grows():
+    # The second column hardly varies in one class and says nothing beyond the first: without a floor it decides alone.
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 2, size=6000)
+    X = np.column_stack([0.25 * generator.normal(size=6000) + 0.2 * (2 * y - 1), np.zeros(6000)])
+    X[:, 1] = np.where((y == 1) & (generator.random(6000) < 0.5), 0.0, 0.05 * generator.normal(size=6000))
+    X = np.clip(X, -1.0, 1.0)
+
+    def score(epsilon, **changes):
+        given = {"delta": 1e-6, "bounds": (-1.0, 1.0), "classes": (0, 1), "reproducible": True}
+        models = (GaussianNB(epsilon=epsilon, random_state=seed, **given, **changes) for seed in (1, 2, 3))
+        return np.mean([model.fit(X, y).score(X, y) for model in models])
+
+    assert score(100.0) > score(0.3) - 0.01
+    model = GaussianNB(epsilon=100.0, delta=1e-6, bounds=([-1.0, 0.0], [1.0, 8.0]), classes=(0, 1), var_smoothing=0.04)
+    assert model.fit(np.zeros((500, 2)), np.zeros(500)).var_.min(axis=0) == pytest.approx([0.04, 0.64])

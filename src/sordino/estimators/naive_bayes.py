@@ -8,6 +8,7 @@ from scipy.special import logsumexp
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
+from sordino import checks
 from sordino.estimators.base import (
     ColumnBounds,
     Labels,
@@ -39,6 +40,8 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         delta: δ in [0, 1); 0 for geometric and Laplace noise. Required.
         bounds: (lower, upper), numbers or one a column, from public knowledge. Required.
         classes: all labels, at least two. Required.
+        var_smoothing: ≥ 0; variances below this share of a column's squared half-range are raised to it. Columns that
+            hardly vary in a class would otherwise decide alone, the more so the less noise there is.
         random_state: None, or a seed together with `reproducible`.
         reproducible: whether this is a test run; `guarantee_` then carries "not for release".
         ledger: None, or the account, or a reservation on it, that every fit is charged to.
@@ -66,6 +69,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         delta: float | None = None,
         bounds: ColumnBounds | None = None,
         classes: Sequence[Hashable] | None = None,
+        var_smoothing: float = 0.01,
         random_state: int | None = None,
         reproducible: bool = False,
         ledger: Account | Reservation | None = None,
@@ -74,6 +78,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         self.delta = delta
         self.bounds = bounds
         self.classes = classes
+        self.var_smoothing = var_smoothing
         self.random_state = random_state
         self.reproducible = reproducible
         self.ledger = ledger
@@ -82,6 +87,7 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         """Fit to records X [n, d] with labels y [n]; charged first, then read."""
         epsilon, delta = self._budget()
         classes = declared_classes(self.classes)
+        smoothing = checks.non_negative(var_smoothing=self.var_smoothing)
         rng = self._randomness()
         records = validate_matrix(X, estimator=self, reset=True)
         check_one_target_per_record(y, len(records))
@@ -93,7 +99,8 @@ class GaussianNB(ClassifierMixin, PrivateEstimator):
         groups = [mechanism.release(records[found == place]) for place in range(len(classes))]
         self.classes_ = classes
         self.theta_ = np.stack([group.means for group in groups])
-        self.var_ = np.stack([group.variances for group in groups])
+        least = smoothing * ((upper - lower) / 2) ** 2
+        self.var_ = np.stack([np.maximum(group.variances, least) for group in groups])
         self.class_count_ = np.array([group.count for group in groups])
         self.class_prior_ = self.class_count_ / self.class_count_.sum()
         return self
